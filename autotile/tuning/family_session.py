@@ -446,7 +446,10 @@ def read_matrix(
 ) -> FamilyMatrix:
     """Read the times of configurations at all points; faulty configurations and points where none ran are left out."""
     studies = [_newest(database, key) for key in keys]
-    timed = [{key: trial for key, trial in study.items() if _has_time(trial)} for study in studies]
+    timed = [
+        {key: trial for key, trial in study.items() if trial.outcome.has_time and trial.measurement}
+        for study in studies
+    ]
     faulty = {key for study in studies for key, trial in study.items() if trial.outcome in FAULTS}
     kept = [key for key in map(config_key, configs) if key not in faulty and any(key in study for study in timed)]
     ran = [number for number, study in enumerate(timed) if any(key in study for key in kept)]
@@ -491,10 +494,6 @@ def _newest(database: Database, key: TuningKey) -> dict[str, Trial]:
     return {**searched, **{config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}}
 
 
-def _has_time(trial: Trial) -> bool:
-    return trial.outcome.has_time and trial.measurement is not None
-
-
 def loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix: FamilyMatrix, point: int) -> float:
     """Return the loss at a point of what would be served there without a rule, had the point not been tuned.
 
@@ -518,7 +517,14 @@ def loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix:
         served = fastest[: FINALISTS if place < WITH_FINALISTS else 1]
         tried = {config_key(configs[column]): configs[column] for column in served}
         studies.append(Tuned(matrix.points[row], device, tried, measured))
-    base = _untuned(spec, device, dtype, sizes, [configs[column] for column in known])
+    default = next((configs[column] for column in known if configs[column] == spec.default), None)
+    base = default
+    if default is not None:  # serving estimates the whole space; of the others, the time at the point is not known
+        ordered = [default, *(configs[column] for column in known if configs[column] is not default)]
+        estimate = estimate_configs(spec, sizes, device, ordered, dtype)
+        if estimate is not None and estimate.is_declared:
+            is_trusted = not estimate.time_us[0] < CONFIDENT_FACTOR * estimate.time_us.min()
+            base = ordered[int(np.argmin(estimate.time_us))] if is_trusted else default
     if base is None:
         served_config = next((config for tuned in studies for config in tuned.configs.values()), None)
     else:
@@ -529,20 +535,3 @@ def loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix:
         return UNSERVED_LOSS
     column = configs.index(served_config)
     return float(times_us[point, column] / np.nanmin(times_us[point]) - 1.0)
-
-
-def _untuned(
-    spec: KernelSpec, device: DeviceProperties, dtype: str, sizes: Mapping[str, int], configs: Sequence[Config]
-) -> Config | None:
-    """Return the configuration that is served where nothing is tuned, of those that were measured; None if not known.
-
-    Serving estimates the whole space; of the others, the time at the point is not known.
-    """
-    default = next((config for config in configs if config == spec.default), None)
-    if default is None:
-        return None
-    ordered = [default, *(config for config in configs if config is not default)]
-    found = estimate_configs(spec, sizes, device, ordered, dtype)
-    if found is None or not found.is_declared or found.time_us[0] < CONFIDENT_FACTOR * found.time_us.min():
-        return default
-    return ordered[int(np.argmin(found.time_us))]

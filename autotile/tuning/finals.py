@@ -488,7 +488,6 @@ def confirm_finals(
 
     A winner that is wrong on the second GPU is refused if another finalist is right there, and the finals are held
     again without it.
-
     """
     left, refused = list(racing), list[Trial]()
     while True:
@@ -500,37 +499,24 @@ def confirm_finals(
             return finals, None
         candidates = {config_key(trial.config): candidate for trial, candidate in left}
         try:
-            fault = _fault_on(spare, finals, candidates)
-            if fault is None:
-                return finals, _confirmation(spare, finals, candidates, rules.seed, backend.uuid)
+            fault: Reading | None = None
+            for trial in finals.ranked:
+                entries = (Entry(candidates[config_key(trial.config)]),)
+                reading = spare.check(Check(entries, _CONFIRMING_REPEATS, _CONFIRMING_CHECK_S))
+                if fault is None and reading.outcome is Outcome.OK:
+                    return finals, _confirmation(spare, finals, candidates, rules.seed, backend.uuid)
+                if fault is None:
+                    fault = replace(reading, reason=f"on {spare.uuid or 'a second GPU'}: {reading.reason}")
+                elif reading.outcome is Outcome.OK:
+                    break
+            else:  # the GPU may be at fault
+                raise AutotileError(f"no finalist is right there: {fault.reason if fault is not None else ''}")
         except AutotileError as error:
             notice = f"the winner could not be confirmed on {spare.uuid or 'a second GPU'}: {error}"
             return replace(finals, notices=(*finals.notices, notice)), None
         refused.append(replace(winner, outcome=fault.outcome, reason=fault.reason, stage="finals", measurement=None))
         key = config_key(winner.config)
         left = [(trial, candidate) for trial, candidate in left if config_key(trial.config) != key]
-
-
-def _fault_on(spare: Backend, finals: Finals, candidates: Mapping[str, Candidate]) -> Reading | None:
-    """Return the fault of the winner on another GPU; None if it is right there.
-
-    Raises
-    ------
-    WorkerError
-        No other finalist is right there either, so that the GPU may be at fault.
-    """
-    found: Reading | None = None
-    for trial in finals.ranked:
-        reading = spare.check(
-            Check((Entry(candidates[config_key(trial.config)]),), _CONFIRMING_REPEATS, _CONFIRMING_CHECK_S)
-        )
-        if found is None and reading.outcome is Outcome.OK:
-            return None
-        if found is None:
-            found = replace(reading, reason=f"on {spare.uuid or 'a second GPU'}: {reading.reason}")
-        elif reading.outcome is Outcome.OK:
-            return found
-    raise AutotileError(f"no finalist is right there: {found.reason if found is not None else ''}")
 
 
 def _confirmation(

@@ -58,7 +58,7 @@ from autotile.tuning.session import Compiling, compiled_sizes
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, LibraryCall, Reading, Time
+from autotile.workers.jobs import LIBRARY_VERSION, Entry, LibraryCall, Reading, Time
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -266,9 +266,25 @@ class Sweep:
         self.options = replace(self.options, sample_limit_s=_SAMPLE_LIMIT_S, captured=None)
 
     def prepare(self, problem: Problem, kernels: KernelSizes, candidates: Sequence[ModelCandidate]) -> CompilingProblem:
-        """Start the compilation of the configurations that are valid for a problem, best first."""
-        valid = self.valid(problem, kernels, candidates)
-        return CompilingProblem(problem, kernels, valid, [self._compile(one, kernels[one.kernel]) for one in valid])
+        """Start the compilation of the configurations that are valid for a problem, best first.
+
+        One of the same code, of another problem too, is not started again.
+        """
+
+        def submit(make_job: Callable[[], CompileJob]) -> Future[Compiled]:
+            job = make_job()
+            if job.key not in self._compiled:
+                self._compiled[job.key] = self.compile_pool.submit(lambda: job)
+            return self._compiled[job.key]
+
+        valid, compilations = self.valid(problem, kernels, candidates), []
+        for one in valid:
+            kernel, own = self.kernels[one.kernel], Problem(one.kernel, kernels[one.kernel], self.dtype)
+            others = compiled_sizes(kernel.spec, own, ())
+            compilations.append(
+                Compiling.begin(kernel, own, one.config, self.device, submit=submit, other_sizes=others)
+            )
+        return CompilingProblem(problem, kernels, valid, compilations)
 
     def valid(
         self, problem: Problem, kernels: KernelSizes, candidates: Iterable[ModelCandidate]
@@ -287,22 +303,54 @@ class Sweep:
     def run(self, job: CompilingProblem) -> SweptProblem | None:
         """Measure a prepared problem, and store the results; None if it cannot be laid out or nothing was measured."""
         trials: dict[CandidateKey, Trial] = {}
-        ready: list[tuple[ModelCandidate, Trial, Candidate]] = []
+        ready: list[tuple[CandidateKey, Trial]] = []
+        dtype = job.problem.dtype
+        problems = {name: Problem(name, sizes, dtype) for name, sizes in job.kernels.items()}
+        workloads = {
+            name: workload_of(self.kernels[name], own, self.settings, self.options) for name, own in problems.items()
+        }
+        buffers = next(iter(workloads.values()))
+        entries = [
+            Entry(library=LibraryCall(one.name, job.problem.sizes, dtype), workload=buffers) for one in self.libraries
+        ]
         for one, compilation in zip(job.candidates, job.compilations, strict=True):
             trial, candidate = compilation.trial(), compilation.candidate()
             if trial.resources is not None:
                 self.resources.setdefault(one.key, trial.resources)
             if trial.outcome is Outcome.OK and candidate is not None:
-                ready.append((one, trial, candidate))
+                ready.append((one.key, trial))
+                entries.append(Entry(candidate, workload=workloads[one.kernel]))
             else:
                 trials[one.key] = trial
-        libraries, measured = self._measure(job, ready)
+        try:
+            readings = self.gpu.time(Time(tuple(entries), grid=True))
+        except InputError:  # it does not fit in memory
+            return None
+        timed = dict(zip(self.libraries, readings, strict=False))
+        for library, reading in timed.items():
+            self._check_version(library, reading)
+        own_readings = readings[len(timed) :]
+        measured = {key: _with_result(trial, one) for (key, trial), one in zip(ready, own_readings, strict=True)}
         trials |= measured
         self.banned |= {key: trial.reason for key, trial in measured.items() if trial.outcome in FAULTS}
-        if not any(trial.outcome.has_time for trial in measured.values()) and not libraries:
+        if not any(trial.outcome.has_time for trial in measured.values()) and not timed:
             return None
-        self._store(job, trials, libraries)
-        times = {name: found.measurement.time_us for name, found in libraries.items() if found.measurement is not None}
+        add = partial(
+            self.database.add_run,
+            sampler=_SAMPLER,
+            device=self.device,
+            driver=self.device.driver or "",
+            host=platform.node(),
+        )
+        for name, own in problems.items():  # in one transaction a kernel
+            if stored := [trial for (kernel, _), trial in trials.items() if kernel == name]:
+                add(self._key(name, own), stored)
+        times: dict[str, float] = {}
+        for library, reading in timed.items():
+            if reading.measurement is not None:
+                times[library.name] = reading.measurement.time_us
+                trial = _with_result(Trial({}, Outcome.OK), reading)
+                add(self._library_key(job.problem, library), [trial], phase="final", is_ranked=True)
         return SweptProblem(self.proper(job.problem), job.kernels, trials, times)
 
     def stored(self, problem: Problem, kernels: KernelSizes, studies: Mapping[str, int]) -> SweptProblem | None:
@@ -341,47 +389,6 @@ class Sweep:
         """Return the sizes and flags of a problem, without the conditions."""
         return {name: size for name, size in problem.sizes.items() if name not in self.operation.conditions}
 
-    def _compile(self, one: ModelCandidate, sizes: Mapping[str, int]) -> Compiling:
-        """Start a compilation; one of the same code, of another problem too, is not started again."""
-        kernel, problem = self.kernels[one.kernel], Problem(one.kernel, sizes, self.dtype)
-
-        def submit(make_job: Callable[[], CompileJob]) -> Future[Compiled]:
-            job = make_job()
-            if job.key not in self._compiled:
-                self._compiled[job.key] = self.compile_pool.submit(lambda: job)
-            return self._compiled[job.key]
-
-        others = compiled_sizes(kernel.spec, problem, ())
-        return Compiling.begin(kernel, problem, one.config, self.device, submit=submit, other_sizes=others)
-
-    def _measure(
-        self, job: CompilingProblem, ready: Sequence[tuple[ModelCandidate, Trial, Candidate]]
-    ) -> tuple[dict[str, Reading], dict[CandidateKey, Trial]]:
-        """Measure libraries and candidates; there is nothing of a problem that cannot be laid out."""
-        of = self.settings, self.options
-        workloads = {
-            name: workload_of(self.kernels[name], Problem(name, sizes, job.problem.dtype), *of)
-            for name, sizes in job.kernels.items()
-        }
-        buffers = next(iter(workloads.values()))
-        calls = [LibraryCall(one.name, job.problem.sizes, job.problem.dtype) for one in self.libraries]
-        entries = (
-            *(Entry(library=call, workload=buffers) for call in calls),
-            *(Entry(candidate, workload=workloads[one.kernel]) for one, _, candidate in ready),
-        )
-        try:
-            readings = self.gpu.time(Time(entries, grid=True))
-        except InputError:  # it does not fit in memory
-            return {}, {}
-        libraries = dict(zip([one.name for one in self.libraries], readings, strict=False))
-        for library in self.libraries:
-            self._check_version(library, libraries[library.name])
-        measured = {
-            one.key: _with_result(trial, reading)
-            for (one, trial, _), reading in zip(ready, readings[len(calls) :], strict=True)
-        }
-        return libraries, measured
-
     @staticmethod
     def _check_version(library: Library, reading: Reading) -> None:
         """Raise if another machine has another version of a library: their times are not comparable."""
@@ -399,24 +406,6 @@ class Sweep:
         nvrtc, l2 = nvrtc_version(), self.options.l2
         name, version = library.name, library.version
         return library_key(self.operation, problem, self.device, name, version, nvrtc_version=nvrtc, l2_mode=l2)
-
-    def _store(
-        self, job: CompilingProblem, trials: Mapping[CandidateKey, Trial], libraries: Mapping[str, Reading]
-    ) -> None:
-        """Commit the trials of a problem, in one transaction a kernel."""
-        device = self.device
-        add = partial(
-            self.database.add_run, sampler=_SAMPLER, device=device, driver=device.driver or "", host=platform.node()
-        )
-        for name, sizes in job.kernels.items():
-            own = [trial for (kernel, _), trial in trials.items() if kernel == name]
-            if own:
-                add(self._key(name, Problem(name, sizes, job.problem.dtype)), own)
-        for library in self.libraries:
-            found = libraries.get(library.name)
-            if found is not None and found.measurement is not None:
-                trial = _with_result(Trial({}, Outcome.OK), found)
-                add(self._library_key(job.problem, library), [trial], phase="final", is_ranked=True)
 
 
 def _with_result(trial: Trial, reading: Reading) -> Trial:
@@ -511,7 +500,7 @@ def tune_operation_family(
     with Schedule.open(settings, options, observe, lane) as schedule:
         pool = CompilePool(settings, workers, deadline_s, worker_pool=schedule.worker_pool, farm=farm)
         with closing(pool), closing(grid_gpu(lane, schedule.worker_pool, options)) as gpu:
-            sweep = Sweep(
+            return _Coverage(
                 operation,
                 dtype,
                 kernels,
@@ -522,32 +511,28 @@ def tune_operation_family(
                 database=schedule.database,
                 compile_pool=pool,
                 gpu=gpu,
-            )
-            return _Coverage(operation, family, dtype, kernels, device, schedule, sweep).run()
+                family=family,
+                schedule=schedule,
+            ).cover()
 
 
 _PlannedSizes = tuple[Problem, dict[str, dict[str, int]]]
 """A problem, and its sizes by the names of each kernel that computes it."""
 
 
-@dataclass
-class _Coverage:
+@dataclass(kw_only=True)
+class _Coverage(Sweep):
     """Times at the problems of a family, and the model that is learned from them."""
 
-    operation: Operation
     family: Family
-    dtype: str
-    kernels: Mapping[str, Kernel]
-    device: DeviceProperties
     schedule: Schedule
-    sweep: Sweep
     measured: list[SweptProblem] = field(default_factory=list)
     candidates: dict[CandidateKey, ModelCandidate] = field(default_factory=dict)
     _model: OperationModel | None = None
 
-    def run(self) -> OperationFamilyResult:
+    def cover(self) -> OperationFamilyResult:
         """Measure, learn, measure what the model proposes, and learn again."""
-        self.options, database = self.schedule.options, self.schedule.database
+        database = self.database
         self._random = np.random.default_rng(self.options.seed)
         resumed = 0
         interrupted = False
@@ -558,7 +543,7 @@ class _Coverage:
                 names = [*self.kernels, *(f"{self.operation.name}:{name}" for name in self.operation.libraries)]
                 studies = {one.key.digest: one.study_id for name in names for one in database.studies(name)}
                 for problem, kernels in problems if studies else ():  # read what an earlier run has measured
-                    stored = self.sweep.stored(problem, kernels, studies)
+                    stored = self.stored(problem, kernels, studies)
                     if stored is not None:
                         self.measured.append(stored)
                         for (name, _), trial in stored.trials.items():
@@ -587,7 +572,7 @@ class _Coverage:
             pairs=self._pairs,
             candidates=len(self._model.candidates) if losses is not None and self._model is not None else 0,
             losses=losses,
-            refused=len(self.sweep.banned),
+            refused=len(self.banned),
             seconds=self.schedule.elapsed_s,
             resumed=resumed,
             interrupted=interrupted,
@@ -608,7 +593,16 @@ class _Coverage:
         for sizes in spread_members(self.family, _DRAWN * count):
             problem = self.operation.resolve(sizes, self.dtype)
             kernels = problem_of(self.operation, self.kernels, problem, self.device)
-            if kernels and self._is_affordable(kernels):
+            if not kernels:
+                continue
+            name, own_sizes = next(iter(kernels.items()))
+            spec, own = self.kernels[name].spec, Problem(name, own_sizes, self.dtype)
+            try:
+                check_memory(spec, own, self.device)
+            except InputError:
+                continue
+            flops = Workrate.of(spec, own).flops
+            if flops is None or flops <= _MAX_FLOPS:
                 found.append((problem, kernels))
                 if len(found) == count:
                     break
@@ -616,21 +610,11 @@ class _Coverage:
             raise InputError(f"no kernel of {self.operation.name} computes a problem of {self.family}")
         return found
 
-    def _is_affordable(self, kernels: KernelSizes) -> bool:
-        name, sizes = next(iter(kernels.items()))
-        spec, problem = self.kernels[name].spec, Problem(name, sizes, self.dtype)
-        try:
-            check_memory(spec, problem, self.device)
-        except InputError:
-            return False
-        flops = Workrate.of(spec, problem).flops
-        return flops is None or flops <= _MAX_FLOPS
-
     def _seed(self, problems: Sequence[_PlannedSizes]) -> None:
         """Collect configurations: defaults, earlier winners, and those with the best estimates at some problems."""
         for name, kernel in self.kernels.items():
             self._add(name, kernel.spec.default)
-            winners = [best.trial.config for best in self.schedule.database.best(name, dtype=self.dtype)]
+            winners = [best.trial.config for best in self.database.best(name, dtype=self.dtype)]
             winners += [one.config for one in shipped_winners(name, self.dtype)]
             known = {config_key(config): config for config in winners if is_declared(kernel.spec, config)}
             distinct = list(known.values())
@@ -638,38 +622,33 @@ class _Coverage:
                 self._add(name, distinct[place])
         for _, kernels in problems[:_SEEDED_PROBLEMS] if not self.measured else ():
             for name, sizes in kernels.items():
-                for config in self._estimated(name, sizes):
-                    self._add(name, config)
+                try:
+                    space = feasible_space(spec := self.kernels[name].spec, sizes, self.device, self.dtype)
+                except InputError:
+                    continue
+                if len(space) > _ESTIMATED_ROWS:
+                    space = space.select(self._random.choice(len(space), _ESTIMATED_ROWS, replace=False))
+                estimate = estimate_times(spec, sizes, self.device, space, self.dtype)
+                if estimate is None:
+                    rows: Any = self._random.choice(len(space), min(_SEEDS, len(space)), replace=False)
+                else:
+                    rows = np.argsort(estimate.time_us)[:_SEEDS]
+                for row in rows:
+                    self._add(name, space.config(int(row)))
 
     def _add(self, name: str, config: Config) -> None:
         one = ModelCandidate(name, dict(config))
         self.candidates.setdefault(one.key, one)
 
-    def _estimated(self, name: str, sizes: Mapping[str, int]) -> list[Config]:
-        """Return the configurations with the best estimated times at a problem."""
-        spec = self.kernels[name].spec
-        try:
-            space = feasible_space(spec, sizes, self.device, self.dtype)
-        except InputError:
-            return []
-        if len(space) > _ESTIMATED_ROWS:
-            space = space.select(self._random.choice(len(space), _ESTIMATED_ROWS, replace=False))
-        estimate = estimate_times(spec, sizes, self.device, space, self.dtype)
-        if estimate is None:
-            rows: Any = self._random.choice(len(space), min(_SEEDS, len(space)), replace=False)
-        else:
-            rows = np.argsort(estimate.time_us)[:_SEEDS]
-        return [space.config(int(row)) for row in rows]
-
     def _measure(self, problems: Sequence[_PlannedSizes], share: float) -> None:
         """Measure problems that were not, until a share of the budget is used; the next one compiles meanwhile."""
         known = {tuple(one.sizes.items()) for one in self.measured}
-        left = (one for one in problems if tuple(self.sweep.proper(one[0]).items()) not in known)
-        jobs = (self.sweep.prepare(*one, self._chosen(*one)) for one in left)
+        left = (one for one in problems if tuple(self.proper(one[0]).items()) not in known)
+        jobs = (self.prepare(*one, self._chosen(*one)) for one in left)
         job = next(jobs, None)
         while job is not None and self._has_time(share) and not self._stop.requested:
             following = next(jobs, None)
-            swept = self.sweep.run(job)
+            swept = self.run(job)
             if swept is not None:
                 self.measured.append(swept)
             self._report("measuring", job.problem)
@@ -694,8 +673,8 @@ class _Coverage:
 
     def _chosen(self, problem: Problem, kernels: KernelSizes) -> list[ModelCandidate]:
         """Return the configurations to measure at a problem: those expected to be the fastest, then others."""
-        valid = self.sweep.valid(problem, kernels, self.candidates.values())
-        sizes = self.sweep.proper(problem)
+        valid = self.valid(problem, kernels, self.candidates.values())
+        sizes = self.proper(problem)
         losses = self._nearby_losses(sizes, [one.key for one in valid])
         order = list(losses)
         if self._model is not None:
@@ -731,9 +710,9 @@ class _Coverage:
     def _learn(self) -> Losses:
         """Learn the model from everything that was measured, and return how well it chooses where it was held out."""
         self._report("learning")
-        resources = self.sweep.resources
+        resources = self.resources
         verified = Counter(key for one in self.measured for key, t in one.trials.items() if t.outcome.has_time)
-        usable = [key for key in self.candidates if key not in self.sweep.banned and key in resources]
+        usable = [key for key in self.candidates if key not in self.banned and key in resources]
         kept = [key for key in usable if verified[key] >= _MIN_VERIFIED]
         numbers = {key: number for number, key in enumerate(kept)}
         timed = dict.fromkeys(name for one in self.measured for name in one.libraries)
@@ -755,7 +734,7 @@ class _Coverage:
         return _held_out_losses(fitted)
 
     def _try_variants(self) -> None:
-        """Try variants of the best configuration in one parameter, where a library is faster."""
+        """Try neighbours of the best configuration in one parameter, in random order, where a library is faster."""
         losing = []
         for number, one in enumerate(self.measured):
             timed = [(t.time_us, key) for key, t in one.trials.items() if t.outcome is Outcome.OK and t.time_us]
@@ -766,28 +745,25 @@ class _Coverage:
             if not self._has_time(_MEASURING_SHARE) or self._stop.requested:
                 return
             best, one = self.candidates[key], self.measured[number]
-            found = self._variants(best, one.kernels[best.kernel])
-            variants = [ModelCandidate(best.kernel, config) for config in found]
+            spec, found = self.kernels[best.kernel].spec, []
+            for parameter in spec.parameters:
+                values = list(parameter.values)
+                place = values.index(best.config[parameter.name])
+                for neighbour in values[max(0, place - 1) : place + 2]:
+                    config = {**best.config, parameter.name: neighbour}
+                    own = one.kernels[best.kernel]
+                    if neighbour != values[place] and not check_config(spec, config, own, self.device, self.dtype):
+                        found.append(config)
+            chosen = self._random.permutation(len(found))[:_MUTATIONS]
+            variants = [ModelCandidate(best.kernel, found[int(number)]) for number in chosen]
             for variant in variants:
                 self.candidates.setdefault(variant.key, variant)
             problem = self.operation.resolve(one.sizes, self.dtype)
-            again = self.sweep.run(self.sweep.prepare(problem, one.kernels, [best, *variants]))
+            again = self.run(self.prepare(problem, one.kernels, [best, *variants]))
             if again is not None:
                 trials, libraries = {**one.trials, **again.trials}, {**one.libraries, **again.libraries}
                 self.measured[number] = one._replace(trials=trials, libraries=libraries)
             self._report("measuring", problem)
-
-    def _variants(self, one: ModelCandidate, sizes: Mapping[str, int]) -> list[Config]:
-        """Return valid neighbours of a configuration in one parameter, in random order."""
-        spec, found = self.kernels[one.kernel].spec, []
-        for parameter in spec.parameters:
-            values = list(parameter.values)
-            place = values.index(one.config[parameter.name])
-            for neighbour in values[max(0, place - 1) : place + 2]:
-                config = {**one.config, parameter.name: neighbour}
-                if neighbour != values[place] and not check_config(spec, config, sizes, self.device, self.dtype):
-                    found.append(config)
-        return [found[int(number)] for number in self._random.permutation(len(found))[:_MUTATIONS]]
 
 
 def _held_out_losses(fitted: Fitted) -> Losses:

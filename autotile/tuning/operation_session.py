@@ -473,8 +473,23 @@ class _Halving:
         schedule = self.schedule
         started_s = schedule.elapsed_s
         try:
-            options, place = self._session_options(one, left), Place("round", number, self._rounds)
-            result = schedule.tune(one.kernel, one.problem, options, lane, place)
+            budget_s, trials = None, None
+            if self.options.budget_s is not None:
+                turns = math.ceil(left / schedule.lane.count)
+                budget_s = max((self._round_end_s - schedule.elapsed_s) / turns, _MIN_SEARCH_S)
+            if self._trials_left is not None:
+                with self._sharing:
+                    share = max(1, self._round_trials // left)
+                    self._round_trials -= share
+                one.target += share
+                trials = one.target
+            chosen = replace(self.options, budget_s=budget_s, trials=trials, finals=self._finals)
+            if not one.sessions:
+                if chosen.served is None and chosen.transfer and chosen.replay is None:
+                    chosen = replace(chosen, served=self.served(one.kernel, one.problem))
+                chosen = replace(chosen, tries=tuple(one.seeds))
+            place = Place("round", number, self._rounds)
+            result = schedule.tune(one.kernel, one.problem, chosen, lane, place)
         except (DatabaseError, ToolchainError):
             raise
         except EmptySpaceError as error:
@@ -492,24 +507,6 @@ class _Halving:
         self._device = result.device
         one.tried, one.best = sum(result.outcomes.values()), result.winner
         one.failed = "" if result.winner is not None else "no configuration ran"
-
-    def _session_options(self, one: _Entrant, left: int) -> TuneOptions:
-        budget_s, trials = None, None
-        if self.options.budget_s is not None:
-            turns = math.ceil(left / self.schedule.lane.count)
-            budget_s = max((self._round_end_s - self.schedule.elapsed_s) / turns, _MIN_SEARCH_S)
-        if self._trials_left is not None:
-            with self._sharing:
-                share = max(1, self._round_trials // left)
-                self._round_trials -= share
-            one.target += share
-            trials = one.target
-        chosen = replace(self.options, budget_s=budget_s, trials=trials, finals=self._finals)
-        if one.sessions:
-            return chosen
-        if chosen.served is None and chosen.transfer and chosen.replay is None:
-            chosen = replace(chosen, served=self.served(one.kernel, one.problem))
-        return replace(chosen, tries=tuple(one.seeds))
 
     def _reserve_s(self, finals: int) -> float:
         """Return the expected time of the last finals and of the last race."""
@@ -681,7 +678,16 @@ def hold_contest(
             gpu.close()
             if idle := worker_pool.acquire_idle(GPU_WORKER, str(options.device_index)):
                 idle.close()  # frees its memory
-            readings = _race_here(job, own, options)
+            from autotile.cuda.toolchain import load_cupy
+            from autotile.workers.bench import Bench
+
+            cuda = load_cupy().cuda
+            readings: list[Reading] = []
+            try:
+                with cuda.Device(options.device_index):
+                    Bench(own).run(job, lambda _: None, readings)
+            except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError) as error:
+                raise WorkerError(f"the race failed: {error}") from None
         elif lane.cluster is None:
             readings = gpu.raced(job)
         else:
@@ -702,18 +708,3 @@ def hold_contest(
         version = str(reading.telemetry.get(LIBRARY_VERSION, "")) if lane.cluster is not None else ""
         raced.append(RacedTrial(timed, reading.rounds_us, version))
     return raced
-
-
-def _race_here(job: Race, own: Mapping[str, Callable[..., Any]], options: TuneOptions) -> list[Reading]:
-    """Hold the race in this process."""
-    from autotile.cuda.toolchain import load_cupy
-    from autotile.workers.bench import Bench
-
-    cuda = load_cupy().cuda
-    readings: list[Reading] = []
-    try:
-        with cuda.Device(options.device_index):
-            Bench(own).run(job, lambda _: None, readings)
-    except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError) as error:
-        raise WorkerError(f"the race failed: {error}") from None
-    return readings

@@ -587,7 +587,17 @@ class Session:
             if self._chosen and (at_once or self._chosen[-1].trial().outcome is not Outcome.OK):
                 # what may begin, but for what other sessions are trying
                 room = target - len(self._log) - self._pipeline.running if is_limited and target is not None else None
-                ended = self._begin_chosen(proposer, room)  # -> load, verify, measure
+                ours = self._claim([one.config for one in self._chosen], room)
+                ended = []
+                for one, is_ours in zip(self._chosen, ours, strict=True):  # -> load, verify, measure
+                    limit_us = None
+                    if self._options.drops_slow:
+                        limit_us = self._scorer.time_limit_us(one.trial(), self._log.best)
+                    if not is_ours:
+                        proposer.leave(one.row)
+                    elif (trial := self._pipeline.begin(one, limit_us)) is not None:
+                        ended.append((one, trial))
+                self._chosen.clear()
             elif candidate is None and self._pipeline.running:
                 ended = self._end_running()
             elif candidate is None:
@@ -603,29 +613,19 @@ class Session:
             yield from self._store(self._end_running(), proposer)
         if is_limited and stopped is not None:
             self._stopped = stopped
-            if stopped.rule in ("trials", "space"):
-                self._await_others()
+            # what other sessions are trying is waited for, and what they died with is tried
+            while stopped.rule in ("trials", "space") and not (self._stop.requested or self._rules.is_out_of_time):
+                self._try_and_learn(self._inherited(now=True))
+                self._take_news()
+                if not self._others:
+                    break
+                time.sleep(_WAIT_S)
 
     def _compile_ahead(self) -> None:
         """Take proposals from the search, valid by rules and static limits, and start their compilation."""
         assert self._shortlist is not None
         self._pipeline.compile_ahead(self._shortlist, self._rules.room)
         self._rules.observe(self._shortlist)
-
-    def _begin_chosen(self, proposer: Proposer, room: int | None) -> list[tuple[Compiling, Trial]]:
-        """Claim candidates and submit them to the device; return those that need not be measured, with their trials."""
-        ended: list[tuple[Compiling, Trial]] = []
-        ours = self._claim([candidate.config for candidate in self._chosen], room)
-        for candidate, is_ours in zip(self._chosen, ours, strict=True):
-            limit_us = None
-            if self._options.drops_slow:
-                limit_us = self._scorer.time_limit_us(candidate.trial(), self._log.best)
-            if not is_ours:
-                proposer.leave(candidate.row)
-            elif (trial := self._pipeline.begin(candidate, limit_us)) is not None:
-                ended.append((candidate, trial))
-        self._chosen.clear()
-        return ended
 
     def _end_running(self) -> list[tuple[Compiling, Trial]]:
         """Wait for a trial that runs; of several GPUs, take all that have ended."""
@@ -744,15 +744,6 @@ class Session:
                 found.append(config)
         return found
 
-    def _await_others(self) -> None:
-        """Wait for what other sessions are trying, and try what they died with."""
-        while not self._stop.requested and not self._rules.is_out_of_time:
-            self._try_and_learn(self._inherited(now=True))
-            self._take_news()
-            if not self._others:
-                return
-            time.sleep(_WAIT_S)
-
     def _take_news(self) -> None:
         """Learn from what other sessions have found."""
         news, self._news = self._news, []
@@ -799,14 +790,7 @@ class Session:
 
         There are no finals where they are disabled or no candidate can race.
         """
-        with self._phase("finals"):
-            finals = self._finals_of_best() if self._options.finals else None
-        from autotile.search.importance import find_parameter_effects  # imports SciPy
-
-        self._effects = find_parameter_effects(self.space, self.trials)
-        return finals
-
-    def _finals_of_best(self) -> Finals | None:
+        finals: Finals | None = None
         rules = FinalRules(
             self._plan.default,
             self._plan.incumbent,
@@ -815,19 +799,22 @@ class Session:
             scorer=self._scorer,
             observe=self._report_finals,
         )
-        finalists = choose_finalists(self.trials, rules, self._options.finals, self._options.tries)
-        if not any(trial.outcome is Outcome.OK for trial in finalists):
-            return None
-        self._report_finals(self._time_left.finals_s)
-        compiled = self._pipeline.recompile(finalists)
-        if not compiled:
-            return None
-        finals, self._confirmation = confirm_finals(compiled, self._backend, rules)
-        self._notices += finals.notices
-        for rank, trial in enumerate(finals.ranked, start=1):
-            self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
-        for trial in finals.refused:
-            self._record.add(trial, phase="final")
+        with self._phase("finals"):
+            finalists: list[Trial] = []
+            if self._options.finals:
+                finalists = choose_finalists(self.trials, rules, self._options.finals, self._options.tries)
+            if any(trial.outcome is Outcome.OK for trial in finalists):
+                self._report_finals(self._time_left.finals_s)
+                if compiled := self._pipeline.recompile(finalists):
+                    finals, self._confirmation = confirm_finals(compiled, self._backend, rules)
+                    self._notices += finals.notices
+                    for rank, trial in enumerate(finals.ranked, start=1):
+                        self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
+                    for trial in finals.refused:
+                        self._record.add(trial, phase="final")
+        from autotile.search.importance import find_parameter_effects  # imports SciPy
+
+        self._effects = find_parameter_effects(self.space, self.trials)
         return finals
 
     def _report_finals(self, left_s: float) -> None:
@@ -1161,7 +1148,8 @@ class Pipeline:
     def next_candidate(self, proposer: Proposer) -> Compiling | None:
         """Wait for the candidates that are ready, and return one of them; None where none is, or a result comes first.
 
-        A candidate that does not compile or does not fit on the device comes first, as it takes no time on the GPU.
+        On a GPU, as many are waited for as are ready. A candidate that does not compile or does not fit on the device
+        comes first, as it takes no time on the GPU.
 
         Raises
         ------
@@ -1169,30 +1157,24 @@ class Pipeline:
             As for `Compiling.trial`.
         """
         with self._timeline.span("session", "wait for the compilers"):
-            queued = {row: self._queue[row] for row in self._compiled_rows(proposer)}
-            compiled = {row: one.trial() for row, one in queued.items()}
+            ready = proposer.ready()
+            if ready and self._backend.source != "replayed":
+                rows = {self._queue[row].main: row for row in proposer.waiting()}
+                done = {future for future in rows if future.done()}
+                limit_s = _LOOK_S if self._backend.gpu_count > 1 else None
+                while len(done) < len(ready):
+                    if limit_s is not None and self._backend.has_result:
+                        return None  # a result, which another GPU waits for, comes first
+                    done |= wait(rows.keys() - done, limit_s, return_when=FIRST_COMPLETED).done
+                ready = [row for future, row in rows.items() if future in done]
+            compiled = {row: self._queue[row].trial() for row in ready}
         if not compiled:
             return None
-        failed = (row for row, trial in compiled.items() if trial.outcome is not Outcome.OK)
-        row = next(failed, None)
+        row = next((row for row, trial in compiled.items() if trial.outcome is not Outcome.OK), None)
         if row is None:
             with self._timeline.span("session", "choose", among=len(compiled)):
                 row = proposer.choose(compiled)
         return self._queue.pop(row)
-
-    def _compiled_rows(self, proposer: Proposer) -> list[int]:
-        """Return the rows to choose among; on a GPU, after as many have compiled as are ready."""
-        ready = proposer.ready()
-        if not ready or self._backend.source == "replayed":
-            return ready
-        rows = {self._queue[row].main: row for row in proposer.waiting()}
-        compiled = {future for future in rows if future.done()}
-        limit_s = _LOOK_S if self._backend.gpu_count > 1 else None
-        while len(compiled) < len(ready):
-            if limit_s is not None and self._backend.has_result:
-                return []  # a result, which another GPU waits for, comes first
-            compiled |= wait(rows.keys() - compiled, limit_s, return_when=FIRST_COMPLETED).done
-        return [row for future, row in rows.items() if future in compiled]
 
     def begin(self, candidate: Compiling, best_us: float | None) -> Trial | None:
         """Submit a candidate to the device, and return None; return its trial if there is nothing to measure.

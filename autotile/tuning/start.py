@@ -276,8 +276,33 @@ class PriorResults:
 def read_prior_results(
     database: Database, study_id: int, key: TuningKey, options: TuneOptions, default: Config
 ) -> PriorResults:
-    """Read everything that is known before the first trial."""
-    trials, incumbent = earlier_trials(database, study_id, options), find_incumbent(database, study_id)
+    """Read everything that is known before the first trial.
+
+    Trials that need to be repeated are left out: pruned ones if this session prunes nothing, those that lack a value of
+    an objective, those whose compiler the system killed, and those of `UNVERIFIED_SAMPLER`. A trial that the finals of
+    an earlier session refused has the outcome of that check.
+
+    Results of a killed session do not count for the incumbent: otherwise the resumed session could name another winner
+    than an uninterrupted one.
+    """
+    runs, searched = database.runs(study_id), database.stored_trials(study_id, phase="search")
+    verified = {run.run_id: run for run in runs if run.sampler != UNVERIFIED_SAMPLER}
+    trials: list[Trial] = []
+    if not options.fresh:
+        finals = database.trials(study_id, phase="final")
+        refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
+        repeated = (Outcome.NOT_COMPILED,) if options.drops_slow else (Outcome.NOT_COMPILED, Outcome.PRUNED)
+        for one in searched:
+            trial = refused.get(config_key(one.trial.config), one.trial)
+            lacks_value = trial.outcome.has_time and not objective_values(trial, options.objectives)
+            if one.run_id in verified and trial.outcome not in repeated and not lacks_value:
+                trials.append(trial)
+    confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
+    ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
+    tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
+    ran = [(trial.cost, trial.config) for trial in tried if trial.cost is not None]
+    fastest_ran = min(ran, key=itemgetter(0))[1] if ran else None
+    incumbent = confirmed[0] if confirmed else fastest_ran
     served = find_served(database, study_id, options)
     sources = find_sources(database, key) if options.transfer else []
     configs = [dict(default), *(options.only or ()), *options.tries, *(trial.config for trial in trials)]
@@ -286,42 +311,6 @@ def read_prior_results(
         fastest = sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0))
         configs += [config for _, config in fastest[:_BEST_OF_EACH]]
     return PriorResults(trials, incumbent, served, sources, configs)
-
-
-def earlier_trials(database: Database, study_id: int, options: TuneOptions) -> list[Trial]:
-    """Return the stored trials of a study that need not be repeated.
-
-    Left out are pruned trials if this session prunes nothing, trials that lack a value of an objective, those whose
-    compiler the system killed, and those of `UNVERIFIED_SAMPLER`. A trial that the finals of an earlier session refused
-    is returned with the outcome of that check.
-    """
-    if options.fresh:
-        return []
-    finals = database.trials(study_id, phase="final")
-    refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
-    unverified = {run.run_id for run in database.runs(study_id) if run.sampler == UNVERIFIED_SAMPLER}
-    searched = database.stored_trials(study_id, phase="search")
-    verified = [one.trial for one in searched if one.run_id not in unverified]
-    stored = [refused.get(config_key(trial.config), trial) for trial in verified]
-    compiled = [trial for trial in stored if trial.outcome is not Outcome.NOT_COMPILED]
-    kept = [trial for trial in compiled if options.drops_slow or trial.outcome is not Outcome.PRUNED]
-    return [trial for trial in kept if not trial.outcome.has_time or objective_values(trial, options.objectives)]
-
-
-def find_incumbent(database: Database, study_id: int) -> Config | None:
-    """Return the best configuration of the sessions that ended, which a new winner must beat; None where none ended.
-
-    Results of a killed session do not count: otherwise the resumed session could name another winner than an
-    uninterrupted one.
-    """
-    confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
-    if confirmed:
-        return confirmed[0]
-    runs = database.runs(study_id)
-    ended = {run.run_id for run in runs if run.ended_at is not None and run.sampler != UNVERIFIED_SAMPLER}
-    tried = [stored.trial for stored in database.stored_trials(study_id, phase="search") if stored.run_id in ended]
-    ran = [(trial.cost, trial.config) for trial in tried if trial.outcome is Outcome.OK and trial.cost is not None]
-    return min(ran, key=itemgetter(0))[1] if ran else None
 
 
 def find_served(database: Database, study_id: int, options: TuneOptions) -> Config | None:
@@ -345,31 +334,10 @@ def extend_space(
     )
 
 
-def candidate_rows(
-    kernel: Kernel, dtype: str, space: SearchSpace, backend: Backend, options: TuneOptions
-) -> NDArray[np.bool_] | None:
-    """Return a mask over the rows that the backend can run, the user allows, and all problems to verify permit.
-
-    None stands for all.
-
-    Raises
-    ------
-    InputError
-        No configuration is valid for one of the problems.
-    """
-    available = backend.available_rows(space)
-    masks = [available] if available is not None else []
-    if options.only is not None:
-        wanted = np.zeros(len(space), dtype=np.bool_)
-        wanted[[row for config in options.only if (row := space.row_of(config)) is not None]] = True
-        masks.append(wanted)
-    valid = replace(kernel.spec, heuristics=())  # a configuration must be correct there, not fast
-    masks += [space.rows_in(feasible_space(valid, sizes, backend.device, dtype)) for sizes in options.verify_sizes]
-    return np.logical_and.reduce(masks) if masks else None
-
-
 class SearchPlan:
     """The decisions about a search that precede its first candidate.
+
+    That no configuration is valid for one of the problems to verify is an `InputError`.
 
     Attributes
     ----------
@@ -396,7 +364,17 @@ class SearchPlan:
     ) -> None:
         self._space = space
         self._options = options
-        self._available = candidate_rows(kernel, problem.dtype, space, backend, options)
+        available = backend.available_rows(space)
+        masks = [available] if available is not None else []
+        if options.only is not None:
+            wanted = np.zeros(len(space), dtype=np.bool_)
+            wanted[[row for config in options.only if (row := space.row_of(config)) is not None]] = True
+            masks.append(wanted)
+        valid = replace(kernel.spec, heuristics=())  # a configuration must be correct there, not fast
+        at_sizes = (feasible_space(valid, sizes, backend.device, problem.dtype) for sizes in options.verify_sizes)
+        masks += [space.rows_in(other) for other in at_sizes]
+        self._available = np.logical_and.reduce(masks) if masks else None
+        """Mask over the rows that the backend can run, the user allows, and all problems to verify permit."""
         candidates = len(space) if self._available is None else int(self._available.sum())
         self._sources = prior.sources
         self._device = backend.device

@@ -201,17 +201,12 @@ def judge(
             for each in (candidate, kernel)
         )
         if kernel.spec.reference.is_agreement:
-            confirm_agreement(theirs, backend, _spread_configs(kernel, problem, backend.device, configs[1]))
+            space = feasible_space(kernel.spec, problem.sizes, backend.device, problem.dtype)
+            rows = np.unique(np.linspace(0, len(space) - 1, _CONFIRMING).astype(int)).tolist()
+            default = [dict(kernel.spec.default)] if space.row_of(kernel.spec.default) is not None else []
+            tried = [configs[1], *default, *map(space.config, rows)]  # those of rows are from all parts of the space
+            confirm_agreement(theirs, backend, list({config_key(config): config for config in tried}.values()))
         return judge_on(backend, problem, (ours, theirs), configs, options.seed)
-
-
-def _spread_configs(kernel: Kernel, problem: Problem, device: DeviceProperties, winner: Config) -> list[Config]:
-    """Return the winner, the default, and configurations from all parts of the space."""
-    space = feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
-    rows = np.unique(np.linspace(0, len(space) - 1, _CONFIRMING).astype(int)).tolist()
-    spread = [space.config(row) for row in rows]
-    default = [dict(kernel.spec.default)] if space.row_of(kernel.spec.default) is not None else []
-    return list({config_key(config): config for config in [winner, *default, *spread]}.values())
 
 
 def confirm_agreement(pipeline: Pipeline, backend: Backend, configs: Sequence[Config]) -> None:

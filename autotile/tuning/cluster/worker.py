@@ -295,15 +295,6 @@ class _Offer:
     plugin: WorkerPlugin
     threads: int = 1
 
-    @classmethod
-    def of_gpu(cls, gpu: OfferedGpu) -> _Offer:
-        return cls(f"{gpu.uuid} ({gpu.device.name})", {gpu.uuid: 1, gpu.device.name: 1}, GpuPlugin(gpu))
-
-    @classmethod
-    def of_compilers(cls, count: int) -> _Offer:
-        resource = COMPILERS + toolchain()
-        return cls(f"{plural(count, 'core')} to {resource}", {resource: count}, CompilerPlugin(count), threads=count)
-
 
 def offer(
     scheduler: str,
@@ -331,7 +322,13 @@ def offer(
         As for `check_scheduler`; or no scheduler answers.
     """
     security = check_scheduler(scheduler, insecure=insecure)
-    offers = [*map(_Offer.of_gpu, gpus), *([_Offer.of_compilers(compilers)] if compilers else [])]
+    offers = [
+        _Offer(f"{gpu.uuid} ({gpu.device.name})", {gpu.uuid: 1, gpu.device.name: 1}, GpuPlugin(gpu)) for gpu in gpus
+    ]
+    if compilers:
+        resource = COMPILERS + toolchain()
+        name = f"{plural(compilers, 'core')} to {resource}"
+        offers.append(_Offer(name, {resource: compilers}, CompilerPlugin(compilers), threads=compilers))
     asyncio.run(_offer(scheduler, offers, observe, security))
 
 
