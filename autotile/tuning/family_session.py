@@ -181,10 +181,8 @@ def tune_family(
 
     Parameters
     ----------
-    settings, options
-        As for `autotile.tuning.session.tune`, for each point; ``budget_s`` is for all points together.
-    plan
-        Number of points and of configurations.
+    options
+        Those of the session at each point, but ``budget_s`` is for all points together.
     observe
         Called with the state of the session at a point after each trial.
 

@@ -124,7 +124,6 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
     Where a finalist fails, those that are most like it are verified next, as they may share the fault. Faulty finalists
     together may cost ten seconds; after that, the others are verified, those least like them first, up to the next
     failure. What was not verified is neither ranked nor refused.
-
     """
     finalists, candidates = [trial for trial, _ in racing], [candidate for _, candidate in racing]
     checks = FinalistChecks(backend, candidates, hurried=rules.hurried, observe=rules.observe)
@@ -197,12 +196,7 @@ class FinalistChecks:
 
     Each finalist is verified once, and the winner for as long as it takes.
 
-    Parameters
-    ----------
-    candidates
-        Finalists, to which the methods refer by their indices.
-    hurried, observe
-        As for `FinalRules`.
+    The methods refer to the candidates by their indices.
 
     Attributes
     ----------

@@ -476,8 +476,8 @@ def tune_operation_family(
 
     Parameters
     ----------
-    settings, options
-        As for `autotile.tuning.operation_session.tune_operation`; ``budget_s`` is the wall time of everything, and
+    options
+        ``budget_s`` is the wall time of everything, and
         ``trials`` the number of problems.
     libraries
         Libraries that the operation file names.

@@ -44,7 +44,7 @@ from autotile.tuning.schedule import Schedule, ScheduleResult, device_of
 from autotile.tuning.session import Pipeline
 from autotile.workers.compile_pool import CompilePool, worker_count
 from autotile.workers.gpu import GPU_WORKER, Backend, Gpu
-from autotile.workers.jobs import LIBRARY_VERSION, Entry, LibraryCall, Race, Reading
+from autotile.workers.jobs import LIBRARY_VERSION, MAX_ROUNDS, RACE_S, Entry, LibraryCall, Race, Reading
 
 ContenderState = Literal["won", "raced", "dropped", "failed", "inapplicable"]
 
@@ -257,9 +257,8 @@ _CONTEST_S = 2.0
 """Time of the last race besides its launches: compiling from the cache, the checks."""
 _COMPARING_S = 2e-3
 """Time to verify a candidate, excluding its two launches: on an H200, the checks at 4096 cubed take 0.6 s."""
-_ROUNDS, _RACE_S, _FINALS_CHECKS, _CHECKS_S = 60, 3.0, 75, 15.0
-"""Limits of the finals, as in `autotile.tuning.finals`: rounds and seconds of the race, runs and seconds of the
-checks."""
+_FINALS_CHECKS, _CHECKS_S = 75, 15.0
+"""Limits of the checks of the finals: runs, as in `autotile.tuning.finals`, and seconds."""
 _CHECKS = 4
 """Verifications of a candidate or a library before the race; a kernel's own finals verified its winner repeatedly."""
 
@@ -333,8 +332,8 @@ def tune_operation(
     ----------
     operation, problem
         Operation, and its problem with the conditions among the sizes.
-    settings, options
-        As for `autotile.tuning.session.tune`; ``budget_s`` is the wall time of everything, and ``trials`` the number of
+    options
+        ``budget_s`` is the wall time of everything, and ``trials`` the number of
         configurations of all kernels together.
     libraries
         Libraries to compare with.
@@ -514,9 +513,9 @@ class _Halving:
         if math.isinf(fastest_us):
             return 0.0
         launch_s = 1e-6 * fastest_us
-        race_s = min(_ROUNDS * (finals + 2) * launch_s, _RACE_S)
+        race_s = min(MAX_ROUNDS * (finals + 2) * launch_s, RACE_S)
         checks_s = min(_FINALS_CHECKS * (2 * launch_s + _COMPARING_S), _CHECKS_S)
-        contest_s = min(_ROUNDS * (_MAX_RACED + len(self.libraries)) * launch_s, _RACE_S)
+        contest_s = min(MAX_ROUNDS * (_MAX_RACED + len(self.libraries)) * launch_s, RACE_S)
         return race_s + checks_s + contest_s + _CONTEST_S
 
     def _contest(self) -> list[TunedContender]:

@@ -311,17 +311,12 @@ def check_kernel_failure(
 ) -> None:
     """Raise if the kernel itself is at fault, instead of failing every candidate for the same reason.
 
+    The default is expected to run: without its trial, nothing is concluded until all candidates have failed.
+
     Parameters
     ----------
-    source
-        File of the kernel.
-    outcomes
-        Number of trials by outcome.
     last
         The newest trial.
-    default
-        Trial of the default configuration, if there is one. The default is expected to run: without its trial,
-        nothing is concluded until all candidates have failed.
     max_trials
         Number of candidates that the study will try.
 
@@ -460,14 +455,8 @@ class TimeLeft:
     def search_s(self, tried: int, elapsed_s: float, settles_after: float | None = None) -> float | None:
         """Return the estimated time until the search ends, in seconds; None before there is a basis for an estimate.
 
-        Parameters
-        ----------
-        tried
-            Number of trials of the study, those of earlier sessions included.
-        elapsed_s
-            Seconds since the session began.
-        settles_after
-            Number of trials after which a rule on the expected gain is expected to end the search; None if unknown.
+        ``tried`` counts the trials of the study, those of earlier sessions included; ``settles_after`` those after
+        which a rule on the expected gain is expected to end the search.
         """
         target, budget_s = self._options.trial_target, self._options.budget_s
         trials = [] if settles_after is None else [settles_after]

@@ -102,10 +102,6 @@ class SimulatedGpu(ReplayBackend):
         Factor of its times to the recorded ones, 1.03 for a GPU that is 3 % slower.
     seconds
         Time that it takes for a candidate.
-    fails_after
-        Number of candidates after which every launch fails and no worker can be started; None for never.
-    hangs_after
-        Number of candidates after which it gives no sign; None for never.
     """
 
     has_result = False
@@ -119,15 +115,10 @@ class SimulatedGpu(ReplayBackend):
         uuid: str = "",
         slowness: float = 1.0,
         seconds: float = 0.0,
-        fails_after: int | None = None,
-        hangs_after: int | None = None,
     ) -> None:
         super().__init__(recording, notice, uuid=uuid)
         self._slowness = slowness
         self._seconds = seconds
-        self._fails_after = fails_after
-        self._hangs_after = hangs_after
-        self._done = 0
         self._closed = threading.Event()
 
     def submit(self, entry: Entry) -> None:
@@ -140,22 +131,11 @@ class SimulatedGpu(ReplayBackend):
         self._finished.append((entry.candidate, reading))
 
     def result(self) -> tuple[Candidate, Reading]:
-        """Return the oldest result after the time that it takes.
-
-        Raises
-        ------
-        WorkerError
-            The GPU has failed.
-        """
-        self._done += 1
-        if self._hangs_after is not None and self._done > self._hangs_after:
-            self._closed.wait()
+        """Return the oldest result after the time that it takes; a `WorkerError` if it is closed meanwhile."""
         if self._seconds:
             self._closed.wait(self._seconds)
         if self._closed.is_set():
             raise WorkerError("the backend is closed")
-        if self._fails_after is not None and self._done > self._fails_after:
-            raise WorkerError("CUDA_ERROR_NO_DEVICE: the GPU has fallen off the bus")
         return super().result()
 
     def race(self, job: Race) -> list[Reading] | None:

@@ -368,8 +368,19 @@ class TuneResult(Result, Reported, StudyPlots):
                 ("busy", f"{shares}: the search waits for the {'GPU' if load.binds == 'gpu' else 'compilers'}")
             )
         resumed = f", {plural(self.resumed, 'trial')} resumed" if self.resumed else ""
+        gpus = [
+            f"{use.uuid}: {plural(use.trials, 'trial')}"
+            + (f", times x {use.scale:.4f}" if use.scale is not None else "")
+            + (f", given up: {use.lost}" if use.lost else "")
+            for use in self.gpus
+        ]
+        if (found := self.confirmation) is not None:
+            ratio_text = f", {found.speedup.value:.3f}x over the default" if found.speedup is not None else ""
+            gpus.append(
+                f"the winner on {found.gpu}: {time_text(found.time_us)}, {100 * found.spread:+.1f} %{ratio_text}"
+            )
         facts += [
-            ("GPUs", self._gpu_lines() if self.gpus else ""),
+            ("GPUs", gpus),
             ("gates", funnel_text(self.gates, self.outcomes)),
             ("stopped", _stopped(self.stopped) if self.stopped is not None else ""),
             ("took", duration_text(self.seconds) + resumed),
@@ -377,20 +388,6 @@ class TuneResult(Result, Reported, StudyPlots):
             ("serve it", self.call if winner is not None else ""),
         ]
         return [(label, text) for label, text in facts if text]
-
-    def _gpu_lines(self) -> list[str]:
-        """Return a line for each GPU that took part, and one for the winner on a second one."""
-        rows = [
-            f"{use.uuid}: {plural(use.trials, 'trial')}"
-            + (f", times x {use.scale:.4f}" if use.scale is not None else "")
-            + (f", given up: {use.lost}" if use.lost else "")
-            for use in self.gpus
-        ]
-        found = self.confirmation
-        if found is not None:
-            ratio = f", {found.speedup.value:.3f}x over the default" if found.speedup is not None else ""
-            rows.append(f"the winner on {found.gpu}: {time_text(found.time_us)}, {100 * found.spread:+.1f} %{ratio}")
-        return rows
 
     def study_data(self) -> StudyData:
         """Return the study with all its runs and trials, read from the database.

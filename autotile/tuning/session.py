@@ -203,11 +203,6 @@ def open_session(
     lane
         GPUs of a cluster, and the user's interrupt, which sessions in several threads share; None for the GPUs that the
         options name, and to receive the interrupt here.
-
-    Raises
-    ------
-    InputError, ToolchainError
-        As for `tune`.
     """
     check_sampler(options.sampler, options.objectives)
     check_until(options)
@@ -243,13 +238,7 @@ def open_session(
 
 
 class Session:
-    """A study of a kernel at a problem, opened for one run; see `open_session`.
-
-    Attributes
-    ----------
-    space
-        The valid configurations.
-    """
+    """A study of a kernel at a problem, opened for one run; see `open_session`."""
 
     def __init__(
         self,
@@ -383,7 +372,14 @@ class Session:
                 try:
                     self._report("starting")
                     with self._phase("start"):
-                        self._start_search(searching)
+                        with fork_guard.use():  # a fork waits for the imports, which are most of what a session needs
+                            if self._rules.room != 0 and self._log.find(self._plan.default) is None:
+                                self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
+                            self._shortlist = searching.enter_context(closing(self._plan.begin(self._log)))
+                            gaussian_process = import_module("autotile.search.gaussian_process")
+                            searching.enter_context(gaussian_process.one_blas_thread())
+                            self._compile_ahead()  # while the GPU worker starts
+                            import_module("autotile.search.importance")  # imports SciPy
                         self._backend.wait()
                         self._align_scale()
                     with self._phase("search"):
@@ -399,13 +395,7 @@ class Session:
             return result
 
     def begin(self) -> None:
-        """Record the start of the run, and wait until candidates can be run; `finish` or `abort` comes last.
-
-        Raises
-        ------
-        InputError, ToolchainError
-            As for `tune`.
-        """
+        """Record the start of the run, and wait until candidates can be run; `finish` or `abort` comes last."""
         self._start_run()
         try:
             with self._phase("start"):
@@ -513,19 +503,6 @@ class Session:
         self._resources.enter_context(self._record)
         if others:  # equal seeds would propose alike
             self._plan.seed += self._record.run_id
-
-    def _start_search(self, resources: ExitStack) -> None:
-        """Create the search, and start the first compilations while the GPU worker starts.
-
-        It imports most of what a session needs, which a fork waits for.
-        """
-        with fork_guard.use():
-            if self._rules.room != 0 and self._log.find(self._plan.default) is None:
-                self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
-            self._shortlist = resources.enter_context(closing(self._plan.begin(self._log)))
-            resources.enter_context(import_module("autotile.search.gaussian_process").one_blas_thread())
-            self._compile_ahead()
-            import_module("autotile.search.importance")  # imports SciPy, while compilers and GPU worker start
 
     def _search(self) -> None:
         """Try what the user names, then what the search chooses; steps that share no parameters are tuned apart."""
@@ -1062,10 +1039,6 @@ class Pipeline:
 
     Parameters
     ----------
-    backend
-        Device that candidates are compiled for and run on.
-    timeline
-        Records the waits for compilations, and what the device does.
     verify_sizes
         Further problems on which candidates are verified. Where sizes are compiled in, each candidate is compiled for
         each of them.
@@ -1149,12 +1122,7 @@ class Pipeline:
         """Wait for the candidates that are ready, and return one of them; None where none is, or a result comes first.
 
         On a GPU, as many are waited for as are ready. A candidate that does not compile or does not fit on the device
-        comes first, as it takes no time on the GPU.
-
-        Raises
-        ------
-        ToolchainError, SpecError
-            As for `Compiling.trial`.
+        comes first, as it takes no time on the GPU. Errors are those of `Compiling.trial`.
         """
         with self._timeline.span("session", "wait for the compilers"):
             ready = proposer.ready()

@@ -173,8 +173,8 @@ def judge(
         The kernel, and the same with the candidate's source.
     configs
         Configurations of the candidate and of the winner.
-    settings, options
-        Settings of the installation; of the options, ``verify_sizes``, ``sanitize``, ``l2``, the timeouts and the
+    options
+        Of these, ``verify_sizes``, ``sanitize``, ``l2``, the timeouts and the
         device apply.
     may_replay
         Whether results of a recording do where there is no GPU.
@@ -233,12 +233,7 @@ def judge_on(
 ) -> CandidateCheck:
     """Compile, verify and measure a candidate and the winner; race them, and verify the candidate as a winner is.
 
-    Parameters
-    ----------
-    pipelines, configs
-        Pipelines and configurations of the candidate and of the winner.
-    seed
-        Seed of the order within the rounds of the race.
+    Pipelines and configurations are those of the candidate and of the winner.
     """
     compilations = [pipeline.compile(config) for pipeline, config in zip(pipelines, configs, strict=True)]
     backend.wait()

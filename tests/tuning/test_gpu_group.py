@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import threading
@@ -32,6 +33,24 @@ BEST = {"THREADS": 256, "WORK": 4}
 Make = Callable[..., GpuGroup]
 
 
+class FaultyGpu(SimulatedGpu):
+    """A simulated GPU that fails for good, or gives no sign, after some candidates."""
+
+    def __init__(
+        self, *arguments: Any, fails_after: float = math.inf, hangs_after: float = math.inf, **options: Any
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._fails_after, self._hangs_after, self._done = fails_after, hangs_after, 0
+
+    def result(self) -> tuple[Candidate, Reading]:
+        self._done += 1
+        if self._done > self._hangs_after:
+            self._closed.wait()
+        if self._done > self._fails_after:
+            raise WorkerError("CUDA_ERROR_NO_DEVICE: the GPU has fallen off the bus")
+        return super().result()
+
+
 @pytest.fixture
 def group(bench: Any) -> Iterator[Make]:
     """Return a function that makes a group of simulated GPUs, each given by its arguments."""
@@ -39,7 +58,7 @@ def group(bench: Any) -> Iterator[Make]:
     made: list[GpuGroup] = []
 
     def make(*gpus: dict[str, Any], deadline_s: float = 5.0) -> GpuGroup:
-        backends = [SimulatedGpu(recording, uuid=f"GPU-{n}", **{"seconds": 0.01, **one}) for n, one in enumerate(gpus)]
+        backends = [FaultyGpu(recording, uuid=f"GPU-{n}", **{"seconds": 0.01, **one}) for n, one in enumerate(gpus)]
         made.append(GpuGroup(backends, deadline_s))
         return made[-1]
 
@@ -241,7 +260,7 @@ class TestSessions:
     def test_a_session_outlives_the_gpus_that_fail(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         faults: dict[str, dict[str, Any]] = {"simulated-1": {"fails_after": 4}, "simulated-2": {"slowness": 1.03}}
 
-        class Faulty(SimulatedGpu):
+        class Faulty(FaultyGpu):
             def __init__(self, *arguments: Any, uuid: str = "") -> None:
                 super().__init__(*arguments, uuid=uuid, seconds=0.02, **faults.get(uuid, {}))
 

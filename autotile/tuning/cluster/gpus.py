@@ -367,7 +367,21 @@ class ClusterLane(Lane):
         """Held while GPUs are asked: a session looks for late ones in a thread of its own."""
         self.cluster = Cluster(options.scheduler, insecure=options.insecure)
         try:
-            self._wait()
+            begun = time.monotonic()
+            while True:  # for a first GPU of use, and a little for the others
+                present, now = self._present(), time.monotonic()
+                if self.free(()) and (all(gpu in self._replies for gpu in present) or now - begun > _SETTLE_S):
+                    break
+                if now - begun > _FIRST_GPU_S:
+                    if not present and (others := self.cluster.look()):
+                        fault = (
+                            "measure, and the session replays; leave --replay out"
+                            if self._is_replay
+                            else "replay recordings; to try the cluster with them, add --replay"
+                        )
+                        raise InputError(f"the GPUs of the scheduler ({', '.join(others)}) {fault}")
+                    raise no_gpu_error(present, self._asked_model, self._error)
+                time.sleep(_LANE_POLL_S)
             if is_of_one_model:
                 models = {device.name: device for device in map(self._device_of, self.devices) if device is not None}
                 if len(models) > 1:
@@ -439,21 +453,3 @@ class ClusterLane(Lane):
                 if reply is not None:
                     del self._requests[gpu]
                     self._replies[gpu] = reply, now
-
-    def _wait(self) -> None:
-        """Wait for a first GPU of use, and a little for the others."""
-        begun = time.monotonic()
-        while True:
-            present, now = self._present(), time.monotonic()
-            if self.free(()) and (all(gpu in self._replies for gpu in present) or now - begun > _SETTLE_S):
-                return
-            if now - begun > _FIRST_GPU_S:
-                if not present and (others := self.cluster.look()):
-                    fault = (
-                        "measure, and the session replays; leave --replay out"
-                        if self._is_replay
-                        else "replay recordings; to try the cluster with them, add --replay"
-                    )
-                    raise InputError(f"the GPUs of the scheduler ({', '.join(others)}) {fault}")
-                raise no_gpu_error(present, self._asked_model, self._error)
-            time.sleep(_LANE_POLL_S)
