@@ -55,15 +55,7 @@ from autotile.serving.dispatcher import find_best_kernel
 from autotile.settings import read_settings
 from autotile.space import limits
 from autotile.space.enumeration import SpaceStage
-from autotile.space.limits import (
-    UNLIMITED,
-    CompiledStep,
-    check_config,
-    compiled_steps,
-    demand_of,
-    is_met,
-    limits_of,
-)
+from autotile.space.limits import UNLIMITED, CompiledStep, check_config, compiled_steps, demand_of, is_met, limits_of
 from autotile.space.search_space import SearchSpace, feasible_space
 
 if TYPE_CHECKING:
@@ -361,62 +353,6 @@ class OperationExplanation(Result):
         )
 
 
-def _explain_config(
-    kernel: Kernel, config: Config, problem: Problem, device: DeviceProperties, notices: tuple[str, ...]
-) -> Explanation:
-    """Check a configuration, compile it if it is valid, and compute its occupancy.
-
-    Its values have the types of the parameters, but need not be among those listed.
-    """
-    spec, sizes, dtype = kernel.spec, problem.sizes, problem.dtype
-    names = known_names(spec, config, sizes, device)
-    checks = list(_checks(spec, config, problem, device, names))
-    fault, not_compiled = check_config(spec, config, sizes, device, dtype), ""
-    plan, data = None, None
-    with suppress(ConfigError, SpecError):  # a check reports the reason
-        plan = LaunchPlan.of(spec, config, sizes, device)
-    with suppress(ConfigError, SpecError):
-        data = LaunchData.of(spec, dtype, names)
-    steps: list[CompiledStep] = []
-    if fault:
-        not_compiled = "it would not be compiled"
-    elif plan is not None:
-        functions, fault, not_compiled = _compiled(kernel, config, problem, device)
-        if fault:
-            checks.append(ConfigCheck("compiled", "source", False, fault))
-        steps = compiled_steps(spec, plan, functions, device) if functions else []
-    resources = steps[0].resources if steps else None
-    if steps:
-        excess = next((step.fault for step in steps if step.fault), "")
-        checks.append(ConfigCheck("compiled", "resources", not excess, excess))
-        fault = fault or excess
-    block = None
-    if plan is not None:
-        geometry, launch, known = plan.main.geometry, spec.steps[plan.main.step].launch, {STEP: 0, **names}
-        if resources is not None:
-            registers, static_bytes = resources.registers, resources.static_smem_bytes
-        else:
-            registers = value_or_zero(launch.min_registers, known)
-            static_bytes = value_or_zero(launch.static_smem_bytes, known)
-        block = BlockResources(geometry.threads, registers, static_bytes + geometry.dynamic_smem_bytes)
-    return Explanation(
-        problem=problem,
-        device=device,
-        config=config,
-        checks=tuple(checks),
-        fault=fault,
-        geometry=plan.main.geometry if plan is not None else None,
-        resources=resources,
-        not_compiled=not_compiled,
-        block=block,
-        occupancy=block.occupancy(device) if block is not None else None,
-        data=data,
-        launches=plan.launches if plan is not None else (),
-        steps=tuple(steps),
-        notices=notices,
-    )
-
-
 def _checks(
     spec: KernelSpec, config: Config, problem: Problem, device: DeviceProperties, names: dict[str, Value]
 ) -> Iterator[ConfigCheck]:
@@ -657,9 +593,7 @@ class OccupancyResult(Result):
         """Return the resources and the occupancy; 2147483647 blocks stand for a limit that does not apply."""
         return {
             "device": self.device.identity,
-            "threads": self.block.threads,
-            "registers": self.block.registers,
-            "smem_bytes": self.block.smem_bytes,
+            **to_document(self.block),
             **to_document(self.occupancy),
         }
 
@@ -867,13 +801,61 @@ def explain(
 def explain_kernel(
     kernel: KernelName, given: Mapping[str, Value], *, dtype: str | None = None, device: int | str | None = None
 ) -> Explanation:
-    """Explain one configuration of a kernel, as `explain` does."""
-    target = resolve_device(device)
-    loaded = load_kernel(kernel)
-    config, sizes = split_assignments(loaded.spec, given)
-    problem = resolve_problem(loaded.spec, sizes, dtype, defaults=True)
-    notices = _nonempty(target.notice, sizes_notice(loaded.spec, problem.sizes, given))
-    return _explain_config(loaded, config, problem, target.device, notices)
+    """Explain one configuration of a kernel, as `explain` does: check it, compile it if it is valid, and see it fit.
+
+    Its values have the types of the parameters, but need not be among those listed.
+    """
+    target, loaded = resolve_device(device), load_kernel(kernel)
+    spec, gpu = loaded.spec, target.device
+    config, named = split_assignments(spec, given)
+    problem = resolve_problem(spec, named, dtype, defaults=True)
+    sizes = problem.sizes
+    names = known_names(spec, config, sizes, gpu)
+    checks = list(_checks(spec, config, problem, gpu, names))
+    fault, not_compiled = check_config(spec, config, sizes, gpu, problem.dtype), ""
+    plan, data = None, None
+    with suppress(ConfigError, SpecError):  # a check reports the reason
+        plan = LaunchPlan.of(spec, config, sizes, gpu)
+    with suppress(ConfigError, SpecError):
+        data = LaunchData.of(spec, problem.dtype, names)
+    steps: list[CompiledStep] = []
+    if fault:
+        not_compiled = "it would not be compiled"
+    elif plan is not None:
+        functions, fault, not_compiled = _compiled(loaded, config, problem, gpu)
+        if fault:
+            checks.append(ConfigCheck("compiled", "source", False, fault))
+        steps = compiled_steps(spec, plan, functions, gpu) if functions else []
+    resources = steps[0].resources if steps else None
+    if steps:
+        excess = next((step.fault for step in steps if step.fault), "")
+        checks.append(ConfigCheck("compiled", "resources", not excess, excess))
+        fault = fault or excess
+    block = None
+    if plan is not None:
+        geometry, launch, known = plan.main.geometry, spec.steps[plan.main.step].launch, {STEP: 0, **names}
+        if resources is not None:
+            registers, static_bytes = resources.registers, resources.static_smem_bytes
+        else:
+            registers = value_or_zero(launch.min_registers, known)
+            static_bytes = value_or_zero(launch.static_smem_bytes, known)
+        block = BlockResources(geometry.threads, registers, static_bytes + geometry.dynamic_smem_bytes)
+    return Explanation(
+        problem=problem,
+        device=gpu,
+        config=config,
+        checks=tuple(checks),
+        fault=fault,
+        geometry=plan.main.geometry if plan is not None else None,
+        resources=resources,
+        not_compiled=not_compiled,
+        block=block,
+        occupancy=block.occupancy(gpu) if block is not None else None,
+        data=data,
+        launches=plan.launches if plan is not None else (),
+        steps=tuple(steps),
+        notices=_nonempty(target.notice, sizes_notice(spec, sizes, given)),
+    )
 
 
 @checked

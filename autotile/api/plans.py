@@ -95,8 +95,6 @@ class PlanEntry:
     @property
     def time_us(self) -> float | None:
         """Time of the winner in microseconds."""
-        if isinstance(self.result, OperationResult):
-            return self.result.winner.time_us if self.result.winner is not None else None
         winner = self.result.winner if self.result is not None else None
         return winner.time_us if winner is not None else None
 
@@ -238,10 +236,7 @@ class MissesResult(PlanResult):
 
 @checked
 def tune_plan(
-    plan: TuningPlan | str | Path,
-    options: TuneOptions | None = None,
-    observe: Observer = lambda _: None,
-    **named: Any,
+    plan: TuningPlan | str | Path, options: TuneOptions | None = None, observe: Observer = lambda _: None, **named: Any
 ) -> PlanResult:
     """Tune all problems of a plan, one a GPU at the same time, and several GPUs a problem where few are left.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,7 @@ from autotile.report.study import study_without_trials
 from autotile.serving.choice import Compared, Contender, resources_document
 from autotile.serving.dispatcher import find_best_kernel
 from autotile.settings import read_settings, user_path
-from autotile.tuning.plan import assess_misses
+from autotile.tuning.plan import AssessedMiss, assess_misses
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -382,46 +382,11 @@ def _trial_document(key: TuningKey, stored: StoredTrial) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class ListedMiss:
-    """Calls of one problem on one GPU that were served by a fallback.
-
-    Attributes
-    ----------
-    problem, gpu_name
-        Problem and name of the GPU.
-    tier
-        Tier that was served.
-    count
-        Number of calls.
-    last_at
-        Time of the last update of the count (UTC).
-    call_us
-        Time of one call, in microseconds; None if unknown.
-    lost_s
-        Time that all calls together may have lost against the best configuration, in seconds; None if unknown.
-    measured
-        Whether these times were measured at this problem rather than estimated from others.
-    tuned
-        Whether the problem has been tuned since.
-    """
-
-    problem: Problem
-    gpu_name: str
-    tier: str
-    count: int
-    last_at: datetime
-    call_us: float | None
-    lost_s: float | None
-    measured: bool
-    tuned: bool
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class MissList(Result):
     """Misses, the costliest first, then the most frequent."""
 
-    misses: tuple[ListedMiss, ...]
+    misses: tuple[AssessedMiss, ...]
 
     def _headline(self) -> str:
         calls = plural(sum(miss.count for miss in self.misses), "call")
@@ -762,21 +727,7 @@ def misses(kernel: KernelName | None = None, *, database: str | Path | None = No
         return MissList(())
     with opened:
         assessed = assess_misses(opened, kernel)
-    found = [
-        ListedMiss(
-            problem=one.miss.problem,
-            gpu_name=one.miss.gpu_name,
-            tier=one.miss.tier,
-            count=one.miss.count,
-            last_at=one.miss.last_at,
-            call_us=one.cost.call_us if one.cost is not None else None,
-            lost_s=one.lost_s,
-            measured=one.cost is not None and one.cost.measured,
-            tuned=one.tuned,
-        )
-        for one in assessed
-    ]
-    return MissList(tuple(sorted(found, key=lambda miss: (-(miss.lost_s or 0.0), -miss.count))))
+    return MissList(tuple(sorted(assessed, key=lambda miss: (-(miss.lost_s or 0.0), -miss.count))))
 
 
 _families, _recordings, _misses = families, recordings, misses  # `list` has arguments of these names
@@ -929,8 +880,7 @@ class WrittenReport(Result):
 
     def to_json(self) -> Any:
         """Return the document that ``autotile report --json`` prints."""
-        counts = {"studies": self.studies, "trials": self.trials, "size_bytes": self.size_bytes}
-        return {"path": str(self.path), "title": self.title, **counts}
+        return to_document(asdict(self))
 
     def _headline(self) -> str:
         return f"{self.path}: {self.summary}"

@@ -22,7 +22,6 @@ from autotile.core.documents import encode_json
 from autotile.core.model import Config, Problem, Value, split_objectives
 from autotile.core.text import sizes_text
 from autotile.cuda.driver import device_count, live_device
-from autotile.database.engine import parse_location
 from autotile.errors import ConfigError, InputError, ProblemError, nearest
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
@@ -479,7 +478,10 @@ def serving_call(kernel: str, problem: Problem, *, dtype: str | None, database: 
     kernel, dtype, database
         As the user gave them; None is left out.
     """
-    database = str(parse_location(database)) if database is not None else None
+    if database is not None:
+        from autotile.database.engine import parse_location  # which inspections do without
+
+        database = str(parse_location(database))
     sizes = [f"{name}={value}" for name, value in problem.sizes.items()]
     choices = [f"{name}={encode_json(value)}" for name, value in (("dtype", dtype), ("database", database)) if value]
     return f"kernel = autotile.get_best_kernel({', '.join([encode_json(kernel), *sizes, *choices])})"

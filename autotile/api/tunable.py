@@ -227,10 +227,7 @@ class TunableKernel(Result):
     """
 
     def __init__(
-        self,
-        described: PythonDocument,
-        reference_on: ArrayLibrary = "numpy",
-        verify: Callable[..., Any] | None = None,
+        self, described: PythonDocument, reference_on: ArrayLibrary = "numpy", verify: Callable[..., Any] | None = None
     ) -> None:
         self.document = described.document
         self._function = ReferenceFunction(described.reference, reference_on) if described.reference else None

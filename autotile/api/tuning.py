@@ -395,11 +395,7 @@ def tune_family(
 
 
 def _tune_operation_family(
-    operation: Operation,
-    words: Sequence[str],
-    dtype: str | None,
-    options: TuneOptions,
-    progress: bool | Observer,
+    operation: Operation, words: Sequence[str], dtype: str | None, options: TuneOptions, progress: bool | Observer
 ) -> OperationFamilyResult:
     """Measure a family of an operation, learn a model of time from it, and store it; errors as for `tune_family`."""
     from autotile.serving.operations import libraries_for

@@ -312,11 +312,11 @@ def _missed(kernel: KernelName, location: str, dtype: str | None, options: TuneO
     with opened:
         assessed = assess_misses(opened, kernel)
     wanted = [
-        one.miss.problem
+        one.problem
         for one in assessed
         if one.kernel is not None
-        and gpu_name in (None, one.miss.gpu_name)
-        and dtype in (None, one.miss.problem.dtype)
+        and gpu_name in (None, one.gpu_name)
+        and dtype in (None, one.problem.dtype)
         and not one.tuned
     ]
     return list({str(problem): problem for problem in wanted}.values())

@@ -483,10 +483,7 @@ def write_file(path: Path, statement: str, rows: Sequence[Row], *, timeout_s: fl
     """
     uri = f"file:{quote(str(path.absolute()))}?mode=rw"
     try:
-        with (
-            FORK_LOCK,
-            closing(sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None)) as connection,
-        ):
+        with FORK_LOCK, closing(sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None)) as connection:
             (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
             if journal == "wal":
                 if network_file_system(path):  # where several hosts would damage it

@@ -335,7 +335,15 @@ class BufferArgument(ArrayArgument):
         init, content = declared_content(table, name, scope.problem, scope.operands, scope.folder)
         dtype = parse_element_type(table.text("buffer"), scope.problem.flag_kinds, table.location("buffer"))
         is_initialized = access != "out" or bool(init)
-        constant = _constant_variable(table, access)
+        constant = table.text("constant", "")
+        if "constant" in table.data:
+            if not all(is_c_identifier(part) for part in constant.split("::")):
+                hint = "is not the name of a variable, such as d_filter or ns::filter"
+                raise table.error("constant", f"{describe(constant)} {hint}")
+            if access != "in":
+                raise table.error("constant", 'constant memory is read only; the access of the buffer must be "in"')
+            if "pass" in table.data:
+                raise table.error("pass", "what is copied to constant memory is not passed; remove pass")
         is_passed = not constant and table.boolean("pass", default=True)
         return cls(name, dtype, shape, access, init or "normal", is_passed, content, is_initialized, constant)
 
@@ -393,20 +401,6 @@ class BufferArgument(ArrayArgument):
     def size_bytes(self, problem_dtype: str, names: Mapping[str, Value]) -> int:
         """Return the size of the array in bytes."""
         return math.prod(self.extents(names)) * DTYPES[self.element_type(problem_dtype, names)].size_bytes
-
-
-def _constant_variable(table: Table, access: Access) -> str:
-    """Return the ``__constant__`` variable that a buffer is copied to, a C++ name; "" if none."""
-    name = table.text("constant", "")
-    if "constant" not in table.data:
-        return ""
-    if not all(is_c_identifier(part) for part in name.split("::")):
-        raise table.error("constant", f"{describe(name)} is not the name of a variable, such as d_filter or ns::filter")
-    if access != "in":
-        raise table.error("constant", 'constant memory is read only; the access of the buffer must be "in"')
-    if "pass" in table.data:
-        raise table.error("pass", "what is copied to constant memory is not passed; remove pass")
-    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -859,10 +853,7 @@ class TensorMapDemand:
 
         return [
             (_all([stride % UNIT_BYTES == 0 for stride in strides]), misaligned),
-            (
-                _all(bounded),
-                lambda: f"has the shape {_by(self.shape, ',')}, which is beyond what a map can address",
-            ),
+            (_all(bounded), lambda: f"has the shape {_by(self.shape, ',')}, which is beyond what a map can address"),
             (
                 _all([(side >= 1) & (side <= MAX_BOX) for side in self.box]),
                 lambda: f"has a box of {_by(self.box)} elements, expected 1 to {MAX_BOX} along each axis",

@@ -1327,10 +1327,7 @@ class ArrayExpression:
 
 
 def parse_array_expression(
-    text: str,
-    names: Iterable[str],
-    kinds: Mapping[str, Kind] | None = None,
-    location: Location = UNKNOWN_LOCATION,
+    text: str, names: Iterable[str], kinds: Mapping[str, Kind] | None = None, location: Location = UNKNOWN_LOCATION
 ) -> ArrayExpression:
     """Parse and check an array expression, which may begin with assignments: ``t = x @ w; maximum(t, 0)``.
 

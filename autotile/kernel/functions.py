@@ -491,12 +491,9 @@ def _flat(shape: Shape, axis: int | None) -> tuple[Shape, int]:
     return flat, _axes(flat, 0 if axis is None else axis)[0]
 
 
-def _elementwise(name: str) -> ArrayFunction:
-    return ArrayFunction("x", same, lambda xp, x: getattr(xp, name)(numeric(x)))
-
-
-def _binary(name: str) -> ArrayFunction:
-    return ArrayFunction("a b", elementwise, lambda xp, a, b: getattr(xp, name)(numeric(a), numeric(b)))
+def _calls(name: str, convert: Compute = lambda x: x) -> Compute:
+    """Return a function of the array library, which takes the operands in their order, each converted."""
+    return lambda xp, *operands: getattr(xp, name)(*map(convert, operands))
 
 
 def _real(xp: ModuleType, x: Any) -> Any:
@@ -718,10 +715,6 @@ def _windows(x: Shape, extents: tuple[int, ...]) -> Shape:
     return (*x[:kept], *_positions(x[kept:], extents), *extents)
 
 
-def _sliding_window(xp: ModuleType, x: Any, extents: tuple[int, ...]) -> Any:
-    return xp.lib.stride_tricks.sliding_window_view(x, extents, tuple(range(-len(extents), 0)))
-
-
 def _subscript_parts(subscripts: str, operands: int) -> tuple[list[str], str]:
     """Return the axes of each operand of an ``einsum``, and those of the result."""
     left, arrow, output = subscripts.replace(" ", "").partition("->")
@@ -768,10 +761,6 @@ def _plane(what: str) -> Callable[..., Shape]:
         return shape
 
     return rule
-
-
-def _diagonal(shape: Shape) -> Shape:
-    return (*_plane("diagonal")(shape)[:-2], min(shape[-2:]))
 
 
 def check_indices(xp: ModuleType, indices: Any, extent: int) -> None:
@@ -893,16 +882,16 @@ _FLOAT_NAMES = (
 _BINARY_NAMES = "maximum minimum mod fmod floor_divide arctan2 hypot copysign"
 
 ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
-    **{name: _elementwise(name) for name in _FLOAT_NAMES.split()},
-    **{name: _binary(name) for name in _BINARY_NAMES.split()},
+    **{name: ArrayFunction("x", same, _calls(name, numeric)) for name in _FLOAT_NAMES.split()},
+    **{name: ArrayFunction("a b", elementwise, _calls(name, numeric)) for name in _BINARY_NAMES.split()},
     **{name: _special(name) for name in ("erf", "erfc")},
     **{name: _reduction(name) for name in ("sum", "prod", "mean", "max", "min", "std", "var", "argmax", "argmin")},
     **{name: _reduction(name, _truth) for name in ("any", "all")},
     **{name: _scan(name) for name in ("cumsum", "cumprod")},
     "abs": ArrayFunction("x", same, lambda xp, x: abs(numeric(x))),
-    "round": ArrayFunction("x", same, lambda xp, x: xp.rint(numeric(x))),
+    "round": ArrayFunction("x", same, _calls("rint", numeric)),
     "rsqrt": ArrayFunction("x", same, lambda xp, x: 1.0 / xp.sqrt(numeric(x))),
-    "angle": ArrayFunction("x", same, lambda xp, x: xp.angle(x)),
+    "angle": ArrayFunction("x", same, _calls("angle")),
     "int": ArrayFunction("x", same, lambda xp, x: xp.asarray(x).astype(np.int64)),
     "float": ArrayFunction("x", same, lambda xp, x: xp.asarray(x).astype(np.float64)),
     "float32": ArrayFunction("x", same, lambda xp, x: xp.asarray(x).astype(np.float32).astype(np.float64)),
@@ -919,20 +908,20 @@ ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
     "argsort": ArrayFunction(
         "x axis=-1", _along, lambda xp, x, axis: xp.argsort(xp.asarray(x), axis=axis, kind="stable")
     ),
-    "flip": ArrayFunction("x axis=None", _flipped, lambda xp, x, axis: xp.flip(x, axis)),
-    "roll": ArrayFunction("x shift axis=None", _rolled, lambda xp, x, shift, axis: xp.roll(x, shift, axis)),
+    "flip": ArrayFunction("x axis=None", _flipped, _calls("flip")),
+    "roll": ArrayFunction("x shift axis=None", _rolled, _calls("roll")),
     "shift": ArrayFunction("x *offsets", _shifted, _shift_elements),
     "transpose": ArrayFunction(  # of the last two axes; a vector or scalar is returned unchanged
         "x",
         lambda shape: (*shape[:-2], shape[-1], shape[-2]) if len(shape) > 1 else shape,
         lambda xp, x: xp.swapaxes(x, -1, -2) if np.ndim(x) > 1 else x,
     ),
-    "permute": ArrayFunction("x *axes", _permuted, lambda xp, x, axes: xp.transpose(x, axes)),
-    "reshape": ArrayFunction("x *shape", _reshaped, lambda xp, x, shape: xp.reshape(x, shape)),
-    "ravel": ArrayFunction("x", lambda shape: (math.prod(shape),), lambda xp, x: xp.ravel(x)),
-    "broadcast_to": ArrayFunction("x *shape", _broadcast, lambda xp, x, shape: xp.broadcast_to(x, shape)),
-    "repeat": ArrayFunction("x repeats axis=None", _repeated, lambda xp, x, n, axis: xp.repeat(x, n, axis)),
-    "tile": ArrayFunction("x *counts", _tiled, lambda xp, x, counts: xp.tile(x, counts)),
+    "permute": ArrayFunction("x *axes", _permuted, _calls("transpose")),
+    "reshape": ArrayFunction("x *shape", _reshaped, _calls("reshape")),
+    "ravel": ArrayFunction("x", lambda shape: (math.prod(shape),), _calls("ravel")),
+    "broadcast_to": ArrayFunction("x *shape", _broadcast, _calls("broadcast_to")),
+    "repeat": ArrayFunction("x repeats axis=None", _repeated, _calls("repeat")),
+    "tile": ArrayFunction("x *counts", _tiled, _calls("tile")),
     "concatenate": ArrayFunction(
         "arrays axis=0", _concatenated, lambda xp, xs, axis: xp.concatenate([xp.asarray(x) for x in xs], axis)
     ),
@@ -940,15 +929,21 @@ ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
     "pad": ArrayFunction("x widths mode='constant' value=0", _padded, _pad),
     "correlate": ArrayFunction("x weights", _correlated, _correlate),
     "conv2d": ArrayFunction("x weights", _convolved, _conv2d),
-    "sliding_window": ArrayFunction("x *shape", _windows, _sliding_window),
-    "einsum": ArrayFunction("subscripts *arrays", _contracted, _einsum),
-    "dot": ArrayFunction("a b", product, lambda xp, a, b: xp.matmul(numeric(a), numeric(b))),
-    "outer": ArrayFunction(
-        "a b", lambda a, b: (math.prod(a), math.prod(b)), lambda xp, a, b: xp.outer(numeric(a), numeric(b))
+    "sliding_window": ArrayFunction(
+        "x *shape",
+        _windows,
+        lambda xp, x, extents: xp.lib.stride_tricks.sliding_window_view(x, extents, tuple(range(-len(extents), 0))),
     ),
-    "diagonal": ArrayFunction("x", _diagonal, lambda xp, x: xp.diagonal(x, 0, -2, -1)),
-    "tril": ArrayFunction("x k=0", _plane("triangle"), lambda xp, x, k: xp.tril(x, k)),
-    "triu": ArrayFunction("x k=0", _plane("triangle"), lambda xp, x, k: xp.triu(x, k)),
+    "einsum": ArrayFunction("subscripts *arrays", _contracted, _einsum),
+    "dot": ArrayFunction("a b", product, _calls("matmul", numeric)),
+    "outer": ArrayFunction("a b", lambda a, b: (math.prod(a), math.prod(b)), _calls("outer", numeric)),
+    "diagonal": ArrayFunction(
+        "x",
+        lambda shape: (*_plane("diagonal")(shape)[:-2], min(shape[-2:])),
+        lambda xp, x: xp.diagonal(x, 0, -2, -1),
+    ),
+    "tril": ArrayFunction("x k=0", _plane("triangle"), _calls("tril")),
+    "triu": ArrayFunction("x k=0", _plane("triangle"), _calls("triu")),
     "take": ArrayFunction("x indices axis=None", _taken, _take),
     "bincount": ArrayFunction("x length weights=None", _counted, _bincount),
     "histogram": ArrayFunction("x length low high", lambda x, length, *_: (length,), _histogram),
@@ -956,11 +951,11 @@ ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
     "scatter_add": ArrayFunction("base indices values", _scattered, _scatter_add),
     "searchsorted": ArrayFunction("ascending values side='left'", _searched, _searchsorted),
     "arange": ArrayFunction("start stop=None step=1", _arange_shape, _arange),
-    "zeros": ArrayFunction("*shape", same, lambda xp, shape: xp.zeros(shape)),
-    "ones": ArrayFunction("*shape", same, lambda xp, shape: xp.ones(shape)),
-    "full": ArrayFunction("shape value", _filled, lambda xp, shape, value: xp.full(shape, value)),
-    "eye": ArrayFunction("n", lambda n: (n, n), lambda xp, n: xp.eye(n)),
-    "linspace": ArrayFunction("low high n", _spaced, lambda xp, low, high, n: xp.linspace(low, high, n)),
+    "zeros": ArrayFunction("*shape", same, _calls("zeros")),
+    "ones": ArrayFunction("*shape", same, _calls("ones")),
+    "full": ArrayFunction("shape value", _filled, _calls("full")),
+    "eye": ArrayFunction("n", lambda n: (n, n), _calls("eye")),
+    "linspace": ArrayFunction("low high n", _spaced, _calls("linspace")),
 }
 """Functions of array expressions."""
 

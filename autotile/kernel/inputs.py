@@ -18,11 +18,7 @@ import numpy as np
 from autotile.core.documents import Count, Name, Text, canonical_json, decode_json, read_regular
 from autotile.core.dtypes import DTYPES, Array, Dtype
 from autotile.errors import DataError, InputError
-from autotile.kernel.arguments import (
-    Argument,
-    BufferArgument,
-    ScalarArgument,
-)
+from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument
 from autotile.kernel.contents import InputExpression, InputFile, draw_chunks, fill_integers
 from autotile.kernel.parser import KERNEL_NAME
 from autotile.kernel.sources import is_file
@@ -94,10 +90,7 @@ def _encoded(name: str, values: Array, dtype: Dtype) -> Array:
 
 _INTEGER_SPAN = 8
 """Random integers lie in [-8, 8] (unsigned: [0, 8]), so that sums of products stay exact in float64."""
-_INTEGER_RANGES = {
-    "bool": (0, 1),
-    **{f"uint{bits}": (0, _INTEGER_SPAN) for bits in (8, 16, 32, 64)},
-}
+_INTEGER_RANGES = {"bool": (0, 1), **{f"uint{bits}": (0, _INTEGER_SPAN) for bits in (8, 16, 32, 64)}}
 
 
 def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str, seed: int = 0) -> Array:

@@ -27,13 +27,7 @@ from autotile.kernel.arguments import (
     arguments_of_kind,
 )
 from autotile.kernel.contents import InputExpression
-from autotile.kernel.expressions import (
-    ArrayExpression,
-    Expression,
-    Location,
-    parse_array_expression,
-    parse_expression,
-)
+from autotile.kernel.expressions import ArrayExpression, Expression, Location, parse_array_expression, parse_expression
 from autotile.kernel.functions import Kind
 from autotile.kernel.table import ProblemSection, Table, check_names, describe
 
@@ -331,18 +325,35 @@ class ReferenceKernel(NamedTuple):
 
 def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mapping[str, Kind]) -> ReferenceKernel:
     """Parse the keys of ``[reference]`` that describe a kernel."""
-    entry = table.matching("kernel", _NAME, 'the name of a __global__ function, such as "naive" or "naive<double>"')
-    has_template = "template" in table.data
-    return ReferenceKernel(
-        entry,
-        table.matching("template", _TEMPLATE, "a bare file name that ends in .cu or .cuh") if has_template else None,
+    kernel = ReferenceKernel(
+        table.matching("kernel", _NAME, 'the name of a __global__ function, such as "naive" or "naive<double>"'),
+        table.matching("template", _TEMPLATE, "a bare file name that ends in .cu or .cuh")
+        if "template" in table.data
+        else None,
         table.expressions("block", kinds, max_length=MAX_DIMENSIONS),
         table.expressions("grid", kinds, max_length=MAX_DIMENSIONS),
         table.optional_expression("dynamic_smem_bytes", kinds),
         _reference_defines(table, kinds),
-        _reference_arguments(table, arguments),
-        _reference_type(table, arguments),
+        table.texts("arguments") if "arguments" in table.data else None,
+        "float64" if "element_type" in table.data else None,
     )
+    names, known = kernel.arguments, [argument.name for argument in arguments]
+    if names is not None:
+        for name in names:
+            if name not in known:
+                raise table.error("arguments", f"{name[:60]!r} is not an argument of the kernel: {', '.join(known)}")
+        for buffer in arguments_of_kind(arguments, BufferArgument):
+            if buffer.is_written and buffer.name not in names:
+                raise table.error("arguments", f"the buffer {buffer.name!r} is written by the kernel; add it")
+    if kernel.element_type is not None:
+        if (given := table.text("element_type")) != "float64":
+            expected = 'expected "float64", to pass floating-point arguments in double precision, or no element_type'
+            raise table.error("element_type", f"{describe(given)} is not accepted; {expected}")
+        fixed = [argument.name for argument in arguments if argument.described_buffer]
+        if fixed and names is None:
+            fault = f"the tensor map {fixed[0]!r} has the type of its buffer; name the arguments"
+            raise table.error("element_type", fault)
+    return kernel
 
 
 def _reference_defines(table: Table, kinds: Mapping[str, Kind]) -> dict[str, Expression | str]:
@@ -358,33 +369,6 @@ def _reference_defines(table: Table, kinds: Mapping[str, Kind]) -> dict[str, Exp
         is_text = is_plain and re.fullmatch(_TEXT, text) is not None
         defines[name] = text if is_text else entries.any_expression(name, text, kinds)
     return defines
-
-
-def _reference_arguments(table: Table, arguments: Sequence[Argument]) -> tuple[str, ...] | None:
-    if "arguments" not in table.data:
-        return None
-    known = [argument.name for argument in arguments]
-    names = table.texts("arguments")
-    for name in names:
-        if name not in known:
-            raise table.error("arguments", f"{name[:60]!r} is not an argument of the kernel: {', '.join(known)}")
-    for buffer in arguments_of_kind(arguments, BufferArgument):
-        if buffer.is_written and buffer.name not in names:
-            raise table.error("arguments", f"the buffer {buffer.name!r} is written by the kernel; add it")
-    return names
-
-
-def _reference_type(table: Table, arguments: Sequence[Argument]) -> Wide | None:
-    if "element_type" not in table.data:
-        return None
-    given = table.text("element_type")
-    if given != "float64":
-        expected = 'expected "float64", to pass floating-point arguments in double precision, or no element_type'
-        raise table.error("element_type", f"{describe(given)} is not accepted; {expected}")
-    fixed = [argument.name for argument in arguments if argument.described_buffer]
-    if fixed and "arguments" not in table.data:
-        raise table.error("element_type", f"the tensor map {fixed[0]!r} has the type of its buffer; name the arguments")
-    return "float64"
 
 
 def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> KernelSpec:

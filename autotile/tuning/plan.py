@@ -280,21 +280,38 @@ def plan_text(problems: Sequence[PlannedProblem], comments: Sequence[str] = ()) 
 
 
 @dataclass(frozen=True, slots=True)
-class AssessedMiss:
-    """A miss, with the kernel in its current version and the cost of one call, as far as they are known.
+class AssessedMiss(StoredMiss):
+    """Calls of one problem on one GPU that were served by a fallback, with their cost as far as it is known.
 
-    The kernel is None if it is not found, or no longer has these sizes; else these are in the order of its file.
+    Attributes
+    ----------
+    kernel
+        The kernel in its current version; None if it is not found, or no longer has these sizes. Else these are in the
+        order of its file.
+    cost
+        Cost of one call; None if unknown.
+    tuned
+        Whether the problem has been tuned since.
     """
 
-    miss: StoredMiss
     kernel: Kernel | None
     cost: MissCost | None
     tuned: bool
 
     @property
+    def call_us(self) -> float | None:
+        """Time of one call, in microseconds; None if unknown."""
+        return self.cost.call_us if self.cost is not None else None
+
+    @property
     def lost_s(self) -> float | None:
-        """Time that all calls together have lost, in seconds; None if unknown."""
-        return self.miss.count * self.cost.lost_us * 1e-6 if self.cost is not None else None
+        """Time that all calls together may have lost against the best configuration, in seconds; None if unknown."""
+        return self.count * self.cost.lost_us * 1e-6 if self.cost is not None else None
+
+    @property
+    def measured(self) -> bool:
+        """Whether these times were measured at this problem rather than estimated from others."""
+        return self.cost is not None and self.cost.measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +355,7 @@ def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[Mis
     for one in assessed:
         if one.kernel is None or one.tuned:
             continue
-        problem, lost_s, count = one.miss.problem, one.lost_s, one.miss.count
+        problem, lost_s, count = one.problem, one.lost_s, one.count
         if (earlier := found.get(str(problem))) is not None:
             count += earlier.count
             if earlier.lost_s is not None:
@@ -363,8 +380,9 @@ def _assessed(database: Database, kernel: KernelName | None, misses: Sequence[St
         if current is not None:
             with suppress(InputError):  # it has other sizes today
                 problem = resolve_problem(current.spec, miss.problem.sizes, miss.problem.dtype)
+        counts = (miss.gpu_name, miss.tier, miss.count, miss.last_at)
         if current is None or problem is None:
-            yield AssessedMiss(miss, None, None, tuned=False)
+            yield AssessedMiss(miss.problem, *counts, None, None, tuned=False)
             continue
         if name not in estimators:
             rules = database.rules(name)
@@ -372,5 +390,5 @@ def _assessed(database: Database, kernel: KernelName | None, misses: Sequence[St
         version = (current.source_hash, space_hash(current.spec))
         stored = database.best(name, dtype=problem.dtype, sizes=problem.sizes, gpu_name=miss.gpu_name)
         tuned = any(best.confirmed and (best.key.template_hash, best.key.space_hash) == version for best in stored)
-        known = replace(miss, problem=problem)
-        yield AssessedMiss(known, current, estimators[name].cost(known), tuned)
+        cost = estimators[name].cost(replace(miss, problem=problem))
+        yield AssessedMiss(problem, *counts, current, cost, tuned)

@@ -14,7 +14,7 @@ from stored_rows import CEILINGS
 from autotile.api.devices import DeviceList
 from autotile.api.inspection import OperationExplanation
 from autotile.api.plans import PlanEntry, PlanResult
-from autotile.api.results import ListedMiss, MissList, RecordingList, StudyList, StudyTrial, TrialList
+from autotile.api.results import MissList, RecordingList, StudyList, StudyTrial, TrialList
 from autotile.cli.tables import Listing, Trimmed, below, facts, render, table, title
 from autotile.core.device import device_profile, profile_names
 from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial
@@ -22,11 +22,12 @@ from autotile.core.statistics import Interval
 from autotile.core.text import RIGHT
 from autotile.database.database import StoredTrial, StudySummary
 from autotile.database.keys import TuningKey
+from autotile.database.learned import MissCost
 from autotile.exchange.recording import RecordingFile, RecordingHeader
 from autotile.kernel.library import load_kernel
 from autotile.serving.choice import Contender
 from autotile.tuning.operation_session import OperationResult, TunedContender
-from autotile.tuning.plan import PlannedProblem
+from autotile.tuning.plan import AssessedMiss, PlannedProblem
 
 SIZES = {"M": 4096, "N": 4096, "K": 4096}
 CONFIG = dict.fromkeys(("BM", "BN", "BK", "TM", "TN", "LANES_X", "VEC", "STAGES", "PAD", "UNROLL", "MIN_BLOCKS"), 128)
@@ -63,7 +64,8 @@ def reports() -> dict[str, RenderableType]:
     study = StudySummary(1, key(), device_profile("h200"), NOON, 1, 200, 150, NOON, CONFIG, 3057.0)
     header = RecordingHeader(key=key(), parameters=(), device=device_profile("h200"), valid_configs=14712)
     problem, gpu = Problem("sgemm_2d", SIZES, "float32"), "NVIDIA GeForce RTX 3090"
-    miss = ListedMiss(problem, gpu, "transferred", 7, NOON, call_us=1234.5, lost_s=12.5, measured=False, tuned=True)
+    cost = MissCost(1234.5, 12.5e6 / 7, measured=False)
+    miss = AssessedMiss(problem, gpu, "transferred", 7, NOON, None, cost, tuned=True)
     file = Path("/home/someone/autotile/recordings/sgemm_2d-nvidia-h200.npz")
     return {
         "studies": render(StudyList((study,), "t.db")),

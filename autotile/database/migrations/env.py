@@ -8,8 +8,6 @@ from autotile.database.engine import METADATA
 from autotile.database.winners import VERSION_TABLE
 
 context.configure(
-    connection=context.config.attributes["connection"],
-    target_metadata=METADATA,
-    version_table=VERSION_TABLE,
+    connection=context.config.attributes["connection"], target_metadata=METADATA, version_table=VERSION_TABLE
 )
 context.run_migrations()
