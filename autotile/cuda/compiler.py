@@ -107,7 +107,9 @@ def macro_options(config: Config, dtype: str) -> tuple[str, ...]:
 def compile_job(
     kernel: Kernel, config: Config, dtype: str, architecture: str, sizes: Mapping[str, int] | None = None
 ) -> CompileJob:
-    """Return the compilation of a configuration.
+    """Return the compilation of a configuration for a dtype of the problem.
+
+    Raise `InputError` if a file that an option names cannot be read, or an option has no value.
 
     Parameters
     ----------
@@ -118,11 +120,6 @@ def compile_job(
     sizes
         Sizes and flags of the problem, of which `KernelSpec.compiled_names` are compiled in; None for the kernel's
         defaults.
-
-    Raises
-    ------
-    InputError
-        A file that an option names cannot be read, or an option has no value.
     """
     from autotile.kernel.sources import read_bytes, sources_with_options
     from autotile.kernel.spec import controls_file, with_values
@@ -199,12 +196,8 @@ class Compilation:
 def compile_cubin(job: CompileJob) -> Compilation:
     """Compile a source to a cubin.
 
-    Raises
-    ------
-    CompileError
-        The source does not compile, or an entry does not name one ``__global__`` function.
-    ToolchainError
-        The compiler is missing, or does not support the architecture.
+    Raise `CompileError` if the source does not compile, or an entry does not name one ``__global__`` function;
+    `ToolchainError` if the compiler is missing, or does not support the architecture.
     """
     return _compile_with_nvcc(job) if job.compiler == "nvcc" else _compile_with_nvrtc(job)
 
@@ -517,7 +510,8 @@ class CubinCache:
     write at once. When the folder exceeds its limit, the least recently used cubins are deleted.
 
     Cubins run with the rights of the user, so the folder must be one that only the user may write. Each description
-    holds a hash of the key, the cubin and the functions, so a file copied to another key is not used.
+    holds a hash of the key, the cubin and the functions, so a file copied to another key is not used. Raise
+    `InputError` if the folder cannot be created, or others may write it.
 
     Parameters
     ----------
@@ -525,11 +519,6 @@ class CubinCache:
         Folder of caches, created if missing, for the user alone.
     limit_bytes
         Size to which the folder is trimmed.
-
-    Raises
-    ------
-    InputError
-        The folder cannot be created, or others may write it.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:

@@ -174,12 +174,8 @@ class Gemm:
 
     float32 products are computed in IEEE fp32 on the CUDA cores, without TF32 and without emulation. Equal inputs give
     bitwise equal results on GPUs of one model, whatever other streams do: each stream has a workspace of its own, and
-    parts of a sum are added in a fixed order.
-
-    Raises
-    ------
-    ToolchainError
-        cuBLAS is not installed, or has no algorithm for the product.
+    parts of a sum are added in a fixed order. Raise `ToolchainError` if cuBLAS is not installed, or has no algorithm
+    for the product.
     """
 
     def __init__(self, layout: GemmLayout, device_index: int) -> None:
@@ -190,7 +186,7 @@ class Gemm:
 
     def memory(self, stream: int) -> _StreamMemory:
         """Return the memory that products on a stream use."""
-        return _memories.get(self._device_index, stream)
+        return _memory_of(self._device_index, stream)
 
     def __call__(
         self,
@@ -203,21 +199,10 @@ class Gemm:
     ) -> None:
         """Queue the product on a stream of the device, which must be the current one.
 
-        Parameters
-        ----------
-        stream
-            Handle of the stream.
-        addresses
-            Addresses of A, B and C.
-        memory
-            From `memory`; None for that of the stream.
-
-        Raises
-        ------
-        ToolchainError
-            cuBLAS refuses the product.
+        Raise `ToolchainError` if cuBLAS refuses the product.
+        ``addresses`` are those of A, B and C; without ``memory``, that of the stream is used.
         """
-        memory = memory or _memories.get(self._device_index, stream)
+        memory = memory or _memory_of(self._device_index, stream)
         a, b, c = addresses
         is_aligned = not (a | b | c) % _VECTOR_BYTES
         if self._rounding is None or beta != 0.0 or c % _VECTOR_BYTES:
@@ -365,35 +350,28 @@ class _StreamMemory:
         return int(self._sums[-1].ptr)
 
 
-class _StreamMemories:
-    """The memory of each stream."""
+_kept: dict[tuple[int, int, int], _StreamMemory] = {}
+"""The memory of each stream, by device, stream, and the thread of a stream of each thread."""
+_captured: list[_StreamMemory] = []
+"""Memory that a CUDA graph may refer to at any later time."""
+_lock = threading.Lock()
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, int, int], _StreamMemory] = {}
-        self._captured: list[_StreamMemory] = []
-        """Memory that a CUDA graph may refer to at any later time."""
-        self._lock = threading.Lock()
 
-    def get(self, device_index: int, stream: int) -> _StreamMemory:
-        """Return the memory of a stream of the current device."""
-        key = device_index, stream, threading.get_ident() if stream == PER_THREAD_STREAM else 0
-        found = self._kept.get(key) or self._make(key, stream)
-        if not found.is_captured and stream != 0 and load_cupy().cuda.runtime.streamIsCapturing(stream):
-            found.is_captured = True
-            self._captured.append(found)
-        return found
-
-    def _make(self, key: tuple[int, int, int], stream: int) -> _StreamMemory:
-        with self._lock, outside_of_captures():
-            found = self._kept.get(key)
+def _memory_of(device_index: int, stream: int) -> _StreamMemory:
+    """Return the memory of a stream of the current device."""
+    key = device_index, stream, threading.get_ident() if stream == PER_THREAD_STREAM else 0
+    found = _kept.get(key)
+    if found is None:
+        with _lock, outside_of_captures():
+            found = _kept.get(key)
             if found is None:
-                if len(self._kept) >= _MAX_STREAMS:
-                    del self._kept[next(iter(self._kept))]
-                found = self._kept[key] = _StreamMemory(stream)
-            return found
-
-
-_memories = _StreamMemories()
+                if len(_kept) >= _MAX_STREAMS:
+                    del _kept[next(iter(_kept))]
+                found = _kept[key] = _StreamMemory(stream)
+    if not found.is_captured and stream != 0 and load_cupy().cuda.runtime.streamIsCapturing(stream):
+        found.is_captured = True
+        _captured.append(found)
+    return found
 
 
 def _workspace_bytes() -> int:

@@ -24,12 +24,8 @@ PER_THREAD_STREAM = 2
 def load_driver() -> ctypes.CDLL:
     """Return the driver's library, initialised; its functions have the signatures of cuda.h and return a ``CUresult``.
 
-    Importing ``cuda.bindings`` would take longer than the rest of a process's first launch.
-
-    Raises
-    ------
-    ToolchainError
-        There is no driver.
+    Importing ``cuda.bindings`` would take longer than the rest of a process's first launch. Raise `ToolchainError` if
+    there is no driver.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -114,12 +110,7 @@ def live_device(index: int = 0) -> DeviceProperties:
     """Return the properties of a CUDA device.
 
     Properties that the runtime does not report (allocation units, fp32 lanes) come from the table of compute
-    capabilities.
-
-    Raises
-    ------
-    ToolchainError
-        CuPy is missing, or the device cannot be queried.
+    capabilities. Raise `ToolchainError` if CuPy is missing, or the device cannot be queried.
     """
     runtime = load_cupy().cuda.runtime
     try:
@@ -272,12 +263,8 @@ class ConstantCopy(NamedTuple):
 def constant_copies(spec: KernelSpec, module: int, sizes: Mapping[str, Value], dtype: str) -> tuple[ConstantCopy, ...]:
     """Return the copies that a module, given by its driver handle, needs before a launch.
 
-    A variable that the module does not have, as with another value of a parameter, is left out.
-
-    Raises
-    ------
-    InputError
-        A buffer is larger than its variable.
+    A variable that the module does not have, as with another value of a parameter, is left out. Raise `InputError` if a
+    buffer is larger than its variable.
     """
     copies = []
     for buffer in spec.buffers:

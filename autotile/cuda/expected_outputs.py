@@ -54,10 +54,7 @@ def checked_output(
 ) -> ReferenceOutput:
     """Return expected values in the form in which outputs are compared with them; messages name their ``place``.
 
-    Raises
-    ------
-    InputError
-        The shape is not the output's, a value is not finite, or it is not one of the output's type.
+    Raise `InputError` if the shape is not the output's, a value is not finite, or it is not one of the output's type.
     """
     cupy = load_cupy()
     if values.shape != shape:
@@ -98,12 +95,8 @@ class ReferenceSolution:
     ) -> ReferenceOutput:
         """Compute the expected values of an output; messages name the ``place`` of the expression and the sizes.
 
-        Raises
-        ------
-        InputError
-            The expression cannot be evaluated, its shape is not the output's, or its value is not finite.
-        ToolchainError
-            The results of the device and of NumPy differ.
+        Raise `InputError` if the expression cannot be evaluated, its shape is not the output's, or its value is not
+        finite; `ToolchainError` if the results of the device and of NumPy differ.
         """
         cupy = load_cupy()
         try:
@@ -231,14 +224,9 @@ class ExpectedOutputs:
     ) -> dict[str, ReferenceOutput]:
         """Return the expected values of each output that has a reference for these inputs.
 
-        The inputs were made from ``seed``, with the check values of scalars if ``check``.
-
-        Raises
-        ------
-        InputError
-            The reference cannot be computed, its shape is not the output's, or its value is not finite.
-        ToolchainError
-            The reference values of the device and of NumPy differ.
+        The inputs were made from ``seed``, with the check values of scalars if ``check``. Raise `InputError` if the
+        reference cannot be computed, its shape is not the output's, or its value is not finite; `ToolchainError` if the
+        reference values of the device and of NumPy differ.
         """
         spec, reference = self._spec, self._spec.reference
         at = " ".join(f"{name}={value}" for name, value in sizes.items())
@@ -298,12 +286,8 @@ class ExpectedOutputs:
     ) -> dict[str, Any]:
         """Run the reference kernel, which is compiled once for a problem, twice, and return the values of each output.
 
-        They are arrays on the device: float64, complex128, or an integer type.
-
-        Raises
-        ------
-        InputError
-            The kernel fails, writes outside its outputs, changes an input, or gives different results in two launches.
+        They are arrays on the device: float64, complex128, or an integer type. Raise `InputError` if the kernel fails,
+        writes outside its outputs, changes an input, or gives different results in two launches.
         """
         source, cache, device, declared = self._source, self._cache, self._device, self._spec.reference.kernel
         assert source is not None

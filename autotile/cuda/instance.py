@@ -63,24 +63,11 @@ class ProblemInstance:
     """Buffers and scalars of a kernel for given sizes.
 
     They are created once and shared by all candidates, except for workspaces, whose shapes depend on the candidate.
-
-    Parameters
-    ----------
-    check
-        Whether to use the check values of scalars that have one (for example, a nonzero ``beta``).
-    references
-        Source of the expected outputs; None if they are expressions.
-    like
-        Problems of other kernels of the operation. The buffers, inputs and expected outputs of one that has the same
-        are used; they are then shared.
-
-    Raises
-    ------
-    InputError
-        The reference cannot be computed, its shape is not the output's, or its value is not finite; or a scalar does
-        not fit in its type.
-    ToolchainError
-        The reference values of the device and of NumPy differ.
+    Scalars that have a check value have it with ``check``. The expected outputs come from ``references``, unless they
+    are expressions. Of the problems ``like`` it, of other kernels of the operation, one that has the same buffers,
+    inputs and expected outputs shares them. Raise `InputError` if the reference cannot be computed, its shape is not
+    the output's, its value is not finite, or a scalar does not fit in its type; `ToolchainError` if the reference
+    values of the device and of NumPy differ.
     """
 
     def __init__(
@@ -161,12 +148,7 @@ class ProblemInstance:
     def bind(self, config: Config, device: DeviceProperties) -> BoundArguments:
         """Return the launch arguments of a configuration, which keep its workspaces alive.
 
-        Raises
-        ------
-        ConfigError
-            A workspace has a negative extent.
-        ToolchainError
-            The driver refuses a tensor map.
+        Raise `ConfigError` if a workspace has a negative extent; `ToolchainError` if the driver refuses a tensor map.
         """
         names = known_names(self._spec, config, self.sizes, device)
         data = LaunchData.of(self._spec, self._dtype, names)

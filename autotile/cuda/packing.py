@@ -72,14 +72,8 @@ def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
     """Encode the tensor map of a buffer or workspace; elements outside of it read as zero and are not written.
 
     Axes are reversed here, as the driver counts from the innermost one. The result has shape (1,), one element of 128
-    bytes, which CuPy passes to a kernel by value; zeros if the map is absent.
-
-    Raises
-    ------
-    ArgumentError
-        The address is not a multiple of 16.
-    ToolchainError
-        The driver refuses the map, or is too old to encode one.
+    bytes, which CuPy passes to a kernel by value; zeros if the map is absent. Raise `ArgumentError` if the address is
+    not a multiple of 16; `ToolchainError` if the driver refuses the map, or is too old to encode one.
     """
     if tensor_map.is_absent:
         return np.zeros(1, _MAP)
@@ -138,10 +132,7 @@ def by_value(stored: Any) -> Any:
 def encode_struct(struct: StructValue, addresses: Mapping[str, int]) -> NDArray[Any]:
     """Encode a struct, given the address of each buffer and workspace, as an array of one element of its size.
 
-    Raises
-    ------
-    ArgumentError
-        A value does not fit in its type.
+    Raise `ArgumentError` if a value does not fit in its type.
     """
     memory = np.zeros(struct.size_bytes, np.uint8)
     for offset, name, values in struct.scalars:
@@ -187,13 +178,8 @@ def pack_arguments(
     """Return the arguments of a launch, in order; ``names`` are those that the function takes, None for all.
 
     Pointers are device addresses, those of empty workspaces 0; the caller keeps the memory alive. Scalars are encoded.
-
-    Raises
-    ------
-    ArgumentError
-        A buffer with a tensor map is not aligned to 16 bytes.
-    ToolchainError
-        The driver refuses a tensor map.
+    Raise `ArgumentError` if a buffer with a tensor map is not aligned to 16 bytes; `ToolchainError` if the driver
+    refuses a tensor map.
     """
     maps = {tensor_map.name: tensor_map for tensor_map in data.tensor_maps}
     structs = {struct.name: struct for struct in data.structs}
@@ -231,10 +217,7 @@ _MAX_OBJECTS = 1 << 16
 def texture_object(texture: Texture, pointer: int) -> Any:
     """Return the texture object of a buffer as a kernel takes it: the handle as a NumPy scalar.
 
-    Raises
-    ------
-    ArgumentError
-        The address or the distance of rows is one that textures cannot have.
+    Raise `ArgumentError` if the address or the distance of rows is one that textures cannot have.
     """
     if pointer % ALIGNMENT_BYTES:
         raise ArgumentError(

@@ -109,12 +109,7 @@ class SupportKernels:
     def matmul(self, a: Any, b: Any) -> Any:
         """Multiply two float64 device arrays of shapes (..., M, K) and (..., K, N).
 
-        Leading axes are broadcast as in NumPy.
-
-        Raises
-        ------
-        ValueError
-            The leading axes cannot be broadcast.
+        Leading axes are broadcast as in NumPy. Raise `ValueError` if the leading axes cannot be broadcast.
         """
         cupy = load_cupy()
         leading = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])

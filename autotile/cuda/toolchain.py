@@ -31,10 +31,7 @@ _VERSION_TIMEOUT_S = 30.0
 def load_nvrtc() -> ModuleType:
     """Return the ``cuda.bindings.nvrtc`` module, after checking that its library can be loaded.
 
-    Raises
-    ------
-    ToolchainError
-        The bindings or the library are not installed.
+    Raise `ToolchainError` if the bindings or the library are not installed.
     """
     try:
         from cuda.bindings import nvrtc
@@ -74,10 +71,7 @@ def nvrtc_version() -> str:
 def load_cupy() -> ModuleType:
     """Return the ``cupy`` module.
 
-    Raises
-    ------
-    ToolchainError
-        CuPy is not installed.
+    Raise `ToolchainError` if CuPy is not installed.
     """
     try:
         import cupy
@@ -91,10 +85,7 @@ def load_cupy() -> ModuleType:
 def find_nvcc() -> Path:
     """Return the path of nvcc: that of ``CUDA_HOME``, of ``CUDA_PATH``, on ``PATH``, or of the default folder.
 
-    Raises
-    ------
-    ToolchainError
-        There is none.
+    Raise `ToolchainError` if there is none.
     """
     *named, default = (str(folder / "bin") for folder in toolkit_folders())
     for folder in (*named, None, default):
@@ -107,10 +98,7 @@ def find_nvcc() -> Path:
 def nvcc_version() -> str:
     """Return the version of nvcc, such as ``"13.0.88"``, which is part of the key of what it compiles.
 
-    Raises
-    ------
-    ToolchainError
-        There is no nvcc, or it does not run.
+    Raise `ToolchainError` if there is no nvcc, or it does not run.
     """
     nvcc = find_nvcc()
     try:

@@ -103,17 +103,8 @@ def compiled_points(
 ) -> tuple[PointsOf, Rows]:
     """Return the coordinates of compiled rows, those of their parameters followed by their resources, and the groups.
 
-    Features that are constant among the rows that a model is fitted to are left out; each other is a group of its own.
-    A row without features, which did not compile, has the mean of the others.
-
-    Parameters
-    ----------
-    points, groups
-        Coordinates of rows by their parameters, and their groups, see `Embedding`.
-    features
-        Result of `features_of` by row.
-    fitted
-        Rows that the model is fitted to.
+    Features that are constant among the ``fitted`` rows are left out; each other is a group of its own. A row without
+    features, which did not compile, has the mean of the others. ``points`` and ``groups`` are those of the parameters.
     """
     known = np.array([features[row] for row in fitted.tolist() if row in features])
     varying = np.flatnonzero(np.ptp(known, axis=0) > 0) if len(known) else np.zeros(0, np.int64)
@@ -143,11 +134,6 @@ class Embedding:
     The last group holds the products of any two tile sizes, on one scale: threads of a block, elements of a tile, work
     of a thread. It needs few coordinates: the squared differences of all sums of two of p logarithms add up to p - 2
     times those of each logarithm plus that of the sum of all.
-
-    Attributes
-    ----------
-    groups
-        Group of each coordinate, shape (coordinates,).
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
@@ -216,22 +202,15 @@ def _unit(column: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """Hyperparameters of a kernel that is 1 at distance 0.
-
-    Attributes
-    ----------
-    scale
-        Reciprocal length scale of each coordinate, shape (coordinates,).
-    noise
-        Variance of the noise.
-    covariance
-        Estimated posterior covariance of the logarithms of the length scale of each group and of the noise, shape
-        (groups + 1, groups + 1), with which a later fit begins; None if they are not fitted.
-    """
+    """Hyperparameters of a kernel that is 1 at distance 0."""
 
     scale: Floats
+    """Reciprocal length scale of each coordinate."""
     noise: float
+    """Variance of the noise."""
     covariance: Floats | None = None
+    """Estimated posterior covariance of the logarithms of the length scale of each group and of the noise, with which a
+    later fit begins; None if they are not fitted."""
 
 
 def matern(squared: NDArray[Any]) -> NDArray[Any]:
@@ -258,16 +237,8 @@ class GaussianProcess:
     instead of a new factorisation. Targets are passed to `predict` only: several targets can share the factors, and an
     observation whose target is not known yet reduces the variance and leaves the mean unchanged.
 
-    Parameters
-    ----------
-    parameters
-        Length scales and noise.
-    points
-        Coordinates of the points of predictions, shape (points, coordinates).
-    observed
-        Coordinates of the first observations, shape (n, coordinates).
-    noise
-        Known variance of each of these, added to the common one, for a kernel that is 1 at distance 0, shape (n,).
+    ``points`` are the coordinates of the points of predictions, and ``observed`` those of the first observations, whose
+    known variances are ``noise``, added to the common one.
     """
 
     def __init__(
@@ -350,21 +321,9 @@ class GaussianProcess:
         self._count = end
 
     def predict(self, targets: Floats, known: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """Predict each target at the points.
+        """Return the means of targets, shape (targets, points), and the standard deviation of the first at each point.
 
-        Parameters
-        ----------
-        targets
-            Targets, shape (targets, observations).
-        known
-            Whether the targets of an observation are known, shape (observations,).
-
-        Returns
-        -------
-        mean : numpy.ndarray
-            Means, shape (targets, points).
-        deviation : numpy.ndarray
-            Standard deviation of the first target, shape (points,).
+        The targets have shape (targets, observations); ``known`` tells of which observations they are known.
         """
         # solve L x = targets, with x = 0 for unknown targets, which are as expected
         solved = np.zeros_like(targets)
@@ -431,15 +390,7 @@ over the square of this; the closed form loses as many digits as that square has
 
 
 def log_expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
-    """Return the logarithm of the expected improvement of a normal value over ``best`` (Ament et al., 2023).
-
-    Parameters
-    ----------
-    mean, deviation
-        Means and standard deviations, shape (n,).
-    best
-        Lowest value so far.
-    """
+    """Return the logarithm of the expected improvement of normal values over the lowest so far (Ament et al., 2023)."""
     standard = (best - mean) / deviation
     near = np.maximum(standard, _TAIL)
     logarithm = np.log(near * ndtr(near) + np.exp(-0.5 * near * near) / np.sqrt(2 * np.pi))
@@ -489,20 +440,9 @@ def fit(
     The optimiser is BFGS in a box (Nocedal and Wright, 2006, algorithm 6.1). There are few variables, and the density
     takes 0.1 ms; SciPy's optimiser takes as long again for each step, and its import longer than all fits of a session.
 
-    Parameters
-    ----------
-    points
-        Coordinates of the observations, shape (n, coordinates).
-    targets
-        Targets with mean 0 and deviation 1, shape (n,).
-    groups
-        Group of each coordinate, shape (coordinates,); coordinates of a group share a length scale.
-    noise
-        Known variance of each target, added to the fitted one, shape (n,).
-    start
-        Hyperparameters that the optimiser starts from, of the first coordinates; None for the medians of the priors.
-    max_steps
-        Maximum number of optimiser steps; the prior keeps the start near the optimum.
+    The targets have mean 0 and deviation 1, and known variances ``noise``, added to the fitted one. The optimiser
+    starts from ``start``, of the first coordinates, else from the medians of the priors, which keep it near the
+    optimum.
     """
     density, center, spread = density_of(points, targets, groups, noise)
     low, high = np.array([_LENGTH_BOUNDS] * (len(center) - 1) + [np.log(_NOISE_BOUNDS)]).T

@@ -57,12 +57,7 @@ Scores = tuple[Floats, NDArray[np.bool_], int, float | None]
 class History:
     """Rows and results of trials, by their index in the order in which they began.
 
-    Attributes
-    ----------
-    begun, ended
-        Number of trials that began, and that ended.
-    first_success
-        Number of trials that ended before the first success; all if there is none.
+    ``first_success`` is the number of trials that ended before the first success; all if there is none.
     """
 
     def __init__(self) -> None:
@@ -146,14 +141,10 @@ class History:
 
 
 def losses(values: Floats, directions: Sequence[StudyDirection], weights: Floats) -> Floats:
-    """Return the loss of each trial, with mean 0 and deviation 1 over the successful trials.
+    """Return the loss of each trial, with mean 0 and deviation 1 over the successful trials, at least one.
 
-    Parameters
-    ----------
-    values
-        Values of the trials, shape (trials, objectives); NaN for failures. At least one trial succeeded.
-    weights
-        Weights of the objectives, shape (objectives,); ignored if there is one objective.
+    ``values`` have shape (trials, objectives), NaN for failures. The weights of the objectives are ignored if there is
+    one objective.
     """
     ran = ~np.isnan(values[:, 0])
     columns = [_scaled(column, direction) for column, direction in zip(values[ran].T, directions, strict=True)]
@@ -251,33 +242,17 @@ class Surrogate:
     ended by then and begins at the previous fit; the trials of the process are ordered by their end among those of the
     fit, then by their beginning.
 
-    Parameters
-    ----------
-    points
-        Return the coordinates of rows by their parameters.
-    groups
-        Group of each coordinate; coordinates of a group share a length scale.
-    history
-        The trials.
-    directions
-        Directions of the study.
-    prior
-        Expected speeds, the mean of the process; ignored if there are several objectives.
-    features
-        Resources by row, which are further coordinates, see `compiled_points`; None for none.
-    max_first
-        Maximum number of the trials of the fit that are used, the informative ones.
+    ``points`` returns the coordinates of rows by their parameters, of which those of a group share a length scale. The
+    mean of the process is that of ``prior``, ignored if there are several objectives. ``features`` are resources by
+    row, which are further coordinates, see `compiled_points`. Of the trials of a fit, ``max_first`` informative ones
+    are used.
 
     Attributes
     ----------
-    fitted
-        Number of trials of the newest fit, counted by their end; 0 before the first.
-    parameters
-        Hyperparameters of that fit.
+    fitted, parameters
+        Number of trials of the newest fit, counted by their end, 0 before the first; and its hyperparameters.
     best
         Rows of the best of its trials, the best first.
-    prior
-        As given.
     """
 
     fitted = 0
@@ -435,28 +410,9 @@ _MIN_UNEXPLAINED = 1e-4
 class RowRanking:
     """Rows with their predicted losses, among which several are chosen without a result in between.
 
-    Attributes
-    ----------
-    rows
-        The rows, shape (n,).
-    mean, deviation
-        Mean and standard deviation of the loss, shape (n,).
-    log_success
-        Logarithm of the probability of success, shape (n,).
-    best
-        Lowest loss so far.
-    since_best
-        Number of trials that ended since then.
-    speed
-        Speed relative to the fastest trial of one unit of the loss; None if losses are not speeds.
-    among
-        `Surrogate.among`.
-    gain
-        Logarithm of the expected improvement times the probability of success, shape (n,); after `keep_best`.
-    count
-        Number of rows that were chosen.
-    chosen
-        The last of these.
+    All arrays have shape (rows,). ``deviation`` is the standard deviation of the loss; ``best`` the lowest loss so far,
+    ``since_best`` trials ago; ``speed`` the speed, relative to the fastest trial, of one unit of the loss, None if
+    losses are not speeds; ``among`` is `Surrogate.among`. ``count`` rows were chosen, the last of them ``chosen``.
     """
 
     rows: Rows
@@ -468,6 +424,7 @@ class RowRanking:
     speed: float | None
     among: Callable[[Rows], Callable[[int], Floats]]
     gain: Floats | None = None
+    """Logarithm of the expected improvement times the probability of success; after `keep_best`."""
     count: int = 0
     chosen: int | None = None
     _kept: Rows | None = None

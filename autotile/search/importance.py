@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autotile.core.model import Trial, Value
-from autotile.search.gaussian_process import Floats, Rows, one_blas_thread, positions
+from autotile.search.gaussian_process import Floats, one_blas_thread, positions
 from autotile.space.search_space import SearchSpace
 
 Codes = NDArray[np.integer]
@@ -29,15 +29,7 @@ _VARIANCE_ROWS = 500
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One parameter.
-
-    Attributes
-    ----------
-    kernel
-        Covariance of the effects of two values, shape (values, values).
-    trials, rows
-        Code of the value in each trial and in each valid configuration, shapes (trials,) and (rows,).
-    """
+    """One parameter: the covariance of the effects of two values, and its codes in trials and valid configurations."""
 
     kernel: Floats
     trials: Codes
@@ -170,22 +162,13 @@ _MIN_PREDICTED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Effect of one parameter.
-
-    Attributes
-    ----------
-    share
-        Share of the variance of the logarithm of the time over the valid configurations, 0 to 1: the share that it
-        explains alone, plus half of the share of each pair with another parameter. All shares and the unexplained
-        variance add up to 1.
-    alone
-        Share that it explains alone.
-    matters
-        Whether it explains more than chance would; if not, both shares are 0.
-    """
+    """Effect of one parameter; both shares are 0 unless it ``matters``: it explains more than chance would."""
 
     parameter: str
     share: float
+    """Share of the variance of the logarithm of the time over the valid configurations, 0 to 1: the share that it
+    explains alone, plus half of the share of each pair with another parameter. All shares and the unexplained variance
+    add up to 1."""
     alone: float
     matters: bool
 
@@ -236,41 +219,42 @@ def importance_of(
     order = np.argsort(np.log(times), kind="stable")
     chosen = order[np.linspace(0, len(order) - 1, min(len(order), _MAX_TRIALS)).astype(np.int64)]
     kept = np.log(times)[chosen]
+    targets = (kept - kept.mean()) / kept.std()
     with one_blas_thread():
-        return _attribute(space, tried[chosen], (kept - kept.mean()) / kept.std(), rng)
-
-
-def _attribute(
-    space: SearchSpace, rows: Rows, targets: Floats, rng: np.random.Generator
-) -> tuple[tuple[Effect, ...], str]:
-    sample = rng.choice(len(space), min(len(space), _MAX_ROWS), replace=False)
-    columns = {
-        parameter.name: column_of(parameter.values, trials, valid)
-        for parameter, trials, valid in zip(space.parameters, space.codes[rows].T, space.codes[sample].T, strict=True)
-        if len(np.unique(trials)) > 1 and len(np.unique(valid)) > 1
-    }
-    mattering: dict[str, Column] = {}
-    if columns:
-        real = list(columns.values())
-        pairs, noise, _ = _fit_weights(real, targets)
-        _, shared = _shares(real, targets, pairs, noise)
-        chance = 0.0  # largest share of a shuffled column
-        for _ in range(_SHUFFLES):
-            shuffled = [Column(each.kernel, rng.permutation(each.trials), rng.permutation(each.rows)) for each in real]
-            _, both = _shares([*real, *shuffled], targets, pairs, noise, len(real))
-            chance = max(chance, float(both[len(real) :].max()))
-        mattering = {name: column for (name, column), one in zip(columns.items(), shared, strict=True) if one > chance}
-    kept = list(mattering.values())
-    pairs, noise, error = _fit_weights(kept, targets) if kept else (0.0, 0.0, 1.0)
-    if 1 - error < _MIN_EXPLAINED:
-        return (), "the parameters explain the differences no better than chance"
-    explained = min(1 - error, _predicted_share(kept, targets, pairs, noise))
-    if explained < _MIN_PREDICTED:
-        return (), "the trials predict too little of the rest of the space to tell what matters"
-    alone, shared = (np.maximum(explained * each, 0) for each in _shares(kept, targets, pairs, noise))
-    effects = [Effect(name, float(shared[i]), float(alone[i]), True) for i, name in enumerate(mattering)]
-    effects += [Effect(name, 0.0, 0.0, False) for name in columns if name not in mattering]
-    return tuple(sorted(effects, key=lambda effect: -effect.share)), ""
+        sample = rng.choice(len(space), min(len(space), _MAX_ROWS), replace=False)
+        columns = {
+            parameter.name: column_of(parameter.values, trials, valid)
+            for parameter, trials, valid in zip(
+                space.parameters, space.codes[tried[chosen]].T, space.codes[sample].T, strict=True
+            )
+            if len(np.unique(trials)) > 1 and len(np.unique(valid)) > 1
+        }
+        mattering: dict[str, Column] = {}
+        if columns:
+            real = list(columns.values())
+            pairs, noise, _ = _fit_weights(real, targets)
+            _, shared = _shares(real, targets, pairs, noise)
+            chance = 0.0  # largest share of a shuffled column
+            for _ in range(_SHUFFLES):
+                shuffled = [
+                    Column(each.kernel, rng.permutation(each.trials), rng.permutation(each.rows)) for each in real
+                ]
+                _, both = _shares([*real, *shuffled], targets, pairs, noise, len(real))
+                chance = max(chance, float(both[len(real) :].max()))
+            mattering = {
+                name: column for (name, column), one in zip(columns.items(), shared, strict=True) if one > chance
+            }
+        used = list(mattering.values())
+        pairs, noise, error = _fit_weights(used, targets) if used else (0.0, 0.0, 1.0)
+        if 1 - error < _MIN_EXPLAINED:
+            return (), "the parameters explain the differences no better than chance"
+        explained = min(1 - error, _predicted_share(used, targets, pairs, noise))
+        if explained < _MIN_PREDICTED:
+            return (), "the trials predict too little of the rest of the space to tell what matters"
+        alone, shared = (np.maximum(explained * each, 0) for each in _shares(used, targets, pairs, noise))
+        effects = [Effect(name, float(shared[i]), float(alone[i]), True) for i, name in enumerate(mattering)]
+        effects += [Effect(name, 0.0, 0.0, False) for name in columns if name not in mattering]
+        return tuple(sorted(effects, key=lambda effect: -effect.share)), ""
 
 
 _BEST_SHARE = 0.1
@@ -303,30 +287,20 @@ _DERIVED: Mapping[str, tuple[Callable[[Trial], float | None], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A value beyond which no trial came close to the best.
-
-    Attributes
-    ----------
-    quantity
-        Name of a parameter, or ``threads``, ``shared_bytes`` or ``occupancy``.
-    side
-        Side of the value that the threshold excludes.
-    value
-        Extreme value among the best trials.
-    trials
-        Number of trials beyond it.
-    loss
-        Relative excess of the fastest of these over the best time of all, 0.12 for 12 %.
-    text
-        The value with its unit.
-    """
+    """A value beyond which no trial came close to the best."""
 
     quantity: str
+    """Name of a parameter, or ``threads``, ``shared_bytes`` or ``occupancy``."""
     side: Literal["above", "below"]
+    """Side of the value that the threshold excludes."""
     value: float
+    """Extreme value among the best trials."""
     trials: int
+    """Number of trials beyond it."""
     loss: float
+    """Relative excess of the fastest of these over the best time of all, 0.12 for 12 %."""
     text: str
+    """The value with its unit."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
@@ -336,18 +310,10 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class ParameterEffects:
-    """The parameters that matter, the values of the best trials, and the thresholds.
+    """The parameters that matter, the values of the best trials, and the thresholds, most important first.
 
-    Attributes
-    ----------
-    effects
-        Effects of all parameters, most important first; empty where the trials do not support a statement.
-    favoured
-        Values of the best trials by parameter, where these are only some of the values tried.
-    thresholds
-        Thresholds, most significant first.
-    doubt
-        Reason for empty ``effects``.
+    ``effects`` are empty where the trials do not support a statement, for the reason ``doubt``. ``favoured`` are values
+    of the best trials by parameter, where these are only some of the values tried.
     """
 
     effects: tuple[Effect, ...]

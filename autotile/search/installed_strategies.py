@@ -50,21 +50,8 @@ class StrategyState(NamedTuple):
 class StrategyProcess:
     """A strategy of Kernel Tuner in a child process; it starts at once, and ends with this object at the latest.
 
-    Numbers are passed to the strategy unchanged, other values as their index in the list of values.
-
-    Parameters
-    ----------
-    strategy
-        Name in Kernel Tuner.
-    parameters
-        Parameters of the space.
-    codes
-        The configurations to search, shape (configurations, parameters).
-
-    Raises
-    ------
-    WorkerError
-        The process cannot be started.
+    Numbers are passed to the strategy unchanged, other values as their index in the list of values. Raise `WorkerError`
+    if the process cannot be started.
     """
 
     def __init__(self, strategy: str, parameters: Iterable[Parameter], codes: NDArray[np.integer]) -> None:
@@ -91,10 +78,7 @@ class StrategyProcess:
     def resume(self, times: Times) -> StrategyState:
         """Continue the run with the times that it waits for.
 
-        Raises
-        ------
-        WorkerError
-            The process died, or proposed nothing in time; `run` raises the same.
+        Raise `WorkerError` if the process died, or proposed nothing in time; `run` raises the same.
         """
         return self._request({"op": "resume", "times_ms": list(times)})
 
@@ -118,21 +102,9 @@ class KernelTunerSampler(RowSampler):
 
     If a row is requested while all rows that the strategy waits for are pending, the row nearest to the last of these
     is proposed. Proposals depend on the seed and the finished trials: in a resumed session the strategy starts again,
-    and the known times bring it to its previous state.
-
-    Parameters
-    ----------
-    strategy
-        Name of the strategy in Kernel Tuner.
-    trials
-        Number of trials granted, by which some strategies schedule their search; None if it is not limited.
-
-    Raises
-    ------
-    InputError
-        The seed is negative.
-    WorkerError
-        The child process cannot be started.
+    and the known times bring it to its previous state. Raise `InputError` if the seed is negative; `WorkerError` if the
+    child process cannot be started.
+    Some strategies schedule their search by the number of ``trials`` granted; None if it is not limited.
     """
 
     def __init__(

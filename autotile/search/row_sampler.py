@@ -58,17 +58,8 @@ _DISTANCE_TOLERANCE = 1e-5
 class Candidates:
     """Rows of a space that are free: available, and not taken yet.
 
-    Attributes
-    ----------
-    free
-        Whether each row is free, shape (rows,).
-    remaining
-        Number of free rows.
-
-    Raises
-    ------
-    ValueError
-        ``available`` has another shape than (rows,).
+    ``free`` tells of each row whether it is, and ``remaining`` is the number of free rows. Raise `ValueError` if
+    ``available`` has another shape than (rows,).
     """
 
     def __init__(self, space: SearchSpace, available: ArrayLike | None = None) -> None:
@@ -180,21 +171,11 @@ class RowSampler(BaseSampler):
     """An Optuna sampler that proposes rows of a search space, each at most once.
 
     Proposals depend only on the seed and the study's trials: a study that is rebuilt from its finished trials continues
-    as the original would have. One instance serves one study. The study's loop ends when no row is left.
+    as the original would have. One instance serves one study. The study's loop ends when no row is left. Raise
+    `InputError` if the seed is negative.
 
-    Parameters
-    ----------
-    space
-        The configurations; the study must suggest the parameters with `distributions_of`.
-    seed
-        Seed of the proposals, not negative.
-    available
-        Rows that may be proposed, bool, shape (rows,); None for all.
-
-    Raises
-    ------
-    InputError
-        The seed is negative.
+    The study must suggest the parameters with `distributions_of`. ``available`` tells of each row whether it may be
+    proposed; None for all.
     """
 
     expected_gain: float | None = None
@@ -242,13 +223,7 @@ class RowSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Choose a row.
-
-        Raises
-        ------
-        InputError
-            No row is left.
-        """
+        """Choose a row; `InputError` if none is left."""
         with self._lock, one_blas_thread():
             self._observe(study, trial.number)
             if not self.candidates.remaining:
@@ -260,13 +235,7 @@ class RowSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Raise, as the space does not have the parameter.
-
-        Raises
-        ------
-        InputError
-            Always.
-        """
+        """Raise `InputError`, as the space does not have the parameter."""
         known = ", ".join(self._distributions)
         raise InputError(f"{param_name!r} is not a parameter of the space, which has {known}")
 

@@ -299,10 +299,7 @@ _STRATEGY_TABLES = ("_STRATEGY_IMPORTS", "strategy_map")
 def sampler_entry(name: str) -> SamplerEntry:
     """Return the entry of a sampler; of a strategy of Kernel Tuner, whether or not it exists.
 
-    Raises
-    ------
-    InputError
-        There is no such sampler.
+    Raise `InputError` if there is no such sampler.
     """
     if name.startswith(STRATEGY_PREFIX):
         strategy = name.removeprefix(STRATEGY_PREFIX)
@@ -374,17 +371,10 @@ def make_sampler(
 ) -> RowSampler:
     """Make a sampler over the rows of a space.
 
-    Parameters
-    ----------
-    name
-        One of `SAMPLERS`, ``auto``, or ``kernel-tuner:`` with a strategy of Kernel Tuner.
-    seed, available, sources, trials, estimate
-        As for `autotile.search.search.Search`.
-
-    Raises
-    ------
-    InputError
-        There is no such sampler, it requires a package that is not installed, or the seed is negative.
+    Raise `InputError` if there is no such sampler, it requires a package that is not installed, or the seed is
+    negative.
+    The name is one of `SAMPLERS`, ``auto``, or ``kernel-tuner:`` with a strategy of Kernel Tuner; the rest is as for
+    `autotile.search.search.Search`.
     """
     check_sampler(name)
     entry = sampler_entry(resolve_sampler(name, space, available, trials))
@@ -392,13 +382,10 @@ def make_sampler(
 
 
 def check_sampler(name: str, objectives: Sequence[str] = (TIME,)) -> None:
-    """Raise if a sampler cannot be made.
+    """Check that a sampler can be made.
 
-    Raises
-    ------
-    InputError
-        There is no such sampler, it requires a package that is not installed, or it cannot minimise several
-        objectives.
+    Raise `InputError` if there is no such sampler, it requires a package that is not installed, or it cannot minimise
+    several objectives.
     """
     if name == AUTO:
         return

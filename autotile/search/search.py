@@ -42,12 +42,8 @@ class StudyValues:
     Optuna's samplers ignore failed trials, so a failed candidate is a complete trial in the study: its value is twice
     the longest time measured so far, for samplers that use values only, and the constraint `FAILED` is violated, which
     keeps it out of Optuna's best trial and among the bad trials in TPE. The value of a pruned candidate is its time.
-    Only a candidate whose result cannot be known is a failed trial, which samplers ignore.
-
-    Parameters
-    ----------
-    names
-        Objectives to minimise, of `autotile.core.model`, each in its own unit.
+    Only a candidate whose result cannot be known is a failed trial, which samplers ignore. ``names`` are objectives to
+    minimise, of `autotile.core.model`, each in its own unit.
     """
 
     def __init__(self, names: Sequence[str] = (TIME,)) -> None:
@@ -102,16 +98,9 @@ def new_study(
 
 
 def study_of_trials(parameters: Sequence[Parameter], trials: Iterable[Trial], name: str | None = None) -> optuna.Study:
-    """Build a study in memory from stored trials, for Optuna's plots or for `study_to_storage`.
+    """Build a study in memory from stored trials, oldest first, for Optuna's plots or for `study_to_storage`.
 
-    Parameters
-    ----------
-    parameters
-        Parameters of the search space; values that occur only in the trials are added.
-    trials
-        The trials, oldest first.
-    name
-        Name of the study; None for one of Optuna's choice.
+    Values of the parameters that occur only in the trials are added. Without a name, Optuna chooses one.
     """
     kept = list(trials)
     values: dict[str, dict[Value, None]] = {each.name: dict.fromkeys(each.values) for each in parameters}
@@ -145,10 +134,7 @@ def frozen_trial(
 ) -> FrozenTrial:
     """Return a trial as one of Optuna with a state and values, see `StudyValues.result`.
 
-    Raises
-    ------
-    ValueError
-        The configuration has a parameter or a value that ``distributions`` lacks.
+    Raise `ValueError` if the configuration has a parameter or a value that ``distributions`` lacks.
     """
     return create_trial(
         state=state,
@@ -163,12 +149,8 @@ def frozen_trial(
 def study_to_storage(study: optuna.Study, path: Path) -> None:
     """Copy a study to an SQLite file, for ``optuna-dashboard`` and `optuna.load_study`.
 
-    The file is created if it does not exist, else the study is added to it.
-
-    Raises
-    ------
-    InputError
-        The file is not an Optuna storage, cannot be written, or holds a study of that name.
+    The file is created if it does not exist, else the study is added to it. Raise `InputError` if the file is not an
+    Optuna storage, cannot be written, or holds a study of that name.
     """
     from optuna.storages import RDBStorage
     from sqlalchemy import URL, NullPool
@@ -203,6 +185,9 @@ _SETTLED_PROPOSALS = 256
 class Search:
     """A sampler with its study: it proposes rows and records their trials; no row is proposed twice.
 
+    Raise `InputError` if there is no such sampler, it requires a package that is not installed, it cannot minimise
+    several objectives, or the seed is negative.
+
     Parameters
     ----------
     space
@@ -227,19 +212,6 @@ class Search:
         Trials of other studies, used by samplers that transfer.
     estimate
         Function that estimates the time of each row, used by the default sampler where there are no sources.
-
-    Attributes
-    ----------
-    space
-        As given.
-    sampler
-        Name of the sampler, other than ``auto``.
-
-    Raises
-    ------
-    InputError
-        There is no such sampler, it requires a package that is not installed, it cannot minimise several objectives, or
-        the seed is negative.
     """
 
     def __init__(
@@ -301,12 +273,8 @@ class Search:
         """Learn from trials of earlier sessions, oldest first; they are not proposed again.
 
         Trials whose configuration the space cannot express any more are ignored; trials that it can express, but that
-        are not valid any more, are kept in the study without being learned from.
-
-        Returns
-        -------
-        int
-            Number of trials that were learned from.
+        are not valid any more, are kept in the study without being learned from. Return the number of trials that were
+        learned from.
         """
         begun = self._begun
         for trial in trials:
@@ -409,10 +377,7 @@ class Search:
     def tell(self, row: int, trial: Trial) -> None:
         """Record the trial of a proposed row.
 
-        Raises
-        ------
-        ConfigError
-            The row was not proposed, or was told already.
+        Raise `ConfigError` if the row was not proposed, or was told already.
         """
         if row in self._nominated:
             self._nominated.remove(row)
@@ -444,10 +409,7 @@ class Search:
     def ranking(self) -> FeasibleGPSampler:
         """The sampler, which takes note of compiled rows and of those that are being measured.
 
-        Raises
-        ------
-        ConfigError
-            It cannot rank what was compiled.
+        Raise `ConfigError` if it cannot rank what was compiled.
         """
         if not isinstance(self._rows, FeasibleGPSampler):
             raise ConfigError(f"the sampler {self.sampler!r} cannot rank what was compiled; propose and tell instead")
@@ -467,17 +429,8 @@ class Shortlist:
     any machine. The caller repeats: `propose` until None, `ready`, `tell` a rejected one of these if there is one, else
     `choose`; and while none is ready, `tell` the oldest of the chosen ones.
 
-    Parameters
-    ----------
-    search
-        Source of the candidates.
-    lookahead
-        Number of candidates that wait; it may rank only if the sampler does.
-    sm_count
-        Number of SMs of the device.
-    earlier
-        Trials of earlier sessions, oldest first. The search continues as that of the earlier session would have: the
-        candidates that waited wait again.
+    The ``lookahead`` may rank only if the sampler of the search does. After trials of ``earlier`` sessions, oldest
+    first, it continues as that of the earlier session would have: the candidates that waited wait again.
     """
 
     def __init__(self, search: Search, lookahead: Lookahead, sm_count: int = 1, earlier: Iterable[Trial] = ()) -> None:
@@ -534,10 +487,7 @@ class Shortlist:
     def propose(self, room: int | None = None) -> tuple[int, Config] | None:
         """Return the next row to compile, with its configuration; None if enough rows wait, or no row is left.
 
-        Parameters
-        ----------
-        room
-            Number of trials that may still begin; None for any number.
+        ``room`` is the number of trials that may still begin; None for any number.
         """
         if room == 0:
             return None

@@ -55,12 +55,7 @@ class Source:
 class MisleadingSource:
     """A source that the results of a study contradict.
 
-    Attributes
-    ----------
-    correlation
-        Rank correlation of the speeds that it predicts with those measured, -1 to 1.
-    trials
-        Number of trials that the correlation was computed from.
+    ``correlation`` is the rank correlation of the speeds that it predicts with those measured in so many trials.
     """
 
     name: str
@@ -82,14 +77,8 @@ Estimate = Callable[[SearchSpace], Floats | None]
 class ExpectedSpeeds:
     """Relative speeds of rows that are expected before any trial, such as those by their estimated times.
 
-    Parameters
-    ----------
-    rows
-        Rows that are predicted, ascending.
-    speeds
-        Their speeds, shape (rows,).
-    best
-        The same rows in the order of their prediction before any trial, the best first.
+    ``rows`` are those that are predicted, ascending; ``best`` the same in the order of their prediction before any
+    trial, the best first.
     """
 
     def __init__(self, rows: Rows, speeds: Floats, best: Rows) -> None:
@@ -145,13 +134,7 @@ class TransferPrior(ExpectedSpeeds):
 
     A source is modelled over the parameters that it shares with this space, by the Gaussian process that the search
     itself uses, so that it also predicts rows that the source did not try and values that it did not have.
-
-    Parameters
-    ----------
-    space
-        The space that is searched.
-    sources
-        The sources; those with fewer than six trials are ignored.
+    Sources with fewer than six trials are ignored.
     """
 
     def __init__(self, space: SearchSpace, sources: Sequence[Source]) -> None:
@@ -178,14 +161,8 @@ class TransferPrior(ExpectedSpeeds):
         """Return whether a proposal should follow the sources.
 
         The first one does, as any first row without sources is arbitrary. The second does not: its result and that of
-        the first are the first test of the sources.
-
-        Parameters
-        ----------
-        turn
-            Number of earlier proposals.
-        since_best
-            Number of trials that ended since the best one.
+        the first are the first test of the sources. ``turn`` is the number of earlier proposals, and ``since_best``
+        that of trials that ended since the best one.
         """
         estimate = float(self._estimates(tried, times_us).max())
         if turn == 0 or estimate < _MIN_CORRELATION:

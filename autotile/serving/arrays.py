@@ -162,10 +162,8 @@ ArrayLibrary = CupyLibrary | TorchLibrary
 def as_cupy(array: Any, name: str) -> Any:
     """Return a CuPy view of an array, without copying; messages call it ``name``.
 
-    Raises
-    ------
-    ArgumentError
-        The object has neither ``__cuda_array_interface__`` nor ``__dlpack__``, or is not on a CUDA device.
+    Raise `ArgumentError` if the object has neither ``__cuda_array_interface__`` nor ``__dlpack__``, or is not on a CUDA
+    device.
     """
     cupy = load_cupy()
     if isinstance(array, cupy.ndarray):
@@ -227,7 +225,8 @@ def new_array(like: Any, shape: tuple[int, ...], element_type: str, *, zeroed: b
 def on_stream(arrays: Sequence[Any], stream: Any = None) -> Iterator[None]:
     """Make a stream the current one of CuPy, and of PyTorch if one of the arrays is a tensor.
 
-    Memory that either library allocates in the context is ordered by that stream.
+    Memory that either library allocates in the context is ordered by that stream. Raise `ArgumentError` if ``stream``
+    is not a stream.
 
     Parameters
     ----------
@@ -237,11 +236,6 @@ def on_stream(arrays: Sequence[Any], stream: Any = None) -> Iterator[None]:
         A stream of CuPy or PyTorch, or any object that implements the CUDA stream protocol (``__cuda_stream__``).
         None: PyTorch's current stream if one of the arrays is a tensor, as PyTorch orders all work on tensors by it;
         else CuPy's current stream.
-
-    Raises
-    ------
-    ArgumentError
-        ``stream`` is not a stream.
     """
     torch = sys.modules.get("torch")
     tensors = (array for array in arrays if torch is not None and isinstance(array, torch.Tensor) and array.is_cuda)
@@ -319,10 +313,7 @@ class CallArrays:
     def check(self, arrays: Sequence[Any]) -> CheckedArrays:
         """Check the arrays of a call, and allocate the outputs that were left out.
 
-        Raises
-        ------
-        ArgumentError
-            There are too few or too many, or one has the wrong shape, dtype, layout or device.
+        Raise `ArgumentError` if there are too few or too many, or one has the wrong shape, dtype, layout or device.
         """
         left_out = self._left_out(len(arrays))
         buffers = self._spec.buffers
@@ -336,12 +327,7 @@ class CallArrays:
         """Return all arrays of a call: the given ones, and new ones of their library for outputs that were left out.
 
         Leading axes of extent 1 that the given arrays lack are also left out of the new ones. New in-out buffers are
-        zeroed.
-
-        Raises
-        ------
-        ArgumentError
-            There are too few or too many.
+        zeroed. Raise `ArgumentError` if there are too few or too many.
         """
         left_out = self._left_out(len(arrays))
         if not left_out:

@@ -380,12 +380,8 @@ class CallArguments(CallArrays):
     ) -> tuple[Any, ...]:
         """Return the parameters of all launches, in order.
 
-        Raises
-        ------
-        ArgumentError
-            A scalar is unknown, its value does not fit in its type, or a buffer with a tensor map is not aligned.
-        ToolchainError
-            The driver refuses a tensor map.
+        Raise `ArgumentError` if a scalar is unknown, its value does not fit in its type, or a buffer with a tensor map
+        is not aligned; `ToolchainError` if the driver refuses a tensor map.
         """
         pointers = {name: int(view.data.ptr) for name, view in views.items()}
         values = dict(self._scalars)
@@ -502,12 +498,8 @@ class KernelLauncher(ArrayLauncher):
         """Launch on the current stream of the arrays' library, if the fast path applies; else return None.
 
         It does after `launch` has launched on arrays of the same library, in the same thread and on the same stream.
-        Outputs may be left out and are then allocated; all buffers are returned.
-
-        Raises
-        ------
-        ArgumentError
-            There are too few or too many arrays.
+        Outputs may be left out and are then allocated; all buffers are returned. Raise `ArgumentError` if there are too
+        few or too many arrays.
         """
         known = self._libraries.get(type(arrays[0])) if arrays else None
         if known is None or not (self._one_device or self._current_device() == self._device_index):
@@ -549,13 +541,9 @@ class KernelLauncher(ArrayLauncher):
     def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
         """Check arrays, allocate the outputs that were left out, launch, and prepare the fast path for such arrays.
 
-        Raises
-        ------
-        ArgumentError
-            An array has the wrong shape, dtype, layout, alignment or device, there are too few or too many, a scalar is
-            unknown, or its value does not fit in its type.
-        ToolchainError
-            The driver refuses a tensor map.
+        Raise `ArgumentError` if an array has the wrong shape, dtype, layout, alignment or device, there are too few or
+        too many, a scalar is unknown, or its value does not fit in its type; `ToolchainError` if the driver refuses a
+        tensor map.
         """
         with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
             checked = self.arguments.check(arrays)

@@ -212,12 +212,7 @@ class OperationShelf:
         """Return the best way to compute a problem, ready to be launched.
 
         With ``race``, or by the setting, the first call races the best few ways if nothing was measured for the problem
-        and ``may_race`` allows it.
-
-        Raises
-        ------
-        InputError
-            No kernel computes the problem on the device.
+        and ``may_race`` allows it. Raise `InputError` if no kernel computes the problem on the device.
         """
         race = may_race and (race or self._races) and self.device_index is not None
         request = OperationRequest(self, problem, library=library, expected=SHOWN if race else 1)

@@ -151,10 +151,7 @@ def write_choices(choices: Iterable[PinnedChoice]) -> str:
 def parse_choices(text: bytes | str, origin: str) -> list[PinnedChoice]:
     """Parse the JSON of `write_choices`; messages say that it comes from ``origin``.
 
-    Raises
-    ------
-    PinError
-        It is malformed, of another format, or names a problem twice.
+    Raise `PinError` if it is malformed, of another format, or names a problem twice.
     """
     try:
         version = decode_json(text, Format).format
@@ -222,12 +219,7 @@ class Pin:
         """Return a pinned choice of a kernel as one that is served.
 
         If ``numerics``, or else the setting, is ``"same"``, a faster configuration that computes the same bits may take
-        its place.
-
-        Raises
-        ------
-        PinError
-            It was made for another version of the kernel, or cannot be used here.
+        its place. Raise `PinError` if it was made for another version of the kernel, or cannot be used here.
         """
         key, spec = request.key, request.kernel.spec
         changed = [
@@ -445,12 +437,8 @@ class Pins:
     ) -> None:
         """Serve the choices of the first of several processes in all of them; each of them must call this.
 
-        ``broadcast`` returns the data of the first process in every process, and ``all_agree`` whether all agree.
-
-        Raises
-        ------
-        PinError
-            A process cannot serve them; then nothing is changed in any.
+        ``broadcast`` returns the data of the first process in every process, and ``all_agree`` whether all agree. Raise
+        `PinError` if a process cannot serve them; then nothing is changed in any.
         """
         text = broadcast(write_choices(self.served_choices()).encode() if is_first else b"")
         failure: AutotileError | None = None

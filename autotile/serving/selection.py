@@ -707,13 +707,8 @@ def choose_bundled(
 ) -> tuple[Choice, PackedCubin]:
     """Return the best configuration of which a bundle holds a cubin for a device.
 
-    Raises
-    ------
-    BundleError
-        There is none: the cubins are for another architecture, dtype or flags, or none is valid for these sizes; or the
-        cubin is damaged.
-    DeviceError
-        The kernel does not support the device.
+    Raise `BundleError` if there is none: the cubins are for another architecture, dtype or flags, or none is valid for
+    these sizes; or the cubin is damaged; `DeviceError` if the kernel does not support the device.
     """
     from autotile.cuda.function import PackedCubin
     from autotile.exchange.bundle import FALLBACK
