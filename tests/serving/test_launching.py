@@ -1,0 +1,714 @@
+"""Calls and launches without a device: arrays, streams, workspaces, parameters, threads, devices and graphs."""
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cupy
+import numpy as np
+import pytest
+
+from autotile.core.model import LaunchGeometry
+from autotile.cuda import driver, toolchain
+from autotile.cuda import function as functions
+from autotile.cuda.function import ParameterBlock
+from autotile.errors import ArgumentError
+from autotile.kernel.arguments import TensorMap, Workspace
+from autotile.serving import arrays as array_module
+from autotile.serving import bound as bound_module
+from autotile.serving import launching
+from autotile.serving.arrays import ArraySpec, CupyLibrary, Signature, accepted_pointers
+from autotile.serving.bound import BoundKernel
+from autotile.serving.launching import (
+    CheckedArrays,
+    KernelLauncher,
+    ParameterLayout,
+    StreamState,
+    StreamWorkspaces,
+)
+from autotile.serving.selection import RecentCache
+
+
+class Cuda:
+    """The part of CuPy that launches use, with two devices: contexts of threads, current device, launches.
+
+    An array is a `SimpleNamespace` whose ``place`` is its device.
+    """
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.devices = 2
+        self.context_of: dict[int, int] = {}
+        self.launched: list[tuple[int, int]] = []
+        self.captured: set[int] = set()
+        self.cuda = self.runtime = self.driver = self
+        self.CUDADriverError = RuntimeError
+
+    def getDevice(self) -> int:  # noqa: N802 - CuPy's name
+        return self.current
+
+    def setDevice(self, index: int) -> None:  # noqa: N802 - CuPy's name
+        self.current = self.context_of[threading.get_ident()] = index
+
+    def ctxGetCurrent(self) -> int:  # noqa: N802 - CuPy's name
+        return threading.get_ident() in self.context_of
+
+    @contextmanager
+    def Device(self, index: int) -> Iterator[None]:  # noqa: N802 - CuPy's name
+        before, self.current = self.current, index
+        yield
+        self.current = before
+
+    def graphLaunch(self, graph: int, stream: int) -> None:  # noqa: N802 - CuPy's name
+        self.launched.append((graph, stream))
+
+    def streamIsCapturing(self, stream: int) -> bool:  # noqa: N802 - CuPy's name
+        return stream in self.captured
+
+    def launch(self, stream: int, address: int, _: int) -> None:
+        if threading.get_ident() not in self.context_of:
+            raise self.CUDADriverError("CUDA_ERROR_INVALID_CONTEXT")
+        self.launched.append((self.current, stream))
+
+
+class Arrays:
+    """Library of those arrays, whose current stream is 7."""
+
+    def spec(self, *_: Any) -> ArraySpec:
+        return ArraySpec(((),), ("float32",))
+
+    def stream(self, _: int) -> int:
+        return 7
+
+    def signature(self, arrays: Sequence[Any]) -> Signature:
+        return tuple((id(array), (), "float32", True, array.place) for array in arrays)
+
+
+class OneIn:
+    """`CallArguments` of a kernel that reads one array and writes another."""
+
+    workspaces = StreamWorkspaces(())
+    plan = None
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+
+    def complete(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        return (*arrays, SimpleNamespace(place=self.cuda.current)) if len(arrays) == 1 else tuple(arrays)
+
+    def pack(self, *_: Any) -> tuple[Any, ...]:
+        return np.uint64(1), np.uint64(2)
+
+    def array_specs(self, library: Arrays) -> tuple[ArraySpec, ...]:
+        return library.spec(), library.spec()
+
+    def layout(self, *_: Any) -> ParameterLayout:
+        return ParameterLayout((0, 1), (), ())
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    cuda = Cuda()
+    for name, replaced in {
+        "load_cupy": lambda: cuda,
+        "device_count": lambda: cuda.devices,
+        "CupyLibrary": Arrays,
+        "library_of": lambda _: Arrays(),
+    }.items():
+        monkeypatch.setattr(launching, name, replaced)
+    return cuda
+
+
+def make_launcher(cuda: Cuda, index: int = 0, *, with_graphs: bool = True) -> KernelLauncher:
+    code: Any = SimpleNamespace(driver_launch=lambda _: cuda.launch)
+    return KernelLauncher(OneIn(cuda), code, index, with_graphs=with_graphs)  # type: ignore[arg-type]
+
+
+def arrays_of(*places: int) -> list[SimpleNamespace]:
+    return [SimpleNamespace(place=place) for place in places]
+
+
+def launch_checked(kernel: KernelLauncher, array: Any, index: int = 0) -> None:
+    arguments: Any = kernel.arguments
+    with arguments.cuda.Device(index):
+        kernel._launch_checked(CheckedArrays({}, arguments.complete([array])), {})
+
+
+def bound(kernel: KernelLauncher, index: int = 0) -> Callable[[], object]:
+    return kernel._bind_checked(CheckedArrays({}, tuple(arrays_of(index, index))), {})
+
+
+class Graphs:
+    """Makes graphs, numbered from 1, unless ``refuses`` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = self.made = 0
+        self.refuses = False
+        monkeypatch.setattr(launching, "make_launch_graph", self._make)
+
+    def _make(self, *_: Any) -> Any:
+        self.asked += 1
+        if self.refuses:
+            return None
+        self.made += 1
+        return SimpleNamespace(executable=self.made)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+    return Graphs(monkeypatch)
+
+
+@pytest.fixture
+def state() -> StreamState:
+    block = ParameterBlock([np.uint64(1)])
+    return StreamState(lambda *_: None, block, ParameterLayout((0,), (), ()), None)
+
+
+def keep(state: StreamState, pointers: Iterable[int], rounds: int = 1) -> None:
+    """Launch on arrays in turn, as graphs where there are some."""
+    for pointer in [*pointers] * rounds:
+        if (pointer,) not in state.graphs:
+            state.keep_as_graph(0, (pointer,))
+
+
+class TestLaunches:
+    def test_tensor_maps_follow_the_addresses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made: list[int] = []
+
+        def encode(tensor_map: TensorMap, pointer: int) -> np.ndarray[Any, Any]:
+            made.append(pointer)
+            return np.frombuffer(pointer.to_bytes(8, "little") * 16, np.dtype((np.void, 128)))
+
+        words = lambda tensor_map, pointer: encode(tensor_map, pointer).view(np.uint64)  # noqa: E731
+        monkeypatch.setattr(launching, "encode_description", words)
+        tensor_map = TensorMap("A_map", "A", "float32", (8, 8), (8, 8), (1, 1), 0, 0)
+        block = ParameterBlock([np.uint64(1), encode(tensor_map, 2), np.int32(3)], spare_words=2)
+        address, place, number = block.starts
+        spare = len(block.words) - 1
+        launched: list[tuple[int, int, int]] = []
+        layout = ParameterLayout((spare, address), ((spare, place, tensor_map),), ())
+        state = StreamState(lambda *launch: launched.append(launch), block, layout, None)
+        made.clear()
+        for mapped, other in ((64, 128), (64, 256), (32, 256)):
+            state.launch(7, (mapped, other))
+            assert launched.pop() == (7, block.address, 0)
+            assert block.words[address] == other
+            assert list(block.words[place : place + 16]) == [mapped] * 16
+            assert block.words[number] & 0xFFFFFFFF == 3
+        assert made == [64, 32]
+
+    def test_parameters_lie_as_the_driver_reads_them(self) -> None:
+        """Each address is that of a value, and values wider than a word are aligned to 64 bytes."""
+        wide = np.arange(16, dtype=np.uint64)
+        block = ParameterBlock([np.float32(1.5), np.uint64(7), wide, np.int32(-2)], spare_words=1)
+        addresses = np.frombuffer((ctypes.c_uint64 * 4).from_address(block.address), np.uint64)
+        assert ctypes.c_float.from_address(int(addresses[0])).value == 1.5
+        assert ctypes.c_uint64.from_address(int(addresses[1])).value == 7
+        assert list((ctypes.c_uint64 * 16).from_address(int(addresses[2]))) == list(range(16))
+        assert addresses[2] % 64 == 0
+        assert ctypes.c_int32.from_address(int(addresses[3])).value == -2
+        block.words[block.starts[1]] = 9
+        assert ctypes.c_uint64.from_address(int(addresses[1])).value == 9
+
+    def test_an_output_left_out_is_no_reason_to_leave_the_device(self, cuda: Cuda) -> None:
+        """On a second device that is not current, the fast path does not apply, and nothing is allocated elsewhere."""
+        kernel, array = make_launcher(cuda, 1, with_graphs=False), SimpleNamespace(place=1)
+        assert kernel.launch_fast([array]) is None
+        launch_checked(kernel, array, 1)
+        cuda.current = 0
+        assert kernel.launch_fast([array]) is None
+        cuda.current = 1
+        launched = kernel.launch_fast([array])
+        assert launched is not None
+        assert [one.place for one in launched] == [1, 1]
+        assert cuda.launched == [(1, 7)] * 2
+
+    def test_a_thread_without_a_context_gets_one(self, cuda: Cuda) -> None:
+        """Also if its identifier is that of a thread that has ended."""
+        cuda.devices = 1
+        kernel, array = make_launcher(cuda, with_graphs=False), SimpleNamespace(place=0)
+        quick: list[bool] = []
+
+        def call() -> None:
+            cuda.context_of.pop(threading.get_ident(), None)
+            for _ in range(2):
+                quick.append(kernel.launch_fast([array]) is not None)
+                if not quick[-1]:
+                    launch_checked(kernel, array)
+
+        for _ in range(3):
+            thread = threading.Thread(target=call)
+            thread.start()
+            thread.join()
+        assert quick == [False, True] * 3
+        assert len(cuda.launched) == 6
+
+    @pytest.mark.parametrize("devices", [1, 2])
+    def test_a_bound_launch_in_another_thread_and_with_another_device_current(self, cuda: Cuda, devices: int) -> None:
+        cuda.devices, index = devices, devices - 1
+        launch = bound(make_launcher(cuda, index, with_graphs=False), index)
+        cuda.current = 0
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(launch).result()
+        assert cuda.launched == [(index, 7)]
+        assert cuda.current == 0 or devices == 1
+
+    def test_an_error_of_the_driver_is_told(self, cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: Any) -> None:
+            raise cuda.CUDADriverError("CUDA_ERROR_INVALID_VALUE")
+
+        monkeypatch.setattr(cuda, "launch", refuse)
+        launch = bound(make_launcher(cuda, with_graphs=False))
+        with pytest.raises(RuntimeError, match="INVALID_VALUE"):
+            launch()
+
+    def test_a_launch_that_comes_again_becomes_a_graph(self, cuda: Cuda, graphs: Graphs) -> None:
+        """And is launched as one, except while its stream is captured, when graphs are not allowed."""
+        arrays = arrays_of(0, 0)
+        kernel = make_launcher(cuda)
+        launch_checked(kernel, arrays[0])
+        cuda.devices, direct, graph = 1, (0, 7), (1, 7)
+        for expected in (direct, direct, graph, graph):
+            cuda.launched.clear()
+            assert kernel.launch_fast(arrays) is arrays
+            assert cuda.launched == [expected]
+        cuda.captured.add(7)
+        for both in (arrays, arrays[::-1], arrays[::-1], arrays[::-1]):
+            cuda.launched.clear()
+            assert kernel.launch_fast(both) is both
+            assert cuda.launched == [direct]
+        assert graphs.made == 1
+
+    def test_a_bound_launch_becomes_a_graph_of_each_stream(
+        self, cuda: Cuda, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cuda.devices = 1
+        kernel = make_launcher(cuda)
+        current = [7]
+        monkeypatch.setattr(Arrays, "stream", lambda *_: current[0])
+        launch = bound(kernel, 0)
+        for current[0] in (7, 7, 7, 8, 8, 8, 7):
+            launch()
+        assert cuda.launched == [(0, 7), (0, 7), (1, 7), (0, 8), (0, 8), (2, 8), (1, 7)]
+        cuda.captured.add(7)
+        launch()
+        assert cuda.launched[-1] == (0, 7)
+
+    def test_arrays_that_never_come_again_cost_no_graphs(self, state: StreamState, graphs: Graphs) -> None:
+        keep(state, range(10_000))
+        assert graphs.made == 0
+
+    def test_many_arrays_in_turn_make_few_graphs(self, state: StreamState, graphs: Graphs) -> None:
+        """If there are more than can be kept, those that were made stay for a long time."""
+        keep(state, range(40), 50)
+        assert graphs.made == len(state.graphs) == 32
+
+    def test_graphs_of_arrays_that_are_gone_give_way(self, state: StreamState, graphs: Graphs) -> None:
+        for start in (0, 100):
+            keep(state, range(start, start + 32), 1000)
+            assert set(state.graphs) == {(pointer,) for pointer in range(start, start + 32)}
+        assert graphs.made == 64
+
+    def test_patience_begins_anew_with_each_graph(self, state: StreamState, graphs: Graphs) -> None:
+        """Earlier launches on arrays that never came again do not affect the graphs in use."""
+        keep(state, range(-1999, 1))
+        for pointers in (range(1, 33), range(100, 150)):
+            for pointer in [*pointers] * 2:
+                state.keep_as_graph(0, (pointer,))
+        assert graphs.made == 32
+        assert (1,) in state.graphs
+
+    def test_what_is_refused_is_asked_for_again_after_a_long_time(self, state: StreamState, graphs: Graphs) -> None:
+        graphs.refuses = True
+        for _ in range(5000):
+            state.keep_as_graph(0, (1,))
+        assert not state.graphs
+        assert graphs.asked == 3
+        graphs.refuses = False
+        for _ in range(2048):
+            state.keep_as_graph(0, (1,))
+        assert (1,) in state.graphs
+
+    @pytest.mark.parametrize("with_graphs", [True, False])
+    def test_a_careful_launch_leaves_the_graphs_alone(self, cuda: Cuda, graphs: Graphs, with_graphs: bool) -> None:
+        """As calls with ``stream=`` are, which may alternate with fast ones, also while the stream is captured."""
+        cuda.devices = 1
+        arrays, kernel = arrays_of(0, 0), make_launcher(cuda, with_graphs=with_graphs)
+        for _ in range(4):
+            launch_checked(kernel, arrays[0])
+            for _ in range(3):
+                kernel.launch_fast(arrays)
+        assert graphs.asked == graphs.made == with_graphs
+        assert cuda.launched[-3:] == [(int(with_graphs), 7)] * 3
+
+
+CONFIG = {"THREADS": 256, "WORK": 4}
+N = 4096
+ADDRESS = 0x7000_0000_0000
+
+
+def array_at(number: int, shape: tuple[int, ...] = (N,), dtype: type = np.float32, device: int = 0) -> Any:
+    """An array on the device that cannot be read, at an address of its own."""
+    memory = cupy.cuda.UnownedMemory(ADDRESS + number * (1 << 20), 1 << 20, None, device)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+class CallCuda(Cuda):
+    """The part of CuPy that calls use, with two devices; records the parameters of launches, and launched graphs."""
+
+    ndarray = cupy.ndarray
+    CUDARuntimeError = RuntimeError
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used: list[int] = []
+        self.launches: list[tuple[int, list[int]]] = []
+        self.new_arrays = 0
+
+    @contextmanager
+    def Device(self, index: int) -> Iterator[None]:  # noqa: N802 - CuPy's name
+        self.used.append(index)
+        yield
+
+    def graphLaunch(self, graph: int, stream: int) -> None:  # noqa: N802 - CuPy's name
+        self.launches.append((stream, [graph]))
+
+    def get_current_stream(self, _: int | None = None) -> Any:
+        return SimpleNamespace(ptr=7)
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        self.new_arrays += 1
+        return array_at(100 + self.new_arrays, shape, np.dtype(dtype).type)
+
+    def from_dlpack(self, _: Any) -> Any:
+        raise ValueError("CPU arrays cannot be directly imported to CuPy")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> CallCuda:
+    cuda = CallCuda()
+    blocks: dict[int, ParameterBlock] = {}
+
+    class Block(ParameterBlock):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            blocks[self.address] = self
+
+    def driver_launch(pointer: int, geometry: LaunchGeometry) -> Any:
+        assert (pointer, geometry.block) == (5, (256, 1, 1))
+        return lambda stream, address, _: cuda.launches.append((stream, list(blocks[address].words)))
+
+    for module in (array_module, launching, toolchain):
+        monkeypatch.setattr(module, "load_cupy", lambda: cuda)
+    for module in (array_module, launching):
+        monkeypatch.setattr(module, "device_count", lambda: 2)
+    monkeypatch.setattr(driver, "outside_of_captures", nullcontext)
+    monkeypatch.setattr(functions, "driver_launch", driver_launch)
+    monkeypatch.setattr(launching, "ParameterBlock", Block)
+    monkeypatch.setattr(launching, "make_launch_graph", lambda *_: SimpleNamespace(executable=99))
+    function = SimpleNamespace(pointer=5, opt_in=lambda _: None)
+    monkeypatch.setattr(functions, "Module", lambda _: SimpleNamespace(function=lambda _: function, pointer=1))
+    return cuda
+
+
+@pytest.fixture
+def kernel(store: Any, live_gpu: None, calls: CallCuda, monkeypatch: pytest.MonkeyPatch) -> BoundKernel:
+    store.put(N, CONFIG)
+    kernel: BoundKernel = store.ask(N, device=None)
+    cubin = SimpleNamespace(path=Path("scale.cubin"), symbols={}, cubin_hash="0")
+    monkeypatch.setattr(kernel._code, "_find_cubin", lambda *, may_compile: cubin)
+    monkeypatch.setattr(bound_module, "_loaded", RecentCache(8))
+    return kernel
+
+
+def parameters(x: Any, y: Any, factor: float = 2.0) -> list[int]:
+    """The words of the kernel's parameters: x, y, n, factor."""
+    return [x.data.ptr, y.data.ptr, N, int(np.float32(factor).view(np.uint32))]
+
+
+class TestCalls:
+    def test_parameters_of_first_fast_and_repeated_launches(self, kernel: BoundKernel, calls: CallCuda) -> None:
+        x, y, z = (array_at(i) for i in range(3))
+        for out in (y, y, z):
+            assert kernel(x, out) is out
+        assert [(stream, words[:4]) for stream, words in calls.launches] == [
+            (7, parameters(x, out)) for out in (y, y, z)
+        ]
+        calls.launches.clear()
+        assert kernel(x, z) is z  # the second time on the fast path: this launch becomes a graph
+        assert kernel(x, z) is z
+        assert [words[:4] for _, words in calls.launches] == [parameters(x, z), [99]]
+        assert (kernel.calls, calls.used) == (5, [0, 0])
+
+    def test_outputs_that_are_left_out_are_allocated(self, kernel: BoundKernel, calls: CallCuda) -> None:
+        x = array_at(0)
+        first, second = kernel(x), kernel(x)
+        assert calls.new_arrays == 2
+        assert [words[:4] for _, words in calls.launches] == [parameters(x, first), parameters(x, second)]
+
+    def test_scalars_of_one_call(self, kernel: BoundKernel, calls: CallCuda) -> None:
+        x, y = array_at(0), array_at(1)
+        for scalars in ({}, {"factor": -3.0}, {}):
+            kernel(x, y, **scalars)
+        assert [words[3] for _, words in calls.launches] == [parameters(x, y, factor)[3] for factor in (2.0, -3.0, 2.0)]
+        with pytest.raises(ArgumentError, match="scale has no scalar 'offset' to set; scalars with a default: factor"):
+            kernel(x, y, offset=1.0)
+
+    def test_a_bound_launch(self, kernel: BoundKernel, calls: CallCuda) -> None:
+        x, y = array_at(0), array_at(1)
+        launch = kernel.bind(x, y, factor=4.0)
+        assert calls.launches == []
+        for _ in range(3):
+            launch()
+        assert [words[:4] for _, words in calls.launches] == [parameters(x, y, 4.0), parameters(x, y, 4.0), [99]]
+
+    @pytest.mark.parametrize(
+        ("arrays", "said"),
+        [
+            (
+                (array_at(0, (N - 1,)), array_at(1)),
+                r"x has shape \(4095,\), expected \(4096,\) for scale n=4096 float32",
+            ),
+            ((array_at(0, (N,), np.float64), array_at(1)), "x has dtype float64, expected float32"),
+            ((array_at(0, (2 * N,))[::2], array_at(1)), "x is not C-contiguous"),
+            ((array_at(0), array_at(1, device=1)), "y is on CUDA device 1, but the kernel is bound to device 0"),
+            ((), r"scale takes the arrays x \(in\), y \(out\); got 0"),
+            ((array_at(0), array_at(1), array_at(2)), r"scale takes the arrays x \(in\), y \(out\); got 3"),
+            ((np.zeros(N, np.float32), array_at(1)), "x: this ndarray cannot be used on the GPU: CPU arrays"),
+        ],
+    )
+    @pytest.mark.parametrize("warm", [False, True])
+    def test_arrays_that_do_not_match(
+        self, kernel: BoundKernel, calls: CallCuda, arrays: Any, said: str, warm: bool
+    ) -> None:
+        if warm:
+            kernel(array_at(0), array_at(1))
+        calls.launches.clear()
+        with pytest.raises(ArgumentError, match=said):
+            kernel(*arrays)
+        assert calls.launches == []
+
+
+SPECS = (ArraySpec(((1, 8, 4), (8, 4)), (np.dtype(np.float32),)), ArraySpec(((4,),), (np.dtype(np.float16),)))
+
+
+def taken(*arrays: Any) -> tuple[int, ...] | None:
+    signature = CupyLibrary().signature(arrays)
+    return accepted_pointers(signature, SPECS, 0) if signature else None
+
+
+class TestSignatures:
+    @pytest.mark.parametrize("shape", [(1, 8, 4), (8, 4)])
+    def test_arrays_that_are_just_right(self, shape: tuple[int, ...]) -> None:
+        found = taken(array_at(0, shape, np.float32), array_at(1, (4,), np.float16))
+        assert found == (ADDRESS, ADDRESS + (1 << 20))
+
+    @pytest.mark.parametrize(
+        "spoil",
+        [
+            lambda a: a.reshape(4, 8),
+            lambda a: a.reshape(4, 8).T,
+            lambda a: a.view(np.int32),
+            lambda a: a.reshape(1, 1, 8, 4),
+            lambda a: np.zeros((8, 4), np.float32),
+        ],
+    )
+    def test_what_is_not_just_right_is_not_taken(self, spoil: Callable[[Any], Any]) -> None:
+        assert taken(spoil(array_at(0, (8, 4), np.float32)), array_at(0, (4,), np.float16)) is None
+
+    def test_arrays_of_another_device_are_not_taken(self) -> None:
+        signature = CupyLibrary().signature([array_at(0, (8, 4), np.float32), array_at(0, (4,), np.float16)])
+        assert accepted_pointers(signature, SPECS, 0) is not None
+        assert accepted_pointers(signature, SPECS, 1) is None
+
+    def test_a_launch_is_found_again_by_all_that_its_arrays_are(self) -> None:
+        """Arrays on the same memory that differ in any property have different signatures."""
+        library = CupyLibrary()
+        first = array_at(0, (8, 4), np.float32)
+        views = (first, first.reshape(32), first.view(np.int32), first.reshape(4, 8).T, array_at(1, (8, 4), np.float32))
+        keys = [library.signature([view]) for view in views]
+        assert len(set(keys)) == len(views)
+        assert library.signature([array_at(0, (8, 4), np.float32)]) == keys[0]
+
+
+class CupyStream:
+    def __init__(self, pointer: int) -> None:
+        self.ptr = pointer
+
+    @classmethod
+    def from_external(cls, stream: Any) -> "CupyStream":
+        return cls(stream.__cuda_stream__()[1])
+
+    def __enter__(self) -> None:
+        entered.append(self.ptr)
+
+    def __exit__(self, *_: object) -> None:
+        entered.append(-self.ptr)
+
+
+class ExternalStream(CupyStream):
+    """CuPy's class of a stream of another library."""
+
+
+entered: list[object] = []
+
+
+class Tensor:
+    """The part of a PyTorch tensor that streams use."""
+
+    is_cuda, device = True, "cuda:1"
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch with the current stream 5; the streams that are made current are recorded."""
+
+    def stream(chosen: str) -> AbstractContextManager[None]:
+        entered.append(chosen)
+        return nullcontext()
+
+    cuda = SimpleNamespace(
+        stream=stream,
+        current_stream=lambda _: SimpleNamespace(cuda_stream=5),
+        default_stream=lambda device: f"default of {device}",
+        ExternalStream=lambda pointer, device: f"{pointer} of {device}",
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=cuda))
+
+
+class TestStreams:
+    @pytest.fixture(autouse=True)
+    def cupy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        entered.clear()
+        cuda = SimpleNamespace(Stream=CupyStream, ExternalStream=ExternalStream)
+        monkeypatch.setattr(array_module, "load_cupy", lambda: SimpleNamespace(cuda=cuda))
+
+    @pytest.mark.parametrize(
+        "stream",
+        [
+            CupyStream(8),
+            ExternalStream(8),
+            SimpleNamespace(cuda_stream=8),
+            SimpleNamespace(__cuda_stream__=lambda: (0, 8)),
+        ],
+        ids=["cupy", "external", "pytorch", "protocol"],
+    )
+    def test_it_is_current_meanwhile(self, stream: Any) -> None:
+        with array_module.on_stream([], stream):
+            assert entered == [8]
+        assert entered == [8, -8]
+
+    def test_where_none_is_named_cupys_stays(self) -> None:
+        with array_module.on_stream([object()]):
+            assert entered == []
+
+    @pytest.mark.parametrize("stream", [7, "null", object()])
+    def test_what_is_no_stream(self, stream: Any) -> None:
+        with (
+            pytest.raises(ArgumentError, match=f"stream is of type {type(stream).__name__}, expected"),
+            array_module.on_stream([], stream),
+        ):
+            pass
+
+    @pytest.mark.usefixtures("torch")
+    @pytest.mark.parametrize(
+        ("stream", "expected"),
+        [(None, [5]), (CupyStream(8), ["8 of cuda:1", 8]), (CupyStream(0), ["default of cuda:1", 0])],
+        ids=["none", "named", "null"],
+    )
+    def test_tensors_are_worked_on_by_both_libraries(self, stream: Any, expected: list[object]) -> None:
+        """PyTorch would treat the handle 0 of the default stream as no handle."""
+        with array_module.on_stream([object(), Tensor()], stream):
+            assert entered == expected
+
+
+COUNTER = Workspace("counter", "uint32", (1,), zeroed=True)
+EMPTY = Workspace("empty", "float32", (0, 4), zeroed=False)
+
+
+class Stream:
+    """A stream that records the operations on it."""
+
+    def __init__(self, cuda: "Streams", pointer: int, *, captured: bool = False) -> None:
+        self.cuda, self.ptr, self.captured = cuda, pointer, captured
+        self.done: list[str] = []
+
+    def is_capturing(self) -> bool:
+        return self.captured
+
+    def synchronize(self) -> None:
+        self.done.append("synchronize")
+
+    def __enter__(self) -> "Stream":
+        self.before, self.cuda.stream = self.cuda.stream, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cuda.stream = self.before
+
+
+class Streams:
+    """The part of CuPy that workspaces use."""
+
+    def __init__(self) -> None:
+        self.cuda = self
+        self.streams: list[Stream] = []
+        self.allocated = 0
+        self.stream = self.Stream()
+
+    def Stream(self, non_blocking: bool = False, captured: bool = False) -> Stream:  # noqa: N802 - CuPy's name
+        self.streams.append(Stream(self, 16 * len(self.streams), captured=captured))
+        return self.streams[-1]
+
+    def get_current_stream(self) -> Stream:
+        return self.stream
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        self.stream.done.append("zeros")
+        self.allocated += 256
+        return SimpleNamespace(data=SimpleNamespace(ptr=self.allocated))
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    cuda = Streams()
+    monkeypatch.setattr(launching, "load_cupy", lambda: cuda)
+    monkeypatch.setattr(launching, "outside_of_captures", nullcontext)
+    return cuda
+
+
+class TestWorkspaces:
+    def test_each_stream_has_its_own_and_keeps_it(self, streams: Streams) -> None:
+        workspaces = StreamWorkspaces((COUNTER, EMPTY))
+        first, second = streams.Stream(), streams.Stream()
+        found = []
+        for stream in (first, second, first):
+            with stream:
+                found.append(workspaces.current())
+        assert found[0] is found[2]
+        assert [one.pointers for one in found[:2]] == [{"counter": 256, "empty": 0}, {"counter": 512, "empty": 0}]
+        assert first.done == second.done == ["zeros"]
+
+    def test_what_is_filled_for_a_captured_stream_is_no_part_of_its_graph(self, streams: Streams) -> None:
+        stream = streams.Stream(captured=True)
+        with stream:
+            kept = StreamWorkspaces((COUNTER,)).current()
+        assert stream.done == []
+        assert streams.streams[-1].done == ["zeros", "synchronize"]
+        assert kept.stream is stream
+
+    @pytest.mark.parametrize("captured", [False, True])
+    def test_what_a_graph_may_use_is_never_given_back(self, streams: Streams, captured: bool) -> None:
+        workspaces = StreamWorkspaces((COUNTER,))
+        for _ in range(launching._MAX_WORKSPACE_SETS + 8):
+            with streams.Stream(captured=captured):
+                workspaces.current()
+        assert len(workspaces._sets) == launching._MAX_WORKSPACE_SETS
+        assert len(workspaces._captured) == captured * (launching._MAX_WORKSPACE_SETS + 8)
