@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import cupy
 import numpy as np
 import pytest
 
@@ -41,8 +42,6 @@ def _factors(dtype: str, batch: int, trans_a: bool, trans_b: bool) -> tuple[Any,
 @pytest.mark.parametrize("trans_a", [False, True])
 @pytest.mark.parametrize("trans_b", [False, True])
 def test_products_are_those_of_numpy_also_in_a_graph(dtype: str, batch: int, trans_a: bool, trans_b: bool) -> None:
-    import cupy
-
     assert cublas_version().count(".") == 2
     a, b, expected = _factors(dtype, batch, trans_a, trans_b)
     x, y, z = cupy.asarray(a), cupy.asarray(b), cupy.zeros(expected.shape, dtype)
@@ -63,8 +62,6 @@ def test_products_are_those_of_numpy_also_in_a_graph(dtype: str, batch: int, tra
 
 @pytest.mark.gpu
 def test_float32_is_not_computed_in_tf32() -> None:
-    import cupy
-
     a, b = (cupy.full((256, 256), 1 + 2.0**-12, "float32") for _ in range(2))
     c = cupy.empty((256, 256), "float32")
     gemm = Gemm(GemmLayout(256, 256, 256, 1, False, False, "float32", "float32"), 0)
@@ -102,8 +99,6 @@ def test_which_products_are_rounded_afterwards(layout: GemmLayout, expected: boo
 @pytest.mark.gpu
 @pytest.mark.parametrize(("m", "n"), [(1031, 1033), (1032, 1030)])
 def test_products_that_are_rounded_afterwards(m: int, n: int) -> None:
-    import cupy
-
     k = 3001
     layout = GemmLayout(m, n, k, 1, False, False, "float16", "float16")
     assert layout.rounds_afterwards

@@ -69,6 +69,14 @@ def packed(kernel: Kernel, **sizes: int) -> tuple[LaunchPlan, tuple[tuple[Any, .
     return plan, pack_launches(spec, plan, data, "float32", pointers=arrays, scalars=scalars, workspaces=memory)
 
 
+def call_arguments(spec: Any, config: Any, dtype: str) -> CallArguments:
+    plan = LaunchPlan.of(spec, config, spec.sizes, H200)
+    data = LaunchData.of(spec, dtype, known_names(spec, config, spec.sizes, H200))
+    scalars = problem_scalars(spec, spec.sizes, dtype, check=False)
+    problem = Problem(spec.name, spec.sizes, dtype)
+    return CallArguments(spec, problem, config, plan, data=data, scalars=scalars, device_index=0)
+
+
 class TestSteps:
     def test_one_cubin_holds_every_step(self, kernel: Kernel) -> None:
         spec = kernel.spec
@@ -116,12 +124,7 @@ class TestSteps:
 
     def test_new_addresses_reach_every_launch(self, tmp_path: Path) -> None:
         kernel = load_kernel(str(write_steps(tmp_path, "split_rows")))
-        spec, config = kernel.spec, {**kernel.spec.default, "SPLIT": 4}
-        plan = LaunchPlan.of(spec, config, spec.sizes, H200)
-        data = LaunchData.of(spec, "float32", known_names(spec, config, spec.sizes, H200))
-        scalars = problem_scalars(spec, spec.sizes, "float32", check=False)
-        problem = Problem(spec.name, spec.sizes, "float32")
-        arguments = CallArguments(spec, problem, config, plan, data=data, scalars=scalars, device_index=0)
+        arguments = call_arguments(kernel.spec, {**kernel.spec.default, "SPLIT": 4}, "float32")
         views = {name: SimpleNamespace(data=SimpleNamespace(ptr=at)) for name, at in (("x", 100), ("y", 200))}
         values = arguments.pack(views, {}, {"partials": 300})
         assert [int(value) for value in values] == [100, 200, 300, 1000, 512, 200, 300, 1000]
@@ -133,14 +136,11 @@ class TestSteps:
     def test_a_map_of_a_workspace_stays_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """New addresses of arrays do not reach it: it belongs to the stream, as its workspace does."""
         spec = load_kernel("gemm_wgmma_padded").spec
-        plan = LaunchPlan.of(spec, spec.default, spec.sizes, H200)
-        data = LaunchData.of(spec, "float16", known_names(spec, spec.default, spec.sizes, H200))
-        scalars = problem_scalars(spec, spec.sizes, "float16", check=False)
-        problem = Problem(spec.name, spec.sizes, "float16")
-        arguments = CallArguments(spec, problem, spec.default, plan, data=data, scalars=scalars, device_index=0)
+        arguments = call_arguments(spec, spec.default, "float16")
         monkeypatch.setattr(packing, "encode_tensor_map", lambda _, pointer: np.full(16, pointer, np.uint64))
         views = {name: SimpleNamespace(data=SimpleNamespace(ptr=at)) for name, at in (("A", 2), ("B", 4), ("C", 6))}
-        workspaces = {workspace.name: 256 * index for index, workspace in enumerate(data.workspaces, 1)}
+        named = LaunchData.of(spec, "float16", known_names(spec, spec.default, spec.sizes, H200)).workspaces
+        workspaces = {workspace.name: 256 * index for index, workspace in enumerate(named, 1)}
         values = arguments.pack(views, {}, workspaces)
         block = ParameterBlock(values, spare_words=3)
         layout = arguments.layout(block.starts, len(block.words))
@@ -148,29 +148,19 @@ class TestSteps:
         assert [tensor_map.name for _, _, tensor_map in layout.maps] == ["C_map"]
         assert [int(value[0]) for value in values if np.ndim(value)] == [256, 512, 6]
 
-    def test_a_function_gets_the_most_shared_memory_of_its_launches(
+    def test_its_functions_get_their_shared_memory_and_stay_loaded(
         self, monkeypatch: pytest.MonkeyPatch, scan: Kernel
     ) -> None:
         opted: list[tuple[str, int]] = []
-        launched: list[str] = []
+        launched: list[tuple[Any, ...]] = []
 
         def function(name: str) -> Any:
             return SimpleNamespace(
-                opt_in=lambda smem_bytes: opted.append((name, smem_bytes)), launch=lambda *_: launched.append(name)
+                opt_in=lambda smem_bytes: opted.append((name, smem_bytes)),
+                launch=lambda *given: launched.append((name, *given)),
             )
 
-        monkeypatch.setattr(function_module, "Module", lambda _: SimpleNamespace(function=function, pointer=1))
-        plan, launches = packed(scan, N=300)
-        calls = LaunchSequence(StepFunctions(scan.spec.steps, b"", {}), plan, launches)
-        calls()
-        assert opted == [("copy", 0), ("sweep", 0)]
-        assert launched == ["copy", *["sweep"] * 9, "copy"]
-        assert (calls.count, [len(part) for part in calls.by_step().values()]) == (11, [1, 9, 1])
-
-    def test_its_functions_stay_loaded(self, monkeypatch: pytest.MonkeyPatch, scan: Kernel) -> None:
-        launched: list[tuple[Any, ...]] = []
-        function = SimpleNamespace(opt_in=lambda _: None, launch=lambda *given: launched.append(given))
-        module = SimpleNamespace(function=lambda _: function, pointer=1)
+        module = SimpleNamespace(function=function, pointer=1)
         monkeypatch.setattr(function_module, "Module", lambda _: module)
         plan, launches = packed(scan, N=300)
         functions = StepFunctions(scan.spec.steps, b"", {})
@@ -181,9 +171,14 @@ class TestSteps:
         assert loaded() is not None
         assert loaded().module == module.pointer
         calls()
+        assert opted == [("copy", 0), ("sweep", 0)]
+        assert (calls.count, [len(part) for part in calls.by_step().values()]) == (11, [1, 9, 1])
         geometries = [one.geometry for one in plan.launches]
-        assert [given[:2] for given in launched] == [(one.grid, one.block) for one in geometries]
-        assert [given[2] for given in launched] == list(launches)
+        names = ["copy", *["sweep"] * 9, "copy"]
+        assert [given[:3] for given in launched] == [
+            (name, one.grid, one.block) for name, one in zip(names, geometries, strict=True)
+        ]
+        assert [given[3] for given in launched] == list(launches)
         assert loaded() is not None
         del calls
         gc.collect()
@@ -349,19 +344,13 @@ class TestScalars:
     @pytest.mark.parametrize(
         ("dtype", "value", "stored"),
         [
-            ("float32", 0.1, np.float32(0.1)),
-            ("float32", float("inf"), np.float32("inf")),
-            ("float64", 0.1, np.float64(0.1)),
-            ("float16", 65504, np.float16(65504)),
-            ("bfloat16", -1.5, np.uint16(0xBFC0)),
-            ("int32", -7, np.int32(-7)),
-            ("int32", 7.0, np.int32(7)),
-            ("int64", 2**53 + 1, np.int64(2**53 + 1)),
-            ("uint64", 2**64 - 1, np.uint64(2**64 - 1)),
-            ("uint8", True, np.uint8(1)),
-            ("float32", np.float64(2.5), np.float32(2.5)),
+            ("float32", 0.1, np.float32(0.1)), ("float32", float("inf"), np.float32("inf")),
+            ("float64", 0.1, np.float64(0.1)), ("float16", 65504, np.float16(65504)),
+            ("bfloat16", -1.5, np.uint16(0xBFC0)), ("int32", -7, np.int32(-7)), ("int32", 7.0, np.int32(7)),
+            ("int64", 2**53 + 1, np.int64(2**53 + 1)), ("uint64", 2**64 - 1, np.uint64(2**64 - 1)),
+            ("uint8", True, np.uint8(1)), ("float32", np.float64(2.5), np.float32(2.5)),
         ],
-    )
+    )  # fmt: skip
     def test_a_value_takes_the_exact_type(self, dtype: str, value: Any, stored: np.generic) -> None:
         got = encode_scalar(scalar(dtype), value, "float32")
         assert type(got) is type(stored)
@@ -392,20 +381,11 @@ class TestScalars:
     @pytest.mark.parametrize(
         ("dtype", "value"),
         [
-            ("int32", 0.5),
-            ("int32", float("nan")),
-            ("int32", float("inf")),
-            ("uint8", -1),
-            ("uint8", 256),
-            ("float16", 1e6),
-            ("float32", 1e39),
-            ("float32", "1"),
-            ("float32", None),
-            ("float32", [1.0]),
-            ("float32", 1j),
-            ("int64", 2**64),
+            ("int32", 0.5), ("int32", float("nan")), ("int32", float("inf")), ("uint8", -1), ("uint8", 256),
+            ("float16", 1e6), ("float32", 1e39), ("float32", "1"), ("float32", None), ("float32", [1.0]),
+            ("float32", 1j), ("int64", 2**64),
         ],
-    )
+    )  # fmt: skip
     def test_refusals(self, dtype: str, value: Any) -> None:
         with pytest.raises(ArgumentError, match=f"fit[s]? in {dtype}"):
             encode_scalar(scalar(dtype), value, "float32")

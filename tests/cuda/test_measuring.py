@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import cupy
 import numpy as np
 import pytest
 from spec_samples import SGEMM
@@ -46,16 +49,12 @@ class TestOnGpu:
 
     @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (17, 33, 5), (128, 64, 300)])
     def test_float64_product(self, support: SupportKernels, m: int, n: int, k: int) -> None:
-        import cupy
-
         generator = np.random.default_rng(0)
         a, b = generator.standard_normal((m, k)), generator.standard_normal((k, n))
         product = support.matmul(cupy.asarray(a), cupy.asarray(b)).get()
         np.testing.assert_allclose(product, a @ b, rtol=1e-12, atol=1e-12)
 
     def test_values_are_summed_up(self, support: SupportKernels) -> None:
-        import cupy
-
         values = np.random.default_rng(0).standard_normal(100_003)
         unfinite, squares = support.summarise(cupy.asarray(values).data.ptr, values.size)
         assert (unfinite, squares) == (0, pytest.approx(np.sum(values**2)))
@@ -64,8 +63,6 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("name", DTYPES)
     def test_compare_finds_the_one_wrong_element(self, support: SupportKernels, name: str) -> None:
-        import cupy
-
         dtype = DTYPES[name]
         shape = dtype.array_shape((1000,))
         stored = dtype.encode(np.arange(np.prod(shape)).reshape(shape) % 100)
@@ -78,8 +75,6 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
     def test_8_bit_floats_are_decoded_alike(self, support: SupportKernels, name: str) -> None:
-        import cupy
-
         dtype = DTYPES[name]
         stored = np.arange(256, dtype=np.uint8)
         got = GuardedBuffer((256,), dtype, support)
@@ -95,8 +90,6 @@ class TestOnGpu:
         assert support.compare(largest.pointer, beyond, 1, dtype, tolerance=Tolerance(0.0), scale=1.0).wrong == 0
 
     def test_nan_is_wrong(self, support: SupportKernels) -> None:
-        import cupy
-
         got = GuardedBuffer((64,), FLOAT, support)
         got.poison()
         want = cupy.zeros(64)
@@ -143,8 +136,6 @@ class TestOnGpu:
     )
     @pytest.mark.parametrize("size", [7, 1500])
     def test_the_device_and_numpy_give_the_same_answer(self, support: SupportKernels, text: str, size: int) -> None:
-        import cupy
-
         generator = np.random.default_rng(0)
         host = {"A": generator.standard_normal((size, size)), "B": generator.standard_normal((size, size)),
                 "x": generator.standard_normal(size)}  # fmt: skip
@@ -159,8 +150,6 @@ class TestOnGpu:
         ("text", "words"), [("x / 0", "is not finite"), ("sum(x)", r"has shape \(\), but the argument y")]
     )
     def test_an_answer_that_is_none_is_told(self, support: SupportKernels, text: str, words: str) -> None:
-        import cupy
-
         solution = ReferenceSolution({"x": cupy.arange(1.0, 9.0)}, support)
         with pytest.raises(InputError, match=words):
             solution.output("y", parse_array_expression(text, ["x"]), (8,), DTYPES["float64"], "[reference] outputs.y")
@@ -170,9 +159,6 @@ class TestOnGpu:
         assert readings == {} or readings["sm_clock_mhz"] > 0
 
     def test_reading_properties_makes_no_context(self, tmp_path: Path) -> None:
-        import subprocess
-        import sys
-
         code = (
             "from autotile.cuda.driver import live_device; live_device();"
             "from cuda.bindings import driver; _, device = driver.cuDeviceGet(0);"

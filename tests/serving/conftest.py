@@ -84,6 +84,11 @@ def store(scale_toml: Path) -> ResultStore:
     return ResultStore(load_kernel(str(scale_toml)), scale_toml)
 
 
+@pytest.fixture(scope="session")
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
 @pytest.fixture
 def live_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with an H200, as far as serving queries it; nothing can be launched."""

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import cupy as cp
 import numpy as np
 import pytest
 
@@ -122,25 +123,20 @@ class ByDLPack:
         return self._array.__dlpack_device__()
 
 
-@pytest.fixture(scope="module")
-def cp() -> Any:
-    import cupy
-
-    return cupy
+def write(folder: Path, name: str, template: str, space: str) -> Path:
+    (folder / f"{name}.cu").write_text(template)
+    (folder / f"{name}.toml").write_text(space)
+    return folder / f"{name}.toml"
 
 
 @pytest.fixture
 def blend_toml(tmp_path: Path) -> Path:
-    (tmp_path / "blend.cu").write_text(TEMPLATE)
-    (tmp_path / "blend.toml").write_text(SPACE)
-    return tmp_path / "blend.toml"
+    return write(tmp_path, "blend", TEMPLATE, SPACE)
 
 
 @pytest.fixture
 def stage_toml(tmp_path: Path) -> Path:
-    (tmp_path / "stage.cu").write_text(STAGE_TEMPLATE)
-    (tmp_path / "stage.toml").write_text(STAGE_SPACE)
-    return tmp_path / "stage.toml"
+    return write(tmp_path, "stage", STAGE_TEMPLATE, STAGE_SPACE)
 
 
 @pytest.fixture
@@ -149,7 +145,7 @@ def blend(blend_toml: Path) -> BoundKernel:
 
 
 @pytest.fixture
-def arrays(cp: Any) -> Callable[..., tuple[Any, Any, Any]]:
+def arrays() -> Callable[..., tuple[Any, Any, Any]]:
     """New arrays x and total, and a poisoned out."""
 
     def make(dtype: Any = np.float32) -> tuple[Any, Any, Any]:
@@ -166,30 +162,8 @@ def host(array: Any) -> np.ndarray:
 
 @pytest.mark.gpu
 class TestArrays:
-    def test_cupy(self, blend: BoundKernel, arrays: Any) -> None:
-        x, total, out = arrays()
-        before = host(total)
-        returned = blend(x, total, out)
-        assert returned[0] is total
-        assert returned[1] is out
-        np.testing.assert_allclose(host(out), 1.5 * host(x), rtol=1e-6)
-        np.testing.assert_allclose(host(total), before + host(x), rtol=1e-6, atol=1e-6)
-
-    def test_outputs_left_out(self, blend: BoundKernel, arrays: Any, cp: Any) -> None:
-        x, total, _ = arrays()
-        updated, out = blend(x, total)
-        assert updated is total
-        assert isinstance(out, cp.ndarray)
-        np.testing.assert_allclose(host(out), 1.5 * host(x), rtol=1e-6)
-
-    def test_what_is_updated_starts_as_zeros_when_left_out(self, blend: BoundKernel, arrays: Any) -> None:
-        x, _, _ = arrays()
-        total, out = blend(x)
-        np.testing.assert_array_equal(host(total), host(x))
-        np.testing.assert_allclose(host(out), 1.5 * host(x), rtol=1e-6)
-
-    @pytest.mark.parametrize("wrap", [ByInterface, ByDLPack])
-    def test_arrays_of_other_libraries(self, blend: BoundKernel, arrays: Any, wrap: type) -> None:
+    @pytest.mark.parametrize("wrap", [lambda array: array, ByInterface, ByDLPack], ids=["cupy", "interface", "dlpack"])
+    def test_arrays_of_cupy_and_others(self, blend: BoundKernel, arrays: Any, wrap: Callable[[Any], Any]) -> None:
         x, total, out = arrays()
         before = host(total)
         given = [wrap(array) for array in (x, total, out)]
@@ -199,8 +173,17 @@ class TestArrays:
         np.testing.assert_allclose(host(out), 1.5 * host(x), rtol=1e-6)  # written in place, not into a copy
         np.testing.assert_allclose(host(total), before + host(x), rtol=1e-6, atol=1e-6)
 
-    def test_torch(self, blend: BoundKernel) -> None:
-        torch = pytest.importorskip("torch")
+    def test_outputs_left_out(self, blend: BoundKernel, arrays: Any) -> None:
+        x, total, _ = arrays()
+        updated, out = blend(x, total)
+        assert updated is total
+        assert isinstance(out, cp.ndarray)
+        np.testing.assert_allclose(host(out), 1.5 * host(x), rtol=1e-6)
+        total, out = blend(x)  # what is updated starts as zeros
+        np.testing.assert_array_equal(host(total), host(x))
+        np.testing.assert_allclose(host(out), 1.5 * host(x), rtol=1e-6)
+
+    def test_torch(self, blend: BoundKernel, torch: Any) -> None:
         x = torch.randn(ROWS, COLUMNS, device="cuda")
         total, out = torch.zeros_like(x), torch.full_like(x, float("nan"))
         stream = torch.cuda.Stream()
@@ -224,7 +207,7 @@ class TestArrays:
         np.testing.assert_allclose(host(out), 1.5 * np.asarray(x, dtype=np.float64), rtol=1e-6)
 
     @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-    def test_every_dtype_with_a_scalar_of_that_dtype(self, blend_toml: Path, cp: Any, dtype: str) -> None:
+    def test_every_dtype_with_a_scalar_of_that_dtype(self, blend_toml: Path, dtype: str) -> None:
         kernel = get_best_kernel(str(blend_toml), dtype=dtype, R=ROWS, C=COLUMNS)
         element = DTYPES[dtype]
         x = element.encode(np.random.default_rng(1).standard_normal((ROWS, COLUMNS)))
@@ -283,7 +266,7 @@ class TestRefusals:
         with pytest.raises(ArgumentError, match=said):
             blend(*[arrays()[0]] * count)
 
-    def test_an_array_on_another_gpu(self, blend: BoundKernel, arrays: Any, cp: Any) -> None:
+    def test_an_array_on_another_gpu(self, blend: BoundKernel, arrays: Any) -> None:
         if device_count() < 2:
             pytest.skip("one GPU only")
         with cp.cuda.Device(1):
@@ -294,7 +277,7 @@ class TestRefusals:
 
 @pytest.mark.gpu
 class TestStreams:
-    def test_the_stream_that_is_given(self, blend: BoundKernel, arrays: Any, cp: Any) -> None:
+    def test_the_stream_that_is_given(self, blend: BoundKernel, arrays: Any) -> None:
         """A launch that is captured on the stream runs with the graph, and not before."""
         x, total, out = arrays()
         blend(x, total, out)  # loads the kernel, which a capture does not allow
@@ -310,7 +293,7 @@ class TestStreams:
         stream.synchronize()
         np.testing.assert_allclose(host(out), 1.5 * host(x), rtol=1e-6)
 
-    def test_cupys_current_stream(self, blend: BoundKernel, arrays: Any, cp: Any) -> None:
+    def test_cupys_current_stream(self, blend: BoundKernel, arrays: Any) -> None:
         x, total, out = arrays()
         blend(x, total, out)
         cp.cuda.Device().synchronize()
@@ -319,7 +302,7 @@ class TestStreams:
             stream.synchronize()
         np.testing.assert_allclose(host(fresh), 2 * host(x), rtol=1e-6)
 
-    def test_many_threads(self, blend_toml: Path, arrays: Any, cp: Any) -> None:
+    def test_many_threads(self, blend_toml: Path, arrays: Any) -> None:
         forget_served()
         x, _, _ = arrays()
         cp.cuda.Device().synchronize()
@@ -344,7 +327,7 @@ class TestStreams:
         np.testing.assert_allclose(host(out), 2 * host(x), rtol=1e-6)
         np.testing.assert_allclose(host(total), before + 3 * host(x), rtol=1e-5, atol=1e-5)
 
-    def test_whichever_device_is_current(self, blend_toml: Path, cp: Any) -> None:
+    def test_whichever_device_is_current(self, blend_toml: Path) -> None:
         if device_count() < 2:
             pytest.skip("one GPU only")
         kernel = get_best_kernel(str(blend_toml), device=1, R=ROWS, C=COLUMNS)
@@ -358,7 +341,7 @@ class TestStreams:
 
 @pytest.mark.gpu
 class TestSharedMemory:
-    def test_more_than_48_kib_is_verified_and_launched(self, stage_toml: Path, cp: Any) -> None:
+    def test_more_than_48_kib_is_verified_and_launched(self, stage_toml: Path) -> None:
         """All tiles that fit on the device, also if only static and dynamic memory together exceed 48 KiB."""
         options = TuneOptions(sampler="brute-force", discard=False, finals=0)
         result = autotile.tune(str(stage_toml), n=100_000, options=options)
@@ -429,28 +412,25 @@ outputs = { y = "factor * x" }
 
 @pytest.fixture
 def tally(tmp_path: Path) -> BoundKernel:
-    (tmp_path / "tally.cu").write_text(TALLY_TEMPLATE)
-    (tmp_path / "tally.toml").write_text(TALLY_SPACE)
     forget_served()
-    return get_best_kernel(str(tmp_path / "tally.toml"), n=N)
+    return get_best_kernel(write(tmp_path, "tally", TALLY_TEMPLATE, TALLY_SPACE), n=N)
 
 
-def _random(cp: Any, seed: int) -> Any:
+def _random(seed: int) -> Any:
     return cp.asarray(np.random.default_rng(seed).standard_normal(N, dtype=np.float32))
 
 
 @pytest.mark.gpu
 class TestQuickCalls:
-    def test_call_after_call_with_other_arrays(self, tally: BoundKernel, cp: Any) -> None:
+    def test_call_after_call_with_other_arrays(self, tally: BoundKernel) -> None:
         for seed in range(5):
-            x, y = _random(cp, seed), cp.full(N, np.nan, np.float32)
+            x, y = _random(seed), cp.full(N, np.nan, np.float32)
             assert tally(x, y) is y
             np.testing.assert_array_equal(y.get(), 2 * x.get())
         assert tally.calls == 5
 
-    def test_outputs_left_out_are_new_ones_of_the_callers_library(self, tally: BoundKernel, cp: Any) -> None:
-        torch = pytest.importorskip("torch")
-        x = _random(cp, 0)
+    def test_outputs_left_out_are_new_ones_of_the_callers_library(self, tally: BoundKernel, torch: Any) -> None:
+        x = _random(0)
         for array, kind in ((x, cp.ndarray), (torch.as_tensor(x, device="cuda"), torch.Tensor)):
             for _ in range(3):
                 y = tally(array)
@@ -468,23 +448,23 @@ class TestQuickCalls:
         ],
     )
     def test_a_quick_kernel_refuses_as_a_careful_one(
-        self, tally: BoundKernel, cp: Any, spoil: Callable[[Any], Any], said: str
+        self, tally: BoundKernel, spoil: Callable[[Any], Any], said: str
     ) -> None:
-        x, y = _random(cp, 0), cp.zeros(N, np.float32)
+        x, y = _random(0), cp.zeros(N, np.float32)
         tally(x, y)
         tally(x, y)
         with pytest.raises(ArgumentError, match=said):
             tally(spoil(x), y)
 
-    def test_scalars_of_one_call_are_forgotten_by_the_next(self, tally: BoundKernel, cp: Any) -> None:
-        x, y = _random(cp, 0), cp.zeros(N, np.float32)
+    def test_scalars_of_one_call_are_forgotten_by_the_next(self, tally: BoundKernel) -> None:
+        x, y = _random(0), cp.zeros(N, np.float32)
         for scalars, factor in (({}, 2), ({"factor": -3}, -3), ({}, 2), ({"factor": 5}, 5)):
             tally(x, y, **scalars)
             np.testing.assert_array_equal(y.get(), np.float32(factor) * x.get())
 
-    def test_threads_and_streams_do_not_meet(self, tally: BoundKernel, cp: Any) -> None:
+    def test_threads_and_streams_do_not_meet(self, tally: BoundKernel) -> None:
         def work(seed: int) -> bool:
-            x = _random(cp, seed)
+            x = _random(seed)
             cp.cuda.get_current_stream().synchronize()
             right = True
             with cp.cuda.Stream(non_blocking=True) as stream:
@@ -498,8 +478,7 @@ class TestQuickCalls:
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(work, range(16)))
 
-    def test_tensors_on_pytorchs_current_stream(self, tally: BoundKernel) -> None:
-        torch = pytest.importorskip("torch")
+    def test_tensors_on_pytorchs_current_stream(self, tally: BoundKernel, torch: Any) -> None:
         x = torch.randn(N, device="cuda")
         y = torch.zeros_like(x)
         for stream in (torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()):
@@ -513,8 +492,7 @@ class TestQuickCalls:
                 stream.synchronize()
             assert torch.equal(y, torch.full_like(y, 6.0))
 
-    def test_a_parameter_of_a_module_is_a_tensor(self, tally: BoundKernel) -> None:
-        torch = pytest.importorskip("torch")
+    def test_a_parameter_of_a_module_is_a_tensor(self, tally: BoundKernel, torch: Any) -> None:
         weights = torch.nn.Parameter(torch.randn(N, device="cuda"))
         y = torch.empty(N, device="cuda")
         for _ in range(2):
@@ -522,9 +500,9 @@ class TestQuickCalls:
             assert torch.equal(y, 2 * weights)
 
     @pytest.mark.parametrize("warm", [False, True])
-    def test_captured_by_cupy(self, tally: BoundKernel, cp: Any, warm: bool) -> None:
+    def test_captured_by_cupy(self, tally: BoundKernel, warm: bool) -> None:
         """Also in the first call, which loads the kernel and allocates its workspaces."""
-        x, y = _random(cp, 0), cp.zeros(N, np.float32)
+        x, y = _random(0), cp.zeros(N, np.float32)
         if warm:
             tally(x, y)
         stream = cp.cuda.Stream(non_blocking=True)
@@ -540,8 +518,7 @@ class TestQuickCalls:
         stream.synchronize()
         np.testing.assert_array_equal(x.get(), 16 * before)
 
-    def test_captured_by_pytorch(self, tally: BoundKernel) -> None:
-        torch = pytest.importorskip("torch")
+    def test_captured_by_pytorch(self, tally: BoundKernel, torch: Any) -> None:
         x, y = torch.randn(N, device="cuda"), torch.zeros(N, device="cuda")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -552,9 +529,9 @@ class TestQuickCalls:
         torch.cuda.synchronize()
         assert torch.equal(x, 4 * before)
 
-    def test_a_stream_is_ready_though_its_first_launch_was_captured(self, tally: BoundKernel, cp: Any) -> None:
+    def test_a_stream_is_ready_though_its_first_launch_was_captured(self, tally: BoundKernel) -> None:
         """The kernel's counter must be zero before a graph is launched that was captured first."""
-        x, y, counted = _random(cp, 0), cp.zeros(N, np.float32), []
+        x, y, counted = _random(0), cp.zeros(N, np.float32), []
         rubbish = [cp.full(1 << 16, 0xFF, np.uint8) for _ in range(8)]
         cp.cuda.Device().synchronize()
         del rubbish
@@ -572,8 +549,7 @@ class TestQuickCalls:
         assert counted == [0, 0, 0]
         np.testing.assert_array_equal(y.get(), 2 * x.get())
 
-    def test_any_librarys_stream_can_be_named(self, tally: BoundKernel, cp: Any) -> None:
-        torch = pytest.importorskip("torch")
+    def test_any_librarys_stream_can_be_named(self, tally: BoundKernel, torch: Any) -> None:
         x = torch.randn(N, device="cuda")
         torch.cuda.synchronize()
         for stream in (torch.cuda.Stream(), cp.cuda.Stream(non_blocking=True), cp.cuda.Stream.null):
@@ -583,8 +559,8 @@ class TestQuickCalls:
         with pytest.raises(ArgumentError, match="stream is of type int"):
             tally(x, stream=7)
 
-    def test_threads_that_make_no_other_call_of_cuda(self, tally: BoundKernel, cp: Any) -> None:
-        x, y = _random(cp, 0), cp.zeros(N, np.float32)
+    def test_threads_that_make_no_other_call_of_cuda(self, tally: BoundKernel) -> None:
+        x, y = _random(0), cp.zeros(N, np.float32)
         launch = tally.bind(x, y)
         for call in (lambda: tally(x, y), launch):
             for _ in range(3):
@@ -595,12 +571,12 @@ class TestQuickCalls:
                 cp.cuda.Device().synchronize()
                 np.testing.assert_array_equal(y.get(), 2 * x.get())
 
-    def test_on_a_device_that_is_not_the_current_one(self, tally: BoundKernel, cp: Any) -> None:
+    def test_on_a_device_that_is_not_the_current_one(self, tally: BoundKernel) -> None:
         if cp.cuda.runtime.getDeviceCount() < 2:
             pytest.skip("there is one device")
         kernel = get_best_kernel(str(tally.definition.spec.source), n=N, device=1)
         with cp.cuda.Device(1):
-            x = _random(cp, 0)
+            x = _random(0)
             y = cp.zeros(N, np.float32)
         launch = kernel.bind(x, y)
         launch()
@@ -610,8 +586,8 @@ class TestQuickCalls:
             np.testing.assert_array_equal(z.get(), 2 * x.get())
         np.testing.assert_array_equal(y.get(), 2 * x.get())
 
-    def test_bound_launches_follow_the_current_stream(self, tally: BoundKernel, cp: Any) -> None:
-        x, y = _random(cp, 0), cp.zeros(N, np.float32)
+    def test_bound_launches_follow_the_current_stream(self, tally: BoundKernel) -> None:
+        x, y = _random(0), cp.zeros(N, np.float32)
         launch = tally.bind(x, y)
         for stream in (cp.cuda.Stream.null, cp.cuda.Stream(non_blocking=True), cp.cuda.Stream(non_blocking=True)):
             with stream:
@@ -621,11 +597,11 @@ class TestQuickCalls:
             np.testing.assert_array_equal(y.get(), 2 * x.get())
 
     @pytest.mark.parametrize("on_null", [True, False])
-    def test_launches_that_became_graphs(self, tally: BoundKernel, cp: Any, on_null: bool) -> None:
+    def test_launches_that_became_graphs(self, tally: BoundKernel, on_null: bool) -> None:
         """They read the current content of the arrays, also if they are captured into another graph."""
         stream = cp.cuda.Stream.null if on_null else cp.cuda.Stream(non_blocking=True)
         with stream:
-            pairs = [(_random(cp, seed), cp.zeros(N, np.float32)) for seed in range(6)]
+            pairs = [(_random(seed), cp.zeros(N, np.float32)) for seed in range(6)]
             launch = tally.bind(*pairs[0])
             for round_ in range(4):
                 for x, y in pairs:
@@ -649,9 +625,9 @@ class TestQuickCalls:
                 graph.launch(stream)
                 cp.testing.assert_array_equal(z, 4 * x)
 
-    def test_launches_let_go_of_while_a_stream_is_captured(self, tally: BoundKernel, cp: Any) -> None:
+    def test_launches_let_go_of_while_a_stream_is_captured(self, tally: BoundKernel) -> None:
         """By the capturing thread or another one, in the strictest capture mode; the capture stays valid."""
-        pairs = [(_random(cp, seed), cp.zeros(N, np.float32)) for seed in range(4)]
+        pairs = [(_random(seed), cp.zeros(N, np.float32)) for seed in range(4)]
         with cp.cuda.Stream(non_blocking=True) as stream:
             for x, y in pairs * 3:
                 tally(x, y)
@@ -670,7 +646,7 @@ class TestQuickCalls:
 
     @pytest.mark.parametrize("priority", [0, -1, -5])
     def test_a_graph_has_its_streams_priority(
-        self, tally: BoundKernel, cp: Any, monkeypatch: pytest.MonkeyPatch, priority: int
+        self, tally: BoundKernel, monkeypatch: pytest.MonkeyPatch, priority: int
     ) -> None:
         made: list[Any] = []
         capture = launch_graph._captured
@@ -680,7 +656,7 @@ class TestQuickCalls:
             return made[-1]
 
         monkeypatch.setattr(launch_graph, "_captured", noted)
-        x, y = _random(cp, 0), cp.zeros(N, np.float32)
+        x, y = _random(0), cp.zeros(N, np.float32)
         with cp.cuda.Stream(non_blocking=True, priority=priority) as stream:
             for _ in range(3):
                 tally(x, y)
@@ -689,8 +665,8 @@ class TestQuickCalls:
         verbose = 1  # cudaGraphDebugDotFlagsVerbose, driver_types.h
         assert f"{{priority | {priority}}}" in graph.debug_dot_str(verbose)
 
-    def test_threads_with_graphs_of_their_own(self, tally: BoundKernel, cp: Any) -> None:
-        arrays = [(_random(cp, seed), cp.zeros(N, np.float32)) for seed in range(8)]
+    def test_threads_with_graphs_of_their_own(self, tally: BoundKernel) -> None:
+        arrays = [(_random(seed), cp.zeros(N, np.float32)) for seed in range(8)]
         launches = [tally.bind(x, y) for x, y in arrays]
         cp.cuda.Device().synchronize()
 
@@ -706,9 +682,9 @@ class TestQuickCalls:
         for x, y in arrays:
             np.testing.assert_array_equal(y.get(), 2 * x.get())
 
-    def test_launches_without_graphs(self, tally: BoundKernel, cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_launches_without_graphs(self, tally: BoundKernel, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AUTOTILE_GRAPHS", "off")
-        x, y = _random(cp, 0), cp.zeros(N, np.float32)
+        x, y = _random(0), cp.zeros(N, np.float32)
         for _ in range(4):
             tally(x, y)
         assert not tally._launcher._states.by_stream[0].graphs  # type: ignore[union-attr]

@@ -25,13 +25,7 @@ from autotile.serving import bound as bound_module
 from autotile.serving import launching
 from autotile.serving.arrays import ArraySpec, CupyLibrary, Signature, accepted_pointers
 from autotile.serving.bound import BoundKernel
-from autotile.serving.launching import (
-    CheckedArrays,
-    KernelLauncher,
-    ParameterLayout,
-    StreamState,
-    StreamWorkspaces,
-)
+from autotile.serving.launching import CheckedArrays, KernelLauncher, ParameterLayout, StreamState, StreamWorkspaces
 from autotile.serving.selection import RecentCache
 
 

@@ -89,18 +89,12 @@ class TestChoice:
             kernel = best_matmul(Product(256, 256, 256), device=device, database=str(tmp_path / "none.db"))
             assert kernel.kernel not in emulating_kernels()
 
-    def test_tensors_of_pytorch_on_the_cpu_are_refused_in_words_of_ours(self) -> None:
-        torch = pytest.importorskip("torch")
+    def test_tensors_of_pytorch_on_the_cpu_are_refused_in_words_of_ours(self, torch: Any) -> None:
         with pytest.raises(ArgumentError, match="cannot be used on the GPU"):
             autotile.torch.matmul(torch.ones(8, 8), torch.ones(8, 8))
 
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-
-@pytest.fixture(scope="module")
-def torch() -> Any:
-    return pytest.importorskip("torch")
 
 
 def _assert_right(result: Any, a: Any, b: Any, dtype: str, terms: int) -> None:

@@ -197,11 +197,7 @@ class TestPinned:
 
     @pytest.mark.parametrize(
         ("config", "said"),
-        [
-            ({"THREADS": 999, "WORK": 1}, "THREADS"),
-            ({"THREADS": 64}, "WORK"),
-            ({"THREADS": 256, "WORK": "4"}, "WORK"),
-        ],
+        [({"THREADS": 999, "WORK": 1}, "THREADS"), ({"THREADS": 64}, "WORK"), ({"THREADS": 256, "WORK": "4"}, "WORK")],
     )
     def test_a_bad_configuration_is_refused(self, store: Any, file: Path, config: Any, said: str) -> None:
         repin(file, config=config)
