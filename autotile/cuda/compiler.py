@@ -109,17 +109,9 @@ def compile_job(
 ) -> CompileJob:
     """Return the compilation of a configuration for a dtype of the problem.
 
-    Raise `InputError` if a file that an option names cannot be read, or an option has no value.
-
-    Parameters
-    ----------
-    dtype
-        dtype of the problem.
-    architecture
-        Architecture of the device, such as ``"sm_90"``; an architecture in the search-space file takes precedence.
-    sizes
-        Sizes and flags of the problem, of which `KernelSpec.compiled_names` are compiled in; None for the kernel's
-        defaults.
+    An architecture in the search-space file takes precedence over that of the device. The `KernelSpec.compiled_names`
+    of the problem's sizes and flags are compiled in, else the kernel's defaults. Raise `InputError` if a file that an
+    option names cannot be read, or an option has no value.
     """
     from autotile.kernel.sources import read_bytes, sources_with_options
     from autotile.kernel.spec import controls_file, with_values

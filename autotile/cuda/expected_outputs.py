@@ -251,7 +251,14 @@ class ExpectedOutputs:
                 if name not in reference.unchecked:
                     expected[name] = self._checked(name, values, sizes, f"{place}: {name}")
         for name, path in self._files(sizes, seed, check=check).items():
-            values = _read_array(path, f"{spec.source}: [reference] outputs.{name}")
+            place = f"{spec.source}: [reference] outputs.{name}"
+            try:
+                stored = map_npy(path)
+            except DataError as error:
+                raise InputError(f"{place}: cannot read {path}: {error}") from None
+            if stored.dtype.kind not in "biufc":
+                raise InputError(f"{place}: {path} does not hold an array of numbers")
+            values = load_cupy().asarray(stored.astype(stored.dtype.newbyteorder("="), copy=False))
             expected[name] = self._checked(name, values, sizes, f"{path}: the reference of {name} at {at}")
         load_cupy().get_default_memory_pool().free_all_blocks()
         return expected
@@ -396,17 +403,6 @@ class ExpectedOutputs:
 
     def _shape(self, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
         return self._element_type(name, sizes).array_shape(self._spec.buffer(name).extents(sizes))
-
-
-def _read_array(path: Path, place: str) -> Any:
-    """Read an array to the device."""
-    try:
-        stored = map_npy(path)
-    except DataError as error:
-        raise InputError(f"{place}: cannot read {path}: {error}") from None
-    if stored.dtype.kind not in "biufc":
-        raise InputError(f"{place}: {path} does not hold an array of numbers")
-    return load_cupy().asarray(stored.astype(stored.dtype.newbyteorder("="), copy=False))
 
 
 _REPEATED = 1e-3

@@ -280,7 +280,7 @@ class Surrogate:
         self._max_first = max_first
 
     def update(self) -> bool:
-        """Fit again if that is due, which drops the rows that were set; return whether it was.
+        """Fit again if that is due, and begin a process with the trials of that fit, without rows; return whether so.
 
         At least one trial must have succeeded.
         """
@@ -291,7 +291,24 @@ class Surrogate:
         for count in range(max(first, self.fitted + 1), due + 1):
             if max(due_fit(count), first) == count:
                 self._fit(count)
-        self._begin_process()
+        history, directions = self._history, self._directions
+        ended = history.first_ended(self.fitted)
+        ascending = np.argsort(losses(history.values(self.fitted), directions, np.ones(len(directions))), kind="stable")
+        self.best = history.rows(ended[ascending[:_BEST]])
+        chosen = informative(ascending, self._max_first)
+        self._indices: Rows = ended[chosen]
+        """Trials of the process, by their index in the history."""
+        self._included = set(ended.tolist())
+        self._seen = 0
+        self._rows: Rows = np.zeros(0, np.int64)
+        self._slots: dict[int, int] = {}
+        """Point of the process of each row."""
+        self._order: Rows = np.zeros(0, np.int64)
+        """The same in the order of the rows."""
+        self._free: list[int] = []
+        """Points of the process of rows that are not evaluated any more."""
+        observed, noise = self._points(history.rows(self._indices)), history.noise(self.fitted, directions)[chosen]
+        self._process = GaussianProcess(self.parameters, self._points(self._rows), observed, noise)
         return True
 
     def _fit(self, count: int) -> None:
@@ -313,27 +330,6 @@ class Surrogate:
             max_steps=_LATER_STEPS if self.fitted else _FIRST_STEPS,
         )
         self.fitted = count
-
-    def _begin_process(self) -> None:
-        """Begin a process with the trials of the newest fit."""
-        history, directions = self._history, self._directions
-        ended = history.first_ended(self.fitted)
-        ascending = np.argsort(losses(history.values(self.fitted), directions, np.ones(len(directions))), kind="stable")
-        self.best = history.rows(ended[ascending[:_BEST]])
-        chosen = informative(ascending, self._max_first)
-        self._indices: Rows = ended[chosen]
-        """Trials of the process, by their index in the history."""
-        self._included = set(ended.tolist())
-        self._seen = 0
-        self._rows: Rows = np.zeros(0, np.int64)
-        self._slots: dict[int, int] = {}
-        """Point of the process of each row."""
-        self._order: Rows = np.zeros(0, np.int64)
-        """The same in the order of the rows."""
-        self._free: list[int] = []
-        """Points of the process of rows that are not evaluated any more."""
-        observed, noise = self._points(history.rows(self._indices)), history.noise(self.fitted, directions)[chosen]
-        self._process = GaussianProcess(self.parameters, self._points(self._rows), observed, noise)
 
     def set_rows(self, rows: Rows) -> None:
         """Set the rows that `predict` evaluates; those that it evaluates already cost nothing."""

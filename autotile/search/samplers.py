@@ -148,30 +148,13 @@ Make = Callable[..., "RowSampler"]
 class SamplerEntry:
     """A sampler and its traits.
 
-    Attributes
-    ----------
-    summary
-        Description on one line.
-    make
-        Constructor.
-    lookahead
-        Number of candidates proposed ahead. It ranks only with a sampler that has the methods of
-        `autotile.search.gp_sampler.FeasibleGPSampler`.
-    learns
-        Whether proposals depend on results; if not, it looks further ahead with many compile workers.
-    predicts_gain
-        Whether it predicts the gain of its proposals, by which ``--until`` stops.
-    transfers
-        Whether it learns from trials of other studies.
-    multi_objective
-        Whether it can minimise several objectives.
-    exhaustive
-        Whether it covers the whole space unless the number of trials is limited.
-    packages
-        Packages that it requires beyond autotile's own dependencies: name of the module, name in messages, and argument
-        of ``pip install``.
-    alternative
-        Sampler to use instead if a package is missing.
+    ``lookahead`` ranks only with a sampler that has the methods of `autotile.search.gp_sampler.FeasibleGPSampler`. One
+    that does not learn from results looks further ahead with many compile workers. By the gain of proposals that one
+    predicts, ``--until`` stops. One that transfers learns from trials of other studies, and an exhaustive one covers
+    the whole space unless the number of trials is limited.
+
+    ``packages`` are those beyond autotile's own dependencies: name of the module, name in messages, and argument of
+    ``pip install``; ``alternative`` is the sampler to use if one is missing.
     """
 
     summary: str

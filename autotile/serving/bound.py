@@ -63,20 +63,7 @@ if TYPE_CHECKING:
 class Call(NamedTuple):
     """Arguments of a call of `get_best_kernel`, which mean the same in another process; None for those not given.
 
-    Attributes
-    ----------
-    name
-        Name of the kernel or operation, or absolute path of its file.
-    sizes, dtype
-        The problem.
-    device
-        Name of a GPU; None for the current CUDA device.
-    database, bundle
-        Absolute paths or URLs.
-    library
-        Whether libraries may compute an operation.
-    numerics
-        Whether only configurations that compute the same bits are exchanged.
+    Paths are absolute, and ``device`` is the name of a GPU or None for the current CUDA device.
     """
 
     name: str

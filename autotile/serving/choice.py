@@ -17,15 +17,10 @@ Tier = Literal["exact", "family", "model", "library", "nearest", "transferred", 
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """Reason to serve another configuration than the default.
+    """Reason to serve another configuration than the default: how their launches differ, as a clause.
 
-    Attributes
-    ----------
-    time_us, default_us
-        Estimated times of the configuration and of the default in microseconds, each within about a factor of two; None
-        for a default that cannot run here, or that a search would not try here.
-    reason
-        How their launches differ, as a clause.
+    Both times are estimates, within about a factor of two. A default that cannot run here, or that a search would not
+    try here, has none.
     """
 
     time_us: float
@@ -81,23 +76,12 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Comparison of a result of another problem, or GPU, with what an empty database would serve.
+    """Comparison of a result of another problem, or GPU, with what an empty database would serve, the ``base``.
 
-    Attributes
-    ----------
-    config, base
-        Configurations of the result, and of what an empty database would serve.
-    base_tier
-        How the base was chosen: ``default``, or the tier of a result that ships with autotile.
-    ratio, interval
-        Expected time of the result over that of the base, and its interval; the upper end is infinite where nothing is
-        known.
-    tuned_sizes, tuned_on
-        Problem and GPU that the result was measured at.
-    serves
-        Whether the result is served.
-    is_nearest
-        Whether it is the winner of the nearest tuned problem.
+    ``base_tier`` is ``default``, or the tier of a result that ships with autotile. ``ratio`` is the expected time of
+    the result over that of the base, in an interval whose upper end is infinite where nothing is known.
+    ``tuned_sizes`` and ``tuned_on`` are of the result, ``serves`` tells whether it is served, and ``is_nearest``
+    whether it is the winner of the nearest tuned problem.
     """
 
     config: Config

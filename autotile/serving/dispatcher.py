@@ -92,20 +92,9 @@ def _kept(serve: Find[Arguments]) -> Find[Arguments]:
 class Lookup(NamedTuple):
     """A look-up with its arguments in one form, in which it can be made again.
 
-    Attributes
-    ----------
-    name, sizes, dtype
-        Name or path of a kernel or an operation, or a kernel; and the problem.
-    place
-        CUDA device index, or name of a GPU; None if there is no GPU.
-    location
-        Path or URL of the database.
-    bundle
-        Absolute path of the bundle to serve from; None without one.
-    library, numerics, race, wait
-        As for `Dispatcher.get_best_kernel`.
-    is_operation
-        Whether ``name`` denotes an operation.
+    ``place`` is a CUDA device index, or the name of a GPU; None if there is no GPU. ``location`` is the path or URL of
+    the database, and ``bundle`` an absolute path. ``is_operation`` tells whether the name denotes an operation. The
+    rest is as for `Dispatcher.get_best_kernel`.
     """
 
     name: KernelName

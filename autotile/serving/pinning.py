@@ -51,28 +51,9 @@ Asked = tuple[str, str, str, str, bool, tuple[str, str, int, int]]
 class PinnedChoice:
     """A choice for a problem on a kind of GPU, as data.
 
-    Attributes
-    ----------
-    operation
-        Name of the operation that was asked for; empty if a kernel was.
-    sizes, dtype
-        The problem, with flags; of an operation by its names, with conditions.
-    library_allowed
-        Whether a library might compute the operation.
-    gpu_name, compute_capability, sm_count, smem_per_block_optin_bytes
-        The GPU.
-    source
-        Whether a kernel or a library computes it.
-    kernel
-        Name of the kernel or the library.
-    kernel_sizes
-        Sizes by the kernel's names; empty for a library.
-    template_hash, space_hash, options, nvrtc_version
-        Version of the kernel and of its compiler; empty for a library.
-    library_version
-        Version of the library; empty for a kernel.
-    config, tier
-        The configuration, and how it was found.
+    The problem has the names, flags and conditions of the operation that was asked for, which is empty if a kernel was.
+    What is not of the ``source`` is empty: of a library the sizes by the kernel's names and the version of the kernel
+    and its compiler, of a kernel the version of the library.
     """
 
     operation: Name

@@ -124,21 +124,13 @@ _FINALISTS: RecentCache[tuple[object, ...], Mapping[str, Winner]] = RecentCache(
 class Shelf:
     """Results of one kernel, whatever their sizes, as a bundle or a program states them.
 
-    Attributes
-    ----------
-    winners
-        Winners, the user's own newest first. Between equals, the user's own takes precedence over a shipped one; of the
-        user's own the first, as dates depend on clocks, and of shipped ones the newest.
-    rules
-        Rules of the kernel's families, newest first.
-    checks
-        Verdicts on configurations that are not ranked, oldest first.
-    estimates
-        Whether a configuration may take the place of the default that is estimated to be far faster.
-    compares
-        Whether results of other problems are compared; otherwise the nearest is served.
-    bundled
-        Whether the results come from a bundle, which has no times of the default.
+    The user's own winners and the rules are newest first, the verdicts of ``checks`` on configurations that are not
+    ranked oldest first. Between equals, the user's own takes precedence over a shipped one; of the user's own the
+    first, as dates depend on clocks, and of shipped ones the newest.
+
+    With ``estimates``, a configuration that is estimated to be far faster may take the place of the default. Unless
+    this ``compares`` results of other problems, the nearest is served. Results of a bundle come without times of the
+    default.
     """
 
     winners: Sequence[Winner] = ()
@@ -495,15 +487,9 @@ def _followed(request: KernelRequest, stored: Iterable[StoredRule], base: Choice
 def _displaced(request: KernelRequest, base: Choice, *, shipped: bool, trusted: bool) -> Choice:
     """Return the neighbour that displaces a base, of the first tier with one that is surely faster; else the base.
 
-    Parameters
-    ----------
-    base
-        Choice without these results.
-    shipped
-        Whether the results that ship are compared, or the others.
-    trusted
-        Whether a result that may be faster displaces it, too: of near sizes if it is not surely slower, of distant ones
-        if that is more likely than not. The default's time, which would make it sure, comes with none of them.
+    The results that ship are compared, or the others. With ``trusted``, one that may be faster displaces it, too: of
+    near sizes if it is not surely slower, of distant ones if that is more likely than not. The default's time, which
+    would make it sure, comes with none of them.
     """
     # loads what an exact result does without
     from autotile.families.preference import FINALISTS, MAX_STUDIES, WITH_FINALISTS, Tuned
