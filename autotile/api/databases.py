@@ -541,19 +541,19 @@ class CheckResult(Result):
     def to_json(self) -> Any:
         """Return the numbers of rows and the faults."""
         check = self.check
+        found = check or DatabaseCheck(self.location, ())
         faults = [
-            {"table": row.table, "id": row.row_id, "field": row.field, "reason": row.fault}
-            for row in (check.bad_rows if check is not None else ())
+            {"table": row.table, "id": row.row_id, "field": row.field, "reason": row.fault} for row in found.bad_rows
         ]
         return to_document(
             {
                 "database": self.location,
                 "exists": check is not None,
                 "ok": self.whole,
-                "revision": check.revision if check is not None else None,
-                "rows": check.counts if check is not None else {},
-                "unfinished_runs": check.unfinished_runs if check is not None else 0,
-                "problems": check.problems if check is not None else [],
+                "revision": check and check.revision,
+                "rows": found.counts,
+                "unfinished_runs": found.unfinished_runs,
+                "problems": found.problems,
                 "bad_rows": faults,
             }
         )
@@ -577,7 +577,7 @@ def db_check(database: str | Path | None = None) -> CheckResult:
     try:
         opened = open_for_reading(database)
     except DamagedDatabaseError as error:
-        return CheckResult(location, DatabaseCheck.damaged(location, [str(error)]))
+        return CheckResult(location, DatabaseCheck(location, (str(error),)))
     if opened is None:
         return CheckResult(location, None)
     with opened:

@@ -459,18 +459,18 @@ def _models_of(lane: Lane, options: TuneOptions) -> list[_Model]:
         return [_Model("", lambda _: True, lambda _: None)]
     if lane.cluster is not None:
         found = {device.name: device for device in filter(None, map(lane.device_of, lane.devices))}
-        return [_Model(name, partial(_is_of_model, lane, name), lane.device_of) for name in found]
+
+        def is_one(name: str, gpu: GpuName) -> bool:
+            device = lane.device_of(gpu)
+            return device is not None and device.name == name
+
+        return [_Model(name, partial(is_one, name), lane.device_of) for name in found]
     groups = models_of([index for index in lane.devices if isinstance(index, int)])
-    return [_Model(live_device(group[0]).name, group.__contains__, _live_device) for group in groups]
 
+    def device_of(gpu: GpuName) -> DeviceProperties | None:
+        return live_device(gpu) if isinstance(gpu, int) else None
 
-def _is_of_model(lane: Lane, name: str, gpu: GpuName) -> bool:
-    device = lane.device_of(gpu)
-    return device is not None and device.name == name
-
-
-def _live_device(gpu: GpuName) -> DeviceProperties | None:
-    return live_device(gpu) if isinstance(gpu, int) else None
+    return [_Model(live_device(group[0]).name, group.__contains__, device_of) for group in groups]
 
 
 @checked

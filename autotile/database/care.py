@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -21,11 +21,9 @@ from autotile.database.database import (
     StoredStudy,
     StoredTrial,
     parsed_rows,
-    rows_of,
     stored_run,
     stored_study,
     stored_trial,
-    warn_of,
 )
 from autotile.database.engine import (
     BEST,
@@ -68,13 +66,13 @@ class DatabaseCheck:
     """Result of an integrity check."""
 
     location: str
-    revision: str
-    counts: Mapping[str, int]
-    """Number of rows by table."""
-    unfinished_runs: int
-    """Runs without an end: in progress, or killed."""
     problems: tuple[str, ...]
-    """One line for each fault of the file; empty if there is none."""
+    """One line for each fault of the file; empty if there is none. Damage makes the rest unreadable."""
+    revision: str = "unknown"
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Number of rows by table."""
+    unfinished_runs: int = 0
+    """Runs without an end: in progress, or killed."""
     bad_rows: tuple[BadRowError, ...] = ()
     """Rows that do not match their schema, which everything else skips."""
 
@@ -82,11 +80,6 @@ class DatabaseCheck:
     def ok(self) -> bool:
         """Whether no fault was found."""
         return not self.problems and not self.bad_rows
-
-    @classmethod
-    def damaged(cls, location: str, problems: Sequence[str]) -> DatabaseCheck:
-        """Return the result for damage that makes the rest unreadable."""
-        return cls(location, revision="unknown", counts={}, unfinished_runs=0, problems=tuple(problems))
 
 
 def check_database(database: Database) -> DatabaseCheck:
@@ -103,7 +96,7 @@ def check_database(database: Database) -> DatabaseCheck:
                 lines = connection.exec_driver_sql(f"PRAGMA integrity_check({_MAX_PROBLEMS})").scalars()
                 problems = [line for line in lines if line != "ok"]
             if problems:  # counting would read the damaged pages again and raise
-                return DatabaseCheck.damaged(location, problems)
+                return DatabaseCheck(location, tuple(problems))
             links = ((RUNS, "study_id", STUDIES), (TRIALS, "study_id", STUDIES), (TRIALS, "run_id", RUNS))
             for child, column, parent in links:
                 lost = select(child.c.id).outerjoin_from(child, parent, child.c[column] == parent.c.id)
@@ -114,14 +107,14 @@ def check_database(database: Database) -> DatabaseCheck:
                 usable_rows(connection, METADATA.tables[name], bad=bad)
             return DatabaseCheck(
                 location,
+                tuple(problems),
                 revision=schema_revision(connection, location) or "none",
                 counts={name: count(table) for name, table in METADATA.tables.items()},
                 unfinished_runs=count(select(RUNS.c.id).where(RUNS.c.ended_at.is_(None)).subquery()),
-                problems=tuple(problems),
                 bad_rows=tuple(bad),
             )
     except DamagedDatabaseError as error:  # so damaged that SQLite's check itself fails
-        return DatabaseCheck.damaged(location, [str(error)])
+        return DatabaseCheck(location, (str(error),))
 
 
 def usable_rows(
@@ -131,18 +124,15 @@ def usable_rows(
 
     The others are added to ``bad``, or skipped with a warning.
     """
-    found: list[Row] = []
-    refused: list[BadRowError] = [] if bad is None else bad
-    for row in rows_of(connection, select(table).where(*conditions).order_by(table.c.id)):
+
+    def checked_row(row: Row) -> Row:
         try:
             _PARSERS[table.name](row)
         except DataError as error:
-            refused.append(error if isinstance(error, BadRowError) else BadRowError(table.name, row["id"], error))
-        else:
-            found.append(row)
-    if bad is None:
-        warn_of(connection, refused)
-    return found
+            raise error if isinstance(error, BadRowError) else BadRowError(table.name, row["id"], error) from None
+        return row
+
+    return parsed_rows(connection, select(table).where(*conditions).order_by(table.c.id), checked_row, bad)
 
 
 _RUN_IDENTITY = ("started_at", "host", "sampler", "seed")

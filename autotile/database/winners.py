@@ -294,11 +294,6 @@ def _device(cell: str) -> DeviceProperties | None:
     return convert(value, DeviceProperties) if value is not None else None
 
 
-def _verdict(row: Row) -> StoredVerdict:
-    parts = {"key": _decoded(row), "config": row["config_key"], "passed": row["outcome"] == "ok"}
-    return convert(parts, StoredVerdict)
-
-
 _WINNERS = f"""
     SELECT {_names(WINNER_COLUMNS)}
     FROM studies
@@ -336,7 +331,9 @@ CHECKS: Query[StoredVerdict] = Query(
     WHERE studies.kernel = :kernel AND studies.dtype = :dtype AND trials.phase = 'final' AND trials.rank IS NULL
     ORDER BY trials.id
     """,
-    _verdict,
+    lambda row: convert(
+        {"key": _decoded(row), "config": row["config_key"], "passed": row["outcome"] == "ok"}, StoredVerdict
+    ),
     "trials",
 )
 """Verdicts of finals and verifications on configurations of a kernel that are not ranked, oldest first."""
@@ -411,19 +408,14 @@ def miss_row(problem: Problem, gpu_name: str, tier: str, calls: int = 1) -> dict
     }
 
 
-def _stored_miss(row: Row) -> StoredMiss:
-    columns = {**row, "sizes": json_cell(row["sizes"])}
-    return convert({**columns, "problem": columns}, StoredMiss)
-
-
-STORED_MISSES = Query(
+STORED_MISSES: Query[StoredMiss] = Query(
     """
     SELECT id, kernel, sizes, dtype, gpu_name, tier, count, last_at
     FROM misses
     WHERE CAST(:kernel AS TEXT) IS NULL OR kernel = :kernel
     ORDER BY count DESC, id
     """,
-    _stored_miss,
+    lambda row: convert({**row, "problem": {**row, "sizes": json_cell(row["sizes"])}}, StoredMiss),
     "misses",
 )
 """Misses of one kernel, or of all, most frequent first."""

@@ -1006,7 +1006,7 @@ class ArrayParser:
                 return self._subscript(tree)
             case ast.Attribute(attr="T"):
                 array = self.closure(tree.value)
-                return self._applied(tree, lambda shape: shape[::-1], lambda xp, x: xp.transpose(x), [array])
+                return self._applied(tree, lambda shape: shape[::-1], language.calls("transpose"), [array])
             case ast.BoolOp():
                 raise self.text.error(tree, "'and' and 'or' take single conditions; combine arrays with & and |")
             case _:
@@ -1065,20 +1065,17 @@ class ArrayParser:
         return self._applied(tree, language.elementwise, compute, operands, divides=divides)
 
     def _comparison(self, tree: ast.Compare) -> Closure:
-        def compare(name: str) -> language.Compute:
-            return lambda xp, a, b: getattr(xp, name)(language.numeric(a), language.numeric(b))
-
         operands = [self.closure(operand) for operand in (tree.left, *tree.comparators)]
         links: list[Closure] = []
         for comparison, *pair in zip(tree.ops, operands, operands[1:], strict=False):
             if type(comparison) not in COMPARISONS:
                 raise self.text.error(tree, f"'in' and 'is' are not accepted; {_ARRAY_LANGUAGE}")
-            compute = compare(COMPARISONS[type(comparison)][2])
+            compute = language.calls(COMPARISONS[type(comparison)][2], language.numeric)
             links.append(self._applied(tree, language.elementwise, compute, pair, takes_infinity=True))
         result = links[0]
         for link in links[1:]:
             both = [result, link]
-            result = self._applied(tree, language.elementwise, lambda xp, a, b: xp.logical_and(a, b), both)
+            result = self._applied(tree, language.elementwise, language.calls("logical_and"), both)
         return result
 
     def _scalar(self, tree: ast.expr, parser: ExpressionParser, node: Node) -> Closure:

@@ -491,7 +491,7 @@ def _flat(shape: Shape, axis: int | None) -> tuple[Shape, int]:
     return flat, _axes(flat, 0 if axis is None else axis)[0]
 
 
-def _calls(name: str, convert: Compute = lambda x: x) -> Compute:
+def calls(name: str, convert: Compute = lambda x: x) -> Compute:
     """Return a function of the array library, which takes the operands in their order, each converted."""
     return lambda xp, *operands: getattr(xp, name)(*map(convert, operands))
 
@@ -882,16 +882,16 @@ _FLOAT_NAMES = (
 _BINARY_NAMES = "maximum minimum mod fmod floor_divide arctan2 hypot copysign"
 
 ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
-    **{name: ArrayFunction("x", same, _calls(name, numeric)) for name in _FLOAT_NAMES.split()},
-    **{name: ArrayFunction("a b", elementwise, _calls(name, numeric)) for name in _BINARY_NAMES.split()},
+    **{name: ArrayFunction("x", same, calls(name, numeric)) for name in _FLOAT_NAMES.split()},
+    **{name: ArrayFunction("a b", elementwise, calls(name, numeric)) for name in _BINARY_NAMES.split()},
     **{name: _special(name) for name in ("erf", "erfc")},
     **{name: _reduction(name) for name in ("sum", "prod", "mean", "max", "min", "std", "var", "argmax", "argmin")},
     **{name: _reduction(name, _truth) for name in ("any", "all")},
     **{name: _scan(name) for name in ("cumsum", "cumprod")},
     "abs": ArrayFunction("x", same, lambda xp, x: abs(numeric(x))),
-    "round": ArrayFunction("x", same, _calls("rint", numeric)),
+    "round": ArrayFunction("x", same, calls("rint", numeric)),
     "rsqrt": ArrayFunction("x", same, lambda xp, x: 1.0 / xp.sqrt(numeric(x))),
-    "angle": ArrayFunction("x", same, _calls("angle")),
+    "angle": ArrayFunction("x", same, calls("angle")),
     "int": ArrayFunction("x", same, lambda xp, x: xp.asarray(x).astype(np.int64)),
     "float": ArrayFunction("x", same, lambda xp, x: xp.asarray(x).astype(np.float64)),
     "float32": ArrayFunction("x", same, lambda xp, x: xp.asarray(x).astype(np.float32).astype(np.float64)),
@@ -908,20 +908,20 @@ ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
     "argsort": ArrayFunction(
         "x axis=-1", _along, lambda xp, x, axis: xp.argsort(xp.asarray(x), axis=axis, kind="stable")
     ),
-    "flip": ArrayFunction("x axis=None", _flipped, _calls("flip")),
-    "roll": ArrayFunction("x shift axis=None", _rolled, _calls("roll")),
+    "flip": ArrayFunction("x axis=None", _flipped, calls("flip")),
+    "roll": ArrayFunction("x shift axis=None", _rolled, calls("roll")),
     "shift": ArrayFunction("x *offsets", _shifted, _shift_elements),
     "transpose": ArrayFunction(  # of the last two axes; a vector or scalar is returned unchanged
         "x",
         lambda shape: (*shape[:-2], shape[-1], shape[-2]) if len(shape) > 1 else shape,
         lambda xp, x: xp.swapaxes(x, -1, -2) if np.ndim(x) > 1 else x,
     ),
-    "permute": ArrayFunction("x *axes", _permuted, _calls("transpose")),
-    "reshape": ArrayFunction("x *shape", _reshaped, _calls("reshape")),
-    "ravel": ArrayFunction("x", lambda shape: (math.prod(shape),), _calls("ravel")),
-    "broadcast_to": ArrayFunction("x *shape", _broadcast, _calls("broadcast_to")),
-    "repeat": ArrayFunction("x repeats axis=None", _repeated, _calls("repeat")),
-    "tile": ArrayFunction("x *counts", _tiled, _calls("tile")),
+    "permute": ArrayFunction("x *axes", _permuted, calls("transpose")),
+    "reshape": ArrayFunction("x *shape", _reshaped, calls("reshape")),
+    "ravel": ArrayFunction("x", lambda shape: (math.prod(shape),), calls("ravel")),
+    "broadcast_to": ArrayFunction("x *shape", _broadcast, calls("broadcast_to")),
+    "repeat": ArrayFunction("x repeats axis=None", _repeated, calls("repeat")),
+    "tile": ArrayFunction("x *counts", _tiled, calls("tile")),
     "concatenate": ArrayFunction(
         "arrays axis=0", _concatenated, lambda xp, xs, axis: xp.concatenate([xp.asarray(x) for x in xs], axis)
     ),
@@ -935,15 +935,15 @@ ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
         lambda xp, x, extents: xp.lib.stride_tricks.sliding_window_view(x, extents, tuple(range(-len(extents), 0))),
     ),
     "einsum": ArrayFunction("subscripts *arrays", _contracted, _einsum),
-    "dot": ArrayFunction("a b", product, _calls("matmul", numeric)),
-    "outer": ArrayFunction("a b", lambda a, b: (math.prod(a), math.prod(b)), _calls("outer", numeric)),
+    "dot": ArrayFunction("a b", product, calls("matmul", numeric)),
+    "outer": ArrayFunction("a b", lambda a, b: (math.prod(a), math.prod(b)), calls("outer", numeric)),
     "diagonal": ArrayFunction(
         "x",
         lambda shape: (*_plane("diagonal")(shape)[:-2], min(shape[-2:])),
         lambda xp, x: xp.diagonal(x, 0, -2, -1),
     ),
-    "tril": ArrayFunction("x k=0", _plane("triangle"), _calls("tril")),
-    "triu": ArrayFunction("x k=0", _plane("triangle"), _calls("triu")),
+    "tril": ArrayFunction("x k=0", _plane("triangle"), calls("tril")),
+    "triu": ArrayFunction("x k=0", _plane("triangle"), calls("triu")),
     "take": ArrayFunction("x indices axis=None", _taken, _take),
     "bincount": ArrayFunction("x length weights=None", _counted, _bincount),
     "histogram": ArrayFunction("x length low high", lambda x, length, *_: (length,), _histogram),
@@ -951,11 +951,11 @@ ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
     "scatter_add": ArrayFunction("base indices values", _scattered, _scatter_add),
     "searchsorted": ArrayFunction("ascending values side='left'", _searched, _searchsorted),
     "arange": ArrayFunction("start stop=None step=1", _arange_shape, _arange),
-    "zeros": ArrayFunction("*shape", same, _calls("zeros")),
-    "ones": ArrayFunction("*shape", same, _calls("ones")),
-    "full": ArrayFunction("shape value", _filled, _calls("full")),
-    "eye": ArrayFunction("n", lambda n: (n, n), _calls("eye")),
-    "linspace": ArrayFunction("low high n", _spaced, _calls("linspace")),
+    "zeros": ArrayFunction("*shape", same, calls("zeros")),
+    "ones": ArrayFunction("*shape", same, calls("ones")),
+    "full": ArrayFunction("shape value", _filled, calls("full")),
+    "eye": ArrayFunction("n", lambda n: (n, n), calls("eye")),
+    "linspace": ArrayFunction("low high n", _spaced, calls("linspace")),
 }
 """Functions of array expressions."""
 

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -298,11 +298,11 @@ _read: dict[Path, tuple[str, Operation]] = {}
 """Text and content of each file that was read: while a file is unchanged, it gives the same object."""
 
 
-def load_operation(name: str, folders: Sequence[Path] | None = None) -> Operation:
+def load_operation(name: str) -> Operation:
     """Read an operation: a name is looked up in the folders of operations; with a slash or ``.toml`` it is a path."""
-    path = _find(name, folders)
+    path = _find(name)
     if path is None:
-        names = operation_names(folders)
+        names = operation_names()
         raise UnknownKernelError(f"no operation named {name!r}{nearest(name, names)} (known: {', '.join(names)})")
     text, path = read_text(path, "operation file"), path.absolute()
     if path not in _read or _read[path][0] != text:
@@ -310,19 +310,19 @@ def load_operation(name: str, folders: Sequence[Path] | None = None) -> Operatio
     return _read[path][1]
 
 
-def find_operation(name: str, folders: Sequence[Path] | None = None) -> Path | None:
+def find_operation(name: str) -> Path | None:
     """Return the path of the operation that a name or path denotes; None if it denotes a kernel, or nothing.
 
     A path denotes an operation if the file has a section ``[operation]``. A name that a kernel has denotes the kernel.
     """
     if not is_path(name) and any(is_file(folder / f"{name}.toml") for folder in read_settings().kernel_folders):
         return None
-    return _find(name, folders)
+    return _find(name)
 
 
-def _find(name: str, folders: Sequence[Path] | None) -> Path | None:
+def _find(name: str) -> Path | None:
     if not is_path(name):
-        found = (folder / f"{name}.toml" for folder in _folders(folders))
+        found = (folder / f"{name}.toml" for folder in read_settings().operation_folders)
         return next((path for path in found if is_file(path)), None)
     path = Path(os.path.expanduser(name))  # noqa: PTH111
     if is_file(path):
@@ -332,10 +332,6 @@ def _find(name: str, folders: Sequence[Path] | None) -> Path | None:
     return None
 
 
-def operation_names(folders: Sequence[Path] | None = None) -> list[str]:
+def operation_names() -> list[str]:
     """Return the names of the operations in the folders of operations, sorted."""
-    return sorted({path.stem for folder in _folders(folders) for path in folder.glob("*.toml")})
-
-
-def _folders(given: Sequence[Path] | None) -> Sequence[Path]:
-    return read_settings().operation_folders if given is None else given
+    return sorted({path.stem for folder in read_settings().operation_folders for path in folder.glob("*.toml")})

@@ -343,17 +343,16 @@ class DatabaseComparison(Result):
         if self.broken:
             result.append(("failed in B", tag("strong", plural(len(self.broken), "problem"))))
         result += [*self._changes("\N{RIGHTWARDS ARROW}"), *self._left_out()]
-        page.body.append(page.section("answer", "Result", static_table(("", ""), result), link="Result"))
+        page.add("answer", "Result", static_table(("", ""), result), link="Result")
         if self.problems:
-            page.body.append(page.section("changes", "Changes", page.chart(changes_chart(self)), link="Changes"))
-            table = page.data_table(self._problem_table())
-            page.body.append(page.section("problems", "Problems", table, link="Problems"))
+            page.add("changes", "Changes", page.chart(changes_chart(self)), link="Changes")
+            page.add("problems", "Problems", page.data_table(self._problem_table()), link="Problems")
         for name, only in (("A", self.only_a), ("B", self.only_b)):
             if only:
                 rows = [(*study_columns(one.key), with_units(_best_time(one.best)), one.remark) for one in only]
                 table = static_table(("kernel", "problem", "device", "time", "remark"), rows)
                 heading = f"Only in {name}"
-                page.body.append(page.section(f"only-{name.lower()}", heading, table, link=heading))
+                page.add(f"only-{name.lower()}", heading, table, link=heading)
         return page.html()
 
     def _problem_table(self) -> DataTable:

@@ -109,6 +109,10 @@ class Page:
             self._links.append(tag("a", link, href=f"#{anchor}"))
         return tag("section", tag("h2", heading), *content, id=anchor, class_="section")
 
+    def add(self, anchor: str, heading: str, *content: Content, link: str) -> None:
+        """Add a section to the page; see `section`."""
+        self.body.append(self.section(anchor, heading, *content, link=link))
+
     def chart(self, chart: Chart, prefix: str = "", *, wide: bool = False, table: str = "") -> Markup:
         """Return a chart with its summary, the numbers behind it and what was left out.
 

@@ -326,10 +326,8 @@ class Survey(Result):
                 failed.append((f"{count:,}", NOTHING, f"{plural(len(left), 'further reason')}; --json has all"))
             yield ResultTable((f"{RIGHT}failed", "outcome", "reason, and an example"), failed, is_wrapped=True)
         usable = np.flatnonzero(self.is_usable)
-        order, keys = (
-            "highest occupancy",
-            [-self.occupancy[usable], self.spill_bytes[usable]],
-        )  # the last one counts most
+        # the last key counts most
+        order, keys = "highest occupancy", [-self.occupancy[usable], self.spill_bytes[usable]]
         if self.estimated_us is not None:
             order, keys = "least estimated time", [self.estimated_us[usable]]
         if indices := usable[np.lexsort(keys)][: self.shown].tolist():
@@ -391,7 +389,7 @@ class Survey(Result):
             (name, unit or NOTHING, *(f"{value:,.5g}" for value in values)) for name, unit, *values in self.ranges()
         ]
         headings = ("quantity", "unit", "least", "median", "greatest")
-        summary = page.section(
+        page.add(
             "summary",
             "What compiles",
             static_table(("", ""), [*facts, (took, length + end)], caption="The survey in numbers"),
@@ -399,18 +397,14 @@ class Survey(Result):
             [tag("p", notice, class_="note") for notice in self.notices],
             link="Summary",
         )
-        page.body.append(summary)
         if self.is_compiled.any():
             charts = [page.chart(made) for made in (registers_chart(self), blocks_chart(self), limits_chart(self))]
-            page.body.append(page.section("occupancy", "Registers and occupancy", charts, link="Occupancy"))
-            about = tag(
-                "p", "Medians are of the configurations that compiled with this value, whatever the others are."
-            )
+            page.add("occupancy", "Registers and occupancy", charts, link="Occupancy")
+            of = "Medians are of the configurations that compiled with this value, whatever the others are."
+            about = tag("p", of)
             resources = page.data_table(parameter_table(self))
-            page.body.append(page.section("parameters", "Resources by parameter", about, resources, link="Parameters"))
-        page.body.append(
-            page.section("failures", "What fails", page.chart(failures_chart(self.failures)), link="Failures")
-        )
+            page.add("parameters", "Resources by parameter", about, resources, link="Parameters")
+        page.add("failures", "What fails", page.chart(failures_chart(self.failures)), link="Failures")
         columns = self.table().columns
         # of very many configurations an even selection
         chosen = np.unique(np.linspace(0, len(self) - 1, min(len(self), _MAX_ROWS)).round().astype(np.int64)).tolist()
@@ -418,14 +412,13 @@ class Survey(Result):
         left_out = f"{len(rows):,} of {len(self):,} configurations; --csv writes all."
         numbers = ("whole", "real")
         own: list[DataColumn] = [(one.name.removeprefix("param."), "", one.kind in numbers) for one in columns]
-        section = page.section(
+        page.add(
             "configurations",
             "Configurations",
             tag("p", left_out, class_="note") if len(rows) < len(self) else None,
             page.data_table(DataTable("survey", own, rows)),
             link="Configurations",
         )
-        page.body.append(section)
         return page.html()
 
 

@@ -179,7 +179,7 @@ class TestRuns:
         for n in sizes:
             bench.record(n=n)
         settings = replace(read_settings(), recording_folders=(tmp_path,))
-        for module in ("plans", "tuning"):
+        for module in ("plans", "targets"):
             monkeypatch.setattr(f"autotile.api.{module}.read_settings", lambda: settings)
         return sizes
 
