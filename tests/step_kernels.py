@@ -36,24 +36,11 @@ __global__ void total(const float* partials, float* y, int count)
 """
 
 SUM_SPACE = """
-[kernel]
-name = "two_step_sum"
-template = "two_step_sum.cu"
-
-[problem]
-sizes = { N = 1000000 }
-
-[parameters]
-BLOCK = [128, 256]
-BLOCKS = [64, 264]
-LAST = [64, 256]
-WRONG = [0, 1]
-
-[default]
-BLOCK = 256
-BLOCKS = 264
-LAST = 256
-WRONG = 0
+kernel = { name = "two_step_sum", template = "two_step_sum.cu" }
+problem = { sizes = { N = 1000000 } }
+parameters = { BLOCK = [128, 256], BLOCKS = [64, 264], LAST = [64, 256], WRONG = [0, 1] }
+default = { BLOCK = 256, BLOCKS = 264, LAST = 256, WRONG = 0 }
+reference = { outputs = { y = "sum(x, 1)" }, reduction = "N" }
 
 [[steps]]
 entry = "partial_sums"
@@ -73,10 +60,6 @@ y = { buffer = "float32", shape = [1], access = "out" }
 partials = { workspace = "float32", shape = ["BLOCKS"] }
 N = { scalar = "int32", value = "N" }
 count = { scalar = "int32", value = "BLOCKS" }
-
-[reference]
-outputs = { y = "sum(x, 1)" }
-reduction = "N"
 
 [work]
 bytes = "4 * N"
@@ -104,20 +87,11 @@ extern "C" __global__ void combine(float* y, const float* partials, int M)
 """
 
 SPLIT_SPACE = """
-[kernel]
-name = "split_rows"
-template = "split_rows.cu"
-
-[problem]
-sizes = { M = 1000, N = 512 }
-
-[parameters]
-BLOCK = [64, 128]
-SPLIT = [1, 4]
-
-[default]
-BLOCK = 128
-SPLIT = 1
+kernel = { name = "split_rows", template = "split_rows.cu" }
+problem = { sizes = { M = 1000, N = 512 } }
+parameters = { BLOCK = [64, 128], SPLIT = [1, 4] }
+default = { BLOCK = 128, SPLIT = 1 }
+reference = { outputs = { y = "sum(x, 1)" }, reduction = "N" }
 
 [[steps]]
 entry = "rows"
@@ -138,10 +112,6 @@ y = { buffer = "float32", shape = ["M"], access = "out" }
 partials = { workspace = "float32", shape = ["SPLIT if SPLIT > 1 else 0", "M"] }
 M = { scalar = "int32", value = "M" }
 N = { scalar = "int32", value = "N" }
-
-[reference]
-outputs = { y = "sum(x, 1)" }
-reduction = "N"
 """
 
 SCAN_TEMPLATE = """
@@ -159,19 +129,11 @@ __global__ void sweep(const float* from, float* to, int stride, int N)
 """
 
 SCAN_SPACE = """
-[kernel]
-name = "scan_rounds"
-template = "scan_rounds.cu"
-
-[problem]
-sizes = { N = 4000 }
-ragged = { N = 509 }
-
-[parameters]
-BLOCK = [64, 256]
-
-[default]
-BLOCK = 256
+kernel = { name = "scan_rounds", template = "scan_rounds.cu" }
+problem = { sizes = { N = 4000 }, ragged = { N = 509 } }
+parameters = { BLOCK = [64, 256] }
+default = { BLOCK = 256 }
+reference = { outputs = { y = "cumsum(x, 0)" }, reduction = "N" }
 
 [[steps]]
 entry = "copy"
@@ -200,10 +162,6 @@ a = { workspace = "float32", shape = ["N"] }
 b = { workspace = "float32", shape = ["N"] }
 stride = { scalar = "int32", value = "2 ** step" }
 N = { scalar = "int32", value = "N" }
-
-[reference]
-outputs = { y = "cumsum(x, 0)" }
-reduction = "N"
 """
 
 TILED_TEMPLATE = """
@@ -221,25 +179,11 @@ __global__ void advance(const float* x, float* y, float* rows, int N)
 """
 
 TILED_SPACE = """
-[kernel]
-name = "several_steps"
-template = "several_steps.cu"
-entry = "advance"
-
-[problem]
-sizes = { N = 100000 }
-
-[parameters]
-BLOCK = [128, 256]
-STEPS = [1, 2, 3]
-
-[default]
-BLOCK = 128
-STEPS = 1
-
-[launch]
-block = ["BLOCK"]
-grid = ["ceil_div(N, BLOCK)"]
+kernel = { name = "several_steps", template = "several_steps.cu", entry = "advance" }
+problem = { sizes = { N = 100000 } }
+parameters = { BLOCK = [128, 256], STEPS = [1, 2, 3] }
+default = { BLOCK = 128, STEPS = 1 }
+launch = { block = ["BLOCK"], grid = ["ceil_div(N, BLOCK)"] }
 
 [arguments]
 x = { buffer = "float32", shape = ["N"], access = "in" }
@@ -270,32 +214,17 @@ __global__ void block_sums(const float* x, float* sums, int N)
 """
 
 PARTIAL_SPACE = """
-[kernel]
-name = "block_sums"
-template = "block_sums.cu"
-entry = "block_sums"
-
-[problem]
-sizes = { N = 100000 }
-
-[parameters]
-BLOCK = [64, 128, 256]
-
-[default]
-BLOCK = 128
-
-[launch]
-block = ["BLOCK"]
-grid = ["ceil_div(N, BLOCK)"]
+kernel = { name = "block_sums", template = "block_sums.cu", entry = "block_sums" }
+problem = { sizes = { N = 100000 } }
+parameters = { BLOCK = [64, 128, 256] }
+default = { BLOCK = 128 }
+launch = { block = ["BLOCK"], grid = ["ceil_div(N, BLOCK)"] }
+reference = { outputs = { sums = "sum(reshape(pad(x, (0, -N % BLOCK)), -1, BLOCK), axis=1)" }, reduction = "BLOCK" }
 
 [arguments]
 x = { buffer = "float32", shape = ["N"], access = "in" }
 sums = { buffer = "float32", shape = ["ceil_div(N, BLOCK)"], access = "out" }
 N = { scalar = "int32", value = "N" }
-
-[reference]
-outputs = { sums = "sum(reshape(pad(x, (0, -N % BLOCK)), -1, BLOCK), axis=1)" }
-reduction = "BLOCK"
 """
 
 APART_TEMPLATE = """

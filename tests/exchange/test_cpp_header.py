@@ -321,6 +321,11 @@ int main() {
 
 
 EVERYTHING = """
+parameters = { BM = [64, 128], SPLIT_K = [1, 2], ORDER = ["row", "column"], STAGED = [false, true] }
+default = { BM = 64, SPLIT_K = 1, ORDER = "row", STAGED = true }
+rules = { named = "ORDER == 'row' or (STAGED and BM > 64)" }
+reference = { outputs = { C = "alpha * (A @ (transpose(B) if TRANS_B else B))" }, reduction = "K" }
+
 [kernel]
 name = "every-thing"
 template = "everything.cu"
@@ -333,21 +338,6 @@ sizes = { M = 512, N = 512, K = 512, BATCH = 1 }
 flags = { TRANS_B = 0 }
 ragged = { M = 200, N = 136, K = 72, BATCH = 3 }
 dtypes = ["float16", "bfloat16"]
-
-[parameters]
-BM = [64, 128]
-SPLIT_K = [1, 2]
-ORDER = ["row", "column"]
-STAGED = [false, true]
-
-[default]
-BM = 64
-SPLIT_K = 1
-ORDER = "row"
-STAGED = true
-
-[rules]
-named = "ORDER == 'row' or (STAGED and BM > 64)"
 
 [launch]
 block = ["128"]
@@ -368,8 +358,4 @@ M = { scalar = "int32", value = "M" }
 K_half = { scalar = "int64", value = "K // 2" }
 alpha = { scalar = "dtype", value = 1.0, check = 0.75 }
 offset = { scalar = "float64", value = -2.5 }
-
-[reference]
-outputs = { C = "alpha * (A @ (transpose(B) if TRANS_B else B))" }
-reduction = "K"
 """

@@ -579,7 +579,7 @@ def test_a_reduction_of_two_kernels(tmp_path: Path, cp: Any) -> None:
 @pytest.mark.parametrize("split", [1, 4])
 def test_a_second_pass_with_a_condition(tmp_path: Path, cp: Any, split: int) -> None:
     path = write_steps(tmp_path, "split_rows")
-    path.write_text(path.read_text().replace("SPLIT = 1\n", f"SPLIT = {split}\n"))
+    path.write_text(path.read_text().replace("SPLIT = 1 }", f"SPLIT = {split} }}"))
     forget_served()
     kernel = get_best_kernel(str(path), M=1000, N=512)
     assert len(kernel.launches) == (1 if split == 1 else 2)
