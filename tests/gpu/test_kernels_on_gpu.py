@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from candidates import evaluate
+from candidates import expect_ok, expect_wrong, tune_watched
 from feature_kernels import CLUSTER_SPACE, CLUSTER_TEMPLATE, SPLIT_SPACE, SPLIT_TEMPLATE, block_space, write_kernel
 from step_kernels import write_steps
 
@@ -22,7 +22,6 @@ from autotile.errors import ArgumentError
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import forget_served, get_best_kernel
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.progress_state import Progress
 
 pytestmark = pytest.mark.gpu
 
@@ -66,19 +65,12 @@ def map_kernel(folder: Path, case: str) -> Path:
 
 
 @pytest.mark.parametrize("case", ELEMENTS)
-def test_an_element_type_is_verified(tmp_path: Path, case: str) -> None:
-    evaluation = evaluate(map_kernel(tmp_path, case))
-    assert evaluation.outcome is Outcome.OK, evaluation.reason
-
-
-@pytest.mark.parametrize("case", ELEMENTS)
-def test_a_wrong_result_is_found(tmp_path: Path, case: str) -> None:
+def test_an_element_type_is_verified_and_a_wrong_result_is_found(tmp_path: Path, case: str) -> None:
     toml = map_kernel(tmp_path, case)
+    expect_ok(toml)
     template = toml.with_suffix(".cu")
     template.write_text(template.read_text().replace("if (i < N)", "if (i < N - 1)"))
-    evaluation = evaluate(toml)
-    assert evaluation.outcome is Outcome.WRONG_RESULT
-    assert "of y are wrong" in evaluation.reason
+    expect_wrong(toml, "of y are wrong")
 
 
 @pytest.mark.parametrize("case", ["bool", "complex64", "float3"])
@@ -86,9 +78,8 @@ def test_an_element_type_is_served(tmp_path: Path, case: str, cupy: Any) -> None
     toml = map_kernel(tmp_path, case)
     kernel = get_best_kernel(str(toml), N=1000)
     given = DTYPES[ELEMENTS[case][0]]
-    x = cupy.asarray(
-        given.encode(np.arange(np.prod(given.array_shape((1000,)))).reshape(given.array_shape((1000,))) % 2)
-    )
+    shape = given.array_shape((1000,))
+    x = cupy.asarray(given.encode(np.arange(np.prod(shape)).reshape(shape) % 2))
     expected: dict[str, Any] = {"bool": lambda v: ~v, "complex64": lambda v: v + 1, "float3": lambda v: -v}
     for _ in range(4):
         np.testing.assert_array_equal(kernel(x).get(), expected[case](x.get()))
@@ -121,8 +112,7 @@ def test_a_struct_by_value(tmp_path: Path, cupy: Any) -> None:
     _, _, reference = tail.partition("[reference]")
     space = f"{head}[arguments]{STRUCT_ARGUMENTS}[reference]{reference.replace('@reference', '3 * x')}"
     toml = write_kernel(tmp_path, STRUCT_TEMPLATE, space)
-    evaluation = evaluate(toml)
-    assert evaluation.outcome is Outcome.OK, evaluation.reason
+    expect_ok(toml)
     kernel = get_best_kernel(str(toml), N=1000)
     for number in range(6):  # other arrays, and the same again, which become graphs
         x = cupy.full((1000, 4), number % 2 + 1, cupy.float32)
@@ -172,8 +162,7 @@ def reverse_kernel(folder: Path, template: str, launch: str) -> Path:
 
 
 def expect_right(toml: Path, cupy: Any, **config: int) -> None:
-    evaluation = evaluate(toml, **config)
-    assert evaluation.outcome is Outcome.OK, evaluation.reason
+    expect_ok(toml, **config)
     kernel = get_best_kernel(str(toml), N=5000)
     x = cupy.arange(5000, dtype=cupy.float32)
     for _ in range(4):
@@ -181,16 +170,14 @@ def expect_right(toml: Path, cupy: Any, **config: int) -> None:
 
 
 def test_a_cooperative_launch(tmp_path: Path, cupy: Any) -> None:
-    toml = reverse_kernel(tmp_path, REVERSE_TEMPLATE, "cooperative = true")
-    expect_right(toml, cupy)
+    expect_right(reverse_kernel(tmp_path, REVERSE_TEMPLATE, "cooperative = true"), cupy)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 4])
 def test_a_cluster_from_a_parameter(tmp_path: Path, blocks: int, cupy: Any) -> None:
     if live_device().compute_capability < "9.0":
         pytest.skip("needs compute capability 9.0")
-    toml = reverse_kernel(tmp_path, REVERSE_CLUSTER_TEMPLATE, 'cluster = ["CLUSTER"]')
-    expect_right(toml, cupy, CLUSTER=blocks)
+    expect_right(reverse_kernel(tmp_path, REVERSE_CLUSTER_TEMPLATE, 'cluster = ["CLUSTER"]'), cupy, CLUSTER=blocks)
 
 
 BLUR_TEMPLATE = """
@@ -226,22 +213,15 @@ def convolved(f: Any, x: Any) -> Any:
     return np.convolve(x.get(), f.get()[::-1], "same")
 
 
-def test_constant_memory_in_tuning(blur: Path) -> None:
-    evaluation = evaluate(blur)
-    assert evaluation.outcome is Outcome.OK, evaluation.reason
-
-
-def test_constant_memory_served(blur: Path, cupy: Any) -> None:
+def test_constant_memory_in_tuning_and_served(blur: Path, cupy: Any) -> None:
+    expect_ok(blur)
     kernel = get_best_kernel(str(blur), N=1000)
     x = cupy.random.default_rng(0).standard_normal(1000, dtype=cupy.float32)
     f = cupy.asarray([1.0, 2.0, 3.0], cupy.float32)
-    for number in range(6):  # the same address with another content, also where the launch has become a graph
-        f += number
-        np.testing.assert_allclose(kernel(f, x).get(), convolved(f, x), rtol=1e-5, atol=1e-4)
-    y = cupy.empty_like(x)
-    for number in range(6):
-        f += number
-        np.testing.assert_allclose(kernel(f, x, y).get(), convolved(f, x), rtol=1e-5, atol=1e-4)
+    for outputs in ((), (cupy.empty_like(x),)):
+        for number in range(6):  # the same address with another content, also where the launch has become a graph
+            f += number
+            np.testing.assert_allclose(kernel(f, x, *outputs).get(), convolved(f, x), rtol=1e-5, atol=1e-4)
 
 
 def test_two_streams_have_constants_of_their_own(blur: Path, cupy: Any) -> None:
@@ -290,17 +270,9 @@ N = { scalar = "int32", value = "N" }
 )
 
 
-@pytest.fixture
-def histogram(tmp_path: Path) -> Path:
-    return write_kernel(tmp_path, HISTOGRAM_TEMPLATE, HISTOGRAM)
-
-
-def test_atomics_add_into_zeros_in_tuning(histogram: Path) -> None:
-    evaluation = evaluate(histogram)
-    assert evaluation.outcome is Outcome.OK, evaluation.reason
-
-
-def test_atomics_add_into_zeros_when_served(histogram: Path, cupy: Any) -> None:
+def test_atomics_add_into_zeros_in_tuning_and_when_served(tmp_path: Path, cupy: Any) -> None:
+    histogram = write_kernel(tmp_path, HISTOGRAM_TEMPLATE, HISTOGRAM)
+    expect_ok(histogram)
     kernel = get_best_kernel(str(histogram), N=1000)
     x, counts, one = cupy.zeros(1000, cupy.int32), cupy.full(1, 77, cupy.uint32), cupy.zeros(1, cupy.int32)
     for _ in range(5):
@@ -340,8 +312,7 @@ W = { scalar = "int32", value = "W" }
 
 def test_textures(tmp_path: Path, cupy: Any) -> None:
     toml = write_kernel(tmp_path, TEXTURE_TEMPLATE, TEXTURE_SPACE)
-    evaluation = evaluate(toml)
-    assert evaluation.outcome is Outcome.OK, evaluation.reason
+    expect_ok(toml)
     kernel = get_best_kernel(str(toml), H=50, W=64)
     for number in range(6):  # other arrays, and the same again, which become graphs
         a = cupy.full((50, 64), number % 2 + 1, cupy.float32)
@@ -379,10 +350,8 @@ def with_default(toml: Path, **values: object) -> Path:
 @pytest.mark.parametrize(("dtype", "flags"), [("float32", {}), ("float16", {"OUT_FP32": 1, "TRANS_B": 1})])
 def test_workspaces_are_verified(split_toml: Path, dtype: str, flags: dict[str, int]) -> None:
     """Correct configurations pass, and each fault is identified by its effect on a workspace."""
-    trials = []
-    sizes = {"M": 256, "N": 192, "K": 320, **flags}
-    autotile.tune(str(split_toml), dtype=dtype, options=ALL, observe=lambda p: trials.append(p.last), **sizes)
-    found = {tuple(trial.config.values()): (trial.outcome, trial.reason) for trial in trials if trial is not None}
+    _, trials = tune_watched(split_toml, ALL, dtype=dtype, M=256, N=192, K=320, **flags)
+    found = {tuple(trial.config.values()): (trial.outcome, trial.reason) for trial in trials}
     assert len(found) == 3 * (1 + 2 * 4)
     for (_, _, fault), (outcome, reason) in found.items():
         wanted, said = {
@@ -452,18 +421,16 @@ def test_streams_have_workspaces_of_their_own(split_toml: Path, cp: Any) -> None
 class TestTensorMaps:
     def test_every_configuration_is_right(self) -> None:
         """For every swizzle, at a tuned and at a ragged shape."""
-        last: list[Progress] = []
-        result = autotile.tune(str(TRANSPOSE), M=1000, N=520, options=ALL, observe=last.append)
-        reasons = [p.last.reason for p in last if p.last is not None and p.last.outcome is not Outcome.OK]
+        result, trials = tune_watched(TRANSPOSE, ALL, M=1000, N=520)
+        reasons = [trial.reason for trial in trials if trial.outcome is not Outcome.OK]
         assert result.outcomes == {Outcome.OK: 81}, reasons[:3]
 
     @pytest.mark.parametrize("swizzle", [0, 128])
     def test_it_is_served(self, cp: Any, swizzle: int) -> None:
         kernel: BoundKernel = get_best_kernel(str(TRANSPOSE), M=301, N=44)
-        a = cp.asarray(np.random.default_rng(0).standard_normal((301, 44)), np.float32)
-        np.testing.assert_array_equal(kernel(a).get(), a.get().T)
-        again = cp.asarray(np.random.default_rng(1).standard_normal((301, 44)), np.float32)
-        np.testing.assert_array_equal(kernel(again).get(), again.get().T)
+        for seed in (1, 0):
+            a = cp.asarray(np.random.default_rng(seed).standard_normal((301, 44)), np.float32)
+            np.testing.assert_array_equal(kernel(a).get(), a.get().T)
         launch = kernel.bind(a, out := cp.empty((44, 301), np.float32))
         launch()
         np.testing.assert_array_equal(out.get(), a.get().T)
@@ -496,6 +463,12 @@ int main() { std::vector<float> values; return 0; }
 """
 
 SCALE_SPACE = """
+problem = { sizes = { N = 100000 } }
+default = { BLOCK = 128, T = "float", FACTOR = 2.0, REGS = 0, FAST = false, CACHE = "ca" }
+rules = { right = "FACTOR < 2.25" }
+launch = { block = ["BLOCK"], grid = ["ceil_div(N, BLOCK)"] }
+reference = { outputs = { y = "2 * x" } }
+
 [kernel]
 name = "scale"
 template = "scale.cu"
@@ -503,9 +476,6 @@ entry = "scale<BLOCK, T>"
 defines = { SIZE = "N" }
 options = ["--maxrregcount={REGS}", "--use_fast_math={FAST}", "-Xptxas -dlcm={CACHE}", "-lineinfo"]
 @compiler
-
-[problem]
-sizes = { N = 100000 }
 
 [parameters]
 BLOCK = [64, 128]
@@ -515,28 +485,10 @@ REGS = [0, 32]
 FAST = [false, true]
 CACHE = ["ca", "cg"]
 
-[default]
-BLOCK = 128
-T = "float"
-FACTOR = 2.0
-REGS = 0
-FAST = false
-CACHE = "ca"
-
-[rules]
-right = "FACTOR < 2.25"
-
-[launch]
-block = ["BLOCK"]
-grid = ["ceil_div(N, BLOCK)"]
-
 [arguments]
 x = { buffer = "float32", shape = ["N"], access = "in" }
 y = { buffer = "float32", shape = ["N"], access = "out" }
 n = { scalar = "int32", value = "N" }
-
-[reference]
-outputs = { y = "2 * x" }
 """
 
 
@@ -552,11 +504,7 @@ def test_a_template_with_macros_of_sizes(tmp_path: Path, compiler: str) -> None:
 
 
 def tuned(path: Path, options: TuneOptions = ALL, **sizes: int) -> list[Trial]:
-    trials: list[Trial] = []
-    autotile.tune(
-        str(path), options=options, observe=lambda p: trials.append(p.last) if p.last is not None else None, **sizes
-    )
-    return trials
+    return tune_watched(path, options, **sizes)[1]
 
 
 def test_a_reduction_of_two_kernels(tmp_path: Path, cp: Any) -> None:
@@ -641,13 +589,7 @@ def test_arrays_and_references_that_depend_on_parameters(tmp_path: Path, cp: Any
 
 def test_steps_that_share_no_parameters_are_tuned_apart(tmp_path: Path) -> None:
     """Seven trials have every setting of both steps, of 21 pairs; then the best of each are combined."""
-    trials: list[Trial] = []
-    result = autotile.tune(
-        str(write_steps(tmp_path, "apart")),
-        options=TuneOptions(sampler="random"),
-        observe=lambda p: trials.append(p.last) if p.last is not None else None,
-        N=1000,
-    )
+    result, trials = tune_watched(write_steps(tmp_path, "apart"), TuneOptions(sampler="random"), N=1000)
     assert any("steps that share no parameters were tuned apart in" in notice for notice in result.notices)
     assert 7 <= len(trials) <= 7 + 4
     assert result.winner is not None

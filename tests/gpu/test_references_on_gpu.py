@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_cases import CASES, KINDS, environment
-from candidates import evaluate
+from candidates import evaluate, expect_ok, expect_wrong
 from feature_kernels import block_space, write_kernel
 
 import autotile
@@ -99,27 +99,31 @@ def written(folder: Path, *, entry: str = "smooth", kind: str = "float32", refer
 @pytest.mark.parametrize("more", ["", 'element_type = "float64"'])
 def test_a_template_computes_the_reference(tmp_path: Path, more: str) -> None:
     toml = written(tmp_path, reference="naive<double>" if more else "naive<float>", more=more)
-    assert evaluate(toml).outcome is Outcome.OK
-    wrong = evaluate(toml, ERROR=1)
-    assert wrong.outcome is Outcome.WRONG_RESULT
-    assert "y[0]" in wrong.reason
+    expect_ok(toml)
+    expect_wrong(toml, "y[0]", ERROR=1)
+
+
+OTHER = """extern "C" __global__ void other(PARAMETERS) {
+    const int i = blockIdx.x * 32 + threadIdx.x;
+    BODY
+}
+"""
+
+
+def write_other(folder: Path, parameters: str, body: str) -> None:
+    (folder / "other.cu").write_text(OTHER.replace("PARAMETERS", parameters).replace("BODY", body))
 
 
 def test_another_file_and_other_macros(tmp_path: Path) -> None:
-    other = 'extern "C" __global__ void other(const float* x, float* y) {\n'
-    other += "    const int i = blockIdx.x * 32 + threadIdx.x;\n"
-    other += "    if (i < COUNT) y[i] = 0.2f * x[i] + x[(i + 1) % COUNT];\n}\n"
-    (tmp_path / "other.cu").write_text(other)
+    write_other(tmp_path, "const float* x, float* y", "if (i < COUNT) y[i] = 0.2f * x[i] + x[(i + 1) % COUNT];")
     more = 'template = "other.cu"\narguments = ["x", "y"]\ndefines = { COUNT = "N + 0" }'
-    assert evaluate(written(tmp_path, reference="other", more=more)).outcome is Outcome.OK
+    expect_ok(written(tmp_path, reference="other", more=more))
 
 
 def test_large_integers_are_compared_exactly(tmp_path: Path) -> None:
     toml = written(tmp_path, entry="keys", kind="uint64", reference="keys", more="defines = { BLOCK = 32 }")
-    assert evaluate(toml).outcome is Outcome.OK
-    wrong = evaluate(toml, ADDED=1)
-    assert wrong.outcome is Outcome.WRONG_RESULT
-    assert "11529215046068469" in wrong.reason
+    expect_ok(toml)
+    expect_wrong(toml, "11529215046068469", ADDED=1)
 
 
 @pytest.mark.parametrize(
@@ -134,16 +138,14 @@ def test_large_integers_are_compared_exactly(tmp_path: Path) -> None:
     ],
 )
 def test_faults_of_a_reference_are_told(tmp_path: Path, body: str, said: str) -> None:
-    other = 'extern "C" __global__ void other(const float* x, float* y, float scale, int n) {\n'
-    (tmp_path / "other.cu").write_text(other + f"    const int i = blockIdx.x * 32 + threadIdx.x;\n    {body}\n}}\n")
+    write_other(tmp_path, "const float* x, float* y, float scale, int n", body)
     with pytest.raises(InputError, match=said):
         evaluate(written(tmp_path, reference="other", more='template = "other.cu"'))
 
 
 def test_arguments_that_a_reference_does_not_take(tmp_path: Path) -> None:
-    toml = written(tmp_path, reference="naive<float>", more='arguments = ["x", "y"]')
     with pytest.raises(InputError, match="naive<float>"):
-        evaluate(toml)
+        evaluate(written(tmp_path, reference="naive<float>", more='arguments = ["x", "y"]'))
 
 
 def test_constant_memory(tmp_path: Path) -> None:
@@ -154,17 +156,14 @@ def test_constant_memory(tmp_path: Path) -> None:
         "scale = {", 'w = { buffer = "float32", shape = [8], access = "in", constant = "weights" }\nscale = {'
     )
     toml = write_kernel(tmp_path, template, space)
-    assert evaluate(toml).outcome is Outcome.OK
+    expect_ok(toml)
     assert evaluate(toml, ERROR=1).outcome is Outcome.WRONG_RESULT
 
 
 def test_tolerances_of_single_outputs(tmp_path: Path) -> None:
-    toml = written(tmp_path, reference="naive<float>", more="tolerance = { y = { absolute = 1.5 } }")
-    assert evaluate(toml, ERROR=1).outcome is Outcome.OK
+    expect_ok(written(tmp_path, reference="naive<float>", more="tolerance = { y = { absolute = 1.5 } }"), ERROR=1)
     toml = written(tmp_path, reference="naive<float>", more="tolerance = { y = { absolute = 0.5 } }")
-    wrong = evaluate(toml, ERROR=1)
-    assert wrong.outcome is Outcome.WRONG_RESULT
-    assert "within 0.5" in wrong.reason
+    expect_wrong(toml, "within 0.5", ERROR=1)
 
 
 ACCUMULATED_TEMPLATE = """
@@ -197,8 +196,7 @@ grid = ["ceil_div(N, 64)"]
 
 def test_a_workspace_of_the_reference_is_cleared_before_each_of_its_launches(tmp_path: Path) -> None:
     """The reference kernel counts its launches there, so that the second one would compute something else."""
-    found = evaluate(write_kernel(tmp_path, ACCUMULATED_TEMPLATE, ACCUMULATED_SPACE))
-    assert found.outcome is Outcome.OK, found.reason
+    expect_ok(write_kernel(tmp_path, ACCUMULATED_TEMPLATE, ACCUMULATED_SPACE))
 
 
 def test_a_workspace_is_cleared_for_each_configuration(tmp_path: Path) -> None:
@@ -261,7 +259,8 @@ def smooth(**more: Any) -> autotile.TunableKernel:
 OPTIONS = autotile.TuneOptions(trials=6, finals=3)
 
 
-def expect_right_wins(result: autotile.TuneResult) -> None:
+def expect_right_wins(kernel: autotile.TunableKernel) -> None:
+    result = kernel.tune(options=OPTIONS, progress=False)
     assert result.outcomes[Outcome.WRONG_RESULT] == 3
     assert result.winner is not None
     assert result.winner.config["WRONG"] == 0
@@ -277,16 +276,14 @@ def test_a_function_tells_right_from_wrong(library: Any) -> None:
             return x + 0.5 * cupy.roll(x, -1)
         return x + 0.5 * np.roll(x, -1)
 
-    result = smooth(reference=expected, reference_on=library).tune(options=OPTIONS, progress=False)
-    expect_right_wins(result)
+    expect_right_wins(smooth(reference=expected, reference_on=library))
 
 
 def test_an_array_is_the_reference_of_arrays() -> None:
     x = np.arange(5000, dtype=np.float32)
     arguments = {"x": x, "y": Buffer("float32", "n", "out"), "n": Scalar("int32", "n")}
     kernel = smooth(arguments=arguments, reference={"y": x + 0.5 * np.roll(x, -1)}, ragged={"n": 5000})
-    result = kernel.tune(options=OPTIONS, progress=False)
-    expect_right_wins(result)
+    expect_right_wins(kernel)
 
 
 def test_without_a_reference_configurations_must_agree() -> None:
@@ -311,9 +308,8 @@ def test_a_function_compares_the_outputs() -> None:
         return bool(np.allclose(expected, got, atol=tolerance))
 
     kernel = smooth(reference=lambda x: x + 0.5 * np.roll(x, -1), verify=verify, tolerance=1e-3)
-    result = kernel.tune(options=OPTIONS, progress=False)
+    expect_right_wins(kernel)
     assert seen == [5000] * 6
-    expect_right_wins(result)
 
 
 SUMS_TEMPLATE = """
