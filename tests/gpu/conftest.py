@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,25 @@ def cupy() -> Any:
 @pytest.fixture(scope="session")
 def cp(cupy: Any) -> Any:
     return cupy
+
+
+SCALING = """
+[operation]
+name = "scaling"
+sizes = { n = 4096 }
+dtypes = ["float32"]
+
+[kernels.scale]
+kernel = "./scale.toml"
+"""
+
+
+@pytest.fixture
+def scaling_toml(scale_toml: Path) -> Path:
+    """An operation of the tiny kernel alone."""
+    path = scale_toml.with_name("scaling.toml")
+    path.write_text(SCALING)
+    return path
 
 
 @pytest.fixture

@@ -37,6 +37,10 @@ def arguments() -> list[Any]:
     return [np.zeros(N, np.float32), a, b, np.int32(N)]
 
 
+def tune_add(given: list[Any], source: str = ADD, sizes: dict[str, list[int]] = SIZES, **more: Any) -> Any:
+    return tune_kernel("add", source, N, given, sizes, quiet=True, **more)
+
+
 def test_every_configuration_has_a_result(capsys: pytest.CaptureFixture[str]) -> None:
     given = arguments()
     results, env = tune_kernel(
@@ -63,36 +67,38 @@ def test_every_configuration_has_a_result(capsys: pytest.CaptureFixture[str]) ->
 def test_a_wrong_configuration_is_marked() -> None:
     given = arguments()
     source = ADD.replace("a[i] + b[i]", "a[i] + (block_size_x == 128 ? 2 : 1) * b[i]")
-    results, _ = tune_kernel("add", source, N, given, SIZES, answer=[given[1] + given[2], None, None, None], quiet=True)
+    results, _ = tune_add(given, source=source, answer=[given[1] + given[2], None, None, None])
     assert {result["block_size_x"]: "__error__" in result for result in results} == {64: False, 128: True, 256: False}
 
 
 def test_a_function_verifies() -> None:
-    given = arguments()
-    seen = []
+    given, seen = arguments(), []
 
     def verify(answer: Any, outputs: Any, atol: float) -> bool:
         seen.append((atol, outputs[1]))
         return bool(np.isclose(answer[0], outputs[0].sum(), rtol=1e-3))
 
     expected = [np.float64((given[1] + given[2]).sum()), None, None, None]
-    results, _ = tune_kernel("add", ADD, N, given, SIZES, answer=expected, verify=verify, atol=0.5, quiet=True)
+    results, _ = tune_add(given, answer=expected, verify=verify, atol=0.5)
     assert all("__error__" not in result for result in results)
     assert seen[0] == (0.5, None)
 
 
 def test_one_configuration_runs_and_returns_its_arguments() -> None:
     given = arguments()
-    c, a, b, n = run_kernel("add", ADD, N, given, {"block_size_x": 128})
+    c, a, _, n = run_kernel("add", ADD, N, given, {"block_size_x": 128})
     np.testing.assert_array_equal(c, given[1] + given[2])
     np.testing.assert_array_equal(a, given[1])
     assert n == N
     assert not given[0].any()
-    del b
+
+
+def python_add(c: Any, a: Any, b: Any, source: str = ADD, **more: Any) -> PythonKernel:
+    return PythonKernel("add", source, N, [c, a, b, np.int32(N)], {"block_size_x": 128}, **more)
 
 
 class TestArraysOnTheGpu:
-    """Arrays that are on the GPU already are used in place, as Kernel Tuner's CuPy backend does."""
+    """They are used in place, as Kernel Tuner's CuPy backend does."""
 
     @pytest.fixture
     def arrays(self, cupy: Any) -> tuple[Any, Any, Any]:
@@ -102,8 +108,7 @@ class TestArraysOnTheGpu:
     def test_a_python_kernel(self, arrays: Any) -> None:
         c, a, b = arrays
         before = a.get(), b.get()
-        source = ADD.replace("const ", "")
-        add = PythonKernel("add", source, N, [c, a, b, np.int32(N)], {"block_size_x": 128}, lang="cupy")
+        add = python_add(c, a, b, source=ADD.replace("const ", ""), lang="cupy")
         assert add(c, a, b, np.int32(N)) == []
         np.testing.assert_array_equal(c.get(), before[0] + before[1])
         np.testing.assert_array_equal(a.get(), before[0])
@@ -112,14 +117,13 @@ class TestArraysOnTheGpu:
 
     def test_arrays_of_both_kinds(self, arrays: Any) -> None:
         c, a, b = arrays
-        add = PythonKernel("add", ADD, N, [c, a, b, np.int32(N)], {"block_size_x": 128})
+        add = python_add(c, a, b)
         (returned,) = add(np.zeros(N, np.float32), a, b, np.int32(N))
         np.testing.assert_array_equal(returned, (a + b).get())
 
     def test_an_output_that_is_no_input_of_the_call(self, arrays: Any) -> None:
         c, a, b = arrays
-        inputs = [False, True, True, True]
-        add = PythonKernel("add", ADD, N, [c, a, b, np.int32(N)], {"block_size_x": 128}, inputs=inputs)
+        add = python_add(c, a, b, inputs=[False, True, True, True])
         add(None, a, b, np.int32(N))
         np.testing.assert_array_equal(c.get(), (a + b).get())
 
@@ -132,22 +136,20 @@ class TestArraysOnTheGpu:
         np.testing.assert_array_equal(returned[0], spread.get())
 
     def test_an_array_that_is_two_arguments(self, arrays: Any) -> None:
-        c, a, b = arrays
+        _, a, b = arrays
         expected = (a + b).get()
         run_kernel("add", ADD.replace("const ", ""), N, [a, a, b, np.int32(N)], {"block_size_x": 128})
         np.testing.assert_array_equal(a.get(), expected)
-        del c
 
     def test_tensors(self, arrays: Any) -> None:
         torch = pytest.importorskip("torch")
         c, a, b = (torch.as_tensor(array, device="cuda") for array in arrays)
-        PythonKernel("add", ADD, N, [c, a, b, np.int32(N)], {"block_size_x": 128})(c, a, b, np.int32(N))
+        python_add(c, a, b)(c, a, b, np.int32(N))
         assert torch.equal(c, a + b)
 
     def test_tuning_leaves_them_as_they_are(self, arrays: Any) -> None:
-        c, a, b = arrays
-        tune_kernel("add", ADD, N, [c, a, b, np.int32(N)], SIZES, quiet=True)
-        assert not c.any()
+        tune_add([*arrays, np.int32(N)])
+        assert not arrays[0].any()
 
 
 def test_constants_templates_and_generated_source() -> None:
@@ -193,15 +195,14 @@ def test_precision_is_a_parameter() -> None:
 
 
 def test_a_cache_is_continued_and_simulated(tmp_path: Path) -> None:
-    file = tmp_path / "cache.json"
-    given = arguments()
-    first, _ = tune_kernel("add", ADD, N, given, {"block_size_x": [64, 128]}, cache=file, quiet=True)
+    file, given = tmp_path / "cache.json", arguments()
+    first, _ = tune_add(given, sizes={"block_size_x": [64, 128]}, cache=file)
     times = {result["block_size_x"]: result["time"] for result in first}
     assert json.loads(file.read_text())["cache"]["64"]["time"] == times[64]
-    again, _ = tune_kernel("add", ADD, N, given, SIZES, cache=file, quiet=True)
+    again, _ = tune_add(given, cache=file)
     assert {result["block_size_x"] for result in again} == {64, 128, 256}
     assert {k: result["time"] for result in again if (k := result["block_size_x"]) != 256} == times
-    simulated, env = tune_kernel("add", ADD, N, given, SIZES, cache=file, simulation_mode=True, quiet=True)
+    simulated, env = tune_add(given, cache=file, simulation_mode=True)
     assert len(simulated) == 3
     assert env["simulation"]
 
@@ -213,7 +214,7 @@ def test_a_strategy_object_searches() -> None:
         def tune(self, searchspace: Any, runner: Any, tuning_options: Any) -> Any:
             return runner.run(searchspace.list[:2], tuning_options)
 
-    results, _ = tune_kernel("add", ADD, N, arguments(), SIZES, strategy=First(), quiet=True)
+    results, _ = tune_add(arguments(), strategy=First())
     assert len(results) >= 2
 
 

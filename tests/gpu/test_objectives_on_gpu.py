@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +105,9 @@ def evaluations(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Reading]
     candidate = Candidate(kernel.spec.default, str(CubinCache(folder, 10**8).get_or_compile(job).path))
     found = {}
     for energy in (False, True):
-        workload = Workload(
-            kernel.spec.text, kernel.spec.source, SIZES, "float32", "cold", str(folder), 10**8, 0.1, energy=energy
-        )
-        gpu = Gpu(workload, deadline_s=30.0)
-        try:
+        own = (kernel.spec.text, kernel.spec.source, SIZES, "float32", "cold", str(folder), 10**8, 0.1)
+        with closing(Gpu(Workload(*own, energy=energy), deadline_s=30.0)) as gpu:
             found[energy] = evaluate(gpu, candidate, None)
-        finally:
-            gpu.close()
     return found
 
 

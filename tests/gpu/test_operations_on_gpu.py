@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from candidates import tune_watched
 from faults.fault_kit import HEALTHY, fault_kernel
 
 import autotile
 from autotile.core.documents import to_fields
-from autotile.core.model import Outcome, Trial
+from autotile.core.model import Outcome
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.database.database import Database
@@ -45,17 +46,6 @@ from autotile.workers.jobs import Candidate, Entry, Time, Workload, job_message
 pytestmark = pytest.mark.gpu
 
 
-SCALING = """
-[operation]
-name = "scaling"
-sizes = { n = 4096 }
-dtypes = ["float32"]
-
-[kernels.scale]
-kernel = "./scale.toml"
-"""
-
-
 @pytest.mark.parametrize(
     ("dtype", "sizes"),
     [("bfloat16", {"M": 257, "N": 128, "K": 513}), ("float32", {"M": 64, "N": 512, "K": 256, "TRANS_B": 1})],
@@ -78,10 +68,8 @@ def test_kernels_and_cublas_are_raced(dtype: str, sizes: dict[str, int]) -> None
             assert database.best(one.name, dtype=dtype)[0].trial.time_us == one.time_us
 
 
-def test_a_function_of_ones_own_is_raced_and_a_wrong_one_fails(scale_toml: Path, cupy: Any) -> None:
-    path = scale_toml.with_name("scaling.toml")
-    path.write_text(SCALING)
-    operation = load_operation(str(path))
+def test_a_function_of_ones_own_is_raced_and_a_wrong_one_fails(scaling_toml: Path) -> None:
+    operation = load_operation(str(scaling_toml))
 
     def right(x: Any, y: Any) -> None:
         cupy.multiply(x, cupy.float32(2.0), out=y)
@@ -125,12 +113,10 @@ def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_
     assert problems[0] is not problems[1]
 
 
-def test_a_family_is_measured_and_its_model_stored(scale_toml: Path) -> None:
+def test_a_family_is_measured_and_its_model_stored(scaling_toml: Path) -> None:
     """Every pair of a problem and a configuration is verified; a run after it measures nothing again."""
-    path = scale_toml.with_name("scaling.toml")
-    path.write_text(SCALING)
     options = TuneOptions(trials=26, workers=4)
-    result = autotile.tune_family(str(path), n="1000..1000000", options=options, progress=False)
+    result = autotile.tune_family(str(scaling_toml), n="1000..1000000", options=options, progress=False)
     assert result.problems == 26
     assert result.pairs >= 26 * 6
     assert result.refused == 0
@@ -138,7 +124,7 @@ def test_a_family_is_measured_and_its_model_stored(scale_toml: Path) -> None:
     assert 0 <= result.losses.mean <= result.losses.worst
     with Database.open(read_settings().database) as database:
         assert [(one.operation, one.dtype) for one in read_models(database)] == [("scaling", "float32")]
-    again = autotile.tune_family(str(path), n="1000..1000000", options=options, progress=False)
+    again = autotile.tune_family(str(scaling_toml), n="1000..1000000", options=options, progress=False)
     assert (again.resumed, again.pairs) == (26, result.pairs)
 
 
@@ -201,7 +187,9 @@ def test_a_sweep_blames_the_configuration_that_is_at_fault(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("layout", [(0, 0), (0, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_its_configurations_are_right(dtype: str, layout: tuple[int, int], sweep_of: Callable[..., Sweep]) -> None:
+def test_what_shipped_models_choose_is_right(
+    dtype: str, layout: tuple[int, int], sweep_of: Callable[..., Sweep]
+) -> None:
     operation, device = load_operation("matmul"), live_device()
     model = shipped_model("matmul", dtype, device.name)
     if model is None:
@@ -239,20 +227,14 @@ FOLDER = ROOT / "examples" / "row_sums"
     ],
 )
 def test_every_configuration_is_right(kernel: str, sizes: dict[str, int]) -> None:
-    trials: list[Trial] = []
     options = autotile.TuneOptions(sampler="random", trials=8, finals=0, discard=False, workers=4)
-    autotile.tune(
-        str(FOLDER / f"{kernel}.toml"),
-        sizes,
-        options=options,
-        observe=lambda progress: trials.append(progress.last) if progress.last is not None else None,
-    )
+    _, trials = tune_watched(FOLDER / f"{kernel}.toml", options, **sizes)
     assert len(trials) == 8
     assert {trial.outcome for trial in trials} == {Outcome.OK}
 
 
 @pytest.mark.parametrize("library", [True, False])
-def test_what_is_served_is_right(library: bool, monkeypatch: pytest.MonkeyPatch, cupy: Any) -> None:
+def test_what_is_served_is_right(library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "_added", {})
     runpy.run_path(str(FOLDER / "row_sums.py"))
     for rows, n in ((1, 1_000_000), (64, 200_001), (4097, 33)):
@@ -308,6 +290,20 @@ def served(**options: Any) -> Any:
     return autotile.get_best_kernel("matmul", dtype="float32", **SIZES, **options)
 
 
+def assert_captured(kernel: Any) -> tuple[Any, Any, Any]:
+    """Capture a call in a graph, launch the graph, and expect its result; return the arrays."""
+    a, b = factors()
+    out, stream = cupy.zeros((70, 96), "float32"), cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        stream.begin_capture()
+        kernel(a, b, out)
+        stream.end_capture().launch(stream)
+        stream.synchronize()
+    assert is_close(out, a, b)
+    return a, b, out
+
+
 def only_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotile.serving.operations.model_of", lambda *_: None)
 
@@ -344,17 +340,7 @@ class TestCublas:
             assert (again.get() == first).all()
 
     def test_it_can_be_captured(self) -> None:
-        a, b = factors()
-        out, stream = cupy.zeros((70, 96), "float32"), cupy.cuda.Stream(non_blocking=True)
-        cupy.cuda.get_current_stream().synchronize()
-        kernel = served()
-        with stream:
-            stream.begin_capture()
-            kernel(a, b, out)
-            graph = stream.end_capture()
-            graph.launch(stream)
-            stream.synchronize()
-        assert is_close(out, a, b)
+        assert_captured(served())
 
     @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
     def test_views_and_batches_of_pytorch(self, dtype: str) -> None:
@@ -394,17 +380,10 @@ class TestRace:
         assert is_close(out - 5, a, b)
 
     def test_not_while_the_stream_is_captured(self) -> None:
-        a, b = factors()
-        out, stream, kernel = cupy.zeros((70, 96), "float32"), cupy.cuda.Stream(non_blocking=True), served(race=True)
-        cupy.cuda.get_current_stream().synchronize()
-        with stream:
-            stream.begin_capture()
-            kernel(a, b, out)
-            stream.end_capture().launch(stream)
-            stream.synchronize()
-        assert is_close(out, a, b)
+        kernel = served(race=True)
+        arrays = assert_captured(kernel)
         assert kernel.tier != "exact"
-        kernel(a, b, out)
+        kernel(*arrays)
         assert kernel.tier == "exact"
 
     def test_not_if_the_output_overlaps_an_input(self) -> None:
@@ -421,22 +400,17 @@ class TestRace:
         assert "wrong" not in {one.kernel for one in kernel.contenders}
 
 
-def test_a_library_of_ones_own(scale_toml: Path) -> None:
-    path = scale_toml.parent / "scaling.toml"
-    path.write_text(
-        '[operation]\nname = "scaling"\nsizes = { n = 4096 }\ndtypes = ["float32"]\n'
-        f'[kernels.scale]\nkernel = "{scale_toml}"\n'
-    )
+def test_a_library_of_ones_own(scaling_toml: Path) -> None:
     x = cupy.arange(1000, dtype="float32")
-    assert (autotile.get_best_kernel(str(path), n=1000)(x) == 2 * x).all()
+    assert (autotile.get_best_kernel(str(scaling_toml), n=1000)(x) == 2 * x).all()
     called = []
 
     def double(x: Any, y: Any) -> None:
         called.append(cupy.cuda.get_current_stream().ptr)
         cupy.multiply(x, 2, out=y)
 
-    autotile.add_library(str(path), "cupy", double)
-    kernel = autotile.get_best_kernel(str(path), n=1000)
+    autotile.add_library(str(scaling_toml), "cupy", double)
+    kernel = autotile.get_best_kernel(str(scaling_toml), n=1000)
     stream = cupy.cuda.Stream()
     cupy.cuda.get_current_stream().synchronize()
     result = kernel(x, stream=stream)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored_runs import add_trial, end_run, record_miss, start_run
+from stored_runs import add_trial, begin, end_run, record_miss
 
 import autotile
 from autotile import Buffer, Scalar
@@ -200,21 +200,19 @@ extern "C" __global__ void scale(const float* x, float* y, int n) {
     for (int i = first; i < first + WORK && i < n; ++i) y[i] = 2.0f * x[i];
 }
 """
+DESCRIBED: dict[str, Any] = {
+    "sizes": {"n": 1 << 20},
+    "parameters": {"BLOCK": [64, 128, 256], "WORK": [1, 2, 4]},
+    "arguments": [Buffer("float32", "n"), Buffer("float32", "n", "out"), Scalar("int32", "n")],
+    "launch": ("BLOCK", "ceil_div(n, BLOCK * WORK)"),
+}
 OPTIONS = autotile.TuneOptions(trials=4, finals=2)
 
 
 @pytest.fixture
 def scale() -> autotile.TunableKernel:
     return autotile.kernel(
-        CODE,
-        "scale",
-        sizes={"n": 1 << 20},
-        parameters={"BLOCK": [64, 128, 256], "WORK": [1, 2, 4]},
-        rules=[lambda BLOCK, WORK: BLOCK * WORK <= 512],
-        arguments=[Buffer("float32", "n"), Buffer("float32", "n", "out"), Scalar("int32", "n")],
-        launch=("BLOCK", "ceil_div(n, BLOCK * WORK)"),
-        reference="2.0 * x",
-        bytes="8 * n",
+        CODE, "scale", rules=[lambda BLOCK, WORK: BLOCK * WORK <= 512], reference="2.0 * x", bytes="8 * n", **DESCRIBED
     )
 
 
@@ -283,14 +281,7 @@ def test_a_candidate_is_judged(scale: autotile.TunableKernel, tmp_path: Path, na
 
 @pytest.mark.parametrize(("factor", "right"), [("2.0f", True), ("3.0f", False)])
 def test_a_candidate_for_a_kernel_without_a_reference(tmp_path: Path, factor: str, right: bool) -> None:
-    kernel = autotile.kernel(
-        CODE,
-        "scale",
-        sizes={"n": 1 << 20},
-        parameters={"BLOCK": [64, 128, 256], "WORK": [1, 2, 4]},
-        arguments=[Buffer("float32", "n"), Buffer("float32", "n", "out"), Scalar("int32", "n")],
-        launch=("BLOCK", "ceil_div(n, BLOCK * WORK)"),
-    )
+    kernel = autotile.kernel(CODE, "scale", **DESCRIBED)
     (tmp_path / "rewritten.cu").write_text(CODE.replace("2.0f", factor))
     assert autotile.check(tmp_path / "rewritten.cu", kernel).is_right is right
 
@@ -323,24 +314,14 @@ extern "C" __global__ void scale(const float* x, float* y, int n, float factor) 
 #endif
 }
 """
-OPERATION = """
-[operation]
-name = "scaling"
-sizes = { n = 4096 }
-dtypes = ["float32"]
-
-[kernels.scale]
-kernel = "./scale.toml"
-"""
 
 
 @pytest.fixture
-def hasty(scale_toml: Path) -> Path:
+def hasty(scale_toml: Path, scaling_toml: Path) -> Path:
     """The tiny kernel with a parameter HASTY, whose value true is faster, and wrong for the ragged n = 1001 alone."""
     scale_toml.with_suffix(".cu").write_text(HASTY_TEMPLATE)
     text = scale_toml.read_text().replace("WORK = [1, 2, 4]", "WORK = [1, 2]\nHASTY = [0, 1]")
     scale_toml.write_text(text.replace("WORK = 1\n", "WORK = 1\nHASTY = 0\n"))
-    scale_toml.with_name("scaling.toml").write_text(OPERATION)
     return scale_toml
 
 
@@ -434,15 +415,10 @@ def test_no_way_of_tuning_serves_it(
 LENGTH = 5000
 
 
-def call(kernel: Any, x: Any, y: Any) -> None:
-    kernel(x, y, factor=3.0)
-
-
-def call_in_a_graph(kernel: Any, x: Any, y: Any) -> None:
-    """Call it once, which captures the arguments, then in a graph of CUDA, which is launched after new inputs."""
+def launch_in_a_graph(kernel: Any, x: Any, y: Any) -> None:
+    """Call it, after a call that captured the arguments, in a graph of CUDA, and launch that."""
     import cupy
 
-    kernel(x, y, factor=3.0)
     y.fill(0)
     cupy.cuda.runtime.deviceSynchronize()
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -455,14 +431,17 @@ def call_in_a_graph(kernel: Any, x: Any, y: Any) -> None:
         stream.synchronize()
 
 
-@pytest.mark.parametrize("run", [call, call_in_a_graph])
+@pytest.mark.parametrize("in_a_graph", [False, True])
 def test_the_inputs_are_written_and_the_output_is_computed(
-    scale_toml: Path, tmp_path: Path, run: Callable[[Any, Any, Any], None], cupy: Any
+    scale_toml: Path, tmp_path: Path, in_a_graph: bool, cupy: Any
 ) -> None:
     x = cupy.random.default_rng(0).standard_normal(LENGTH, dtype=cupy.float32)
     y = cupy.zeros_like(x)
     folder = tmp_path / "calls"
-    run(autotile.capture(autotile.get_best_kernel(scale_toml, n=LENGTH), folder), x, y)
+    kernel = autotile.capture(autotile.get_best_kernel(scale_toml, n=LENGTH), folder)
+    kernel(x, y, factor=3.0)
+    if in_a_graph:
+        launch_in_a_graph(kernel, x, y)
     np.testing.assert_array_equal(y.get(), 3 * x.get())
     (written,) = folder.iterdir()
     np.testing.assert_array_equal(np.load(written / "x.npy"), x.get())
@@ -477,17 +456,10 @@ def put(kernel: BoundKernel, config: dict[str, int], time_us: float) -> None:
     key = key_of(kernel.definition, kernel.problem, kernel.device, nvrtc_version=nvrtc_version(), l2_mode="cold")
     measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
     with Database.open(read_settings().database) as database:
-        study = database.study(key, kernel.device)
-        run = start_run(database, study, sampler="random")
-        add_trial(database, study, run, Trial(config, Outcome.OK, "", "finals", measurement=measurement), phase="final")
-        add_trial(
-            database,
-            study,
-            run,
-            Trial(config, Outcome.OK, "", "finals", measurement=measurement),
-            phase="final",
-            rank=1,
-        )
+        study, run = begin(database, key, kernel.device)
+        trial = Trial(config, Outcome.OK, "", "finals", measurement=measurement)
+        add_trial(database, study, run, trial, phase="final")
+        add_trial(database, study, run, trial, phase="final", rank=1)
         end_run(database, run)
 
 
