@@ -10,15 +10,8 @@ import pytest
 from autotile.errors import InputError
 from autotile.settings import available_cores, child_environment, data_folder, read_settings, toolkit_folders
 
-VARIABLES = (
-    "AUTOTILE_DB",
-    "AUTOTILE_CACHE",
-    "AUTOTILE_KERNELS",
-    "AUTOTILE_CACHE_LIMIT_MIB",
-    "AUTOTILE_SANITIZER",
-    "AUTOTILE_GRAPHS",
-    "AUTOTILE_REFRESH",
-)
+NAMES = ("DB", "CACHE", "KERNELS", "CACHE_LIMIT_MIB", "SANITIZER", "GRAPHS", "REFRESH")
+VARIABLES = tuple(f"AUTOTILE_{name}" for name in NAMES)
 
 
 @pytest.fixture
@@ -34,7 +27,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("config")
-def test_defaults_lie_in_the_users_folders(tmp_path: Path) -> None:
+def test_defaults_lie_in_the_users_folders_and_nothing_is_made(tmp_path: Path) -> None:
     settings = read_settings()
     assert settings.database == str(tmp_path / "XDG_DATA_HOME" / "autotile" / "autotile.db")
     assert settings.cache == tmp_path / "XDG_CACHE_HOME" / "autotile"
@@ -43,10 +36,6 @@ def test_defaults_lie_in_the_users_folders(tmp_path: Path) -> None:
     assert settings.recording_folders == (data_folder("recordings"),)
     assert settings.sanitizer == ""
     assert settings.graphs
-
-
-def test_reading_settings_makes_nothing(config: Path, tmp_path: Path) -> None:
-    read_settings()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["XDG_CONFIG_HOME"]
 
 
@@ -56,30 +45,19 @@ def test_config_file_and_environment(config: Path, tmp_path: Path, monkeypatch: 
         'sanitizer = "/opt/compute-sanitizer"\ngraphs = "off"\n'
     )
     monkeypatch.setenv("HOME", str(tmp_path))
+    own = data_folder("search_spaces")
     settings = read_settings()
-    assert settings.database == f"{tmp_path}/team.db"
-    assert settings.cache == tmp_path / "cubins"
-    assert settings.cache_limit_bytes == 64 * 2**20
-    assert settings.kernel_folders == (Path("/a"), tmp_path / "b", data_folder("search_spaces"))
-    assert settings.sanitizer == "/opt/compute-sanitizer"
-    assert not settings.graphs
+    assert (settings.database, settings.cache) == (f"{tmp_path}/team.db", tmp_path / "cubins")
+    assert (settings.cache_limit_bytes, settings.kernel_folders) == (64 * 2**20, (Path("/a"), tmp_path / "b", own))
+    assert (settings.sanitizer, settings.graphs) == ("/opt/compute-sanitizer", False)
 
-    monkeypatch.setenv("AUTOTILE_DB", "postgresql://host/name")
-    monkeypatch.setenv("AUTOTILE_CACHE", "/elsewhere")
-    monkeypatch.setenv("AUTOTILE_CACHE_LIMIT_MIB", "5")
-    monkeypatch.setenv("AUTOTILE_KERNELS", "/c")
-    monkeypatch.setenv("AUTOTILE_SANITIZER", "compute-sanitizer-2026")
-    monkeypatch.setenv("AUTOTILE_GRAPHS", "ON")
+    values = ("postgresql://host/name", "/elsewhere", "/c", "5", "compute-sanitizer-2026", "ON")
+    for variable, value in zip(VARIABLES, values, strict=False):
+        monkeypatch.setenv(variable, value)
     settings = read_settings()
-    assert settings.database == "postgresql://host/name"
-    assert settings.cache == Path("/elsewhere")
-    assert settings.cache_limit_bytes == 5 * 2**20
-    assert settings.kernel_folders == (Path("/c"), data_folder("search_spaces"))
-    assert settings.sanitizer == "compute-sanitizer-2026"
-    assert settings.graphs
-
-
-def test_a_switch_is_on_or_off(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (settings.database, settings.cache) == ("postgresql://host/name", Path("/elsewhere"))
+    assert (settings.cache_limit_bytes, settings.kernel_folders) == (5 * 2**20, (Path("/c"), own))
+    assert (settings.sanitizer, settings.graphs) == ("compute-sanitizer-2026", True)
     monkeypatch.setenv("AUTOTILE_GRAPHS", "1")
     with pytest.raises(InputError, match="'1', expected on or off"):
         read_settings()
@@ -114,19 +92,14 @@ def test_an_empty_variable_counts_as_unset(variable: str, monkeypatch: pytest.Mo
         ("cache_limit_mib = -1", "expected a positive number of MiB"),
         ('cache_limit_mib = "lots"', "expected a positive number of MiB"),
         ("\x00", "correct it or delete it"),
+        (b"\xff\xfe", r"config\.toml"),
     ],
 )
-def test_a_malformed_file_is_refused(config: Path, text: str, said: str) -> None:
-    config.write_text(text)
+def test_a_malformed_file_is_refused(config: Path, text: str | bytes, said: str) -> None:
+    config.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(InputError, match=said) as caught:
         read_settings()
     assert "config.toml" in str(caught.value) or "MiB" in str(caught.value)
-
-
-def test_a_file_that_is_not_text(config: Path) -> None:
-    config.write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"config\.toml"):
-        read_settings()
 
 
 def test_a_child_imports_the_same_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

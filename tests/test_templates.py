@@ -1,19 +1,23 @@
-"""The templates and their search spaces agree with each other and compile for real architectures; needs no GPU."""
+"""The templates and their search spaces agree with each other, hold what they should, and compile; needs no GPU."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
-from compiled_templates import compiled_as_declared
 
 from autotile.core.device import device_profile
 from autotile.core.model import Config, Resources, Value
 from autotile.cuda.compiler import compile_cubin, compile_job
+from autotile.errors import InputError
+from autotile.kernel.launch import LaunchPlan, fixed_names, launch_geometry, value_or_zero
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import capability_of, is_below, unsupported_reason
 from autotile.space.limits import check_config
@@ -42,6 +46,20 @@ def spread(space: SearchSpace, count: int) -> Iterator[Config]:
 
 def compiled(kernel: Kernel, config: Config, architecture: str) -> Resources:
     return compile_cubin(compile_job(kernel, config, kernel.spec.dtypes[0], architecture)).resources
+
+
+def compiled_as_declared(
+    kernel: Kernel, config: Config, dtype: str, architecture: str, sizes: Mapping[str, int], *options: str
+) -> Resources:
+    """Compile a configuration, and check static shared memory and registers against its search space."""
+    job = compile_job(kernel, config, dtype, architecture, sizes)
+    resources = compile_cubin(replace(job, options=(*job.options, *options))).resources
+    launch = kernel.spec.steps[0].launch
+    names: Mapping[str, Value] = {**fixed_names(kernel.spec, sizes, device_profile("h200")), **config}
+    assert resources.static_smem_bytes == value_or_zero(launch.static_smem_bytes, names), config
+    if not resources.spill_bytes:
+        assert resources.registers >= value_or_zero(launch.min_registers, names), config
+    return resources
 
 
 def declared_defaults(kernel: Kernel) -> dict[str, Value]:
@@ -117,3 +135,321 @@ def test_an_unguarded_tile_is_admitted_only_where_tiles_are_whole() -> None:
     assert check_config(spec, config, whole, H200) == ""
     for size in whole:
         assert "unguarded_needs_whole_tiles" in check_config(spec, config, {**whole, size: 33}, H200)
+
+
+NAMES = ("gemm_small", "gemm_wgmma", "gemm_wgmma_padded", "gemm_mma", "sgemm_bf16x6", "sgemm", "sgemm_ws")
+SMALL, WGMMA, PADDED, MMA, LIMBS, SGEMM, SGEMM_WS = (
+    load_kernel(str(ROOT / "search_spaces" / f"{name}.toml")) for name in NAMES
+)
+LAYOUTS = [{"TRANS_A": a, "TRANS_B": b} for a, b in product((0, 1), repeat=2)]
+Shape = tuple[int, int, int]
+
+
+def sizes(kernel: Kernel, shape: Shape, **others: int) -> dict[str, int]:
+    """Sizes of a problem with those of the flags that the kernel has."""
+    flags = {name: value for name, value in others.items() if name in kernel.spec.flags}
+    return {**kernel.spec.sizes, **dict(zip("MNK", shape, strict=True)), **flags}
+
+
+def middle(kernel: Kernel, problem: dict[str, int], part: int, parts: int) -> Config:
+    """The configuration in the middle of one of the equal parts of a space."""
+    space = feasible_space(kernel.spec, problem, H200)
+    return dict(space.config((2 * part + 1) * len(space) // (2 * parts)))
+
+
+def named(*kernels: Kernel) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("kernel", kernels, ids=lambda kernel: kernel.name)
+
+
+SMALL_SHAPES = [(1, 4096, 7168), (16, 6144, 4096), (512, 16, 500_000), (5124, 7, 2560)]
+WGMMA_SHAPES = [(256, 256, 256), (4096, 4096, 4096), (128, 2112, 7168), (64, 7168, 16384), (65536, 128, 128)]
+MMA_SHAPES = [(4096, 4096, 4096), (256, 256, 256), (128, 2112, 7168), (16, 6144, 4096), (512, 16, 500_000), (1, 1, 1)]
+SEARCHABLE = [
+    *product([SMALL], SMALL_SHAPES, LAYOUTS),
+    *product([WGMMA], WGMMA_SHAPES, LAYOUTS),
+    *product([MMA, LIMBS], MMA_SHAPES[:-1], LAYOUTS[:1]),
+]
+
+
+@pytest.mark.parametrize(("kernel", "shape", "layout"), SEARCHABLE, ids=lambda each: getattr(each, "name", str(each)))
+def test_the_space_is_searchable_in_a_minute(kernel: Kernel, shape: Shape, layout: dict[str, int]) -> None:
+    assert 1_000 <= len(feasible_space(kernel.spec, sizes(kernel, shape, **layout), H200)) <= 100_000
+
+
+# --- products like that of a matrix and a vector
+
+
+@pytest.mark.parametrize("shape", SMALL_SHAPES)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_the_smaller_side_is_the_small_operand(shape: Shape, layout: dict[str, int]) -> None:
+    space = feasible_space(SMALL.spec, sizes(SMALL, shape, **layout), H200)
+    assert set(space.column("SMALL_A")) == {int(shape[0] < shape[1])}
+
+
+def test_other_products_are_refused() -> None:
+    with pytest.raises(InputError, match="vector_like"):
+        feasible_space(SMALL.spec, sizes(SMALL, (17, 17, 1000)), H200)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_configurations_spread_over_the_space_use_what_is_declared(part: int) -> None:
+    for index, shape in enumerate(SMALL_SHAPES):
+        problem = sizes(SMALL, shape, OUT_FP32=index % 2, **LAYOUTS[(index + part) % 4])
+        architecture = ("sm_80", "sm_90")[index % 2]
+        compiled_as_declared(SMALL, middle(SMALL, problem, part, 4), SMALL.spec.dtypes[part % 3], architecture, problem)
+
+
+# --- wgmma
+
+
+def spilled(config: Config, dtype: str, problem: dict[str, int]) -> int:
+    """Bytes spilled; a warning of the assembler, as of an ignored setmaxnreg, is an error."""
+    return compiled_as_declared(WGMMA, config, dtype, "sm_90a", problem, "--ptxas-options=-Werror").spill_bytes
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_default_is_valid_and_spills_nothing(layout: dict[str, int]) -> None:
+    problem = sizes(WGMMA, (4096, 4096, 4096), OUT_FP32=layout["TRANS_A"] ^ layout["TRANS_B"], **layout)
+    config = dict(WGMMA.spec.default)
+    assert check_config(WGMMA.spec, config, problem, H200) == ""
+    assert spilled(config, "bfloat16", problem) == 0
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_configurations_spread_over_the_space_compile(part: int) -> None:
+    """The limit that the space sets on spills holds, so that a search rejects none after compiling."""
+    for index, (shape, layout) in enumerate(zip(WGMMA_SHAPES, [*LAYOUTS, LAYOUTS[0]], strict=True)):
+        problem = sizes(WGMMA, shape, OUT_FP32=index % 2, NONDETERMINISTIC=part % 2, **layout)
+        config = middle(WGMMA, problem, part, 3)
+        assert spilled(config, WGMMA.spec.dtypes[part % 2], problem) <= (WGMMA.spec.limits.max_spill_bytes or 0)
+
+
+def test_rows_that_the_copy_engine_cannot_take_leave_nothing() -> None:
+    for shape, flags in (((64, 64, 100), {}), ((64, 100, 64), {}), ((100, 64, 64), {"TRANS_A": 1})):
+        with pytest.raises(InputError, match="whole_rows"):
+            feasible_space(WGMMA.spec, sizes(WGMMA, shape, **flags), H200)
+
+
+def test_odd_rows_of_c_are_written_by_the_threads() -> None:
+    space = feasible_space(WGMMA.spec, sizes(WGMMA, (64, 101, 64), TRANS_B=1), H200)
+    assert set(space.column("TMA_STORE")) == {0}
+
+
+def test_clusters_along_k_are_for_few_tiles() -> None:
+    square = feasible_space(WGMMA.spec, sizes(WGMMA, (4096, 4096, 4096)), H200)
+    assert set(square.column("CLUSTER_SPLIT")) == {0}
+    problem = sizes(WGMMA, (2560, 64, 2560))
+    space = feasible_space(WGMMA.spec, problem, H200)
+    clusters = [config for config in map(space.config, range(len(space))) if config["CLUSTER_SPLIT"] == 1]
+    assert {config["SPLIT_K"] for config in clusters} == set(range(2, 9))
+    assert all(config["PINGPONG"] == 0 and config["CLUSTER_M"] == config["CLUSTER_N"] == 1 for config in clusters)
+    for config in clusters[:: len(clusters) // 4]:
+        assert spilled(dict(config), "float16", problem) == 0
+
+
+# --- wgmma over padded copies
+
+COPY_ON_CPU = """
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+#define __device__
+#define __forceinline__ inline
+using std::min;
+struct uint4 { unsigned x, y, z, w; };
+
+const unsigned short *first, *last;  // of the matrix
+bool outside = false;
+
+uint4 __ldcs(const uint4* from)
+{
+    const auto* at = reinterpret_cast<const unsigned short*>(from);
+    outside |= reinterpret_cast<size_t>(from) % 16 != 0 || at < first || at + 8 > last;
+    uint4 word;
+    std::memcpy(&word, from, sizeof word);
+    return word;
+}
+
+unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits)
+{
+    return bits ? low >> bits | high << (32 - bits) : low;
+}
+
+#include "padded_rows.cuh"
+
+template <unsigned UNIT>
+bool is_right(unsigned rows, unsigned length, unsigned offset)
+{
+    std::vector<uint4> room(rows * length / 8 + 4, uint4{~0u, ~0u, ~0u, ~0u});
+    auto* matrix = reinterpret_cast<unsigned short*>(room.data()) + offset;
+    for (unsigned i = 0; i < rows * length; ++i) matrix[i] = 1 + i;
+    first = matrix, last = matrix + rows * length;
+    const unsigned pitch = (length + UNIT - 1) / UNIT * UNIT;
+    std::vector<uint4> copy(rows * pitch / 8, uint4{~0u, ~0u, ~0u, ~0u});
+    const PaddedRows<UNIT> padded(matrix, copy.data(), rows, length);
+    if (padded.count() != copy.size()) return false;
+    for (unsigned chunk = 0; chunk < padded.count(); ++chunk) padded.copy(chunk);
+    const auto* found = reinterpret_cast<const unsigned short*>(copy.data());
+    for (unsigned i = 0; i < rows * pitch; ++i) {
+        const unsigned row = i / pitch, column = i % pitch;
+        if (found[i] != (column < length ? matrix[row * length + column] : 0)) return false;
+    }
+    return !outside;
+}
+
+int main()
+{
+    for (unsigned rows : {1u, 2u, 3u, 17u})
+        for (unsigned length = 1; length < 140; ++length)
+            for (unsigned offset = 0; offset < 9; ++offset)
+                if (!is_right<8>(rows, length, offset) || !is_right<64>(rows, length, offset)) {
+                    std::printf("%u x %u at %u is wrong", rows, length, offset);
+                    return 1;
+                }
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_rows_of_any_length_at_any_address_are_copied(tmp_path: Path) -> None:
+    """With zeros behind each row, and without a load outside of the matrix."""
+    source, program = tmp_path / "copy.cpp", tmp_path / "copy"
+    source.write_text(COPY_ON_CPU)
+    command = ["g++", "-std=c++17", "-O1", f"-I{ROOT / 'templates'}", str(source), "-o", str(program)]
+    subprocess.run(command, check=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_configurations_with_copies_compile_without_spilling(part: int) -> None:
+    problem = sizes(PADDED, (1905, 653, 4737), TRANS_A=part % 2, TRANS_B=part // 2)
+    assert 1000 <= len(feasible_space(PADDED.spec, problem, H200)) <= 100_000
+    job = compile_job(PADDED, middle(PADDED, problem, part, 3), "float16", "sm_90a", problem)
+    cubin = compile_cubin(replace(job, options=(*job.options, "--ptxas-options=-Werror")))
+    spills = {entry: found.resources.spill_bytes for entry, found in cubin.functions.items()}
+    assert spills == {"pad_rows": 0, "gemm_wgmma": 0}
+
+
+def test_the_product_is_the_main_step() -> None:
+    plan = LaunchPlan.of(PADDED.spec, PADDED.spec.default, PADDED.spec.sizes, H200)
+    assert (len(plan.launches), plan.main.step) == (2, 1)
+    assert plan.launches[0].threads > plan.main.threads
+
+
+@pytest.mark.parametrize("shape", [(2**15 + 1, PADDED.spec.sizes["N"], 2**14 + 1), (2**31 - 1,) * 3])
+def test_copies_are_limited(shape: Shape) -> None:
+    with pytest.raises(InputError, match="copies_of_a_gibibyte"):
+        feasible_space(PADDED.spec, sizes(PADDED, shape), H200)
+
+
+# --- mma.sync, of 16-bit elements and of bf16 limbs
+
+
+@named(MMA, LIMBS)
+@pytest.mark.parametrize("shape", MMA_SHAPES)
+def test_the_default_is_right_for_every_size_and_device(kernel: Kernel, shape: Shape) -> None:
+    for layout, device in product(LAYOUTS, [H200, device_profile("a100")]):
+        assert check_config(kernel.spec, dict(kernel.spec.default), sizes(kernel, shape, **layout), device) == ""
+
+
+@named(MMA, LIMBS)
+def test_older_devices_get_no_clusters(kernel: Kernel) -> None:
+    space = feasible_space(kernel.spec, sizes(kernel, (128, 2112, 7168)), device_profile("a100"))
+    assert set(space.column("CLUSTER_SPLIT")) == {0}
+
+
+@named(MMA, LIMBS)
+@pytest.mark.parametrize(
+    ("architecture", "layout"), list(zip(("sm_80", "sm_90", "sm_90", "sm_80"), LAYOUTS, strict=True)), ids=str
+)
+def test_the_default_spills_nothing(kernel: Kernel, architecture: str, layout: dict[str, int]) -> None:
+    out_fp32 = layout["TRANS_A"]  # each element type is compiled for both architectures
+    dtype = kernel.spec.dtypes[out_fp32 % len(kernel.spec.dtypes)]
+    problem = sizes(kernel, MMA_SHAPES[0], OUT_FP32=out_fp32, NONDETERMINISTIC=0, **layout)
+    job = compile_job(kernel, dict(kernel.spec.default), dtype, architecture, problem)
+    assert compile_cubin(job).resources.spill_bytes == 0
+
+
+@named(MMA, LIMBS)
+@pytest.mark.parametrize("part", range(3))
+def test_configurations_spread_over_the_space_keep_its_limit_on_spills(kernel: Kernel, part: int) -> None:
+    for index, shape in enumerate(MMA_SHAPES[:4]):
+        layout = LAYOUTS[(index + part) % 4]
+        problem = sizes(kernel, shape, OUT_FP32=index % 2, NONDETERMINISTIC=part % 2, **layout)
+        config = middle(kernel, problem, part, 3)
+        architecture = "sm_90" if config["CLUSTER_SPLIT"] or part else "sm_80"
+        dtype = kernel.spec.dtypes[part % len(kernel.spec.dtypes)]
+        resources = compiled_as_declared(kernel, config, dtype, architecture, problem)
+        assert resources.spill_bytes <= (kernel.spec.limits.max_spill_bytes or 0), config
+
+
+# --- fp32
+
+
+@named(SGEMM, SGEMM_WS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_configurations_over_the_space_of_fp32_compile(kernel: Kernel, layout: dict[str, int]) -> None:
+    problem = {**kernel.spec.sizes, "M": 700, "N": 520, "NONDETERMINISTIC": layout["TRANS_A"], **layout}
+    space = feasible_space(kernel.spec, problem, H200)
+    first = 1 + LAYOUTS.index(layout)  # each layout at other places of the space
+    for i in range(2):
+        config = space.config((len(space) - 1) * (5 * i + first) // (5 * 2))
+        resources = compiled_as_declared(kernel, config, "float32", "sm_90a", problem)
+        assert resources.spill_bytes <= 300, config
+
+
+@named(SGEMM, SGEMM_WS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", [68, 256, 1024, 4096])
+def test_the_default_is_valid_in_all_layouts_and_sizes(kernel: Kernel, layout: dict[str, int], size: int) -> None:
+    problem = sizes(kernel, (size, size, size), **layout)
+    assert check_config(kernel.spec, kernel.spec.default, problem, H200) == ""
+
+
+@named(SGEMM, SGEMM_WS)
+@pytest.mark.parametrize("size", [256, 1024, 4096])
+def test_all_configurations_of_large_enough_squares_are_verified_at_the_ragged_shape(kernel: Kernel, size: int) -> None:
+    problem = sizes(kernel, (size, size, size))
+    space = feasible_space(kernel.spec, problem, H200)
+    assert space.rows_in(feasible_space(kernel.spec, kernel.spec.ragged_sizes(problem), H200)).all()
+
+
+@named(SGEMM, SGEMM_WS)
+def test_few_blocks_have_little_to_do(kernel: Kernel) -> None:
+    space = feasible_space(kernel.spec, sizes(kernel, (1024, 1024, 1024)), H200)
+    bm, bn, splits = (space.column(name) for name in ("BM", "BN", "SPLIT_K"))
+    blocks = 1024 // bm * (1024 // bn) * splits
+    defaults_tile = (bm == 128) & (bn == 128) & (splits == 1)
+    assert (blocks[~defaults_tile] >= H200.sm_count / 2).all()
+    assert np.mean(defaults_tile) < 0.05
+
+
+@named(SGEMM, SGEMM_WS)
+def test_what_is_transposed_is_swizzled_or_padded(kernel: Kernel) -> None:
+    padded, swizzled = ({**kernel.spec.default, "SWIZZLE": swizzle} for swizzle in (0, 1))
+    transposed = {**kernel.spec.sizes, "TRANS_B": 1}
+    geometries = [launch_geometry(kernel.spec, config, transposed, H200) for config in (padded, swizzled)]
+    gaps = 4 * (4 + 4) * padded["BK"] * padded["STAGES"]
+    assert geometries[0].dynamic_smem_bytes - geometries[1].dynamic_smem_bytes == gaps
+    copied = {**kernel.spec.sizes, "TRANS_A": 1}
+    assert "swizzle_is_felt" in check_config(kernel.spec, swizzled, copied, H200)
+
+
+@named(SGEMM, SGEMM_WS)
+@pytest.mark.parametrize("shape", [(256, 256, 256), (64, 7168, 16384), (512, 16, 500000), (1023, 701, 511)])
+def test_every_shape_has_configurations(kernel: Kernel, shape: Shape) -> None:
+    assert len(feasible_space(kernel.spec, sizes(kernel, shape), H200)) > 100
+
+
+@named(SGEMM, SGEMM_WS)
+def test_wide_loads_are_for_rows_that_allow_them(kernel: Kernel) -> None:
+    aligned, odd = ({**kernel.spec.sizes, "N": n, "K": n} for n in (512, 511))
+    narrow = {**kernel.spec.default, "VEC": 1}
+    assert check_config(kernel.spec, kernel.spec.default, aligned, H200) == ""
+    assert "wide_where_it_fits" in check_config(kernel.spec, kernel.spec.default, odd, H200)
+    assert check_config(kernel.spec, narrow, odd, H200) == check_config(kernel.spec, narrow, aligned, H200) == ""
+    assert feasible_space(kernel.spec, odd, H200).row_of(narrow) is not None
+    assert feasible_space(kernel.spec, aligned, H200).row_of(narrow) is None

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, select, text, update
+from sqlalchemy import Connection, Update, select, text, update
 from stored_runs import add_trial, add_trials, begin, end_run, measured, start_run
 
 from autotile.core.device import DeviceProperties
@@ -31,9 +31,9 @@ CONFIGS: list[Config] = [{"BM": number} for number in range(40)]
 Open = Callable[[], RunRecord]
 
 
-def record_of(location: str, key: TuningKey, device: DeviceProperties) -> RunRecord:
+def record_of(location: str, key: TuningKey, device: DeviceProperties, *, shares: bool = True) -> RunRecord:
     record = RunRecord(Database.open(location), key, device)
-    record.start(sampler="random", seed=0, settings={}, driver="", host="", gates={}, shares=True)
+    record.start(sampler="random", seed=0, settings={}, driver="", host="", gates={}, shares=shares)
     return record
 
 
@@ -148,19 +148,25 @@ def test_no_renewal_changes_claims_while_another_transaction_does(
     renewal.join()
 
 
-def test_the_claims_of_a_dead_process_do_not_wait_for_their_lease(
-    session: Open, location: str, fresh_key: TuningKey, device: DeviceProperties
-) -> None:
+def claim_and_die(location: str, key: TuningKey, device: DeviceProperties, *numbers: int) -> None:
+    """Claim configurations in a process that ends without giving them back."""
+
     def die() -> None:
-        record = record_of(location, fresh_key, device)
-        for number in (1, 2):
+        record = record_of(location, key, device)
+        for number in numbers:
             record.claim({"BM": number})
         os._exit(0)
 
     child = multiprocessing.get_context("fork").Process(target=die)
-    first = session()
     child.start()
     child.join()
+
+
+def test_the_claims_of_a_dead_process_do_not_wait_for_their_lease(
+    session: Open, location: str, fresh_key: TuningKey, device: DeviceProperties
+) -> None:
+    first = session()
+    claim_and_die(location, fresh_key, device, 1, 2)
     assert first.claim({"BM": 1}).is_ours
     assert first.inherit()[0] == [config_key({"BM": 2})]
 
@@ -168,19 +174,10 @@ def test_the_claims_of_a_dead_process_do_not_wait_for_their_lease(
 def test_a_new_session_forgets_the_dead_and_counts_the_living(
     session: Open, location: str, fresh_key: TuningKey, device: DeviceProperties
 ) -> None:
-    def die() -> None:
-        record_of(location, fresh_key, device).claim({"BM": 1})
-        os._exit(0)
-
-    first = session()
-    first.claim({"BM": 5})
-    child = multiprocessing.get_context("fork").Process(target=die)
-    child.start()
-    child.join()
+    session().claim({"BM": 5})
+    claim_and_die(location, fresh_key, device, 1)
     with Database.open(location) as database, database.writing() as connection:
-        study = database.find_study(fresh_key)
-        assert study is not None
-        assert runs.forget_dead(connection, study) == 1
+        assert runs.forget_dead(connection, database.find_study(fresh_key) or 0) == 1
 
 
 def test_many_sessions_try_each_configuration_once(
@@ -201,18 +198,15 @@ def test_many_sessions_try_each_configuration_once(
         thread.join()
     assert Counter(tried) == Counter(map(config_key, CONFIGS))
     with Database.open(location) as database:
-        study = database.find_study(fresh_key)
-        assert study is not None
-        assert Counter(config_key(trial.config) for trial in database.trials(study)) == Counter(tried)
+        trials = database.trials(database.find_study(fresh_key) or 0)
+        assert Counter(config_key(trial.config) for trial in trials) == Counter(tried)
 
 
 def test_a_session_without_sharing_claims_nothing(
     location: str, fresh_key: TuningKey, device: DeviceProperties, session: Open
 ) -> None:
-    record = RunRecord(Database.open(location), fresh_key, device)
-    record.start(sampler="random", seed=0, settings={}, driver="", host="", gates={})
-    other = session()
-    assert other.claim({"BM": 1}).is_ours
+    record = record_of(location, fresh_key, device, shares=False)
+    assert session().claim({"BM": 1}).is_ours
     assert record.claim({"BM": 1}).is_ours
     record._database.close()
 
@@ -223,17 +217,23 @@ def test_an_owner_elsewhere_is_not_known_to_be_gone(owner: str) -> None:
 
 
 TOMORROW = Criteria(before=datetime.now(UTC) + timedelta(days=1))
+EVERYTHING = replace(TOMORROW, winners=True)
 
 
 def add_study(database: Database, key: TuningKey, trials: int) -> int:
     """Store a finished run with a winner and a refused configuration; return the id of the study."""
     study, run = begin(database, key)
     add_trials(database, study, run, [measured({"BM": number}, 10.0 + number) for number in range(trials)])
-    add_trial(database, study, run, measured({"BM": 3}, 11.0), phase="final", rank=1)
-    add_trial(database, study, run, measured({"BM": 4}, 12.0), phase="final", rank=2)
+    for rank in (1, 2):
+        add_trial(database, study, run, measured({"BM": 2 + rank}, 10.0 + rank), phase="final", rank=rank)
     add_trial(database, study, run, Trial({"BM": 0}, Outcome.WRONG_RESULT, "y[1] is 0"), phase="final")
     end_run(database, run)
     return study
+
+
+def change(database: Database, statement: Update) -> None:
+    with database.writing() as connection:
+        connection.execute(statement)
 
 
 def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(
@@ -274,14 +274,11 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
     record = RunRecord(shared, key, device)
     record.start(sampler="random", seed=0, settings={}, driver="", host="", gates={}, shares=True)
     record.add(measured({"BM": 1}, 10.0))
-    everything = replace(TOMORROW, winners=True)
-    with shared.writing() as connection:
-        connection.execute(update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))
+    change(shared, update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))
     assert record.claim({"BM": 2}).is_ours
-    assert clean_database(shared, None, everything, dry_run=False) == []
-    with shared.writing() as connection:
-        connection.execute(update(CLAIMS).values(expires_at=0.0))
-    (cleaned,) = clean_database(shared, None, everything, dry_run=False)
+    assert clean_database(shared, None, EVERYTHING, dry_run=False) == []
+    change(shared, update(CLAIMS).values(expires_at=0.0))
+    (cleaned,) = clean_database(shared, None, EVERYTHING, dry_run=False)
     assert cleaned.emptied
     with shared.reading() as connection:
         assert not any(connection.execute(select(table)).all() for table in (STUDIES, RUNS, TRIALS, CLAIMS))
@@ -291,15 +288,13 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
 
 def test_a_run_just_begun_keeps_its_trials_and_its_study(shared: Database, key: TuningKey) -> None:
     study, run = begin(shared, key)
-    everything = replace(TOMORROW, winners=True)
-    assert clean_database(shared, None, replace(everything, keep_gpus=("another",)), dry_run=False) == []
+    assert clean_database(shared, None, replace(EVERYTHING, keep_gpus=("another",)), dry_run=False) == []
     assert [one.run_id for one in shared.runs(study)] == [run]  # which has no trial yet
     add_trial(shared, study, run, measured({"BM": 1}, 10.0))
-    assert clean_database(shared, None, everything, dry_run=False) == []
+    assert clean_database(shared, None, EVERYTHING, dry_run=False) == []
     assert len(shared.trials(study)) == 1
-    with shared.writing() as connection:  # a killed run of long ago is not going on
-        connection.execute(update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))
-    (cleaned,) = clean_database(shared, None, everything, dry_run=False)
+    change(shared, update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))  # killed long ago
+    (cleaned,) = clean_database(shared, None, EVERYTHING, dry_run=False)
     assert (cleaned.deleted, cleaned.emptied) == (1, True)
 
 
@@ -309,7 +304,7 @@ def test_a_run_that_ended_is_cleaned_however_young_it_is(shared: Database, key: 
     for number, run in enumerate((ended, going)):
         add_trial(shared, study, run, measured({"BM": number}, 10.0))
     end_run(shared, ended)
-    clean_database(shared, None, replace(TOMORROW, winners=True), dry_run=False)
+    clean_database(shared, None, EVERYTHING, dry_run=False)
     assert [one.run_id for one in shared.stored_trials(study)] == [going]
     assert [one.run_id for one in shared.runs(study)] == [going, begun]
 

@@ -22,7 +22,17 @@ from stored_runs import add_trial, add_trials, begin, end_run, failed, measured,
 from autotile import __version__
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import convert
-from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial, config_key
+from autotile.core.model import (
+    Config,
+    LaunchGeometry,
+    Measurement,
+    Occupancy,
+    Outcome,
+    Problem,
+    Resources,
+    Trial,
+    config_key,
+)
 from autotile.database import winners
 from autotile.database.care import check_database, copy_missing_rows
 from autotile.database.database import Database, insert_trials, trial_row
@@ -82,21 +92,12 @@ def test_a_key_has_one_study(database: Database, key: TuningKey, device: DeviceP
 
 
 def test_a_run_remembers_how_it_was_made(database: Database, study: int) -> None:
-    run = start_run(
-        database,
-        study,
-        sampler="tpe",
-        seed=2**40,
-        settings={"budget": 64},
-        driver="580.1",
-        host="node1",
-        gates={"rules": 24906},
-    )
+    given = {"seed": 2**40, "settings": {"budget": 64}, "driver": "580.1", "host": "node1", "gates": {"rules": 24906}}
+    run = start_run(database, study, sampler="tpe", **given)
     before = database.runs(study)[0]
     assert (before.run_id, before.ended_at, before.summary) == (run, None, {})
-    assert (before.sampler, before.seed, before.driver, before.host) == ("tpe", 2**40, "580.1", "node1")
-    assert (before.settings, before.gates) == ({"budget": 64}, {"rules": 24906})
-    assert before.autotile_version == __version__
+    assert {name: getattr(before, name) for name in given} == given
+    assert (before.sampler, before.autotile_version) == ("tpe", __version__)
     end_run(database, run, {"winner": "BM=64"})
     after = database.runs(study)[0]
     assert after.summary == {"winner": "BM=64"}
@@ -128,8 +129,7 @@ def test_before_any_finals_the_fastest_ok_trial_is_best(database: Database, stud
     add_trial(database, study, run, failed({"BM": 8}, Outcome.WRONG_RESULT))
     assert database.best("sgemm") == []
     add_trial(database, study, run, replace(measured({"BM": 16}, 1.0), outcome=Outcome.PRUNED))
-    for time_us in (30.0, 20.0, 25.0):
-        add_trial(database, study, run, measured({"BM": int(time_us)}, time_us))
+    add_trials(database, study, run, [measured({"BM": int(time_us)}, time_us) for time_us in (30.0, 20.0, 25.0)])
     (best,) = database.best("sgemm")
     assert best.trial.config == {"BM": 20}
     assert not best.confirmed
@@ -207,13 +207,11 @@ def test_studies_are_listed_with_the_configurations_that_were_tried(
     database: Database, key: TuningKey, study: int, run: int
 ) -> None:
     database.study(replace(key, kernel="copy"), None)
-    add_trial(database, study, run, measured({"BM": 64}, 12.5))
-    add_trial(database, study, run, Trial({"BM": 32}, Outcome.CRASHED))
+    add_trials(database, study, run, [measured({"BM": 64}, 12.5), Trial({"BM": 32}, Outcome.CRASHED)])
     add_trial(database, study, run, measured({"BM": 64}, 12.5), phase="final", rank=1)
     assert [(one.runs, one.trials, one.ok) for one in database.studies("sgemm")] == [(1, 2, 1)]
     anew = start_run(database, study, sampler="random")
-    add_trial(database, study, anew, Trial({"BM": 32}, Outcome.CRASHED))
-    add_trial(database, study, anew, measured({"BM": 64}, 13.0))
+    add_trials(database, study, anew, [Trial({"BM": 32}, Outcome.CRASHED), measured({"BM": 64}, 13.0)])
     copy, sgemm = database.studies()
     assert (copy.last_at, sgemm.last_at) == (None, database.stored_trials(study)[-1].created_at)
     assert (copy.key.kernel, copy.device, copy.runs, copy.trials, copy.best_config) == ("copy", None, 0, 0, None)
@@ -222,8 +220,8 @@ def test_studies_are_listed_with_the_configurations_that_were_tried(
     assert [summary.study_id for summary in database.studies("sgemm")] == [study]
 
 
-def test_reading_only_writes_nothing(database: Database, key: TuningKey, study: int, tmp_path: Path) -> None:
-    reader = Database.open_readonly(tmp_path / "tuning.db")
+def test_reading_only_writes_nothing(database: Database, key: TuningKey, study: int) -> None:
+    reader = Database.open_readonly(str(database.path))
     assert reader is not None
     with reader:
         assert reader.find_study(key) == study
@@ -231,17 +229,15 @@ def test_reading_only_writes_nothing(database: Database, key: TuningKey, study: 
             record_miss(reader, key.problem, "H200", "default")
 
 
-def test_a_check_counts_rows_and_finds_orphans(database: Database, study: int, run: int, tmp_path: Path) -> None:
+def test_a_check_counts_rows_and_finds_orphans(database: Database, study: int, run: int) -> None:
     add_trial(database, study, run, measured({"BM": 64}, 1.0))
     report = check_database(database)
     assert report.ok
     empty = dict.fromkeys(("misses", "families", "models", "ceilings", "claims"), 0)
     assert report.counts == {"studies": 1, "runs": 1, "trials": 1, **empty}
     assert (report.unfinished_runs, report.revision) == (1, SCHEMA_REVISION)
-    connection = sqlite3.connect(tmp_path / "tuning.db")
-    connection.execute("DELETE FROM runs")
-    connection.commit()
-    connection.close()
+    with closing(sqlite3.connect(str(database.path), isolation_level=None)) as connection:
+        connection.execute("DELETE FROM runs")
     assert check_database(database).problems == ("1 rows of trials name a row of runs that is missing",)
 
 
@@ -319,9 +315,7 @@ def test_a_file_holds_the_same_by_either_way(database: Database, run_row: dict[s
         insert_trials(connection, rows)
     with database.writing() as connection:
         connection.execute(TRIALS.insert(), rows)
-    path = database.path
-    assert path is not None
-    with closing(sqlite3.connect(path)) as connection:
+    with closing(sqlite3.connect(str(database.path))) as connection:
         stored = [row[1:] for row in connection.execute("SELECT * FROM trials ORDER BY id")]
     assert stored[:2] == stored[2:]
     assert len(stored) == 4
@@ -337,13 +331,14 @@ def test_nothing_of_a_transaction_that_fails_is_stored(database: Database, run_r
     assert len(database.trials(run_row["study_id"])) == 1
 
 
+CONFIG: Config = {"b": 2, "a": True}
 SELECTED = {**WINNER_COLUMNS, "families": RULE_COLUMNS}
 
 
 @pytest.fixture
 def winner(key: TuningKey, device: DeviceProperties) -> Winner:
     tuned_at = datetime(2026, 5, 1, 12, 30, 15, tzinfo=UTC)
-    return Winner(key, device, {"b": 2, "a": True}, Resources(24, 0, 8, 16, 32), Measurement(2.5, 2.4, 2.75), tuned_at)
+    return Winner(key, device, CONFIG, Resources(24, 0, 8, 16, 32), Measurement(2.5, 2.4, 2.75), tuned_at)
 
 
 @pytest.mark.parametrize(
@@ -369,13 +364,8 @@ def test_no_two_columns_of_a_winner_have_one_name() -> None:
 
 @pytest.mark.parametrize(("driver", "expected"), [("", "13.0"), ("13.0", "13.0"), ("14.2", "14.2")])
 def test_the_driver_is_that_of_the_run(winner: Winner, device: DeviceProperties, driver: str, expected: str) -> None:
-    row = {
-        **winner.key.to_json(),
-        "config": winner.config,
-        **dict.fromkeys([*RESOURCE_COLUMNS, "time_us", "low_us", "high_us", "l2"]),
-        "created_at": winner.tuned_at.isoformat(),
-        "driver": driver,
-    }
+    row = winner.key.to_json() | dict.fromkeys([*RESOURCE_COLUMNS, "time_us", "low_us", "high_us", "l2"])
+    row |= {"config": winner.config, "created_at": winner.tuned_at.isoformat(), "driver": driver}
     found = Winner.from_row(row, replace(device, driver="13.0"))
     assert found.device == replace(device, driver=expected)
     assert (found.key, found.resources, found.measurement) == (winner.key, None, None)
@@ -386,12 +376,8 @@ def _fill(tuning_db: Path, key: TuningKey) -> None:
     with Database.open(tuning_db) as database:
         study = database.study(key, device_profile("h200"))
         run = start_run(database, study, sampler="random", seed=0, driver="99.9")
-        trial = Trial(
-            {"b": 2, "a": True},
-            Outcome.OK,
-            resources=Resources(32, 8, 4, 16, 1024),
-            measurement=Measurement(10.0, 9.5, 10.5, (10.0, 10.25)),
-        )
+        times = Measurement(10.0, 9.5, 10.5, (10.0, 10.25))
+        trial = Trial(CONFIG, Outcome.OK, resources=Resources(32, 8, 4, 16, 1024), measurement=times)
         add_trial(database, study, run, trial, phase="final", rank=1)
         end_run(database, run)
 
@@ -409,35 +395,26 @@ def test_it_returns_what_the_database_returns(tmp_path: Path, key: TuningKey) ->
 
 
 def test_verdicts_on_unranked_configurations(tmp_path: Path, key: TuningKey) -> None:
-    tuning_db, config = tmp_path / "tuning.db", {"b": 2, "a": True}
+    tuning_db = tmp_path / "tuning.db"
     _fill(tuning_db, key)
     with Database.open(tuning_db) as database:
-        study = database.study(key, None)
-        run = start_run(database, study, sampler="verify")
+        study, run = begin(database, key)
         for outcome in (Outcome.WRONG_RESULT, Outcome.OK):
-            add_trial(database, study, run, Trial(config, outcome), phase="final")
+            add_trial(database, study, run, Trial(CONFIG, outcome), phase="final")
         stored = database.read(CHECKS, kernel=key.kernel, dtype=key.dtype)
     assert [check.passed for check in stored] == [False, True]
-    assert {check.config for check in stored} == {config_key(config)}
+    assert {check.config for check in stored} == {config_key(CONFIG)}
     assert all(check.key == key for check in stored)
     assert read_file(str(tuning_db), CHECKS, kernel=key.kernel, dtype=key.dtype) == stored
     assert read_file(str(tuning_db), CHECKS, kernel=key.kernel, dtype="float64") == []
 
 
-def test_no_database(tmp_path: Path) -> None:
-    assert read_file(str(tmp_path / "absent.db"), WINNERS, kernel="k", dtype="float32") == []
-    assert not (tmp_path / "absent.db").exists()
-
-
 def test_every_other_case_is_left_to_the_database(tmp_path: Path, key: TuningKey) -> None:
     newer, other, damaged = tmp_path / "newer.db", tmp_path / "other.db", tmp_path / "damaged.db"
     _fill(newer, key)
-    with closing(sqlite3.connect(newer)) as connection:
-        connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
-        connection.commit()
-    with closing(sqlite3.connect(other)) as connection:
-        connection.execute("CREATE TABLE mine (x)")
-        connection.commit()
+    for path, change in ((newer, f"UPDATE {VERSION_TABLE} SET version_num = '9999'"), (other, "CREATE TABLE mine (x)")):
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute(change)
     damaged.write_bytes(b"SQLite format 3\0" + bytes(5000))
     for place in (newer, other, damaged, tmp_path):
         assert read_file(str(place), WINNERS, kernel=key.kernel, dtype=key.dtype) is None
@@ -455,9 +432,8 @@ def tuning_db(tmp_path: Path) -> Path:
     return tuning_db
 
 
-def add(tuning_db: Path, *misses: dict[str, Any], timeout_s: float = 0.05) -> bool:
-    rows = [*misses] or [miss_row(FIRST, "H200", "nearest", 1)]
-    return write_file(tuning_db, ADD_MISSES, rows, timeout_s=timeout_s)
+def add(tuning_db: Path, *misses: dict[str, Any]) -> bool:
+    return write_file(tuning_db, ADD_MISSES, [*misses] or [miss_row(FIRST, "H200", "nearest", 1)], timeout_s=0.05)
 
 
 def counts(tuning_db: Path) -> list[tuple[Problem, str, str, int]]:
@@ -479,6 +455,7 @@ def test_it_adds_to_what_the_database_has_counted(tuning_db: Path) -> None:
 
 
 def test_no_file_is_made(tmp_path: Path) -> None:
+    assert read_file(str(tmp_path / "none.db"), WINNERS, kernel="k", dtype="float32") == []
     assert not add(tmp_path / "none.db")
     assert list(tmp_path.iterdir()) == []
 
@@ -532,9 +509,8 @@ def found(database: Database, **chosen: Any) -> list[tuple[str, str, str, Any]]:
 
 def test_a_model_replaces_the_older_one_of_its_gpu(database: Database, device: DeviceProperties) -> None:
     other = replace(device, name="Other")
-    save_model(database, "matmul", "float32", device, {"format": 1, "number": 1})
-    save_model(database, "matmul", "float32", other, {"format": 1, "number": 2})
-    save_model(database, "matmul", "float32", device, {"format": 1, "number": 3})
+    for number, one in enumerate((device, other, device), 1):
+        save_model(database, "matmul", "float32", one, {"format": 1, "number": number})
     assert found(database) == [
         ("matmul", "float32", device.name, {"format": 1, "number": 3}),
         ("matmul", "float32", "Other", {"format": 1, "number": 2}),
@@ -619,6 +595,7 @@ def test_an_altered_row_is_skipped_and_named(database: Database, change: dict[st
 
 H200 = device_profile("h200")
 FAMILY = Family({"M": Extent(((1, 8192),)), "N": Extent(((4096, 4096), (7168, 7168)))})
+OTHER_FAMILY = Family({**FAMILY.extents, "M": Extent(((1, 2),))})
 
 
 def a_rule(family: Family = FAMILY) -> FamilyRule:
@@ -638,6 +615,15 @@ def family_key(key: TuningKey) -> TuningKey:
     return replace(key, sizes={})
 
 
+def store_rule(database: Database, key: TuningKey, family: Family = FAMILY) -> None:
+    save_family_state(database, key, family, H200, FamilyState({}))
+    save_rule(database, key, H200, a_rule(family))
+
+
+def fast_rules(database: Database, key: TuningKey) -> Any:
+    return read_file(str(database.path), RULES, kernel=key.kernel, dtype=key.dtype)
+
+
 class TestState:
     def test_it_is_kept_until_there_is_a_rule(self, database: Database, family_key: TuningKey) -> None:
         state = FamilyState({"points": [{"M": 1}]}, tuned=1, measured=0, seconds=2.5)
@@ -653,8 +639,7 @@ class TestState:
     def test_a_rule_stays_in_force_while_its_family_is_tuned_anew(
         self, database: Database, family_key: TuningKey
     ) -> None:
-        save_family_state(database, family_key, FAMILY, H200, FamilyState({}))
-        save_rule(database, family_key, H200, a_rule())
+        store_rule(database, family_key)
         save_family_state(database, family_key, FAMILY, H200, FamilyState({}, tuned=1))
         assert [stored.rule for stored in database.rules()] == [a_rule()]
 
@@ -662,34 +647,24 @@ class TestState:
 class TestRules:
     @pytest.mark.parametrize("date", ["1970-01-01T00:00:00.000000+00:00", "2140-01-01T00:00:00.000000+00:00"])
     def test_the_one_that_was_learned_last_is_first_whatever_the_clock(
-        self, database: Database, family_key: TuningKey, tmp_path: Path, date: str
+        self, database: Database, family_key: TuningKey, date: str
     ) -> None:
-        first, second = FAMILY, Family({**FAMILY.extents, "M": Extent(((1, 2),))})
-        for family in (first, second, first):
-            save_family_state(database, family_key, family, H200, FamilyState({}))
-            save_rule(database, family_key, H200, a_rule(family))
+        for family in (FAMILY, OTHER_FAMILY, FAMILY):
+            store_rule(database, family_key, family)
         with database.writing() as connection:
-            wrong = text("UPDATE families SET learned_at = :date WHERE id = (SELECT min(id) FROM families)")
-            if date < "2000":
-                wrong = text("UPDATE families SET learned_at = :date WHERE id = (SELECT max(id) FROM families)")
-            connection.execute(wrong, {"date": date})
-        assert [stored.rule.family for stored in database.rules()] == [first, second]
-        fast = read_file(str(tmp_path / "tuning.db"), RULES, kernel=family_key.kernel, dtype=family_key.dtype) or []
-        assert [stored.rule.family for stored in fast] == [first, second]
+            wrong = f"(SELECT {'max' if date < '2000' else 'min'}(id) FROM families)"
+            connection.execute(text(f"UPDATE families SET learned_at = '{date}' WHERE id = {wrong}"))
+        for found in (database.rules(), fast_rules(database, family_key)):
+            assert [stored.rule.family for stored in found] == [FAMILY, OTHER_FAMILY]
 
-    def test_both_readers_return_them_unchanged(
-        self, database: Database, family_key: TuningKey, tmp_path: Path
-    ) -> None:
-        other = Family({**FAMILY.extents, "M": Extent(((1, 2),))})
-        for family in (FAMILY, other):
-            save_family_state(database, family_key, family, H200, FamilyState({}))
-            save_rule(database, family_key, H200, a_rule(family))
+    def test_both_readers_return_them_unchanged(self, database: Database, family_key: TuningKey) -> None:
+        for family in (FAMILY, OTHER_FAMILY):
+            store_rule(database, family_key, family)
         found = database.rules(family_key.kernel, family_key.dtype)
-        assert {str(stored.rule.family) for stored in found} == {str(FAMILY), str(other)}
+        assert {str(stored.rule.family) for stored in found} == {str(FAMILY), str(OTHER_FAMILY)}
         assert all((stored.key, stored.device) == (family_key, H200) for stored in found)
-        assert read_file(str(tmp_path / "tuning.db"), RULES, kernel=family_key.kernel, dtype=family_key.dtype) == found
-        assert database.rules("other") == []
-        assert read_file(str(tmp_path / "tuning.db"), RULES, kernel="other", dtype=family_key.dtype) == []
+        assert fast_rules(database, family_key) == found
+        assert database.rules("other") == fast_rules(database, replace(family_key, kernel="other")) == []
 
     @pytest.mark.parametrize(
         "damage",
@@ -703,11 +678,10 @@ class TestRules:
         ],
     )
     def test_a_damaged_one_is_passed_over(
-        self, database: Database, family_key: TuningKey, tmp_path: Path, damage: dict[str, Any]
+        self, database: Database, family_key: TuningKey, damage: dict[str, Any]
     ) -> None:
-        save_family_state(database, family_key, FAMILY, H200, FamilyState({}))
-        save_rule(database, family_key, H200, a_rule())
-        with sqlite3.connect(tmp_path / "tuning.db") as connection:
+        store_rule(database, family_key)
+        with sqlite3.connect(str(database.path)) as connection:
             connection.execute("UPDATE families SET rule = ?", (json.dumps({**a_rule().to_json(), **damage}),))
         with pytest.warns(DataWarning, match="families 1: rule"):
             assert database.rules() == []
@@ -730,34 +704,32 @@ def test_figures_of_a_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("column", "value"),
     [
-        ("family", '{"M": "2..1"}', "family"),
-        ("family", '{"M": "1..x"}', "family"),
-        ("family", "[]", "family"),
-        ("family", "{", "family"),
-        ("digest", "x", "digest"),
-        ("digest", "A" * 64, "digest"),
-        ("device", '{"name": "H200"}', "device"),
-        ("key", '{"kernel": "sgemm"}', "key"),
-        ("kernel", "k" * 2000, "kernel"),
-        ("progress", '{"tuned": "x"}', "progress"),
-        ("rule", '{"format": 99}', "rule"),
-        ("learned_at", "yesterday", "learned_at"),
+        ("family", '{"M": "2..1"}'),
+        ("family", '{"M": "1..x"}'),
+        ("family", "[]"),
+        ("family", "{"),
+        ("digest", "x"),
+        ("digest", "A" * 64),
+        ("device", '{"name": "H200"}'),
+        ("key", '{"kernel": "sgemm"}'),
+        ("kernel", "k" * 2000),
+        ("progress", '{"tuned": "x"}'),
+        ("rule", '{"format": 99}'),
+        ("learned_at", "yesterday"),
     ],
 )
 @pytest.mark.parametrize("has_rule", [False, True])
 def test_a_check_of_the_database_finds_a_damaged_family(
-    database: Database, family_key: TuningKey, tmp_path: Path, damage: tuple[str, str, str], has_rule: bool
+    database: Database, family_key: TuningKey, column: str, value: str, has_rule: bool
 ) -> None:
-    column, value, said = damage
     save_family_state(database, family_key, FAMILY, H200, FamilyState({}))
     if has_rule:
         save_rule(database, family_key, H200, a_rule())
-    path = str(tmp_path / "tuning.db")
     assert check_database(database).bad_rows == ()
-    with sqlite3.connect(path) as connection:
+    with sqlite3.connect(str(database.path)) as connection:
         connection.execute(f"UPDATE families SET {column} = ?", (value,))
     (row,) = check_database(database).bad_rows
     assert row.table == "families"
-    assert row.field.startswith(said if has_rule or column != "rule" else "learned_at")  # a rule has its date
+    assert row.field.startswith(column if has_rule or column != "rule" else "learned_at")  # a rule has its date

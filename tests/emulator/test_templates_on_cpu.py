@@ -1,30 +1,95 @@
-"""The templates match the references of their search spaces, at ragged shapes too: run on the CPU, without a GPU."""
+"""The templates match the references of their search spaces, at ragged shapes too: built for the CPU and run there."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import cuda_on_cpu
 import numpy as np
 import pytest
 
-from autotile.core.device import device_profile
+from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.dtypes import DTYPES, output_tolerance
 from autotile.core.model import Config
+from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.space.limits import check_config
 
-pytestmark = pytest.mark.skipif(bool(cuda_on_cpu.why_not()), reason=cuda_on_cpu.why_not())
+_LAUNCHER, _KERNEL = (Path(__file__).with_name(name) for name in ("cuda_on_cpu.cpp", "kernel_on_cpu.cpp"))
+_FLAGS = ["-std=c++17", "-fsanitize=undefined", "-fno-sanitize-recover=all", "-Werror=return-type"]
 
+
+@functools.cache
+def why_not() -> str:
+    """Return the reason why templates cannot run on this machine's CPU; empty if they can."""
+    if shutil.which("g++") is None:
+        return "g++ is not installed"
+    probe = subprocess.run(
+        ["g++", "-fsanitize=undefined", "-x", "c++", "-", "-o", "/dev/null"],
+        input="#include <ucontext.h>\nint main() {}",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return "" if probe.returncode == 0 else f"g++ cannot build the emulator: {probe.stderr.strip()}"
+
+
+def compile_launcher(folder: Path) -> Path:
+    """Compile what is the same for all kernels, and return the object file."""
+    launcher = folder / "launcher.o"
+    _compile("-c", str(_LAUNCHER), "-o", str(launcher))
+    return launcher
+
+
+def _compile(*arguments: str) -> None:
+    subprocess.run(["g++", *_FLAGS, *arguments], check=True, capture_output=True, text=True)
+
+
+class CpuKernel:
+    """A configuration of a kernel, compiled for the CPU with the object file of `compile_launcher`."""
+
+    def __init__(self, kernel: Kernel, config: Config, launcher: Path, folder: Path) -> None:
+        self._spec = kernel.spec
+        self._config = config
+        self._folder = folder
+        self._program = folder / "kernel"
+        macros = {"KERNEL_FILE": f'"{kernel.template_path}"', "ENTRY": kernel.spec.entry, **config}
+        defines = [f"-D{name}={int(v) if isinstance(v, bool) else v}" for name, v in macros.items()]
+        _compile(*defines, str(_KERNEL), str(launcher), "-o", str(self._program))
+
+    def run(
+        self, sizes: Mapping[str, int], device: DeviceProperties, values: Mapping[str, np.ndarray | float]
+    ) -> dict[str, np.ndarray]:
+        """Launch with buffers and scalars given by name and return all buffers after the launch.
+
+        An `AssertionError`: it accessed memory beyond a buffer, read a misaligned vector or overflowed an integer.
+        """
+        geometry = launch_geometry(self._spec, self._config, sizes, device)
+        buffers = {b.name: np.asarray(values[b.name]) for b in self._spec.buffers}
+        files = {name: self._folder / f"{name}.bin" for name in buffers}
+        for name, file in files.items():
+            buffers[name].tofile(file)
+        arguments = [str(files[a.name]) if a.is_given else f"={values[a.name]}" for a in self._spec.arguments]
+        launch = [str(extent) for extent in (*geometry.grid, *geometry.block)]
+        done = subprocess.run(
+            [str(self._program), *launch, *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, f"{self._config} at {sizes}: exit code {done.returncode}\n{done.stderr}"
+        return {name: np.fromfile(files[name], old.dtype).reshape(old.shape) for name, old in buffers.items()}
+
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 ROOT = Path(__file__).parents[2]
 H200 = device_profile("h200")
 FLOAT32 = DTYPES["float32"]
 
 Sizes = dict[str, int]
 Values = dict[str, np.ndarray | float]
-Compiled = Callable[[Kernel, Config, Sizes], cuda_on_cpu.CpuKernel]
+Compiled = Callable[[Kernel, Config, Sizes], CpuKernel]
 
 
 def kernel_named(name: str) -> Kernel:
@@ -46,7 +111,7 @@ def inputs(kernel: Kernel, sizes: Sizes, **scalars: float) -> Values:
     return values
 
 
-def expect_right(kernel: Kernel, program: cuda_on_cpu.CpuKernel, sizes: Sizes, **scalars: float) -> None:
+def expect_right(kernel: Kernel, program: CpuKernel, sizes: Sizes, **scalars: float) -> None:
     values = inputs(kernel, sizes, **scalars)
     results = program.run(sizes, H200, values)
     exact = {name: np.nan_to_num(np.float64(value)) for name, value in values.items()}
@@ -61,7 +126,7 @@ def expect_right(kernel: Kernel, program: cuda_on_cpu.CpuKernel, sizes: Sizes, *
 
 @pytest.fixture(scope="module")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return cuda_on_cpu.compile_launcher(tmp_path_factory.mktemp("launcher"))
+    return compile_launcher(tmp_path_factory.mktemp("launcher"))
 
 
 @pytest.fixture
@@ -69,11 +134,11 @@ def compiled(launcher: Path, tmp_path: Path) -> Compiled:
     return lambda kernel, overrides, sizes: checked(kernel, overrides, sizes, launcher, tmp_path)
 
 
-def checked(kernel: Kernel, overrides: Config, sizes: Sizes, launcher: Path, folder: Path) -> cuda_on_cpu.CpuKernel:
+def checked(kernel: Kernel, overrides: Config, sizes: Sizes, launcher: Path, folder: Path) -> CpuKernel:
     """Compile the default configuration of a kernel with some values replaced, which is valid at these sizes."""
     config = {**kernel.spec.default, **overrides}
     assert check_config(kernel.spec, config, sizes, H200) == ""
-    return cuda_on_cpu.CpuKernel(kernel, config, launcher, folder)
+    return CpuKernel(kernel, config, launcher, folder)
 
 
 RAGGED, WHOLE = [(1, 1, 1), (3, 130, 2), (67, 45, 33), (32, 64, 96)], [(8, 8, 8), (40, 24, 16)]
@@ -110,9 +175,7 @@ SGEMM = [
 
 
 @pytest.fixture(scope="module", params=SGEMM, ids=str)
-def sgemm(
-    request: pytest.FixtureRequest, launcher: Path, tmp_path_factory: pytest.TempPathFactory
-) -> cuda_on_cpu.CpuKernel:
+def sgemm(request: pytest.FixtureRequest, launcher: Path, tmp_path_factory: pytest.TempPathFactory) -> CpuKernel:
     kernel = kernel_named("sgemm_2d")
     return checked(kernel, request.param, dict(kernel.spec.sizes), launcher, tmp_path_factory.mktemp("sgemm"))
 
@@ -128,7 +191,7 @@ def sgemm(
         (260, 132, 64),  # whole tiles along K, blocks that extend beyond two edges
     ],
 )
-def test_sgemm(sgemm: cuda_on_cpu.CpuKernel, M: int, N: int, K: int) -> None:
+def test_sgemm(sgemm: CpuKernel, M: int, N: int, K: int) -> None:
     kernel = kernel_named("sgemm_2d")
     sizes = {"M": M, "N": N, "K": K}
     expect_right(kernel, sgemm, sizes, alpha=0.75, beta=-0.5)
@@ -136,7 +199,7 @@ def test_sgemm(sgemm: cuda_on_cpu.CpuKernel, M: int, N: int, K: int) -> None:
 
 
 @pytest.mark.parametrize("shifted", ["A", "B", "C"])
-def test_sgemm_takes_pointers_off_the_vector_boundary(sgemm: cuda_on_cpu.CpuKernel, shifted: str) -> None:
+def test_sgemm_takes_pointers_off_the_vector_boundary(sgemm: CpuKernel, shifted: str) -> None:
     kernel = kernel_named("sgemm_2d")
     sizes = {"M": 12, "N": 20, "K": 24}
     values = inputs(kernel, sizes)
@@ -148,7 +211,7 @@ def test_sgemm_takes_pointers_off_the_vector_boundary(sgemm: cuda_on_cpu.CpuKern
     assert np.isnan(result[12 * 20 :]).all()
 
 
-def test_sgemm_keeps_nan_and_infinity_where_they_belong(sgemm: cuda_on_cpu.CpuKernel) -> None:
+def test_sgemm_keeps_nan_and_infinity_where_they_belong(sgemm: CpuKernel) -> None:
     kernel = kernel_named("sgemm_2d")
     sizes = {"M": 37, "N": 41, "K": 29}
     values = inputs(kernel, sizes)
@@ -174,7 +237,7 @@ def test_stencil(overrides: Config, compiled: Compiled) -> None:
 def test_the_emulator_sees_a_step_beyond_a_buffer(launcher: Path, tmp_path: Path) -> None:
     kernel = kernel_named("matmul_tiled")
     sizes = {"M": 35, "N": 35, "K": 35}
-    unguarded = cuda_on_cpu.CpuKernel(kernel, {**kernel.spec.default, "GUARDED": False}, launcher, tmp_path)
+    unguarded = CpuKernel(kernel, {**kernel.spec.default, "GUARDED": False}, launcher, tmp_path)
     with pytest.raises(AssertionError, match="exit code"):
         unguarded.run(sizes, H200, inputs(kernel, sizes))
 
@@ -187,6 +250,6 @@ def test_the_emulator_sees_a_missing_barrier(missing: int, launcher: Path, tmp_p
     racing = tmp_path / "racing.cu"
     racing.write_text(barrier.join(parts[:missing]) + barrier.join(parts[missing:]))
     kernel = dataclasses.replace(kernel, template_path=racing)
-    program = cuda_on_cpu.CpuKernel(kernel, kernel.spec.default, launcher, tmp_path)
+    program = CpuKernel(kernel, kernel.spec.default, launcher, tmp_path)
     with pytest.raises(AssertionError, match="off by"):
         expect_right(kernel, program, {"M": 40, "N": 40, "K": 40})
