@@ -52,7 +52,8 @@ class ReplayingWorker:
         return readings
 
     def _reading(self, entry: Entry) -> Reading:
-        self._backend.submit(entry)
+        assert entry.candidate is not None
+        self._backend.submit(entry.candidate, entry.limit_us)
         return self._backend.result()[1]
 
 

@@ -14,7 +14,7 @@ from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
 
 def evaluate(gpu: Gpu, candidate: Candidate, best_us: float | None = None) -> Reading:
     """Submit one candidate while no other waits, and return its reading."""
-    gpu.submit(Entry(candidate, limit_us=best_us))
+    gpu.submit(candidate, best_us)
     return gpu.result()[1]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ from autotile.tuning.replay import ReplayBackend, SimulatedGpu, open_recording, 
 from autotile.tuning.start import measures_energy, session_objective
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import compile_in_worker
-from autotile.workers.gpu import Backend, Gpu, GpuUse
+from autotile.workers.gpu import Backend, Gpu
 from autotile.workers.jobs import SECOND_SEED, ReferenceSource, Workload
 
 if TYPE_CHECKING:
@@ -35,16 +34,6 @@ _PROFILE = "h200"
 """Device profile for the checks without a GPU; the built-in recordings are of this GPU."""
 _SANITIZER_S = 120.0
 """Timeout of one check under compute-sanitizer. A check of a few thousand elements a side takes seconds."""
-
-
-def gpu_notices(uses: Sequence[GpuUse]) -> tuple[str, ...]:
-    """Return a line for each GPU that was lost."""
-    left = sum(not use.lost for use in uses)
-    return tuple(
-        f"{use.uuid or 'a GPU'} was given up, and its candidates went to the other {left}: {use.lost}"
-        for use in uses
-        if use.lost
-    )
 
 
 def choose_backend(
@@ -90,9 +79,12 @@ def choose_backend(
         work = GpuRequest(kernel.name, workload_of(kernel, problem, settings, options), options.run_deadline_s)
         if lane is not None and lane.cluster is not None:
             return ClusterGpus(lane, work, recorded)
-        with ExitStack() as opened:
-            own = opened.enter_context(closing(ClusterLane(options)))
-            return ClusterGpus(own, work, recorded, ending=opened.pop_all().close)
+        own = ClusterLane(options)
+        try:
+            return ClusterGpus(own, work, recorded, ending=own.close)
+        except BaseException:
+            own.close()
+            raise
     if options.replay is None and has_driver():
         with ExitStack() as opened:
             gpus: list[Gpu] = []

@@ -228,7 +228,7 @@ class _Spread:
         keys = [self._key_at(sizes) for sizes in self.points]
         rule: FamilyRule | None = None
         matrix: FamilyMatrix | None = None
-        if self._tune_points():
+        if self._at_points(range(self._progress.tuned, len(self.points)), self._tune_point, "tuned"):
             proposed = [_best_of(database, key) for key in keys]
             every = [*(config for configs in proposed for config in configs), self.kernel.spec.default]
             candidates = list({config_key(config): config for config in every}.values())
@@ -262,20 +262,14 @@ class _Spread:
     def _elapsed_s(self) -> float:
         return self._before_s + self.schedule.elapsed_s
 
-    def _tune_points(self) -> bool:
-        """Tune the points that are left; return False if the user interrupted."""
-        count = len(self.points)
-
-        def tune_point(number: int, lane: Lane) -> TuneResult:
-            share_s = self._share_s(_TUNING_SHARE, count - number)
-            search_s = None if share_s is None else max(share_s - self._overhead_s, _MIN_SEARCH_S)
-            started_s = self.schedule.elapsed_s
-            result = self._session("tuning", number, replace(self.options, budget_s=search_s), lane)
-            searched_s = sum(result.phases.get(phase, 0.0) for phase in ("start", "search"))
-            self._overhead_s = self.schedule.elapsed_s - started_s - searched_s
-            return result
-
-        return self._at_points(range(self._progress.tuned, count), tune_point, "tuned")
+    def _tune_point(self, number: int, lane: Lane) -> TuneResult:
+        share_s = self._share_s(_TUNING_SHARE, len(self.points) - number)
+        search_s = None if share_s is None else max(share_s - self._overhead_s, _MIN_SEARCH_S)
+        started_s = self.schedule.elapsed_s
+        result = self._session("tuning", number, replace(self.options, budget_s=search_s), lane)
+        searched_s = sum(result.phases.get(phase, 0.0) for phase in ("start", "search"))
+        self._overhead_s = self.schedule.elapsed_s - started_s - searched_s
+        return result
 
     def _measure(self, candidates: Sequence[Config]) -> bool:
         """Measure all candidates at every point; return False if the user interrupted."""

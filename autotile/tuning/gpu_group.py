@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from autotile.core.model import Outcome
 from autotile.errors import AutotileError, WorkerError
 from autotile.space.search_space import SearchSpace
 from autotile.workers.gpu import Backend, GpuUse
-from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
+from autotile.workers.jobs import Candidate, Check, Race, Reading
 
 if TYPE_CHECKING:
     from autotile.workers.sanitizer import Finding
@@ -48,8 +48,8 @@ _CLOSE_S = 10.0
 class _Submitted:
     """A candidate that was submitted."""
 
-    entry: Entry
     candidate: Candidate
+    limit_us: float | None
     suspects: list[_GroupGpu] = field(default_factory=list)
     """GPUs whose worker died with it, while it is not known which of the two is at fault."""
     is_done: bool = False
@@ -77,7 +77,7 @@ class _GroupGpu:
 
     def evaluated(self, candidate: Candidate, limit_us: float | None) -> Reading:
         """Evaluate a candidate while the backend has no other."""
-        self.backend.submit(Entry(candidate, limit_us=limit_us))
+        self.backend.submit(candidate, limit_us)
         _, reading = self.backend.result()
         self.sign_at = time.monotonic()
         return reading
@@ -172,11 +172,10 @@ class GpuGroup(Backend):
                 self._changed.wait(_CHECK_S)
         return self.device
 
-    def submit(self, entry: Entry) -> None:
+    def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
         """Put a candidate into the queue of the GPUs."""
-        assert entry.candidate is not None
         with self._changed:
-            self._queue.append(_Submitted(entry, entry.candidate))
+            self._queue.append(_Submitted(candidate, limit_us))
             self._queued.notify()
 
     def result(self) -> tuple[Candidate, Reading]:
@@ -295,10 +294,10 @@ class GpuGroup(Backend):
                 self._waiting -= 1
             member.sign_at = time.monotonic()
         for task in taken:
-            limit_us = task.entry.limit_us
+            limit_us = task.limit_us
             if limit_us is not None and member.scale:
                 limit_us /= member.scale
-            member.backend.submit(replace(task.entry, limit_us=limit_us))
+            member.backend.submit(task.candidate, limit_us)
         return True
 
     def _advance(self, member: _GroupGpu) -> None:

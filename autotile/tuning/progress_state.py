@@ -10,7 +10,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from autotile.core.device import DeviceProperties
@@ -80,13 +79,11 @@ class StopRequest:
             self._previous = signal.signal(signal.SIGINT, self._receive)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, *_: object) -> None:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True

@@ -23,7 +23,7 @@ from autotile.settings import user_path
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.options import TuneOptions
 from autotile.workers.gpu import Backend
-from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
+from autotile.workers.jobs import Candidate, Check, Race, Reading
 
 
 class ReplayBackend(Backend):
@@ -54,10 +54,9 @@ class ReplayBackend(Backend):
         mask[[row for row in rows if row is not None]] = True
         return mask
 
-    def submit(self, entry: Entry) -> None:
+    def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
         """Look up the candidate, and prune it by its recorded time as a live measurement would."""
-        assert entry.candidate is not None
-        self._finished.append((entry.candidate, self._reading(entry)))
+        self._finished.append((candidate, self._reading(candidate, limit_us)))
 
     def result(self) -> tuple[Candidate, Reading]:
         """Return the oldest result that was not returned."""
@@ -79,9 +78,8 @@ class ReplayBackend(Backend):
         """Forget the results that were not returned; no resource is held."""
         self._finished.clear()
 
-    def _reading(self, entry: Entry) -> Reading:
-        assert entry.candidate is not None
-        result, limit_us = self._recording.lookup(entry.candidate.config), entry.limit_us
+    def _reading(self, candidate: Candidate, limit_us: float | None = None) -> Reading:
+        result = self._recording.lookup(candidate.config)
         if result is None:
             reason = "the recording does not hold this configuration"
             return Reading(Outcome.NOT_AVAILABLE, reason, "replay", gpu=self.uuid)
@@ -121,14 +119,13 @@ class SimulatedGpu(ReplayBackend):
         self._seconds = seconds
         self._closed = threading.Event()
 
-    def submit(self, entry: Entry) -> None:
+    def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
         """Look up the candidate, with the times of this GPU."""
-        assert entry.candidate is not None
-        limit_us = entry.limit_us / self._slowness if entry.limit_us is not None else None
-        reading = self._reading(replace(entry, limit_us=limit_us)).scaled(self._slowness)
+        own_us = limit_us / self._slowness if limit_us is not None else None
+        reading = self._reading(candidate, own_us).scaled(self._slowness)
         telemetry = {name: value for name, value in reading.telemetry.items() if name != GPU_SCALE}
         reading = replace(reading, telemetry=telemetry, seconds={"measure": self._seconds})
-        self._finished.append((entry.candidate, reading))
+        self._finished.append((candidate, reading))
 
     def result(self) -> tuple[Candidate, Reading]:
         """Return the oldest result after the time that it takes; a `WorkerError` if it is closed meanwhile."""
@@ -140,7 +137,7 @@ class SimulatedGpu(ReplayBackend):
 
     def race(self, job: Race) -> list[Reading] | None:
         """Return the recorded times of each candidate, as this GPU takes them."""
-        times = [self._reading(replace(one, limit_us=None)).measurement for one in job.entries if one.candidate]
+        times = [self._reading(one.candidate).measurement for one in job.entries if one.candidate]
         if any(one is None for one in times) or len(times) < len(job.entries):
             return None
         rounds = [(self._slowness * one.time_us,) * job.rounds for one in times if one is not None]

@@ -50,7 +50,7 @@ from autotile.search.samplers import BRUTE_FORCE, check_sampler
 from autotile.settings import Settings, user_path
 from autotile.space.limits import check_config, compiled_steps
 from autotile.space.search_space import SearchSpace, feasible_space
-from autotile.tuning.backend import choose_backend, gpu_notices
+from autotile.tuning.backend import choose_backend
 from autotile.tuning.finals import Confirmation, FinalRules, Finals, choose_finalists, confirm_finals, measured_on
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
@@ -68,11 +68,11 @@ from autotile.tuning.progress_state import (
     check_until,
 )
 from autotile.tuning.result import Recorded, TuneResult, measure_drift, pareto_front
-from autotile.tuning.start import Scorer, SearchPlan, extend_space, read_prior_results, session_objective
+from autotile.tuning.start import Scorer, SearchPlan, read_prior_results, session_objective
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend
-from autotile.workers.jobs import Candidate, Entry, SizedCubin
+from autotile.workers.jobs import Candidate, SizedCubin
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -280,7 +280,11 @@ class Session:
         self._scorer = Scorer(kernel.spec, problem, session_objective(kernel.spec, options))
         prior = read_prior_results(database, self._record.study_id, self.key, options, kernel.spec.default)
         prior.trials = [self._scorer.scored(trial) for trial in prior.trials]
-        self.space = space = extend_space(space, kernel, problem, backend.device, prior.configs)
+        limits = problem.sizes, backend.device, problem.dtype
+        outside = (config for config in prior.configs if space.row_of(config) is None)
+        # with those that only its heuristics exclude, not a rule or a limit
+        space = space.including(config for config in outside if not check_config(kernel.spec, config, *limits))
+        self.space = space
         self._log = TrialLog(space, prior.trials)
         self._rules = StoppingRules(options, self._log, self._clock, self._stop)
         self._time_left = TimeLeft(options, len(space))
@@ -350,7 +354,14 @@ class Session:
     def notices(self) -> tuple[str, ...]:
         """Remarks for the user, those about machines that came and went included."""
         farm = self._backend.farm.notices if self._backend.farm is not None else ()
-        return (*self._notices, *farm, *gpu_notices(self._backend.uses))
+        uses = self._backend.uses
+        left = sum(not use.lost for use in uses)
+        lost = (
+            f"{use.uuid or 'a GPU'} was given up, and its candidates went to the other {left}: {use.lost}"
+            for use in uses
+            if use.lost
+        )
+        return (*self._notices, *farm, *lost)
 
     def run(self) -> TuneResult:
         """Search until a stopping rule holds, race the best candidates, and store the result.
@@ -1164,7 +1175,7 @@ class Pipeline:
             given = self.compile(trial.config).candidate() or given
         self._running[id(given)] = given, candidate
         limit_us = best_us / self.scale if best_us is not None and self.scale else best_us
-        self._backend.submit(Entry(given, limit_us=limit_us))
+        self._backend.submit(given, limit_us)
         return None
 
     def end_next(self) -> tuple[Compiling, Trial]:
@@ -1213,7 +1224,7 @@ class Pipeline:
         times_us: list[float] = []
         for _ in range(count if given is not None else 0):
             assert given is not None
-            self._backend.submit(Entry(given))
+            self._backend.submit(given)
             _, reading = self._backend.result()
             times_us += [reading.measurement.time_us] if reading.measurement is not None else []
         return times_us

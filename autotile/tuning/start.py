@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.device import DeviceProperties
 from autotile.core.model import (
     COST,
     METRIC,
@@ -45,7 +44,6 @@ from autotile.kernel.problem import size_distance
 from autotile.kernel.sources import strip_comments
 from autotile.kernel.spec import RUN_VALUES, KernelSpec, Objective, parse_score
 from autotile.search.samplers import lookahead_of, resolve_sampler
-from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.space.time_estimate import estimate_times
 from autotile.tuning.options import TuneOptions
@@ -322,16 +320,6 @@ def find_served(database: Database, study_id: int, options: TuneOptions) -> Conf
         return options.served
     recorded = [run.settings["served"] for run in database.runs(study_id) if "served" in run.settings]
     return recorded[0] if recorded else options.served
-
-
-def extend_space(
-    space: SearchSpace, kernel: Kernel, problem: Problem, device: DeviceProperties, configs: Iterable[Config]
-) -> SearchSpace:
-    """Return the space including those given configurations that only its heuristics exclude, not a rule or a limit."""
-    outside = [config for config in configs if space.row_of(config) is None]
-    return space.including(
-        config for config in outside if not check_config(kernel.spec, config, problem.sizes, device, problem.dtype)
-    )
 
 
 class SearchPlan:

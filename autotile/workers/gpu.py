@@ -101,8 +101,8 @@ class Backend(ABC):
         return self.device
 
     @abstractmethod
-    def submit(self, entry: Entry) -> None:
-        """Submit a candidate, to be loaded, verified and measured after those submitted before."""
+    def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
+        """Submit a candidate, to be loaded, verified and measured after those before; the limit is that of `Entry`."""
 
     @abstractmethod
     def result(self) -> tuple[Candidate, Reading]:
@@ -248,9 +248,9 @@ class Gpu(Backend):
             self.device = getattr(self, "device", opened)
         return self.device
 
-    def submit(self, entry: Entry) -> None:
-        """Send one entry to the worker, to be verified and measured after those submitted before."""
-        self._queue.append(Time((entry,)))
+    def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
+        """Send one candidate to the worker, to be verified and measured after those submitted before."""
+        self._queue.append(Time((Entry(candidate, limit_us=limit_us),)))
         if self._is_open and self._child is not None:
             self._send_queue(self._child)
 

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal, get_args
@@ -282,19 +282,9 @@ class SanitizerReport:
     """Number of errors in the tool's summary; None without a summary."""
 
 
-@dataclass(slots=True)
-class _Block:
-    """One message of the tool."""
-
-    headline: str
-    sizes: str
-    """Sizes of the child's last launch before it."""
-    details: list[str] = field(default_factory=list)
-
-
 def read_report(text: str) -> SanitizerReport:
     """Parse the output of the tool and the child; other lines are ignored."""
-    blocks: list[_Block] = []
+    blocks: list[tuple[str, str, list[str]]] = []  # headline, sizes of the last launch before it, and details
     notices = dict.fromkeys(Notice, "")
     done, errors = False, None
     for whole in text.splitlines():
@@ -309,18 +299,18 @@ def read_report(text: str) -> SanitizerReport:
         elif found := _SUMMARY.search(line):
             errors = int(found[1] or found[2])
         elif line.startswith("  ") and blocks:
-            blocks[-1].details.append(line.strip())
+            blocks[-1][2].append(line.strip())
         elif line.strip() and "COMPUTE-SANITIZER" not in line:
-            blocks.append(_Block(line.strip(), notices[Notice.AT]))
+            blocks.append((line.strip(), notices[Notice.AT], []))
     finding, failures = "", []
-    for block in blocks:
-        is_minor, headline = _MINOR.match(block.headline), block.headline
+    for headline, sizes, details in blocks:
+        is_minor = _MINOR.match(headline)
         # a message that concerns the kernel has a location in it
-        is_located = _RACE.match(headline) or any(detail.startswith("at ") for detail in block.details)
+        is_located = _RACE.match(headline) or any(detail.startswith("at ") for detail in details)
         if not finding and not is_minor and is_located:
             words = [re.sub("^error: ", "", headline, flags=re.IGNORECASE).rstrip(".")]
-            words += [detail for detail in block.details if _LOCATION.match(detail)]
-            finding = " ".join(words) + (f", at {block.sizes}" if block.sizes else "")
+            words += [detail for detail in details if _LOCATION.match(detail)]
+            finding = " ".join(words) + (f", at {sizes}" if sizes else "")
         if (_MINOR_TOOL_FAILURE if is_minor else _TOOL_FAILURE).search(headline):
             failures.append(headline)
     failures.sort(key=lambda headline: bool(_CONSEQUENCE.search(headline)))

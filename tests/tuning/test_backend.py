@@ -186,7 +186,7 @@ def test_a_damaged_recording(bench: Any, choose: Callable[..., Backend], content
 
 
 def evaluated(backend: Backend, config: Config, limit_us: float | None = None) -> Reading:
-    backend.submit(Entry(Candidate(config, ""), limit_us=limit_us))
+    backend.submit(Candidate(config, ""), limit_us)
     return backend.result()[1]
 
 

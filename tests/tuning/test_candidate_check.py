@@ -18,7 +18,7 @@ from autotile.kernel.problem import resolve_problem
 from autotile.tuning.session import Pipeline
 from autotile.tuning.verifying import confirm_agreement, judge_on
 from autotile.workers.compile_pool import Compiled
-from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
+from autotile.workers.jobs import Candidate, Check, Race, Reading
 from autotile.workers.sanitizer import Finding, ToolResult
 
 CONFIG = {"THREADS": 128, "WORK": 1}
@@ -59,10 +59,9 @@ class Device:
     def wait(self) -> None:
         self.log.append("wait")
 
-    def submit(self, entry: Entry) -> None:
-        assert entry.candidate is not None
-        assert entry.limit_us is None, "neither is pruned"
-        self.queue.append(entry.candidate)
+    def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
+        assert limit_us is None, "neither is pruned"
+        self.queue.append(candidate)
 
     def result(self) -> tuple[Candidate, Reading]:
         candidate = self.queue.pop(0)

@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from autotile.errors import InputError, WorkerError
 from autotile.families.family import parse_family
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
+from autotile.tuning.backend import choose_backend
 from autotile.tuning.family_session import tune_family
 from autotile.tuning.lanes import GpuName, Lane, run_jobs
 from autotile.tuning.operation_session import tune_operation
@@ -283,3 +285,17 @@ def test_gpus_of_other_commands_and_models_are_left_alone(
     monkeypatch.setattr(cluster_gpus, "_FIRST_GPU_S", 0.1)
     with pytest.raises(InputError, match="is a RTX 4090 that is free"):
         ClusterLane(replace(two_models, gpu_model="RTX 4090"))
+
+
+def test_a_session_that_gets_no_gpu_leaves_no_connection(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise InputError("those there work for other sessions")
+
+    lane = SimpleNamespace(close=lambda: closed.append("lane"))
+    monkeypatch.setattr(cluster_gpus, "ClusterLane", lambda options: lane)
+    monkeypatch.setattr(cluster_gpus, "ClusterGpus", refuse)
+    with pytest.raises(InputError, match="work for other sessions"):
+        choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions(scheduler="tcp://127.0.0.1:1"))
+    assert closed == ["lane"]

@@ -107,7 +107,7 @@ def candidates(bench: Any) -> list[Candidate]:
 def run(group: GpuGroup, given: Sequence[Candidate]) -> dict[str, Reading]:
     group.wait()
     for candidate in given:
-        group.submit(Entry(candidate))
+        group.submit(candidate)
     finished = [group.result() for _ in given]
     assert Counter(id(candidate) for candidate, _ in finished) == Counter(map(id, given))
     return {config_key(candidate.config): reading for candidate, reading in finished}
@@ -148,7 +148,7 @@ class TestSimulated:
         several = group({}, {"slowness": 1.5})
         run(several, candidates(bench))
         factor = {"GPU-0": 1.0, "GPU-1": 1.5}[several.uuid]
-        several.submit(Entry(Candidate(BEST, ""), limit_us=factor * (1000 / 256 + 0.5)))
+        several.submit(Candidate(BEST, ""), factor * (1000 / 256 + 0.5))
         assert several.result()[1].outcome is Outcome.OK
 
     @pytest.mark.parametrize("fault", [{"fails_after": 0}, {"fails_after": 4}, {"hangs_after": 4}])
@@ -190,7 +190,7 @@ class TestSimulated:
         several.wait()
         given = candidates(bench)
         for candidate in given:
-            several.submit(Entry(candidate))
+            several.submit(candidate)
         first = [several.result() for _ in range(2)]
         several.add(SimulatedGpu(several._members[0].backend._recording, uuid="late"))  # type: ignore[attr-defined]
         rest = [several.result() for _ in given[2:]]
@@ -199,7 +199,7 @@ class TestSimulated:
 
     def test_a_hung_one_does_not_hold_up_the_end(self, bench: Any, group: Make) -> None:
         several = group({"hangs_after": 0}, {})
-        several.submit(Entry(candidates(bench)[0]))
+        several.submit(candidates(bench)[0])
         began = time.monotonic()
         several.close()
         assert time.monotonic() - began < 5
@@ -411,7 +411,7 @@ class TestProcesses:
         several.wait()
         given = [one for one in candidates(bench) if one.config["WORK"] != 4] * 8
         for candidate in given:
-            several.submit(Entry(candidate))
+            several.submit(candidate)
         finished = [several.result() for _ in range(20)]
         (folder / "dead-1").touch()
         finished += [several.result() for _ in given[20:]]

@@ -18,7 +18,7 @@ from autotile.errors import ToolchainError
 from autotile.kernel.parser import parse_spec
 from autotile.tuning.session import Pipeline
 from autotile.workers.compile_pool import Compiled
-from autotile.workers.jobs import Candidate, Entry, Reading, SizedCubin
+from autotile.workers.jobs import Candidate, Reading, SizedCubin
 
 SMALL = Resources(32, 0, 0, 0, 1024)
 
@@ -61,10 +61,9 @@ class Device:
         self.ended = 0
         self.began_at = 0.0
 
-    def submit(self, entry: Entry) -> None:
-        assert entry.candidate is not None
-        self.ran.append((entry.candidate.config, entry.limit_us))
-        self.given.append(entry.candidate)
+    def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
+        self.ran.append((candidate.config, limit_us))
+        self.given.append(candidate)
 
     def result(self) -> tuple[Candidate, Reading]:
         assert self.ended < len(self.ran)

@@ -89,10 +89,10 @@ class RemoteGpu(Backend):
         self._request("open")
         return self.device
 
-    def submit(self, entry: Entry) -> None:
+    def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
         """Send a candidate with its cubin; it waits in the process of the GPU while an earlier one runs."""
-        assert entry.candidate is not None
-        self._submitted.append((entry.candidate, self._cluster.send(self.uuid, "run", self._work, Time((entry,)))))
+        job = Time((Entry(candidate, limit_us=limit_us),))
+        self._submitted.append((candidate, self._cluster.send(self.uuid, "run", self._work, job)))
 
     def result(self) -> tuple[Candidate, Reading]:
         """Wait for the oldest candidate; a crash or a hang of the GPU's worker process is an outcome."""

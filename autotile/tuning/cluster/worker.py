@@ -200,7 +200,8 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             reading = backend.check(job)
         else:
             (entry,) = job.entries
-            backend.submit(entry)
+            assert entry.candidate is not None
+            backend.submit(entry.candidate, entry.limit_us)
             _, reading = backend.result()
         return GpuReply(readings=[replace(reading, began_at=0.0)])  # by the clock of this machine
 
@@ -286,16 +287,6 @@ def replayed_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> li
     return [OfferedGpu(f"{SIMULATED}{host}-{n}", device, n, paths, seconds) for n in numbers]
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """A process of Dask that a machine offers."""
-
-    name: str
-    resources: Mapping[str, float]
-    plugin: WorkerPlugin
-    threads: int = 1
-
-
 def offer(
     scheduler: str,
     gpus: Sequence[OfferedGpu],
@@ -322,27 +313,33 @@ def offer(
         As for `check_scheduler`; or no scheduler answers.
     """
     security = check_scheduler(scheduler, insecure=insecure)
-    offers = [
-        _Offer(f"{gpu.uuid} ({gpu.device.name})", {gpu.uuid: 1, gpu.device.name: 1}, GpuPlugin(gpu)) for gpu in gpus
-    ]
+    offers: dict[str, Mapping[str, Any]] = {}
+    """Arguments of the nanny of each process of Dask, by the name that the user is told."""
+    for gpu in gpus:
+        resources = {gpu.uuid: 1, gpu.device.name: 1}
+        offers[f"{gpu.uuid} ({gpu.device.name})"] = {
+            "resources": resources,
+            "plugins": (GpuPlugin(gpu),),
+            "nthreads": 1,
+        }
     if compilers:
         resource = COMPILERS + toolchain()
+        plugins = (CompilerPlugin(compilers),)
         name = f"{plural(compilers, 'core')} to {resource}"
-        offers.append(_Offer(name, {resource: compilers}, CompilerPlugin(compilers), threads=compilers))
-    asyncio.run(_offer(scheduler, offers, observe, security))
+        offers[name] = {"resources": {resource: compilers}, "plugins": plugins, "nthreads": compilers}
 
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        tasks = [asyncio.create_task(_await_scheduler(scheduler, observe, security))]
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, lambda: [task.cancel() for task in tasks])
+        with suppress(asyncio.CancelledError):
+            await tasks[0]
+            for name, given in offers.items():
+                tasks.append(asyncio.create_task(_keep_offering(scheduler, name, given, observe, security)))
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-async def _offer(
-    scheduler: str, offers: Sequence[_Offer], observe: Callable[[str], None], security: distributed.Security
-) -> None:
-    loop = asyncio.get_running_loop()
-    tasks = [asyncio.create_task(_await_scheduler(scheduler, observe, security))]
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: [task.cancel() for task in tasks])
-    with suppress(asyncio.CancelledError):
-        await tasks[0]
-        tasks += [asyncio.create_task(_keep_offering(scheduler, one, observe, security)) for one in offers]
-        await asyncio.gather(*tasks, return_exceptions=True)
+    asyncio.run(run())
 
 
 async def _await_scheduler(scheduler: str, observe: Callable[[str], None], security: distributed.Security) -> None:
@@ -356,7 +353,11 @@ async def _await_scheduler(scheduler: str, observe: Callable[[str], None], secur
 
 
 async def _keep_offering(
-    scheduler: str, one: _Offer, observe: Callable[[str], None], security: distributed.Security
+    scheduler: str,
+    name: str,
+    given: Mapping[str, Any],
+    observe: Callable[[str], None],
+    security: distributed.Security,
 ) -> None:
     said = ""
     while True:
@@ -368,24 +369,22 @@ async def _keep_offering(
         nanny = distributed.Nanny(
             scheduler,
             host=host,
-            nthreads=one.threads,
             memory_limit=0,
-            resources=dict(one.resources),
-            plugins=(one.plugin,),
             security=security,
             dashboard=False,
             dashboard_address=_HTTP_ADDRESS,
             death_timeout=_START_S,
             local_directory=tempfile.gettempdir(),
+            **given,
         )
         try:
             await nanny
-            observe(f"{one.name}: offered to {scheduler}")
+            observe(f"{name}: offered to {scheduler}")
             said = ""
             await nanny.finished()
-            observe(f"{one.name}: the scheduler is lost; it joins again when it is back")
+            observe(f"{name}: the scheduler is lost; it joins again when it is back")
         except Exception as error:  # whatever Dask raises, the GPU is offered again
-            text = f"{one.name}: {type(error).__name__}: {error}; it is tried again"
+            text = f"{name}: {type(error).__name__}: {error}; it is tried again"
             if text != said:
                 observe(text)
             said = text
