@@ -29,7 +29,6 @@ from autotile.kernel.contents import Content, InputExpression, declared_content
 from autotile.kernel.expressions import (
     NOUNS,
     Expression,
-    ExpressionError,
     ExpressionText,
     Location,
     ShapeOnly,
@@ -105,13 +104,11 @@ def parse_element_type(text: str, flags: Mapping[str, Kind], location: Location)
     if " " not in text.strip():
         return ElementType(_known_type(text, location))
     source = ExpressionText(one_line(text))
-    try:
+    with location.reporting(source.text):
         tree = source.parse()
         if not isinstance(tree, ast.IfExp):
             raise source.error(tree, "expected a type, or two as in 'float32 if FLAG else dtype'")
         chosen, test, otherwise = (ast.unparse(part) for part in (tree.body, tree.test, tree.orelse))
-    except ExpressionError as error:
-        raise location.error(error.problem, column=error.column, expression=source.text) from None
     condition = parse_expression(test, flags, location)
     if condition.kind != "boolean":
         raise location.error(f"expected a flag or another condition, but {test} is {NOUNS[condition.kind]}")

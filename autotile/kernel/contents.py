@@ -26,7 +26,6 @@ from autotile.core.dtypes import Array, Dtype, map_npy
 from autotile.errors import DataError, InputError, nearest
 from autotile.kernel.expressions import (
     ArrayExpression,
-    ExpressionError,
     ExpressionText,
     Location,
     ShapeOnly,
@@ -277,28 +276,18 @@ def declared_content(
         raise table.error("init", f"{describe(text)} is not accepted{nearest(text, NAMED)} {hint}")
     numbers = [*problem.sizes, *(other for other, is_number in operands.items() if is_number)]
     arrays = [other for other, is_number in operands.items() if not is_number and other != name]
-    content = _parse_content(text, [*numbers, *arrays], numbers, problem.kinds, table.location("init"))
-    return content.text, content
-
-
-def _parse_content(
-    text: str, names: Sequence[str], scalars: Sequence[str], kinds: Mapping[str, Kind], location: Location
-) -> InputExpression:
-    """Parse an expression with generators, whose arguments may use those of ``names`` that are numbers: ``scalars``."""
-    line = one_line(text)
-    source = ExpressionText(line)
+    location, line = table.location("init"), one_line(text)
+    source, written = ExpressionText(line), line
     generators: dict[str, Generator] = {}
-    written = line
-    try:
+    with location.reporting(line):
         for number, call in enumerate(_generator_calls(source.parse())):
-            name = f"__{number}"
-            generators[name] = _generator(source, call, scalars, kinds, location)
+            drawn = f"__{number}"
+            generators[drawn] = _generator(source, call, numbers, problem.kinds, location)
             start, end = call.col_offset, call.end_col_offset or 0
-            written = written[:start] + name.ljust(end - start) + written[end:]  # columns stay as they are
-    except ExpressionError as error:
-        raise location.error(error.problem, column=error.column, expression=line) from None
-    expression = parse_array_expression(written, (*names, *generators), kinds, location)
-    return InputExpression(canonical_text(line), expression, generators)
+            written = written[:start] + drawn.ljust(end - start) + written[end:]  # columns stay as they are
+    expression = parse_array_expression(written, (*numbers, *arrays, *generators), problem.kinds, location)
+    content = InputExpression(canonical_text(line), expression, generators)
+    return content.text, content
 
 
 def _generator_calls(tree: ast.expr) -> list[ast.Call]:

@@ -19,7 +19,8 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import ModuleType
@@ -132,6 +133,14 @@ class Location:
         if is_python_source(self.source):
             key, line = _python_argument(key), None
         return kind(problem, source=self.source, key=key, line=line, column=column, expression=shown)
+
+    @contextmanager
+    def reporting(self, expression: str) -> Iterator[None]:
+        """Raise an `ExpressionError` of the block as a `SpecError` for this location."""
+        try:
+            yield
+        except ExpressionError as error:
+            raise self.error(error.problem, column=error.column, expression=expression) from None
 
 
 UNKNOWN_LOCATION = Location()
@@ -799,10 +808,8 @@ def parse_expression(text: str, kinds: Mapping[str, Kind], location: Location = 
     """
     line_of_text = one_line(text)
     parser = ExpressionParser(ExpressionText(line_of_text), kinds)
-    try:
+    with location.reporting(line_of_text):
         node = parser.node(parser.text.parse())
-    except ExpressionError as error:
-        raise location.error(error.problem, column=error.column, expression=line_of_text) from None
     return Expression(line_of_text, frozenset(parser.names), node.kind, location, node)
 
 
@@ -1315,11 +1322,8 @@ class ArrayExpression:
         library: ModuleType = sys.modules["cupy"] if any(map(_is_on_device, values)) else np
         only_shapes = any(isinstance(value, ShapeOnly) for value in values)
         context = Context(env, library, matmul or library.matmul, only_shapes)
-        try:
-            with np.errstate(all="ignore"):
-                result = self.closure(context)
-        except ExpressionError as error:
-            raise self.location.error(error.problem, column=error.column, expression=self.text) from None
+        with self.location.reporting(self.text), np.errstate(all="ignore"):
+            result = self.closure(context)
         return result if is_array(result) else np.asarray(result)
 
 
@@ -1341,8 +1345,6 @@ def parse_array_expression(
     """
     line_of_text = one_line(text)
     parser = ArrayParser(ExpressionText(line_of_text), tuple(names), kinds or {})
-    try:
+    with location.reporting(line_of_text):
         closure = parser.program()
-    except ExpressionError as error:
-        raise location.error(error.problem, column=error.column, expression=line_of_text) from None
     return ArrayExpression(line_of_text, frozenset(parser.used), location, closure)

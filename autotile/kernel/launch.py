@@ -28,13 +28,12 @@ from autotile.kernel.arguments import (
 )
 from autotile.kernel.expressions import Expression
 from autotile.kernel.functions import Kind
-from autotile.kernel.spec import STEP, KernelSpec, Launch, Step, computed_values, is_entry
+from autotile.kernel.spec import MAX_DIMENSIONS, STEP, KernelSpec, Launch, Step, computed_values, is_entry
 from autotile.kernel.table import Table, describe
 
 MAX_LAUNCHES = 4096
 """Maximum number of launches of a call."""
 
-MAX_DIMENSIONS = 3
 MAX_STEPS = 64
 """Maximum number of steps in a file."""
 

@@ -358,23 +358,6 @@ def is_permitted(path: Path, folders: Sequence[Path]) -> bool:
     return any(not any(part.startswith(".") for part in rest.parts) for rest in below)
 
 
-def _check_include(path: Path, folders: Sequence[Path], name: str, place: str) -> None:
-    """Raise `InputError` if a template must not include a file: a special one, or one outside of the folders.
-
-    ``name`` and ``place`` are the name in the directive, and its file and line, for the message.
-    """
-    try:
-        mode = os.stat(path).st_mode  # noqa: PTH116 - a name may not be a path at all
-    except (OSError, ValueError):
-        return
-    if stat.S_ISDIR(mode):
-        return
-    if not stat.S_ISREG(mode):
-        raise InputError(f"{place}: {name!r} is a pipe, a device or another special file; include a regular file")
-    if not is_permitted(path, folders):
-        raise InputError(f"{place}: {name!r} is outside of the kernel's folder {folders[0]}; {_CURE}")
-
-
 _PATH = re.compile(r'[^\s"<>(),;#]+')
 
 _UPWARD = re.compile(rb'[^\s"<>(),;#]*\.\./[^\s"<>(),;#]*')
@@ -518,9 +501,9 @@ class _Sources:
     def __init__(
         self,
         template: Path,
-        include_folders: Sequence[Path] = (),
-        names: frozenset[str] = frozenset(),
-        macro_texts: Iterable[str] = (),
+        include_folders: Sequence[Path],
+        names: frozenset[str],
+        macro_texts: Iterable[str],
     ) -> None:
         self._folder = template.parent
         self._template = template
@@ -639,9 +622,21 @@ class _Sources:
                 self._digest.update(f"embed\0{data.name}\0{digest}".encode(errors="surrogateescape"))
 
     def _check(self, included: Path, path: Path, name: str, text: str) -> None:
-        """Raise if a file includes one that it must not."""
+        """Raise if a file includes one that it must not: a special one, or one outside of the folders."""
+        try:
+            mode = os.stat(included).st_mode  # noqa: PTH116 - a name may not be a path at all
+        except (OSError, ValueError):
+            return
+        if stat.S_ISDIR(mode):
+            return
         line = text.count("\n", 0, max(0, text.find(name))) + 1
-        _check_include(included, self._permitted, name, f"{path}:{line}")
+        if not stat.S_ISREG(mode):
+            problem = "is a pipe, a device or another special file; include a regular file"
+        elif not is_permitted(included, self._permitted):
+            problem = f"is outside of the kernel's folder {self._permitted[0]}; {_CURE}"
+        else:
+            return
+        raise InputError(f"{path}:{line}: {name!r} {problem}")
 
     def _add_macro_operands(self) -> None:
         """Add what a macro can name, once all else is read.
