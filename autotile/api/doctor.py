@@ -14,7 +14,7 @@ from autotile.core.argument_types import checked
 from autotile.core.text import Part, Result, ResultTable, bytes_text, device_text, plural
 from autotile.cuda.compiler import CompileJob, CubinCache
 from autotile.cuda.driver import device_count, driver_version, live_device
-from autotile.cuda.headers import cccl_folders, find_header, header_cure, header_folders
+from autotile.cuda.headers import cccl_folders, find_header, header_cure, toolkit_headers
 from autotile.cuda.toolchain import INSTALL_WHEELS, find_nvcc, installed_nvcc, load_cupy, nvrtc_version
 from autotile.database.database import Database
 from autotile.database.engine import parse_location
@@ -208,7 +208,7 @@ def _gpu_text(index: int) -> str:
 
 def _check_headers() -> Iterator[HealthCheck]:
     """Yield a check of the folders of headers, of CCCL among them, and of each header that kernels often include."""
-    folders = header_folders().toolkit
+    folders = toolkit_headers()
     if not folders:
         detail = "no CUDA headers: kernels that include cuda_fp16.h do not compile"
         yield HealthCheck("headers", "warn", detail, INSTALL_WHEELS)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 from uuid import UUID
 
 from autotile.core.device import DeviceProperties, limits_for
@@ -251,13 +251,8 @@ _DEVICE_TO_DEVICE = 3
 """``cudaMemcpyDeviceToDevice``"""
 
 
-class ConstantCopy(NamedTuple):
-    """A copy of a buffer to a variable."""
-
-    buffer: str
-    address: int
-    """Device address of the variable."""
-    size_bytes: int
+ConstantCopy = tuple[str, int, int]
+"""A copy to a ``__constant__`` variable: name of the buffer, device address of the variable, and size in bytes."""
 
 
 def constant_copies(spec: KernelSpec, module: int, sizes: Mapping[str, Value], dtype: str) -> tuple[ConstantCopy, ...]:
@@ -280,7 +275,7 @@ def constant_copies(spec: KernelSpec, module: int, sizes: Mapping[str, Value], d
                 f"{spec.source}: {buffer.name} has {size_bytes} bytes, but its __constant__ variable "
                 f"{buffer.constant} has {variable_bytes}; declare a larger array in the template"
             )
-        copies.append(ConstantCopy(buffer.name, address, size_bytes))
+        copies.append((buffer.name, address, size_bytes))
     return tuple(copies)
 
 

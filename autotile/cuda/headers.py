@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import CompileError, InputError
@@ -59,17 +59,9 @@ HOST_HEADERS = (
 """Standard headers of which device code can use nothing; for a source with host functions, they are empty."""
 
 
-class HeaderFolders(NamedTuple):
-    """Folders of headers in the order in which the compiler searches them, after the kernel's own."""
-
-    folders: tuple[str, ...]
-    toolkit: tuple[str, ...]
-    """Folders of the toolkit among them, best first."""
-
-
 @lru_cache
-def header_folders() -> HeaderFolders:
-    """Return the folders of headers: NVRTC's own version first, and the newest CCCL before all others.
+def toolkit_headers() -> tuple[str, ...]:
+    """Return the folders of the toolkit's headers: NVRTC's own version first, and the newest CCCL before all others.
 
     Of equal versions, the wheels' come before an installed toolkit's.
     """
@@ -80,13 +72,12 @@ def header_folders() -> HeaderFolders:
         if os.path.isdir(folder)  # noqa: PTH112 - never raises
     ]
     found = {os.path.realpath(folder): folder for folder in reversed([*_wheel_folders(), *installed])}
-    toolkit = tuple(map(str, _ranked(reversed(found.values()))))
-    return HeaderFolders((str(_DEVICE_HEADERS), *toolkit, str(_STANDARD_HEADERS)), toolkit)
+    return tuple(map(str, _ranked(reversed(found.values()))))
 
 
 def include_folders() -> tuple[str, ...]:
-    """Return the folders of the toolkit's headers, such as ``cuda_fp16.h`` ``cuda/std``, and of the standard ones."""
-    return header_folders().folders
+    """Return the folders that the compiler searches after the kernel's own: of the toolkit, and of standard headers."""
+    return str(_DEVICE_HEADERS), *toolkit_headers(), str(_STANDARD_HEADERS)
 
 
 def find_header(name: str, folders: Iterable[str] | None = None) -> Path | None:
@@ -174,7 +165,7 @@ def cccl_version(folder: Path) -> tuple[int, ...]:
 
 def cccl_folders() -> list[tuple[str, str]]:
     """Return version and folder of each CCCL that was found; the first is the one that is used."""
-    found = ((cccl_version(Path(folder)), folder) for folder in header_folders().toolkit)
+    found = ((cccl_version(Path(folder)), folder) for folder in toolkit_headers())
     return [(".".join(map(str, version)), folder) for version, folder in found if version]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,17 +26,6 @@ _MAX_BATCH_BLOCKS = 65_535
 _RESULT_WORDS = 3
 _READ_AS = {"bool": "unsigned char", "float8_e4m3fn": "unsigned char", "float8_e5m2": "unsigned char"}
 """C types of the bits of element types that are decoded by the kernel, or that may hold bits without a meaning."""
-
-
-class Comparison(NamedTuple):
-    """Difference between an output and its expected values: the number of wrong elements, and the first of them.
-
-    ``max_error`` is relative to the larger of the expected magnitude and the scale.
-    """
-
-    wrong: int
-    first: int
-    max_error: float
 
 
 class SupportKernels:
@@ -70,8 +59,11 @@ class SupportKernels:
 
     def compare(
         self, got: int, want: Any, elements: int, dtype: Dtype, *, tolerance: Tolerance, scale: float
-    ) -> Comparison:
+    ) -> tuple[int, int, float]:
         """Compare an output, given by its address, with its expected values, with the criterion of `Tolerance`.
+
+        Return the number of wrong elements, the first of them, and the largest error, relative to the larger of the
+        expected magnitude and the scale.
 
         They are float64, complex128 if ``dtype`` is complex, or of the storage of ``dtype`` if it is an integer type.
         Integers without a tolerance are compared exactly. Of vectors, ``elements`` counts the components.
@@ -104,7 +96,7 @@ class SupportKernels:
                 dtype=dtype,
             )
         wrong, first, error = self._result.get()
-        return Comparison(int(wrong), int(first), float(error.view(np.float64)))
+        return int(wrong), int(first), float(error.view(np.float64))
 
     def matmul(self, a: Any, b: Any) -> Any:
         """Multiply two float64 device arrays of shapes (..., M, K) and (..., K, N).

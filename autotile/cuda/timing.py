@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -201,14 +200,6 @@ _ELIMINATION_ROUNDS = 15
 12th of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """A measurement, and whether it was stopped early because the candidate is clearly slower than the best."""
-
-    measurement: Measurement
-    discarded: bool
-
-
 class Timer:
     """Times launches on a stream of its own.
 
@@ -264,10 +255,11 @@ class Timer:
                 rows.append([_elapsed_us(start, end) for start, end in pairwise(events)])
         return [round(float(median), 3) for median in np.median(rows, axis=0)]
 
-    def measure(self, launch: Launch, best_us: float | None, prepare: Launch = _nothing) -> Timing:
+    def measure(self, launch: Launch, best_us: float | None, prepare: Launch = _nothing) -> tuple[Measurement, bool]:
         """Measure the median time and its interval, to half a percent or until the limits of time and samples.
 
-        Kernels shorter than 50 us are timed in CUDA graphs of many launches.
+        Kernels shorter than 50 us are timed in CUDA graphs of many launches. Return the measurement, and whether it was
+        stopped early as the candidate is clearly slower than the best.
 
         Parameters
         ----------
@@ -288,12 +280,12 @@ class Timer:
             typical_us = float(np.median(times))
             resolution_us = timers[0].resolution_us
             if best_us is not None and typical_us > DISCARD_RATIO * best_us:
-                return Timing(self._measurement(times, resolution_us), discarded=True)
+                return self._measurement(times, resolution_us), True
             affordable = int(np.clip(self._limit_us / probe_us, _MIN_SAMPLES, _MAX_SAMPLES))
             times += self._sample(timers, _MIN_SAMPLES - len(times))
             while not _is_precise(times, resolution_us) and len(times) < affordable:
                 times += self._sample(timers, min(len(times), affordable - len(times)))
-        return Timing(self._measurement(times, resolution_us), discarded=False)
+        return self._measurement(times, resolution_us), False
 
     def race(
         self,

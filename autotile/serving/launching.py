@@ -24,6 +24,7 @@ from autotile.cuda.driver import (
     ConstantCopy,
     constant_copies,
     copy_async,
+    copy_constants,
     device_count,
     outside_of_captures,
 )
@@ -296,8 +297,7 @@ class Preparation:
         functions, copies = loaded = self._new_module()
         addresses = dict(zip(self._names, (block.words[word] for word in words), strict=True))
         with _uncaptured(stream) as side_stream:
-            for copy in copies:
-                copy_async(copy.address, addresses[copy.buffer], copy.size_bytes, side_stream or stream)
+            copy_constants(copies, addresses, side_stream or stream)
         return self._prepared(functions.driver_launch(self._plan), block, words, ()), loaded
 
     def _prepared(

@@ -523,13 +523,13 @@ class LaidOut:
             if once_us > max(_SLOW_RATIO * best_us, best_us + _FLOOR_US):
                 measurement = Measurement(once_us, once_us, once_us, (round(once_us, 3),), self.timer.l2)
                 return Reading(Outcome.PRUNED, discard_reason(best_us), "measure", measurement)
-        timing = self.timer.measure(runner.launch, best_us, runner.prepare)
+        measured, is_discarded = self.timer.measure(runner.launch, best_us, runner.prepare)
         verdict = runner.verdict()
         if verdict.outcome is not Outcome.OK:
             return Reading(verdict.outcome, verdict.reason, "measure")
-        if best_us is not None and timing.discarded:
-            return Reading(Outcome.PRUNED, discard_reason(best_us), "measure", timing.measurement)
-        return Reading(Outcome.OK, "", "measure", timing.measurement)
+        if best_us is not None and is_discarded:
+            return Reading(Outcome.PRUNED, discard_reason(best_us), "measure", measured)
+        return Reading(Outcome.OK, "", "measure", measured)
 
     def checked(self, entry: Entry, job: Check, stage: Stage) -> Reading:
         """Verify up to as many times as the job says, but once in any case.

@@ -92,7 +92,7 @@ def measure_ceilings(request: CeilingRequest, stage: Stage) -> DeviceCeilings:
         stage(loops[0].ceiling)
         found.append(_ceiling(kernels, loops, timers[loops[0].is_flushed]))
     stage("launches")
-    in_graph = timers[False].measure(kernels.empty, None).measurement
+    in_graph = timers[False].measure(kernels.empty, None)[0]
     found.append(Ceiling("launch_graph", in_graph.time_us, in_graph.low_us, in_graph.high_us, "empty kernel"))
     host = median_interval([kernels.host_launch_us(_HOST_LAUNCHES) for _ in range(_HOST_SAMPLES)])
     found.append(Ceiling("launch_host", host.value, host.low, host.high, "cuLaunchKernel of an empty kernel"))
@@ -120,7 +120,7 @@ def _ceiling(kernels: CeilingKernels, loops: Sequence[CeilingLoop], timer: Timer
     loop, rounds = sized[probes.index(min(probes))]
     launch, prepare = partial(loop.queue, rounds), loop.prepare or _nothing
     timer.warm_up(launch, prepare)
-    measured = timer.measure(launch, None, prepare).measurement
+    measured = timer.measure(launch, None, prepare)[0]
     clock_mhz = kernels.clock_mhz(launch, _CLOCKED_LAUNCHES)
     if fault := loop.fault(rounds):
         raise ToolchainError(f"{CEILINGS[loop.ceiling][0]}, {loop.method}: {fault}; the GPU computes wrong results")

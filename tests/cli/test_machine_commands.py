@@ -7,7 +7,6 @@ from stored_rows import CEILINGS
 
 from autotile.api import doctor
 from autotile.core.device import device_profile, profile_names
-from autotile.cuda.headers import HeaderFolders
 from autotile.database.database import Database
 from autotile.database.learned import save_ceilings
 from autotile.errors import ToolchainError
@@ -103,7 +102,7 @@ class TestDoctor:
         assert "install the wheels" in nvrtc["detail"]
 
     def test_missing_headers_are_cured_in_a_checkout_and_elsewhere(self, run, monkeypatch):
-        monkeypatch.setattr(doctor, "header_folders", lambda: HeaderFolders((), ()))
+        monkeypatch.setattr(doctor, "toolkit_headers", lambda: ())
         (headers,) = [row for row in run("doctor", "--json").document["checks"] if row["name"] == "headers"]
         assert headers["status"] == "warn"
         assert 'pip install -e ".[cuda13]" in a checkout' in headers["cure"]

@@ -635,7 +635,7 @@ class TestMissingParts:
     def test_without_the_wheels_there_are_no_headers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
         monkeypatch.setattr(headers, "toolkit_folders", tuple)
-        assert headers.header_folders.__wrapped__().toolkit == ()
+        assert headers.toolkit_headers.__wrapped__() == ()
 
     def test_without_cupy_the_error_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "cupy", None)

@@ -178,7 +178,7 @@ def test_a_toolkit_of_another_major_version_is_not_used(tmp_path: Path, monkeypa
         (folder / "cuda.h").write_text(f"#define CUDA_VERSION {number}\n")
     monkeypatch.setattr(headers, "_wheel_folders", list)
     monkeypatch.setattr(headers, "toolkit_folders", lambda: tuple(tmp_path / n for n in ("old", "near", "same")))
-    found = headers.header_folders.__wrapped__().toolkit
+    found = headers.toolkit_headers.__wrapped__()
     expected = ["same"] + (["near"] if headers.nvrtc_version().startswith("13.") else [])
     assert found == tuple(str(tmp_path / name / "include") for name in expected)
 
@@ -211,7 +211,7 @@ class TestSeveralInstallations:
                 file.write_text(text)
             path = [str(site), *sys.path] if lies_first else [*sys.path, str(site)]
             monkeypatch.setattr(sys, "path", path)
-            headers.header_folders.cache_clear()
+            headers.toolkit_headers.cache_clear()
             return folder
 
         return write
@@ -219,7 +219,7 @@ class TestSeveralInstallations:
     @pytest.fixture(autouse=True)
     def _forget(self) -> Iterator[None]:
         yield
-        headers.header_folders.cache_clear()
+        headers.toolkit_headers.cache_clear()
 
     ALGORITHM = "#include <algorithm>\n__global__ void k(int* x) { x[0] = std::max(x[1], 2); }"
 
@@ -268,7 +268,7 @@ class TestSeveralInstallations:
         monkeypatch.setattr(headers, "toolkit_folders", lambda: (toolkit,))
         older = wheel("older", "3.97.0")
         newer = wheel("newer", "3.99.0")
-        found = headers.header_folders().toolkit
+        found = headers.toolkit_headers()
         order = [found.index(str(folder)) for folder in (newer, toolkit / "include", older)]
         assert order == sorted(order)
 

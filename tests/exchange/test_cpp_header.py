@@ -13,7 +13,7 @@ import pytest
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Measurement, Resources, config_key
-from autotile.cuda.headers import header_folders
+from autotile.cuda.headers import toolkit_headers
 from autotile.database.keys import key_of
 from autotile.database.winners import StoredRule, Winner
 from autotile.exchange.bundle import BundledCubin
@@ -81,7 +81,7 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not install
 
 def compile_program(source: str, folder: Path, *options: str) -> Path:
     """Compile a program, with warnings as errors, and return its path."""
-    includes = [f"-isystem{path}" for path in header_folders().toolkit]
+    includes = [f"-isystem{path}" for path in toolkit_headers()]
     program = folder / "program"
     command = [str(COMPILER), *FLAGS, *includes, "-I", str(folder), "-x", "c++", "-", "-o", str(program), *options]
     built = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
