@@ -9,38 +9,29 @@ from autotile.core.model import Outcome
 from autotile.core.text import RIGHT, Part, Result, ResultTable, funnel_text, outcomes_text
 from autotile.space.limits import occupancy
 
-
-@pytest.mark.parametrize(
-    ("time_us", "shown"),
-    [
-        (None, "-"), (0.5, "0.500 us"), (4.4063, "4.406 us"), (12.345, "12.35 us"), (123.45, "123.5 us"),
-        (4790.1, "4,790 us"), (1234567.8, "1,234,568 us"),
-    ],
-)  # fmt: skip
-def test_times(time_us, shown):
-    assert text.time_text(time_us) == shown
-
-
-@pytest.mark.parametrize(
-    ("count", "shown"),
-    [
-        (0, "0 B"), (1023, "1,023 B"), (1024, "1 KiB"), (232448, "227 KiB"), (151397597184, "141 GiB"),
-        (2**41, "2,048 GiB"),
-    ],
-)  # fmt: skip
-def test_bytes(count, shown):
-    assert text.bytes_text(count) == shown
+TIMES = {
+    None: "-", 0.5: "0.500 us", 4.4063: "4.406 us", 12.345: "12.35 us", 123.45: "123.5 us", 4790.1: "4,790 us",
+    1234567.8: "1,234,568 us",
+}  # fmt: skip
+SIZES = {
+    0: "0 B", 1023: "1,023 B", 1024: "1 KiB", 232448: "227 KiB", 151397597184: "141 GiB", 2**41: "2,048 GiB",
+}  # fmt: skip
+DURATIONS = {
+    0.00371: "3.7 ms", 0.0544: "54 ms", 0.104: "0.10 s", 6.666: "6.67 s", 21.34: "21.3 s", 59.96: "60.0 s",
+    125: "2 min 05 s", 3720: "1 h 02 min",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"),
+    ("show", "value", "shown"),
     [
-        (0.00371, "3.7 ms"), (0.0544, "54 ms"), (0.104, "0.10 s"), (6.666, "6.67 s"), (21.34, "21.3 s"),
-        (59.96, "60.0 s"), (125, "2 min 05 s"), (3720, "1 h 02 min"),
+        *((text.time_text, *item) for item in TIMES.items()),
+        *((text.bytes_text, *item) for item in SIZES.items()),
+        *((text.duration_text, *item) for item in DURATIONS.items()),
     ],
-)  # fmt: skip
-def test_durations(seconds, shown):
-    assert text.duration_text(seconds) == shown
+)
+def test_times_bytes_and_durations(show, value, shown):
+    assert show(value) == shown
 
 
 def test_other_texts():

@@ -1,13 +1,17 @@
-"""Sources, as they are written for NVRTC or nvcc, to cubins with their functions, resources, parameters and errors."""
+"""Sources, written for NVRTC or nvcc, to cubins with their functions, resources and errors; the cache of cubins."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import re
+import shutil
 import struct
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,9 @@ from autotile.cuda import compiler, headers, toolchain
 from autotile.cuda.ceiling_kernels import ceiling_job
 from autotile.cuda.compiler import (
     Compilation,
+    CompiledFunction,
     CompileJob,
+    CubinCache,
     _elf_section,
     compile_cubin,
     compile_job,
@@ -35,7 +41,7 @@ from autotile.cuda.compiler import (
 )
 from autotile.cuda.headers import compile_error
 from autotile.cuda.toolchain import installed_nvcc, load_cupy, load_nvrtc, nvrtc_version
-from autotile.errors import CompileError, ToolchainError
+from autotile.errors import CompileError, InputError, ToolchainError
 from autotile.kernel.launch import value_or_zero
 from autotile.kernel.library import kernel_names, load_kernel
 from autotile.kernel.problem import capability_of, is_below
@@ -88,8 +94,6 @@ namespace detail { constexpr int BLOCK = 3; }
 template <int BLOCK, typename SCALAR, bool EDGE, int Z>
 __global__ void __launch_bounds__(BLOCK) softmax(float* x) { x[threadIdx.x] = SCALAR(EDGE + Z + UNROLL + BLOCK); }
 """
-
-
 SMALL_JOB = CompileJob('extern "C" __global__ void k(float* x) { x[0] = 1; }', "a" * 64, "/tmp/k.cu", "k", "sm_90", ())
 
 
@@ -348,9 +352,7 @@ def job(source: str, entry: str = "k", compiler: str = "nvrtc") -> CompileJob:
 class TestLimits:
     @pytest.mark.parametrize("compiler", COMPILERS)
     @pytest.mark.parametrize(("source", "entry", "expected"), CASES)
-    def test_the_outcome_and_the_bytes(
-        self, tmp_path: Path, source: str, entry: str, expected: str, compiler: str
-    ) -> None:
+    def test_outcome_and_reason(self, tmp_path: Path, source: str, entry: str, expected: str, compiler: str) -> None:
         pool = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=60)
         try:
             compiled = pool.submit(lambda: job(source, entry, compiler)).result()
@@ -641,3 +643,164 @@ class TestMissingParts:
         monkeypatch.setitem(sys.modules, "cupy", None)
         with pytest.raises(ToolchainError, match=r"CuPy is not installed .*pip install"):
             load_cupy.__wrapped__()
+
+
+RESOURCES = Resources(32, 0, 0, 0, 1024)
+
+
+def compilation(fill: int, size: int = 1000) -> Compilation:
+    return Compilation(bytes([fill]) * size, {"f": CompiledFunction("_Z1fv", RESOURCES)})
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CubinCache:
+    return CubinCache(tmp_path, 10**6)
+
+
+def other_resources(document: dict[str, Any]) -> None:
+    document["functions"]["f"]["resources"]["registers"] += 1
+
+
+def change(cubin: Path, make: Callable[[dict[str, Any]], object]) -> None:
+    description = cubin.with_suffix(".json")
+    document = json.loads(description.read_text())
+    make(document)
+    description.write_text(json.dumps(document))
+
+
+def _hammer(folder: Path, fill: int) -> None:
+    cache = CubinCache(folder, 10**6)
+    for _ in range(50):
+        cache.put("shared", compilation(7))
+        cache.put(f"own{fill}", compilation(fill))
+        found = cache.get("shared")
+        assert found is not None
+        assert found.path.read_bytes() == bytes([7]) * 1000
+
+
+class TestCubinCache:
+    def test_what_was_put_is_found(self, cache: CubinCache) -> None:
+        assert cache.get("key") is None
+        put = cache.put("key", compilation(1))
+        assert cache.get("key") == put
+        assert put.path.read_bytes() == bytes([1]) * 1000
+        assert put.resources == RESOURCES
+        assert put.symbols == {"f": "_Z1fv"}
+        other, changed = cache.put("other", compilation(1)), cache.put("changed", compilation(2))
+        assert changed.cubin_hash != other.cubin_hash == put.cubin_hash
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda cubin: cubin.write_bytes(b"half"),
+            lambda cubin: cubin.with_suffix(".json").write_text("[]"),
+            lambda cubin: change(cubin, other_resources),
+            lambda cubin: change(cubin, lambda document: document.pop("entry_hash")),  # as earlier versions wrote it
+        ],
+        ids=["cubin", "description", "resources", "without hash"],
+    )
+    def test_what_was_damaged_is_a_miss(self, cache: CubinCache, damage: Callable[[Path], object]) -> None:
+        damage(cache.put("key", compilation(1)).path)
+        assert cache.get("key") is None
+
+    def test_a_file_of_another_key_is_a_miss(self, cache: CubinCache) -> None:
+        """Cubins may be exchanged with each other only together with their keys."""
+        own, other = cache.put("own", compilation(1)).path, cache.put("other", compilation(2)).path
+        for suffix in (".json", ".cubin"):
+            shutil.copy(other.with_suffix(suffix), own.with_suffix(suffix))
+        assert cache.get("own") is None
+        assert cache.get("other") is not None
+        cache.put("own", compilation(1))
+        assert cache.get("own") is not None
+
+    def test_a_cubin_is_checked_in_little_time(self, cache: CubinCache) -> None:
+        cache.put("key", compilation(1, 100_000))
+        seconds = []
+        for _ in range(20):
+            started = time.perf_counter()
+            assert cache.get("key") is not None
+            seconds.append(time.perf_counter() - started)
+        assert min(seconds) < 2e-3
+
+    @pytest.mark.parametrize("mask", [0o000, 0o002, 0o022, 0o277])
+    def test_its_folders_are_for_the_user_alone(self, tmp_path: Path, mask: int) -> None:
+        previous = os.umask(mask)
+        try:
+            cache = CubinCache(tmp_path / "new" / "cache", 10**6)
+        finally:
+            os.umask(previous)
+        path = cache.put("key", compilation(1)).path
+        for folder in (path.parent, path.parent.parent, path.parent.parent.parent):
+            assert folder.stat().st_mode & 0o777 == 0o700
+        assert CubinCache(tmp_path / "new" / "cache", 10**6).get("key") is not None
+
+    @pytest.mark.parametrize("mode", [0o770, 0o775, 0o702, 0o777])
+    @pytest.mark.parametrize("name", [".", "cubins"])
+    def test_a_folder_that_others_may_write_is_not_used(self, tmp_path: Path, name: str, mode: int) -> None:
+        CubinCache(tmp_path, 10**6).put("key", compilation(1))
+        (tmp_path / name).chmod(mode)
+        with pytest.raises(InputError, match=f"can be written by other users.*AUTOTILE_CACHE.*chmod go-w {tmp_path}"):
+            CubinCache(tmp_path, 10**6)
+        (tmp_path / name).chmod(mode & ~0o022)
+        assert CubinCache(tmp_path, 10**6).get("key") is not None
+
+    def test_a_folder_beside_those_of_others_is_used_and_one_that_cannot_be_made_is_bad_input(
+        self, tmp_path: Path
+    ) -> None:
+        """As below /tmp, where only the owner of an entry may replace it."""
+        tmp_path.chmod(0o1777)
+        cache = CubinCache(tmp_path, 10**6)
+        (cache.put("key", compilation(1)).path.parent).chmod(0o1777)
+        with pytest.raises(InputError, match="can be written by other users"):
+            CubinCache(tmp_path, 10**6)
+        (tmp_path / "file").write_text("")
+        with pytest.raises(InputError, match="AUTOTILE_CACHE"):
+            CubinCache(tmp_path / "file", 10**6)
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+    @pytest.mark.parametrize("name", [".", "cubins"])
+    def test_a_folder_of_another_user_is_not_used(self, tmp_path: Path, name: str) -> None:
+        CubinCache(tmp_path, 10**6)
+        os.chown(tmp_path / name, 12345, -1)
+        with pytest.raises(InputError, match=r"belongs to another user.*AUTOTILE_CACHE"):
+            CubinCache(tmp_path, 10**6)
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+    def test_a_link_that_another_user_made_is_not_used(self, tmp_path: Path) -> None:
+        """It would make autotile fill, and trim, another folder of the user."""
+        (tmp_path / "documents").mkdir(mode=0o700)
+        tmp_path.chmod(0o1777)
+        (tmp_path / "cubins").symlink_to("documents")
+        CubinCache(tmp_path, 10**6)
+        os.chown(tmp_path / "cubins", 12345, -1, follow_symlinks=False)
+        with pytest.raises(InputError, match="belongs to another user"):
+            CubinCache(tmp_path, 10**6)
+
+    def test_trimming_keeps_what_was_used_last(self, tmp_path: Path) -> None:
+        cache = CubinCache(tmp_path, 5_000)
+        for index in range(8):
+            path = cache.put(f"key{index}", compilation(index)).path
+            for file in (path, path.with_suffix(".json")):
+                os.utime(file, (index, index))
+        cache.get("key0")
+        cache.trim()
+        assert cache.size_bytes() <= 5_000
+        assert cache.get("key0") is not None
+        assert cache.get("key1") is None
+        assert cache.get("key7") is not None
+
+    def test_many_writes_stay_within_the_limit(self, tmp_path: Path) -> None:
+        cache = CubinCache(tmp_path, 20_000)
+        for index in range(200):
+            cache.put(f"key{index}", compilation(index % 256))
+        assert cache.size_bytes() <= 20_000 + 32 * 1_300
+
+    def test_processes_share_it(self, tmp_path: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        writers = [context.Process(target=_hammer, args=(tmp_path, fill)) for fill in range(3)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join(60)
+        assert [writer.exitcode for writer in writers] == [0, 0, 0]
+        assert not list(tmp_path.rglob(".writing-*"))

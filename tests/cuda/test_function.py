@@ -78,7 +78,7 @@ def call_arguments(spec: Any, config: Any, dtype: str) -> CallArguments:
 
 
 class TestSteps:
-    def test_one_cubin_holds_every_step(self, kernel: Kernel) -> None:
+    def test_one_cubin_holds_every_step_and_a_fault_names_its_own(self, kernel: Kernel) -> None:
         spec = kernel.spec
         compiled = compile_cubin(compile_job(kernel, spec.default, "float32", "sm_90"))
         assert tuple(compiled.functions) == spec.entries
@@ -88,6 +88,11 @@ class TestSteps:
         assert [step.fault for step in steps] == [""] * len(plan.steps)
         assert steps[0].geometry == plan.main.geometry
         assert {step.entry for step in steps} == {spec.steps[launch.step].entry for launch in plan.launches}
+        last = spec.steps[plan.launches[-1].step].entry
+        resources[last] = replace(resources[last], static_smem_bytes=10**6)
+        faults = {step.entry: step.fault for step in compiled_steps(spec, plan, resources, H200)}
+        named = f"{last}: " if len(spec.steps) > 1 else ""
+        assert faults[last].startswith(f"{named}no block fits on an SM")
 
     def test_every_launch_has_its_own_values(self, scan: Kernel) -> None:
         _, launches = packed(scan, N=300)
@@ -148,9 +153,7 @@ class TestSteps:
         assert [tensor_map.name for _, _, tensor_map in layout.maps] == ["C_map"]
         assert [int(value[0]) for value in values if np.ndim(value)] == [256, 512, 6]
 
-    def test_its_functions_get_their_shared_memory_and_stay_loaded(
-        self, monkeypatch: pytest.MonkeyPatch, scan: Kernel
-    ) -> None:
+    def test_functions_get_shared_memory_and_stay_loaded(self, monkeypatch: pytest.MonkeyPatch, scan: Kernel) -> None:
         opted: list[tuple[str, int]] = []
         launched: list[tuple[Any, ...]] = []
 
@@ -183,16 +186,6 @@ class TestSteps:
         del calls
         gc.collect()
         assert loaded() is None  # and no longer than the launches
-
-    def test_a_fault_names_its_step(self, kernel: Kernel) -> None:
-        spec, plan = kernel.spec, plan_of(kernel)
-        compiled = compile_cubin(compile_job(kernel, spec.default, "float32", "sm_90")).functions
-        resources = {entry: function.resources for entry, function in compiled.items()}
-        last = spec.steps[plan.launches[-1].step].entry
-        resources[last] = replace(resources[last], static_smem_bytes=10**6)
-        faults = {step.entry: step.fault for step in compiled_steps(spec, plan, resources, H200)}
-        named = f"{last}: " if len(spec.steps) > 1 else ""
-        assert faults[last].startswith(f"{named}no block fits on an SM")
 
 
 PLACES = 4
@@ -323,9 +316,7 @@ class TestGraphs:
             with pytest.raises(ZeroDivisionError):
                 make(cuda)
 
-    def test_a_forked_child_leaves_the_graphs_of_its_parent_alone(
-        self, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_forked_child_leaves_its_parents_graphs_alone(self, cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
         made = make(cuda)
         kept: list[Any] = []
         monkeypatch.setattr(launch_graph, "_inherited", kept)

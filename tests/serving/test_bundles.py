@@ -129,7 +129,7 @@ class TestServing:
             ask(bundle, 32)
 
     @pytest.mark.parametrize("came_along", [False, True])
-    def test_by_the_rule_of_a_family(
+    def test_by_a_familys_rule(
         self, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came_along: bool
     ) -> None:
         """Its configurations are packed as well, and it chooses if nothing is exact; a user's rule or a shipped one."""
@@ -320,9 +320,7 @@ class TestRefusals:
         ("entry", "value"),
         [("cubins", [{"target": "sm_90"}]), ("winners", [{}]), ("source_hash", None), ("cubins", 3), ("winners", None)],
     )
-    def test_a_document_that_lacks_something_though_its_hash_is_right(
-        self, bundle: Path, entry: str, value: object
-    ) -> None:
+    def test_a_document_that_lacks_something_under_a_right_hash(self, bundle: Path, entry: str, value: object) -> None:
         def change(members: dict[str, bytes]) -> None:
             edit(
                 members,

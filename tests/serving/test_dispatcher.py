@@ -396,6 +396,15 @@ def test_a_size_that_its_scalar_cannot_hold(store: Any) -> None:
         store.ask(32768)
 
 
+def run_python(code: str, *words: str, folder: Path | None = None, **environment: str) -> list[str]:
+    """Run a program in a process of its own, and return the lines that it prints."""
+    command = [sys.executable, "-c", code, *words]
+    variables = {**child_environment(), **environment}
+    done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 @pytest.fixture
 def folders(scale_toml: Path, tmp_path: Path) -> list[Path]:
     """Two folders with kernels of the same file name, whose defaults differ."""
@@ -466,16 +475,8 @@ class TestWorkingDirectory:
             "print(autotile.get_best_kernel('scale', n=4096, device='h200').config['WORK'])\n"
         )
         relative = {"AUTOTILE_DB": "own.db", "AUTOTILE_CACHE": "cubins", "AUTOTILE_KERNELS": "."}
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**child_environment(), **relative},
-            cwd=folders[1],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
         place = folders[1]
-        assert done.stdout.splitlines() == [f"{place}/own.db {place}/cubins {place}", "2"]
+        assert run_python(code, folder=place, **relative) == [f"{place}/own.db {place}/cubins {place}", "2"]
 
     def test_a_deleted_one_concerns_relative_paths_only(self, store: Any, tmp_path: Path) -> None:
         (tmp_path / "gone").mkdir()
@@ -491,16 +492,7 @@ class TestWorkingDirectory:
             "    except autotile.InputError as error:\n"
             "        print(error)\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=child_environment(),
-            cwd=tmp_path / "gone",
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        tier, *errors = done.stdout.splitlines()
+        tier, *errors = run_python(code, folder=tmp_path / "gone")
         assert tier == "default"
         assert len(errors) == 3
         assert all("is relative, and the working directory was deleted" in error for error in errors)
@@ -634,11 +626,8 @@ print(*(name for name, file in found.items() if name.startswith("autotile.") and
 
 def modules(path: Path, tier: str) -> set[str]:
     """Modules of the package in a fresh process that looks one kernel up, as on a machine with an H200."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOTILE_DB": str(read_settings().database)}
-    command = [sys.executable, "-c", PROGRAM, str(path), tier]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    (found,) = run_python(PROGRAM, str(path), tier, PYTHONPATH=str(ROOT), AUTOTILE_DB=str(read_settings().database))
+    return set(found.split())
 
 
 class TestFirstLookUp:

@@ -280,7 +280,7 @@ class TestLaunches:
             assert cuda.launched == [direct]
         assert graphs.made == 1
 
-    def test_a_bound_launch_becomes_a_graph_of_each_stream(
+    def test_a_bound_launch_has_graphs_by_stream(
         self, cuda: Cuda, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cuda.devices = 1
@@ -479,9 +479,7 @@ class TestCalls:
         ],
     )
     @pytest.mark.parametrize("warm", [False, True])
-    def test_arrays_that_do_not_match(
-        self, kernel: BoundKernel, calls: CallCuda, arrays: Any, said: str, warm: bool
-    ) -> None:
+    def test_arrays_that_misfit(self, kernel: BoundKernel, calls: CallCuda, arrays: Any, said: str, warm: bool) -> None:
         if warm:
             kernel(array_at(0), array_at(1))
         calls.launches.clear()

@@ -152,13 +152,10 @@ class TestProducts:
         with pytest.raises(InputError, match="none is written for it"):
             autotile.matmul(a, b, emulate=False, library=False)
 
-    def test_unaligned_matrices(self, torch: Any) -> None:
+    def test_unaligned_matrices_and_a_float32_result_of_16_bits(self, torch: Any) -> None:
         memory = torch.randn(64 * 64 + 1, device="cuda").bfloat16()
-        a = memory[1:].view(64, 64)
-        b = torch.randn((64, 64), device="cuda").bfloat16()
+        a, b = memory[1:].view(64, 64), torch.randn((64, 64), device="cuda").bfloat16()
         _assert_right(autotile.matmul(a, b), a, b, "bfloat16", 64)
-
-    def test_a_float32_result_of_16_bits(self, torch: Any) -> None:
         a, b = (torch.randn((96, 96), device="cuda").bfloat16() for _ in range(2))
         out = torch.empty((96, 96), device="cuda")
         assert autotile.matmul(a, b, out) is out
@@ -267,9 +264,7 @@ class TestLinear:
 class TestRepeated:
     @pytest.mark.parametrize("dtype", NAMES)
     @pytest.mark.parametrize("shape", REPEATED_SHAPES)
-    def test_each_call_computes_its_own_arrays(
-        self, torch: Any, product: Any, dtype: str, shape: tuple[int, int, int]
-    ) -> None:
+    def test_each_call_has_its_result(self, torch: Any, product: Any, dtype: str, shape: tuple[int, int, int]) -> None:
         (m, n, k), kept = shape, []
         for call in range(CALLS):
             a, b = (torch.randn(one, device="cuda").to(getattr(torch, dtype)) for one in ((m, k), (k, n)))

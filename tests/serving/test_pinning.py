@@ -1,4 +1,4 @@
-"""Pinned choices: files, what they fix, what is refused, ranks, and exchanges that keep the bits."""
+"""Pinned choices: files, what they fix, what is refused, ranks, processes, and exchanges that keep the bits."""
 
 from __future__ import annotations
 
@@ -256,9 +256,7 @@ class TestOperations:
             get_best_kernel("matmul", **SIZES, device="h200")
 
     @pytest.mark.parametrize("pinned", [True, False])
-    def test_nothing_is_raced_while_choices_are_pinned(
-        self, file: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool
-    ) -> None:
+    def test_nothing_is_raced_while_pinned(self, file: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
         if pinned:
             autotile.pin(file)
         serve, asked = OperationShelf.serve, []
@@ -413,9 +411,7 @@ class TestNumerics:
         default_dispatcher.refresher.poll()
         assert kernel.config == DEFAULT
 
-    def test_a_pin_gives_way_to_the_same_bits_alone(
-        self, store: Any, file: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_pin_gives_way_to_equal_bits_alone(self, store: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         kernel = ask(store, 4096)
         autotile.pin(file)
         anew()
@@ -435,3 +431,50 @@ class TestNumerics:
         monkeypatch.setenv("AUTOTILE_NUMERICS", "exact")
         with pytest.raises(InputError, match="AUTOTILE_NUMERICS"):
             read_settings()
+
+
+SYNCHRONIZING = """
+import os, sys
+import torch.distributed as distributed
+import autotile
+import autotile.torch
+
+path, store, rank, own = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+os.environ["AUTOTILE_DB"] = own
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+kernel = autotile.get_best_kernel(path, n=4096, device="h200")
+before = kernel.config["THREADS"]
+autotile.torch.sync_choices()
+print(before, kernel.config["THREADS"])
+distributed.destroy_process_group()
+"""
+
+
+class TestProcesses:
+    @pytest.mark.usefixtures("torch")
+    def test_two_processes_serve_the_same(self, store: Any, tmp_path: Path) -> None:
+        store.put(4096, {"THREADS": 256, "WORK": 4})
+        databases = [os.environ["AUTOTILE_DB"], str(tmp_path / "other.db")]
+        processes = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-W",
+                    "ignore",
+                    "-c",
+                    SYNCHRONIZING,
+                    str(store.path),
+                    str(tmp_path / "store"),
+                    str(rank),
+                    own,
+                ],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, own in enumerate(databases)
+        ]
+        outputs = [process.communicate(timeout=120) for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], outputs
+        assert outputs[0][0].split("\n")[0] == "256 256"
+        assert outputs[1][0].split("\n")[0] == "128 256"

@@ -30,7 +30,6 @@ from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import Library, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving import aside
-from autotile.serving import refresh as miss_counter
 from autotile.serving import refresh as refreshing
 from autotile.serving.bound import BoundKernel, KernelCode
 from autotile.serving.choice import Choice, explain
@@ -111,17 +110,14 @@ class TestKernels:
             add_trial(database, study, run, Trial(BETTER, Outcome.OK, "", "measure"))
         assert (poll(), kernel.tier) == (0, "nearest")
 
-    def test_results_of_other_kernels_choose_nothing(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_results_of_others_and_failures_change_nothing(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         kernel = store.ask(4096)
         poll()
         store.put(4096, BEST, kernel="another")
-        monkeypatch.setattr(default_dispatcher, "find", lambda *_, **__: pytest.fail("chosen"))
-        assert (poll(), kernel.tier) == (0, "default")
-
-    def test_a_failure_changes_nothing(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        kernel = store.ask(4096)
-        store.put(4096, BEST)
         with monkeypatch.context() as patch:
+            patch.setattr(default_dispatcher, "find", lambda *_, **__: pytest.fail("chosen"))
+            assert (poll(), kernel.tier) == (0, "default")
+            store.put(4096, BEST)
             patch.setattr(default_dispatcher, "find", lambda *_, **__: 1 / 0)
             assert (poll(), kernel.tier) == (0, "default")
         Path(read_settings().database).write_bytes(b"no database at all" * 100)
@@ -365,9 +361,7 @@ class TestThread:
         assert not thread._thread.is_alive()
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_none_is_started_for_inspection_or_where_it_is_off(
-        self, store: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_none_is_started_for_inspection_or_when_off(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         watched: list[object] = []
         with monkeypatch.context() as patch:
             patch.setattr(refreshing._thread, "watch", watched.append)
@@ -502,20 +496,20 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(miss_counter, "time", clock)
+    monkeypatch.setattr(refreshing, "time", clock)
     return clock
 
 
 @pytest.fixture
 def slow_writes(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes that take a second."""
-    write = miss_counter._write
+    write = refreshing._write
 
     def slowly(*arguments: Any) -> bool:
         clock.now_s += 1.0
         return write(*arguments)
 
-    monkeypatch.setattr(miss_counter, "_write", slowly)
+    monkeypatch.setattr(refreshing, "_write", slowly)
 
 
 @pytest.mark.usefixtures("live_gpu")
@@ -525,7 +519,7 @@ class TestWhenCountsAreWritten:
         store.put(4096, BEST)
 
     def test_serving_writes_nothing(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(miss_counter, "_write", lambda *_: pytest.fail("written while serving"))
+        monkeypatch.setattr(refreshing, "_write", lambda *_: pytest.fail("written while serving"))
         assert store.ask(8192, device=None).tier == "nearest"
 
     def test_a_kernel_that_was_never_called_counts_as_one_call(self, store: Any) -> None:
@@ -624,7 +618,7 @@ class TestDatabases:
         kernel = store.ask(8192, device=None)
         for write in (lambda *_, **__: False, lambda *_, **__: 1 / 0):
             with monkeypatch.context() as patch:
-                patch.setattr(miss_counter, "write_file", write)
+                patch.setattr(refreshing, "write_file", write)
                 call(kernel, 5)
                 default_dispatcher.misses.flush()
             assert counted() == {}
@@ -650,14 +644,14 @@ class TestDatabases:
         store.put(4096, BEST)
         kernel, other = store.ask(8192, device=None), store.ask(500, device=None)
         writing, go_on = threading.Event(), threading.Event()
-        add_misses: Callable[..., bool] = miss_counter.write_file
+        add_misses: Callable[..., bool] = refreshing.write_file
 
         def slowly(*arguments: Any, **named: Any) -> bool:
             writing.set()
             assert go_on.wait(30)
             return add_misses(*arguments, **named)
 
-        monkeypatch.setattr(miss_counter, "write_file", slowly)
+        monkeypatch.setattr(refreshing, "write_file", slowly)
         thread = threading.Thread(target=call, args=(kernel,))
         thread.start()
         assert writing.wait(30)
@@ -702,11 +696,12 @@ PROBLEM = resolve_problem(KERNEL.spec, {"M": 64, "N": 64, "K": 64}, None)
 
 
 class Code(KernelCode):
-    """A kernel's code whose compilation is let go on by the test."""
+    """A kernel's code whose compilation is let go on by the test, and fails if there is a fault."""
 
-    def __init__(self, tile: int, *, is_compiled: bool, fault: Exception | None = None) -> None:
+    def __init__(self, tile: int, *, is_compiled: bool) -> None:
         super().__init__(KERNEL, PROBLEM, DEVICE, {**KERNEL.spec.default, "TILE": tile})
-        self.is_compiled, self.fault, self.may_end = is_compiled, fault, threading.Event()
+        self.is_compiled, self.may_end = is_compiled, threading.Event()
+        self.fault: Exception | None = None
 
     @property
     def needs_compiler(self) -> bool:
@@ -730,37 +725,45 @@ def chosen() -> Code:
     return Code(32, is_compiled=False)
 
 
+@pytest.fixture
+def kernel(chosen: Code) -> BoundKernel:
+    """What was chosen, with another kernel that may stand in for it."""
+    kernel, other = served(chosen), served(Code(16, is_compiled=True))
+    kernel.find_stand_in = lambda: other
+    return kernel
+
+
+def end_compilation(code: Code) -> None:
+    code.may_end.set()
+    assert aside.wait_for_compilations(10)
+
+
 class TestStandIns:
-    def test_a_call_is_served_by_what_is_compiled_until_the_choice_takes_over(self, chosen: Code) -> None:
-        kernel, other = served(chosen), served(Code(16, is_compiled=True))
-        kernel.find_stand_in = lambda: other
+    def test_what_is_compiled_serves_until_the_choice_takes_over(self, chosen: Code, kernel: BoundKernel) -> None:
         kernel("A", "B", "C")
         assert kernel.config["TILE"] == 16
         text = explain(PROBLEM, DEVICE, kernel.choice)
         assert "It stands in for matmul_tiled TILE=32" in text
         assert "takes over when it is ready" in text
-        chosen.may_end.set()
-        assert aside.wait_for_compilations(10)
+        end_compilation(chosen)
         assert kernel.config["TILE"] == 32
         assert kernel.calls == 1
         assert "stands in" not in explain(PROBLEM, DEVICE, kernel.choice)
 
-    def test_the_calls_of_a_choice_are_counted_once_it_is_served(self, chosen: Code) -> None:
-        kernel, other, reports = served(chosen), served(Code(16, is_compiled=True)), []
-        kernel.find_stand_in = lambda: other
+    def test_the_calls_of_a_choice_are_counted_once_it_is_served(self, chosen: Code, kernel: BoundKernel) -> None:
+        reports: list[int] = []
         kernel.report_calls(lambda calls: reports.append(calls) or 10**9)
         kernel("A", "B", "C")
         assert reports == []
-        chosen.may_end.set()
-        assert aside.wait_for_compilations(10)
+        end_compilation(chosen)
         kernel("A", "B", "C")
         assert reports == [2]
 
     @pytest.mark.parametrize("way", ["nothing else", "is compiled", "load", "bind"])
-    def test_a_call_waits_where_it_must_or_may(self, chosen: Code, way: str) -> None:
-        kernel, other = served(chosen), served(Code(16, is_compiled=True))
+    def test_a_call_waits_where_it_must_or_may(self, chosen: Code, kernel: BoundKernel, way: str) -> None:
         chosen.is_compiled = way == "is compiled"
-        kernel.find_stand_in = lambda: None if way == "nothing else" else other
+        if way == "nothing else":
+            kernel.find_stand_in = lambda: None
         chosen.may_end.set()
         if way == "load":
             kernel.load()
@@ -772,31 +775,24 @@ class TestStandIns:
         assert kernel.config["TILE"] == 32
         assert kernel.is_loaded
 
-    def test_a_choice_that_cannot_be_loaded_leaves_what_stands_in_and_says_so(self) -> None:
-        chosen = Code(32, is_compiled=False, fault=InputError("the compiler refused it"))
-        kernel, other = served(chosen), served(Code(16, is_compiled=True))
-        kernel.find_stand_in = lambda: other
+    def test_a_choice_that_cannot_be_loaded_says_so_and_never_serves(self, chosen: Code, kernel: BoundKernel) -> None:
+        chosen.fault = InputError("the compiler refused it")
         kernel("A", "B", "C")
-        chosen.may_end.set()
-        assert aside.wait_for_compilations(10)
+        end_compilation(chosen)
         assert kernel.config["TILE"] == 16
         assert "which cannot be loaded: the compiler refused it" in explain(PROBLEM, DEVICE, kernel.choice)
 
-    def test_what_was_adopted_meanwhile_stays(self, chosen: Code) -> None:
-        kernel, other, newer = served(chosen), served(Code(16, is_compiled=True)), served(Code(8, is_compiled=True))
-        kernel.find_stand_in = lambda: other
+    def test_what_was_adopted_meanwhile_stays(self, chosen: Code, kernel: BoundKernel) -> None:
+        newer = served(Code(8, is_compiled=True))
         kernel("A", "B", "C")
         newer.load()
         kernel.adopt(newer)
-        chosen.may_end.set()
-        assert aside.wait_for_compilations(10)
+        end_compilation(chosen)
         assert kernel.config["TILE"] == 8
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_products_at_new_sizes_need_no_compiler(
-        self, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_new_sizes_need_no_compiler(self, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         import cupy
 
         monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path))
