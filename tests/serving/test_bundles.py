@@ -207,6 +207,8 @@ class TestArchitectures:
     def test_several(self, store: Any, tmp_path: Path) -> None:
         store.put(4096, FAST)
         path = tmp_path / "both.autotile"
+        with pytest.raises(InputError, match="'sm_9' is no architecture"):
+            exchange.bundle(store.path, output=path, architectures=["sm_9"])
         written = exchange.bundle(store.path, output=path, architectures=["sm_90", "sm_80", "sm_86"])
         assert written.kernels[0].architectures == ("sm_90", "sm_80", "sm_86")
         assert ask(path, 4096).tier == "exact"
@@ -214,11 +216,6 @@ class TestArchitectures:
             kernel = ask(path, 4096, device=device)
             assert (kernel.tier, kernel.config) == ("transferred", FAST)
             assert f"compiled for {target}" in kernel.explain()
-
-    def test_one_that_the_compiler_does_not_know(self, store: Any, tmp_path: Path) -> None:
-        store.put(4096, FAST)
-        with pytest.raises(InputError, match="'sm_9' is no architecture"):
-            exchange.bundle(store.path, output=tmp_path / "x", architectures=["sm_9"])
 
     def test_what_is_not_tuned_can_be_bundled_for_a_named_one(self, store: Any, tmp_path: Path) -> None:
         for put in (lambda: None, lambda: store.put(4096, FAST, template_hash="0" * 64)):  # of another version
@@ -236,13 +233,11 @@ class TestMaking:
 
     def test_one_problem_alone(self, bundle: Path, store: Any, tmp_path: Path) -> None:
         exchange.bundle([(store.path, {"n": 65536})], output=tmp_path / "one")
+        with pytest.raises(InputError, match="scale n=5000 is not tuned; tuned is n=65536; n=4096"):
+            exchange.bundle([(store.path, {"n": 5000})], output=tmp_path / "two")
         held = Bundle(tmp_path / "one").kernel("scale")
         assert [dict(w.key.sizes) for w in held.winners] == [{"n": 65536}]
         assert {json.dumps(c.config) for c in held.cubins} == {json.dumps(SLOW), '{"THREADS": 128, "WORK": 1}'}
-
-    def test_one_that_is_not_tuned(self, bundle: Path, store: Any, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="scale n=5000 is not tuned; tuned is n=65536; n=4096"):
-            exchange.bundle([(store.path, {"n": 5000})], output=tmp_path / "one")
 
     def test_a_winner_of_a_gpu_that_is_compiled_for_elsewhere(self, store: Any, tmp_path: Path) -> None:
         store.put(4096, FAST, device=replace(device_profile("a100"), source="cuda"))
