@@ -224,7 +224,7 @@ class Explanation(Result):
     def _headline(self) -> str:
         verdict = "cannot be used" if self.fault else "valid"
         share = f", occupancy {percent_text(self.occupancy.occupancy)}" if self.occupancy is not None else ""
-        return f"{self.problem} on {device_text(self.device)}: {verdict}{share}"
+        return f"{self._heading()}: {verdict}{share}"
 
     def _heading(self) -> str:
         return f"{self.problem} on {device_text(self.device)}"
@@ -326,7 +326,7 @@ class OperationExplanation(Result):
     notices: tuple[str, ...] = ()
 
     def _headline(self) -> str:
-        return f"{self.problem} on {device_text(self.device)}: {self.served}, {self.tier}"
+        return f"{self._heading()}: {self.served}, {self.tier}"
 
     def _heading(self) -> str:
         return f"{self.problem} on {device_text(self.device)}"
@@ -485,7 +485,7 @@ class SpaceSummary(Result):
         return figure_of(space_chart(tuple(self.funnel())), dark=dark)
 
     def _headline(self) -> str:
-        return f"{self.problem} on {device_text(self.device)}: {self.valid:,} of {self.combinations:,} valid"
+        return f"{self._heading()}: {self.valid:,} of {self.combinations:,} valid"
 
     def _heading(self) -> str:
         return f"{self.problem} on {device_text(self.device)}"
@@ -579,7 +579,7 @@ class OccupancyResult(Result):
         return figure_of(chart, dark=dark)
 
     def _headline(self) -> str:
-        return f"{device_text(self.device)}: {occupancy_text(self.device, self.occupancy)}"
+        return f"{self._heading()}: {occupancy_text(self.device, self.occupancy)}"
 
     def _heading(self) -> str:
         return device_text(self.device)

@@ -174,7 +174,7 @@ class PlanResult(Result):
         return f"{plural(len(self.entries), 'problem')}: {', '.join(counts)}, in {duration_text(self.seconds)}"
 
     def _headline(self) -> str:
-        return f"plan {self.name}: {self.summary}"
+        return f"{self._heading()}: {self.summary}"
 
     def _heading(self) -> str:
         return f"plan {self.name}"

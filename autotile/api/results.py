@@ -526,7 +526,7 @@ class BestResult(Result):
 
     def _headline(self) -> str:
         by = self.kernel if not self.config else config_text(self.config)
-        served = f"{self.problem} on {self.device_label}: {self.tier}, {by}"
+        served = f"{self._heading()}: {self.tier}, {by}"
         if self.tier == "transferred":
             return f"{served}, {time_text(self.time_us)} on {source_text(self.tuned_on, self.source)}"
         return f"{served}, {time_text(self.time_us)}" if self.measurement is not None else served

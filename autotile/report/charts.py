@@ -339,7 +339,12 @@ def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "tr
         (drawn & ~timed, "failed", "x-thin-open", MUTED, above),
     ):
         if chosen.any():
-            hover = [_trial_hover(study, int(index)) for index in np.flatnonzero(chosen)]
+            hover = []
+            for index in np.flatnonzero(chosen).tolist():
+                trial = study.trials[index].trial
+                failed = f"{str(trial.outcome).replace('_', ' ')}: {trial.reason}" if not trial.outcome.has_time else ""
+                lines = (f"trial {index + 1:,}", measured_text(trial), failed, config_text(trial.config))
+                hover.append(hover_text(*lines))
             traces.append(points(xs[chosen], ys[chosen], name=text, symbol=symbol, color=color, size=6, hover=hover))
     line = {"color": ACCENT, "width": 2.5, "shape": "hv"}
     go = load_plotly()
@@ -387,12 +392,6 @@ def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "tr
     ]
     table = ResultTable(("trial", "after", quantity, "configuration that became the best"), rows)
     return Chart(name, title, made, summary, table, note)
-
-
-def _trial_hover(study: StudyData, index: int) -> str:
-    trial = study.trials[index].trial
-    failed = f"{str(trial.outcome).replace('_', ' ')}: {trial.reason}" if not trial.outcome.has_time else ""
-    return hover_text(f"trial {index + 1:,}", measured_text(trial), failed, config_text(trial.config))
 
 
 @dataclass(frozen=True, slots=True)

@@ -577,7 +577,10 @@ def _compared(
     a: StoredBest, b: StoredBest, trials_a: Sequence[Trial], trials_b: Sequence[Trial], level: int
 ) -> ComparedProblem:
     spread = max(SESSION_SPREAD, _repeat_spread(a.trial, trials_a), _repeat_spread(b.trial, trials_b))
-    clock = _clock_ratio(trials_a, trials_b) if a.key.gpu_name == b.key.gpu_name else None
+    stated = ([one.telemetry.get("reference_us") for one in trials] for trials in (trials_a, trials_b))
+    probes = [[float(time_us) for time_us in times if time_us] for times in stated]
+    is_known = a.key.gpu_name == b.key.gpu_name and all(probes)
+    clock = median(probes[1]) / median(probes[0]) if is_known else None
 
     def ratio(other: Trial | None) -> Interval | None:
         first, second = a.trial.measurement, other.measurement if other is not None else None
@@ -630,14 +633,6 @@ def _repeat_spread(best: Trial, trials: Iterable[Trial]) -> float:
         if one.cubin_hash == best.cubin_hash and one.measurement != best.measurement and config_key(one.config) == key
     ]
     return math.expm1(median(others)) if others else 0.0
-
-
-def _clock_ratio(a: Iterable[Trial], b: Iterable[Trial]) -> float | None:
-    """Return the ratio of the median times of the reference kernel, ``b`` over ``a``; None if one was not measured."""
-    probes = [
-        [float(one.telemetry["reference_us"]) for one in side if one.telemetry.get("reference_us")] for side in (a, b)
-    ]
-    return median(probes[1]) / median(probes[0]) if all(probes) else None
 
 
 def _differences(a: StoredBest, b: StoredBest) -> Iterator[Difference]:
