@@ -46,16 +46,8 @@ def worker(
 ) -> Handler:
     """Return the handler of a GPU worker without a GPU.
 
-    Parameters
-    ----------
-    run
-        Verifies and measures a configuration.
-    race_us
-        Time of a configuration in a round.
-    opened
-        Called with each problem.
-    check
-        Verifies a configuration repeatedly; ``run`` if it is None.
+    ``run`` measures a configuration, and verifies it repeatedly unless ``check`` does; ``race_us`` returns its time in
+    a round; ``opened`` is called with each problem.
     """
 
     def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:

@@ -29,24 +29,10 @@ def programs_folder() -> Path | None:
 
 
 class PostgresqlServer:
-    """A running server; use `running_server`.
-
-    Parameters
-    ----------
-    programs
-        Folder of the server's programs.
-    folder
-        Empty folder, which the server's user owns.
-    user
-        User that runs the server, which refuses root; None for this process's own.
-    settings
-        Settings of the server, each ``name=value``.
-    """
+    """A running server, made by `running_server`; its user, None for this process's own, owns the empty folder."""
 
     def __init__(self, programs: Path, folder: Path, user: str | None, settings: Sequence[str]) -> None:
-        self._programs = programs
-        self._folder = folder
-        self._user = user
+        self._programs, self._folder, self._user = programs, folder, user
         self._settings = (*_SETTINGS, *settings)
         self._process: subprocess.Popen[bytes] | None = None
         self.password = secrets.token_hex(12)
@@ -123,13 +109,12 @@ class PostgresqlServer:
         return False
 
     def _popen(self, command: list[str], output: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-        groups = [] if self._user is not None else None
         return subprocess.Popen(
             command,
             cwd=self._folder,
             user=self._user,
             group=pwd.getpwnam(self._user).pw_gid if self._user is not None else None,
-            extra_groups=groups,
+            extra_groups=[] if self._user is not None else None,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

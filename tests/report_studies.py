@@ -63,13 +63,14 @@ def store_session(
     trials = _trials(recorded, device, session)
     key = replace(recorded.header.key, source=source)
     if session.hostile:
-        trials = [replace(trial, config={**trial.config, SCRIPT: _hostile(i)}) for i, trial in enumerate(trials)]
-        key = replace(
-            key, kernel=SCRIPT, gpu_name='H200 <i>"x"</i>', dtype="float32&amp;", sizes={"M<": 4, **key.sizes}
-        )
+        values = HOSTILE_VALUES * len(trials)
+        trials = [replace(trial, config={**trial.config, SCRIPT: values[i]}) for i, trial in enumerate(trials)]
+        hostile: dict[str, Any] = {"kernel": SCRIPT, "gpu_name": 'H200 <i>"x"</i>', "dtype": "float32&amp;"}
+        key = replace(key, sizes={"M<": 4, **key.sizes}, **hostile)
+    settings = {"objectives": list(session.objectives), "objective": None, "finals": 12, "sanitize": True}
     with Database.open(path) as database, database.writing() as connection:
         study_id = ensure_study(connection, key, replace(device, source=source))
-        run_id = insert_run(connection, _run(study_id, session))
+        run_id = insert_run(connection, {**RUN, "study_id": study_id, "seed": session.seed, "settings": settings})
         position = {"study_id": study_id, "run_id": run_id}
         searched = [
             position | {"phase": "search", "rank": None, "created_at": _moment(0.3 * i + 2.0)} | trial_row(trial)
@@ -90,25 +91,12 @@ def store_session(
     return key
 
 
-def _hostile(index: int) -> str:
-    return HOSTILE_VALUES[index % len(HOSTILE_VALUES)]
-
-
 def _moment(seconds: float) -> str:
     return (STARTED + timedelta(seconds=seconds)).isoformat(timespec="microseconds")
 
 
-def _run(study_id: int, session: Session) -> dict[str, Any]:
-    return {
-        "study_id": study_id,
-        "started_at": _moment(0.0),
-        "sampler": "auto",
-        "seed": session.seed,
-        "settings": {"objectives": list(session.objectives), "objective": None, "finals": 12, "sanitize": True},
-        "driver": "13.0",
-        "host": "gpu-node-1",
-        "gates": {"combinations": 93312, "rules": 19200, "limits": 14712},
-    }
+GATES = {"combinations": 93312, "rules": 19200, "limits": 14712}
+RUN = {"started_at": _moment(0.0), "sampler": "auto", "driver": "13.0", "host": "gpu-node-1", "gates": GATES}
 
 
 def _trials(recorded: Recording, device: DeviceProperties, session: Session) -> list[Trial]:
@@ -169,27 +157,19 @@ def _trial(
 
 
 def _failed(trial: Trial, session: Session) -> Trial:
-    outcome, stage, reason = (
-        (Outcome.COMPILE_FAILED, "compile", COMPILER_WORDS)
-        if session.hostile
-        else (Outcome.WRONG_RESULT, "verify", f"C differs by 0.25 at element {len(str(trial.config)) * 37}")
-    )
-    return replace(trial, outcome=outcome, stage=stage, reason=reason, measurement=None, telemetry={})
+    bare = replace(trial, measurement=None, telemetry={})
+    if session.hostile:
+        return replace(bare, outcome=Outcome.COMPILE_FAILED, stage="compile", reason=COMPILER_WORDS)
+    reason = f"C differs by 0.25 at element {len(str(trial.config)) * 37}"
+    return replace(bare, outcome=Outcome.WRONG_RESULT, stage="verify", reason=reason)
 
 
 def _finals(trials: Sequence[Trial], session: Session) -> tuple[list[Trial], list[Trial]]:
     """Return the ranked finalists with the times of a race, and one that the sanitizer refused."""
     rng = np.random.default_rng(session.seed + 1)
     timed = sorted((t for t in trials if t.outcome is Outcome.OK), key=lambda t: t.time_us or 0.0)
-    refused = [
-        replace(
-            timed[1],
-            outcome=Outcome.OUT_OF_BOUNDS,
-            stage="sanitize",
-            reason="memcheck: Invalid __global__ read of size 16 bytes at sgemm_2d+0x1a40 by thread (96,0,0)",
-            measurement=None,
-        )
-    ]
+    reason = "memcheck: Invalid __global__ read of size 16 bytes at sgemm_2d+0x1a40 by thread (96,0,0)"
+    refused = replace(timed[1], outcome=Outcome.OUT_OF_BOUNDS, stage="sanitize", reason=reason, measurement=None)
     rows = [timed[0], *timed[2 : FINALISTS + 1]]
     default = next((t for t in trials if t.outcome.has_time), rows[0])
     rows += [default] if all(default is not one for one in rows) else []
@@ -202,7 +182,7 @@ def _finals(trials: Sequence[Trial], session: Session) -> tuple[list[Trial], lis
         interval = median_interval(samples)
         times = Measurement(interval.value, interval.low, interval.high, tuple(samples.tolist()))
         raced.append(replace(trial, outcome=Outcome.OK, reason="", stage="finals", measurement=times))
-    return sorted(raced, key=lambda t: t.time_us or 0.0), refused
+    return sorted(raced, key=lambda t: t.time_us or 0.0), [refused]
 
 
 def _summary(ranked: Sequence[Trial], refused: Sequence[Trial], default: Config, session: Session) -> dict[str, Any]:
@@ -217,7 +197,7 @@ def _summary(ranked: Sequence[Trial], refused: Sequence[Trial], default: Config,
         "winner": {"config": dict(ranked[0].config)},
         "default": {"config": dict(ranked[-1].config)},
         "ties": [dict(ranked[1].config), dict(ranked[2].config)],
-        "gates": {"combinations": 93312, "rules": 19200, "limits": 14712},
+        "gates": GATES,
         "stopped": {"rule": "trials", "expected_gain": 0.0042, "more_trials": 256},
         "importance": [
             {"parameter": name, "share": share, "alone": 0.8 * share, "matters": share > 0.02, "favoured": []}

@@ -119,18 +119,17 @@ def _readers(path: Path, folder: Path) -> dict[str, Callable[[], object]]:
                 database.tried(study.study_id)
             study_times(database, KERNEL)
 
-    def merge() -> None:
-        for old in folder.glob("merged.db*"):
+    def fresh(name: str) -> Path:
+        for old in folder.glob(f"{name}*"):
             old.unlink()
-        autotile.db_merge([path], folder / "merged.db")
+        return folder / name
+
+    def merge() -> None:
+        autotile.db_merge([path], fresh("merged.db"))
         assert autotile.db_check(folder / "merged.db").whole
 
     def merge_into() -> None:
-        target = folder / "target.db"
-        for old in folder.glob("target.db*"):
-            old.unlink()
-        shutil.copy(path, target)
-        autotile.db_merge([folder / "template.db"], target)
+        autotile.db_merge([folder / "template.db"], Path(shutil.copy(path, fresh("target.db"))))
 
     def export() -> None:
         for kind in ("t4", "kernel-tuner", "recording"):

@@ -106,9 +106,8 @@ class TestRowSums:
 
     def test_a_kernel_is_served_for_every_size(self, tmp_path: Path) -> None:
         for rows, n in ((1, 1), (1, 10_000_000), (100_000, 33)):
-            served = autotile.get_best_kernel(
-                self.FILE, ROWS=rows, N=n, device="h200", database=tmp_path / "empty.db", library=False
-            )
+            where = {"device": "h200", "database": tmp_path / "empty.db", "library": False}
+            served = autotile.get_best_kernel(self.FILE, ROWS=rows, N=n, **where)
             assert served.kernel in ("row_sums_whole", "row_sums_split")
             assert not served.is_library
             assert served.shapes["x"] == (rows, n)

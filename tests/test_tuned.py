@@ -21,15 +21,11 @@ from gemm_product import Product, emulating_kernels
 WINNERS = [winner for path in sorted(data_folder("tuned").glob("*.json")) for winner in read_winners(path)]
 
 
-def _name(winner: Winner) -> str:
-    return str(winner.key.problem)
-
-
 def test_there_are_some() -> None:
     assert WINNERS
 
 
-@pytest.mark.parametrize("winner", WINNERS, ids=_name)
+@pytest.mark.parametrize("winner", WINNERS, ids=lambda winner: str(winner.key.problem))
 def test_each_belongs_to_its_kernel_as_it_is(winner: Winner) -> None:
     kernel = load_kernel(winner.key.kernel)
     assert winner.key.template_hash == kernel.source_hash
@@ -67,12 +63,8 @@ PRODUCTS = {(winner.key.dtype, *(winner.key.sizes[name] for name in "MNK")) for 
 
 @pytest.mark.parametrize("product", sorted(PRODUCTS), ids=str)
 def test_a_product_is_computed_by_the_kernel_that_won(product: tuple[str, int, int, int], tmp_path: Path) -> None:
-    dtype, *shape = product
-    rivals = [
-        winner
-        for winner in WINNERS
-        if winner.key.dtype == dtype and [winner.key.sizes[name] for name in "MNK"] == shape
-    ]
+    dtype = product[0]
+    rivals = [one for one in WINNERS if (one.key.dtype, *(one.key.sizes[name] for name in "MNK")) == product]
     fastest = min(rivals, key=lambda winner: winner.measurement.time_us)
     assert fastest.device is not None
     # An emulating kernel may be expected to be faster still, from smaller products.

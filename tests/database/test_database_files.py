@@ -37,7 +37,10 @@ from autotile.database.winners import SCHEMA_REVISION, VIEW_DIGESTS, WINNERS, re
 from autotile.errors import DatabaseError, DataError, DataWarning
 
 
-def test_the_folder_is_made(tmp_path: Path) -> None:
+def test_the_folder_is_made_and_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
+    (tmp_path / "tuning.db").touch()
+    with Database.open(tmp_path / "tuning.db") as database:
+        assert check_database(database).ok
     with Database.open(tmp_path / "a" / "b" / "tuning.db") as database:
         assert database.notices == ()
         assert database.studies() == []
@@ -55,12 +58,6 @@ def test_reading_what_is_not_there_gives_none_and_makes_nothing(tmp_path: Path, 
     assert sorted(tmp_path.iterdir()) == ([path] if content is not None else [])
 
 
-def test_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
-    (tmp_path / "tuning.db").touch()
-    with Database.open(tmp_path / "tuning.db") as database:
-        assert check_database(database).ok
-
-
 @pytest.mark.parametrize("opening", [Database.open, Database.open_readonly])
 def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path, opening: Callable[..., object]) -> None:
     path = tmp_path / "space.toml"
@@ -75,9 +72,7 @@ def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path, opening: 
 
 @pytest.mark.parametrize("opening", [Database.open, Database.open_readonly])
 def test_another_programs_database_is_refused(tmp_path: Path, opening: Callable[..., object]) -> None:
-    connection = sqlite3.connect(tmp_path / "places.db")
-    connection.execute("CREATE TABLE moz_places (id INTEGER)")
-    connection.close()
+    change(tmp_path / "places.db", "CREATE TABLE moz_places (id INTEGER)")
     with pytest.raises(DatabaseError, match=r"belongs to another program .*'moz_places'"):
         opening(tmp_path / "places.db")
 
@@ -86,10 +81,7 @@ def test_another_programs_database_is_refused(tmp_path: Path, opening: Callable[
 def test_a_newer_schema_is_refused(tmp_path: Path, opening: Callable[..., object]) -> None:
     path = tmp_path / "tuning.db"
     Database.open(path).close()
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE autotile_schema SET version_num = '0099'")
-    connection.commit()
-    connection.close()
+    change(path, "UPDATE autotile_schema SET version_num = '0099'")
     with pytest.raises(
         DatabaseError, match=rf"newer autotile \(schema 0099; this version knows {SCHEMA_REVISION}\): pip install"
     ):
@@ -98,10 +90,9 @@ def test_a_newer_schema_is_refused(tmp_path: Path, opening: Callable[..., object
 
 def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DatabaseError, match="cannot create the folder"):
-        Database.open(tmp_path / "file" / "tuning.db")
-    with pytest.raises(DatabaseError, match="cannot create the folder"):
-        Database.open("/proc/tuning/autotile.db")
+    for path in (tmp_path / "file" / "tuning.db", "/proc/tuning/autotile.db"):
+        with pytest.raises(DatabaseError, match="cannot create the folder"):
+            Database.open(path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -172,34 +163,31 @@ def _filled(path: Path, key: TuningKey, count: int = 300) -> None:
         add_trials(database, study, run, [measured({"BM": number}, 1.0 + number) for number in range(count)])
 
 
-def _damage_start(data: bytearray) -> None:
-    data[100:4096] = b"\xff" * 3996
+def _damaged(path: Path, where: str) -> bytes:
+    """Damage the start or the middle of a file, or cut it in half, and return what it holds then."""
+    data = bytearray(path.read_bytes())
+    if where == "start":
+        data[100:4096] = b"\xff" * 3996
+    elif where == "middle":
+        middle = len(data) // 2 // 4096 * 4096
+        data[middle : middle + 8192] = b"\xa5" * 8192
+    else:
+        del data[len(data) // 2 :]
+    path.write_bytes(data)
+    return bytes(data)
 
 
-def _damage_middle(data: bytearray) -> None:
-    middle = len(data) // 2 // 4096 * 4096
-    data[middle : middle + 8192] = b"\xa5" * 8192
-
-
-def _cut(data: bytearray) -> None:
-    del data[len(data) // 2 :]
-
-
-@pytest.mark.parametrize("damage", [_damage_start, _damage_middle, _cut])
-def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(
-    tmp_path: Path, key: TuningKey, damage: Callable[[bytearray], None]
-) -> None:
+@pytest.mark.parametrize("damage", ["start", "middle", "cut"])
+def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(tmp_path: Path, key: TuningKey, damage: str) -> None:
     path = tmp_path / "tuning.db"
     _filled(path, key)
-    data = bytearray(path.read_bytes())
-    damage(data)
-    path.write_bytes(data)
+    data = _damaged(path, damage)
     with Database.open(path) as database:
         assert database.studies() == []
         (notice,) = database.notices
     (kept,) = tmp_path.glob("tuning.db.corrupt-*")
     assert str(kept) in notice
-    assert kept.read_bytes() == bytes(data)
+    assert kept.read_bytes() == data
     with Database.open(path) as again:
         assert again.notices == ()
 
@@ -207,9 +195,7 @@ def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(
 def test_damage_found_while_reading_says_what_to_do(tmp_path: Path, key: TuningKey) -> None:
     path = tmp_path / "tuning.db"
     _filled(path, key)
-    data = bytearray(path.read_bytes())
-    _damage_middle(data)
-    path.write_bytes(data)
+    data = _damaged(path, "middle")
     reader = Database.open_readonly(path)
     assert reader is not None
     with reader:
@@ -217,7 +203,7 @@ def test_damage_found_while_reading_says_what_to_do(tmp_path: Path, key: TuningK
             reader.trials(1)
         report = check_database(reader)
     assert not report.ok
-    assert path.read_bytes() == bytes(data)
+    assert path.read_bytes() == data
 
 
 def test_a_lock_that_is_never_released_is_explained(

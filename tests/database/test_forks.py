@@ -7,10 +7,10 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
-from stored_runs import record_miss
 
 import autotile
 from autotile.core.forks import FORK_LOCK
@@ -30,23 +30,25 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
-MISS = miss_row(Problem("scale", {"n": 4096}, "float32"), "NVIDIA H200", "nearest", 1)
+
+
+def miss_of(n: int) -> dict[str, Any]:
+    return miss_row(Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "nearest", 1)
 
 
 def _read_and_write(path: Path) -> bool:
     winners = read_file(str(path), WINNERS, kernel="scale", dtype="float32")
     rules = read_file(str(path), RULES, kernel="scale", dtype="float32")
-    return winners == [] and rules == [] and write_file(path, ADD_MISSES, [MISS], timeout_s=10.0)
+    return winners == [] and rules == [] and write_file(path, ADD_MISSES, [miss_of(4096)], timeout_s=10.0)
 
 
-def _look_up(path: Path) -> bool:
-    kernel = Dispatcher(database=path).get_best_kernel("matmul_naive", M=64, N=64, K=64, device="a100")
+def _look_up(database: Path | str) -> bool:
+    kernel = Dispatcher(database=database).get_best_kernel("matmul_naive", M=64, N=64, K=64, device="a100")
     return not kernel.choice.unread
 
 
 def _look_up_with_an_sql_engine(path: Path) -> bool:
-    kernel = Dispatcher(database=f"sqlite:///{path}").get_best_kernel("matmul_naive", M=64, N=64, K=64, device="a100")
-    return not kernel.choice.unread
+    return _look_up(f"sqlite:///{path}")
 
 
 def _fork(work: Callable[[Path], bool], path: Path) -> int:
@@ -127,7 +129,7 @@ def test_a_fork_waits_for_the_database(path: Path) -> None:
 
 def _add_miss(path: Path, n: int) -> None:
     with Database.open(path) as database:
-        record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "nearest")
+        database.add_misses([miss_of(n)])
 
 
 def _misses(path: Path) -> set[int]:
@@ -161,14 +163,10 @@ def test_a_fork_waits_for_the_end_of_a_transaction(path: Path) -> None:
 
     def write() -> None:
         with Database.open(path) as database, database.writing() as connection:
-            connection.execute(
-                text(ADD_MISSES), miss_row(Problem("scale", {"n": 1}, "float32"), "NVIDIA H200", "nearest", 1)
-            )
+            connection.execute(text(ADD_MISSES), miss_of(1))
             begun.set()
             time.sleep(0.5)
-            connection.execute(
-                text(ADD_MISSES), miss_row(Problem("scale", {"n": 2}, "float32"), "NVIDIA H200", "nearest", 1)
-            )
+            connection.execute(text(ADD_MISSES), miss_of(2))
 
     def work(path: Path) -> bool:
         seen = _misses(path)  # all or nothing of the transaction, which has ended

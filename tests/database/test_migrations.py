@@ -146,23 +146,32 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
         assert database.find_study(key) == 1
 
 
+def _execute(database: Database, *statements: str) -> None:
+    with database.writing() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def make_older(database: Database, revision: str = "0007") -> None:
+    """Give a database the indexes before revision 0008, and the number of a revision."""
+    _execute(
+        database,
+        *("DROP INDEX trials_of_run", "DROP INDEX trials_of_finals"),
+        "CREATE INDEX trials_by_run ON trials (run_id)",
+        f"UPDATE {VERSION_TABLE} SET version_num = '{revision}'",
+    )
+
+
 def _drop_newer_columns(database: Database) -> None:
     """Complete `_downgrade`; from then on the rows cannot be read."""
-    with database.writing() as connection:
-        connection.execute(text("ALTER TABLE trials DROP COLUMN gpu"))
+    _execute(database, "ALTER TABLE trials DROP COLUMN gpu")
 
 
 def _downgrade(database: Database) -> None:
     """Restore the schema of revision 0003, but for columns that rows are read with."""
-    with database.writing() as connection:
-        connection.execute(text("DROP VIEW best"))
-        for table in ("models", "ceilings", "claims"):
-            connection.execute(text(f"DROP TABLE {table}"))
-        for index in ("trials_of_run", "trials_of_finals"):
-            connection.execute(text(f"DROP INDEX {index}"))
-        connection.execute(text("CREATE INDEX trials_by_run ON trials (run_id)"))
-        connection.execute(text(VIEW_BY_DATE))
-        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0003'"))
+    _execute(database, "DROP VIEW best", *(f"DROP TABLE {table}" for table in ("models", "ceilings", "claims")))
+    make_older(database, "0003")
+    _execute(database, VIEW_BY_DATE)
 
 
 @pytest.mark.parametrize(
@@ -212,11 +221,8 @@ def test_the_order_of_rules_is_upgraded(tmp_path: Path, key: TuningKey, device: 
         for rule, year in zip(rules, (2025, 2140, 2024), strict=True):
             save_family_state(database, key, rule.family, device, FamilyState({}))
             save_rule(database, key, device, rule)
-            with database.writing() as connection:
-                date = {"date": f"{year}-01-01T00:00:00.000000+00:00"}
-                connection.execute(
-                    text("UPDATE families SET learned_at = :date WHERE id = (SELECT max(id) FROM families)"), date
-                )
+            date = f"'{year}-01-01T00:00:00.000000+00:00'"
+            _execute(database, f"UPDATE families SET learned_at = {date} WHERE id = (SELECT max(id) FROM families)")
         save_family_state(database, key, families[0], device, FamilyState({}, tuned=1))
         _downgrade(database)
         _drop_newer_columns(database)
@@ -242,20 +248,6 @@ print("opening", flush=True)
 with Database.open(sys.argv[1]) as database:
     print(check_database(database).revision, flush=True)
 """
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(request.getfixturevalue("server_url")) if request.param == "postgresql" else str(tmp_path / "team.db")
-
-
-def make_older(database: Database) -> None:
-    """Give a database the schema of revision 0007."""
-    with database.writing() as connection:
-        for index in ("trials_of_run", "trials_of_finals"):
-            connection.execute(text(f"DROP INDEX {index}"))
-        connection.execute(text("CREATE INDEX trials_by_run ON trials (run_id)"))
-        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0007'"))
 
 
 def start(location: str) -> subprocess.Popen[str]:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -46,7 +47,6 @@ class Found:
 
     winner: str
     trials: tuple[tuple[str, str, float | None], ...]
-    """Configuration, outcome and time in microseconds, in the order of the search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +97,7 @@ class Bench:
     """Runner of one scenario: a folder with a new database for each series, and a cubin cache."""
 
     def __init__(self, folder: Path, scenario: Scenario, cache: Path) -> None:
-        self._folder = folder
-        self._scenario = scenario
-        self._cache = cache
-        self._number = 0
+        self._folder, self._scenario, self._cache, self._number = folder, scenario, cache, 0
         self.uninterrupted, self.spans_s = self._measure()
 
     def series(self, rng: Random, max_kills: int) -> Series:
@@ -138,7 +135,7 @@ class Bench:
         reached_s = self._wait_for(process, location, stage)
         while process.poll() is None and time.monotonic() < reached_s + delay_s:
             time.sleep(0.0005)
-        mark = _mark_of(location)
+        mark = f"AUTOTILE_TEST_OF={location}\0"
         workers = descendants(mark) - {process.pid}
         process.send_signal(signal.SIGKILL)
         killed_s = time.monotonic()
@@ -260,11 +257,8 @@ def _configs(acknowledged: Counter[str]) -> Counter[str]:
 def _damage(location: Path) -> str:
     if not location.exists():
         return ""
-    connection = sqlite3.connect(location)
-    try:
+    with closing(sqlite3.connect(location)) as connection:
         (verdict,) = connection.execute("PRAGMA integrity_check").fetchone()
-    finally:
-        connection.close()
     return "" if verdict == "ok" else str(verdict)
 
 
@@ -294,7 +288,3 @@ def _marks_of(location: Path) -> Path:
 
 def _log_of(location: Path) -> Path:
     return location.with_name("log")
-
-
-def _mark_of(location: Path) -> str:
-    return f"AUTOTILE_TEST_OF={location}\0"

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,10 +34,7 @@ FAILURES = [outcome for outcome in Outcome if not outcome.has_time]
 
 def configs() -> list[dict[str, Any]]:
     return [
-        {"BM": bm, "WIDE": wide, "KIND": kind}
-        for bm in (32, 64, 128)
-        for wide in (False, True)
-        for kind in ("float", "float4")
+        dict(zip(("BM", "WIDE", "KIND"), values, strict=True)) for values in product(*(p.values for p in PARAMETERS))
     ]
 
 
@@ -91,13 +89,9 @@ class TestT4:
         trial = replace(stored[0].trial, occupancy=occupancy, telemetry={"power_w": 402.5}, measurement=measurement)
         (result,) = t4_results([replace(stored[0], trial=trial)])["results"]
         found = {entry["name"]: (entry["value"], entry["unit"]) for entry in result["measurements"]}
-        assert {name: found[name] for name in ("time", "time_low", "time_high", "occupancy", "power_w")} == {
-            "time": (0.05, "ms"),
-            "time_low": (0.049, "ms"),
-            "time_high": (0.051, "ms"),
-            "occupancy": (0.25, ""),
-            "power_w": (402.5, ""),
-        }
+        expected = {"time": (0.05, "ms"), "time_low": (0.049, "ms"), "time_high": (0.051, "ms")}
+        expected |= {"occupancy": (0.25, ""), "power_w": (402.5, "")}
+        assert {name: found[name] for name in expected} == expected
 
     def test_each_failure_states_its_reason_and_no_success_does(self, stored: Sequence[StoredTrial]) -> None:
         reasons = [
@@ -113,7 +107,7 @@ class TestT4:
 
 
 class TestExport:
-    def test_kernel_tuner_replays_our_results_and_finds_our_best(
+    def test_kernel_tuner_replays_our_results_finds_our_best_and_searches(
         self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]
     ) -> None:
         write_cache(tmp_path / "ours.json", key, PARAMETERS, stored)
@@ -123,11 +117,6 @@ class TestExport:
         assert {name: best[name] for name in ("BM", "WIDE", "KIND")} == configs()[1]
         assert best["time"] == pytest.approx(0.041), "the finals replace the search"
         assert environment["device_name"] == key.gpu_name
-
-    def test_its_search_strategies_run_on_our_results(
-        self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]
-    ) -> None:
-        write_cache(tmp_path / "ours.json", key, PARAMETERS, stored)
         results, _ = simulate(tmp_path / "ours.json", strategy="random_sample", strategy_options={"max_fevals": 2})
         assert len(results) == 2
 
@@ -221,12 +210,9 @@ class TestImport:
             assert trial.time_us == pytest.approx(ours.time_us)
             assert trial.outcome.has_time == ours.outcome.has_time
 
-    def test_a_line_that_was_cut_short_loses_only_itself(self, theirs: Path) -> None:
-        theirs.write_text(theirs.read_text()[:-40])
-        assert len(read_cache(theirs).trials) == 4
-
-    def test_lines_may_end_as_on_windows(self, theirs: Path) -> None:
-        theirs.write_bytes(theirs.read_bytes()[:-40].replace(b"\n", b"\r\n"))
+    @pytest.mark.parametrize("end", [b"\n", b"\r\n"])  # as on Linux and on Windows
+    def test_a_line_that_was_cut_short_loses_only_itself(self, theirs: Path, end: bytes) -> None:
+        theirs.write_bytes(theirs.read_bytes()[:-40].replace(b"\n", end))
         assert len(read_cache(theirs).trials) == 4
 
     def test_a_finished_file_is_read(self, theirs: Path) -> None:
