@@ -88,7 +88,7 @@ def test_tests_that_concern_a_change_come_first() -> None:
     (one, *_) = mutants.sample(mutants.files_of("space.limits"), 1, seed=0)
     near = mutants.stages(one, near=True)
     assert near[0] == ["tests/space/test_limits.py"]
-    assert "tests/space/test_occupancy.py" in near[1]
+    assert "tests/space/test_time_estimate.py" in near[1]
     whole = mutants.stages(one, near=False)
     assert whole[: len(near)] == near
     files = [path for stage in whole for path in stage]

@@ -13,18 +13,13 @@ from autotile.search.samplers import Lookahead
 from autotile.search.search import Search, Shortlist
 from autotile.space.search_space import SearchSpace
 
-TILES = {
-    "BM": (32, 64, 128, 256),
-    "BN": (32, 64, 128, 256),
-    "TM": (2, 4, 8),
-    "LAYOUT": ("row", "column"),
-    "ASYNC": (False, True),
-}
+TrialOf = Callable[[Config], Trial]
+SIDES, SWITCH = (32, 64, 128, 256), (False, True)
+TILES = {"BM": SIDES, "BN": SIDES, "TM": (2, 4, 8), "LAYOUT": ("row", "column"), "ASYNC": SWITCH}
+DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}
 
 
-def make_space(
-    values: Mapping[str, Sequence[Value]], keep: Callable[[Config], bool] = lambda config: True
-) -> SearchSpace:
+def make_space(values: Mapping[str, Sequence[Value]], keep: Callable[[Config], bool] = lambda _: True) -> SearchSpace:
     """Build the space of the combinations that ``keep`` accepts, in the order of nested loops."""
     parameters = tuple(Parameter(name, tuple(choices)) for name, choices in values.items())
     grid = product(*(range(len(each.values)) for each in parameters))
@@ -41,23 +36,16 @@ def tile_space() -> SearchSpace:
 
 def tile_time_us(config: Config) -> float:
     """Return the time of a tile: smooth, with a minimum of 100 us at BM=128 BN=64 TM=4 LAYOUT=column ASYNC=True."""
-    away = (
-        abs(np.log2(int(config["BM"]) / 128))
-        + abs(np.log2(int(config["BN"]) / 64))
-        + abs(np.log2(int(config["TM"]) / 4))
-    )
-    return float(
-        100 * (1 + 0.4 * away) * (1.0 if config["LAYOUT"] == "column" else 1.5) * (1.0 if config["ASYNC"] else 1.2)
-    )
+    away = [abs(np.log2(int(config[name]) / best)) for name, best in (("BM", 128), ("BN", 64), ("TM", 4))]
+    layout = 1.0 if config["LAYOUT"] == "column" else 1.5
+    return float(100 * (1 + 0.4 * sum(away)) * layout * (1.0 if config["ASYNC"] else 1.2))
 
 
 def ok(config: Config, time_us: float, outcome: Outcome = Outcome.OK) -> Trial:
-    """Return a successful trial."""
     return Trial(dict(config), outcome, measurement=Measurement(time_us, 0.99 * time_us, 1.01 * time_us))
 
 
 def broken(config: Config, outcome: Outcome = Outcome.WRONG_RESULT) -> Trial:
-    """Return a failed trial."""
     return Trial(dict(config), outcome, "element 3 is 7, expected 5", "verify")
 
 
@@ -80,7 +68,14 @@ def spaces(draw: st.DrawFn) -> SearchSpace:
     return whole.select(kept)
 
 
-def advance(search: Search, trials: int, trial_of: Callable[[Config], Trial], ahead: int = 1) -> list[Trial]:
+def chosen(shortlist: Shortlist, compiled: TrialOf = lambda config: Trial(config, Outcome.OK, "", "")) -> int:
+    """Propose all that a shortlist has room for, and choose a row of them by their compiled trials."""
+    while shortlist.propose() is not None:
+        pass
+    return shortlist.choose({row: compiled(shortlist._search.space.config(row)) for row in shortlist.ready()})
+
+
+def advance(search: Search, trials: int, trial_of: TrialOf, ahead: int = 1) -> list[Trial]:
     """Tell a number of trials, with up to ``ahead`` proposals pending."""
     done: list[Trial] = []
     pending: list[tuple[int, Config]] = []
@@ -93,9 +88,7 @@ def advance(search: Search, trials: int, trial_of: Callable[[Config], Trial], ah
     return done
 
 
-def check_resuming(
-    make: Callable[[], Search], trial_of: Callable[[Config], Trial], ahead: int, killed: set[int]
-) -> None:
+def check_resuming(make: Callable[[], Search], trial_of: TrialOf, ahead: int, killed: set[int]) -> None:
     """Assert that a search that is rebuilt after some trials proposes what the original did."""
     whole = advance(make(), 60, trial_of, ahead)
     for done in killed:
@@ -111,9 +104,7 @@ def check_ranked_resuming(make: Callable[[], Search], time_us: Callable[[Config]
         shortlist = Shortlist(search := make(), Lookahead(6, per_measured=2), earlier=earlier)
         found: list[Config] = []
         while len(found) < count:
-            while shortlist.propose() is not None:
-                pass
-            row = shortlist.choose({r: Trial(search.space.config(r), Outcome.OK, "", "") for r in shortlist.ready()})
+            row = chosen(shortlist)
             found.append(search.space.config(row))
             shortlist.tell(row, ok(found[-1], time_us(found[-1])))
         return found
@@ -136,16 +127,13 @@ def wide_time_us(config: Config) -> float:
     """Return a time with interactions: of the area and the shape of the tile, and of both thread tiles."""
     bm, bn, tm, tn = (np.log2(int(config[name])) for name in ("BM", "BN", "TM", "TN"))
     distance = abs(bm + bn - 8) + 0.5 * abs(bm - bn) + 0.7 * abs(tm + tn - 4) + 0.3 * abs(tm - tn)
-    return float(
-        10 * (1 + distance) * {"a": 1.3, "b": 1.0, "c": 1.6}[str(config["LAYOUT"])] / (1 + 0.1 * int(config["VEC"]))
-    )
+    layout = {"a": 1.3, "b": 1.0, "c": 1.6}[str(config["LAYOUT"])]
+    return float(10 * (1 + distance) * layout / (1 + 0.1 * int(config["VEC"])))
 
 
 def tile_ok(config: Config) -> Trial:
-    """Return the successful trial of a tile."""
     return ok(config, tile_time_us(config))
 
 
 def wide_ok(config: Config) -> Trial:
-    """Return the successful trial of a configuration of the wide space."""
     return ok(config, wide_time_us(config))

@@ -16,10 +16,6 @@ SIZES = (1, 2, 4, 8, 16)
 SIX = dict.fromkeys("ABCDEF", SIZES)
 
 
-def six() -> SearchSpace:
-    return make_space(SIX, lambda c: int(c["A"]) * int(c["B"]) <= 128)
-
-
 def additive(config: Config) -> float:
     """A spreads the logarithm of the time twice as far as B does, so four times as much of its variance."""
     return float(np.exp(0.5 * np.log2(int(config["A"])) + 0.25 * np.log2(int(config["B"]))))
@@ -66,7 +62,7 @@ def test_what_two_do_together_is_halved_between_them() -> None:
 
 @pytest.mark.parametrize("sampler", ["feasible", "tpe"])
 def test_a_search_that_draws_where_it_is_fast_does_not_mislead(sampler: str) -> None:
-    space = six()
+    space = make_space(SIX, lambda c: int(c["A"]) * int(c["B"]) <= 128)
     done = advance(Search(space, sampler, seed=1), 120, lambda config: ok(config, additive(config)))
     rows, times = [space.row_of(trial.config) for trial in done], [trial.time_us for trial in done]
     assert np.median(times) < np.median([additive(space.config(row)) for row in range(0, len(space), 50)]) / 1.5
@@ -74,6 +70,7 @@ def test_a_search_that_draws_where_it_is_fast_does_not_mislead(sampler: str) -> 
     assert [effect.parameter for effect in effects[:2]] == ["A", "B"]
     assert effects[0].share > 2 * effects[1].share > 0.2
     assert sum(effect.share for effect in effects[2:]) < 0.1
+    assert importance_of(space, rows, times)[0] == effects
 
 
 def test_choices_and_switches_matter_too() -> None:
@@ -90,11 +87,12 @@ def test_of_noise_nothing_is_explained(seed: int) -> None:
     assert "no better than chance" in doubt
 
 
-def test_too_few_trials_say_nothing() -> None:
+def test_too_few_trials_and_no_difference_say_nothing() -> None:
     effects, doubt = drawn(make_space(SIX), additive, 20)
     assert effects == ()
     assert "20 times are too few" in doubt
     assert importance_of(make_space(SIX), [], [])[1]
+    assert "differ by less than 2 %" in drawn(make_space(SIX), lambda _: 5.0, 100, noise=1e-4)[1]
 
 
 def test_a_corner_says_nothing_of_the_space() -> None:
@@ -107,20 +105,12 @@ def test_a_corner_says_nothing_of_the_space() -> None:
     assert importance_of(space, whole, [float(np.exp(0.1 * space.codes[row].sum())) for row in whole])[0]
 
 
-def test_no_difference_is_not_explained() -> None:
-    assert "differ by less than 2 %" in drawn(make_space(SIX), lambda _: 5.0, 100, noise=1e-4)[1]
-
-
 def test_what_was_not_varied_is_not_judged() -> None:
     space = make_space(SIX)
     rows = np.flatnonzero(space.column("C") == 4)[::3]
     effects, _ = importance_of(space, rows, [additive(space.config(row)) for row in rows])
     assert "C" not in by_name(effects)
     assert effects[0].parameter == "A"
-
-
-def test_the_same_trials_give_the_same_answer() -> None:
-    assert drawn(six(), additive, 100) == drawn(six(), additive, 100)
 
 
 BLOCKS = make_space({"BM": (32, 64, 128, 256), "TM": (1, 2, 4, 8), "ASYNC": (False, True), "PAD": (0, 1, 2, 3, 4)})
@@ -142,7 +132,7 @@ def by_block(config: Config) -> float:
     return (155.5 if crowded else 100.0) * (1.0 if config["BM"] == 64 else 1.5) * (1 + 0.001 * int(config["PAD"]))
 
 
-def test_the_sentence() -> None:
+def test_the_sentence_and_the_document() -> None:
     effects = find_parameter_effects(BLOCKS, trials(by_block))
     assert effects.sentence.startswith("BM explains ")
     assert " % of the differences (best at 64), TM " in effects.sentence
@@ -153,9 +143,6 @@ def test_the_sentence() -> None:
     assert effects.sentence.endswith(
         f"none of {beyond.trials} trials beyond 256 threads a block came within 55 % of the best"
     )
-
-
-def test_the_document() -> None:
     document = find_parameter_effects(BLOCKS, trials(by_block)).to_json()
     assert set(document) == {"importance", "thresholds", "insight"}
     first = document["importance"][0]
@@ -177,13 +164,10 @@ def test_every_trial_beyond_a_threshold_is_as_slow_as_is_said() -> None:
     assert all((t.time_us or 0.0) >= best * (1 + threshold.loss) * 0.999 for t in beyond)
 
 
-def test_what_few_trials_show_is_no_threshold() -> None:
+def test_what_few_trials_show_is_no_threshold_and_failures_are_left_aside() -> None:
     effects = find_parameter_effects(BLOCKS, trials(by_block, 45))
     assert effects.thresholds == ()
     assert effects.effects
-
-
-def test_failures_are_left_aside() -> None:
     measured = trials(by_block)
     failed = [Trial(BLOCKS.config(row), Outcome.CRASHED, "dead", "measure") for row in range(20)]
     assert find_parameter_effects(BLOCKS, [*failed, *measured]) == find_parameter_effects(BLOCKS, measured)
@@ -208,24 +192,18 @@ def plain_trials(time_us: Callable[[Config], float], count: int = 400) -> list[T
     return [ok(config, time_us(config) * (1 + 0.0001 * n / count)) for n, config in enumerate(configs)]
 
 
-@pytest.mark.parametrize(
-    ("expected", "slow"),
-    [
-        (("W", "above", 8, "W=8"), lambda config: config["W"] > 8),
-        (("W", "below", 9, "W=9"), lambda config: config["W"] < 9),
-        (("F", "above", 0.625, "F=0.625"), lambda config: config["F"] > 0.625),
-    ],
-)
-def test_a_parameter_has_thresholds_of_its_own(
-    expected: tuple[str, str, float, str], slow: Callable[[Config], bool]
-) -> None:
-    measured = plain_trials(lambda config: 155.0 if slow(config) else 100.0)
+@pytest.mark.parametrize(("name", "side", "value"), [("W", "above", 8), ("W", "below", 9), ("F", "above", 0.625)])
+def test_a_parameter_has_thresholds_of_its_own(name: str, side: str, value: float) -> None:
+    def is_slow(config: Config) -> bool:
+        return bool(config[name] > value if side == "above" else config[name] < value)
+
+    measured = plain_trials(lambda config: 155.0 if is_slow(config) else 100.0)
     effects = find_parameter_effects(WIDE, measured)
     (found,) = effects.thresholds
-    assert (found.quantity, found.side, found.value) == expected[:3]
-    assert found.trials == sum(slow(trial.config) for trial in measured)
+    assert (found.quantity, found.side, found.value) == (name, side, value)
+    assert found.trials == sum(is_slow(trial.config) for trial in measured)
     assert found.loss == pytest.approx(0.55, abs=0.001)
-    assert f"{expected[3]} came within" in effects.sentence
+    assert f"{name}={value} came within" in effects.sentence
 
 
 def test_a_loss_is_that_against_the_very_best() -> None:

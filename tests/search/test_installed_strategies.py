@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
-from rows import advance, broken, make_space, ok, tile_space, tile_time_us
+from rows import DEFAULT, advance, broken, make_space, ok, tile_space, tile_time_us
 
 from autotile.core.model import TIME, Config, Trial
 from autotile.errors import InputError, WorkerError
@@ -24,8 +24,6 @@ from autotile.search.installed_strategies import KernelTunerSampler, StrategyPro
 from autotile.search.row_sampler import distributions_of
 from autotile.search.samplers import STRATEGY_PREFIX, check_sampler, sampler_names
 from autotile.search.search import Search
-
-DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}
 
 
 def runs(name: str) -> bool:
@@ -65,10 +63,6 @@ def _no_process_stays() -> Iterator[None]:
     assert child_pids() <= before
 
 
-def test_most_strategies_run() -> None:
-    assert {name.removeprefix(STRATEGY_PREFIX) for name in RUNNING} >= EXPECTED
-
-
 def go_on(name: str, earlier: list[Trial], seed: int = 7, ahead: int = 5) -> list[Trial]:
     """Run a search up to 16 trials, those of an earlier session included."""
     search = Search(tile_space(), name, seed, first=[DEFAULT], trials=16, ahead=ahead)
@@ -103,13 +97,8 @@ def test_proposals_depend_on_the_seed_and_the_trials_alone(strategy: str) -> Non
 def test_a_strategy_that_ends_is_run_again_until_every_row_was_tried(strategy: str) -> None:
     space = make_space({"A": (1, 2, 4, 8), "B": ("x", "y", "z"), "C": (5,)}, lambda c: c["A"] != 2 or c["B"] != "y")
     search = Search(space, STRATEGY_PREFIX + strategy, seed=1)
-    configs = [
-        config
-        for _ in range(len(space))
-        for row, config in [search.propose() or pytest.fail("too few rows")]
-        if search.tell(row, ok(config, float(row + 1))) is None
-    ]
-    assert sorted(map(str, configs)) == sorted(str(space.config(row)) for row in range(len(space)))
+    done = advance(search, len(space), lambda config: ok(config, float(space.row_of(config) + 1)))
+    assert sorted(str(trial.config) for trial in done) == sorted(str(space.config(row)) for row in range(len(space)))
     assert search.propose() is None
 
 
@@ -133,11 +122,9 @@ def test_a_strategy_learns_from_the_times() -> None:
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run code in another process, which finds the modules of these tests."""
-    paths = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+    known = {"PYTHONPATH": ":".join(path for path in sys.path if path), **environment}
     command = [sys.executable, "-c", code]
-    return subprocess.run(
-        command, env={**paths, **environment}, capture_output=True, text=True, check=False, timeout=60
-    )
+    return subprocess.run(command, env=known, capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_strings_do_not_make_it_differ_between_processes() -> None:
@@ -184,21 +171,20 @@ def test_closing_a_search_ends_the_process_of_its_sampler() -> None:
     assert child_pids() <= before
 
 
-def test_a_process_ends_while_a_strategy_waits() -> None:
-    code = (
-        "from rows import tile_space; from autotile.search.search import Search\n"
-        "search = Search(tile_space(), 'kernel-tuner:pso'); search.propose()"
-    )
+PROPOSING = (
+    "from rows import tile_space; from autotile.search.search import Search\n"
+    "search = Search(tile_space(), 'kernel-tuner:pso'); search.propose()"
+)
+LISTING = (
+    "import sys, autotile.search.search; from autotile.search.samplers import sampler_names\n"
+    "sys.exit('kernel-tuner:pso' not in sampler_names() or 'kernel_tuner' in sys.modules)"
+)
+
+
+@pytest.mark.parametrize("code", [PROPOSING, LISTING], ids=["proposing", "listing"])
+def test_a_process_ends_while_a_strategy_waits_and_listing_them_does_not_load_kernel_tuner(code: str) -> None:
     done = python(code)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_listing_the_samplers_does_not_load_kernel_tuner() -> None:
-    code = (
-        "import sys, autotile.search.search; from autotile.search.samplers import sampler_names\n"
-        "sys.exit('kernel-tuner:pso' not in sampler_names() or 'kernel_tuner' in sys.modules)"
-    )
-    assert python(code).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -214,8 +200,9 @@ def test_what_cannot_be_used_is_refused(strategy: str, objectives: tuple[str, ..
         check_sampler(STRATEGY_PREFIX + strategy, objectives)
 
 
-def test_the_strategies_are_those_of_the_installed_kernel_tuner() -> None:
+def test_the_strategies_are_those_of_the_installed_kernel_tuner_and_most_run() -> None:
     interface = pytest.importorskip("kernel_tuner.interface")
+    assert {name.removeprefix(STRATEGY_PREFIX) for name in RUNNING} >= EXPECTED
     names = {name.removeprefix(STRATEGY_PREFIX) for name in sampler_names() if name.startswith(STRATEGY_PREFIX)}
     assert names == set(interface.strategy_map) - {"pyatf_strategies"}
 
@@ -236,15 +223,12 @@ def hide(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     monkeypatch.setattr(samplers, "find_spec", lambda name: None if name in packages else find_spec(name))
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("strategy", ["genetic_algorithm", "skopt", "no_such_strategy"])
+def test_missing_packages_are_named(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, "skopt")
     expected = "needs scikit-optimize: pip install scikit-optimize, or choose another strategy"
     with pytest.raises(InputError, match=expected):
         check_sampler("kernel-tuner:skopt")
-
-
-@pytest.mark.parametrize("strategy", ["genetic_algorithm", "skopt", "no_such_strategy"])
-def test_without_kernel_tuner_the_extra_is_named(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, "kernel_tuner", "skopt")
     expected = r'needs kernel_tuner: pip install "autotile\[kernel-tuner\]", or choose another sampler'
     with pytest.raises(InputError, match=expected):

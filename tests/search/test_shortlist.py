@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rows import broken, make_space, ok, tile_space, tile_time_us, wide_space, wide_time_us
+from rows import DEFAULT, broken, chosen, make_space, ok, tile_space, tile_time_us, wide_space, wide_time_us
 
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Resources, Trial
 from autotile.errors import ConfigError
@@ -15,11 +15,9 @@ from autotile.search.search import Search, Shortlist
 from autotile.space.search_space import SearchSpace
 
 RANKED = Lookahead(compiling=8, per_measured=2, queued=1)
-DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}
 
 
 def compiled_trial(config: Config, registers: int = 32) -> Trial:
-    """Return a compiled candidate."""
     geometry = LaunchGeometry((100, 1, 1), (128, 1, 1), 0)
     occupancy = Occupancy(4, 16, 0.25, ("registers",), {"registers": 4})
     return Trial(config, Outcome.OK, "", "compile", geometry, Resources(registers, 0, 0, 0, 0), occupancy)
@@ -86,15 +84,12 @@ def test_without_a_choice_candidates_are_measured_as_they_were_proposed() -> Non
         shortlist.tell(row, answer(config))
 
 
-def test_more_are_compiled_than_are_measured_and_the_default_is_the_first() -> None:
-    ended, compiled = go(shortlist_of(tile_space(), []), 60)
+def test_more_are_compiled_than_are_measured_the_default_first_and_none_is_lost_or_measured_twice() -> None:
+    space = tile_space()
+    ended, compiled = go(shortlist_of(space, []), 60)
     assert ended[0].config == DEFAULT
     assert len(ended) == 60
     assert compiled >= 90
-
-
-def test_none_is_lost_and_none_is_measured_twice() -> None:
-    space = tile_space()
     ended, compiled = go(shortlist_of(space, []), 1000)
     assert len(ended) == compiled == len(space)
     assert {space.row_of(config) for config in configs(ended)} == set(range(len(space)))
@@ -158,17 +153,15 @@ def test_what_the_compiler_says_decides_among_candidates_alike() -> None:
         taken = []
         for seed in range(4):
             shortlist = Shortlist(Search(space, "feasible", seed, ahead=4), Lookahead(4, per_measured=2))
+
+            def compiled(config: Config, known: bool = ended) -> Trial:
+                return compiled_trial(config, int(registers[space.row_of(config)]) if known else 32)
+
             for _ in range(40):
-                while shortlist.propose() is not None:
-                    pass
-                trials = {
-                    row: compiled_trial(space.config(row), int(registers[row]) if ended else 32)
-                    for row in shortlist.ready()
-                }
-                row = shortlist.choose(trials)
+                row = chosen(shortlist, compiled)
                 taken.append(registers[row])
                 time = ok({}, float(registers[row])).measurement
-                shortlist.tell(row, replace(trials[row], stage="measure", measurement=time))
+                shortlist.tell(row, replace(compiled(space.config(row)), stage="measure", measurement=time))
         found.append(np.mean(taken))
     assert found[0] < 0.85 * found[1]
 
@@ -179,24 +172,19 @@ def test_it_finds_the_best_of_a_landscape_with_interactions() -> None:
     shortlist = Shortlist(Search(space, "feasible", 0, ahead=16), Lookahead(32, per_measured=2))
     best = np.inf
     for _ in range(90):
-        while shortlist.propose() is not None:
-            pass
-        row = shortlist.choose({row: compiled_trial(space.config(row)) for row in shortlist.ready()})
+        row = chosen(shortlist, compiled_trial)
         time = wide_time_us(space.config(row))
         best = min(best, time)
         shortlist.tell(row, ok(space.config(row), time))
     assert best <= 1.02 * least
 
 
-def test_no_room_proposes_nothing() -> None:
+def test_no_room_proposes_nothing_and_a_sampler_without_a_model_cannot_rank() -> None:
     shortlist = shortlist_of(tile_space(), [answer(DEFAULT)])
     assert shortlist.propose(0) is None
     assert shortlist.ready() == []
     proposed = [shortlist.propose(1) for _ in range(20)]
     assert [each[0] for each in proposed if each is not None] == shortlist.ready()
-
-
-def test_a_sampler_without_a_model_cannot_rank() -> None:
     with pytest.raises(ConfigError, match="'random' cannot rank"):
         Search(tile_space(), "random").nominate()
 

@@ -77,14 +77,11 @@ def test_a_part_of_a_space_has_the_same_times() -> None:
     np.testing.assert_allclose(part.time_us, whole.time_us[kept])
 
 
-def test_strided_warps_are_slower() -> None:
+def test_tiles_larger_than_the_problem_and_strided_warps_are_slower() -> None:
     spec = load_kernel("matmul_naive").spec
     base = {"BX": 32, "BY": 32, "UNROLL": 4}
     found = estimate(spec, table(spec, {**base, "COALESCED": True}, {**base, "COALESCED": False}))
     assert found.time_us[1] > 1.5 * found.time_us[0]
-
-
-def test_a_tile_larger_than_the_problem_is_slower() -> None:
     spec = load_kernel("sgemm_2d").spec
     large, small = dict(spec.default), {**spec.default, "BM": 32, "TM": 4, "BN": 64, "TN": 4}
     found = estimate(spec, table(spec, large, small), M=16)
@@ -92,15 +89,12 @@ def test_a_tile_larger_than_the_problem_is_slower() -> None:
     assert found.blocks.tolist() == [32, 64]
 
 
-def test_a_split_fills_an_idle_device() -> None:
+def test_a_split_fills_an_idle_device_and_a_persistent_kernel_has_the_blocks_of_its_work() -> None:
     spec = load_kernel("sgemm").spec
     found = estimate(spec, table(spec, dict(spec.default), {**spec.default, "SPLIT_K": 16}), M=128, N=1024, K=8192)
     assert found.time_us[1] < found.time_us[0] / 2
     even = estimate(spec, table(spec, dict(spec.default), {**spec.default, "SPLIT_K": 16}))
     assert even.time_us[1] > even.time_us[0]
-
-
-def test_a_persistent_kernel_has_the_blocks_of_its_work() -> None:
     spec = load_kernel("gemm_wgmma").spec
     found = estimate(spec, table(spec, dict(spec.default), {**spec.default, "GROUP": 4}, {**spec.default, "BN": 128}))
     assert found.blocks.tolist() == [512, 512, 1024]
@@ -118,21 +112,16 @@ def test_any_problem_has_finite_times(sizes: tuple[int, int, int], dtype: str) -
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("old", "new", "change"),
     [
-        ('grid = ["ceil_div(N, BN)", "ceil_div(M, BM)"]', 'grid = ["2 ** 62 * M * BM"]'),  # overflows
-        ("[arguments]", '[computed]\nblocks = "number"\n\n[arguments]'),
+        ('grid = ["ceil_div(N, BN)", "ceil_div(M, BM)"]', 'grid = ["2 ** 62 * M * BM"]', {"BM": 32}),  # overflows
+        ("[arguments]", '[computed]\nblocks = "number"\n\n[arguments]', {"BM": 32}),
+        ("", "", {"LAYOUT": "column"}),  # launches alike
     ],
 )
-def test_a_file_that_says_too_little_has_no_estimate(old: str, new: str) -> None:
+def test_a_file_that_says_too_little_has_no_estimate(old: str, new: str, change: dict[str, Value]) -> None:
     spec = parse_spec(SGEMM.replace(old, new), "sgemm.toml")
-    space = table(spec, dict(spec.default), {**spec.default, "BM": 32})
-    assert estimate_times(spec, spec.sizes, H200, space) is None
-
-
-def test_configurations_that_launch_alike_have_no_estimate() -> None:
-    spec = parse_spec(SGEMM, "sgemm.toml")
-    space = table(spec, dict(spec.default), {**spec.default, "LAYOUT": "column"})
+    space = table(spec, dict(spec.default), {**spec.default, **change})
     assert estimate_times(spec, spec.sizes, H200, space) is None
 
 
