@@ -71,36 +71,13 @@ def test_options(option: str, expected: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        "-I/etc",
-        "-Ifolder",
-        "--include-path=x",
-        "-DX=1",
-        "-UX",
-        "--pre-include=x",
-        "--pch",
-        "--time=out.csv",
-        "-o",
-        "--options-file=x",
-        "-optf=x",
-        "--gpu-architecture=sm_80",
-        "-arch=sm_80",
-        "-Xptxas -o=x",
-        "--ptxas-options=-v,--options-file=x",
-        "--ptxas-options=--apply-controls=/etc/passwd",
-        "--ptxas-options=--apply-controls=../x",
-        "--ptxas-options=",
-        "--fmad=$(x)",
-        "--fmad=a/b",
-        "--fmad=..",
-        "file.cu",
-        "-Xcompiler -O3",
-        "a b c",
-        "",
-        "--maxrregcount={NONE}",
-        "--maxrregcount={REGS",
-        "--use_fastmath",
+        "-I/etc", "-Ifolder", "--include-path=x", "-DX=1", "-UX", "--pre-include=x", "--pch", "--time=out.csv", "-o",
+        "--options-file=x", "-optf=x", "--gpu-architecture=sm_80", "-arch=sm_80", "-Xptxas -o=x",
+        "--ptxas-options=-v,--options-file=x", "--ptxas-options=--apply-controls=/etc/passwd",
+        "--ptxas-options=--apply-controls=../x", "--ptxas-options=", "--fmad=$(x)", "--fmad=a/b", "--fmad=..",
+        "file.cu", "-Xcompiler -O3", "a b c", "", "--maxrregcount={NONE}", "--maxrregcount={REGS", "--use_fastmath",
     ],
-)
+)  # fmt: skip
 def test_refused_options(option: str) -> None:
     with pytest.raises(SpecError) as raised:
         build(f"options = [{option!r}]")

@@ -443,32 +443,12 @@ def test_refusals(text: str, column: int, parts: list[str]) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "__import__('os').system('true')",
-        "().__class__.__bases__[0].__subclasses__()",
-        "A.__class__",
-        "lambda: 0",
-        "(lambda: A)()",
-        "[A for A in (1, 2)]",
-        "{A for A in (1, 2)}",
-        "{A: B for A in (1, 2)}",
-        "(A for A in (1, 2))",
-        "f'{A}'",
-        "(C := 3)",
-        "{'a': 1}",
-        "A[0]",
-        "(A, B)",
-        "[A]",
-        "*A",
-        "await A",
-        "(yield A)",
-        "...",
-        "exec('A')",
-        "device['sm_count']",
-        "print(A)",
-        "min(A, B)(3)",
-        "import os",
+        "__import__('os').system('true')", "().__class__.__bases__[0].__subclasses__()", "A.__class__", "lambda: 0",
+        "(lambda: A)()", "[A for A in (1, 2)]", "{A for A in (1, 2)}", "{A: B for A in (1, 2)}",
+        "(A for A in (1, 2))", "f'{A}'", "(C := 3)", "{'a': 1}", "A[0]", "(A, B)", "[A]", "*A", "await A",
+        "(yield A)", "...", "exec('A')", "device['sm_count']", "print(A)", "min(A, B)(3)", "import os",
     ],
-)
+)  # fmt: skip
 def test_nothing_but_the_language_is_accepted(text: str) -> None:
     problem = refusal(text).problem
     assert any(part in problem for part in ("accepted", "not an expression", "cannot be called", "takes a list"))

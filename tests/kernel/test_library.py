@@ -452,36 +452,15 @@ class TestNormalizing:
         "unit",
         [
             *(
-                "/*",
-                "/",
-                '"',
-                "'",
-                "\\",
-                "\\\n",
-                "/\\\n",
-                '"\\\n',
-                "1\\\n",
-                "1'",
-                "1.",
-                "'1",
-                'R"x(',
-                'R"',
-                'u8R"(',
-                "*\\\n",
+                "/*", "/", '"', "'", "\\", "\\\n", "/\\\n", '"\\\n', "1\\\n", "1'", "1.", "'1", 'R"x(', 'R"',
+                'u8R"(', "*\\\n",
             ),
             *(
-                "#include <",
-                "#include",
-                "%:",
-                "__has_include(<",
-                "__has_include",
-                "defined ",
-                "include <a//",
-                "??/",
-                "\r",
+                "#include <", "#include", "%:", "__has_include(<", "__has_include", "defined ", "include <a//",
+                "??/", "\r",
             ),
         ],
-    )
+    )  # fmt: skip
     def test_time_is_linear(self, unit: str) -> None:
         """Quadratic time would take minutes."""
         started = time.process_time()

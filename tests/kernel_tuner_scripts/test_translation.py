@@ -1,7 +1,9 @@
-"""Arguments of Kernel Tuner against Kernel Tuner itself, which is the oracle."""
+"""Arguments of Kernel Tuner against Kernel Tuner itself, which is the oracle; headers that a script's kernel includes."""
 
 import itertools
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,9 @@ from kernel_tuner import accuracy as their_accuracy
 from kernel_tuner import util
 from kernel_tuner.searchspace import Searchspace
 
+from autotile.cuda.compiler import CompileJob, compile_cubin, compile_job
 from autotile.errors import InputError
+from autotile.kernel.library import Kernel
 from autotile.kernel_tuner.accuracy import TunablePrecision, error_metric_from_name
 from autotile.kernel_tuner.parameters import (
     ParameterCodec,
@@ -85,15 +89,12 @@ def test_macros_are_theirs(defines: Any) -> None:
 
 
 TUNE_PARAMS = {"a": [1, 2, 4, 8], "b": [1, 3, 5], "c": ["x", "y"], "d": [0.5, 1.5]}
-RESTRICTIONS: list[Any] = [
-    None,
-    "a * b <= 8",
-    ["a <= 4", "b == 1 or a > 2", "c == 'x'"],
-    ["d * a > 1", "a in [1, 2, 8]", "a % 3 != 0"],
-]
 
 
-@pytest.mark.parametrize("restrictions", RESTRICTIONS)
+@pytest.mark.parametrize(
+    "restrictions",
+    [None, "a * b <= 8", ["a <= 4", "b == 1 or a > 2", "c == 'x'"], ["d * a > 1", "a in [1, 2, 8]", "a % 3 != 0"]],
+)
 def test_restrictions_leave_their_space(restrictions: Any) -> None:
     theirs = {tuple(config) for config in Searchspace(TUNE_PARAMS, restrictions, 1024).list}
     assert survivors(restrictions) == theirs
@@ -157,16 +158,13 @@ def test_a_condition_holds_in_the_rows_where_it_holds_in_each(text: str, rows: l
         assert found.tolist() == [bool(evaluate(text, dict(zip("ab", row, strict=True)))) for row in rows]
 
 
-def test_conditions_of_suites_need_no_rows() -> None:
+def test_conditions_of_suites_need_no_rows_and_numbers_are_no_restriction() -> None:
     columns = {"a": np.array([1, 2]), "b": np.array([0, 4])}
     assert holds_in_rows("a == 1 or (a * 2 + b) * 4 <= 64 and not a % 2 == 1", columns) is not None
     assert holds_in_rows("a in (1, 3) and b / a < 0.5", columns).tolist() == [True, False]
     assert holds_in_rows("1", columns).tolist() == [True, True]
     for text in ("a % b == 0", "a and b", "round(a) == b", f"a / {2**60} < b", "'x'"):
         assert holds_in_rows(text, columns) is None
-
-
-def test_what_is_no_restriction() -> None:
     with pytest.raises(InputError, match="a restriction is 3, expected"):
         restriction_rules(3, ParameterCodec(TUNE_PARAMS))
 
@@ -256,16 +254,58 @@ def test_errors_are_theirs(name: str) -> None:
     assert error_metric_from_name(name)(a, b) == pytest.approx(their_accuracy.error_metric_from_name(name)(a, b))
 
 
-def test_precisions_are_theirs() -> None:
+def test_precisions_and_texts_are_theirs() -> None:
     values = np.linspace(0, 1, 9)
     ours, theirs = TunablePrecision("T", values), their_accuracy.TunablePrecision("T", values)
     for name in ("half", "float", "double"):
         assert ours({"T": name}).dtype == theirs({"T": name}).dtype
-
-
-def test_texts_are_theirs() -> None:
     results = [{"a": 1, "time": 0.25}, {"a": 2, "time": 0.125}, {"a": 3, "__error__": util.InvalidConfig()}]
     assert get_best_config(results, "time") == util.get_best_config(results, "time")
     assert get_config_string(results[0], None, {"time": "ms"}) == util.get_config_string(
         results[0], None, {"time": "ms"}
     )
+
+
+HEADER_PARAMS = {"block_size_x": [32, 64], "which": [1, 2]}
+CODE = "%s\n__global__ void fill(float* x) { x[threadIdx.x] = VALUE; }\n"
+
+
+def described(source: Any, options: Any) -> Kernel:
+    arguments = [np.zeros(64, np.float32)]
+    return ScriptKernel("fill", source, 64, arguments, ParameterCodec(HEADER_PARAMS), options=options).build()
+
+
+def job(kernel: Kernel) -> CompileJob:
+    return compile_job(kernel, {"block_size_x": 64, "which": 2}, "float32", "sm_90")
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        (CODE % '#include "x_2.h"', lambda folder: [f"-I{folder}"]),
+        (CODE % '#define H "x_2.h"\n#include H', lambda folder: ["-I", str(folder)]),
+        (
+            CODE % "#define STR(x) #x\n#define N(a, b) STR(a##b.h)\n#define M(a) N(x_, a)\n#include M(which)",
+            lambda folder: ["-I", str(folder)],
+        ),
+        (CODE % '#include "x_2.h"', lambda folder: lambda params: [f"-I{folder}"] if params["which"] == 2 else []),
+        (CODE % "", lambda folder: [f"-I{folder}", "--pre-include=x_2.h"]),
+        (lambda params: CODE % f'#include "x_{params["which"]}.h"', lambda folder: [f"-I{folder}"]),
+        (lambda params: CODE % f'#include "own/x_{params["which"]}.h"', lambda folder: []),
+    ],
+)
+def test_a_changed_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Any, options: Callable[[Path], Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for which in (1, 2):
+        (folder / f"x_{which}.h").write_text("#define VALUE 1\n")
+    first = described(source, options(folder))
+    before = first.source_hash, job(first).key, compile_cubin(job(first)).cubin
+    assert described(source, options(folder)).source_hash == before[0]
+    (folder / "x_2.h").write_text("#define VALUE 2\n")
+    second = described(source, options(folder))
+    after = second.source_hash, job(second).key, compile_cubin(job(second)).cubin
+    assert all(one != other for one, other in zip(before, after, strict=True))

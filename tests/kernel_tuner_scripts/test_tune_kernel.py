@@ -167,11 +167,15 @@ def test_a_cache_is_continued_and_simulated(tmp_path: Path) -> None:
         tune_kernel("other", ADD, N, arguments(), SIZES, cache=file, simulation_mode=True)
 
 
-def test_their_own_reader_reads_the_cache(tmp_path: Path) -> None:
+def test_their_own_reader_reads_the_cache_and_results_are_written_as_t4(tmp_path: Path) -> None:
     from kernel_tuner.util import read_cache
 
-    tuned(params={**SIZES, "wrong": [0, 1]}, cache=tmp_path / "cache.json")
+    results, _ = tuned(params={**SIZES, "wrong": [0, 1]}, cache=tmp_path / "cache.json")
     assert len(read_cache(str(tmp_path / "cache.json"), open_cache=False)["cache"]) == 6
+    store_output_file(tmp_path / "out", results, {**SIZES, "wrong": [0, 1]})
+    document = json.loads((tmp_path / "out.json").read_text())
+    configurations = [{name: result[name] for name in ("block_size_x", "wrong")} for result in results]
+    assert [entry["configuration"] for entry in document["results"]] == configurations
 
 
 class EverySecond:
@@ -182,12 +186,9 @@ class EverySecond:
         return found
 
 
-def test_a_strategy_object_searches() -> None:
+def test_a_strategy_object_and_one_with_options_search() -> None:
     results, _ = tuned(params={"block_size_x": [32, 64, 96, 128, 160]}, strategy=EverySecond())
     assert {32, 96, 160} <= {result["block_size_x"] for result in results}
-
-
-def test_a_strategy_with_options_searches() -> None:
     options = {"max_fevals": 8, "restart": True}
     params = {"block_size_x": list(range(32, 1056, 32))}
     results, env = tuned(params=params, strategy="greedy_ils", strategy_options=options, seed=1)
@@ -240,7 +241,7 @@ def test_a_generator_makes_the_source(tmp_path: Path) -> None:
     assert {params["block_size_x"] for params in made} == {32, 64, 128}
 
 
-def test_one_run_returns_the_arguments() -> None:
+def test_one_run_returns_the_arguments_and_a_kernel_is_a_function() -> None:
     given = arguments()
     c, a, b, n = run_kernel("add", ADD, N, given, {"block_size_x": 64})
     np.testing.assert_allclose(c, given[1] + given[2])
@@ -249,9 +250,6 @@ def test_one_run_returns_the_arguments() -> None:
     assert n == N
     with pytest.raises(InputError, match="does not compile"):
         run_kernel("add", ADD.replace("c[i]", "d[i]"), N, given, {"block_size_x": 64})
-
-
-def test_a_kernel_is_a_function() -> None:
     given = arguments()
     add = PythonKernel("add", ADD, N, given, {"block_size_x": 64}, outputs=[True, False, False, False])
     (c,) = add(*given)
@@ -292,15 +290,6 @@ def test_arrays_of_a_gpu_are_used_in_place(on_gpu: list[Any]) -> None:
     assert not c.any()
     run_kernel("add", ADD, N, on_gpu, {"block_size_x": 64})
     np.testing.assert_allclose(c.get(), a.get() + b.get())
-
-
-def test_results_are_written_as_t4(tmp_path: Path) -> None:
-    results, _ = tuned()
-    store_output_file(tmp_path / "out", results, SIZES)
-    document = json.loads((tmp_path / "out.json").read_text())
-    assert [entry["configuration"] for entry in document["results"]] == [
-        {"block_size_x": result["block_size_x"]} for result in results
-    ]
 
 
 SPACE = {"block_size_x": [32, 64, 96, 128, 160], "unused": [1, 2, 3, 4]}

@@ -246,12 +246,9 @@ class TestDrawing:
     def test_any_number_is_answered(self, client: Client, name: str, since: str) -> None:
         assert self.answer(client, name, since)["charts"]
 
-    def test_an_unknown_session(self, client: Client) -> None:
-        client.state()
-        assert client.http.get(f"/{TOKEN}/session/d0-999").status_code == 404
-
     def test_sessions_that_are_listed_no_longer_are_freed(self, client: Client, session: Session, name: str) -> None:
         client.follower.read()
+        assert client.http.get(f"/{TOKEN}/session/d0-999").status_code == 404
         assert client.follower._drawings.keys() == {name}
         session.change(TRIALS.delete(), RUNS.delete())
         client.follower.read()
@@ -343,7 +340,7 @@ class TestDatabase:
 
 
 class TestServer:
-    def test_the_loopback_only_with_a_token_of_its_own(self, path: Path) -> None:
+    def test_the_loopback_only_with_a_token_of_its_own_and_known_kernels(self, path: Path) -> None:
         servers = [LiveServer([path]) for _ in range(2)]
         with closing(servers[0]._socket) as bound, closing(servers[1]._socket):
             host, port = bound.getsockname()
@@ -351,6 +348,8 @@ class TestServer:
             assert servers[0].url.startswith(f"http://127.0.0.1:{port}/")
             with pytest.raises(InputError, match=f"port {port} of 127.0.0.1 cannot be used"):
                 LiveServer([path], port=port)
+        with pytest.raises(UnknownKernelError):
+            LiveServer([path], ["sgem_2d"])
         tokens = {server.url.split("/")[3] for server in servers}
         assert len(tokens) == 2
         assert all(len(token) >= 32 for token in tokens)
@@ -360,10 +359,6 @@ class TestServer:
         monkeypatch.setitem(sys.modules, missing, None)
         with pytest.raises(ToolchainError, match=r"pip install 'autotile\[report\]'"):
             LiveServer([path])
-
-    def test_an_unknown_kernel(self, path: Path) -> None:
-        with pytest.raises(UnknownKernelError):
-            LiveServer([path], ["sgem_2d"])
 
     @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
     def test_the_command_until_it_is_interrupted(self, path: Path, session: Session, ending: signal.Signals) -> None:

@@ -81,11 +81,11 @@ class TestStudy:
         with pytest.raises(InputError, match=r"There is nothing\Z"):
             figure_of(Chart("x", "X", None, "There is nothing."))
 
-    def test_the_theme_follows_plotly(self, result: StudyPlots, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_theme_follows_plotly_which_is_named_where_it_is_missing(
+        self, result: StudyPlots, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(plotly.io.templates, "default", "plotly_dark")
         assert result.plot_finals().layout.paper_bgcolor == DARK["paper"]
-
-    def test_without_plotly_the_extra_is_named(self, result: StudyPlots, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "plotly", None)
         with pytest.raises(ToolchainError, match=r"autotile\[report\]"):
             result.plot_finals()
@@ -121,12 +121,10 @@ class TestTrials:
         assert min(steps.y) == steps.y[-1] == min(trial.time_us for trial in timed if trial.outcome is Outcome.OK)
         assert list(steps.y) == sorted(steps.y, reverse=True)
 
-    def test_a_roofline_of_some_of_the_trials(self, path: Path) -> None:
+    def test_a_roofline_of_some_of_the_trials_and_those_of_several_problems_are_refused(self, path: Path) -> None:
         few = autotile.trials("sgemm_2d", SIZES, database=path, outcome="ok", limit=3)
         names = {trace.name for trace in few.plot_roofline().data}
         assert {"winner", "DRAM (datasheet) 4,814 GB/s"} <= names
-
-    def test_trials_of_several_problems_are_refused(self) -> None:
         with pytest.raises(InputError, match="one problem"):
             TrialList(()).plot_finals()
 
@@ -155,14 +153,12 @@ class TestSpaces:
 
 
 class TestHtml:
-    def test_a_served_kernel_shows_its_configuration_and_the_reason(self) -> None:
+    def test_a_served_kernel_and_a_space_show_their_configuration(self) -> None:
         served = autotile.get_best_kernel("sgemm_2d", **SIZES, device="h200")
         shown = served._repr_html_()
         assert "<th>BM</th>" in shown
         assert "<th>reason</th>" in shown
         assert served.plot_limits().data
-
-    def test_a_kernel_shows_its_space(self) -> None:
         shown = load_kernel("sgemm_2d").spec._repr_html_()
         assert "<th>BM</th>" in shown
         assert "93,312 combinations" in shown

@@ -38,13 +38,15 @@ def test_ratios_are_of_the_rounds_of_the_race(study: StudyData) -> None:
     assert study.finals.ranked[4].ratio == expected
 
 
-def test_gates_only_hold_back(study: StudyData) -> None:
+def test_gates_only_hold_back_and_time_goes_on(study: StudyData) -> None:
     counts = [count for _, count in study.gates]
     assert counts == sorted(counts, reverse=True)
     found = dict(study.gates)
     assert found["combinations"] == 93312
     assert found["tried"] == len(study.newest) == 120
     assert found["correct"] == sum(one.trial.outcome.has_time for one in study.newest)
+    assert list(study.elapsed_s) == sorted(study.elapsed_s)
+    assert len(study.elapsed_s) == len(study.trials)
 
 
 def test_failures_are_grouped_by_their_reason_whatever_its_numbers(study: StudyData) -> None:
@@ -54,11 +56,6 @@ def test_failures_are_grouped_by_their_reason_whatever_its_numbers(study: StudyD
     assert wrong[0].reason in {one.trial.reason for one in study.newest}
     assert [group.count for group in study.failures] == sorted((g.count for g in study.failures), reverse=True)
     assert any(group.stage == "sanitize" for group in study.failures)
-
-
-def test_time_goes_on(study: StudyData) -> None:
-    assert list(study.elapsed_s) == sorted(study.elapsed_s)
-    assert len(study.elapsed_s) == len(study.trials)
 
 
 def test_what_matters_is_as_the_session_found_it_or_is_computed(study: StudyData) -> None:

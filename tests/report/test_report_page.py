@@ -1,9 +1,11 @@
-"""The page: escaping, its content policy, the order of its sections, and charts with their numbers."""
+"""The page: escaping, its content policy, sections, charts with their numbers, and reports of several problems."""
 
 import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_studies import COMPILER_WORDS, SCRIPT, Session, read_one, store_session
+from report_studies import COMPILER_WORDS, SCRIPT, SGEMM, Session, read_one, recording_of, store_session
+from stored_runs import add_trial, end_run, start_run
 
+from autotile.core.ceilings import Ceiling, DeviceCeilings
+from autotile.core.model import Measurement, Outcome, Trial
 from autotile.core.text import shown_text
+from autotile.database.database import Database
+from autotile.database.keys import library_key
+from autotile.database.learned import FamilyState, save_ceilings, save_family_state, save_rule
 from autotile.errors import InputError
+from autotile.exchange.shipped import shipped_rules
+from autotile.kernel.operation import load_operation
 from autotile.report.charts import (
     best_so_far_chart,
     drift_chart,
@@ -23,11 +33,13 @@ from autotile.report.charts import (
     heat_map_chart,
     parallel_coordinates_chart,
     roofline_chart,
+    rule_tree_chart,
+    tree_lines,
 )
 from autotile.report.page import Page, joined, tag, write_page
-from autotile.report.report_data import report_of_study
+from autotile.report.report_data import ReportData, read_operation_report, read_report, report_of_study
 from autotile.report.sections import report_page, trial_table
-from autotile.report.study import StudyData
+from autotile.report.study import Bound, StudyData
 from autotile.report.theme import DARK, LIGHT, hover_text, label, log_axis, themed
 
 
@@ -80,14 +92,10 @@ def test_markup_is_not_escaped_twice() -> None:
     )
 
 
-def test_the_sections_are_in_order(page: str) -> None:
+def test_the_sections_are_in_order_and_the_answer_states_what_was_found(page: str, study: StudyData) -> None:
+    first = ["answer", "finals", "limits", "progress", "parameters", "gates"]
     anchors = [attributes["id"] for attributes in Reader(page).named("section")]
-    assert anchors == [
-        "answer", "finals", "limits", "progress", "parameters", "gates", "trials", "roofline", "session",
-    ]  # fmt: skip
-
-
-def test_the_answer_states_what_was_found(page: str, study: StudyData) -> None:
+    assert anchors == [*first, "trials", "roofline", "session"]
     text = Reader(page).text
     assert study.speedup is not None
     times = "\N{MULTIPLICATION SIGN}"
@@ -99,14 +107,10 @@ def test_the_answer_states_what_was_found(page: str, study: StudyData) -> None:
     assert "the clocks are not locked" in text
 
 
-def policy_of(text: str) -> dict[str, list[str]]:
-    (content,) = [a["content"] for a in Reader(text).named("meta") if a.get("http-equiv")]
+def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else_and_the_page_names_no_address(page: str) -> None:
+    (content,) = [a["content"] for a in Reader(page).named("meta") if a.get("http-equiv")]
     assert content is not None
-    return {name: rest for name, *rest in (part.split() for part in content.split(";"))}
-
-
-def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else(page: str) -> None:
-    policy = policy_of(page)
+    policy = {name: rest for name, *rest in (part.split() for part in content.split(";"))}
     assert policy["default-src"] == ["'none'"]
     assert policy["img-src"] == ["data:", "blob:"]
     assert not any(
@@ -116,9 +120,6 @@ def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else(page: str) -
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in found]
     assert policy["script-src"] == [f"'sha256-{one}'" for one in hashes]
     assert len(found) == 2
-
-
-def test_a_page_names_no_address(page: str) -> None:
     for name, attributes in Reader(page).elements:
         assert not {"src", "action", "onclick", "onerror"} & attributes.keys(), name
         assert (attributes.get("href") or "#").startswith("#")
@@ -166,13 +167,10 @@ def test_every_axis_of_times_has_its_unit(study: StudyData) -> None:
     assert "MHz" in str(drift_chart(study).figure.layout.annotations)
 
 
-def test_the_table_has_a_row_for_each_trial(study: StudyData) -> None:
+def test_the_table_has_a_row_for_each_trial_and_the_heat_map_the_fastest_times(study: StudyData) -> None:
     table = trial_table(study)
     assert len(table.rows) == 120
     assert {len(row) for row in table.rows} == {len(table.columns)}
-
-
-def test_the_heat_map_is_of_the_fastest_times(study: StudyData) -> None:
     figure = heat_map_chart(study, "BM", "BN").figure
     cells = [cell for row in figure.data[0].z for cell in row if np.isfinite(cell)]
     timed = [one.trial.time_us for one in study.trials if one.trial.outcome.has_time]
@@ -226,3 +224,230 @@ def test_a_page_without_charts_needs_no_plotly() -> None:
     text = page.html()
     assert len(text) < 60_000
     assert len(re.findall("<script>", text)) == 1
+
+
+KILO = "sgemm-nvidia-h200-1024x1024x1024-float32"
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two problems, the rule of a family, and the time of a library."""
+    path = tmp_path_factory.mktemp("several") / "a.db"
+    store_session(path, Session(trials=40))
+    store_session(path, Session(trials=40), KILO)
+    (rule, *_) = shipped_rules("sgemm", "float32")
+    header = recording_of(KILO).header
+    operation = load_operation("matmul")
+    problem = operation.resolve({"M": 1024, "N": 1024, "K": 1024}, "float32")
+    assert header.device is not None
+    key = library_key(operation, problem, header.device, "cublas", "13.1", nvrtc_version="13.0")
+    library = Trial({}, Outcome.OK, measurement=Measurement(55.0, 54.5, 55.6))
+    with Database.open(path) as database:
+        save_family_state(database, rule.key, rule.rule.family, rule.device, FamilyState(plan={}))
+        save_rule(database, rule.key, rule.device, rule.rule)
+        study_id = database.study(key, header.device)
+        run_id = start_run(database, study_id, sampler="contest")
+        add_trial(database, study_id, run_id, library, phase="final", rank=1)
+        end_run(database, run_id, {"operation": "matmul"})
+    return path
+
+
+def report_of(path: Path, kernel: str | None = None, *, matmul: dict[str, int] | None = None) -> ReportData:
+    """Report of a kernel or of all, or of the operation at some sizes."""
+    opened = Database.open_readonly(path)
+    assert opened is not None
+    with opened:
+        if matmul is not None:
+            return read_operation_report(opened, load_operation("matmul"), matmul)
+        return read_report(opened, kernel)
+
+
+RATES = {"dram_read": 4.1e12, "dram_copy": 4.0e12, "fma_float32": 5.8e13, "tensor_tf32": 4.0e14}
+
+
+def measured_study(path: Path, recording: str, rates: dict[str, float]) -> StudyData:
+    """A study on a GPU whose ceilings were measured."""
+    store_session(path, Session(trials=40), recording)
+    measured = DeviceCeilings(
+        gpu_uuid="GPU-00000000-0000-0000-0000-000000000001",
+        gpu_name="NVIDIA H200",
+        compute_capability="9.0",
+        driver="13.0",
+        measured_at=datetime.now(UTC),
+        ceilings=tuple(Ceiling(name, rate, 0.99 * rate, 1.01 * rate, "test") for name, rate in rates.items()),
+    )
+    with Database.open(path) as database:
+        save_ceilings(database, measured)
+    return read_one(path)
+
+
+def bound_of(study: StudyData, trial: Trial | None = None) -> Bound:
+    found = study.bound(trial or study.winner)
+    assert found is not None
+    return found
+
+
+def test_the_overview_lists_every_problem_and_leads_to_it(several: Path) -> None:
+    found = report_of(several)
+    assert [study.key.kernel for study in found.studies] == ["sgemm", "sgemm_2d"]
+    page = Reader(report_page(found))
+    targets = {attributes.get("id") for _, attributes in page.elements}
+    links = [(attributes["href"] or "")[1:] for attributes in page.named("a")]
+    assert set(links) <= targets
+    assert {"s1", "s2"} <= set(links)
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_family_has_its_losses_and_its_rule_as_a_tree(several: Path) -> None:
+    found = report_of(several, "sgemm")
+    (family,) = found.families
+    page = Reader(report_page(found))
+    assert "Loss by size" in page.text
+    lines = tree_lines(family.rule.tree)
+    leaves = [text for _, text in lines if "configuration #" in text]
+    assert len(leaves) == sum("?" in text for _, text in lines) + 1
+    for _, text in lines:
+        assert text in page.text
+    labels = [one.text for one in rule_tree_chart(family).figure.layout.annotations]
+    assert len(labels) == len(lines)
+
+
+def test_an_operation_has_its_kernels_and_its_libraries(several: Path) -> None:
+    found = report_of(several, matmul={"M": 1024, "N": 1024, "K": 1024})
+    (operation,) = found.operations
+    assert [(one.name, one.is_library) for one in operation.contenders] == [("cublas", True), ("sgemm", False)]
+    assert [study.key.kernel for study in found.studies] == ["sgemm"]
+    assert "cublas is the fastest" in Reader(report_page(found)).text
+
+
+def test_the_roofline_is_of_the_ceilings_that_were_measured(tmp_path: Path) -> None:
+    study = measured_study(tmp_path / "a.db", SGEMM, RATES)
+    bound = bound_of(study)
+    assert (bound.roof.label, bound.roof.rate) == ("fp32 FMA", 5.8e13)
+    chart = roofline_chart(study)
+    names = {trace.name for trace in chart.figure.data}
+    assert {"DRAM, read 4,100 GB/s", "tf32 tensor cores 400 TFLOP/s"} <= names
+    assert "measured on NVIDIA H200" in chart.note
+    assert study.winner is not None
+    faster = replace(study.winner, measurement=Measurement(1000.0, 999.0, 1001.0))
+    assert bound_of(study, faster).roof.label == "tf32 tensor cores"  # faster than FMA allows
+
+
+@pytest.fixture(scope="module")
+def text(several: Path) -> str:
+    """Page of the operation in the database of several."""
+    return report_page(report_of(several, matmul={}))
+
+
+class TestPageOfAnOperation:
+    """What won stands first: problem, winner, library, ratio and the race, before any kernel of its own."""
+
+    def test_the_head_and_the_first_headline_name_the_problem_the_winner_and_the_ratio(self, text: str) -> None:
+        page = Reader(text)
+        assert "matmul M=1024 N=1024 K=1024 float32 on NVIDIA H200" in page.text
+        assert "The answer" in page.text
+        first = text[text.index('class="headline"') :]
+        headline = Reader(first[: first.index("</p>") + 4].partition(">")[2]).text
+        assert re.match(r"cublas is 1\.\d{3}\N{MULTIPLICATION SIGN} faster than sgemm", headline.strip())
+        assert "95 % interval" in headline
+
+    def test_it_serves_the_operation_and_kernels_that_cannot_compute_it_are_not_applicable(self, text: str) -> None:
+        page = Reader(text)
+        assert "Serve cublas" in page.text
+        line = 'kernel = autotile.get_best_kernel("matmul", M=1024, N=1024, K=1024, dtype="float32")'
+        assert line in page.text
+        assert page.text.index(line) < page.text.index("Serve this kernel alone")
+        assert "Serve it" not in page.text
+        page = Reader(text)
+        assert "not applicable: it computes bfloat16, float16" in page.text
+        assert "not applicable: the rule 'vector_like' leaves none of" in page.text
+        assert "not tuned" in page.text
+        assert "failed:" not in page.text
+
+    def test_kernels_are_in_the_order_of_their_times(self, tmp_path: Path) -> None:
+        """The slowest was tuned first, and none of them was raced with a library."""
+        path = tmp_path / "a.db"
+        slow, fast = (f"{name}-nvidia-h200-4096x4096x4096-bfloat16" for name in ("gemm_mma", "gemm_wgmma"))
+        store_session(path, Session(trials=30), slow)
+        store_session(path, Session(trials=30), fast)
+        found = report_of(path, matmul={})
+        (operation,) = found.operations
+        assert found.title == "matmul M=4096 N=4096 K=4096 bfloat16 on NVIDIA H200"
+        assert [one.name for one in operation.contenders] == ["gemm_wgmma", "gemm_mma"]
+        assert [study.key.kernel for study in found.studies] == ["gemm_wgmma", "gemm_mma"]
+        page = Reader(report_page(found))
+        assert "gemm_wgmma is the fastest" in page.text
+        assert "no library was timed" in page.text
+        assert "Serve gemm_wgmma" in page.text
+
+    def test_replayed_times_are_marked(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.db"
+        name = "gemm_wgmma-nvidia-h200-4096x4096x4096-bfloat16"
+        store_session(path, Session(trials=30), name, source="replayed")
+        found = report_of(path, matmul={})
+        text = Reader(report_page(found)).text
+        time = found.operations[0].contenders[0].time_text
+        assert time.endswith(" us (replayed)")
+        assert found.title.endswith(" on NVIDIA H200 (replayed)")
+        shown = time.replace(" us", " \N{MICRO SIGN}s")
+        assert text.count(shown) >= 3  # headline, table, chart
+
+
+def test_a_problem_is_that_of_the_sizes_of_a_kernel() -> None:
+    matmul = load_operation("matmul")
+    sizes = dict(recording_of(KILO).header.key.sizes)
+    problem = matmul.problem_of("sgemm", sizes, "float32")
+    assert problem == matmul.resolve({"M": 1024, "N": 1024, "K": 1024}, "float32")
+    assert matmul.stated(problem).sizes == {"M": 1024, "N": 1024, "K": 1024}
+    assert matmul.problem_of("sgemm", {**sizes, "TRANS_A": 1}, "float32").sizes["TRANS_A"] == 1
+    assert matmul.problem_of("sgemm", {"M": 1024}, "float32") is None
+    assert matmul.problem_of("sgemm_2d", sizes, "float32") is None
+    rows = load_operation(str(Path(__file__).parents[2] / "examples" / "row_sums" / "row_sums.toml"))
+    kernel, *_ = rows.members
+    named = dict.fromkeys(kernel.load().spec.sizes, 7)
+    found = rows.problem_of(kernel.name, named, rows.dtypes[0])
+    assert found is not None
+    assert set(found.sizes.values()) == {7}
+
+
+GEMM_MMA = "gemm_mma-nvidia-h200-4096x4096x4096-bfloat16"
+BF16X6 = "sgemm_bf16x6_ws-nvidia-h200-4096x4096x4096-float32"
+
+
+@pytest.mark.parametrize(
+    ("recording", "label", "rate"),
+    [
+        (GEMM_MMA, "bf16 tensor cores (datasheet)", 989.4e12),
+        (BF16X6, "bf16 tensor cores over 6 products (datasheet)", 989.4e12 / 6),
+    ],
+)
+def test_tensor_cores_bind_the_kernels_that_use_them(tmp_path: Path, recording: str, label: str, rate: float) -> None:
+    store_session(tmp_path / "a.db", Session(trials=40), recording)
+    study = read_one(tmp_path / "a.db")
+    bound = bound_of(study)
+    assert bound.roof.label == label
+    assert bound.roof.rate == pytest.approx(rate, rel=1e-3)
+    assert 0.3 < bound.share < 1.0
+    memory, *compute = roofline_chart(study).figure.data[:2]
+    assert "DRAM" in memory.name
+    assert [trace.name.partition(" (")[0] for trace in compute] == [label.partition(" (")[0]]
+    assert max(memory.y) == pytest.approx(rate / 1e12, rel=1e-3)  # the line of the memory ends at the other
+    assert "tensor" in Reader(report_page(report_of(tmp_path / "a.db", study.key.kernel))).text
+
+
+def test_measured_rates_of_tensor_cores_take_the_place_of_the_datasheets(tmp_path: Path) -> None:
+    roof = bound_of(measured_study(tmp_path / "a.db", BF16X6, {**RATES, "tensor_bfloat16": 7.2e14})).roof
+    assert (roof.label, roof.rate) == ("bf16 tensor cores over 6 products", pytest.approx(1.2e14))
+
+
+def test_a_memory_without_a_rate_of_arithmetic_ends_at_the_last_point(tmp_path: Path) -> None:
+    store_session(tmp_path / "a.db", Session(trials=40))
+    study = read_one(tmp_path / "a.db")
+    assert study.device is not None
+    unknown = replace(study, device=replace(study.device, fp32_lanes_per_sm=1, clock_mhz=0.0))
+    (memory, *_) = roofline_chart(unknown).figure.data
+    work = study.work_of(study.winner)
+    assert work.flops is not None
+    assert work.bytes is not None
+    assert max(memory.x) == pytest.approx(work.flops / work.bytes)
