@@ -123,26 +123,20 @@ def test_refused_macros(entry: str) -> None:
         build(f"defines = {{ {text} }}")
 
 
-def test_what_is_compiled_in() -> None:
+def test_what_is_compiled_in_and_values_of_parameters() -> None:
     assert spec_with("").compiled_names == ("FLAG",)
     assert spec_with("defines = { X = 'REGS' }").compiled_names == ("FLAG",)
     assert spec_with("defines = { X = '2 * N' }").compiled_names == ("N", "FLAG")
     assert spec_with("options = ['--maxrregcount={N}']").compiled_names == ("N", "FLAG")
-
-
-def test_values_of_parameters() -> None:
     values = {parameter.name: parameter.values for parameter in spec_with("").parameters}
     assert values["EPS"] == (0.5, 1.0, 1e-7)
     assert all(type(value) is float for value in values["EPS"])
 
 
-def test_the_compiler() -> None:
+def test_the_compiler_and_the_meaning_that_is_empty_at_the_defaults() -> None:
     assert build("compiler = 'nvcc'\noptions = ['-O3']").arguments(NAMES) == ("-O3",)
     with pytest.raises(SpecError, match="expected one of nvrtc, nvcc"):
         build("compiler = 'clang'")
-
-
-def test_the_meaning_is_empty_at_the_defaults() -> None:
     assert build("options = ['-lineinfo']").meaning() == {}
     assert build("defines = { X = 'N' }").meaning() != build("defines = { X = 'N + 1' }").meaning()
     assert build("compiler = 'nvcc'").meaning() == {"compiler": "nvcc"}

@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 from autotile.errors import SpecError
 from autotile.kernel.expressions import Kind, Location, parse_expression
 
-KINDS: dict[str, Kind] = {
-    "A": "number",
-    "B": "number",
-    "F": "boolean",
-    "S": "string",
-    "X": "real",
-    "device.sm_count": "number",
-    "device.max_threads_per_block": "number",
-}
+KINDS: dict[str, Kind] = {"A": "number", "B": "number", "F": "boolean", "S": "string", "X": "real"}
+KINDS |= {"device.sm_count": "number", "device.max_threads_per_block": "number"}
 
 
 def parse(text: str, kinds: dict[str, Kind] = KINDS) -> Any:
@@ -70,18 +63,9 @@ CONDITIONS = _conditions(NUMBER_LEAVES, CONDITION_LEAVES)
 NUMBERS = _numbers(NUMBER_LEAVES, CONDITIONS)
 DEEP_CONDITIONS = _conditions(NUMBERS, CONDITIONS)
 DEEP_NUMBERS = _numbers(NUMBERS, DEEP_CONDITIONS)
-ROWS = st.lists(
-    st.fixed_dictionaries(
-        {
-            "A": st.integers(-5, 12),
-            "B": st.integers(-2, 3),
-            "F": st.booleans(),
-            "S": st.sampled_from(["x", "yy", "zzz"]),
-        }
-    ),
-    min_size=1,
-    max_size=6,
-)
+STRINGS = st.sampled_from(["x", "yy", "zzz"])
+ROW = {"A": st.integers(-5, 12), "B": st.integers(-2, 3), "F": st.booleans(), "S": STRINGS}
+ROWS = st.lists(st.fixed_dictionaries(ROW), min_size=1, max_size=6)
 
 
 def by_python(text: str, row: dict[str, Any]) -> Any:
@@ -176,9 +160,8 @@ def _reals(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 REALS = _reals(_reals(st.sampled_from(["X", "A", "0.5", "1e-5", "(X > 1)"])))
-REAL_ROWS = st.lists(
-    st.fixed_dictionaries({"A": st.integers(-5, 12), "X": st.floats(-1e6, 1e6)}), min_size=1, max_size=4
-)
+REAL_ROW = st.fixed_dictionaries({"A": st.integers(-5, 12), "X": st.floats(-1e6, 1e6)})
+REAL_ROWS = st.lists(REAL_ROW, min_size=1, max_size=4)
 
 
 @settings(deadline=None, max_examples=100)
@@ -275,28 +258,18 @@ def test_guards_hold_row_by_row(text: str) -> None:
     assert parse(text).evaluate(columns).tolist() == [parse(text).evaluate(row) for row in rows]
 
 
-def test_no_row_is_reached_at_all() -> None:
-    columns = {"A": np.array([1, 2]), "B": np.array([0, 0])}
-    assert parse("B != 0 and A % B == 0").evaluate(columns).tolist() == [False, False]
-    assert parse("A % B if B != 0 else 5").evaluate(columns).tolist() == [5, 5]
-
-
-def test_scalars_and_columns_mix_and_broadcast() -> None:
+def test_scalars_and_columns_mix_and_broadcast_and_narrow_or_empty_ones_do_not_fail() -> None:
     result = parse("A * B").evaluate({"A": np.array([[1], [2]]), "B": np.array([10, 20, 30])})
     assert result.tolist() == [[10, 20, 30], [20, 40, 60]]
     assert parse("A + B").evaluate({"A": 1, "B": np.array([1, 2])}).tolist() == [2, 3]
     assert parse("3 if A > 0 else 4").evaluate({"A": np.array([1, 2])}).tolist() == [3, 3]
-
-
-def test_narrow_columns_do_not_wrap() -> None:
-    assert parse("A * B").evaluate({"A": np.array([200], np.uint8), "B": np.array([200], np.uint8)}).tolist() == [
-        40_000
-    ]
-
-
-def test_empty_columns() -> None:
+    narrow = np.array([200], np.uint8)
+    assert parse("A * B").evaluate({"A": narrow, "B": narrow}).tolist() == [40_000]
     empty = np.array([], np.int64)
     assert parse("A % B == 0 and A ** B + A * B > 2").evaluate({"A": empty, "B": empty}).tolist() == []
+    columns = {"A": np.array([1, 2]), "B": np.array([0, 0])}
+    assert parse("B != 0 and A % B == 0").evaluate(columns).tolist() == [False, False]
+    assert parse("A % B if B != 0 else 5").evaluate(columns).tolist() == [5, 5]
 
 
 # --- arithmetic without a 64-bit result
@@ -496,19 +469,16 @@ def test_any_text_gives_an_expression_or_a_spec_error(text: str) -> None:
         parse(text).evaluate({"A": 3, "B": 2, "F": True, "S": "x", "X": 0.5, "device.sm_count": 132})
 
 
-def test_columns_count_characters_not_bytes() -> None:
+def test_columns_count_characters_and_a_long_expression_is_not_repeated() -> None:
     error = refusal("S == 'äöü' and A > Z")
     assert error.column == 20
     assert error.expression[error.column - 1] == "Z"
+    error = refusal("A > 1 and " * 40 + "Z")
+    assert error.expression == ""
+    assert error.column == 401
+    assert len(str(error)) < 300
 
 
 def test_device_properties_only_where_they_are_known() -> None:
     with pytest.raises(SpecError, match=r"'device.sm_count' is not accepted here \(known: N\)"):
         parse_expression("N * device.sm_count", {"N": "number"})
-
-
-def test_a_long_expression_is_not_repeated_in_the_message() -> None:
-    error = refusal("A > 1 and " * 40 + "Z")
-    assert error.expression == ""
-    assert error.column == 401
-    assert len(str(error)) < 300

@@ -20,15 +20,12 @@ from autotile.space.limits import check_config, compiled_steps
 H200 = device_profile("h200")
 
 
-def test_block_grid_and_dynamic_shared_memory() -> None:
+def test_block_grid_and_dynamic_shared_memory_which_the_device_may_shape() -> None:
     spec = parse_spec(SGEMM, "sgemm.toml")
     geometry = launch_geometry(spec, spec.default, {"M": 100, "N": 4096, "K": 7}, H200)
     assert (geometry.block, geometry.grid, geometry.dynamic_smem_bytes) == ((8, 8, 1), (64, 2, 1), 4096)
     unstaged = launch_geometry(spec, {**spec.default, "STAGED": False}, spec.sizes, H200)
     assert (unstaged.dynamic_smem_bytes, unstaged.threads, unstaged.blocks) == (0, 64, 4096)
-
-
-def test_the_device_may_shape_the_launch() -> None:
     spec = make_spec({"P": [2]}, launch={"grid": ["P * device.sm_count"], "block": ["device.warp_size"]})
     geometry = launch_geometry(spec, {"P": 2}, {"N": 5}, H200)
     assert (geometry.grid, geometry.block, geometry.dynamic_smem_bytes) == ((264, 1, 1), (32, 1, 1), 0)

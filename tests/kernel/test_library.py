@@ -31,64 +31,49 @@ class TestFinding:
         assert kernel.source == kernel.template_path.read_text()
         assert name in kernel_names()
 
-    def test_a_path(self, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_path_and_the_users_home(self, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert load_kernel(str(scale_toml)).template_path == scale_toml.with_suffix(".cu")
         monkeypatch.chdir(scale_toml.parent)
         for spelling in ("scale.toml", "./scale.toml", "../kernels/scale.toml"):
             assert load_kernel(spelling).name == "scale"
-
-    def test_the_users_home(self, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", str(scale_toml.parent))
         assert load_kernel("~/scale.toml").name == "scale"
 
-    def test_the_users_folders_come_first(self, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_users_folders_come_first_and_are_looked_through_in_order(
+        self, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert load_kernel("scale", [tmp_path / "missing", scale_toml.parent]).name == "scale"
+        assert kernel_names([tmp_path / "missing", scale_toml.parent]) == ["scale"]
         monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
         assert load_kernel("scale").template_path == scale_toml.with_suffix(".cu")
         assert load_kernel("sgemm_2d").template_path.parent == data_folder("templates")
         scale_toml.rename(scale_toml.with_name("sgemm_2d.toml"))
         assert load_kernel("sgemm_2d").name == "scale"
 
-    def test_folders_are_looked_through_in_order(self, scale_toml: Path, tmp_path: Path) -> None:
-        assert load_kernel("scale", [tmp_path / "missing", scale_toml.parent]).name == "scale"
-        assert kernel_names([tmp_path / "missing", scale_toml.parent]) == ["scale"]
-
-    def test_a_template_beside_or_in_the_sister_folder(self, scale_toml: Path, tmp_path: Path) -> None:
-        (tmp_path / "templates").mkdir()
-        moved = scale_toml.with_suffix(".cu").rename(tmp_path / "templates" / "scale.cu")
-        assert load_kernel(str(scale_toml)).template_path == moved
-
-    def test_the_sister_folder_from_within(
+    def test_a_template_in_the_sister_folder(
         self, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "templates").mkdir()
-        scale_toml.with_suffix(".cu").rename(tmp_path / "templates" / "scale.cu")
-        inside = tmp_path / "spaces"
-        inside.mkdir()
-        scale_toml.rename(inside / "scale.toml")
-        monkeypatch.chdir(inside)
-        assert load_kernel("scale.toml").template_path.samefile(tmp_path / "templates" / "scale.cu")
+        moved = scale_toml.with_suffix(".cu").rename(tmp_path / "templates" / "scale.cu")
+        assert load_kernel(str(scale_toml)).template_path == moved
+        monkeypatch.chdir(scale_toml.parent)
+        assert load_kernel("scale.toml").template_path.samefile(moved)
 
 
 class TestRefusals:
-    def test_a_misspelt_name(self) -> None:
-        with pytest.raises(UnknownKernelError, match=r"no kernel named 'sgemm_2'; did you mean sgemm_2d"):
-            load_kernel("sgemm_2")
-
-    def test_a_name_like_no_other(self) -> None:
-        with pytest.raises(UnknownKernelError, match=r"known kernels: .*matmul_naive, .*path/to/mine\.toml"):
-            load_kernel("quux")
+    PATHS = ("nowhere/x.toml", "x.toml", "folder/kernel", "scale.cu/", "~nobody_of_that_name/x.toml")
 
     @pytest.mark.parametrize(
-        "name",
-        ["nowhere/x.toml", "x.toml", "folder/kernel", "scale.cu/", "~nobody_of_that_name/x.toml", "a" * 5000 + ".toml"],
+        ("name", "said"),
+        [
+            ("sgemm_2", r"no kernel named 'sgemm_2'; did you mean sgemm_2d"),
+            ("quux", r"known kernels: .*matmul_naive, .*path/to/mine\.toml"),
+            *((path, r"expected the path of a \.toml file that exists") for path in (*PATHS, "a" * 5000 + ".toml")),
+            *((name, "no kernel named") for name in ("", "a\0b", "a" * 5000, "*", ".")),
+        ],
     )
-    def test_a_path_without_a_file(self, name: str) -> None:
-        with pytest.raises(UnknownKernelError, match=r"expected the path of a \.toml file that exists"):
-            load_kernel(name)
-
-    @pytest.mark.parametrize("name", ["", "a\0b", "a" * 5000, "*", "."])
-    def test_names_that_no_file_can_have(self, name: str) -> None:
-        with pytest.raises(UnknownKernelError, match="no kernel named"):
+    def test_names_and_paths_of_no_kernel(self, name: str, said: str) -> None:
+        with pytest.raises(UnknownKernelError, match=said):
             load_kernel(name)
 
     def test_a_missing_template(self, scale_toml: Path) -> None:
@@ -110,36 +95,27 @@ class TestRefusals:
 
 class TestHash:
     @pytest.mark.parametrize(
-        ("old", "new"),
+        ("old", "new", "counts"),
         [
-            ("\nextern", '\n// A better comment: don\'t "quote" me.\nextern'),
-            ("\nextern", "\n/* More\n   than one line. */\nextern"),
-            ("    const int first", "\tconst   int first"),
-            ("\nextern", "\n\n\nextern"),
-            ("factor * x[i];", "factor * x[i];  // doubled"),
+            ("\nextern", '\n// A better comment: don\'t "quote" me.\nextern', False),
+            ("\nextern", "\n/* More\n   than one line. */\nextern", False),
+            ("    const int first", "\tconst   int first", False),
+            ("\nextern", "\n\n\nextern", False),
+            ("factor * x[i];", "factor * x[i];  // doubled", False),
+            ("factor * x[i]", "x[i] * factor", True),
+            ("++i", "i++", True),
+            ("\nextern", "\n#define NOTHING\nextern", True),
+            ("\nextern", '\n__device__ const char* at = "http://a";\nextern', True),
         ],
     )
-    def test_comments_and_spaces_do_not_count(self, scale_toml: Path, old: str, new: str) -> None:
+    def test_code_counts_and_comments_and_spaces_do_not(
+        self, scale_toml: Path, old: str, new: str, counts: bool
+    ) -> None:
         before = source_hash(scale_toml)
         template = scale_toml.with_suffix(".cu")
         template.write_text(template.read_text().replace(old, new))
         assert template.read_text().count(new) == 1
-        assert source_hash(scale_toml) == before
-
-    @pytest.mark.parametrize(
-        ("old", "new"),
-        [
-            ("factor * x[i]", "x[i] * factor"),
-            ("++i", "i++"),
-            ("\nextern", "\n#define NOTHING\nextern"),
-            ("\nextern", '\n__device__ const char* at = "http://a";\nextern'),
-        ],
-    )
-    def test_code_counts(self, scale_toml: Path, old: str, new: str) -> None:
-        before = source_hash(scale_toml)
-        template = scale_toml.with_suffix(".cu")
-        template.write_text(template.read_text().replace(old, new))
-        assert source_hash(scale_toml) != before
+        assert (source_hash(scale_toml) != before) == counts
 
     @pytest.mark.parametrize("quote", ["const char* at = ", "const char c = '\"'; const char* at = "])
     def test_what_looks_like_a_comment_in_a_string_counts(self, scale_toml: Path, quote: str) -> None:
@@ -187,17 +163,14 @@ class TestIncludes:
         path = str(scale_toml.with_suffix(".cu"))
         assert compile_cubin(CompileJob(source, "hash", path, "f", "sm_90", ())).cubin
 
-    def test_headers_that_include_each_other_end(self, scale_toml: Path) -> None:
-        folder = scale_toml.parent
-        (folder / "a.cuh").write_text('#pragma once\n#include "b.cuh"\n')
-        (folder / "b.cuh").write_text('#pragma once\n#include "a.cuh"\n')
+    @pytest.mark.parametrize("lines", ['#include "a.cuh"\n', "#include <cuda_fp16.h>\n#include <cuda/std/array>\n"])
+    def test_headers_that_include_each_other_end_and_the_toolkits_are_not_read(
+        self, scale_toml: Path, lines: str
+    ) -> None:
+        for name, other in ("ab", "ba"):
+            (scale_toml.parent / f"{name}.cuh").write_text(f'#pragma once\n#include "{other}.cuh"\n')
         template = scale_toml.with_suffix(".cu")
-        template.write_text('#include "a.cuh"\n' + template.read_text())
-        assert len(source_hash(scale_toml)) == 64
-
-    def test_the_toolkits_headers_are_not_read(self, scale_toml: Path) -> None:
-        template = scale_toml.with_suffix(".cu")
-        template.write_text("#include <cuda_fp16.h>\n#include <cuda/std/array>\n" + template.read_text())
+        template.write_text(lines + template.read_text())
         assert len(source_hash(scale_toml)) == 64
 
 
@@ -432,8 +405,7 @@ class TestNormalizing:
         ],
     )
     def test_different(self, one: str, other: str) -> None:
-        hashes = {sources.own_sources(Path("none/x.cu"), text).digest for text in (one, other)}
-        assert len(hashes) == 2
+        assert len({sources.own_sources(Path("none/x.cu"), text).digest for text in (one, other)}) == 2
 
     @pytest.mark.parametrize(
         ("one", "other"),

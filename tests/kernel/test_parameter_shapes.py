@@ -24,14 +24,11 @@ TILED = parse_spec(TILED_SPACE, "several_steps.toml")
 PARTIAL = parse_spec(PARTIAL_SPACE, "block_sums.toml")
 
 
-def test_the_parameters_that_shape_a_problem() -> None:
+def test_the_parameters_that_shape_a_problem(tmp_path: Path) -> None:
+    assert load_kernel(str(write_steps(tmp_path, "two_step_sum"))).spec.shaping == ()
     assert (TILED.shaping, PARTIAL.shaping) == (("STEPS",), ("BLOCK",))
     assert TILED.shaped_sizes({"N": 7}, {"BLOCK": 128, "STEPS": 3}) == {"N": 7, "STEPS": 3}
     assert PARTIAL.buffer("sums").extents(PARTIAL.shaped_sizes({"N": 1000}, {"BLOCK": 64})) == (16,)
-
-
-def test_a_name_is_a_parameter_where_it_was_one(tmp_path: Path) -> None:
-    assert load_kernel(str(write_steps(tmp_path, "two_step_sum"))).spec.shaping == ()
 
 
 @pytest.mark.parametrize(
@@ -60,23 +57,17 @@ def test_limits_count_the_arrays_of_each_configuration() -> None:
 
 
 def test_an_array_that_would_be_empty_is_a_limit() -> None:
-    empty = parse_spec(
-        TILED_SPACE.replace('["STEPS", "N"]', '["3 - STEPS", "N"]').replace(
-            'rows = ["s', 'rows = ["s = arange(STEPS); zeros(3 - STEPS, N)"] }\n#'
-        ),
-        "k.toml",
-    )
+    text = TILED_SPACE.replace('["STEPS", "N"]', '["3 - STEPS", "N"]')
+    text = text.replace('rows = ["s', 'rows = ["s = arange(STEPS); zeros(3 - STEPS, N)"] }\n#')
+    empty = parse_spec(text, "k.toml")
     said = check_config(empty, {"BLOCK": 128, "STEPS": 3}, {"N": 100}, H200)
     assert said == "memory: the array rows would have the shape 0 x 100"
 
 
-def test_work_needs_the_configuration() -> None:
+def test_work_needs_the_configuration_and_the_hash_covers_the_shapes() -> None:
     problem = resolve_problem(TILED, {"N": 1000})
     assert Workrate.of(TILED, problem).flops is None
     assert Workrate.of(TILED, problem, {"BLOCK": 128, "STEPS": 3}).flops == 6000
-
-
-def test_the_hash_covers_the_shapes() -> None:
     changed = parse_spec(PARTIAL_SPACE.replace('ceil_div(N, BLOCK)"], access', '-(-N // BLOCK)"], access'), "k.toml")
     assert space_hash(changed) != space_hash(PARTIAL)
 

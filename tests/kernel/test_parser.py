@@ -430,11 +430,8 @@ def test_a_file_whose_lines_look_like_long_keys_takes_little_memory() -> None:
         assert peak < 100 * 2**20
 
 
-def test_the_line_of_a_deep_key() -> None:
+def test_the_lines_of_a_deep_key_and_of_a_toml_fault() -> None:
     assert refusal("x = 1\n" + ".".join("a" * 40_000) + " = 1").line == 2
-
-
-def test_the_line_of_a_toml_fault() -> None:
     assert refusal("[kernel]\nname = \n").line == 2
 
 

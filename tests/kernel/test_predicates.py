@@ -1,7 +1,9 @@
 """Rules that are Python functions, and the default that is derived for a file without one."""
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +13,16 @@ from hypothesis import strategies as st
 from autotile.core.device import device_profile
 from autotile.errors import EmptySpaceError, SpecError
 from autotile.kernel.expressions import Location, parse_expression
+from autotile.kernel.launch import known_names, launch_geometry
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import derived_default
-from autotile.kernel.python_kernel import parse_predicate
-from autotile.kernel.spec import Parameter, Rule
+from autotile.kernel.python_kernel import map_rows, names_read, parse_predicate
+from autotile.kernel.spec import ConfigFunction, Parameter, Rule
 from autotile.space.limits import check_config
-from autotile.space.search_space import enumerate_space
+from autotile.space.search_space import enumerate_space, feasible_space
 from tests.conftest import SCALE_SPACE
 
+H200 = device_profile("h200")
 VALUES = {"A": (1, 2, 3, 4), "B": (8, 16, 32), "C": (False, True), "D": ("float", "double")}
 
 FUNCTIONS = {
@@ -47,13 +51,13 @@ class TestFunctions:
     @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
     def test_every_form_allows_the_same_rows(self, function):
         spec = spec_with(divides=function)
-        space = enumerate_space(spec, spec.sizes, device_profile("h200"))
+        space = enumerate_space(spec, spec.sizes, H200)
         expected = allowed(lambda A, B, C, D: B % A == 0)
         assert [space.config(row) for row in range(len(space))] == expected
 
     def test_booleans_and_strings_reach_the_function(self):
         spec = spec_with(wide=lambda C, D: (D == "double") & C)
-        space = enumerate_space(spec, spec.sizes, device_profile("h200"))
+        space = enumerate_space(spec, spec.sizes, H200)
         assert len(space) == 12
         assert all(space.config(row)["C"] and space.config(row)["D"] == "double" for row in range(len(space)))
 
@@ -66,7 +70,7 @@ class TestFunctions:
 
         spec = spec_with(divides=divides)
         calls.clear()  # the default was derived
-        enumerate_space(spec, spec.sizes, device_profile("h200"))
+        enumerate_space(spec, spec.sizes, H200)
         assert calls == [12]
 
     def test_a_configuration_that_breaks_it_is_explained(self):
@@ -75,7 +79,7 @@ class TestFunctions:
 
         spec = spec_with(divides=divides)
         config = {"A": 3, "B": 8, "C": True, "D": "float"}
-        reason = check_config(spec, config, spec.sizes, device_profile("h200"))
+        reason = check_config(spec, config, spec.sizes, H200)
         assert reason == "the rule 'divides' is broken: divides(), where A = 3, B = 8"
 
     def test_errors_name_the_rule_and_the_values(self):
@@ -88,7 +92,7 @@ class TestFunctions:
         spec = spec_with(some=lambda A: A > 0)
         rules = tuple(rule._replace(expression=never()) for rule in spec.rules)
         with pytest.raises(EmptySpaceError, match="leaves none"):
-            enumerate_space(replace(spec, rules=rules), spec.sizes, device_profile("h200"))
+            enumerate_space(replace(spec, rules=rules), spec.sizes, H200)
 
 
 def never():
@@ -120,11 +124,98 @@ class TestDerivedDefault:
         assert derived_default(parameters, [], [block], {}) == {"X": 64, "Y": 16}
         assert derived_default([parameters[0], Parameter("Y", (16, 32, 64))], [], [block], {}) == {"X": 64, "Y": 16}
 
-    def test_a_file_without_a_default_has_the_derived_one(self):
+    def test_a_file_without_a_default_has_the_derived_one_or_needs_one(self):
         text = SCALE_SPACE.replace("[default]\nTHREADS = 128\nWORK = 1\n", "")
         assert parse_spec(text, "x").default == {"THREADS": 64, "WORK": 2}
-
-    def test_a_file_without_a_valid_configuration_needs_one(self):
         text = SCALE_SPACE.replace("[default]\nTHREADS = 128\nWORK = 1\n", "").replace("n >= THREADS", "n < THREADS")
         with pytest.raises(SpecError, match=r"no configuration that meets the rules.*relax the rules"):
             parse_spec(text, "x")
+
+
+TEXT = """
+[kernel]
+name = "scale"
+template = "scale.cu"
+entry = "scale"
+[problem]
+sizes = { N = 1000 }
+[parameters]
+BLOCK = [32, 64, 128]
+WORK = [1, 2, 3]
+LEFT = [0, 1]
+[default]
+BLOCK = 64
+WORK = 1
+LEFT = 0
+[computed]
+grid_x = "number"
+[launch]
+block = ["BLOCK"]
+grid = ["computed.grid_x"]
+[arguments]
+Y = { buffer = "float32", shape = ["N"], access = "inout" }
+[reference.outputs]
+Y = "2 * Y"
+"""
+CONFIG = {"BLOCK": 64, "WORK": 3, "LEFT": 1}
+
+
+def blocks(config: Mapping[str, Any]) -> float:
+    return -(-1000 // (config["BLOCK"] * config["WORK"]))
+
+
+def test_the_launch_follows_the_function_here_and_the_given_value_in_a_worker() -> None:
+    here = parse_spec(TEXT, "scale.toml", functions={"grid_x": blocks})
+    assert launch_geometry(here, CONFIG, here.sizes, H200).grid == (6, 1, 1)
+    there = parse_spec(TEXT, "scale.toml")
+    sent = {**CONFIG, "computed.grid_x": 6}
+    assert launch_geometry(there, sent, there.sizes, H200).grid == (6, 1, 1)
+    assert check_config(there, sent, there.sizes, H200) == ""
+    with pytest.raises(SpecError, match="computed by a function, which is not known here"):
+        known_names(there, CONFIG, there.sizes, H200)
+
+
+def test_the_limits_see_the_value_of_every_row() -> None:
+    spec = parse_spec(TEXT, "scale.toml", functions={"grid_x": lambda config: config["WORK"] - 2})
+    space = feasible_space(spec, spec.sizes, H200)
+    assert {space.config(row)["WORK"] for row in range(len(space))} == {3}
+
+
+@pytest.mark.parametrize("function", [lambda config: config["BLOCK"] / 128, lambda config: config["NONE"]])
+def test_a_function_without_a_whole_number_is_named_with_the_configuration(function: ConfigFunction) -> None:
+    spec = parse_spec(TEXT, "scale.toml", functions={"grid_x": function})
+    with pytest.raises(SpecError, match=r"computed.grid_x raises .* where BLOCK = 32"):
+        feasible_space(spec, spec.sizes, H200)
+
+
+def test_a_function_is_called_once_for_each_combination_that_it_reads() -> None:
+    calls = []
+
+    def counted(config: Mapping[str, Any]) -> int:
+        calls.append(dict(config) if isinstance(config, dict) else None)
+        return int(config["a"])
+
+    columns = {"a": np.arange(1000) % 3, "b": np.arange(1000)}
+    assert map_rows(counted, columns).tolist() == (np.arange(1000) % 3).tolist()
+    assert len(calls) <= 4
+    assert names_read(lambda config: config["a"] or config["b"], [{"a": 1, "b": 0, "c": 0}]) == {"a"}
+
+
+def changing(config: Any) -> Any:
+    config["sum"] = config["a"] + config["b"]
+    return config["sum"]
+
+
+OF_CONFIGURATIONS: list[ConfigFunction] = [
+    lambda p: p["a"] if p["b"] else p["c"],
+    lambda p: sum(p.values()),
+    lambda p: p.get("c", 0) * p["a"],
+    lambda p: {**p}["b"],
+    changing,
+]
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=40), st.sampled_from(OF_CONFIGURATIONS))
+def test_each_row_has_the_value_that_the_function_gives_it(rows: list[tuple[int, ...]], function: Any) -> None:
+    columns = dict(zip("abc", np.array(rows).T, strict=True))
+    assert map_rows(function, columns).tolist() == [function(dict(zip("abc", row, strict=True))) for row in rows]

@@ -277,6 +277,8 @@ class TestCapabilities:
 
 
 SQUARE = Workrate(flops=2 * 4096**3, bytes=12 * 4096**2, dtype="float32")
+HALF = Workrate(2 * 4096**3, 6 * 4096**2, "float16", "tensor_float16")
+PRODUCTS = replace(SQUARE, unit="tensor_bfloat16", passes=6)
 
 
 @pytest.mark.parametrize(
@@ -289,21 +291,11 @@ SQUARE = Workrate(flops=2 * 4096**3, bytes=12 * 4096**2, dtype="float32")
         # work that is both is set against the nearer limit
         (Workrate(2**28, 2**31, "float32"), 500, "h200", "4,295 GB/s (89.5 % of bandwidth)"),
         (Workrate(2 * 4096**3, 6 * 4096**2, "float16"), 200, "h200", "687 TFLOP/s"),
-        (
-            Workrate(2 * 4096**3, 6 * 4096**2, "float16", "tensor_float16"),
-            200,
-            "h200",
-            "687 TFLOP/s (69.5 % of fp16 tensor peak)",
-        ),
-        (
-            Workrate(2 * 4096**3, 12 * 4096**2, "float32", "tensor_bfloat16", 6),
-            1453,
-            "h200",
-            "94.6 TFLOP/s (57.4 % of bf16 tensor peak over 6 products)",
-        ),
+        (HALF, 200, "h200", "687 TFLOP/s (69.5 % of fp16 tensor peak)"),
+        (PRODUCTS, 1453, "h200", "94.6 TFLOP/s (57.4 % of bf16 tensor peak over 6 products)"),
         (Workrate(2**36, 2**26, "float32", "fma_float32"), 4790, "h200", "14.3 TFLOP/s (21.4 % of fp32 peak)"),
         # a unit without a known peak is no reason to name the memory
-        (Workrate(2 * 4096**3, 6 * 4096**2, "float16", "tensor_float16"), 20_000, "g80", "6.87 TFLOP/s"),
+        (HALF, 20_000, "g80", "6.87 TFLOP/s"),
         (Workrate(None, None, "float32"), 1.0, "h200", "-"),
         (SQUARE, None, "h200", "-"),
         (SQUARE, 4790, None, "28.7 TFLOP/s"),

@@ -82,13 +82,10 @@ class TestKernels:
         assert load_kernel(str(toml)).source_hash != before
 
 
-def test_agreement_a_function_and_files() -> None:
+def test_agreement_a_function_and_files_and_a_hash_of_each_form() -> None:
     assert parsed('verify = "agreement"').reference.is_agreement
     assert parsed('function = "solve"').reference.function == "solve"
     assert parsed('outputs.C = { file = "c.npy" }', constant=True).reference.files == {"C": "c.npy"}
-
-
-def test_every_form_gives_a_hash_of_its_own() -> None:
     forms = [OUTPUTS, KERNEL, 'verify = "agreement"', 'function = "f"']
     forms += [KERNEL + '\narguments = ["C", "A", "B"]', OUTPUTS + "\ntolerance = { C = 1e-3 }"]
     assert len({space_hash(parsed(form)) for form in forms}) == len(forms)
@@ -200,13 +197,11 @@ class TestUnchecked:
         space = copy_spec().text.replace("[reference]", f"{more}\n[reference]")
         return parse_spec(space.replace('outputs = { y = "x" }', text), "k.toml").reference
 
-    def test_what_is_unchecked_needs_no_expression(self) -> None:
+    def test_what_is_unchecked_needs_no_expression_and_nothing_may_be_checked(self) -> None:
         reference = self.reference('unchecked = ["t"]\noutputs = { y = "x" }')
         assert (reference.unchecked, list(reference.outputs)) == (("t",), ["y"])
         assert reference.meaning()["unchecked"] == ["t"]
         assert "unchecked" not in self.reference('outputs = { y = "x", t = "t" }').meaning()
-
-    def test_nothing_may_be_checked(self) -> None:
         reference = self.reference('verify = "nothing"')
         assert reference.unchecked == ("y", "t")
         assert not reference.is_agreement

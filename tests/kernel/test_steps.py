@@ -101,16 +101,10 @@ def test_swapped_memory_stays_swapped() -> None:
     assert plan(spec_of(), ROUNDS=1).launches[-1].arguments[0] == "b"
 
 
-def test_conditions_and_counts_leave_launches_out() -> None:
+def test_conditions_leave_launches_out_and_the_main_one_has_the_most_threads() -> None:
     assert [launch.step for launch in plan(spec_of(), ROUNDS=0).launches] == [0]
-
-
-def test_the_main_launch_has_the_most_threads() -> None:
     assert plan(spec_of()).main.step == 0
     assert sorted(plan(spec_of()).steps) == [0, 1, 2]
-
-
-def test_equal_plans_are_equal() -> None:
     assert plan(spec_of()) == plan(spec_of())
     assert plan(spec_of()) != plan(spec_of(), BLOCK=128)
 
@@ -126,12 +120,8 @@ def test_nothing_and_too_many_launches() -> None:
 
 
 def test_the_limits_apply_to_every_launch() -> None:
-    wide = spec_of(
-        STEPS.replace(
-            'block = ["BLOCK"]\ngrid = ["ceil_div(N, BLOCK * 2',
-            'block = ["16 * BLOCK"]\ngrid = ["ceil_div(N, BLOCK * 2',
-        )
-    )
+    grid = 'grid = ["ceil_div(N, BLOCK * 2'
+    wide = spec_of(STEPS.replace(f'block = ["BLOCK"]\n{grid}', f'block = ["16 * BLOCK"]\n{grid}'))
     space = feasible_space(wide, wide.sizes, H200)
     found = {(space.config(row)["BLOCK"], space.config(row)["ROUNDS"]) for row in range(len(space))}
     assert found == {(64, 0), (64, 1), (64, 3), (128, 0)}  # 2048 threads where the step runs
@@ -139,13 +129,10 @@ def test_the_limits_apply_to_every_launch() -> None:
     assert said.startswith("threads_per_block: sweep: 2,048 threads in a block")
 
 
-def test_expressions_have_a_value_only_where_the_step_runs() -> None:
+def test_expressions_have_a_value_only_where_the_step_runs_and_a_grid_that_vanishes_later_is_dropped() -> None:
     divided = spec_of(STEPS.replace("grid = [1]", 'grid = ["ceil_div(N, ROUNDS)"]'))
     assert len(feasible_space(divided, divided.sizes, H200)) == 6
     assert plan(divided).launches[-1].geometry.grid[0] == 334
-
-
-def test_a_grid_that_vanishes_in_a_later_repetition_is_dropped() -> None:
     shrinking = spec_of(STEPS.replace("ceil_div(N, BLOCK * 2 ** step)", "2 - step"))
     space = feasible_space(shrinking, shrinking.sizes, H200)
     assert {space.config(row)["ROUNDS"] for row in range(len(space))} == {0, 1}
@@ -227,12 +214,9 @@ def test_step_is_no_name_of_a_file_with_steps() -> None:
     assert plan(named, step=128).main.geometry.threads == 128
 
 
-def test_references_cannot_use_what_depends_on_the_launch() -> None:
+def test_a_header_refuses_steps_and_references_what_depends_on_the_launch() -> None:
     with pytest.raises(SpecError, match=r"unknown name 'block'"):
         spec_of(tail=TAIL.replace('y = "x"', 'y = "x * block"'))
-
-
-def test_a_header_refuses_steps() -> None:
     from autotile.exchange.cpp_header import write_header
 
     with pytest.raises(InputError, match=r"scan has several steps, and a header launches one kernel only"):

@@ -121,6 +121,12 @@ def test_sizes_that_no_map_takes_leave_nothing() -> None:
         ("pass = false", "pass = 0", "arguments.A.pass", "expected true or false"),
         ('tensor_map = "A", box', 'tensor_map = "B", box', "arguments.A", "'A' is not passed, has no tensor map"),
         ("l2_promotion_bytes", "l2_promotion", "arguments.A_map.l2_promotion", "unknown key"),
+        (
+            '["M", "N"]',
+            '[1, 1, 1, 1, "M", "N"]',
+            "arguments.A_map.tensor_map",
+            "A has 6 axes, a tensor map describes at",
+        ),
     ],
 )
 def test_refusals(old: str, new: str, key: str, said: str) -> None:
@@ -176,9 +182,3 @@ class TestOfAWorkspace:
             spec, data, pointers={"A": 16, "B": 32}, scalars={"M": 1000, "N": 520}, workspaces={"W": 256}
         )
         assert packed == (16, 32, ("A_map", 256), 1000, 520)
-
-
-def test_a_map_of_more_than_five_axes() -> None:
-    text = TEXT.replace('shape = ["M", "N"]', 'shape = [1, 1, 1, 1, "M", "N"]')
-    with pytest.raises(SpecError, match="A has 6 axes, a tensor map describes at most 5"):
-        parse_spec(text, "t.toml")

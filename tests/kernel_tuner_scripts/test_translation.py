@@ -1,4 +1,4 @@
-"""Arguments of Kernel Tuner against Kernel Tuner itself, which is the oracle; headers that a script's kernel includes."""
+"""Arguments of Kernel Tuner against Kernel Tuner itself, which is the oracle, and the headers of a script."""
 
 import itertools
 import math
