@@ -81,11 +81,11 @@ class TestStudy:
         with pytest.raises(InputError, match=r"There is nothing\Z"):
             figure_of(Chart("x", "X", None, "There is nothing."))
 
-    def test_the_theme_follows_plotly_which_is_named_where_it_is_missing(
-        self, result: StudyPlots, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_theme_follows_plotly(self, result: StudyPlots, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(plotly.io.templates, "default", "plotly_dark")
         assert result.plot_finals().layout.paper_bgcolor == DARK["paper"]
+
+    def test_without_plotly_the_extra_is_named(self, result: StudyPlots, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "plotly", None)
         with pytest.raises(ToolchainError, match=r"autotile\[report\]"):
             result.plot_finals()
