@@ -330,6 +330,7 @@ class TestConstantMemory:
 
 
 class TestWorkspaces:
+    FLOATS = '{ workspace = "float32",'
     SPEC = parse_spec(SPLIT_SPACE, "split.toml")
     SIZES: ClassVar = {**SPEC.sizes, "M": 100, "N": 200, "K": 320, "BATCH": 2}
 
@@ -360,10 +361,8 @@ class TestWorkspaces:
         for split_k, workspace_bytes in ((1, 0), (2, 4 * 2 * 2 * 20_000 + 4 * 2 * 7 * 13)):
             config = {"TILE": 16, "SPLIT_K": split_k, "FAULT": 0}
             needed = 2 * elements + workspace_bytes
-            enough, little = (
-                check_config(self.SPEC, config, self.SIZES, replace(H200, memory_bytes=given), "float16")
-                for given in (needed, needed - 1)
-            )
+            devices = [replace(H200, memory_bytes=given) for given in (needed, needed - 1)]
+            enough, little = (check_config(self.SPEC, config, self.SIZES, one, "float16") for one in devices)
             assert enough == ""
             assert "memory: its arrays and workspaces take 0.0 GiB" in little
         absurd = {**self.SIZES, **dict.fromkeys("MNK", 2**31 - 1)}
@@ -377,13 +376,8 @@ class TestWorkspaces:
             ('init = "zeros"', 'init = "ones"', "arguments.counters.init", 'expected "zeros", or no init'),
             ('workspace = "float32"', 'workspace = "float"', "arguments.partials.workspace", "write 'float32'"),
             ('"SPLIT_K if', '"SPLITS if', "arguments.partials.shape", "did you mean 'SPLIT_K'"),
-            (
-                '{ workspace = "float32",',
-                '{ workspace = "float32", access = "in",',
-                "arguments.partials.access",
-                "unkn",
-            ),
-            ('{ workspace = "float32",', "{", "arguments.partials", "expected exactly one of the keys buffer"),
+            (FLOATS, f'{FLOATS} access = "in",', "arguments.partials.access", "unkn"),
+            (FLOATS, "{", "arguments.partials", "expected exactly one of the keys buffer"),
             ("beta * C", "beta * partials", "reference.outputs.C", "unknown name 'partials'"),
         ],
     )

@@ -258,13 +258,10 @@ def test_an_error_gives_the_cure(scale_toml: Path, old: str, new: str, cure: str
         parse_spec(text.replace(old, new, 1), "x.toml")
 
 
-def test_a_sum_for_a_buffer_of_one_element(scale_toml: Path) -> None:
+def test_a_sum_for_a_buffer_of_one_element_and_a_reference_of_several_lines(scale_toml: Path) -> None:
     text = scale_toml.read_text().replace(*OUTPUT)
     with pytest.raises(SpecError, match=r"write reshape\(\.\.\., 1\)"):
         parse_spec(text.replace('"factor * x"', '"sum(x)"'), "x.toml")
     parse_spec(text.replace('"factor * x"', '"reshape(sum(x), 1)"'), "x.toml")
-
-
-def test_a_reference_of_several_lines(scale_toml: Path) -> None:
     text = scale_toml.read_text().replace('"factor * x"', '"""\n  t = factor * x;\n  t\n"""')
     assert parse_spec(text, "x.toml").reference.outputs["y"].text == "t = factor * x;   t"

@@ -67,7 +67,7 @@ def test_a_trial_that_violates_a_constraint_or_was_pruned_failed() -> None:
     assert result_of(create_trial(state=TrialState.PRUNED)) is None
 
 
-def test_a_history_holds_trials_in_the_order_in_which_they_ended() -> None:
+def test_a_history_holds_trials_in_the_order_in_which_they_ended_with_their_noise() -> None:
     history = History()
     assert [history.begin(row) for row in range(100, 200)] == list(range(100))
     history.end(3, None)
@@ -80,9 +80,6 @@ def test_a_history_holds_trials_in_the_order_in_which_they_ended() -> None:
     assert history.rows(history.first_ended(10)).tolist() == [103, 101, 170, 100]
     expected = [[np.nan, np.nan], [np.nan, np.nan], [2.0, 5.0], [1.0, 6.0]]
     assert np.array_equal(history.values(9), expected, equal_nan=True)
-
-
-def test_the_noise_of_a_loss_follows_from_the_error_of_its_time() -> None:
     history = History()
     for index, (time_us, error) in enumerate([(1.0, 0.0), (2.0, 0.1), (4.0, 0.1)]):
         history.end(history.begin(index), (time_us,), error)
@@ -120,12 +117,9 @@ def test_the_newest_fit_is_of_the_trials_that_were_due(ended: int, failures: int
     assert not surrogate.update()
 
 
-def test_fits_become_rarer() -> None:
-    assert [due_fit(count) for count in (6, 7, 20, 100, 109, 110)] == [6, 6, 20, 94, 103, 103]
-
-
-def test_a_fit_does_not_depend_on_the_calls() -> None:
+def test_fits_become_rarer_and_do_not_depend_on_the_calls() -> None:
     """A search that is rebuilt fits at once what the original fitted trial by trial."""
+    assert [due_fit(count) for count in (6, 7, 20, 100, 109, 110)] == [6, 6, 20, 94, 103, 103]
     whole, history = history_of(40), History()
     late, early = surrogate_of(whole), surrogate_of(history)
     late.update()
@@ -234,10 +228,10 @@ def test_a_large_space_is_searched_near_the_best_and_everywhere() -> None:
     assert np.bincount(rows // 1024, minlength=12).min() > 100
 
 
-def study_of(
-    sampler: FeasibleGPSampler, trials: int, values: Callable[[Config], object], *directions: str
-) -> optuna.Study:
-    """Return a study of a sampler after some trials."""
+Values = Callable[[Config], object]
+
+
+def study_of(sampler: FeasibleGPSampler, trials: int, values: Values, *directions: str) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(directions=directions or ["minimize"], sampler=sampler)
     for _ in range(trials):

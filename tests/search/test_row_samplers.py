@@ -106,11 +106,8 @@ def test_only_available_rows_are_proposed(name: str) -> None:
     assert sorted(rows) == np.flatnonzero(available).tolist()
 
 
-def test_brute_force_goes_in_order() -> None:
+def test_brute_force_goes_in_order_and_random_is_uniform_over_the_rows_and_not_over_the_combinations() -> None:
     assert run(make_sampler("brute-force", tile_space(), 0), 20) == list(range(20))
-
-
-def test_random_is_uniform_over_the_rows_and_not_over_the_combinations() -> None:
     space = make_space({"A": (1, 2, 3, 4), "B": (1, 2, 3, 4)}, lambda c: c["A"] == 1 or c["B"] == 1)
     first = [run(make_sampler("random", space, seed), 1)[0] for seed in range(700)]
     counts = np.bincount(first, minlength=len(space))
@@ -186,10 +183,13 @@ def test_several_objectives_are_passed_on() -> None:
     assert len({space.row_of(trial.params) for trial in study.trials}) == 30
 
 
-def test_a_parameter_that_the_space_lacks_is_refused() -> None:
+def test_an_unknown_name_lists_the_known_ones_and_a_parameter_that_the_space_lacks_is_refused() -> None:
     study = optuna.create_study(sampler=make_sampler("random", make_space({"A": (1, 2)}), 0))
     with pytest.raises(InputError, match="'C' is not a parameter of the space"):
         study.ask({"C": optuna.distributions.CategoricalDistribution((1, 2))})
+    with pytest.raises(InputError, match=r"no sampler 'tpee'; did you mean 'tpe'\? \(known: auto, feasible, tpe, gp"):
+        make_sampler("tpee", tile_space(), 0)
+    assert {AUTO, *SAMPLERS} <= set(sampler_names())
 
 
 def test_the_nearest_row_is_taken_when_no_draw_is_one() -> None:
@@ -281,13 +281,10 @@ def shares(works: Callable[[Config], bool], seed: int, trials: int) -> tuple[lis
     return [works(trial.config) for trial in done], float(np.mean(rows))
 
 
-def test_tpe_turns_away_from_what_fails() -> None:
+def test_tpe_turns_away_from_what_fails_and_finds_the_few_that_run() -> None:
     worked, share = shares(lambda config: config["LAYOUT"] != "a", 0, 90)
     assert not all(worked[:10])
     assert 1 - np.mean(worked[40:]) < 0.5 * (1 - share)
-
-
-def test_tpe_finds_the_few_that_run_among_failures() -> None:
     worked, share = shares(lambda config: config["BM"] == 32 and config["LAYOUT"] == "b", 1, 80)
     assert np.mean(worked[40:]) > 2 * share
 
@@ -330,12 +327,6 @@ def test_auto_is_brute_force_where_the_trials_cover_the_space(
     space = tile_space()
     mask = None if available is None else np.arange(len(space)) < available
     assert resolve_sampler(name, space, mask, trials) == expected
-
-
-def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"no sampler 'tpee'; did you mean 'tpe'\? \(known: auto, feasible, tpe, gp"):
-        make_sampler("tpee", tile_space(), 0)
-    assert {AUTO, *SAMPLERS} <= set(sampler_names())
 
 
 @pytest.mark.parametrize("name", [name for name, entry in SAMPLERS.items() if entry.packages])
