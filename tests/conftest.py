@@ -90,7 +90,7 @@ def pytest_configure() -> None:
 
 FIRST = (
     *("test_cluster", "test_compile_farm", "test_killed", "test_live_page", "test_operation_family"),
-    "test_shared_server",
+    "test_shared_study",
 )
 """Starts of the names of modules whose tests take seconds, as they wait for other processes."""
 

@@ -34,15 +34,7 @@ MAX_CONFIGS = 6
 
 @dataclass(frozen=True)
 class SyntheticGpu:
-    """Configurations and a formula for their times.
-
-    Attributes
-    ----------
-    quality
-        Factor on the time of each configuration.
-    noise
-        Relative standard deviation of a measurement.
-    """
+    """Configurations, with factors on their times, and the relative standard deviation of a measurement."""
 
     configs: tuple[dict[str, Value], ...]
     blocks_per_sm: NDArray[np.int64]
@@ -51,7 +43,6 @@ class SyntheticGpu:
 
     @classmethod
     def make(cls, seed: int, count: int = 60, noise: float = 0.005) -> SyntheticGpu:
-        """Draw random configurations."""
         rng = np.random.default_rng(seed)
         space = feasible_space(SPEC, {"M": 4096, "N": 4096, "K": 4096}, DEVICE)
         configs = [space.config(int(row)) for row in rng.choice(len(space), 2 * count, replace=False)]
@@ -74,7 +65,6 @@ class SyntheticGpu:
         return found if rng is None else found * (1 + self.noise * rng.standard_normal(len(found)))
 
     def traits(self, problems: list[dict[str, int]]) -> Traits:
-        """Return the traits of problems for all configurations."""
         return Traits.of(SPEC, DEVICE, self.configs, [int(blocks) for blocks in self.blocks_per_sm], problems)
 
     def measured(
@@ -89,7 +79,6 @@ class SyntheticGpu:
         return family, chosen, TrainingData(times_us, proposed_by, self.traits(chosen), self.traits(members), valid)
 
     def served(self, learned: LearnedRule, problems: list[dict[str, int]]) -> list[int]:
-        """Return the columns that a rule serves."""
         view = self.traits(problems).select(learned.chosen)
         leaves = [find_leaf(learned.tree, view.rows(np.array([row]))) for row in range(len(problems))]
         return [learned.chosen[leaf.order[0]] for leaf in leaves]

@@ -1,18 +1,36 @@
-"""Families of problems: parsing, membership, serialization, and the selection of points."""
+"""Families of problems: parsing, members, points; features of a problem, and the tilings of grids."""
+
+from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_gpu import SPEC
+from synthetic_gpu import DEVICE, SPEC
 
 from autotile.errors import ProblemError
 from autotile.families.family import Extent, Family, family_of, parse_family, sample_members, select_points
+from autotile.families.features import (
+    UNTILED,
+    Feature,
+    Tilings,
+    Traits,
+    array_extents,
+    blocks_at,
+    list_features,
+    meet_rules,
+)
+from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import load_kernel
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.spec import KernelSpec
+from autotile.space.search_space import enumerate_space
 
-WIDE = ["M=1..8192", "N=128..8192", "K=4096,7168"]
+WIDE_FAMILY = ["M=1..8192", "N=128..8192", "K=4096,7168"]
 ends = st.integers(1, 2**31 - 1)
 extents = st.lists(st.tuples(ends, ends).map(sorted), min_size=1, max_size=4)
 
@@ -87,7 +105,7 @@ def test_a_damaged_family_is_refused(data: dict[str, object]) -> None:
 
 class TestSelectPoints:
     def test_ends_and_listed_values_are_covered(self) -> None:
-        family = parse_family(SPEC, WIDE)
+        family = parse_family(SPEC, WIDE_FAMILY)
         points = select_points(family, 4)
         for name, extent in family.extents.items():
             assert set(extent.ends) <= {point[name] for point in points}
@@ -112,27 +130,154 @@ class TestSelectPoints:
         assert len({tuple(point.values()) for point in points}) == len(points) <= count
         assert points == select_points(family, count)
 
-    def test_a_small_family_is_taken_whole(self) -> None:
-        family = parse_family(SPEC, ["M=1,2,3", "N=4..6", "K=3"])
-        assert len(select_points(family, 24)) == 9
+    def test_a_small_family_is_taken_whole_and_too_few_points_are_refused(self) -> None:
+        assert len(select_points(parse_family(SPEC, ["M=1,2,3", "N=4..6", "K=3"]), 24)) == 9
+        with pytest.raises(ProblemError, match=r"3 points cannot cover K=1,2,3,4: expected at least 4"):
+            select_points(parse_family(SPEC, ["M=1", "N=1", "K=1,2,3,4"]), 3)
 
     def test_impossible_problems_are_not_chosen(self) -> None:
-        family = parse_family(SPEC, WIDE)
+        family = parse_family(SPEC, WIDE_FAMILY)
         points = select_points(family, 10, lambda sizes: sizes["M"] % 8 == 0)
         assert len(points) == 10
         assert all(point["M"] % 8 == 0 for point in points)
         with pytest.raises(ProblemError, match="no valid configuration"):
             select_points(family, 10, lambda _: False)
 
-    def test_too_few_points_are_refused(self) -> None:
-        with pytest.raises(ProblemError, match=r"3 points cannot cover K=1,2,3,4: expected at least 4"):
-            select_points(parse_family(SPEC, ["M=1", "N=1", "K=1,2,3,4"]), 3)
-
 
 def test_members_fill_the_family() -> None:
-    family = parse_family(SPEC, WIDE)
+    family = parse_family(SPEC, WIDE_FAMILY)
     members = sample_members(family)
     assert len(members) > 1000
     assert all(member in family for member in members)
-    octaves = {int(math.log2(member["M"])) for member in members}
-    assert octaves == set(range(14))
+    assert {int(math.log2(member["M"])) for member in members} == set(range(14))
+
+
+SIZES = [{"M": 4096, "N": 4096, "K": 1024}, {"M": 129, "N": 1999, "K": 7}]
+WIDE, NARROW = SPEC.default | {"BM": 256, "BN": 128}, SPEC.default | {"BM": 64, "BN": 64, "TM": 4, "TN": 4}
+TRAITS = Traits.of(SPEC, DEVICE, [WIDE, NARROW], [1, 4], SIZES)
+
+
+def value(feature: Feature) -> list[float]:
+    return TRAITS.column(feature).tolist()
+
+
+def test_sizes_and_work() -> None:
+    assert value(Feature("size", "M")) == [4096, 129]
+    assert value(Feature("alignment", "N")) == [256, 1]
+    assert value(Feature("outputs")) == [4096 * 4096, 129 * 1999]
+    flops, moved = 2 * 4096 * 4096 * 1024, 4 * (4096 * 1024 + 1024 * 4096 + 4096 * 4096)
+    assert value(Feature("intensity"))[0] == pytest.approx(flops / moved)
+
+
+def test_blocks_agree_with_the_launch() -> None:
+    for number, config in enumerate((WIDE, NARROW)):
+        blocks = [launch_geometry(SPEC, config, sizes, DEVICE).blocks for sizes in SIZES]
+        assert value(Feature("blocks", config=number)) == blocks
+    assert value(Feature("waves", config=1)) == [64 * 64 / (4 * 132), 3 * 32 / (4 * 132)]
+
+
+def test_of_persistent_kernels_the_tiles_are_counted_and_not_the_blocks_that_take_them() -> None:
+    text = SPEC.text.replace(
+        'grid = ["ceil_div(M, BM)", "ceil_div(N, BN)"]',
+        'grid = ["min(device.sm_count, ceil_div(M, BM) * ceil_div(N, BN))"]',
+    )
+    persistent = Traits.of(parse_spec(text, "persistent.toml"), DEVICE, [WIDE, NARROW], [1, 4], SIZES)
+    assert persistent.blocks.tolist() == TRAITS.blocks.tolist()
+    assert persistent.tile.tolist() == TRAITS.tile.tolist() == [256 * 128, 64 * 64]
+
+
+def test_the_work_ratio_counts_whole_rounds_of_whole_tiles() -> None:
+    wide = [np.ceil(16 * 32 / 132), np.ceil(1 * 16 / 132)]
+    narrow = [np.ceil(64 * 64 / 132), np.ceil(3 * 32 / 132)]
+    expected = [w * 256 * 128 / (n * 64 * 64) for w, n in zip(wide, narrow, strict=True)]
+    assert value(Feature("work_ratio", config=0, over=1)) == pytest.approx(expected)
+
+
+def test_rules_are_evaluated_for_many_problems_as_for_one() -> None:
+    kept = enumerate_space(SPEC, SIZES[0], DEVICE)
+    broken = SPEC.default | {"BM": 256, "BN": 32}
+    assert kept.row_of(broken) is None
+    assert meet_rules(SPEC, DEVICE, [SPEC.default, broken], SIZES).tolist() == [[True, False]] * 2
+
+
+def test_features_read_back() -> None:
+    names = tuple(SPEC.sizes)
+    for feature in list_features(SPEC, 3):
+        assert Feature.from_json(feature.to_json(), names, 3) == feature
+        assert str(feature)
+    other_size, other_config = {"feature": "size", "of": "Q"}, {"feature": "blocks", "config": 3}
+    for damaged in (other_size, other_config, {"feature": "exec"}, {}, {"feature": []}, 7):
+        with pytest.raises(ValueError, match=r"is not a feature|expected"):
+            Feature.from_json(damaged, names, 3)
+
+
+MANY_SMS = replace(DEVICE, sm_count=2**40)
+KERNELS = ("gemm_wgmma", "gemm_wgmma_padded", "gemm_mma", "gemm_small")
+KERNELS += ("sgemm", "sgemm_ws", "sgemm_bf16x6", "sgemm_bf16x6_ws", "sgemm_2d")
+SIZE = st.integers(1, 20_000)
+
+
+@lru_cache
+def _tilings(name: str, transposed: int) -> tuple[KernelSpec, dict[str, int], Tilings]:
+    spec = load_kernel(name).spec
+    flags = {flag: transposed if flag == "TRANS_B" else 0 for flag in spec.flags}
+    return spec, flags, Tilings.of(spec, DEVICE, [spec.default], [None], flags)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@settings(deadline=None, max_examples=30)
+@given(m=SIZE, n=SIZE, k=SIZE, transposed=st.integers(0, 1))
+def test_a_tiling_gives_the_blocks_of_the_grid(name: str, m: int, n: int, k: int, transposed: int) -> None:
+    spec, flags, found = _tilings(name, transposed)
+    sizes = {**spec.sizes, **flags, "M": m, "N": n, "K": k}
+    counts = [math.ceil(sizes[size] / tile) for size, tile in zip(found.names, found.tiles[0], strict=True)]
+    geometry = launch_geometry(spec, spec.default, sizes, MANY_SMS)
+    assert not found.irregular
+    assert math.prod(counts) * found.units[0] == geometry.blocks
+
+
+def test_a_tiling_has_no_tile_along_a_size_that_the_grid_does_not_depend_on() -> None:
+    spec = load_kernel("sgemm_2d").spec
+    found = Tilings.of(spec, DEVICE, [spec.default], [None], {})
+    tiles = dict(zip(found.names, found.tiles[0], strict=True))
+    assert tiles == {"M": spec.default["BM"], "N": spec.default["BN"], "K": UNTILED}
+
+
+TEXT = """
+[kernel]
+name = "rows"
+template = "rows.cu"
+entry = "rows"
+summary = "Sums of rows"
+[problem]
+sizes = { N = 1000, D = 8 }
+dtypes = ["float32"]
+[parameters]
+T = [32, 64]
+[default]
+T = 32
+[launch]
+block = ["T"]
+grid = ["GRID"]
+[arguments]
+x = { buffer = "dtype", shape = ["N", "D"], access = "in" }
+y = { buffer = "dtype", shape = ["N"], access = "out" }
+[reference]
+outputs = { y = "sum(x, axis=1)" }
+"""
+
+
+def test_a_grid_of_another_form_is_evaluated_and_a_tiling_of_two_sizes_is_none() -> None:
+    spec = parse_spec(TEXT.replace("GRID", "ceil_div(N, T) + D"), "rows.toml")
+    assert Tilings.of(spec, DEVICE, [spec.default], [None], {}).irregular == (0,)
+    assert blocks_at(spec, DEVICE, spec.default, {"N": 100, "D": 8}) == 4 + 8
+    spec = parse_spec(TEXT.replace("GRID", "ceil_div(N, T) * ceil_div(D, 4) * 3"), "rows.toml")
+    found = Tilings.of(spec, DEVICE, [{"T": 64}], [None], {})
+    assert (found.tiles.tolist(), found.units.tolist()) == ([[64.0, 4.0]], [3.0])
+    assert not found.irregular
+
+
+def test_array_extents_follow_the_flags() -> None:
+    spec = load_kernel("sgemm").spec
+    found = array_extents(spec, {"TRANS_A": 1, "TRANS_B": 0, "NONDETERMINISTIC": 0})
+    assert found == {"A": (3, 2, 0), "B": (3, 2, 1), "C": (3, 0, 1)}

@@ -1,9 +1,9 @@
 """A scheduler of Dask on the loopback address and workers of `autotile worker`, in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +12,10 @@ from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from socket import AF_INET, SOCK_DGRAM
+
+import pytest
+
+pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
 START_S = 120.0
 ROLES = ("SCHEDULER", "WORKER", "CLIENT")
@@ -26,24 +30,7 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 
 
 class ClusterKit:
-    """Processes of a cluster.
-
-    Parameters
-    ----------
-    folder
-        Empty folder.
-    tls
-        Variables that name the certificates to Dask; empty for a cluster without TLS.
-    host
-        Address of this machine at which the scheduler listens.
-
-    Attributes
-    ----------
-    scheduler
-        Address of the scheduler.
-    cache
-        Folder of the cubin cache of the workers.
-    """
+    """Processes of a cluster; `tls` has variables that name certificates, `cache` the cubins of the workers."""
 
     def __init__(self, folder: Path, tls: Mapping[str, str] | None = None, host: str = "127.0.0.1") -> None:
         self._started: list[subprocess.Popen[bytes]] = []
@@ -63,7 +50,6 @@ class ClusterKit:
         self._scheduler = self._start("dask", ["scheduler", *words])
 
     def kill_scheduler(self) -> None:
-        """Kill the scheduler."""
         self._scheduler.kill()
         self._scheduler.wait()
 
@@ -77,7 +63,6 @@ class ClusterKit:
         return self.worker(*words, "--compile", "0")
 
     def end(self) -> None:
-        """End all processes."""
         for one in self._started:
             one.terminate()
         for one in self._started:
@@ -113,6 +98,14 @@ def children(pid: int) -> list[int]:
     return [*direct, *(below for one in direct for below in children(one))]
 
 
+def kill_all(worker: subprocess.Popen[bytes]) -> int:
+    """Kill a worker and the processes below it; return how many these were together."""
+    doomed = [worker.pid, *children(worker.pid)]
+    for pid in doomed:
+        os.kill(pid, signal.SIGKILL)
+    return len(doomed)
+
+
 def listening(pid: int) -> set[tuple[str, int]]:
     """Return the TCP and UDP ports at which a process and those below it can be reached, with their addresses."""
     import psutil  # comes with Dask
@@ -137,14 +130,24 @@ def outer_address() -> str | None:
     return None
 
 
-def tls_variables(folder: Path) -> dict[str, str]:
-    """Make a certificate that is its own authority, and return the variables that name it to Dask."""
+@contextmanager
+def certificates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Make a certificate that is its own authority, and name it to Dask by variables, which this process knows, too."""
+    import dask.config
+
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     words += ["-subj", "/CN=autotile", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(["openssl", *words], check=True, capture_output=True)
     prefix = "DASK_DISTRIBUTED__COMM__TLS__"
-    found = {
-        f"{prefix}{role}__{what}": str(file) for role in ROLES for what, file in (("KEY", key), ("CERT", certificate))
-    }
-    return {f"{prefix}CA_FILE": str(certificate), **found}
+    files = {"KEY": str(key), "CERT": str(certificate)}
+    variables = {f"{prefix}{role}__{name}": file for role in ROLES for name, file in files.items()}
+    variables[f"{prefix}CA_FILE"] = str(certificate)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    dask.config.refresh()
+    yield variables
+    monkeypatch.undo()
+    dask.config.refresh()

@@ -1,17 +1,17 @@
 """A tiny kernel with recordings of synthetic times, and sessions that replay them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from judges import by_threads
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import Config, L2Mode, Measurement, Outcome, Problem, Trial
+from autotile.core.model import Config, L2Mode, Problem, Trial
 from autotile.cuda.compiler import CompileJob
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
@@ -32,30 +32,9 @@ SIZE = 4096
 Judge = Callable[[Config], Trial]
 
 
-def timed(config: Config, time_us: float, outcome: Outcome = Outcome.OK) -> Trial:
-    """Return a trial with a time and an interval of 1 %."""
-    return Trial(config, outcome, "", "measure", measurement=Measurement(time_us, 0.99 * time_us, 1.01 * time_us))
-
-
-def failed(config: Config, outcome: Outcome, reason: str = "because", stage: str = "verify") -> Trial:
-    """Return a trial without a time."""
-    return Trial(config, outcome, reason, stage)
-
-
-def by_threads(config: Config) -> Trial:
-    """Return a trial that is faster with more threads and, slightly, with more work: THREADS=256 WORK=4 wins by 8 %."""
-    return timed(config, 1000 / int(config["THREADS"]) + 2 / int(config["WORK"]))
-
-
 @dataclass
 class Bench:
-    """A kernel that can be tuned by replay.
-
-    Attributes
-    ----------
-    device
-        The GPU that the recordings are of.
-    """
+    """A kernel that can be tuned by replay of recordings of a device."""
 
     kernel: Kernel
     folder: Path
@@ -158,23 +137,34 @@ def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def judges() -> dict[str, Any]:
-    """Functions that make the trial of a configuration, for tests that combine them."""
-    return {"timed": timed, "failed": failed, "by_threads": by_threads}
+def operation_of_copies(scale_toml: Path) -> Callable[..., Operation]:
+    """Return a function that loads the operation "scaling" of copies of the tiny kernel; `when` has conditions."""
 
-
-@pytest.fixture
-def operation_of_copies(scale_toml: Path) -> Callable[[str, Iterable[str]], Operation]:
-    """Return a function that loads an operation, given by its text, of copies of the tiny kernel by their names."""
-
-    def load(text: str, names: Iterable[str]) -> Operation:
+    def load(*names: str, **when: str) -> Operation:
+        lines = ["[operation]", 'name = "scaling"', "sizes = { n = 4096 }", 'dtypes = ["float32"]']
         for name in names:
+            lines += [f"[kernels.{name}]", f'kernel = "./{name}.toml"']
+            lines += [f'when = "{when[name]}"'] if name in when else []
             for suffix in (".toml", ".cu"):
                 copied = scale_toml.with_suffix(suffix).read_text()
                 copied = copied.replace('name = "scale"', f'name = "{name}"').replace("scale.cu", f"{name}.cu")
                 scale_toml.with_name(name + suffix).write_text(copied)
         path = scale_toml.with_name("scaling.toml")
-        path.write_text(text)
+        path.write_text("\n".join(lines))
         return load_operation(str(path))
 
     return load
+
+
+@pytest.fixture
+def record_copies(bench: Bench) -> Callable[..., None]:
+    """Return a function that records kernels of an operation, with factors on the times of the tiny kernel."""
+
+    def record(operation: Operation, **factors: float) -> None:
+        own = bench.kernel
+        for name, factor in factors.items():
+            bench.kernel = load_kernel(next(member.kernel for member in operation.members if member.name == name))
+            bench.record(partial(by_threads, factor=factor))
+        bench.kernel = own
+
+    return record

@@ -1,7 +1,5 @@
 """A fake GPU worker for the tiny kernel: more threads are faster and use more energy, more work has larger errors."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GPU worker without a GPU: answers jobs of a grid with times from a formula, and breaks at some configurations."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Observe a tuning process from outside: its trials, and the children that it leaves behind."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from collections import Counter

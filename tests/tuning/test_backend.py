@@ -1,4 +1,4 @@
-"""The choice of a backend, replay of a recording, and recordings that are refused."""
+"""The choice of a backend, replay of a recording, recordings that are refused, and recording without a GPU."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from faults.traces import no_traces
+from judges import BEST, ending_at, failing_if
 
-from autotile.core.model import Config, Outcome
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Config, Outcome, config_key
 from autotile.database.database import Database
 from autotile.errors import InputError, ProblemError, RecordingError, ToolchainError, WorkerError
 from autotile.exchange.kernel_tuner import import_into_recording, read_cache, write_cache
@@ -18,16 +20,22 @@ from autotile.exchange.recording import RecordingHeader, read_recording, write_r
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import Settings, read_settings
-from autotile.space.search_space import feasible_space
+from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning import backend as backends
+from autotile.tuning import session
 from autotile.tuning.backend import choose_backend
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.progress_state import Progress
 from autotile.tuning.replay import ReplayBackend
+from autotile.tuning.result import Recorded
+from autotile.tuning.session import record
 from autotile.workers.gpu import Backend, Gpu
 from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
 from autotile.workers.sanitizer import Finding, ToolResult
 
 CANDIDATE = {"THREADS": 64, "WORK": 2}
+Choose = Callable[..., Backend]
+Measure = Callable[..., Recorded]
 
 
 @pytest.fixture
@@ -42,9 +50,7 @@ def choose(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Backend
     return with_options
 
 
-def test_a_recording_stands_in_for_a_missing_gpu_or_one_that_is_not_asked_for(
-    bench: Any, choose: Callable[..., Backend]
-) -> None:
+def test_a_recording_stands_in_for_a_missing_gpu_or_one_that_is_not_asked_for(bench: Any, choose: Choose) -> None:
     recording = bench.record()
     chosen = choose((bench.folder,))
     assert (chosen.device.name, chosen.device.source) == ("NVIDIA H200", "replayed")
@@ -141,22 +147,15 @@ def test_a_driver_without_a_device_leaves_no_worker_behind(
         ({}, {"l2": "hot"}, RecordingError, r"with a cold L2 cache, expected hot; replay it with --l2 cold"),
     ],
 )
-def test_a_recording_that_does_not_fit_is_refused(  # noqa: PLR0917
-    bench: Any,
-    choose: Callable[..., Backend],
-    recorded: dict[str, Any] | None,
-    asked: dict[str, Any],
-    error: type[InputError],
-    words: str,
+def test_a_recording_that_does_not_fit_is_refused(
+    bench: Any, choose: Choose, *, recorded: dict[str, Any] | None, asked: dict[str, Any], error: Any, words: str
 ) -> None:
     replay = {"replay": bench.record(**recorded)} if recorded is not None else {}
     with pytest.raises(error, match=words):
         choose(**asked, **replay)
 
 
-def test_recordings_of_other_sizes_are_listed_and_one_of_the_l2_mode_is_replayed(
-    bench: Any, choose: Callable[..., Backend]
-) -> None:
+def test_recordings_of_other_sizes_are_listed_and_one_of_the_l2_mode_is_replayed(bench: Any, choose: Choose) -> None:
     bench.record(n=8192)
     with pytest.raises(InputError, match=r"recorded are: scale n=8192 float32"):
         choose((bench.folder,))
@@ -170,7 +169,7 @@ def test_another_kernel(bench: Any) -> None:
         choose_backend(tiled, problem, read_settings(), TuneOptions(replay=bench.record()))
 
 
-def test_a_gpu_of_which_nothing_is_known(bench: Any, choose: Callable[..., Backend]) -> None:
+def test_a_gpu_of_which_nothing_is_known(bench: Any, choose: Choose) -> None:
     header = RecordingHeader(key=bench.key(gpu_name="Mystery"), parameters=bench.kernel.spec.parameters, device=None)
     write_recording(bench.folder / "mystery.npz", header, [])
     with pytest.raises(RecordingError, match="'Mystery', of which nothing is known"):
@@ -178,7 +177,7 @@ def test_a_gpu_of_which_nothing_is_known(bench: Any, choose: Callable[..., Backe
 
 
 @pytest.mark.parametrize("content", [b"", b"not a recording", b"PK\x03\x04 half a zip"])
-def test_a_damaged_recording(bench: Any, choose: Callable[..., Backend], content: bytes) -> None:
+def test_a_damaged_recording(bench: Any, choose: Choose, content: bytes) -> None:
     path = bench.folder / "damaged.npz"
     path.write_bytes(content)
     with pytest.raises(RecordingError, match=r"damaged\.npz"):
@@ -192,43 +191,31 @@ def evaluated(backend: Backend, config: Config, limit_us: float | None = None) -
 
 class TestReplay:
     @pytest.fixture
-    def backend(self, bench: Any, judges: dict[str, Any]) -> ReplayBackend:
-        def judge(config: Any) -> Any:
-            if config["WORK"] == 4:
-                return judges["failed"](config, Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify")
-            return judges["by_threads"](config)
-
+    def backend(self, bench: Any) -> ReplayBackend:
+        judge = failing_if(lambda config: config["WORK"] == 4, Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify")
         configs = [config for config in bench.configs() if config["THREADS"] != 32]
         return ReplayBackend(read_recording(bench.record(judge, configs)))
 
     @pytest.mark.parametrize(
-        ("config", "limit_us", "outcome", "reason", "stage"),
+        ("config", "limit_us", "expected"),
         [
-            (CANDIDATE, None, Outcome.OK, "", "measure"),
-            (CANDIDATE, 14.0, Outcome.OK, "", "measure"),
-            (CANDIDATE, 13.0, Outcome.PRUNED, "clearly slower than the best so far (13 us)", "measure"),
-            ({"THREADS": 64, "WORK": 4}, None, Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify"),
+            (CANDIDATE, None, (Outcome.OK, "", "measure")),
+            (CANDIDATE, 14.0, (Outcome.OK, "", "measure")),
+            (CANDIDATE, 13.0, (Outcome.PRUNED, "clearly slower than the best so far (13 us)", "measure")),
+            ({"THREADS": 64, "WORK": 4}, None, (Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify")),
             (
                 {"THREADS": 32, "WORK": 1},
                 None,
-                Outcome.NOT_AVAILABLE,
-                "the recording does not hold this configuration",
-                "replay",
+                (Outcome.NOT_AVAILABLE, "the recording does not hold this configuration", "replay"),
             ),
         ],
     )
-    def test_what_was_recorded_is_returned(  # noqa: PLR0917
-        self,
-        backend: ReplayBackend,
-        config: Config,
-        limit_us: float | None,
-        outcome: Outcome,
-        reason: str,
-        stage: str,
+    def test_what_was_recorded_is_returned(
+        self, backend: ReplayBackend, config: Config, limit_us: float | None, expected: tuple[Outcome, str, str]
     ) -> None:
         found = evaluated(backend, config, limit_us)
-        assert (found.outcome, found.reason, found.stage) == (outcome, reason, stage)
-        assert (found.measurement is not None) is outcome.has_time
+        assert (found.outcome, found.reason, found.stage) == expected
+        assert (found.measurement is not None) is found.outcome.has_time
         if found.measurement is not None:
             assert found.measurement.time_us == pytest.approx(1000 / 64 + 1, rel=1e-6)
 
@@ -241,11 +228,10 @@ class TestReplay:
     def test_available_rows_are_the_recorded_ones(self, bench: Any, backend: ReplayBackend) -> None:
         space = feasible_space(bench.kernel.spec, {"n": 4096}, bench.device)
         available = backend.available_rows(space)
-        assert available is not None
         assert [space.config(row)["THREADS"] != 32 for row in range(len(space))] == available.tolist()
 
 
-def test_kernel_tuners_cache_is_replayed(bench: Any, choose: Callable[..., Backend], tmp_path: Path) -> None:
+def test_kernel_tuners_cache_is_replayed(bench: Any, choose: Choose, tmp_path: Path) -> None:
     """Trials exported as a cache of Kernel Tuner, imported as a recording and replayed, give the same winner."""
     whole = bench.tune(bench.record())
     cache_file, recording_file = tmp_path / "cache.json", tmp_path / "imported.npz"
@@ -259,7 +245,6 @@ def test_kernel_tuners_cache_is_replayed(bench: Any, choose: Callable[..., Backe
     assert "imported" in choose(replay=recording_file, l2="hot").notice
     result = bench.tune(recording_file, l2="hot", database=str(tmp_path / "other.db"))
     assert result.winner is not None
-    assert whole.winner is not None
     assert result.winner.config == whole.winner.config
     assert result.device.source == "replayed"
 
@@ -267,24 +252,102 @@ def test_kernel_tuners_cache_is_replayed(bench: Any, choose: Callable[..., Backe
 class TestWithNothingToMeasure:
     """An error of the kernel or the problem is reported before the lack of a GPU."""
 
-    def test_a_template_that_does_not_compile(self, bench: Any, choose: Callable[..., Backend]) -> None:
-        bench.kernel.template_path.write_text(bench.kernel.source.replace("blockIdx.x", "blockIdy.x"))
-        broken = load_kernel(bench.kernel.spec.source)
-        settings = replace(read_settings(), recording_folders=())
-        with pytest.raises(InputError, match=r'does not compile: scale\.cu\(\d+\): error: identifier "blockIdy"'):
-            choose_backend(broken, bench.problem(), settings, TuneOptions(replay="auto"))
-
-    def test_a_template_whose_compilation_does_not_end(self, bench: Any) -> None:
+    @pytest.mark.parametrize(
+        ("is_endless", "said"),
+        [
+            (False, r'does not compile: scale\.cu\(\d+\): error: identifier "blockIdy"'),
+            (True, "does not compile: the compiler was stopped after 1 s"),
+        ],
+    )
+    def test_a_template_that_does_not_compile(self, bench: Any, is_endless: bool, said: str) -> None:
         bomb = ["#define M0 +1", *(f"#define M{n + 1} {10 * f'M{n} '}" for n in range(9)), "int bomb = M9;"]
-        bench.kernel.template_path.write_text("\n".join([*bomb, bench.kernel.source]))
-        endless = load_kernel(bench.kernel.spec.source)
+        source = bench.kernel.source
+        text = "\n".join([*bomb, source]) if is_endless else source.replace("blockIdx.x", "blockIdy.x")
+        bench.kernel.template_path.write_text(text)
         settings = replace(read_settings(), recording_folders=())
-        options = TuneOptions(replay="auto", compile_deadline_s=1.0)
-        with pytest.raises(InputError, match="does not compile: the compiler was stopped after 1 s"):
-            choose_backend(endless, bench.problem(), settings, options)
+        options = TuneOptions(replay="auto", **({"compile_deadline_s": 1.0} if is_endless else {}))
+        with pytest.raises(InputError, match=said):
+            choose_backend(load_kernel(bench.kernel.spec.source), bench.problem(), settings, options)
 
     def test_more_memory_than_a_gpu_has(self) -> None:
         kernel = load_kernel("sgemm_2d")
         problem = resolve_problem(kernel.spec, {"M": 10**6, "N": 10**6, "K": 4096})
         with pytest.raises(ProblemError, match=r"needs .* GiB of device memory to tune, but NVIDIA H200 has"):
             choose_backend(kernel, problem, read_settings(), TuneOptions(replay="auto"))
+
+
+class FakeGpu(ReplayBackend):
+    """A recording that acts as a GPU."""
+
+    source = "cuda"
+
+    def __init__(self, path: Path, device: DeviceProperties) -> None:
+        super().__init__(read_recording(path))
+        self.device = device
+
+    def available_rows(self, space: SearchSpace) -> None:
+        return None
+
+
+@pytest.fixture
+def measure(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorded]:
+    """Record as on a GPU."""
+    backend = FakeGpu(bench.record(), bench.device)
+    monkeypatch.setattr(session, "choose_backend", lambda *_, **__: backend)
+
+    def on_gpu(observe: Callable[[Progress], None] = lambda _: None, **choices: Any) -> Recorded:
+        options = TuneOptions(workers=1, seed=choices.pop("seed", 0))
+        return record(bench.kernel, bench.problem(), read_settings(), options, observe=observe, **choices)
+
+    return on_gpu
+
+
+def test_the_whole_space(bench: Any, measure: Measure, tmp_path: Path) -> None:
+    recorded = measure(output=tmp_path)
+    assert recorded.path == tmp_path / "scale-nvidia-h200-4096-float32.npz"
+    recording = read_recording(recorded.path)
+    assert len(recording) == recorded.configurations == recording.header.valid_configs == 12
+    assert recording.ok.all()  # nothing was pruned
+    assert recording.header.chosen == "all"
+    assert sorted(config_key(t.config) for t in bench.stored()) == sorted(map(config_key, bench.configs()))
+    assert bench.tune(recorded.path).winner.config == BEST
+
+
+def test_a_sample(measure: Measure, tmp_path: Path) -> None:
+    recorded = measure(sample=5, output=tmp_path / "some.npz", seed=3)
+    assert recorded.path == tmp_path / "some.npz"
+    recording = read_recording(recorded.path)
+    assert len(recording) == recorded.configurations == 5
+    assert recording.header.chosen == "5 at random"
+
+
+def test_into_the_current_folder(measure: Measure, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (tmp_path / measure(sample=1).path).is_file()
+
+
+def test_it_goes_on_where_it_was_interrupted(measure: Measure, tmp_path: Path) -> None:
+    first = measure(ending_at(4), output=tmp_path)
+    assert (first.path, first.configurations) == (None, 4)
+    done: list[int] = []
+    second = measure(lambda progress: done.append(progress.done), output=tmp_path)
+    assert (second.configurations, max(done)) == (12, 8)
+
+
+def test_what_a_search_dropped_early_is_measured(bench: Any, measure: Measure, tmp_path: Path) -> None:
+    assert bench.tune(None).outcomes[Outcome.PRUNED] > 0
+    assert read_recording(measure(output=tmp_path).path).ok.all()
+
+
+def test_failures_are_recorded(bench: Any, measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = failing_if(lambda config: config["WORK"] == 2, Outcome.CRASHED, "illegal address", "measure")
+    monkeypatch.setattr(session, "choose_backend", lambda *_, **__: FakeGpu(bench.record(judge), bench.device))
+    found = read_recording(measure(output=tmp_path).path).lookup({"THREADS": 64, "WORK": 2})
+    assert (found.outcome, found.reason, found.stage) == (Outcome.CRASHED, "illegal address", "measure")
+    assert found.resources is not None
+
+
+def test_a_replay_cannot_be_recorded(bench: Any, tmp_path: Path) -> None:
+    options = TuneOptions(replay=bench.record(), workers=1)
+    with pytest.raises(InputError, match="measured on a CUDA device, not made from a replay"):
+        record(bench.kernel, bench.problem(), read_settings(), options, output=tmp_path)

@@ -1,12 +1,9 @@
 """Sessions on the GPUs of a cluster: a scheduler of Dask and workers with simulated GPUs, in processes of their own."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,20 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import START_S, ClusterKit, children, running_cluster, tls_variables, wait_until
+from cluster_kit import START_S, ClusterKit, certificates, children, kill_all, running_cluster, wait_until
+from judges import BEST
 from rich.console import Console
 
 from autotile.cli.progress import TuneProgress
 from autotile.core.model import config_key
 from autotile.errors import InputError, WorkerError
 from autotile.settings import read_settings
-from autotile.tuning.progress_state import Progress
-from autotile.tuning.result import TuneResult
-
-pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
-
-import dask.config
-
 from autotile.tuning.backend import workload_of
 from autotile.tuning.cluster import connection
 from autotile.tuning.cluster import gpus as cluster_gpus
@@ -40,8 +31,9 @@ from autotile.tuning.cluster.connection import Connection, check_scheduler
 from autotile.tuning.cluster.requests import Cluster
 from autotile.tuning.cluster.worker import GpuReply, GpuRequest
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.progress_state import Progress
+from autotile.tuning.result import TuneResult
 
-BEST = {"THREADS": 256, "WORK": 4}
 SECONDS = 0.3
 """Time that a simulated GPU takes for a candidate."""
 
@@ -55,16 +47,8 @@ def kit(tmp_path: Path) -> Iterator[ClusterKit]:
 @pytest.fixture
 def secure_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterKit]:
     """A cluster that speaks TLS, with which this process can connect, too."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    variables = tls_variables(tmp_path)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    dask.config.refresh()
-    with running_cluster(tmp_path, variables) as kit:
+    with certificates(tmp_path, monkeypatch) as variables, running_cluster(tmp_path, variables) as kit:
         yield kit
-    monkeypatch.undo()
-    dask.config.refresh()
 
 
 @contextmanager
@@ -78,9 +62,7 @@ def meanwhile(act: Callable[[], None]) -> Iterator[None]:
 
 def check(result: TuneResult, bench: Any) -> None:
     """Assert that each configuration was tried once, and the best won."""
-    assert result.winner is not None
-    assert result.winner.config == BEST
-    assert not result.interrupted
+    assert (result.winner.config, result.interrupted) == (BEST, False)
     assert sorted(config_key(trial.config) for trial in bench.stored()) == sorted(map(config_key, bench.configs()))
     assert {trial.outcome for trial in bench.stored()} <= {"ok", "pruned"}
 
@@ -97,10 +79,7 @@ def test_a_machine_joins_late_and_another_is_killed(
         assert begun.wait(START_S)
         secure_kit.simulated(recording, 1, 0.01)
         wait_until(lambda: any(trial.gpu.endswith("-1") for trial in bench.stored()))
-        doomed = [slow.pid, *children(slow.pid)]
-        assert len(doomed) > 1
-        for pid in doomed:
-            os.kill(pid, signal.SIGKILL)
+        assert kill_all(slow) > 1
 
     with meanwhile(replace):
         result = bench.tune(recording, lambda _: begun.set(), sampler="brute-force", scheduler=secure_kit.scheduler)
@@ -168,16 +147,15 @@ def test_a_session_says_that_it_waits_for_a_gpu(bench: Any, kit: ClusterKit, mon
 
     def replace() -> None:
         wait_until(lambda: len(bench.stored()) >= 1)
-        doomed = [first.pid, *children(first.pid)]
-        for pid in doomed:
-            os.kill(pid, signal.SIGKILL)
+        kill_all(first)
         wait_until(lambda: any(seen))
         kit.simulated(recording, 1)
 
+    def observe(progress: Progress) -> None:
+        seen.append(progress.waiting)
+
     with meanwhile(replace):
-        result = bench.tune(
-            recording, lambda progress: seen.append(progress.waiting), sampler="brute-force", scheduler=kit.scheduler
-        )
+        result = bench.tune(recording, observe, sampler="brute-force", scheduler=kit.scheduler)
     check(result, bench)
     assert {*seen} == {"", "no GPU of the scheduler is left; one is waited for, 5 min at most"}
     assert seen[-1] == ""
@@ -256,7 +234,6 @@ def test_a_worker_waits_for_a_scheduler_that_starts_later(bench: Any, kit: Clust
     kit.kill_scheduler()
     command = [sys.executable, "-m", "autotile", "worker", kit.scheduler, "--replay", str(bench.record())]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as worker:
-        assert worker.stderr is not None
         assert worker.stderr.readline().startswith(f"no scheduler answers at {kit.scheduler} yet; it is tried for")
         kit.start_scheduler()
         assert worker.stderr.readline().endswith(f"offered to {kit.scheduler}\n")
@@ -281,27 +258,27 @@ def test_no_scheduler(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         bench.tune(bench.record(), scheduler="tcp://127.0.0.1:1")
 
 
-@pytest.mark.parametrize("address", ["tcp://node7:8786", "tcp://10.0.0.1:8786", "tcp://[2001:db8::1]:8786"])
-def test_tls_is_required_off_the_machine(address: str) -> None:
-    with pytest.raises(InputError, match=r"not encrypted.*--insecure"):
-        check_scheduler(address, insecure=False)
-    assert not check_scheduler(address, insecure=True).require_encryption
+NOT_LOCAL = ("tcp://node7:8786", "tcp://10.0.0.1:8786", "tcp://[2001:db8::1]:8786")
+LOCAL = ("tcp://127.0.0.1:8786", "tcp://localhost:8786", "tcp://[::1]:8786")
+MALFORMED = ("", "node7", "node7:8786", "tcp://", "tls://node7", "http://a:1", "tcp://a:x")
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:8786", "tcp://localhost:8786", "tcp://[::1]:8786"])
-def test_the_loopback_address_needs_no_tls(address: str) -> None:
-    assert not check_scheduler(address, insecure=False).require_encryption
+@pytest.mark.parametrize(
+    ("address", "insecure", "said"),
+    [
+        *((address, False, r"not encrypted.*--insecure") for address in NOT_LOCAL),
+        *((address, True, "cannot be read; expected tls:// or tcp://, a host and a port") for address in MALFORMED),
+        ("tls://node7:8786", False, r"distributed\.comm\.tls\.ca-file"),
+    ],
+)
+def test_a_scheduler_that_is_refused(address: str, insecure: bool, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        check_scheduler(address, insecure=insecure)
 
 
-@pytest.mark.parametrize("address", ["", "node7", "node7:8786", "tcp://", "tls://node7", "http://a:1", "tcp://a:x"])
-def test_other_addresses_are_refused(address: str) -> None:
-    with pytest.raises(InputError, match="cannot be read; expected tls:// or tcp://, a host and a port"):
-        check_scheduler(address, insecure=True)
-
-
-def test_tls_needs_certificates() -> None:
-    with pytest.raises(InputError, match=r"distributed\.comm\.tls\.ca-file"):
-        check_scheduler("tls://node7:8786", insecure=False)
+@pytest.mark.parametrize("address", [*LOCAL, *NOT_LOCAL])
+def test_a_scheduler_without_tls(address: str) -> None:
+    assert not check_scheduler(address, insecure=address in NOT_LOCAL).require_encryption
 
 
 @pytest.mark.parametrize("options", [{"sanitize": True}, {"devices": (0, 1)}, {"captured": "somewhere"}])

@@ -1,12 +1,8 @@
 """Families, operations and plans on the GPUs of a cluster, and how their sessions share them."""
 
-from __future__ import annotations
-
-import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -15,16 +11,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cluster_kit import ClusterKit, kill_all, running_cluster, wait_until
+from judges import FAMILY_SIZES as SIZES
+from judges import FEW, MANY, by_size
 
 from autotile.api.plans import _models_of, tune_plan
 from autotile.core.device import device_profile
-from autotile.core.model import Config, config_key
+from autotile.core.model import config_key
 from autotile.database.database import Database
 from autotile.errors import InputError, WorkerError
 from autotile.families.family import parse_family
-from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
 from autotile.tuning.backend import choose_backend
+from autotile.tuning.cluster import gpus as cluster_gpus
+from autotile.tuning.cluster import requests as cluster_requests
+from autotile.tuning.cluster.gpus import ClusterLane
+from autotile.tuning.cluster.worker import GpuReply, GpuRequest
 from autotile.tuning.family_session import tune_family
 from autotile.tuning.lanes import GpuName, Lane, run_jobs
 from autotile.tuning.operation_session import tune_operation
@@ -32,30 +34,6 @@ from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.plan import PlannedProblem, TuningPlan
 from autotile.tuning.progress_state import Progress
 from autotile.tuning.schedule import open_lane
-
-pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
-
-from cluster_kit import ClusterKit, children, running_cluster, wait_until
-
-from autotile.tuning.cluster import gpus as cluster_gpus
-from autotile.tuning.cluster import requests as cluster_requests
-from autotile.tuning.cluster.gpus import ClusterLane
-from autotile.tuning.cluster.worker import GpuReply, GpuRequest
-
-SIZES = (1024, 3000, 5000, 16384, 40_001, 65536)
-FEW, MANY = {"THREADS": 64, "WORK": 1}, {"THREADS": 256, "WORK": 4}
-KERNELS = ("first", "second")
-OPERATION = """
-[operation]
-name = "scaling"
-sizes = { n = 4096 }
-dtypes = ["float32"]
-
-[kernels.first]
-kernel = "./first.toml"
-[kernels.second]
-kernel = "./second.toml"
-"""
 
 
 class Site:
@@ -78,30 +56,18 @@ def own_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def operation(operation_of_copies: Any) -> Any:
-    return operation_of_copies(OPERATION, KERNELS)
+    return operation_of_copies("first", "second")
 
 
 @pytest.fixture
-def site(own_site: Site, bench: Any, operation: Any, judges: Any) -> Site:
+def site(own_site: Site, bench: Any, operation: Any, record_copies: Any) -> Site:
     """The cluster, with recordings of the tiny kernel at several sizes, and of two copies of it."""
     bench.folder = own_site.folder
-    if own_site.workers:
-        return own_site
-
-    def judge(n: int) -> Callable[[Config], Any]:
-        best = config_key(FEW if n <= 10_000 else MANY)
-        return lambda config: judges["timed"](
-            config, 10.0 if config_key(config) == best else 11.0 + int(config["THREADS"]) / 64 + int(config["WORK"])
-        )
-
-    for n in SIZES:
-        bench.record(judge(n), n=n)
-    own = bench.kernel
-    for name, factor in zip(KERNELS, (1.5, 1.0), strict=True):
-        bench.kernel = load_kernel(next(member.kernel for member in operation.members if member.name == name))
-        bench.record(lambda config, f=factor: judges["timed"](config, f * judges["by_threads"](config).time_us))
-    bench.kernel = own
-    own_site.start()
+    if not own_site.workers:
+        for n in SIZES:
+            bench.record(by_size(n), n=n)
+        record_copies(operation, first=1.5, second=1.0)
+        own_site.start()
     return own_site
 
 
@@ -133,7 +99,6 @@ def test_points_of_a_family_are_tuned_on_all_gpus(bench: Any, site: Site, settin
     family = parse_family(bench.kernel.spec, ["n=1000..65536"])
     plan = FamilyPlan(points=6, max_configs=4)
     result = tune_family(bench.kernel, family, "float32", settings, options, plan=plan, observe=observe)
-    assert result.rule is not None
     assert result.rule.mean_loss == 0.0
     assert sorted(threads) == [1, 2, 3, 4, 5, 6]
     assert {config_key(FEW), config_key(MANY)} <= {config_key(one.config) for one in result.rule.configs}
@@ -144,7 +109,6 @@ def test_the_kernels_of_an_operation_share_them(settings: Any, operation: Any, o
     problem = operation.resolve({"n": 4096})
     with open_lane(options) as lane:
         result = tune_operation(operation, problem, settings, replace(options, trials=36), lane=lane)
-    assert result.winner is not None
     assert result.winner.name == "second"
     assert len(gpus_used()) == 2
 
@@ -160,10 +124,7 @@ def test_a_plan_goes_on_when_a_machine_dies(
     def observe(step: Progress) -> None:
         if step.ending and not killed.is_set():
             killed.set()
-            doomed = children(site.workers[0].pid)
-            site.workers[0].kill()
-            for pid in doomed:
-                os.kill(pid, signal.SIGKILL)
+            kill_all(site.workers[0])
 
     result = tune_plan(TuningPlan("all", planned), replace(options, sampler="brute-force"), observe)
     assert killed.is_set()

@@ -1,10 +1,7 @@
 """Where the processes of a cluster can be reached: whoever reaches a process of Dask can run programs on it."""
 
-from __future__ import annotations
-
 import os
 import re
-import shutil
 import socket
 import ssl
 import subprocess
@@ -16,11 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import ClusterKit, listening, outer_address, running_cluster, tls_variables, wait_until
-
-pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
-
-import dask.config
+from cluster_kit import certificates, listening, outer_address, running_cluster, wait_until
 
 import autotile
 from autotile.errors import InputError
@@ -33,17 +26,10 @@ PAGES += sorted(ROOT.glob("examples/*/*.sh"))
 
 
 @pytest.fixture
-def certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """Variables that name certificates to Dask, which this process knows, too."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    variables = tls_variables(tmp_path)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    dask.config.refresh()
-    yield variables
-    monkeypatch.undo()
-    dask.config.refresh()
+    with certificates(tmp_path, monkeypatch) as variables:
+        yield variables
 
 
 def has_ipv6() -> bool:
@@ -54,64 +40,50 @@ def has_ipv6() -> bool:
     return True
 
 
-def wait_for_offers(kit: ClusterKit, count: int) -> None:
-    """Wait until processes of Dask have joined."""
-    with closing(Connection(kit.scheduler, insecure=False)) as connection:
-        wait_until(lambda: len(connection.offers()) >= count)
-
-
 @contextmanager
-def working(kit: ClusterKit, bench: Any) -> Iterator[list[set[tuple[str, int]]]]:
-    """Start a worker with a GPU and compilers, run a session on it, and list all ports before and meanwhile."""
-    recording = bench.record()
-    worker = kit.worker("--replay", str(recording), "--compile", "1")
-    wait_for_offers(kit, 2)
-    found = [listening(worker.pid)]
-    own = listening(os.getpid())
-    meanwhile = set[tuple[str, int]]()
-    result = bench.tune(
-        recording,
-        lambda _: meanwhile.update(listening(worker.pid), listening(os.getpid()) - own),
-        sampler="brute-force",
-        scheduler=kit.scheduler,
-    )
-    assert result.winner is not None
-    yield [*found, meanwhile]
+def working(
+    bench: Any, folder: Path, tls: Mapping[str, str] | None = None, host: str = "127.0.0.1"
+) -> Iterator[list[set[tuple[str, int]]]]:
+    """Run a session on a worker with a GPU and compilers, and list all ports of the cluster before and meanwhile."""
+    recording, meanwhile = bench.record(), set[tuple[str, int]]()
+    with running_cluster(folder, tls, host) as kit:
+        worker = kit.worker("--replay", str(recording), "--compile", "1")
+        with closing(Connection(kit.scheduler, insecure=False)) as connection:
+            wait_until(lambda: len(connection.offers()) >= 2)
+        before, own = listening(worker.pid), listening(os.getpid())
+
+        def observe(_: object) -> None:
+            meanwhile.update(listening(worker.pid), listening(os.getpid()) - own)
+
+        assert bench.tune(recording, observe, sampler="brute-force", scheduler=kit.scheduler).winner is not None
+        yield [before, meanwhile]
 
 
-def check_loopback(found: list[set[tuple[str, int]]]) -> None:
-    for ports in found:
-        assert len(ports) >= 6  # of two processes, their nannies, and their HTTP servers
-        assert [address for address, _ in ports if not ip_address(address).is_loopback] == []
-
-
-@pytest.mark.parametrize("host", ["localhost", "[::1]"])
-def test_without_tls_all_ports_are_of_the_loopback_address(bench: Any, tmp_path: Path, host: str) -> None:
+@pytest.mark.parametrize(("host", "with_tls"), [("localhost", False), ("[::1]", False), ("127.0.0.1", True)])
+def test_all_ports_are_of_the_loopback_address(
+    bench: Any, tmp_path: Path, request: pytest.FixtureRequest, host: str, with_tls: bool
+) -> None:
     if host == "[::1]" and not has_ipv6():
         pytest.skip("this machine has no IPv6")
-    with running_cluster(tmp_path, host=host) as kit, working(kit, bench) as found:
-        check_loopback(found)
+    variables = request.getfixturevalue("tls") if with_tls else None
+    with working(bench, tmp_path, variables, host) as found:
+        for ports in found:
+            assert len(ports) >= 6  # of two processes, their nannies, and their HTTP servers
+            assert [address for address, _ in ports if not ip_address(address).is_loopback] == []
 
 
-def test_with_tls_on_the_loopback_address(bench: Any, tmp_path: Path, certificates: Mapping[str, str]) -> None:
-    with running_cluster(tmp_path, certificates) as kit, working(kit, bench) as found:
-        check_loopback(found)
-
-
-def test_with_tls_on_the_interface_that_reaches_the_scheduler(
-    bench: Any, tmp_path: Path, certificates: Mapping[str, str]
-) -> None:
+def test_with_tls_on_the_interface_that_reaches_the_scheduler(bench: Any, tmp_path: Path, tls: dict[str, str]) -> None:
     host = outer_address()
     if host is None:
         pytest.skip("this machine has the loopback address alone")
-    with running_cluster(tmp_path, certificates, host) as kit, working(kit, bench) as found:
+    with working(bench, tmp_path, tls, host) as found:
         for ports in found:
             assert {address for address, _ in ports} == {host, "127.0.0.1"}
         outer = {port for ports in found for address, port in ports if address == host}
         assert len(outer) >= 4
         for port in outer:
             assert speaks_tls(host, port)
-            assert not answers_a_stranger(host, port, certificates)
+            assert not answers_a_stranger(host, port, tls)
 
 
 def speaks_tls(host: str, port: int) -> bool:
@@ -122,15 +94,22 @@ def speaks_tls(host: str, port: int) -> bool:
         return secure.version() is not None
 
 
-def answers_a_stranger(host: str, port: int, certificates: Mapping[str, str]) -> bool:
+def answers_a_stranger(host: str, port: int, tls: Mapping[str, str]) -> bool:
     """Return whether a port has anything to say to one without a certificate."""
-    context = ssl.create_default_context(cafile=certificates["DASK_DISTRIBUTED__COMM__TLS__CA_FILE"])
+    context = ssl.create_default_context(cafile=tls["DASK_DISTRIBUTED__COMM__TLS__CA_FILE"])
     context.check_hostname = False
     try:
         with socket.create_connection((host, port), timeout=20) as plain, context.wrap_socket(plain) as secure:
             return bool(secure.recv(1))
     except (ssl.SSLError, ConnectionError):
         return False
+
+
+def check_refusal(bench: Any, address: str, said: str, **options: bool) -> None:
+    with pytest.raises(InputError, match=said):
+        autotile.worker(address, **options)
+    with pytest.raises(InputError, match=said):
+        bench.tune(bench.record(), scheduler=address, **options)
 
 
 @pytest.mark.parametrize(
@@ -142,20 +121,12 @@ def answers_a_stranger(host: str, port: int, certificates: Mapping[str, str]) ->
     ],
 )  # fmt: skip
 def test_other_addresses_are_refused_everywhere(bench: Any, address: str) -> None:
-    refusal = "cannot be read; expected tls:// or tcp://, a host and a port"
-    with pytest.raises(InputError, match=refusal):
-        autotile.worker(address, insecure=True)
-    with pytest.raises(InputError, match=refusal):
-        bench.tune(bench.record(), scheduler=address, insecure=True)
+    check_refusal(bench, address, "cannot be read; expected tls:// or tcp://, a host and a port", insecure=True)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.1.2.3", "node7", "127.0.0.1.example", "[::ffff:10.1.2.3]"])
 def test_what_is_neither_loopback_nor_tls_is_refused_everywhere(bench: Any, host: str) -> None:
-    address = f"tcp://{host}:8786"
-    with pytest.raises(InputError, match=r"not encrypted.*use tls://"):
-        autotile.worker(address)
-    with pytest.raises(InputError, match=r"not encrypted.*use tls://"):
-        bench.tune(bench.record(), scheduler=address)
+    check_refusal(bench, f"tcp://{host}:8786", r"not encrypted.*use tls://")
 
 
 def recipes() -> list[str]:
@@ -167,9 +138,7 @@ def test_the_pages_name_schedulers() -> None:
 
 
 @pytest.mark.parametrize("recipe", recipes())
-def test_a_scheduler_as_on_the_pages_is_open_to_nobody(
-    tmp_path: Path, certificates: Mapping[str, str], recipe: str
-) -> None:
+def test_a_scheduler_as_on_the_pages_is_open_to_nobody(tmp_path: Path, tls: Mapping[str, str], recipe: str) -> None:
     scheme, folder = "tls" if "tls://" in recipe else "tcp", tmp_path / "scheduler"
     host = (outer_address() if scheme == "tls" else None) or "127.0.0.1"
     with closing(socket.create_server((host, 0))) as free:
@@ -178,7 +147,7 @@ def test_a_scheduler_as_on_the_pages_is_open_to_nobody(
     assert f"{host}:{port}" in " ".join(words)
     folder.mkdir()
     command = [sys.executable, "-m", "dask", *words]
-    environment = {**os.environ, **certificates}
+    environment = {**os.environ, **tls}
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL, env=environment)
     try:
         with closing(connected(f"{scheme}://{host}:{port}")):

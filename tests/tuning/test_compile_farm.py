@@ -1,7 +1,5 @@
 """Compilation on other machines of a cluster: a farm of two cores, which NVRTC compiles on without a GPU."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -9,24 +7,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cache_settings import cache_settings
+from cluster_kit import ClusterKit, children, running_cluster, wait_until
 
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
 from autotile.errors import DataError, WorkerError
-from autotile.workers.compile_pool import CompilePool
-
-pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
-
-from cluster_kit import ClusterKit, children, running_cluster, wait_until
-
 from autotile.tuning.cluster import compilers as cluster_compilers
 from autotile.tuning.cluster.compilers import ClusterCompilers
 from autotile.tuning.cluster.requests import Cluster
+from autotile.workers.compile_pool import CompilePool
 
 SOURCE = '#include "value.h"\nextern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE + OTHER; }'
 JOB = CompileJob(SOURCE.partition("\n")[2].replace(" + OTHER", ""), "hash", "/nowhere/x.cu", "fill", "sm_90", ())
@@ -66,7 +61,7 @@ def farm(kit: ClusterKit) -> Iterator[ClusterCompilers]:
 @pytest.fixture
 def busy_pool(farm: ClusterCompilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CompilePool]:
     """A pool whose own core is busy, so that everything goes to the farm."""
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[1] / 'workers'}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "workers"), prepend=":")
     with closing(CompilePool(cache_settings(tmp_path / "cache"), 1, 60.0, module="bad_worker", farm=farm)) as pool:
         pool.submit(lambda: replace(JOB, entry="sleep"))
         yield pool
@@ -79,14 +74,13 @@ def compile_workers(kit: ClusterKit) -> list[int]:
 
 
 def test_cubins_come_back_into_the_own_cache(busy_pool: CompilePool, tmp_path: Path) -> None:
-    futures = [busy_pool.submit(lambda value=value: job(value)) for value in range(6)]  # type: ignore[misc]
+    futures = [busy_pool.submit(partial(job, value)) for value in range(6)]
     compiled = [future.result() for future in futures]
     with closing(CompilePool(cache_settings(tmp_path / "other"), 1, 60.0)) as local:
         expected = local.submit(lambda: job(0)).result()
     cubins = [one.cubin for one in compiled if one.cubin is not None]
     assert len({one.cubin_hash for one in cubins}) == 6
     assert all(one.path.is_relative_to(tmp_path / "cache") and one.path.is_file() for one in cubins)
-    assert expected.cubin is not None
     assert cubins[0].cubin_hash == expected.cubin.cubin_hash
     assert cubins[0].functions == expected.cubin.functions
     again = busy_pool.submit(lambda: job(0))
@@ -95,22 +89,18 @@ def test_cubins_come_back_into_the_own_cache(busy_pool: CompilePool, tmp_path: P
 
 
 def test_headers_are_sent_along(busy_pool: CompilePool, tmp_path: Path) -> None:
-    def with_header(other: int, value: int) -> CompileJob:
-        folder = tmp_path / f"headers{other}"
-        path = str(folder / "kernel.cu")
-        return job(value, source=SOURCE, source_hash=f"with header {other}", template_path=path)
-
     found = []
     for other in (1, 2):
-        (tmp_path / f"headers{other}").mkdir()
         header = tmp_path / f"headers{other}" / "value.h"
+        header.parent.mkdir()
         header.write_text(f"#define OTHER {other}\n")
-        found.append(busy_pool.submit(lambda other=other: with_header(other, 0)).result())  # type: ignore[misc]
+        place = str(header.parent / "kernel.cu")
+        sent = {"source": SOURCE, "source_hash": f"with header {other}", "template_path": place}
+        found.append(busy_pool.submit(partial(job, 0, **sent)).result())
         header.unlink()
-        found.append(busy_pool.submit(lambda other=other: with_header(other, 1)).result())  # type: ignore[misc]
+        found.append(busy_pool.submit(partial(job, 1, **sent)).result())
     assert [one.outcome for one in found] == [Outcome.OK] * 4, [one.reason for one in found]
-    hashes = [one.cubin.cubin_hash for one in found if one.cubin is not None]
-    assert len(set(hashes)) == 3  # 0 + 2 is 1 + 1
+    assert len({one.cubin.cubin_hash for one in found}) == 3  # 0 + 2 is 1 + 1
 
 
 def test_failures_are_those_of_one_candidate(busy_pool: CompilePool, kit: ClusterKit) -> None:
@@ -135,7 +125,7 @@ def test_a_machine_that_dies_costs_no_candidate(
 ) -> None:
     """Its process of Dask is replaced, and compiles again."""
     monkeypatch.setattr(cluster_compilers, "_MIN_PATIENCE_S", 60.0)
-    futures = [busy_pool.submit(lambda n=n: slow_job(12, f"killed {n}")) for n in range(2)]  # type: ignore[misc]
+    futures = [busy_pool.submit(partial(slow_job, 12, f"killed {n}")) for n in range(2)]
     wait_until(lambda: len(compile_workers(kit)) == 2)
     for pid in children(kit.farm.pid):  # type: ignore[attr-defined]
         os.kill(pid, signal.SIGKILL)
@@ -156,13 +146,13 @@ def test_what_the_farm_has_not_done_is_compiled_here(
 
     monkeypatch.setattr(farm, "submit", note)
     with closing(CompilePool(cache_settings(tmp_path / "cache"), 1, 60.0, farm=farm)) as pool:
-        futures = [pool.submit(lambda n=n: slow_job(11, f"given back {n}")) for n in range(3)]  # type: ignore[misc]
+        futures = [pool.submit(partial(slow_job, 11, f"given back {n}")) for n in range(3)]
         assert [future.result(60).outcome for future in futures] == [Outcome.OK] * 3
     assert begun.is_set()
 
 
 def test_a_session_that_ends_waits_for_nothing(busy_pool: CompilePool) -> None:
-    futures = [busy_pool.submit(lambda n=n: slow_job(16, f"left {n}"), 5.0) for n in range(4)]  # type: ignore[misc]
+    futures = [busy_pool.submit(partial(slow_job, 16, f"left {n}"), 5.0) for n in range(4)]
     busy_pool.close()
     assert all(future.done() for future in futures)
     assert {future.result().outcome for future in futures if not future.cancelled()} == {Outcome.NOT_COMPILED}
@@ -211,22 +201,15 @@ def test_without_a_connection_all_is_compiled_here(tmp_path: Path) -> None:
         closing(ClusterCompilers(_Lost())) as farm,
         closing(CompilePool(cache_settings(tmp_path / "cache"), 1, 60.0, farm=farm)) as pool,
     ):
-        futures = [pool.submit(lambda value=value: job(value)) for value in range(3)]  # type: ignore[misc]
+        futures = [pool.submit(partial(job, value)) for value in range(3)]
         assert {future.result().outcome for future in futures} == {Outcome.OK}
     assert farm.room == 4
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        None,
-        b"",
-        b"{}\n",
-        b"{}\ncubin",
-        b'{"outcome": "splendid"}\n',
-        b'{"cubin_hash": "00", "functions": {"f": {"symbol": "f", "resources": {"registers": 1}}}}\ncubin',
-    ],
-)
+LACKING = b'{"cubin_hash": "00", "functions": {"f": {"symbol": "f", "resources": {"registers": 1}}}}\ncubin'
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"{}\n", b"{}\ncubin", b'{"outcome": "splendid"}\n', LACKING])
 def test_damaged_answers_are_refused(answer: object) -> None:
     with pytest.raises(DataError):
         cluster_compilers._read(answer)

@@ -2,12 +2,14 @@
 
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from judges import FAMILY_SIZES as SIZES
+from judges import FEW, MANY, by_size, failed, timed
 
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.database import Database
@@ -22,46 +24,23 @@ from autotile.tuning.family_session import FamilyResult, tune_family
 from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.progress_state import Progress
 
-SIZES = (1024, 3000, 5000, 16384, 40_001, 65536)
-FEW, MANY = {"THREADS": 64, "WORK": 1}, {"THREADS": 256, "WORK": 4}
-
-
-def record_all(bench: Any, judges: Mapping[str, Any], sizes: tuple[int, ...] = SIZES) -> None:
-    """Write recordings in which FEW is best up to 10,000 elements, and MANY beyond."""
-
-    def judge(n: int) -> Callable[[Config], Trial]:
-        best = config_key(FEW if n <= 10_000 else MANY)
-        return lambda config: judges["timed"](
-            config, 10.0 if config_key(config) == best else 11.0 + int(config["THREADS"]) / 64 + int(config["WORK"])
-        )
-
-    for n in sizes:
-        bench.record(judge(n), n=n)
-
 
 @pytest.fixture
-def recorded(bench: Any, judges: Any) -> None:
-    record_all(bench, judges)
+def recorded(bench: Any) -> None:
+    """Recordings in which FEW is best up to 10,000 elements, and MANY beyond."""
+    for n in SIZES:
+        bench.record(by_size(n), n=n)
 
 
 PAIRS = tuple(sorted({n + odd for n in (4096, 8192, 20_000, 40_000, 50_048, 65_536) for odd in (0, 1)}))
 
 
-def record_by_alignment(
-    bench: Any, judges: Mapping[str, Any], sizes: tuple[int, ...] = PAIRS, noise: Callable[[int], float] = lambda _: 1.0
-) -> None:
+def record_by_alignment(bench: Any, sizes: tuple[int, ...] = PAIRS) -> None:
     """Write recordings in which FEW is best for odd sizes, MANY for even ones: a near problem has another winner."""
-
-    def judge(n: int) -> Callable[[Config], Trial]:
-        times_us = {config_key(FEW if n % 2 else MANY): 10.0, config_key(MANY if n % 2 else FEW): 40.0}
-
-        def timed(config: Config) -> Trial:
-            return judges["timed"](config, noise(n) * times_us.get(config_key(config), 20.0 + int(config["WORK"])))
-
-        return timed
-
     for n in sizes:
-        bench.record(judge(n), n=n)
+        times_us = {config_key(FEW if n % 2 else MANY): 10.0, config_key(MANY if n % 2 else FEW): 40.0}
+        judge = lambda config, us=times_us: timed(config, us.get(config_key(config), 20.0 + int(config["WORK"])))  # noqa: E731
+        bench.record(judge, n=n)
 
 
 @pytest.fixture
@@ -88,87 +67,83 @@ def kill_at_third(step: Progress) -> None:
         raise RuntimeError("killed")
 
 
+def serve(bench: Any, n: int) -> Any:
+    """Return what is served for a size."""
+    serving.forget_served()
+    return get_best_kernel(bench.kernel.spec.source, n=n, device="NVIDIA H200")
+
+
 class TestRule:
     def test_it_serves_what_is_best_at_each_point(self, bench: Any, run: Any, recorded: None) -> None:
         result = run()
         rule = result.rule
         assert [point.sizes["n"] for point in sorted(rule.points, key=lambda p: p.sizes["n"])] == list(SIZES)
-        assert rule.mean_loss == 0.0
+        assert (rule.mean_loss, result.interrupted) == (0.0, False)
         assert {config_key(FEW), config_key(MANY)} <= {config_key(one.config) for one in rule.configs}
         for n, expected in ((2999, FEW), (50_000, MANY)):
             order = rule.order(bench.kernel.spec, bench.device, {"n": n})
             assert rule.configs[order[0]].config == expected
         assert result.default_loss == pytest.approx(0.4)  # 14 us instead of 10
-        assert not result.interrupted
         assert result.to_json()["loss"] == {"mean": 0.0, "worst": 0.0, "worst_at": dict(rule.worst.sizes)}
+        assert not rule.in_force  # serving the nearest equals it
+        kernel = serve(bench, 2999)
+        assert (kernel.tier, kernel.config) == ("nearest", FEW)
+        with Database.open(read_settings().database) as database:  # progress is forgotten when there is a rule
+            (stored,) = database.rules("scale")
+            assert stored.rule == rule
+            assert family_state(database, stored.key, stored.rule.family) is None
+        before, steps = len(bench.stored()), set[str]()
+        run(observe=lambda step: steps.add(step.path[0].of))
+        assert (steps, len(bench.stored())) == ({"tuning point"}, before)  # what is measured is not measured again
 
-    def test_one_that_helps_is_in_force_and_served_and_its_points_exactly(
-        self, bench: Any, judges: Any, run: Any
-    ) -> None:
-        record_by_alignment(bench, judges)
+    def test_one_that_helps_is_in_force_and_served_and_its_points_exactly(self, bench: Any, run: Any) -> None:
+        record_by_alignment(bench)
         result = run(plan=FamilyPlan(points=len(PAIRS), max_configs=4))
         judgement = result.rule.judgement
         assert (judgement.points, result.rule.in_force) == (len(result.rule.points), True)
         assert judgement.ratio < judgement.upper < 0.5
         assert all(point.without == pytest.approx(3.0) for point in result.rule.points)  # 40 us of the neighbour's
         assert result.to_json()["in_force"]
-        serving.forget_served()
-        path = bench.kernel.spec.source
-        near, exact = (get_best_kernel(path, n=n, device="NVIDIA H200") for n in (30_001, 20_001))
+        near, exact = (serve(bench, n) for n in (30_001, 20_001))
         assert (near.tier, near.config, near.source) == ("family", FEW, "replayed")
         assert (exact.tier, exact.config) == ("exact", FEW)
 
-    def test_few_points_are_no_judgement_and_no_rule_is_in_force(self, bench: Any, judges: Any, run: Any) -> None:
-        record_by_alignment(bench, judges, PAIRS[:4])
+    def test_few_points_are_no_judgement_and_no_rule_is_in_force(self, bench: Any, run: Any) -> None:
+        record_by_alignment(bench, PAIRS[:4])
         result = run(plan=FamilyPlan(points=24, max_configs=4))
         judgement = result.rule.judgement
         assert (judgement.points, judgement.upper, result.rule.in_force) == (4, None, False)
         document = result.to_json()
         assert (document["in_force"], document["judgement"]["upper"]) == (False, None)
         assert "not in force" in str(result)
-        kernel = get_best_kernel(bench.kernel.spec.source, n=PAIRS[2] + 8, device="NVIDIA H200")
+        kernel = serve(bench, PAIRS[2] + 8)
         assert kernel.tier != "family"
         assert "is not in force: 4 held-out points are too few to judge it, at least 5" in kernel.explain()
 
-    def test_noise_is_not_taken_for_a_gain(self, bench: Any, judges: Any, run: Any) -> None:
+    def test_noise_is_not_taken_for_a_gain(self, bench: Any, run: Any) -> None:
         """Every configuration takes the same time but for noise: whatever the rule chooses is not better for sure."""
         draw = np.random.default_rng(2)
-
-        def judge(config: Config) -> Trial:
-            return judges["timed"](config, float(10.0 * draw.lognormal(0.0, 0.1)))
-
         for n in PAIRS:
-            bench.record(judge, n=n)
+            bench.record(lambda config: timed(config, float(10.0 * draw.lognormal(0.0, 0.1))), n=n)
         rule = run(plan=FamilyPlan(points=len(PAIRS), max_configs=4)).rule
         assert rule.judgement.points == len(rule.points) >= 10
         assert rule.judgement.upper > 1
         assert not rule.in_force
-        kernel = get_best_kernel(bench.kernel.spec.source, n=30_000, device="NVIDIA H200")
+        kernel = serve(bench, 30_000)
         assert kernel.tier != "family"
         assert "which is not clearly better" in kernel.explain()
-
-    def test_a_rule_that_serving_the_nearest_equals_stays_out(self, bench: Any, run: Any, recorded: None) -> None:
-        rule = run().rule
-        assert rule.mean_loss == 0.0
-        assert not rule.in_force
-        kernel = get_best_kernel(bench.kernel.spec.source, n=2999, device="NVIDIA H200")
-        assert (kernel.tier, kernel.config) == ("nearest", FEW)
 
     def test_few_configurations_are_chosen(self, bench: Any, run: Any, recorded: None) -> None:
         rule = run(plan=FamilyPlan(points=6, max_configs=1)).rule
         assert len(rule.configs) == 1
         assert rule.mean_loss > 0
 
-    def test_a_configuration_that_fails_at_any_point_is_not_among_them(self, bench: Any, judges: Any, run: Any) -> None:
-        record_all(bench, judges, SIZES[1:])
-        bench.record(
-            lambda config: (
-                judges["failed"](config, Outcome.WRONG_RESULT)
-                if config_key(config) == config_key(MANY)
-                else judges["timed"](config, 10.0)
-            ),
-            n=SIZES[0],
-        )
+    def test_a_configuration_that_fails_at_any_point_is_not_among_them(self, bench: Any, run: Any) -> None:
+        def judge(config: Config) -> Trial:
+            return failed(config, Outcome.WRONG_RESULT) if config == MANY else timed(config, 10.0)
+
+        for n in SIZES:
+            bench.record(by_size(n) if n != SIZES[0] else judge, n=n)
         result = run(plan=FamilyPlan(points=6, max_configs=12))
         assert config_key(MANY) not in {config_key(one.config) for one in result.rule.configs}
         assert result.rule.mean_loss == 0.0  # relative to the best configuration that may be served
@@ -189,7 +164,6 @@ class TestSeveralGpus:
         assert {config_key(FEW), config_key(MANY)} <= {config_key(one.config) for one in result.rule.configs}
 
     def test_an_error_at_a_point_ends_the_others(self, bench: Any, run: Any, recorded: None) -> None:
-
         with pytest.raises(RuntimeError, match="killed"):
             run(observe=kill_at_third, devices=(0, 1))
         assert not any(thread.name.startswith("problem ") for thread in threading.enumerate())
@@ -200,7 +174,6 @@ class TestSeveralGpus:
 
 class TestResuming:
     def test_a_run_that_was_broken_off_goes_on(self, bench: Any, run: Any, recorded: None) -> None:
-
         with pytest.raises(RuntimeError, match="killed"):
             run(observe=kill_at_third)
         steps: set[tuple[str, int]] = set()
@@ -209,18 +182,10 @@ class TestResuming:
         assert min(number for phase, number in steps if phase == "tuning point") == 3
         assert result.rule == run(fresh=True).rule
 
-    def test_another_plan_begins_anew(self, bench: Any, run: Any, recorded: None) -> None:
+    def test_another_plan_begins_anew(self, run: Any, recorded: None) -> None:
         with pytest.raises(RuntimeError, match="killed"):
             run(observe=kill_at_third)
         assert run(trials=5).resumed == 0
-
-    def test_what_is_measured_is_not_measured_again(self, bench: Any, run: Any, recorded: None) -> None:
-        run()
-        before = len(bench.stored())
-        steps: set[str] = set()
-        run(observe=lambda step: steps.add(step.path[0].of))
-        assert steps == {"tuning point"}
-        assert len(bench.stored()) == before
 
     def test_candidates_are_measured_where_the_search_would_not_try_them(
         self, bench: Any, run: Any, rewrite: Any, recorded: None
@@ -240,44 +205,30 @@ class TestResuming:
         assert config_key({"THREADS": 128, "WORK": 2}) not in tried
         assert bench.tune(bench.folder / "1.npz", n=SIZES[1]).resumed == len(tried)
 
-    def test_progress_is_forgotten_when_there_is_a_rule(self, bench: Any, run: Any, recorded: None) -> None:
-        result = run()
-        with Database.open(read_settings().database) as database:
-            (stored,) = database.rules("scale")
-            assert stored.rule == result.rule
-            assert family_state(database, stored.key, stored.rule.family) is None
-
 
 def test_a_budget_is_shared_and_kept(run: Any, recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float | None] = []
+    given: list[float] = []
     tune = schedule.tune
-
-    def noted(*arguments: Any, **named: Any) -> Any:
-        given.append(arguments[3].budget_s)
-        return tune(*arguments, **named)
-
-    monkeypatch.setattr(schedule, "tune", noted)
+    monkeypatch.setattr(schedule, "tune", lambda *args, **named: given.append(args[3].budget_s) or tune(*args, **named))
     assert run(budget_s=600.0).rule is not None
-    tuning = given[:6]
-    assert all(share is not None and 0 < share <= 600 for share in given)
-    assert min(tuning) > 0.8 * 600 / 6 - 10  # an equal part of four fifths, less the overhead of a session
-    assert max(tuning) < 0.8 * 600
+    assert all(0 < share <= 600 for share in given)
+    assert min(given[:6]) > 0.8 * 600 / 6 - 10  # an equal part of four fifths, less the overhead of a session
+    assert max(given[:6]) < 0.8 * 600
 
 
 class TestRefusals:
     def test_no_recording_in_the_family(self, bench: Any, run: Any, recorded: None) -> None:
-        with pytest.raises(
-            InputError, match=r"no problem of the family n=1..10 is recorded .* recorded are: scale n=1"
-        ):
+        said = r"no problem of the family n=1..10 is recorded .* recorded are: scale n=1"
+        with pytest.raises(InputError, match=said):
             run("n=1..10")
 
-    def test_a_single_file_is_not_replayed(self, bench: Any, judges: Any, run: Any) -> None:
+    def test_a_single_file_is_not_replayed(self, bench: Any, run: Any) -> None:
         with pytest.raises(InputError, match="leave the file's name out"):
             run(replay="some.npz")
 
-    def test_a_family_at_which_nothing_runs(self, bench: Any, judges: Any, run: Any) -> None:
+    def test_a_family_at_which_nothing_runs(self, bench: Any, run: Any) -> None:
         for n in SIZES[:2]:
-            bench.record(lambda config: judges["failed"](config, Outcome.RESOURCE_EXCEEDED, stage="load"), n=n)
+            bench.record(lambda config: failed(config, Outcome.RESOURCE_EXCEEDED, stage="load"), n=n)
         with pytest.raises(InputError, match=r"no configuration of scale ran at any point of n=1000..4000"):
             run("n=1000..4000")
 
@@ -291,7 +242,6 @@ def test_old_progress_of_other_points_is_no_hindrance(run: Any, recorded: None) 
 
 
 def test_ctrl_c_keeps_what_was_tuned(run: Any, recorded: None) -> None:
-
     def interrupt(step: Progress) -> None:
         if step.path[0].number == 2 and step.phase == "searching" and step.done == 2:
             signal.raise_signal(signal.SIGINT)

@@ -6,8 +6,9 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from gpu_calls import raced
+from judges import failed, timed
 
-from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Measurement, Outcome, Trial
+from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial
 from autotile.errors import InputError
 from autotile.tuning.finals import FinalRules, Finals, choose_finalists, run_finals
 from autotile.workers.jobs import Candidate, Check, Race, Reading
@@ -33,17 +34,10 @@ class Racer:
         takes_s: float = 0.0,
         fails_after_s: float = 0.0,
     ) -> None:
-        self._times_us = times_us
-        self._faulty = faulty
-        self._findings = list(findings)
-        self._wrong_when_timed = wrong_when_timed
-        self._breaks_race = list(breaks_race)
-        self._takes_s = takes_s
-        self._fails_after_s = fails_after_s
-        self.rounds = 0
-        self.races = 0
-        self.repeats = 0
-        self.seed = 0
+        self._times_us, self._faulty, self._findings = times_us, faulty, list(findings)
+        self._wrong_when_timed, self._breaks_race = wrong_when_timed, list(breaks_race)
+        self._takes_s, self._fails_after_s = takes_s, fails_after_s
+        self.rounds = self.races = self.repeats = self.seed = 0
         self.verified: list[Config] = []
         self.limits_s: list[float | None] = []
         self.digests: dict[object, str] = {}
@@ -83,18 +77,13 @@ class Racer:
         ]
 
 
-def ran(config: Config, time_us: float, outcome: Outcome = Outcome.OK) -> Trial:
-    """Return a trial with a time and an interval of 1 %."""
-    measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
-    return Trial(config, outcome, "", "measure", measurement=measurement)
-
-
-def failed(config: Config, outcome: Outcome) -> Trial:
-    return Trial(config, outcome, "because", "verify")
-
-
 def configs_of(trials: Sequence[Trial]) -> list[Config]:
     return [trial.config for trial in trials]
+
+
+def by_tile(configs: Sequence[Config]) -> list[Trial]:
+    """Return trials whose times in microseconds are their tiles."""
+    return [timed(config, float(config["TILE"])) for config in configs]
 
 
 def hold(
@@ -113,11 +102,11 @@ def hold(
 @pytest.mark.parametrize(
     ("trials", "incumbent", "count", "expected"),
     [
-        ([ran(A, 3.0), ran(B, 1.0), ran(C, 2.0), ran(D, 9.0)], None, 2, [B, C, D]),  # the fastest and the default
-        ([ran(A, 3.0), ran(B, 1.0), ran(C, 2.0), ran(D, 9.0)], A, 1, [B, A, D]),  # the incumbent runs again
+        ([timed(A, 3.0), timed(B, 1.0), timed(C, 2.0), timed(D, 9.0)], None, 2, [B, C, D]),  # and the default
+        ([timed(A, 3.0), timed(B, 1.0), timed(C, 2.0), timed(D, 9.0)], A, 1, [B, A, D]),  # the incumbent runs again
         # a pruned default is invited, but no other pruned one
-        ([ran(A, 3.0), ran(B, 4.0, Outcome.PRUNED), ran(D, 9.0, Outcome.PRUNED)], None, 12, [A, D]),
-        ([failed(D, Outcome.WRONG_RESULT), ran(A, 3.0), failed(B, Outcome.CRASHED)], B, 12, [A]),
+        ([timed(A, 3.0), timed(B, 4.0, Outcome.PRUNED), timed(D, 9.0, Outcome.PRUNED)], None, 12, [A, D]),
+        ([failed(D, Outcome.WRONG_RESULT), timed(A, 3.0), failed(B, Outcome.CRASHED)], B, 12, [A]),
         ([failed(D, Outcome.CRASHED)], None, 12, []),
     ],
 )
@@ -131,79 +120,62 @@ class TestRace:
     def test_paired_times_decide_whatever_the_search_measured(self) -> None:
         drift = [1.0 + 0.05 * i for i in range(9)]
         racer = Racer({1: [10 * d for d in drift], 2: [9.9 * d for d in drift], 4: [20 * d for d in drift]})
-        finals = hold([ran(A, 1.0), ran(B, 2.0), ran(D, 3.0)], racer)
-        assert configs_of(finals.ranked) == [B, A, D]
-        assert finals.ties == ()
+        finals = hold(by_tile([A, B, D]), racer)
+        assert (configs_of(finals.ranked), finals.ties) == ([B, A, D], ())
         assert finals.speedup.value == pytest.approx(20 / 9.9)
         assert finals.default.time_us == pytest.approx(24.0)
-        assert finals.winner.stage == "finals"
-        assert finals.winner.measurement is not None
-        assert len(finals.winner.measurement.samples_us) == 9
+        assert (finals.winner.stage, len(finals.winner.measurement.samples_us)) == ("finals", 9)
 
-    def test_what_cannot_be_told_apart_is_a_tie(self) -> None:
+    @pytest.mark.parametrize(("incumbent", "winner", "tie", "best_us"), [(None, A, B, 10.4), (B, B, A, 10.5)])
+    def test_what_cannot_be_told_apart_is_a_tie_which_the_incumbent_wins(
+        self, incumbent: Config | None, winner: Config, tie: Config, best_us: float
+    ) -> None:
         racer = Racer({1: [10, 11, 10, 11, 10, 11, 10, 11, 10.4], 2: [10.5] * 9, 4: [20] * 9})
-        finals = hold([ran(A, 1.0), ran(B, 2.0), ran(D, 3.0)], racer)
-        assert finals.winner.config == A
-        assert finals.ties == (B,)
+        finals = hold(by_tile([A, B, D]), racer, incumbent=incumbent)
+        assert (finals.winner.config, finals.ties) == (winner, (tie,))
+        assert finals.speedup.value == pytest.approx(20 / best_us)
 
-    def test_among_ties_the_incumbent_wins(self) -> None:
-        racer = Racer({1: [10, 11, 10, 11, 10, 11, 10, 11, 10.4], 2: [10.5] * 9, 4: [20] * 9})
-        finals = hold([ran(A, 1.0), ran(B, 2.0), ran(D, 3.0)], racer, incumbent=B)
-        assert finals.winner.config == B
-        assert finals.ties == (A,)
-        assert finals.speedup.value == pytest.approx(20 / 10.5)
-
-    def test_a_slower_incumbent_loses(self) -> None:
+    def test_a_slower_incumbent_loses_and_the_default_may_win(self) -> None:
         racer = Racer({1: [10.0] * 9, 2: [10.5] * 9, 4: [20.0] * 9})
-        assert hold([ran(A, 1.0), ran(B, 2.0), ran(D, 3.0)], racer, incumbent=B).winner.config == A
+        assert hold(by_tile([A, B, D]), racer, incumbent=B).winner.config == A
+        finals = hold(by_tile([A, D]), Racer({1: [10.0] * 9, 4: [5.0] * 9}))
+        assert (finals.winner.config, finals.speedup.low, finals.speedup.high) == (D, 1.0, 1.0)
 
     def test_a_pruned_default_that_ran_the_race_is_measured_for_good(self) -> None:
-        finals = hold([ran(A, 1.0), ran(D, 3.0, Outcome.PRUNED)], Racer({1: [10.0] * 9, 4: [20.0] * 9}))
+        finals = hold([timed(A, 1.0), timed(D, 3.0, Outcome.PRUNED)], Racer({1: [10.0] * 9, 4: [20.0] * 9}))
         assert finals.default.outcome is Outcome.OK
-
-    def test_the_default_may_win(self) -> None:
-        finals = hold([ran(A, 1.0), ran(D, 3.0)], Racer({1: [10.0] * 9, 4: [5.0] * 9}))
-        assert finals.winner.config == D
-        assert finals.speedup is not None
-        assert (finals.speedup.low, finals.speedup.high) == (1.0, 1.0)
 
     def test_one_finalist_needs_no_race(self) -> None:
         racer = Racer({})
-        finals = hold([ran(A, 1.0)], racer)
+        finals = hold([timed(A, 1.0)], racer)
         assert (finals.winner.config, finals.default, finals.speedup, finals.ties) == (A, None, None, ())
         assert racer.rounds == 0
 
     @pytest.mark.parametrize(("time_us", "rounds"), [(10.0, 60), (30_000.0, 50), (2e6, 9)])
     def test_long_kernels_run_fewer_rounds(self, time_us: float, rounds: int) -> None:
         racer = Racer(None)
-        hold([ran(A, time_us), ran(B, time_us)], racer)
+        hold([timed(A, time_us), timed(B, time_us)], racer)
         assert racer.rounds == rounds
 
 
-class TestWithoutRace:
+def test_without_a_race_recorded_intervals_decide_and_the_incumbent_stays_among_ties() -> None:
     """In replay, and if the worker died during the race."""
-
-    def test_recorded_intervals_decide(self) -> None:
-        finals = hold([ran(A, 10.0), ran(B, 10.1), ran(C, 11.0), ran(D, 20.0)], Racer(None))
-        assert configs_of(finals.ranked) == [A, B, C, D]
-        assert finals.ties == (B,)
-        assert finals.speedup.value == 2.0
-        assert finals.speedup.low < 2.0 < finals.speedup.high
-
-    def test_the_incumbent_stays_among_ties(self) -> None:
-        assert hold([ran(A, 10.0), ran(B, 10.1)], Racer(None), incumbent=B).winner.config == B
-        assert hold([ran(A, 10.0), ran(C, 11.0)], Racer(None), incumbent=C).winner.config == A
+    trials = [timed(A, 10.0), timed(B, 10.1), timed(C, 11.0), timed(D, 20.0)]
+    finals = hold(trials, Racer(None))
+    assert (configs_of(finals.ranked), finals.ties, finals.speedup.value) == ([A, B, C, D], (B,), 2.0)
+    assert finals.speedup.low < 2.0 < finals.speedup.high
+    assert hold(trials[:2], Racer(None), incumbent=B).winner.config == B
+    assert hold([trials[0], trials[2]], Racer(None), incumbent=C).winner.config == A
 
 
+ALL = [timed(A, 1.0), timed(B, 2.0), timed(C, 2.0), timed(D, 4.0)]
 TIMES_US = {1: [1.0] * 9, 2: [2.0] * 9, 3: [2.0] * 9, 4: [4.0] * 9}
 
 
 class TestChecks:
     def test_the_next_one_wins_where_the_fastest_is_faulty(self) -> None:
-        finals = hold([ran(A, 1.0), ran(B, 2.0), ran(C, 2.0), ran(D, 4.0)], Racer(TIMES_US, faulty=[A]))
-        assert finals.winner.config == B
-        assert finals.ties == (C,)
-        assert finals.speedup.value == 2.0
+        finals = hold(ALL, Racer(TIMES_US, faulty=[A]))
+        assert (finals.winner.config, finals.ties, finals.speedup.value) == (B, (C,), 2.0)
         (refused,) = finals.refused
         assert (refused.config, refused.outcome, refused.reason) == (A, Outcome.WRONG_RESULT, "sometimes")
         assert (refused.stage, refused.measurement) == ("verify", None)
@@ -219,8 +191,7 @@ class TestChecks:
     def test_a_faulty_one_is_refused(
         self, finalists: list[Config], faulty: list[Config], incumbent: Config | None, ranked: list[Config]
     ) -> None:
-        trials = [ran(config, float(config["TILE"])) for config in finalists]
-        finals = hold(trials, Racer(TIMES_US, faulty=faulty), incumbent=incumbent)
+        finals = hold(by_tile(finalists), Racer(TIMES_US, faulty=faulty), incumbent=incumbent)
         assert (configs_of(finals.ranked), finals.ties) == (ranked, ())
         assert configs_of(finals.refused) == faulty
         assert {(trial.outcome, trial.measurement) for trial in finals.refused} == {(Outcome.WRONG_RESULT, None)}
@@ -228,7 +199,7 @@ class TestChecks:
 
     def test_all_that_are_ranked_are_verified_once(self) -> None:
         racer = Racer(TIMES_US, faulty=[D])
-        finals = hold([ran(A, 1.0), ran(B, 2.0), ran(C, 2.0), ran(D, 4.0)], racer)
+        finals = hold(ALL, racer)
         assert racer.verified == [A, B, C, D]
         assert racer.limits_s[0] is None
         assert (configs_of(finals.ranked), finals.default, finals.speedup) == ([A, B, C], None, None)
@@ -236,24 +207,24 @@ class TestChecks:
     def test_the_digest_of_all_repeats_is_kept(self) -> None:
         racer = Racer(TIMES_US)
         racer.digests = {1: VARYING_OUTPUTS, 2: "in:out"}
-        trials = [replace(ran(config, 1.0), telemetry={OUTPUT_DIGEST: "in:out", "power_w": 5}) for config in (A, B, C)]
+        stored = {OUTPUT_DIGEST: "in:out", "power_w": 5}
+        trials = [replace(timed(config, 1.0), telemetry=stored) for config in (A, B, C)]
         finals = hold(trials, racer)
         found = {trial.config["TILE"]: trial.telemetry for trial in finals.ranked}
         assert found[1] == {OUTPUT_DIGEST: VARYING_OUTPUTS, "power_w": 5}
-        assert found[2] == found[3] == {OUTPUT_DIGEST: "in:out", "power_w": 5}
+        assert found[2] == found[3] == stored
 
     def test_what_was_wrong_in_a_timed_launch_is_refused(self) -> None:
         racer = Racer(TIMES_US, wrong_when_timed=[A])
-        finals = hold([ran(A, 1.0), ran(B, 2.0), ran(D, 4.0)], racer)
+        finals = hold(by_tile([A, B, D]), racer)
         assert configs_of(finals.ranked) == [B, D]
         assert [(t.config, t.stage) for t in finals.refused] == [(A, "finals")]
         assert A not in racer.verified
 
     def test_a_finalist_that_breaks_the_race_is_found_and_the_others_race_again(self) -> None:
         racer = Racer(TIMES_US, breaks_race=[A])
-        finals = hold([ran(A, 1.0), ran(B, 9.0), ran(C, 3.0), ran(D, 4.0)], racer)
-        assert racer.races == 2
-        assert configs_of(finals.refused) == [A]
+        finals = hold([timed(A, 1.0), timed(B, 9.0), timed(C, 3.0), timed(D, 4.0)], racer)
+        assert (racer.races, configs_of(finals.refused)) == (2, [A])
         assert (finals.winner.config, finals.winner.time_us) == (B, 2.0)
         assert sorted(t["TILE"] for t in racer.verified) == [1, 2, 3, 4]
 
@@ -261,55 +232,51 @@ class TestChecks:
         monkeypatch.setattr("autotile.tuning.finals._CHECKS_S", 0.04)
         monkeypatch.setattr("autotile.tuning.finals._MIN_CHECK_S", 0.01)
         times = {tile: [2.0] * 9 for tile in (1, 2, 3, 4)}
-        finals = hold([ran(c, 2.0) for c in (A, B, C, D)], Racer(times, takes_s=0.03))
-        assert finals.ties == (B,)
-        assert len(finals.ranked) == 4
-        assert finals.notices == (
-            "2 configurations as fast as the winner could not be verified as often within 0.04 s, and are not listed "
-            "as ties",
-        )
+        finals = hold([timed(c, 2.0) for c in (A, B, C, D)], Racer(times, takes_s=0.03))
+        assert (finals.ties, len(finals.ranked)) == ((B,), 4)
+        said = "2 configurations as fast as the winner could not be verified as often within 0.04 s, and are not listed"
+        assert finals.notices == (f"{said} as ties",)
 
     def test_a_new_winner_gets_all_repeats(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("autotile.tuning.finals._CHECKS_S", 0.01)
         monkeypatch.setattr("autotile.tuning.finals._MIN_CHECK_S", 0.01)
         racer = Racer({1: [1.0] * 9, 2: [1.0] * 9, 4: [4.0] * 9}, wrong_when_timed=[A], takes_s=0.02)
-        assert hold([ran(A, 1.0), ran(B, 1.0), ran(D, 4.0)], racer).winner.config == B
+        assert hold([timed(A, 1.0), timed(B, 1.0), timed(D, 4.0)], racer).winner.config == B
         assert racer.limits_s[racer.verified.index(B)] is None
 
     def test_without_second_inputs_the_checks_are_made_and_it_is_noted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Racer, "refused_seed", 1)
-        finals = hold([ran(A, 1.0), ran(D, 4.0)], Racer(TIMES_US))
+        finals = hold(by_tile([A, D]), Racer(TIMES_US))
         assert finals.winner.config == A
         (notice,) = finals.notices
         assert notice.endswith("with one set of inputs, not two: the reference is not finite")
 
     def test_the_winner_is_verified_often_enough_to_find_one_fault_in_fifty(self) -> None:
-        racer = Racer(TIMES_US)
-        hold([ran(A, 1.0), ran(D, 4.0)], racer)
+        racer, hurried = Racer(TIMES_US), Racer(TIMES_US)
+        hold(by_tile([A, D]), racer)
+        hold(by_tile([A, D]), hurried, hurried=True)
         assert 1 - 0.98 ** (2 * racer.repeats) > 0.95
-        racer = Racer(TIMES_US)
-        hold([ran(A, 1.0), ran(D, 4.0)], racer, hurried=True)
-        assert racer.repeats == 10
+        assert hurried.repeats == 10
 
     @pytest.mark.parametrize(
         ("tool", "outcome"), [("memcheck", Outcome.OUT_OF_BOUNDS), ("racecheck", Outcome.WRONG_RESULT)]
     )
     def test_what_the_sanitizer_finds_cannot_win(self, tool: Any, outcome: Outcome) -> None:
         racer = Racer(TIMES_US, findings=[Finding(tool, ToolResult.FAILED, "Race reported")])
-        finals = hold([ran(A, 1.0), ran(D, 4.0)], racer)
+        finals = hold(by_tile([A, D]), racer)
         assert configs_of(finals.ranked) == [D]
         (refused,) = finals.refused
         assert (refused.outcome, refused.stage, refused.reason) == (outcome, "sanitize", f"{tool}: Race reported")
 
     def test_what_could_not_be_checked_is_told(self) -> None:
         racer = Racer(TIMES_US, findings=[Finding("initcheck", ToolResult.UNCHECKED, "could not be checked: no time")])
-        finals = hold([ran(A, 1.0), ran(D, 4.0)], racer)
+        finals = hold(by_tile([A, D]), racer)
         assert configs_of(finals.ranked) == [A, D]
         assert finals.notices == ("1 of the sanitizer's checks were not made; could not be checked: no time",)
 
     def test_two_names_for_one_configuration_tie(self) -> None:
         steps = np.random.default_rng(0).normal(0, 1e-3, (2, 60))
-        finals = hold([ran(A, 1.0), ran(B, 1.0)], Racer({1: list(1 + steps[0]), 2: list(1.0002 + steps[1])}))
+        finals = hold([timed(A, 1.0), timed(B, 1.0)], Racer({1: list(1 + steps[0]), 2: list(1.0002 + steps[1])}))
         assert len(finals.ties) == 1
 
 
@@ -321,27 +288,25 @@ def family(stages: Sequence[int]) -> list[Config]:
 class TestFaultyFamily:
     """Finalists that share a fault, which shows late."""
 
-    def times_us(self, configs: Sequence[Config]) -> dict[int, Sequence[float]]:
+    @staticmethod
+    def times_us(configs: Sequence[Config]) -> dict[int, Sequence[float]]:
         return {int(one["TILE"]): [float(one["TILE"])] * 9 for one in configs}
 
     def test_the_fault_is_looked_for_in_those_that_are_alike_first(self) -> None:
         configs = family([4, 2, 3, 2, 4, 4])
         faulty = [one for one in configs if one["STAGES"] == 4]
         racer = Racer(self.times_us(configs), faulty=faulty)
-        finals = hold([ran(one, float(one["TILE"])) for one in configs], racer, default=configs[3])
-        assert racer.verified[:3] == faulty
+        finals = hold(by_tile(configs), racer, default=configs[3])
+        assert racer.verified[:3] == configs_of(finals.refused) == faulty
         assert finals.winner.config == configs[1]
-        assert configs_of(finals.refused) == faulty
 
-    @pytest.mark.parametrize("breaks_race", [False, True])
-    def test_faulty_finalists_share_one_limit_of_time(self, monkeypatch: pytest.MonkeyPatch, breaks_race: bool) -> None:
+    @pytest.mark.parametrize("kind", ["faulty", "breaks_race"])
+    def test_faulty_finalists_share_one_limit_of_time(self, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
         monkeypatch.setattr("autotile.tuning.finals._FAULTS_S", 0.1)
         configs = family([4] * 10 + [2, 3])
-        healthy = configs[10:]
-        kind = "breaks_race" if breaks_race else "faulty"
         racer = Racer(self.times_us(configs), fails_after_s=0.04, **{kind: configs[:10]})
-        finals = hold([ran(one, float(one["TILE"])) for one in configs], racer, default=configs[11])
-        assert configs_of(finals.ranked) == healthy
+        finals = hold(by_tile(configs), racer, default=configs[11])
+        assert configs_of(finals.ranked) == configs[10:]
         assert finals.speedup is not None
         assert len(finals.refused) < 6
         assert len(set(map(str, racer.verified))) < 8
@@ -352,20 +317,17 @@ class TestFaultyFamily:
         monkeypatch.setattr("autotile.tuning.finals._FAULTS_S", 0.0)
         configs = family([4] * 6)
         racer = Racer(self.times_us(configs), faulty=configs[:5], fails_after_s=0.001)
-        finals = hold([ran(one, float(one["TILE"])) for one in configs], racer)
+        finals = hold(by_tile(configs), racer)
         assert configs_of(finals.ranked) == configs[5:]
         racer = Racer(self.times_us(configs), faulty=configs, fails_after_s=0.001)
-        assert hold([ran(one, float(one["TILE"])) for one in configs], racer).winner is None
+        assert hold(by_tile(configs), racer).winner is None
 
     def test_the_time_left_counts_the_faults_to_come(self) -> None:
         configs = family([4, 4, 4, 2])
-        trials = [ran(one, float(one["TILE"])) for one in configs]
-        right: list[float] = []
-        hold(trials, Racer(self.times_us(configs), takes_s=0.002), observe=right.append)
-        assert right[-1] == 0.0
-        wrong: list[float] = []
-        hold(trials, Racer(self.times_us(configs), faulty=configs[:3], fails_after_s=0.1), observe=wrong.append)
+        times_us, right, wrong = self.times_us(configs), list[float](), list[float]()
+        hold(by_tile(configs), Racer(times_us, takes_s=0.002), observe=right.append)
+        hold(by_tile(configs), Racer(times_us, faulty=configs[:3], fails_after_s=0.1), observe=wrong.append)
         assert wrong[0] >= 0.3  # three more like the first
         assert wrong[0] > max(right)
         assert wrong[0] > wrong[1] > wrong[2]
-        assert wrong[-1] == 0.0
+        assert right[-1] == wrong[-1] == 0.0

@@ -10,10 +10,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from judges import BEST, by_threads
 
 from autotile.core.device import device_profile
 from autotile.core.model import GPU_SCALE, Config, Outcome, Trial, config_key
@@ -29,7 +34,6 @@ from autotile.tuning.replay import ReplayBackend, SimulatedGpu
 from autotile.workers.gpu import Gpu, GpuUse
 from autotile.workers.jobs import Candidate, Check, Entry, Reading, Workload
 
-BEST = {"THREADS": 256, "WORK": 4}
 Make = Callable[..., GpuGroup]
 
 
@@ -55,16 +59,20 @@ class FaultyGpu(SimulatedGpu):
 def group(bench: Any) -> Iterator[Make]:
     """Return a function that makes a group of simulated GPUs, each given by its arguments."""
     recording = read_recording(bench.record())
-    made: list[GpuGroup] = []
+    with ExitStack() as stack:
 
-    def make(*gpus: dict[str, Any], deadline_s: float = 5.0) -> GpuGroup:
-        backends = [FaultyGpu(recording, uuid=f"GPU-{n}", **{"seconds": 0.01, **one}) for n, one in enumerate(gpus)]
-        made.append(GpuGroup(backends, deadline_s))
-        return made[-1]
+        def make(*gpus: dict[str, Any], deadline_s: float = 5.0, kind: Any = FaultyGpu) -> GpuGroup:
+            made = [kind(recording, uuid=f"GPU-{n}", **{"seconds": 0.01, **one}) for n, one in enumerate(gpus)]
+            return stack.enter_context(closing(GpuGroup(made, deadline_s)))
 
-    yield make
-    for one in made:
-        one.close()
+        yield make
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up a GPU that shows no sign soon."""
+    monkeypatch.setattr(gpu_group, "_MIN_STALL_S", 0.2)
+    monkeypatch.setattr(gpu_group, "_CHECK_S", 0.05)
 
 
 class Hanging(SimulatedGpu):
@@ -83,21 +91,15 @@ class Hanging(SimulatedGpu):
 
 
 @pytest.fixture
-def quick(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., GpuGroup]]:
+def quick(group: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Return a function that makes a group of three GPUs that may hang and are soon given up; the first is the home."""
     monkeypatch.setattr(gpu_group, "_MIN_STALL_S", 0.5)
     monkeypatch.setattr(gpu_group, "_CHECK_S", 0.05)
-    recording = read_recording(bench.record())
-    made: list[GpuGroup] = []
 
     def make(hangs: Callable[[Hanging, Config], bool]) -> GpuGroup:
-        gpus = [Hanging(hangs, recording, uuid=f"GPU-{n}", seconds=0.05 if n else 0.01) for n in range(3)]
-        made.append(GpuGroup(gpus, 0.1))
-        return made[-1]
+        return group({}, {"seconds": 0.05}, {"seconds": 0.05}, deadline_s=0.1, kind=partial(Hanging, hangs))
 
-    yield make
-    for one in made:
-        one.close()
+    return make
 
 
 def candidates(bench: Any) -> list[Candidate]:
@@ -121,22 +123,17 @@ class TestSimulated:
     def test_all_take_part_and_each_candidate_runs_once(self, bench: Any, group: Make) -> None:
         several = group({}, {}, {})
         found = run(several, candidates(bench))
-        assert len(found) == 12
         assert {one.gpu for one in found.values()} == {"GPU-0", "GPU-1", "GPU-2"}
-        assert sum(use.trials for use in several.uses) == 12
+        assert len(found) == sum(use.trials for use in several.uses) == 12
 
     def test_times_are_on_one_scale(self, bench: Any, group: Make) -> None:
         several = group({}, {"slowness": 1.03}, {"slowness": 0.97})
         found = run(several, candidates(bench))
-        home = several.uuid
-        factor = {"GPU-0": 1.0, "GPU-1": 1.03, "GPU-2": 0.97}
+        home, factor = several.uuid, {"GPU-0": 1.0, "GPU-1": 1.03, "GPU-2": 0.97}
         for key, one in found.items():
-            config, measured = json.loads(key), one.measurement
-            expected_us = (1000 / config["THREADS"] + 2 / config["WORK"]) * factor[home]
-            assert measured is not None
-            assert measured.time_us == pytest.approx(expected_us, rel=1e-5)
-            scale = float(one.telemetry[GPU_SCALE])
-            assert scale == pytest.approx(factor[home] / factor[one.gpu], rel=1e-5)
+            expected_us = by_threads(json.loads(key), factor[home]).time_us
+            assert one.measurement.time_us == pytest.approx(expected_us, rel=1e-5)
+            assert float(one.telemetry[GPU_SCALE]) == pytest.approx(factor[home] / factor[one.gpu], rel=1e-5)
         assert uses(several)[home].scale == 1.0
 
     def test_a_slower_one_takes_fewer(self, bench: Any, group: Make) -> None:
@@ -151,12 +148,9 @@ class TestSimulated:
         several.submit(Candidate(BEST, ""), factor * (1000 / 256 + 0.5))
         assert several.result()[1].outcome is Outcome.OK
 
+    @pytest.mark.usefixtures("impatient")
     @pytest.mark.parametrize("fault", [{"fails_after": 0}, {"fails_after": 4}, {"hangs_after": 4}])
-    def test_one_that_fails_gives_back_what_it_holds(
-        self, bench: Any, group: Make, fault: dict[str, int], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(gpu_group, "_MIN_STALL_S", 0.2)
-        monkeypatch.setattr(gpu_group, "_CHECK_S", 0.05)
+    def test_one_that_fails_gives_back_what_it_holds(self, bench: Any, group: Make, fault: dict[str, int]) -> None:
         several = group({}, fault, {}, deadline_s=0.2)
         found = run(several, candidates(bench) * 3)
         assert len(found) == 12
@@ -166,18 +160,17 @@ class TestSimulated:
         assert several.gpu_count == 2
         assert several.uuid != "GPU-1"
 
+    @pytest.mark.usefixtures("impatient")
     def test_one_that_answers_after_it_was_given_up_is_released_and_its_result_dropped(
-        self, bench: Any, group: Make, monkeypatch: pytest.MonkeyPatch
+        self, bench: Any, group: Make
     ) -> None:
-        monkeypatch.setattr(gpu_group, "_MIN_STALL_S", 0.2)
-        monkeypatch.setattr(gpu_group, "_CHECK_S", 0.05)
         several = group({}, {"seconds": 1.5}, deadline_s=0.2)
-        late = several._members[1].backend
+        late: Any = several._members[1].backend
         given = candidates(bench)
         found = run(several, given)
         assert "no sign" in uses(several)["GPU-1"].lost
         assert [one.gpu for one in found.values()] == ["GPU-0"] * len(given)
-        assert late._closed.wait(10.0)  # type: ignore[attr-defined]
+        assert late._closed.wait(10.0)
         assert not several.has_result
 
     def test_the_last_one_ends_the_session(self, bench: Any, group: Make) -> None:
@@ -192,7 +185,7 @@ class TestSimulated:
         for candidate in given:
             several.submit(candidate)
         first = [several.result() for _ in range(2)]
-        several.add(SimulatedGpu(several._members[0].backend._recording, uuid="late"))  # type: ignore[attr-defined]
+        several.add(SimulatedGpu(read_recording(bench.record()), uuid="late"))
         rest = [several.result() for _ in given[2:]]
         assert {one.gpu for _, one in first} == {"GPU-0"}
         assert "late" in {one.gpu for _, one in rest}
@@ -205,35 +198,29 @@ class TestSimulated:
         assert time.monotonic() - began < 5
         assert not any(thread.name.startswith("GPU ") and thread.is_alive() for thread in threading.enumerate())
 
-    def test_one_that_hangs_while_it_measures_the_reference_is_replaced_as_home(
-        self, bench: Any, quick: Callable[..., GpuGroup]
-    ) -> None:
+    def test_one_that_hangs_while_it_measures_the_reference_is_replaced_as_home(self, bench: Any, quick: Make) -> None:
         several = quick(lambda gpu, config: gpu.uuid == "GPU-0" and gpu.begun == 2)
         found = run(several, candidates(bench))
         assert all(one.outcome is Outcome.OK for one in found.values())
         assert several.gpu_count == 2
 
-    def test_a_candidate_that_hangs_gpus_for_good_costs_two_of_them(
-        self, bench: Any, quick: Callable[..., GpuGroup]
-    ) -> None:
+    def test_a_candidate_that_hangs_gpus_for_good_costs_two_of_them(self, bench: Any, quick: Make) -> None:
         several = quick(lambda gpu, config: config == BEST)
         reading = run(several, candidates(bench))[config_key(BEST)]
-        assert reading.outcome is Outcome.CRASHED
+        assert (reading.outcome, several.gpu_count) == (Outcome.CRASHED, 1)
         assert "no sign" in reading.reason
-        assert several.gpu_count == 1
 
     def test_finals_move_to_another_one_if_the_first_fails(self, bench: Any, group: Make) -> None:
         several = group({}, {})
         run(several, candidates(bench))
-        home = several.uuid
+        home: Any = next(one.backend for one in several._members if one.backend.uuid == several.uuid)
 
         def fail(*arguments: object) -> Reading:
             raise WorkerError("it has fallen off the bus")
 
-        member = next(one for one in several._members if one.backend.uuid == home)
-        member.backend.check = fail  # type: ignore[method-assign]
+        home.check = fail
         assert several.check(Check((Entry(Candidate(BEST, "")),), 3)).outcome is Outcome.OK
-        assert several.uuid != home
+        assert several.uuid != home.uuid
         assert several.spare() is None
 
 
@@ -246,7 +233,6 @@ class TestSessions:
         assert sorted(config_key(trial.config) for trial in stored) == sorted(map(config_key, bench.configs()))
         assert {trial.gpu for trial in stored} <= {use.uuid for use in result.gpus}
         assert all(trial.gpu for trial in stored)
-        assert result.confirmation is not None
         assert result.confirmation.gpu != result.confirmation.home
         assert {trial.gpu for trial in bench.stored("final")} == {result.confirmation.home}
         assert result.to_json()["confirmation"]["spread"] == pytest.approx(0.0, abs=1e-6)
@@ -275,12 +261,8 @@ class TestSessions:
     def test_a_winner_that_is_wrong_on_the_second_gpu_is_refused(
         self, bench: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        calls: list[Config] = []
-
         def check(gpu: ReplayBackend, job: Check) -> Reading:
             (entry,) = job.entries
-            assert entry.candidate is not None
-            calls.append(entry.candidate.config)
             if job.limit_s == 1.0 and entry.candidate.config == BEST:  # of the confirmation
                 return Reading(Outcome.WRONG_RESULT, "y[0] is 1, expected 2", "verify")
             return Reading(Outcome.OK, stage="verify")
@@ -293,11 +275,10 @@ class TestSessions:
         with Database.open(read_settings().database) as database:
             assert [best.trial.config for best in database.best()] == [result.winner.config]
 
-    def test_devices_are_checked(self) -> None:
-        with pytest.raises(InputError, match="twice"):
-            TuneOptions(devices=(0, 0))
-        with pytest.raises(InputError, match=r"devices is .*-1"):
-            TuneOptions(devices=(0, -1))
+    @pytest.mark.parametrize(("devices", "said"), [((0, 0), "twice"), ((0, -1), r"devices is .*-1")])
+    def test_devices_are_checked(self, devices: tuple[int, ...], said: str) -> None:
+        with pytest.raises(InputError, match=said):
+            TuneOptions(devices=devices)
 
 
 WORKER = """
@@ -348,31 +329,25 @@ class TestProcesses:
         folder = tmp_path / "worker"
         folder.mkdir()
         (folder / "group_gpu_worker.py").write_text(WORKER)
-        monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         return folder
 
     @pytest.fixture
-    def group(self, bench: Any, folder: Path) -> Iterator[Callable[[int], GpuGroup]]:
-        made: list[GpuGroup] = []
+    def group(self, folder: Path) -> Iterator[Callable[[int], GpuGroup]]:
+        device = device_profile("h200")
+        workload = Workload("", "", {"n": 4096}, "float32", "cold", str(folder), 10**8, 0.1)
 
-        def make(count: int) -> GpuGroup:
-            def backend(index: int) -> Gpu:
-                workload = Workload("", "", {"n": 4096}, "float32", "cold", str(folder), 10**8, 0.1, device_index=index)
-                device = device_profile("h200")
-                return Gpu(workload, 2.0, "group_gpu_worker", uuid=f"GPU-{index}", device=device)
+        def backend(index: int) -> Gpu:
+            placed = replace(workload, device_index=index)
+            return Gpu(placed, 2.0, "group_gpu_worker", uuid=f"GPU-{index}", device=device)
 
-            made.append(GpuGroup([backend(index) for index in range(count)], 2.0))
-            return made[-1]
-
-        yield make
-        for one in made:
-            one.close()
+        with ExitStack() as stack:
+            yield lambda count: stack.enter_context(closing(GpuGroup([backend(index) for index in range(count)], 2.0)))
 
     def test_candidates_that_kill_or_hang_are_blamed_and_the_gpus_stay(self, bench: Any, group: Any) -> None:
         several = group(2)
         found = run(several, candidates(bench))
-        bad = {key: one for key, one in found.items() if not one.outcome.has_time}
-        assert {key: evaluation.outcome for key, evaluation in bad.items()} == {
+        assert {key: one.outcome for key, one in found.items() if not one.outcome.has_time} == {
             config_key({"THREADS": 32, "WORK": 4}): Outcome.CRASHED,
             config_key({"THREADS": 64, "WORK": 4}): Outcome.TIMED_OUT,
         }
@@ -382,26 +357,23 @@ class TestProcesses:
         several = group(2)
         several.wait()
         given = [one for one in candidates(bench) if one.config["WORK"] != 4] * 6
-        stop = threading.Event()
-        kills: list[int] = []
+        stop, kills = threading.Event(), list[int]()
 
         def kill() -> None:
             """Kill each worker as soon as it sets up the problem, runs the reference or a candidate, eight of each."""
             while not stop.wait(0.02) and len(kills) < 16:
-                try:
+                with suppress(OSError, ValueError):
                     pid = int((folder / f"pid-{len(kills) % 2}").read_text())
                     os.kill(pid, signal.SIGKILL)
                     kills.append(pid)
-                except (OSError, ValueError):
-                    continue
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        try:
-            found = run(several, given)
-        finally:
-            stop.set()
-            killer.join()
+        with ThreadPoolExecutor(1) as killer:
+            killing = killer.submit(kill)
+            try:
+                found = run(several, given)
+            finally:
+                stop.set()
+            killing.result()
         assert kills
         assert several.gpu_count == 2
         assert all(one.outcome is Outcome.OK for one in found.values())

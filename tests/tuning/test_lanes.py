@@ -1,7 +1,5 @@
 """Jobs of several problems on several GPUs."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Databases that are deleted, moved, overwritten or full while a session runs: no trial is lost without an error."""
 
-from __future__ import annotations
-
 import random
 import re
 import resource
@@ -54,10 +52,6 @@ def truncate(path: Path) -> None:
 
 
 def overwrite(path: Path) -> None:
-    _randomize(path)
-
-
-def _randomize(path: Path) -> None:
     with path.open("r+b") as file:
         file.write(random.Random(0).randbytes(path.stat().st_size))
 
@@ -81,7 +75,7 @@ def remove_log(path: Path) -> None:
 
 
 def overwrite_log(path: Path) -> None:
-    _randomize(log_of(path))
+    overwrite(log_of(path))
 
 
 def truncate_log(path: Path) -> None:
@@ -97,17 +91,19 @@ def replace_folder(path: Path) -> None:
     path.parent.write_text("a file")
 
 
-def drop_table(path: Path) -> None:
+def execute(path: Path, *statements: str) -> None:
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("DROP VIEW best")
-        connection.execute("DROP TABLE trials")
+        for statement in statements:
+            connection.execute(statement)
         connection.commit()
+
+
+def drop_table(path: Path) -> None:
+    execute(path, "DROP VIEW best", "DROP TABLE trials")
 
 
 def delete_rows(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("DELETE FROM trials WHERE id = (SELECT max(id) FROM trials)")
-        connection.commit()
+    execute(path, "DELETE FROM trials WHERE id = (SELECT max(id) FROM trials)")
 
 
 LOST = (unlink, unlink_with_log, move, replace, remove_folder, replace_folder, drop_table, delete_rows)
@@ -174,8 +170,7 @@ class TestAccidents:
         with pytest.raises(RescuedRunError) as raised:
             tune(loss)
         assert loss.done
-        held = searched(raised.value.rescued)
-        assert held[: len(loss.seen)] == loss.seen
+        assert searched(raised.value.rescued)[: len(loss.seen)] == loss.seen
         assert f"this session are kept in {raised.value.rescued}" in str(raised.value)
 
     @pytest.mark.parametrize("state", ["new", "in use"])
@@ -212,13 +207,15 @@ class TestRescueFile:
     def test_merging_doubles_no_trial_that_the_database_holds(self, bench: Any) -> None:
         with pytest.raises(RescuedRunError, match="no such table") as raised:
             bench.tune(bench.record(), Loss(drop_table, 5))
-        with Database.open(raised.value.rescued) as rescued:
-            runs, trials = len(rescued.runs(1)), len(rescued.trials(1))
-        copy = f"{raised.value.rescued}.copy.db"
+
+        def counts() -> tuple[int, int]:
+            with Database.open(raised.value.rescued) as rescued:
+                return len(rescued.runs(1)), len(rescued.trials(1))
+
+        before, copy = counts(), f"{raised.value.rescued}.copy.db"
         shutil.copyfile(raised.value.rescued, copy)
         merge([copy], raised.value.rescued)
-        with Database.open(raised.value.rescued) as rescued:
-            assert (len(rescued.runs(1)), len(rescued.trials(1))) == (runs, trials)
+        assert counts() == before
 
     @pytest.mark.usefixtures("in_use")
     @pytest.mark.parametrize("harm", [unlink, unlink_with_log, move, remove_folder])
@@ -251,14 +248,12 @@ class TestRescueFile:
 
     def test_nothing_was_measured_yet(self, bench: Any) -> None:
         def at_once(progress: Progress) -> None:
-            path = Path(read_settings().database)
             if progress.phase == "starting":
-                path.unlink()
+                Path(read_settings().database).unlink()
                 raise InputError("no device")
 
-        with pytest.raises(
-            RescuedRunError, match=r"no device; and .* deleted or moved.*had measured nothing"
-        ) as raised:
+        said = r"no device; and .* deleted or moved.*had measured nothing"
+        with pytest.raises(RescuedRunError, match=said) as raised:
             bench.tune(bench.record(), at_once)
         assert raised.value.rescued == ""
 
@@ -280,6 +275,22 @@ class TestRescueFile:
 
 def _refuse(*_: object) -> None:
     raise DatabaseError("no room")
+
+
+HARMED = """
+import sys
+from pathlib import Path
+from autotile.cli import progress
+show = progress.TuneProgress.__call__
+location = sys.argv.pop(1)
+def harm(self, state):
+    show(self, state)
+    if state.done == 3: Path(location).unlink(missing_ok=True)
+progress.TuneProgress.__call__ = harm
+from autotile.cli.application import main
+sys.argv[0] = 'autotile'
+main()
+"""
 
 
 class TestErrorsOfTheDatabase:
@@ -317,26 +328,8 @@ class TestErrorsOfTheDatabase:
         """In a process of its own, whose database is deleted by another as soon as it exists."""
         location = tmp_path / "store" / "tuning.db"
         words = ["tune", str(scale_toml), "n=4096", f"--replay={bench.record()}", "--workers", "1", "--json"]
-        code = (
-            "import sys\n"
-            "from pathlib import Path\n"
-            "from autotile.cli import progress\n"
-            "show = progress.TuneProgress.__call__\n"
-            "def harm(self, state):\n"
-            "    show(self, state)\n"
-            f"    if state.done == 3: Path({str(location)!r}).unlink(missing_ok=True)\n"
-            "progress.TuneProgress.__call__ = harm\n"
-            "from autotile.cli.application import main\n"
-            "sys.argv[0] = 'autotile'\n"
-            "main()\n"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words],
-            env=child_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, "-c", HARMED, str(location), *words]
+        done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
         assert done.returncode == 1, done.stderr
         assert "Traceback" not in done.stderr
         (message,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

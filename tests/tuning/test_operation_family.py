@@ -1,7 +1,5 @@
 """Families of an operation with a worker that makes up its times: what is measured, stored, learned and resumed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_sweep_worker import BREAKS, CRASHES, HANGS, RAGGED_WRONG, WRONG
+from judges import ending_at
 
 from autotile.api.exchange import export_models
 from autotile.core.device import device_profile
@@ -30,24 +29,12 @@ from autotile.workers import gpu as gpu_module
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Reading
 
-OPERATION = """
-[operation]
-name = "scaling"
-sizes = { n = 4096 }
-dtypes = ["float32"]
-
-[kernels.first]
-kernel = "./first.toml"
-[kernels.second]
-kernel = "./second.toml"
-when = "n > 5000"
-"""
 PROBLEMS = 26
 
 
 @pytest.fixture
 def operation(operation_of_copies: Callable[..., Operation]) -> Operation:
-    return operation_of_copies(OPERATION, ("first", "second"))
+    return operation_of_copies("first", "second", second="n > 5000")
 
 
 @pytest.fixture
@@ -68,11 +55,15 @@ def run(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     return tune
 
 
+def all_trials(database: Database) -> list[Trial]:
+    return [trial for study in database.studies() for trial in database.trials(study.study_id)]
+
+
 def stored() -> tuple[OperationModel, list[Trial]]:
     """Return the only model in the database, and all trials."""
     with Database.open(read_settings().database) as database:
         (found,) = read_models(database)
-        trials = [trial for study in database.studies() for trial in database.trials(study.study_id)]
+        trials = all_trials(database)
     assert (found.operation, found.dtype, found.gpu_name) == ("scaling", "float32", "NVIDIA H200")
     return OperationModel.from_json(found.model), trials
 
@@ -94,12 +85,8 @@ def test_every_time_is_stored_and_the_model_chooses_well(run: Any, operation: Op
 
 
 def test_a_run_that_was_killed_goes_on(run: Any) -> None:
-    def kill(step: Progress) -> None:
-        if step.done == 7:
-            raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        run(kill)
+    with pytest.raises(RuntimeError, match="ended by the test"):
+        run(ending_at(7, error=RuntimeError))
     result = run()
     assert (result.resumed, result.problems) == (7, PROBLEMS)
     again = run()
@@ -124,31 +111,26 @@ def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkey
     assert result.problems == PROBLEMS  # the others were measured at each of them
 
 
-class TestBudget:
-    """Half of a budget is for the first round, up to three quarters for both, and the rest for the model."""
+@pytest.mark.parametrize(
+    ("options", "problems"),
+    [
+        ({"trials": 60, "budget_s": 40.0}, 30),  # 20 in half of the time, and 10 in the next quarter
+        ({"trials": 50}, 50),
+        ({"trials": 400, "budget_s": 60.0}, 30),  # fewer than half of the first round are too few to choose by
+    ],
+)
+def test_half_of_a_budget_is_for_the_first_round_and_up_to_three_quarters_for_both(
+    run: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], problems: int
+) -> None:
+    """By a clock that goes on by a second with each problem that was measured. The rest is for the model."""
+    clock = [100.0]
+    monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
-    @pytest.fixture
-    def ticks(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Progress], None]:
-        """A clock that goes on by a second with each problem that was measured."""
-        clock = [100.0]
-        monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    def tick(step: Progress) -> None:
+        clock[0] += step.phase == "measuring"
 
-        def tick(step: Progress) -> None:
-            clock[0] += step.phase == "measuring"
-
-        return tick
-
-    def test_it_ends_the_measurements_and_a_model_is_learned(self, run: Any, ticks: Any) -> None:
-        result = run(ticks, trials=60, budget_s=40.0)
-        assert result.problems == 30  # 20 in half of the time, and 10 in the next quarter
-        assert result.seconds == 30.0
-
-    def test_without_one_all_problems_are_measured(self, run: Any, ticks: Any) -> None:
-        assert run(ticks, trials=50).problems == 50
-
-    def test_a_first_round_that_was_far_from_its_end_is_not_followed_by_a_second(self, run: Any, ticks: Any) -> None:
-        """With fewer than half of the problems of the first round there is too little to choose by."""
-        assert run(ticks, trials=400, budget_s=60.0).problems == 30
+    result = run(tick, **options)
+    assert (result.problems, result.seconds) == (problems, problems)
 
 
 def test_problems_that_take_too_long_are_left_out(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,12 +153,11 @@ class TestRaggedSizes:
         return lambda: [json.loads(line) for line in log.read_text().splitlines()]
 
     def test_where_sizes_are_compiled_in_there_is_code_for_them(
-        self, scale_toml: Path, run: Any, operation: Operation, entries: Any, monkeypatch: pytest.MonkeyPatch
+        self, scale_toml: Path, run: Any, entries: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name in ("first", "second"):
-            file = scale_toml.with_name(f"{name}.toml")
+            file, source = scale_toml.with_name(f"{name}.toml"), scale_toml.with_name(f"{name}.cu")
             file.write_text(file.read_text().replace("[problem]", 'defines = { SIZE = "n" }\n\n[problem]'))
-            source = file.with_suffix(".cu")
             source.write_text(source.read_text().replace("i < n;", "i < SIZE;"))
         monkeypatch.setattr(operation_family, "_SEEDS", 1)
         run(trials=24)
@@ -209,7 +190,7 @@ class TestRaggedSizes:
             earlier.setattr(operation_family, "_SAMPLER", UNVERIFIED_SAMPLER)
             pairs = run().pairs
         with Database.open(location) as database:
-            assert len([t for study in database.studies() for t in database.trials(study.study_id)]) == pairs
+            assert len(all_trials(database)) == pairs
             assert database.best() == []
             assert database.winners("first", "float32") == []
         assert not read_file(location, WINNERS, kernel="first", dtype="float32")
@@ -222,11 +203,7 @@ class TestRaggedSizes:
 
 
 def test_an_interrupt_ends_it_without_a_model(run: Any) -> None:
-    def interrupt(step: Progress) -> None:
-        if step.done == 5:
-            raise KeyboardInterrupt
-
-    result = run(interrupt)
+    result = run(ending_at(5))
     assert (result.interrupted, result.losses, result.candidates) == (True, None, 0)
     assert "interrupted" in repr(result)
 

@@ -1,19 +1,18 @@
 """Operations tuned by replay: how the budget is shared, who wins, what is stored and shown, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from judges import timed
 
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.core.statistics import Interval
 from autotile.errors import InputError
-from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.settings import read_settings
 from autotile.tuning import operation_session
@@ -22,38 +21,23 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 
 NAMES = ("first", "second", "third")
-OPERATION = """
-[operation]
-name = "scaling"
-sizes = { n = 4096 }
-dtypes = ["float32"]
-
-[kernels.first]
-kernel = "./first.toml"
-[kernels.second]
-kernel = "./second.toml"
-[kernels.third]
-kernel = "./third.toml"
-when = "n > 100"
-"""
 
 
 @pytest.fixture
 def operation(operation_of_copies: Callable[..., Operation]) -> Operation:
-    """Return an operation of three copies of the tiny kernel."""
-    return operation_of_copies(OPERATION, NAMES)
+    return operation_of_copies(*NAMES, third="n > 100")
 
 
 @pytest.fixture
-def record(bench: Any, judges: Any, operation: Operation) -> Callable[..., None]:
-    """Write a recording of each kernel, in which its times are those of the tiny kernel times a factor."""
+def record(operation: Operation, record_copies: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that records kernels of the operation, given the factors on their times."""
+    return partial(record_copies, operation)
 
-    def write(**factors: float) -> None:
-        for name, factor in factors.items():
-            bench.kernel = load_kernel(next(member.kernel for member in operation.members if member.name == name))
-            bench.record(lambda config, f=factor: judges["timed"](config, f * judges["by_threads"](config).time_us))
 
-    return write
+@pytest.fixture
+def recorded(record: Callable[..., None]) -> None:
+    """Recordings in which the second kernel is the fastest, and the third far slower."""
+    record(first=1.5, second=1.0, third=4.0)
 
 
 @pytest.fixture
@@ -69,38 +53,44 @@ def run(bench: Any, operation: Operation) -> Callable[..., OperationResult]:
 
 
 class TestHalving:
-    def test_the_fastest_kernel_wins_and_the_slowest_gets_no_more(self, record: Any, run: Any) -> None:
-        record(first=1.5, second=1.0, third=4.0)
-        result = run(trials=45)
-        assert result.winner.name == "second"
+    def test_the_fastest_kernel_wins_and_the_slowest_gets_no_more(self, bench: Any, recorded: None, run: Any) -> None:
+        seen: dict[tuple[int, str], None] = {}
+        result = run(lambda step: seen.update({(step.path[0].number, step.problem.kernel): None}), trials=45)
         assert [one.name for one in result.contenders] == ["second", "first", "third"]
+        assert result.winner == result.contenders[0]
         by_name = {one.name: one for one in result.contenders}
         assert by_name["third"].state == "dropped"
         assert "the time of second after" in by_name["third"].reason
         assert [by_name[name].trials for name in NAMES] == [12, 12, 5]
         assert by_name["first"].ratio.value == pytest.approx(1.5, rel=0.2)
+        assert list(seen) == [*((1, name) for name in NAMES), (2, "second"), (2, "first"), (3, "second")]
+        # it shows itself
+        assert "scaling n=4096 float32 on NVIDIA H200 (replayed): second," in repr(result)
+        html = result._repr_html_()
+        assert "over the winner" in html
+        assert "dropped" in html
+        assert result.row(result.winner)[-1] == "winner"
+        assert result.winner.ratio == Interval(1.0, 1.0, 1.0)
+        # the same command measures nothing again
+        before = len(bench.stored())
+        again = run(trials=45)
+        assert len(bench.stored()) == before
+        assert again.winner.trial.config == result.winner.trial.config
 
     def test_a_hopeless_kernel_gets_no_more_though_it_is_in_the_faster_half(self, record: Any, run: Any) -> None:
         """Of three, two go on to the second round, unless they take more than twice as long as the fastest."""
         record(first=3.0, second=1.0, third=4.0)
         result = run(trials=45)
         by_name = {one.name: one for one in result.contenders}
-        assert {name: by_name[name].state for name in NAMES} == {
-            "first": "dropped",
-            "second": "won",
-            "third": "dropped",
-        }
+        assert [by_name[name].state for name in NAMES] == ["dropped", "won", "dropped"]
         assert by_name["first"].trials == by_name["third"].trials < by_name["second"].trials
 
-    def test_the_kernels_of_a_round_share_several_gpus(self, record: Any, run: Any) -> None:
-        record(first=1.5, second=1.0, third=4.0)
+    def test_the_kernels_of_a_round_share_several_gpus(self, recorded: None, run: Any) -> None:
         result = run(trials=45, devices=(0, 1))
-        assert result.winner.name == "second"
+        assert (result.winner.name, result.interrupted) == ("second", False)
         assert sum(one.trials for one in result.contenders) >= 29
-        assert not result.interrupted
 
-    def test_the_winner_of_each_kernel_is_stored_as_ever(self, bench: Any, record: Any, run: Any) -> None:
-        record(first=1.5, second=1.0, third=4.0)
+    def test_the_winner_of_each_kernel_is_stored_as_ever(self, bench: Any, recorded: None, run: Any) -> None:
         result = run(trials=30)
         assert result.winner.trial.config in [trial.config for trial in bench.stored("final")]
         assert len(bench.stored()) == sum(one.trials for one in result.contenders)
@@ -134,59 +124,36 @@ class TestHalving:
         with pytest.raises(InputError, match=r"no kernel of scaling ran for scaling n=4096 float32: there is no"):
             run(trials=12)
 
-    def test_a_condition_leaves_a_kernel_out(self, bench: Any, record: Any, run: Any, judges: Any) -> None:
+    def test_a_condition_leaves_a_kernel_out(self, bench: Any, record: Any, run: Any) -> None:
         with pytest.raises(InputError, match="no kernel of scaling ran"):
             run(n=64, trials=9)
         record(first=1.0)
         assert {one.name for one in run(trials=9).contenders} == set(NAMES)
 
-    def test_rounds_are_observed(self, record: Any, run: Any) -> None:
-        record(first=1.5, second=1.0, third=4.0)
-        seen: dict[tuple[int, str], None] = {}
-        run(lambda step: seen.update({(step.path[0].number, step.problem.kernel): None}), trials=45)
-        assert list(seen) == [
-            *((1, name) for name in NAMES),
-            (2, "second"),
-            (2, "first"),
-            (3, "second"),
-        ]
 
-
+@pytest.mark.usefixtures("recorded")
 class TestResuming:
-    def test_the_same_command_measures_nothing_again(self, bench: Any, record: Any, run: Any) -> None:
-        record(first=1.5, second=1.0, third=4.0)
-        first = run(trials=45)
-        before = len(bench.stored())
-        again = run(trials=45)
-        assert len(bench.stored()) == before
-        assert again.winner.trial.config == first.winner.trial.config
+    @staticmethod
+    def ending_at(*place: Any, error: type[BaseException]) -> Callable[[Progress], None]:
+        """Return an observer that raises an error in a round, at a kernel, and in a phase if there is a third."""
 
-    def test_a_killed_session_goes_on(self, bench: Any, record: Any, run: Any) -> None:
-        record(first=1.5, second=1.0, third=4.0)
+        def observe(step: Progress) -> None:
+            if (step.path[0].number, step.problem.kernel, step.phase)[: len(place)] == place:
+                raise error("killed")
 
-        def kill(step: Progress) -> None:
-            if (step.path[0].number, step.problem.kernel, step.phase) == (2, "first", "searching"):
-                raise RuntimeError("killed")
+        return observe
 
+    def test_a_killed_session_goes_on(self, bench: Any, run: Any) -> None:
         with pytest.raises(RuntimeError, match="killed"):
-            run(kill, trials=45)
+            run(self.ending_at(2, "first", "searching", error=RuntimeError), trials=45)
         resumed = run(trials=45)
         assert resumed.winner.name == "second"
-        configs = [(trial.config, trial.time_us) for trial in bench.stored()]
-        assert len(configs) == sum(one.trials for one in resumed.contenders)
+        assert len(bench.stored()) == sum(one.trials for one in resumed.contenders)
 
-    def test_an_interrupted_session_names_no_winner(self, record: Any, run: Any, monkeypatch: Any) -> None:
-        record(first=1.5, second=1.0, third=4.0)
-
-        def interrupt(step: Progress) -> None:
-            if (step.path[0].number, step.problem.kernel) == (2, "second"):
-                raise KeyboardInterrupt
-
-        result = run(interrupt, trials=45)
-        assert result.interrupted
-        assert result.winner is None
+    def test_an_interrupted_session_names_no_winner(self, run: Any) -> None:
+        result = run(self.ending_at(2, "second", error=KeyboardInterrupt), trials=45)
+        assert (result.interrupted, result.winner, result.to_json()["winner"]) == (True, None, None)
         assert result.best is not None
-        assert result.to_json()["winner"] is None
 
 
 def test_time_is_reserved_for_all_checks_of_the_finals_and_for_the_last_race(operation: Operation) -> None:
@@ -218,8 +185,7 @@ class TestLastRace:
     """The race itself needs a GPU; here its times are given."""
 
     @pytest.fixture
-    def raced(self, record: Any, run: Any, bench: Any, monkeypatch: Any) -> Callable[..., OperationResult]:
-        record(first=1.5, second=1.0, third=4.0)
+    def raced(self, recorded: None, run: Any, bench: Any, monkeypatch: Any) -> Callable[..., OperationResult]:
 
         def tune(library: RacedTrial) -> OperationResult:
             def contest(finalists: Any, libraries: Any, problem: Any, **context: Any) -> list[RacedTrial]:
@@ -233,13 +199,12 @@ class TestLastRace:
         return tune
 
     def test_a_library_that_is_faster_wins_and_is_stored(self, raced: Any, operation: Operation) -> None:
-        result = raced(RacedTrial(_library_trial(2.0), _rounds(2.0)))
+        result = raced(RacedTrial(timed({}, 2.0), _rounds(2.0)))
         assert (result.winner.name, result.winner.is_library) == ("mine", True)
         second = result.contenders[1]
         assert second.name == "second"
         assert second.ratio.value == pytest.approx(second.time_us / 2.0)
-        stored = _stored(operation)
-        assert stored == {"scaling:mine": (2.0, {})}
+        assert _stored(operation) == {"scaling:mine": (2.0, {})}
         assert result.to_json()["winner"]["name"] == "mine"
 
     def test_a_wrong_library_does_not_win(self, raced: Any, operation: Operation) -> None:
@@ -256,10 +221,6 @@ def _rounds(time_us: float) -> tuple[float, ...]:
     return tuple(time_us * (1 + 0.001 * (number % 3 - 1)) for number in range(15))
 
 
-def _library_trial(time_us: float) -> Trial:
-    return Trial({}, Outcome.OK, "", "finals", measurement=Measurement(time_us, 0.99 * time_us, 1.01 * time_us))
-
-
 def _stored(operation: Operation) -> dict[str, tuple[float | None, Any]]:
     """Return the best time and configuration of each library in the database."""
     from autotile.database.database import Database
@@ -274,14 +235,3 @@ def _stored(operation: Operation) -> dict[str, tuple[float | None, Any]]:
             )
             assert best.key == key
         return {best.key.kernel: (best.trial.time_us, dict(best.trial.config)) for best in found}
-
-
-def test_a_result_shows_itself(record: Any, run: Any) -> None:
-    record(first=1.5, second=1.0, third=4.0)
-    result = run(trials=45)
-    assert "scaling n=4096 float32 on NVIDIA H200 (replayed): second," in repr(result)
-    html = result._repr_html_()
-    assert "over the winner" in html
-    assert "dropped" in html
-    assert result.row(result.winner)[-1] == "winner"
-    assert result.winner.ratio == Interval(1.0, 1.0, 1.0)

@@ -4,14 +4,13 @@
 those of the present code.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from judges import failed, timed
 
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.space.search_space import feasible_space
@@ -30,14 +29,14 @@ WIDER = {
 """Changes of the tiny kernel that give it 480 configurations."""
 
 
-def judged(judges: dict[str, Any], config: Config) -> Trial:
+def judged(config: Config) -> Trial:
     """Return the trial of a configuration in a landscape with interactions, failures and a narrow optimum."""
     threads, work, pad = (int(config[name]) for name in ("THREADS", "WORK", "PAD"))
     if threads * work > 768:
-        return judges["failed"](config, Outcome.WRONG_RESULT)
+        return failed(config, Outcome.WRONG_RESULT)
     away = abs(threads / 32 - 5.2) + 0.6 * abs(work - 2.4) + 0.3 * abs(pad - 1.7) * work
     slow = {"a": 0.0, "b": 0.4, "c": 0.9}[str(config["MODE"])]
-    return judges["timed"](config, 100 + 20 * away + 30 * slow + (threads * 7 + work * 3 + pad) % 5)
+    return timed(config, 100 + 20 * away + 30 * slow + (threads * 7 + work * 3 + pad) % 5)
 
 
 @pytest.fixture
@@ -55,12 +54,12 @@ def pinned(request: pytest.FixtureRequest) -> Callable[[str, list[int]], None]:
 
 
 @pytest.fixture
-def wide(rewrite: Callable[[Mapping[str, str]], Any], judges: dict[str, Any], compiled_once: None) -> Any:
+def wide(rewrite: Callable[[Mapping[str, str]], Any], compiled_once: None) -> Any:
     """Return the wider kernel, its recording and the rows of the trials that are stored, in their order."""
     bench = rewrite(WIDER)
     space = feasible_space(bench.kernel.spec, bench.problem().sizes, bench.device)
     row_of = {config_key(space.config(row)): row for row in range(len(space))}
-    recording = bench.record(lambda config: judged(judges, config))
+    recording = bench.record(judged)
 
     class Wide:
         def tune(self, **options: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from judges import by_threads
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import convert, to_fields
@@ -68,17 +69,9 @@ class Device:
     def result(self) -> tuple[Candidate, Reading]:
         assert self.ended < len(self.ran)
         self.ended += 1
-        evaluation = Reading(
-            Outcome.OK,
-            "",
-            "measure",
-            Measurement(10.0, 9.0, 11.0),
-            {"load": 0.1, "measure": 0.2},
-            {"power_w": 500.0},
-            began_at=self.began_at,
-            gpu="GPU-1",
-        )
-        return self.given[self.ended - 1], evaluation
+        seconds, telemetry = {"load": 0.1, "measure": 0.2}, {"power_w": 500.0}
+        found = Reading(Outcome.OK, "", "measure", Measurement(10.0, 9.0, 11.0), seconds, telemetry)
+        return self.given[self.ended - 1], replace(found, began_at=self.began_at, gpu="GPU-1")
 
 
 @pytest.fixture
@@ -152,22 +145,25 @@ def begun(call: Callable[..., Any], pool: Pool, count: int, *arguments: Any) -> 
     return running
 
 
-@pytest.fixture
-def compiled(pipeline: Pipeline, pool: Pool, proposals: InOrder) -> InOrder:
-    """The proposals, of which four have compiled."""
-    pipeline.compile_ahead(proposals)
+def ahead(pipeline: Pipeline, pool: Pool, proposals: InOrder, room: int | None = None) -> InOrder:
+    """Compile proposals ahead, to the end."""
+    pipeline.compile_ahead(proposals, room)
     pool.finish()
     return proposals
 
 
+@pytest.fixture
+def compiled(pipeline: Pipeline, pool: Pool, proposals: InOrder) -> InOrder:
+    """The proposals, of which four have compiled."""
+    return ahead(pipeline, pool, proposals)
+
+
 def test_candidates_are_compiled_ahead(pipeline: Pipeline, pool: Pool, proposals: InOrder) -> None:
-    pipeline.compile_ahead(proposals)
-    assert len(pool.waiting) == 4
-    pipeline.compile_ahead(proposals)
-    assert len(pool.waiting) == 4
+    for _ in range(2):
+        pipeline.compile_ahead(proposals)
+        assert len(pool.waiting) == 4
     job = pool.waiting[1][0]
-    assert job.entry == "scale"
-    assert job.architecture == "sm_90"
+    assert (job.entry, job.architecture) == ("scale", "sm_90")
     assert job.options == ("-DTHREADS=32", "-DWORK=2", "-DDTYPE=float")
 
 
@@ -189,9 +185,7 @@ def test_trials_come_in_the_order_of_the_proposals(bench: Any, pipeline: Pipelin
 def test_what_is_measured_is_chosen_among_what_is_compiled(
     bench: Any, pipeline: Pipeline, pool: Pool, device: Device
 ) -> None:
-    proposals = InOrder(bench.configs(), ready=3, choice=2)
-    pipeline.compile_ahead(proposals)
-    pool.finish()
+    proposals = ahead(pipeline, pool, InOrder(bench.configs(), ready=3, choice=2))
     row, trial = advance(pipeline, proposals)
     assert (row, trial.outcome) == (2, Outcome.OK)
     assert [config for config, _ in device.ran] == [bench.configs()[2]]
@@ -229,9 +223,7 @@ def test_in_replay_the_order_does_not_depend_on_the_compilers(
     bench: Any, pipeline: Pipeline, pool: Pool, device: Device
 ) -> None:
     device.source = "replayed"
-    proposals = InOrder(bench.configs(), ready=2, choice=1)
-    pipeline.compile_ahead(proposals)
-    pool.finish()
+    proposals = ahead(pipeline, pool, InOrder(bench.configs(), ready=2, choice=1))
     assert advance(pipeline, proposals)[0] == 1
     assert list(proposals.seen) == [0, 1]
 
@@ -241,7 +233,6 @@ def test_the_device_is_given_candidates_before_the_first_has_ended(
 ) -> None:
     for _ in range(2):
         candidate = pipeline.next_candidate(compiled)
-        assert candidate is not None
         compiled.proposed.remove(candidate.row)
         assert pipeline.begin(candidate, None) is None
     assert (pipeline.running, len(device.ran), device.ended) == (2, 2, 0)
@@ -253,9 +244,7 @@ def test_the_timeline_shows_the_stages_of_a_candidate(bench: Any, device: Device
     timeline = Timeline()
     device.began_at = 5.0
     pipeline = Pipeline(bench.kernel, bench.problem(), device, pool, timeline)  # type: ignore[arg-type]
-    proposals = InOrder(bench.configs())
-    pipeline.compile_ahead(proposals)
-    pool.finish()
+    proposals = ahead(pipeline, pool, InOrder(bench.configs()))
     advance(pipeline, proposals)
     spans = {event["name"]: event for event in timeline.to_json()["traceEvents"] if event["ph"] == "X"}
     assert {"propose", "wait for the compilers", "choose", "wait for the GPU", "load", "measure"} == spans.keys()
@@ -288,17 +277,13 @@ def test_a_trial_tells_the_whole_story(pipeline: Pipeline, device: Device, compi
 
 def test_the_same_code_is_measured_once(pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder) -> None:
     pool.code = "the same"
-    pipeline.compile_ahead(proposals)
-    pool.finish()
+    ahead(pipeline, pool, proposals)
     trials = [pair[1] for pair in (advance(pipeline, proposals) for _ in range(4)) if pair is not None]
     assert len(device.ran) == 4  # their launches differ
     pipeline.remember(trials)
     pipeline.prefetch(trials[0].config)
-    proposals = InOrder([trials[0].config])
-    pipeline.compile_ahead(proposals, room=1)
-    pool.finish()
+    proposals = ahead(pipeline, pool, InOrder([trials[0].config]), 1)
     pair = advance(pipeline, proposals)
-    assert pair is not None
     assert (pair[1].stage, pair[1].outcome, pair[1].measurement) == ("same_code", Outcome.OK, trials[0].measurement)
     assert pair[1].reason == "the same code as THREADS=32 WORK=1, which was measured"
     assert "measure" not in pair[1].seconds
@@ -332,10 +317,8 @@ def test_what_a_gate_rejects_is_not_launched(
     assert trial.seconds == {"compile": result.seconds}
 
 
-def test_what_no_longer_compiles_does_not_race(
-    pipeline: Pipeline, pool: Pool, judges: dict[str, Any], bench: Any
-) -> None:
-    trials = [judges["by_threads"](config) for config in bench.configs()[:2]]
+def test_what_no_longer_compiles_does_not_race(pipeline: Pipeline, pool: Pool, bench: Any) -> None:
+    trials = [by_threads(config) for config in bench.configs()[:2]]
     racing = begun(pipeline.recompile, pool, 2, trials)
     pool.waiting.pop(0)[1].set_result(Compiled(None, 0.1, Outcome.COMPILE_FAILED, "the cache was trimmed"))
     pool.finish()
@@ -346,12 +329,12 @@ def test_what_no_longer_compiles_does_not_race(
 
 
 def test_what_waits_for_a_worker_is_given_up_when_the_finals_begin(
-    pipeline: Pipeline, pool: Pool, proposals: InOrder, judges: dict[str, Any], bench: Any
+    pipeline: Pipeline, pool: Pool, proposals: InOrder, bench: Any
 ) -> None:
     pipeline.compile_ahead(proposals)
     waiting = [future for _, future in pool.waiting]
     pool.waiting.clear()
-    racing = begun(pipeline.recompile, pool, 1, [judges["by_threads"](bench.configs()[0])])
+    racing = begun(pipeline.recompile, pool, 1, [by_threads(bench.configs()[0])])
     pool.finish()
     assert len(racing.result()) == 1
     assert waiting
@@ -380,9 +363,7 @@ def test_other_problems_are_compiled_where_sizes_are(bench: Any, sized: Any, dev
     assert [job.options[-1] for job, _ in pool.waiting] == [f"-DSIZE={size}" for size in expected]
     pool.finish()
     compiled = pipeline.next_candidate(proposals)
-    assert compiled is not None
     candidate = compiled.candidate()
-    assert candidate is not None
     assert [dict(other.sizes) for other in candidate.others] == [{"n": size} for size in expected[1:]]
     assert all(Path(other.cubin_path).name.endswith(f"SIZE={other.sizes['n']}") for other in candidate.others)
     assert convert(to_fields(candidate.others), tuple[SizedCubin, ...]) == candidate.others

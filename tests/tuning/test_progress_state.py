@@ -1,15 +1,13 @@
 """The progress of a session: its trials, the rules that end it, Ctrl-C, the time that is left, and its load."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from interrupts import heeded_interrupts
+from judges import ending_at, failed, timed
 
 from autotile.core.model import Config, Measurement, Outcome, Trial
 from autotile.core.timeline import Pace
@@ -45,21 +44,18 @@ MANY = {
 }
 
 
-@pytest.fixture(scope="module")
-def smooth() -> Callable[[Config], Trial]:
-    """Times with a single minimum over both parameters, 192 configurations, at THREADS=512 WORK=4."""
+def smooth(config: Config) -> Trial:
+    """Return a time with a single minimum over both parameters, 192 configurations, at `LEAST`."""
+    away = abs(np.log2(int(config["THREADS"]) / 512)) + abs(int(config["WORK"]) - 4)
+    time_us = float(100 * 1.2**away)
+    return replace(timed(config, time_us), measurement=Measurement(time_us, 0.999 * time_us, 1.001 * time_us))
 
-    def judge(config: Config) -> Trial:
-        away = abs(np.log2(int(config["THREADS"]) / 512)) + abs(int(config["WORK"]) - 4)
-        time_us = float(100 * 1.2**away)
-        measurement = Measurement(time_us, 0.999 * time_us, 1.001 * time_us)
-        return Trial(config, Outcome.OK, "", "measure", measurement=measurement)
 
-    return judge
+LEAST = {"THREADS": 512, "WORK": 4}
 
 
 @pytest.fixture
-def valley(rewrite: Callable[[Mapping[str, str]], Any], smooth: Callable[[Config], Trial]) -> tuple[Any, Path]:
+def valley(rewrite: Any) -> tuple[Any, Path]:
     bench = rewrite(MANY)
     return bench, bench.record(smooth)
 
@@ -69,18 +65,13 @@ class TestSession:
     def test_it_stops_early_and_says_why_and_goes_no_further(self, valley: tuple[Any, Path]) -> None:
         bench, recording = valley
         first = bench.tune(recording, until=0.01)
-        assert first.stopped.rule == "until"
+        assert (first.stopped.rule, first.winner.config) == ("until", LEAST)
         assert 0 <= first.stopped.expected_gain < 0.01
-        assert first.winner.config == {"THREADS": 512, "WORK": 4}
         assert 16 < len(bench.stored()) < 100
-
         again = bench.tune(recording, until=0.01)
-        assert again.to_json()["stopped"] == {
-            "rule": "until",
-            "expected_gain": again.stopped.expected_gain,
-            "more_trials": 32,
-        }
-        assert again.stopped.expected_gain == pytest.approx(first.stopped.expected_gain)
+        gain = again.stopped.expected_gain
+        assert again.to_json()["stopped"] == {"rule": "until", "expected_gain": gain, "more_trials": 32}
+        assert gain == pytest.approx(first.stopped.expected_gain)
         assert len(bench.stored()) == again.resumed == first.outcomes.total()
 
     def test_a_smaller_gain_goes_on(self, valley: tuple[Any, Path]) -> None:
@@ -101,40 +92,27 @@ class TestSession:
 
     def test_other_ends_have_their_names(self, bench: Any) -> None:
         recording = bench.record()
-        assert bench.tune(recording, trials=5).to_json()["stopped"] == {
-            "rule": "trials",
-            "expected_gain": None,
-            "more_trials": None,
-        }
+        stopped = bench.tune(recording, trials=5).to_json()["stopped"]
+        assert stopped == {"rule": "trials", "expected_gain": None, "more_trials": None}
         assert bench.tune(recording).stopped.rule == "space"
+        broken_off = bench.tune(recording, ending_at(0), fresh=True)
+        assert (broken_off.stopped, broken_off.insight) == (None, None)
 
     def test_a_search_that_expects_nothing_ends_before_its_limits(
-        self,
-        rewrite: Callable[[Mapping[str, str]], Any],
-        smooth: Callable[[Config], Trial],
-        monkeypatch: pytest.MonkeyPatch,
+        self, rewrite: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(search, "_SETTLED_PROPOSALS", 64)  # not to try most of so small a space
         bench = rewrite({**MANY, "WORK = [1, 2, 4]": f"WORK = {list(range(1, 25))}"})
         recording = bench.record(smooth)
         result = bench.tune(recording, trials=150, budget_s=600.0)
-        assert result.stopped.rule == "settled"
-        assert result.winner.config == {"THREADS": 512, "WORK": 4}
+        assert (result.stopped.rule, result.winner.config) == ("settled", LEAST)
         assert 50 <= result.outcomes.total() < 150
         assert 0 <= result.stopped.expected_gain < 1e-3
         again = bench.tune(recording, trials=150)
         assert (again.stopped.rule, again.outcomes.total()) == ("settled", result.outcomes.total())
-
         more = result.outcomes.total() + 4
         spent = bench.tune(recording, trials=more, spend=True)
         assert (spent.stopped.rule, spent.outcomes.total()) == ("trials", more)
-
-    def test_a_session_that_is_broken_off_names_none(self, bench: Any) -> None:
-        def break_off(progress: Any) -> None:
-            raise KeyboardInterrupt
-
-        result = bench.tune(bench.record(), break_off)
-        assert (result.stopped, result.insight) == (None, None)
 
 
 def rules_of(options: TuneOptions, log: Any = ()) -> StoppingRules:
@@ -209,56 +187,35 @@ def space(bench: Any) -> SearchSpace:
     return feasible_space(bench.kernel.spec, {"n": 4096}, bench.device)
 
 
-@pytest.fixture
-def make(judges: dict[str, Any]) -> Callable[..., Trial]:
-    def trial(threads: int, work: int, time_us: float, outcome: Outcome = Outcome.OK) -> Trial:
-        return judges["timed"]({"THREADS": threads, "WORK": work}, time_us, outcome)
-
-    return trial
+def make(threads: int, work: int, time_us: float, outcome: Outcome = Outcome.OK) -> Trial:
+    return timed({"THREADS": threads, "WORK": work}, time_us, outcome)
 
 
-def test_sums_follow_every_trial(space: SearchSpace, make: Callable[..., Trial], judges: dict[str, Any]) -> None:
+def test_sums_follow_every_trial(space: SearchSpace) -> None:
     log = TrialLog(space, [])
     assert (len(log), log.best, log.resumed) == (0, None, 0)
-    log.add(make(128, 1, 9.0))
-    log.add(make(64, 1, 8.0))
-    log.add(make(32, 1, 5.0, Outcome.PRUNED))
-    log.add(judges["failed"]({"THREADS": 32, "WORK": 2}, Outcome.COMPILE_FAILED, stage="compile"))
-    log.add(judges["failed"]({"THREADS": 32, "WORK": 4}, Outcome.RESOURCE_EXCEEDED, stage="resources"))
-    assert log.best == make(64, 1, 8.0)
-    assert log.outcomes[Outcome.OK] == 2
+    for trial in (
+        make(128, 1, 9.0),
+        make(64, 1, 8.0),
+        make(32, 1, 5.0, Outcome.PRUNED),
+        failed({"THREADS": 32, "WORK": 2}, Outcome.COMPILE_FAILED, stage="compile"),
+        failed({"THREADS": 32, "WORK": 4}, Outcome.RESOURCE_EXCEEDED, stage="resources"),
+    ):
+        log.add(trial)
+    assert (log.best, log.outcomes[Outcome.OK]) == (make(64, 1, 8.0), 2)
     assert log.outcomes.total() == len(log) == len(log.trials) == 5
-    assert log.gates == {
-        "combinations": 12,
-        "rules": 12,
-        "limits": 12,
-        "compile_rejected": 1,
-        "resources_rejected": 1,
-        "same_code": 0,
-        "launched": 3,
-    }
-
-
-def test_the_newest_earlier_trial_counts(space: SearchSpace, make: Callable[..., Trial]) -> None:
-    log = TrialLog(space, [make(128, 1, 5.0), make(64, 1, 7.0), make(128, 1, 9.0)])
-    assert log.resumed == 2
-    assert log.best == make(64, 1, 7.0)
-    found = log.find({"WORK": 1, "THREADS": 128})
-    assert found is not None
-    assert found.time_us == 9.0
-
-
-def test_what_the_space_does_not_hold_is_left_out(space: SearchSpace, make: Callable[..., Trial]) -> None:
-    log = TrialLog(space, [make(512, 1, 1.0), make(128, 1, 9.0), Trial({"OTHER": 1}, Outcome.OK)])
-    assert log.resumed == 1
-    assert log.best == make(128, 1, 9.0)
-
-
-def test_what_it_gives_away_is_not_its_own(space: SearchSpace, make: Callable[..., Trial]) -> None:
-    log = TrialLog(space, [make(128, 1, 9.0)])
-    log.outcomes.clear()
+    rejected = {"compile_rejected": 1, "resources_rejected": 1, "same_code": 0}
+    assert log.gates == {"combinations": 12, "rules": 12, "limits": 12, **rejected, "launched": 3}
+    log.outcomes.clear()  # what it gives away is not its own
     log.trials.clear()
-    assert log.outcomes.total() == len(log.trials) == 1
+    assert log.outcomes.total() == len(log.trials) == 5
+
+
+def test_the_newest_earlier_trial_of_the_space_counts(space: SearchSpace) -> None:
+    trials = [make(128, 1, 5.0), make(64, 1, 7.0), make(128, 1, 9.0)]
+    log = TrialLog(space, [*trials, make(512, 1, 1.0), Trial({"OTHER": 1}, Outcome.OK)])
+    assert (log.resumed, log.best) == (2, make(64, 1, 7.0))
+    assert log.find({"WORK": 1, "THREADS": 128}).time_us == 9.0
 
 
 @pytest.mark.parametrize(
@@ -306,15 +263,11 @@ def left_after(ends_s: list[float], valid: int = 10_000, trial: Trial = REPLAYED
 
 
 class TestPace:
-    def test_the_time_before_the_first_step_is_left_out(self):
+    def test_the_time_before_the_first_step_is_left_out_and_nothing_said_of_one_step(self):
         assert pace_of([60.0, 61.0, 62.0, 63.0]) == pytest.approx(1.0)
-
-    def test_nothing_is_said_of_one_step(self):
         pace = Pace()
-        assert pace.mean_s is None
         pace.add(3.0)
-        assert pace.mean_s is None
-        assert len(pace) == 0
+        assert (Pace().mean_s, pace.mean_s, len(pace)) == (None, None, 0)
 
     @pytest.mark.parametrize(("before_s", "after_s"), [(1.0, 4.0), (4.0, 0.5)])
     def test_it_follows_a_change_of_the_number_of_cores(self, before_s, after_s):
@@ -368,15 +321,11 @@ def test_the_time_until_the_search_ends(
 
 
 class TestFinals:
-    OK = Trial(
-        {"BM": 1},
-        Outcome.OK,
-        measurement=Measurement(2000.0, 1990.0, 2010.0),
-        seconds={"load": 0.01, "verify": 0.04},
-    )
+    OK = replace(timed({"BM": 1}, 2000.0), seconds={"load": 0.01, "verify": 0.04})
 
-    def test_replayed_trials_have_none(self):
+    def test_they_can_be_left_out_and_replayed_trials_have_none(self):
         assert left_after([1.0, 2.0, 3.0], trials=50).finals_s == 0.0
+        assert left_after([1.0, 2.0], trial=self.OK, finals=0).finals_s == 0.0
 
     def test_they_take_as_long_as_the_race_and_the_checks(self):
         few = left_after([1.0, 2.0], trial=self.OK).finals_s
@@ -389,16 +338,12 @@ class TestFinals:
         assert left.finals_s == left_after([float(n) for n in range(20)], trial=self.OK).finals_s
         assert left.search_s(20, 1.0) is None  # they say nothing of the pace
 
-    def test_they_can_be_left_out(self):
-        assert left_after([1.0, 2.0], trial=self.OK, finals=0).finals_s == 0.0
-
 
 @pytest.mark.skipif(not RECORD.exists(), reason="benchmarks/time_left.py was not recorded")
-class TestRecord:
-    def test_the_estimate_is_better_than_the_mean_since_the_start(self):
-        rows = json.loads(RECORD.read_text())["rows"]
-        before, after = (np.mean([row[name]["mean"] for row in rows]) for name in ("before", "after"))
-        assert after < 0.7 * before
+def test_the_estimate_is_better_than_the_mean_since_the_start():
+    rows = json.loads(RECORD.read_text())["rows"]
+    before, after = (np.mean([row[name]["mean"] for row in rows]) for name in ("before", "after"))
+    assert after < 0.7 * before
 
 
 @pytest.fixture
@@ -418,12 +363,8 @@ def test_the_load_is_that_between_the_first_trial_and_the_last_compilation(momen
     meter = LoadMeter(pool, workers=2)
     assert meter.read() is None
     # time, seconds on the GPU, seconds compiled so far, start of the newest compilation
-    for now, gpu_s, compiled_s, begun_at in [
-        (10, 5, 20, 10),
-        (11, 0.25, 21, 11),
-        (12, 0.25, 23, 11.5),
-        (15, 3, 23, 11.5),
-    ]:
+    moments = ((10, 5, 20, 10), (11, 0.25, 21, 11), (12, 0.25, 23, 11.5), (15, 3, 23, 11.5))
+    for now, gpu_s, compiled_s, begun_at in moments:
         moment.now, pool.busy_s, pool.begun_at = now, compiled_s, begun_at
         meter.add(ended(gpu_s))
         assert (meter.read() is None) == (now == 10)  # one trial has no load
@@ -443,11 +384,18 @@ def test_the_first_only_asks_and_the_second_raises() -> None:
             ctrl_c()
 
 
-def test_afterwards_ctrl_c_is_what_it_was() -> None:
+def test_afterwards_ctrl_c_is_what_it_was_and_other_threads_are_left_alone() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(RuntimeError), StopRequest():
         raise RuntimeError
     assert signal.getsignal(signal.SIGINT) is before
+
+    def requested() -> bool:
+        with StopRequest() as stop:
+            return stop.requested
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(requested).result() is False
 
 
 def test_children_heed_it_though_the_tests_run_in_the_background() -> None:
@@ -461,19 +409,6 @@ def test_children_heed_it_though_the_tests_run_in_the_background() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert child.returncode == -signal.SIGINT
-
-
-def test_another_thread_is_left_alone() -> None:
-    entered: list[bool] = []
-
-    def work() -> None:
-        with StopRequest() as stop:
-            entered.append(stop.requested)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert entered == [False]
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -1,12 +1,13 @@
 """Whole sessions by replay: search, ends, resuming, finals, kernel failures, progress."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from judges import BEST, DEFAULT, failed, failing_if, timed
 
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.database import Database
@@ -21,9 +22,6 @@ from autotile.tuning.progress_state import Progress
 from autotile.tuning.session import tune
 from autotile.workers.compile_pool import Compiled, CompilePool
 
-BEST = {"THREADS": 256, "WORK": 4}
-DEFAULT = {"THREADS": 128, "WORK": 1}
-
 
 def keys(trials: list[Trial]) -> list[str]:
     return [config_key(trial.config) for trial in trials]
@@ -32,13 +30,17 @@ def keys(trials: list[Trial]) -> list[str]:
 class TestSearch:
     def test_the_fastest_wins_over_the_default(self, bench: Any) -> None:
         result = bench.tune(bench.record())
-        assert result.winner.config == BEST
-        assert result.default.config == DEFAULT
+        assert (result.winner.config, result.default.config, result.ties, result.interrupted) == (
+            BEST,
+            DEFAULT,
+            (),
+            False,
+        )
         assert result.speedup.value == pytest.approx(result.default.time_us / result.winner.time_us)
         assert result.speedup.low > 1
-        assert result.ties == ()
         assert sum(result.outcomes.values()) == result.valid == 12
-        assert not result.interrupted
+        assert set(result.phases) == {"start", "search", "finals"}
+        assert sum(result.phases.values()) <= result.seconds
 
     def test_the_default_is_tried_first(self, bench: Any) -> None:
         bench.tune(bench.record(), sampler="random", trials=3)
@@ -58,26 +60,22 @@ class TestSearch:
         bench.tune(bench.record(), sampler="feasible", trials=3, objectives=("time", "registers"))
         bench.tune(bench.record(), sampler="feasible", trials=6, objective="registers + time_us")
 
-    def test_every_trial_is_stored_with_its_story(self, bench: Any) -> None:
+    def test_every_trial_is_stored_with_its_story_and_a_clearly_slower_one_dropped(self, bench: Any) -> None:
         bench.tune(bench.record())
         for trial in bench.stored():
-            assert trial.source == "replayed"
+            assert (trial.source, trial.stage) == ("replayed", "measure")
             assert trial.geometry.threads == trial.config["THREADS"]
             assert trial.resources.registers > 0
             assert trial.occupancy.blocks_per_sm > 0
             assert trial.cubin_hash
             assert "compile" in trial.seconds
-            assert trial.stage == "measure"
-
-    def test_a_clearly_slower_candidate_is_dropped_and_its_time_kept(self, bench: Any) -> None:
-        bench.tune(bench.record())
         pruned = [trial for trial in bench.stored() if trial.outcome is Outcome.PRUNED]
         assert pruned
         assert all(trial.time_us is not None and "slower" in trial.reason for trial in pruned)
         bench.tune(bench.record(), fresh=True, discard=False)
         assert all(trial.outcome is Outcome.OK for trial in bench.stored()[-12:])
 
-    def test_gates_add_up(self, rewrite: Callable[[Mapping[str, str]], Any], judges: dict[str, Any]) -> None:
+    def test_gates_add_up(self, rewrite: Any) -> None:
         bench = rewrite({"WORK;\n": "WORK;\n#if WORK == 4 && THREADS == 32\n#error no such tile\n#endif\n"})
         result = bench.tune(bench.record())
         assert result.gates["compile_rejected"] == result.outcomes[Outcome.COMPILE_FAILED] == 1
@@ -87,12 +85,8 @@ class TestSearch:
         assert "no such tile" in failure.reason
         assert result.winner.config == BEST
 
-    def test_a_recorded_failure_keeps_its_stage(self, bench: Any, judges: dict[str, Any]) -> None:
-        def judge(config: Config) -> Trial:
-            if config["WORK"] == 2:
-                return judges["failed"](config, Outcome.CRASHED, "illegal address", "measure")
-            return judges["by_threads"](config)
-
+    def test_a_recorded_failure_keeps_its_stage(self, bench: Any) -> None:
+        judge = failing_if(lambda config: config["WORK"] == 2, Outcome.CRASHED, "illegal address", "measure")
         result = bench.tune(bench.record(judge))
         crashed = [trial for trial in bench.stored() if trial.outcome is Outcome.CRASHED]
         assert {(trial.stage, trial.reason) for trial in crashed} == {("measure", "illegal address")}
@@ -106,28 +100,21 @@ class TestSearch:
 
 
 class TestEnds:
-    def test_no_budget_searches_nothing(self, bench: Any) -> None:
-        result = bench.tune(bench.record(), budget_s=0.0)
-        assert (result.winner, sum(result.outcomes.values())) == (None, 0)
-        assert bench.stored() == []
-
-    def test_the_least_budget_finds_something_to_serve(self, bench: Any) -> None:
-        result = bench.tune(bench.record(), budget_s=1e-6)
+    def test_no_budget_searches_nothing_and_the_least_finds_something_to_serve(self, bench: Any) -> None:
+        recording = bench.record()
+        result = bench.tune(recording, budget_s=0.0)
+        assert (result.winner, sum(result.outcomes.values()), bench.stored()) == (None, 0, [])
+        result = bench.tune(recording, budget_s=1e-6)
         assert (result.gates["launched"], result.winner is not None) == (1, True)
 
-    def test_no_budget_races_what_is_stored(self, bench: Any) -> None:
-        recording = bench.record()
-        bench.tune(recording)
-        assert bench.tune(recording, budget_s=0.0).winner.config == BEST
-
-    def test_fewer_trials_than_stored_race_again(self, bench: Any) -> None:
+    def test_no_budget_or_fewer_trials_than_stored_race_again(self, bench: Any) -> None:
         recording = bench.record()
         bench.tune(recording)
         before = len(bench.stored("final"))
         result = bench.tune(recording, trials=3)
         assert len(bench.stored()) == result.resumed == 12
         assert len(bench.stored("final")) == 2 * before
-        assert result.winner.config == BEST
+        assert result.winner.config == bench.tune(recording, budget_s=0.0).winner.config == BEST
 
     def test_more_trials_than_there_are(self, bench: Any) -> None:
         result = bench.tune(bench.record(), trials=1000, sampler="tpe")
@@ -140,9 +127,7 @@ class TestEnds:
 
     def test_without_finals_the_fastest_is_named(self, bench: Any) -> None:
         result = bench.tune(bench.record(), finals=0)
-        assert result.winner.config == BEST
-        assert result.speedup is None
-        assert bench.stored("final") == []
+        assert (result.winner.config, result.speedup, bench.stored("final")) == (BEST, None, [])
 
 
 class TestDefault:
@@ -155,13 +140,10 @@ class TestDefault:
         assert result.winner.config == {"THREADS": 64, "WORK": 1}
 
     @pytest.mark.parametrize("is_recorded", [False, True])
-    def test_it_was_not_recorded_or_fails(self, bench: Any, judges: dict[str, Any], is_recorded: bool) -> None:
-        def judge(config: Config) -> Trial:
-            return judges["failed"](config, Outcome.WRONG_RESULT) if config == DEFAULT else judges["by_threads"](config)
-
+    def test_it_was_not_recorded_or_fails(self, bench: Any, is_recorded: bool) -> None:
+        judge = failing_if(lambda config: config == DEFAULT, Outcome.WRONG_RESULT)
         result = bench.tune(bench.record(judge, [c for c in bench.configs() if is_recorded or c != DEFAULT]))
-        assert (result.default, result.speedup) == (None, None)
-        assert result.winner.config == BEST
+        assert (result.default, result.speedup, result.winner.config) == (None, None, BEST)
 
 
 class TestResume:
@@ -175,8 +157,7 @@ class TestResume:
     def test_fresh_measures_again(self, bench: Any) -> None:
         recording = bench.record()
         bench.tune(recording)
-        result = bench.tune(recording, fresh=True)
-        assert result.resumed == 0
+        assert bench.tune(recording, fresh=True).resumed == 0
         assert len(bench.stored()) == 24
 
     def test_a_short_fresh_search_tries_the_reigning_winner(self, bench: Any) -> None:
@@ -193,33 +174,30 @@ class TestResume:
         assert result.resumed == 12 - dropped
         assert result.outcomes == {Outcome.OK: 12}
 
-    def test_a_value_taken_out_of_the_space_cannot_win(self, bench: Any, rewrite: Callable[..., Any]) -> None:
-        recording = bench.record()
-        bench.tune(recording)
+    def test_a_value_taken_out_of_the_space_cannot_win(self, bench: Any, rewrite: Any) -> None:
+        bench.tune(bench.record())
         smaller = rewrite({"THREADS = [32, 64, 128, 256]": "THREADS = [32, 64, 128]"})
         result = smaller.tune(smaller.record())
-        assert result.resumed == 9
-        assert result.winner.config == {"THREADS": 128, "WORK": 4}
+        assert (result.resumed, result.winner.config) == (9, {"THREADS": 128, "WORK": 4})
 
-    def test_one_value_more_keeps_what_was_measured(self, bench: Any, rewrite: Callable[..., Any]) -> None:
+    def test_one_value_more_keeps_what_was_measured(self, bench: Any, rewrite: Any) -> None:
         bench.tune(bench.record())
         larger = rewrite({"WORK = [1, 2, 4]": "WORK = [1, 2, 4, 8]"})
         result = larger.tune(larger.record())
-        assert result.resumed == 12
-        assert sum(result.outcomes.values()) == 16
+        assert (result.resumed, sum(result.outcomes.values())) == (12, 16)
 
-    def test_another_template_starts_anew(self, bench: Any, rewrite: Callable[..., Any]) -> None:
+    def test_another_template_starts_anew(self, bench: Any, rewrite: Any) -> None:
         bench.tune(bench.record())
         changed = rewrite({"factor * x[i]": "x[i] * factor"})
         assert changed.tune(changed.record()).resumed == 0
 
     @pytest.mark.parametrize("finals", [12, 0])
-    def test_among_ties_the_incumbent_stays(self, bench: Any, judges: dict[str, Any], finals: int) -> None:
+    def test_among_ties_the_incumbent_stays(self, bench: Any, finals: int) -> None:
         """Also the best of a session without finals: it is what was served. A session that was killed has none."""
         first, second = {"THREADS": 256, "WORK": 4}, {"THREADS": 256, "WORK": 2}
 
         def favouring(favourite: Config) -> Callable[[Config], Trial]:
-            return lambda config: judges["timed"](config, 10.0 if config == favourite else 10.05)
+            return lambda config: timed(config, 10.0 if config == favourite else 10.05)
 
         assert bench.tune(bench.record(favouring(first)), finals=finals).winner.config == first
         result = bench.tune(bench.record(favouring(second)), fresh=True)
@@ -251,8 +229,7 @@ class TestRepeatable:
         problem = resolve_problem(kernel.spec, {"M": 2048, "N": 2048, "K": 2048})
 
         def tune_for_real(**options: Any) -> None:
-            chosen = TuneOptions(replay="auto", sampler="tpe", trials=30, **options)
-            tune(kernel, problem, read_settings(), chosen)
+            tune(kernel, problem, read_settings(), TuneOptions(replay="auto", sampler="tpe", trials=30, **options))
 
         first, second = (self.order(tmp_path / f"{n}.db", tune_for_real, workers=n) for n in (1, 4))
         assert len(first) == 30
@@ -260,7 +237,7 @@ class TestRepeatable:
 
 
 class TestKernelFailure:
-    def test_nothing_compiles(self, rewrite: Callable[..., Any]) -> None:
+    def test_nothing_compiles(self, rewrite: Any) -> None:
         bench = rewrite({"factor * x[i]": "factor * z[i]"})
         recording = bench.record()
         for stored in (8, 9):  # it is said again when resumed
@@ -269,33 +246,26 @@ class TestKernelFailure:
             assert str(caught.value).count('identifier "z" is undefined') == 1
             assert "THREADS=128 WORK=1" in str(caught.value)
             assert len(bench.stored()) == stored
-
-    def test_few_trials_are_enough_when_no_more_are_granted(self, rewrite: Callable[..., Any]) -> None:
-        bench = rewrite({"factor * x[i]": "factor * z[i]"})
         with pytest.raises(InputError, match=r"no candidate compiles"):
-            bench.tune(bench.record(), trials=2)
+            bench.tune(recording, fresh=True, trials=2)  # few are enough when no more are granted
 
-    def test_few_candidates_are_enough_when_there_are_no_more(self, bench: Any, judges: dict[str, Any]) -> None:
-        recording = bench.record(lambda c: judges["failed"](c, Outcome.WRONG_RESULT, "y[3] is 0"), bench.configs()[:3])
+    def test_few_candidates_are_enough_when_there_are_no_more(self, bench: Any) -> None:
+        recording = bench.record(lambda c: failed(c, Outcome.WRONG_RESULT, "y[3] is 0"), bench.configs()[:3])
         with pytest.raises(InputError, match=r"agrees with the reference.*y\[3\] is 0"):
             bench.tune(recording)
 
-    def test_different_failures_are_not_the_kernels_fault(self, bench: Any, judges: dict[str, Any]) -> None:
-        def judge(config: Config) -> Trial:
-            return judges["failed"](config, Outcome.WRONG_RESULT if config["WORK"] == 1 else Outcome.CRASHED)
-
-        result = bench.tune(bench.record(judge))
+    def test_different_failures_are_not_the_kernels_fault(self, bench: Any) -> None:
+        result = bench.tune(
+            bench.record(lambda c: failed(c, Outcome.WRONG_RESULT if c["WORK"] == 1 else Outcome.CRASHED))
+        )
         assert result.winner is None
         assert result.outcomes == {Outcome.WRONG_RESULT: 4, Outcome.CRASHED: 8}
 
-    def test_without_the_default_all_must_fail(self, bench: Any, judges: dict[str, Any]) -> None:
-        def judge(config: Config) -> Trial:
-            return judges["timed"](config, 5.0) if config == BEST else judges["failed"](config, Outcome.WRONG_RESULT)
-
+    def test_without_the_default_all_must_fail(self, bench: Any) -> None:
+        judge = failing_if(lambda config: config != BEST, Outcome.WRONG_RESULT)
         others = [config for config in bench.configs() if config != DEFAULT]
         result = bench.tune(bench.record(judge, others), sampler="brute-force")
-        assert result.winner.config == BEST
-        assert result.outcomes[Outcome.WRONG_RESULT] == 10
+        assert (result.winner.config, result.outcomes[Outcome.WRONG_RESULT]) == (BEST, 10)
 
 
 class TestProgress:
@@ -318,9 +288,7 @@ class TestProgress:
         path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 8192)
         seen: list[Progress] = []
         result = bench.tune(recording, seen.append)
-        assert result.resumed == 0
-        assert len(result.notices) == 2
-        assert seen[0].notices == result.notices
+        assert (result.resumed, len(result.notices), seen[0].notices) == (0, 2, result.notices)
 
 
 class TestOnly:
@@ -330,19 +298,12 @@ class TestOnly:
         wanted = [BEST, {"THREADS": 64, "WORK": 2}]
         result = bench.tune(bench.record(), only=tuple(wanted))
         assert sorted(keys(bench.stored())) == sorted(map(config_key, wanted))
-        assert result.winner.config == BEST
-        assert result.default is None
+        assert (result.winner.config, result.default) == (BEST, None)
 
     def test_what_is_not_valid_or_not_recorded_is_left_out(self, bench: Any) -> None:
         wanted = ({"THREADS": 512, "WORK": 1}, {"THREADS": 32, "WORK": 1}, BEST)
         bench.tune(bench.record(configs=[BEST, DEFAULT]), only=wanted)
         assert [dict(trial.config) for trial in bench.stored()] == [BEST]
-
-
-def test_phases_are_timed(bench: Any) -> None:
-    result = bench.tune(bench.record())
-    assert set(result.phases) == {"start", "search", "finals"}
-    assert sum(result.phases.values()) <= result.seconds
 
 
 def test_the_page_of_a_result_shows_its_problem_alone(bench: Any, tmp_path: Path) -> None:

@@ -1,25 +1,72 @@
-"""Sessions that tune the same problem at the same time: in threads, and in processes of which one is killed."""
-
-from __future__ import annotations
+"""Sessions that tune one problem at the same time: threads, processes that are killed, GPUs of different speed."""
 
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import count_configs, wait_for_trials
+from judges import BEST, DEFAULT, by_threads, failing_if
+from postgresql_server import PostgresqlServer
+from processes import PATIENCE_S, count_configs, wait_for_trials
 
-from autotile.core.model import Config, config_key
+from autotile.api.databases import db_merge as merge
+from autotile.core.model import GPU_SCALE, Outcome, Trial, config_key
+from autotile.database import engine, runs
+from autotile.errors import AutotileError
 from autotile.exchange.recording import Recording
 from autotile.tuning.replay import SimulatedGpu
 from autotile.tuning.result import TuneResult
+from autotile.workers.jobs import Candidate, Reading
 
-BEST = {"THREADS": 256, "WORK": 4}
+SESSION = """
+import sys
+from pathlib import Path
+from autotile.database import runs
+from autotile.kernel.library import load_kernel
+from autotile.kernel.problem import resolve_problem
+from autotile.settings import read_settings
+from autotile.tuning import backend
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.session import tune
+
+class Slow(backend.SimulatedGpu):
+    def __init__(self, recording, notice="", *, uuid=""):
+        super().__init__(recording, notice, uuid=uuid, seconds=float(sys.argv[3]))
+
+backend.ReplayBackend = Slow
+if sys.argv[4:]:
+    runs.LEASE_S = float(sys.argv[4])
+    runs.is_gone = lambda owner: False  # as for a process of another machine
+kernel = load_kernel(sys.argv[1])
+options = TuneOptions(replay=Path(sys.argv[2]), workers=1, sampler="brute-force")
+result = tune(kernel, resolve_problem(kernel.spec, {"n": 4096}), read_settings(), options)
+print(result.winner.config, sum(result.outcomes.values()))
+"""
+
+
+def start(bench: Any, recording: Path, *seconds: float) -> subprocess.Popen[str]:
+    """Start a session in which a candidate takes some seconds; a second number is that of its lease."""
+    words = [sys.executable, "-c", SESSION, bench.kernel.spec.source, str(recording), *map(str, seconds)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def check_end(bench: Any, session: subprocess.Popen[str]) -> None:
+    """Assert that a session ends with the best of all configurations, each of which was tried once."""
+    output, errors = session.communicate(timeout=60)
+    assert output.split() == [*str(BEST).split(), "12"], errors
+    assert_each_once(bench)
+
+
+def assert_each_once(bench: Any) -> None:
+    assert count_configs(bench.stored()) == {config_key(config): 1 for config in bench.configs()}
 
 
 @pytest.fixture
@@ -34,17 +81,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def both(run: Callable[[int], TuneResult]) -> list[TuneResult]:
-    results: dict[int, TuneResult] = {}
-
-    def work(number: int) -> None:
-        results[number] = run(number)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [results[number] for number in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(run, range(2)))
 
 
 @pytest.mark.usefixtures("slow")
@@ -53,9 +91,8 @@ class TestTwoSessions:
     def test_they_try_each_configuration_once(self, bench: Any, sampler: str) -> None:
         recording = bench.record()
         results = both(lambda number: bench.tune(recording, sampler=sampler, trials=12))
-        assert count_configs(bench.stored()) == {config_key(config): 1 for config in bench.configs()}
-        assert [result.winner.config for result in results] == [BEST, BEST]
-        assert [sum(result.outcomes.values()) for result in results] == [12, 12]
+        assert_each_once(bench)
+        assert [(result.winner.config, sum(result.outcomes.values())) for result in results] == [(BEST, 12)] * 2
 
     def test_they_reach_the_number_of_trials_together(self, bench: Any) -> None:
         recording = bench.record()
@@ -76,43 +113,166 @@ class TestTwoSessions:
         assert set(count_configs(bench.stored()).values()) == {2}
 
 
-SESSION = """
-import sys
-from pathlib import Path
-from autotile.kernel.library import load_kernel
-from autotile.kernel.problem import resolve_problem
-from autotile.settings import read_settings
-from autotile.tuning import backend
-from autotile.tuning.options import TuneOptions
-from autotile.tuning.session import tune
-
-class Slow(backend.SimulatedGpu):
-    def __init__(self, recording, notice="", *, uuid=""):
-        super().__init__(recording, notice, uuid=uuid, seconds=float(sys.argv[3]))
-
-backend.ReplayBackend = Slow
-kernel = load_kernel(sys.argv[1])
-options = TuneOptions(replay=Path(sys.argv[2]), workers=1, sampler="brute-force")
-result = tune(kernel, resolve_problem(kernel.spec, {"n": 4096}), read_settings(), options)
-print(result.winner.config, sum(result.outcomes.values()))
-"""
-
-
-def test_what_a_killed_process_was_trying_is_tried_by_the_other(bench: Any, scale_toml: Path) -> None:
-    recording = bench.record()
-
-    def start(seconds: float) -> subprocess.Popen[str]:
-        words = [sys.executable, "-c", SESSION, str(scale_toml), str(recording), str(seconds)]
-        return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-
-    doomed = start(0.4)
-    wait_for_trials(Path(os.environ["AUTOTILE_DB"]), 1)
-    other = start(0.1)
-    wait_for_trials(Path(os.environ["AUTOTILE_DB"]), 4)
+def test_what_a_killed_process_was_trying_is_tried_by_the_other(bench: Any) -> None:
+    recording, location = bench.record(), Path(os.environ["AUTOTILE_DB"])
+    doomed = start(bench, recording, 0.4)
+    wait_for_trials(location, 1)
+    other = start(bench, recording, 0.1)
+    wait_for_trials(location, 4)
     doomed.send_signal(signal.SIGKILL)
     doomed.communicate()
-    output, _ = other.communicate(timeout=60)
-    assert output.split() == [*str(BEST).split(), "12"]
-    assert count_configs(bench.stored()) == {config_key(config): 1 for config in bench.configs()}
-    winners: list[Config] = [trial.config for trial in bench.stored("final")[:1]]
-    assert winners == [BEST]
+    check_end(bench, other)
+    assert [trial.config for trial in bench.stored("final")[:1]] == [BEST]
+
+
+@pytest.fixture
+def location(postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = postgresql.new_database()
+    monkeypatch.setenv("AUTOTILE_DB", url)
+    return url
+
+
+def wait_for(bench: Any, count: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if len(bench.stored()) >= count:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"no {count} trials within {PATIENCE_S} s")
+
+
+@pytest.mark.usefixtures("location")
+def test_the_lease_of_a_killed_process_runs_out_and_the_other_tries_its_candidate(bench: Any) -> None:
+    recording = bench.record()
+    doomed = start(bench, recording, 0.4, 2.0)
+    wait_for(bench, 1)
+    other = start(bench, recording, 0.1, 2.0)
+    wait_for(bench, 4)
+    doomed.send_signal(signal.SIGKILL)
+    doomed.communicate()
+    check_end(bench, other)
+
+
+@pytest.mark.usefixtures("location")
+def test_sessions_go_on_after_restarts_and_crashes_of_the_server(bench: Any, postgresql: PostgresqlServer) -> None:
+    recording = bench.record()
+    sessions = [start(bench, recording, 0.3, 60.0) for _ in range(2)]
+    for trials, how in ((2, signal.SIGINT), (6, signal.SIGQUIT)):
+        wait_for(bench, trials)
+        postgresql.stop(how)
+        time.sleep(0.3)
+        postgresql.start()
+    for session in sessions:
+        check_end(bench, session)
+
+
+def test_a_server_that_stays_away_ends_the_session_which_is_resumed_later(
+    bench: Any, postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch, location: str, tmp_path: Path
+) -> None:
+    recording = bench.record()
+    monkeypatch.setattr(engine, "RESTART_S", 0.2)
+    monkeypatch.setattr(runs, "LEASE_S", 2.0)  # the same process holds it still, for the second session
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def stop_after_three(progress: Any) -> None:
+        if progress.done == 3:
+            postgresql.stop()
+
+    try:
+        with pytest.raises(AutotileError, match=r"kept in .*rescued.*autotile db merge") as caught:
+            bench.tune(recording, stop_after_three, sampler="brute-force")
+    finally:
+        postgresql.stop()
+        postgresql.start()
+    assert postgresql.password not in str(caught.value)
+    assert len(bench.stored()) == 3
+    (rescued,) = tmp_path.glob("tuning.rescued-*.db")
+    merge([rescued], location)
+    assert bench.tune(recording, sampler="brute-force").winner.config == BEST
+    assert_each_once(bench)
+
+
+SLOWNESS = {"GPU-fast": 1.0, "GPU-slow": 1.04}
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that selects the GPU of the calling thread's sessions, and with whom each has a candidate."""
+    chosen = threading.local()
+
+    class Chosen(SimulatedGpu):
+        def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "") -> None:
+            super().__init__(recording, notice, uuid=chosen.gpu, slowness=SLOWNESS[chosen.gpu])
+            self._together = chosen.together
+
+        def result(self) -> tuple[Candidate, Reading]:
+            found = super().result()
+            if self._together is not None and dict(found[0].config) != DEFAULT:
+                self._together.wait(60)
+                self._together = None
+            return found
+
+    monkeypatch.setattr("autotile.tuning.backend.ReplayBackend", Chosen)
+
+    def choose(gpu: str, together: threading.Barrier | None = None) -> None:
+        chosen.gpu = gpu
+        chosen.together = together
+
+    return choose
+
+
+def recorded_us(trial: Trial) -> float:
+    return float(by_threads(trial.config).time_us or 0.0)
+
+
+def assert_on_scale_of(home: str, trials: list[Trial]) -> None:
+    """Check that all times are as one GPU takes them, and that those of the other state the factor."""
+    (other,) = SLOWNESS.keys() - {home}
+    assert {trial.gpu for trial in trials} == {home, other}
+    for trial in trials:
+        assert trial.time_us == pytest.approx(SLOWNESS[home] * recorded_us(trial), rel=1e-5)
+        expected = None if trial.gpu == home else pytest.approx(SLOWNESS[home] / SLOWNESS[other], rel=1e-5)
+        assert trial.telemetry.get(GPU_SCALE) == expected
+
+
+def test_sessions_that_run_at_the_same_time(bench: Any, on_gpu: Any) -> None:
+    recording, together = bench.record(), threading.Barrier(2)
+
+    def run(number: int) -> TuneResult:
+        on_gpu([*SLOWNESS][number], together)
+        return bench.tune(recording, sampler="brute-force", discard=False)
+
+    results = dict(zip(SLOWNESS, both(run), strict=True))
+    trials = bench.stored()
+    assert len(trials) == 12
+    (home,) = {trial.gpu for trial in trials if trial.config == DEFAULT}
+    assert_on_scale_of(home, trials)
+    (other,) = results.keys() - {home}
+    assert not any("times are multiplied" in notice for notice in results[home].notices)
+    (notice,) = [notice for notice in results[other].notices if "times are multiplied" in notice]
+    assert other in notice.split(" and ")[0]
+    assert home in notice.split(" and ")[1]
+
+
+@pytest.mark.parametrize("home", SLOWNESS)
+def test_a_session_that_resumes_another_ones_study(bench: Any, on_gpu: Any, home: str) -> None:
+    recording = bench.record()
+    (other,) = SLOWNESS.keys() - {home}
+    for gpu, trials in ((home, 6), (other, 12)):
+        on_gpu(gpu)
+        bench.tune(recording, sampler="brute-force", discard=False, trials=trials)
+    assert_on_scale_of(home, bench.stored())
+    assert {trial.gpu for trial in bench.stored("final")} == set(SLOWNESS)
+    for trial in bench.stored("final"):  # finals are compared on one GPU
+        assert trial.time_us == pytest.approx(SLOWNESS[trial.gpu] * recorded_us(trial), rel=1e-5)
+
+
+def test_without_a_reference_times_stay_as_they_are(bench: Any, on_gpu: Any) -> None:
+    on_gpu("GPU-fast")
+    recording = bench.record(failing_if(lambda config: dict(config) == DEFAULT, Outcome.WRONG_RESULT))
+    bench.tune(recording, sampler="brute-force", discard=False, trials=6)
+    on_gpu("GPU-slow")
+    bench.tune(recording, sampler="brute-force", discard=False)
+    measured = [trial for trial in bench.stored() if trial.outcome is Outcome.OK]
+    assert {trial.gpu for trial in measured} == set(SLOWNESS)
+    assert all(trial.time_us == pytest.approx(SLOWNESS[trial.gpu] * recorded_us(trial)) for trial in measured)

@@ -1,38 +1,43 @@
-"""Verification of stored results, and of what is served for problems that are not tuned, by replay."""
+"""Verification of stored and of served results by replay, and the judgement of a candidate with a fake GPU."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from gpu_calls import raced
+from judges import BEST as WINNER
+from judges import DEFAULT, by_threads, failed, failing_if, timed
 from sqlalchemy import update
 from stored_runs import record_miss
 
 from autotile.api import targets
 from autotile.api.verification import verify
-from autotile.core.model import Config, Outcome, Trial, config_key
+from autotile.core.model import Config, Measurement, Outcome, Resources, Trial, config_key
+from autotile.cuda.compiler import CachedCubin, CompiledFunction
 from autotile.database.database import Database
 from autotile.database.engine import MISSES, STUDIES
 from autotile.errors import InputError
+from autotile.kernel.library import load_kernel, make_kernel
+from autotile.kernel.problem import resolve_problem
 from autotile.serving import dispatcher
 from autotile.serving.dispatcher import find_best_kernel, forget_served
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import assess_misses
+from autotile.tuning.session import Pipeline
 from autotile.tuning.start import find_served
+from autotile.tuning.verifying import confirm_agreement, judge_on
+from autotile.workers.compile_pool import Compiled
+from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
+from autotile.workers.sanitizer import Finding, ToolResult
 
 SIZE, ASKED = 4096, 8192
-WINNER = {"THREADS": 256, "WORK": 4}
 SECOND = {"THREADS": 256, "WORK": 2}
-DEFAULT = {"THREADS": 128, "WORK": 1}
-
-
-@pytest.fixture
-def by_threads(judges: dict[str, Any]) -> Any:
-    return judges["by_threads"]
 
 
 @pytest.fixture
@@ -52,19 +57,17 @@ def kernel_for(bench: Any, n: int = SIZE) -> Any:
     return find_best_kernel(str(bench.kernel.spec.source), None, None, read_settings().database, {"n": n})
 
 
-def wrong_if(faulty: Config, others: Any) -> Any:
+def served(bench: Any, n: int = SIZE) -> tuple[str, Config]:
+    kernel = kernel_for(bench, n)
+    return kernel.tier, kernel.config
+
+
+def wrong_if(faulty: Config) -> Callable[[Config], Trial]:
     """Return a judge that finds one configuration wrong."""
-
-    def judge(config: Config) -> Trial:
-        if config_key(config) == config_key(faulty):
-            return Trial(config, Outcome.WRONG_RESULT, "y[7] is 1, expected 2", "verify")
-        return others(config)  # type: ignore[no-any-return]
-
-    return judge
+    return failing_if(lambda config: config == faulty, Outcome.WRONG_RESULT, "y[7] is 1, expected 2")
 
 
-def all_wrong(config: Config) -> Trial:
-    return Trial(config, Outcome.WRONG_RESULT, "y[7] is 1", "verify")
+all_wrong = partial(failed, outcome=Outcome.WRONG_RESULT, reason="y[7] is 1")
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ def tuned(bench: Any) -> Any:
     return tune
 
 
-def test_what_is_still_best_is_confirmed(bench: Any, tuned: Any, again: Any, by_threads: Any) -> None:
+def test_what_is_still_best_is_confirmed(bench: Any, tuned: Any, again: Any) -> None:
     tuned()
     result = again(by_threads)
     (row,) = result.problems
@@ -95,27 +98,22 @@ def test_what_is_still_best_is_confirmed(bench: Any, tuned: Any, again: Any, by_
     }
 
 
-def test_what_has_become_faster_is_served(bench: Any, tuned: Any, again: Any, judges: Any) -> None:
-    def judge(config: Config) -> Trial:
-        return judges["timed"](config, 1.0 if config == SECOND else 10.0)  # type: ignore[no-any-return]
-
+def test_what_has_become_faster_is_served(bench: Any, tuned: Any, again: Any) -> None:
     tuned()
-    (row,) = again(judge).problems
+    (row,) = again(lambda config: timed(config, 1.0 if config == SECOND else 10.0)).problems
     assert (row.verdict, row.before, row.after) == ("replaced", WINNER, SECOND)
     assert kernel_for(bench).config == SECOND
 
 
-def test_what_is_wrong_now_is_served_no_more(bench: Any, tuned: Any, again: Any, by_threads: Any) -> None:
+def test_what_is_wrong_now_is_served_no_more(bench: Any, tuned: Any, again: Any) -> None:
     tuned()
-    (row,) = again(wrong_if(WINNER, by_threads)).problems
+    (row,) = again(wrong_if(WINNER)).problems
     assert (row.verdict, row.after) == ("demoted", SECOND)
     assert row.reason == "wrong_result: y[7] is 1, expected 2"
     assert kernel_for(bench).config == SECOND
 
 
-def test_another_compiler_marks_a_result_as_aged_until_it_is_verified(
-    bench: Any, tuned: Any, again: Any, by_threads: Any
-) -> None:
+def test_another_compiler_marks_a_result_as_aged_until_it_is_verified(bench: Any, tuned: Any, again: Any) -> None:
     tuned(nvrtc="12.0")
     kernel = kernel_for(bench)
     assert (kernel.tier, kernel.config) == ("nearest", WINNER)
@@ -140,7 +138,7 @@ def test_where_all_are_wrong_nothing_of_them_is_served(bench: Any, tuned: Any, a
     assert kernel_for(bench).config not in (WINNER, SECOND)
 
 
-def test_one_problem_of_several(bench: Any, tuned: Any, again: Any, by_threads: Any) -> None:
+def test_one_problem_of_several(bench: Any, tuned: Any, again: Any) -> None:
     tuned()
     bench.tune(bench.record(n=2048), n=2048)
     for result in (again(by_threads, {"n": 4096}), again(by_threads, n=4096)):
@@ -150,7 +148,7 @@ def test_one_problem_of_several(bench: Any, tuned: Any, again: Any, by_threads: 
         again(by_threads, {"n": 4096}, n=4096)
 
 
-def test_what_is_not_tuned(bench: Any, tuned: Any, again: Any, by_threads: Any) -> None:
+def test_what_is_not_tuned(bench: Any, tuned: Any, again: Any) -> None:
     with pytest.raises(InputError, match="scale is not tuned, so there is nothing to verify"):
         again(by_threads)
     tuned()
@@ -174,17 +172,17 @@ def check(bench: Any, again: Any) -> Any:
     return partial(again, at=ASKED, served=True)
 
 
-def test_what_is_correct_there_is_confirmed_once(bench: Any, check: Any, by_threads: Any) -> None:
+def test_what_is_correct_there_is_confirmed_once(bench: Any, check: Any) -> None:
     (row,) = check(by_threads).problems
     assert (row.verdict, row.before, row.after, row.reason) == ("confirmed", WINNER, WINNER, "")
     assert row.before_measurement is None
     assert row.after_measurement.time_us == by_threads(WINNER).time_us
     assert row.speedup.value > 1
-    assert (kernel_for(bench, ASKED).tier, kernel_for(bench, ASKED).config) == ("nearest", WINNER)
+    assert served(bench, ASKED) == ("nearest", WINNER)
     assert check(by_threads).problems == ()
 
 
-def test_the_problem_still_counts_as_not_tuned(bench: Any, check: Any, by_threads: Any) -> None:
+def test_the_problem_still_counts_as_not_tuned(bench: Any, check: Any) -> None:
     check(by_threads)
     with Database.open(read_settings().database) as database:
         (missed,) = assess_misses(database, bench.kernel.spec.source)
@@ -193,21 +191,19 @@ def test_the_problem_still_counts_as_not_tuned(bench: Any, check: Any, by_thread
     assert kernel_for(bench, ASKED).tier == "exact"
 
 
-def test_what_is_wrong_there_is_not_served_for_it(bench: Any, check: Any, by_threads: Any) -> None:
-    rows = check(wrong_if(WINNER, by_threads)).problems
-    assert [(row.verdict, row.before, row.after) for row in rows] == [
-        ("demoted", WINNER, DEFAULT),
-        ("confirmed", DEFAULT, DEFAULT),
-    ]
-    assert rows[0].reason == "wrong_result: y[7] is 1, expected 2"
-    assert (kernel_for(bench, ASKED).tier, kernel_for(bench, ASKED).config) == ("default", DEFAULT)
-    assert (kernel_for(bench).tier, kernel_for(bench).config) == ("exact", WINNER)
+def test_what_is_wrong_there_is_not_served_for_it(bench: Any, check: Any) -> None:
+    first, second = check(wrong_if(WINNER)).problems
+    assert (first.verdict, first.before, first.after) == ("demoted", WINNER, DEFAULT)
+    assert (second.verdict, second.before, second.after) == ("confirmed", DEFAULT, DEFAULT)
+    assert first.reason == "wrong_result: y[7] is 1, expected 2"
+    assert served(bench, ASKED) == ("default", DEFAULT)
+    assert served(bench) == ("exact", WINNER)
 
 
-def test_a_tuning_that_measures_it_lifts_the_refusal(bench: Any, check: Any, by_threads: Any) -> None:
-    check(wrong_if(WINNER, by_threads))
+def test_a_tuning_that_measures_it_lifts_the_refusal(bench: Any, check: Any) -> None:
+    check(wrong_if(WINNER))
     bench.tune(bench.record(n=ASKED), n=ASKED)
-    assert (kernel_for(bench, ASKED).tier, kernel_for(bench, ASKED).config) == ("exact", WINNER)
+    assert served(bench, ASKED) == ("exact", WINNER)
 
 
 def test_a_default_that_is_wrong_is_reported_and_stays_the_last_resort(bench: Any, check: Any) -> None:
@@ -216,7 +212,7 @@ def test_a_default_that_is_wrong_is_reported_and_stays_the_last_resort(bench: An
     assert kernel_for(bench, ASKED).config == DEFAULT
 
 
-def test_given_sizes_are_verified_without_a_miss(bench: Any, check: Any, by_threads: Any) -> None:
+def test_given_sizes_are_verified_without_a_miss(bench: Any, check: Any) -> None:
     with Database.open(read_settings().database) as database, database.writing() as connection:
         connection.execute(MISSES.delete())
     assert check(by_threads).problems == ()
@@ -232,7 +228,7 @@ def test_a_configuration_that_cannot_run_there_gets_no_verdict(bench: Any) -> No
     assert kernel_for(bench, ASKED).config == WINNER
 
 
-def test_aged_and_served_exclude_each_other(check: Any, by_threads: Any) -> None:
+def test_aged_and_served_exclude_each_other(check: Any) -> None:
     with pytest.raises(InputError, match="give one of them"):
         check(by_threads, aged=True)
 
@@ -257,9 +253,7 @@ class TestTuningAProblemThatWasServed:
         [
             ("nearest", {}, WINNER),
             ("default", {}, None),
-            ("nearest", {"fresh": True}, None),
-            ("nearest", {"transfer": False}, None),
-            ("nearest", {"only": (DEFAULT,)}, None),
+            *(("nearest", options, None) for options in ({"fresh": True}, {"transfer": False}, {"only": (DEFAULT,)})),
         ],
     )
     def test_the_call_finds_it_unless_earlier_results_are_excluded(
@@ -272,3 +266,158 @@ class TestTuningAProblemThatWasServed:
         monkeypatch.setattr("autotile.tuning.session.tune", lambda *arguments: seen.append(arguments[3]))
         targets.tune_problem(bench.kernel, bench.problem(), TuneOptions(**options))
         assert seen[0].served == expected
+
+
+class Pool:
+    """Compile pool; the cubin of a source has a name of its own, and one with an error does not compile."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def submit(self, make_job: Any) -> Future[Compiled]:
+        job, future = make_job(), Future()
+        path = self.folder / ("candidate.cubin" if "rewritten" in job.source else "winner.cubin")
+        path.touch()
+        if "error" in job.source:
+            future.set_result(Compiled(None, 0.1, Outcome.COMPILE_FAILED, "line 1: error"))
+        else:
+            functions = {"scale": CompiledFunction("scale", Resources(32, 0, 0, 0, 0))}
+            future.set_result(Compiled(CachedCubin(path, path.name, functions), 0.1))
+        return future
+
+
+class Device:
+    """Backend in which the candidate does as the test says, and the winner runs in 10 us."""
+
+    source: Literal["cuda", "replayed"] = "cuda"
+    race_breaks = False
+    gpu_count = 1
+
+    def __init__(self, device: Any, **candidate: Any) -> None:
+        self.device = device
+        self.candidate = candidate
+        self.queue: list[Candidate] = []
+        self.confirmed = 0
+        self.log: list[str] = []
+
+    def wait(self) -> None:
+        self.log.append("wait")
+
+    def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
+        assert limit_us is None, "neither is pruned"
+        self.queue.append(candidate)
+
+    def result(self) -> tuple[Candidate, Reading]:
+        candidate = self.queue.pop(0)
+        name = Path(candidate.cubin_path).stem
+        outcome = self.candidate.get(f"{name}_outcome", Outcome.OK)
+        time = Measurement(10.0, 9.9, 10.1) if outcome is Outcome.OK else None
+        evaluation = Reading(outcome, "" if time else "y[3] is 0", "measure" if time else "verify", time)
+        return candidate, evaluation
+
+    def race(self, job: Race) -> list[Reading] | None:
+        self.log.append("race")
+        names = [Path(one.candidate.cubin_path).stem for one in job.entries if one.candidate is not None]
+        assert names == ["candidate", "winner"]
+        if self.candidate.get("race_breaks"):
+            return None
+        outcome = self.candidate.get("timed", Outcome.OK)
+        times_us = [self.candidate.get("time_us", 5.0) + index / 1000 for index in range(job.rounds)]
+        winners = [10.0 + index / 1000 for index in range(job.rounds)]
+        return [raced(times_us, outcome, "" if outcome is Outcome.OK else "stale"), raced(winners)]
+
+    def check(self, job: Check) -> Reading:
+        self.log.append("check with second inputs" if job.seed else "check")
+        (entry,), repeats = job.entries, job.repeats
+        assert entry.candidate is not None
+        if Path(entry.candidate.cubin_path).stem == "winner":
+            self.confirmed += 1
+            agrees = self.confirmed >= self.candidate.get("agree_after", 2)
+            return Reading(Outcome.OK if agrees else Outcome.WRONG_RESULT, "", telemetry={"repeats": repeats})
+        if self.candidate.get("repeated") is not None:
+            return Reading(self.candidate["repeated"], "sometimes, in repeat 3 of 75", "verify")
+        return Reading(Outcome.OK, stage="verify", telemetry={"repeats": repeats})
+
+    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+        return [list(self.candidate.get("findings", ())) for _ in candidates]
+
+
+@pytest.fixture
+def judged(scale_toml, tmp_path, device):
+    def judge(source="// rewritten\n", confirming=(), **candidate):
+        kernel = load_kernel(scale_toml)
+        path = tmp_path / "rewritten.cu"
+        path.write_text(source + kernel.source)
+        rewritten = make_kernel(kernel.spec, path)
+        problem = resolve_problem(kernel.spec, {"n": 4096})
+        backend = Device(device, **candidate)
+        ours, theirs = (Pipeline(each, problem, backend, Pool(tmp_path)) for each in (rewritten, kernel))
+        if confirming:
+            confirm_agreement(theirs, backend, confirming)
+        return judge_on(backend, problem, (ours, theirs), (DEFAULT, DEFAULT), 0), backend.log
+
+    return judge
+
+
+OUT_OF_BOUNDS = Finding("memcheck", ToolResult.FAILED, "out of bounds")
+
+
+class TestVerdict:
+    @pytest.mark.parametrize(
+        ("time_us", "verdict", "ratio"), [(5.0, "faster", 2.0), (10.0, "equal", 1.0), (20.0, "slower", 0.5)]
+    )
+    def test_a_right_candidate_is_compared_by_the_interval(self, judged, time_us, verdict, ratio):
+        found, log = judged(time_us=time_us)
+        assert (found.verdict, found.repeats, found.sanitized) == (verdict, 75, ())
+        assert found.speedup.value == pytest.approx(ratio, rel=0.01)
+        assert found.speedup.low < found.speedup.value < found.speedup.high
+        assert found.candidate.time_us == pytest.approx(time_us, rel=0.01)
+        assert log == ["wait", "race", "check with second inputs"]
+
+    def test_the_tools_that_found_nothing_are_named(self, judged):
+        unchecked = Finding("racecheck", ToolResult.UNCHECKED, "too slow")
+        found, _ = judged(findings=[Finding("memcheck", ToolResult.PASSED), unchecked])
+        assert found.sanitized == ("memcheck",)
+        assert found.notices == ("1 of the sanitizer's checks were not made; too slow",)
+
+    @pytest.mark.parametrize(
+        ("candidate", "outcome", "reason"),
+        [
+            ({"candidate_outcome": Outcome.WRONG_RESULT}, Outcome.WRONG_RESULT, "y[3] is 0"),
+            ({"candidate_outcome": Outcome.CRASHED}, Outcome.CRASHED, "y[3] is 0"),
+            ({"timed": Outcome.WRONG_RESULT}, Outcome.WRONG_RESULT, "stale"),
+            ({"repeated": Outcome.WRONG_RESULT}, Outcome.WRONG_RESULT, "sometimes, in repeat 3 of 75"),
+            ({"source": "// rewritten error\n"}, Outcome.COMPILE_FAILED, "line 1: error"),
+            ({"findings": [OUT_OF_BOUNDS]}, Outcome.OUT_OF_BOUNDS, "memcheck: out of bounds"),
+        ],
+    )
+    def test_a_wrong_candidate_has_an_outcome_and_a_reason(self, judged, candidate, outcome, reason):
+        found, _ = judged(**candidate)
+        assert (found.verdict, found.candidate.outcome, found.speedup) == ("wrong", outcome, None)
+        assert reason in found.candidate.reason
+
+    def test_without_a_race_a_candidate_is_right_or_wrong(self, judged):
+        found, _ = judged(race_breaks=True)
+        assert (found.verdict, found.speedup) == ("right", None)
+        assert "the race broke" in found.notices[0]
+
+    def test_a_winner_that_fails_is_said(self, judged):
+        found, log = judged(winner_outcome=Outcome.WRONG_RESULT)
+        assert (found.verdict, found.repeats) == ("right", 75)
+        assert "the winner does not run now, so there is no ratio: wrong_result: y[3] is 0" in found.notices
+        assert "race" not in log
+
+
+OWN = [{"THREADS": threads, "WORK": 1} for threads in (128, 32, 64)]
+
+
+class TestWithoutAReference:
+    def test_the_kernel_is_run_until_two_configurations_agree(self, judged):
+        found, log = judged(confirming=OWN, agree_after=2)
+        assert found.verdict == "faster"
+        assert log.index("race") > log.index("check with second inputs")
+        assert log.count("check with second inputs") == 3  # two of the kernel, one of the candidate
+
+    def test_a_kernel_that_never_agrees_judges_nothing(self, judged):
+        with pytest.raises(InputError, match="no two of its configurations agree"):
+            judged(confirming=OWN, agree_after=9)

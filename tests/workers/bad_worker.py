@@ -1,7 +1,5 @@
 """A child for the tests that violates the protocol as its requests say, without `serve`."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -28,13 +26,8 @@ EVALUATION = {
     "telemetry": {},
 }
 FAILED = {**EVALUATION, "stage": "verify", "measurement": None}
-RESOURCES = {
-    "registers": 8,
-    "spill_store_bytes": 0,
-    "spill_load_bytes": 0,
-    "stack_bytes": 0,
-    "static_smem_bytes": 0,
-}
+SIZES = ("spill_store_bytes", "spill_load_bytes", "stack_bytes", "static_smem_bytes")
+RESOURCES = {"registers": 8, **dict.fromkeys(SIZES, 0)}
 COMPILED = {"path": "/nowhere/a.cubin", "cubin_hash": "h", "functions": {"f": {"symbol": "f", "resources": RESOURCES}}}
 number = 0
 caches: list[Path] = []
@@ -105,6 +98,10 @@ def answering(reply: object) -> Deed:
     return (partial(answer, reply),)
 
 
+def raced(rounds_us: object, outcome: str = "ok", reason: str = "") -> dict[str, Any]:
+    return {"rounds_us": rounds_us, "outcome": outcome, "reason": reason}
+
+
 def reading(found: dict[str, Any], **others: Any) -> Deed:
     return answering({"readings": [found], **others})
 
@@ -163,19 +160,12 @@ DEEDS: dict[str, Deed] = {
     ),
     "spent": (*reading({**FAILED, "outcome": "out_of_bounds"}, last=True), leave),
     "again": (*answering({"readings": [], "last": True}), leave),
-    "times": answering(
-        {
-            "readings": [
-                {"rounds_us": [1, 2.5], "outcome": "ok", "reason": ""},
-                {"rounds_us": [3, 4], "outcome": "wrong_result", "reason": "y[0] is 1"},
-            ]
-        }
-    ),
+    "times": answering({"readings": [raced([1, 2.5]), raced([3, 4], "wrong_result", "y[0] is 1")]}),
     "cuda_error": (
         *answering({"error": "an illegal address", "kind": "cuda", "stage": "check 0", "last": True}),
         leave,
     ),
-    "times_of_wrong_shape": reading({"rounds_us": 5, "outcome": "ok", "reason": ""}),
+    "times_of_wrong_shape": reading(raced(5)),
     "no_keys": answering({}),
     "unknown_outcome": reading({**EVALUATION, "outcome": "splendid"}),
     "measurement_of_wrong_shape": reading({**EVALUATION, "measurement": [1, 2]}),
@@ -215,7 +205,7 @@ def race_of(deeds: list[str]) -> None:
         if deed != "well":
             perform(deed)
     stage("race")
-    answer({"readings": [{"rounds_us": [1, 2], "outcome": "ok", "reason": ""} for _ in deeds]})
+    answer({"readings": [raced([1, 2])] * len(deeds)})
 
 
 def main() -> None:

@@ -1,7 +1,5 @@
 """Modules of children for the tests, and a check of what they leave behind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

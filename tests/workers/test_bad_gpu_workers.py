@@ -1,11 +1,10 @@
 """Failures of a GPU worker are outcomes of one candidate, and the next one gets a new worker; needs no GPU."""
 
-from __future__ import annotations
-
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +18,22 @@ from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Candidate, Entry, Race, Reading, Workload
 
 DEADLINE_S = 0.5
+Start = Callable[..., Gpu]
 pytestmark = pytest.mark.usefixtures("clean")
 
 
 @pytest.fixture
-def start(clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Gpu]]:
+def start(clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Open a GPU whose worker does what its requests say, and what the openings say at each opening."""
     monkeypatch.setattr("autotile.workers.gpu._OPEN_RETRY_S", 0.01)
     monkeypatch.setattr("autotile.workers.child._EXIT_GRACE_S", 0.3)
-    opened = []
+    with ExitStack() as stack:
 
-    def start(*openings: str, deadline_s: float = DEADLINE_S) -> Gpu:
-        workload = Workload("", " ".join(openings), {}, "float32", "cold", str(tmp_path), 0, 0.1)
-        opened.append(Gpu(workload, deadline_s, "bad_worker"))
-        return opened[-1]
+        def start(*openings: str, deadline_s: float = DEADLINE_S) -> Gpu:
+            workload = Workload("", " ".join(openings), {}, "float32", "cold", str(tmp_path), 0, 0.1)
+            return stack.enter_context(closing(Gpu(workload, deadline_s, "bad_worker")))
 
-    yield start
-    for gpu in opened:
-        gpu.close()
+        yield start
 
 
 def openings(folder: Path) -> int:
@@ -51,7 +48,7 @@ def run(gpu: Gpu, deed: str) -> Reading:
     return evaluate(gpu, doing(deed), None)
 
 
-def test_a_healthy_worker_serves_all_candidates(start: Callable[..., Gpu], tmp_path: Path) -> None:
+def test_a_healthy_worker_serves_all_candidates(start: Start, tmp_path: Path) -> None:
     gpu = start()
     assert gpu.wait() == device_profile("h200")
     for deed, outcome in [("ok", Outcome.OK), ("wrong", Outcome.WRONG_RESULT), ("refused", Outcome.CRASHED)] * 3:
@@ -85,7 +82,7 @@ def test_a_healthy_worker_serves_all_candidates(start: Callable[..., Gpu], tmp_p
     ],
 )
 def test_a_bad_end_is_an_outcome_and_the_next_candidate_finds_a_fresh_worker(
-    start: Callable[..., Gpu], tmp_path: Path, *, deed: str, outcome: Outcome, stage: str, words: str
+    start: Start, tmp_path: Path, *, deed: str, outcome: Outcome, stage: str, words: str
 ) -> None:
     gpu = start()
     bad = run(gpu, deed)
@@ -99,7 +96,7 @@ def test_a_bad_end_is_an_outcome_and_the_next_candidate_finds_a_fresh_worker(
 
 
 def test_a_worker_that_is_killed_once_costs_no_candidate(
-    start: Callable[..., Gpu], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = start()
     request, calls = gpu._request, []
@@ -116,7 +113,7 @@ def test_a_worker_that_is_killed_once_costs_no_candidate(
     assert len(calls) == 2
 
 
-def test_an_uncertain_result_is_repeated_in_a_new_worker(start: Callable[..., Gpu], tmp_path: Path) -> None:
+def test_an_uncertain_result_is_repeated_in_a_new_worker(start: Start, tmp_path: Path) -> None:
     gpu = start()
     reason = run(gpu, "again").reason  # the new worker asks for another one, which is an error
     assert "no result of a candidate that ran alone" in reason
@@ -124,7 +121,7 @@ def test_an_uncertain_result_is_repeated_in_a_new_worker(start: Callable[..., Gp
     assert run(gpu, "ok").outcome is Outcome.OK
 
 
-def test_five_deaths_in_a_row_with_none_before_that_ran_stop_the_run(start: Callable[..., Gpu]) -> None:
+def test_five_deaths_in_a_row_with_none_before_that_ran_stop_the_run(start: Start) -> None:
     gpu = start()
     for deed in ("exit", "no_keys", "die_in_load", "sleep", "exit"):
         assert run(gpu, deed).outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
@@ -133,9 +130,7 @@ def test_five_deaths_in_a_row_with_none_before_that_ran_stop_the_run(start: Call
 
 
 @pytest.mark.parametrize("deeds", [["ok", *["exit"] * 12], ["exit", "exit", "exit", "exit", "wrong"] * 2])
-def test_deaths_after_what_still_runs_or_between_other_failures_stop_nothing(
-    start: Callable[..., Gpu], deeds: list[str]
-) -> None:
+def test_deaths_after_what_still_runs_or_between_other_failures_stop_nothing(start: Start, deeds: list[str]) -> None:
     gpu = start()
     outcomes = {"ok": Outcome.OK, "exit": Outcome.CRASHED, "wrong": Outcome.WRONG_RESULT}
     for deed in deeds:
@@ -144,16 +139,14 @@ def test_deaths_after_what_still_runs_or_between_other_failures_stop_nothing(
 
 
 @pytest.mark.parametrize("trouble", ["exit", "not_json", "no_keys", "setup_error"])
-def test_a_device_that_cannot_be_reopened_at_once_is_tried_again(
-    start: Callable[..., Gpu], tmp_path: Path, trouble: str
-) -> None:
+def test_a_device_that_cannot_be_reopened_at_once_is_tried_again(start: Start, tmp_path: Path, trouble: str) -> None:
     gpu = start("well", trouble, trouble)
     assert run(gpu, "exit").outcome is Outcome.CRASHED
     assert run(gpu, "ok").outcome is Outcome.OK
     assert openings(tmp_path) == 4
 
 
-def test_a_device_that_cannot_be_reopened_at_all_is_told(start: Callable[..., Gpu]) -> None:
+def test_a_device_that_cannot_be_reopened_at_all_is_told(start: Start) -> None:
     gpu = start("well", "exit", "exit", "exit")
     assert run(gpu, "exit").outcome is Outcome.CRASHED
     with pytest.raises(ToolchainError, match="cannot start: the worker died with exit code 3"):
@@ -162,7 +155,7 @@ def test_a_device_that_cannot_be_reopened_at_all_is_told(start: Callable[..., Gp
 
 @pytest.mark.parametrize("trouble", ["sleep", "exit", "binary", "no_keys", "close_output"])
 def test_a_worker_that_cannot_open_is_told_at_once(
-    start: Callable[..., Gpu], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     monkeypatch.setattr("autotile.workers.gpu._OPEN_DEADLINE_S", 1.0)
     with pytest.raises(ToolchainError, match="the GPU worker cannot start"):
@@ -170,7 +163,7 @@ def test_a_worker_that_cannot_open_is_told_at_once(
     assert openings(tmp_path) == 1
 
 
-def test_a_problem_that_cannot_be_set_up_is_reported(start: Callable[..., Gpu]) -> None:
+def test_a_problem_that_cannot_be_set_up_is_reported(start: Start) -> None:
     with pytest.raises(InputError, match="too large"):
         start("setup_error").wait()
 
@@ -179,7 +172,7 @@ class TestHangsInFinals:
     """A candidate that hangs after it was measured costs a fraction of its deadline."""
 
     @pytest.fixture
-    def gpu(self, start: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    def gpu(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> Gpu:
         monkeypatch.setattr("autotile.workers.gpu._MIN_REPEAT_S", 0.6)
         monkeypatch.setattr("autotile.workers.gpu._RACE_START_S", 0.3)
         return start(deadline_s=60.0)
@@ -191,7 +184,7 @@ class TestHangsInFinals:
         assert hung.reason == "no answer within 0.6 s while in stage verify"
         assert verify(gpu, doing("slow_repeats"), 75).outcome is Outcome.OK
 
-    def test_where_none_is_known_it_has_a_third_of_the_deadline(self, start: Callable[..., Gpu]) -> None:
+    def test_where_none_is_known_it_has_a_third_of_the_deadline(self, start: Start) -> None:
         hung = verify(start(deadline_s=1.5), doing("sleep"), 75)
         assert hung.reason == "no answer within 0.5 s while in stage verify"
 
@@ -215,27 +208,24 @@ class TestChecksBeforeARace:
 
     @pytest.mark.parametrize(
         ("deed", "outcome", "words"),
-        [
-            ("be_late", Outcome.TIMED_OUT, "no answer within 0.5 s"),
-            ("exit", Outcome.CRASHED, "exit code 3"),
-        ],
+        [("be_late", Outcome.TIMED_OUT, "no answer within 0.5 s"), ("exit", Outcome.CRASHED, "exit code 3")],
     )
-    def test_it_is_blamed(self, start: Callable[..., Gpu], deed: str, outcome: Outcome, words: str) -> None:
+    def test_it_is_blamed(self, start: Start, deed: str, outcome: Outcome, words: str) -> None:
         first, faulty, last = self.race(start(), "well", deed, "well")
         assert (first.rounds_us, first.outcome, last.rounds_us) == ((1, 2), Outcome.OK, (1, 2))
         assert (faulty.rounds_us, faulty.outcome) == ((), outcome)
         assert words in faulty.reason
 
-    def test_a_cuda_error_is_blamed_on_the_first(self, start: Callable[..., Gpu]) -> None:
+    def test_a_cuda_error_is_blamed_on_the_first(self, start: Start) -> None:
         faulty, other = self.race(start(), "cuda_error", "well")
         assert (faulty.outcome, other.outcome) == (Outcome.CRASHED, Outcome.OK)
 
-    def test_where_all_are_at_fault_it_cannot_be_held(self, start: Callable[..., Gpu]) -> None:
+    def test_where_all_are_at_fault_it_cannot_be_held(self, start: Start) -> None:
         with pytest.raises(WorkerError):
             self.race(start(), "exit", "exit")
 
 
-def test_verifying_again_is_judged_alike(start: Callable[..., Gpu]) -> None:
+def test_verifying_again_is_judged_alike(start: Start) -> None:
     gpu = start()
     for deed, outcome in [("ok", Outcome.OK), ("wrong", Outcome.WRONG_RESULT), ("exit", Outcome.CRASHED)] * 2:
         assert verify(gpu, doing(deed), 10).outcome is outcome
@@ -244,19 +234,16 @@ def test_verifying_again_is_judged_alike(start: Callable[..., Gpu]) -> None:
 
 
 @pytest.mark.parametrize("deed", ["exit", "not_json", "no_keys", "times_of_wrong_shape", "error_of_no_kind"])
-def test_a_race_that_breaks_the_worker_is_told_and_blamed_on_no_later_candidate(
-    start: Callable[..., Gpu], deed: str
-) -> None:
+def test_a_race_that_breaks_the_worker_is_told_and_blamed_on_no_later_candidate(start: Start, deed: str) -> None:
     gpu = start()
-    runners: list[Any] = [doing(deed), doing("ok")]
     with pytest.raises(WorkerError):
-        race(gpu, runners, 2, 0)
+        race(gpu, [doing(deed), doing("ok")], 2, 0)
     assert run(gpu, "ok").outcome is Outcome.OK
     found = race(gpu, [doing("times")], 2, 0)
     assert found == [raced((1.0, 2.5)), raced((3.0, 4.0), Outcome.WRONG_RESULT, "y[0] is 1")]
 
 
-def test_second_inputs_that_cannot_be_drawn_are_reported(start: Callable[..., Gpu]) -> None:
+def test_second_inputs_that_cannot_be_drawn_are_reported(start: Start) -> None:
     gpu = start()
     assert run(gpu, "ok").outcome is Outcome.OK
     with pytest.raises(InputError, match="too large"):
@@ -264,18 +251,13 @@ def test_second_inputs_that_cannot_be_drawn_are_reported(start: Callable[..., Gp
     assert run(gpu, "ok").outcome is Outcome.OK
 
 
-def test_closing_ends_what_another_thread_waits_for(start: Callable[..., Gpu], tmp_path: Path) -> None:
+def test_closing_ends_what_another_thread_waits_for(start: Start, tmp_path: Path) -> None:
     gpu = start("well", "sleep")
     assert run(gpu, "exit").outcome is Outcome.CRASHED
-    reopening = threading.Thread(target=lambda: suppressed(gpu))
-    reopening.start()
-    while openings(tmp_path) < 2:
-        time.sleep(0.005)
-    gpu.close()
-    reopening.join(10.0)
-    assert not reopening.is_alive()
-
-
-def suppressed(gpu: Gpu) -> None:
-    with pytest.raises(ToolchainError, match="signal SIGKILL"):
-        run(gpu, "ok")
+    with ThreadPoolExecutor(1) as thread:
+        reopening = thread.submit(run, gpu, "ok")
+        while openings(tmp_path) < 2:
+            time.sleep(0.005)
+        gpu.close()
+        with pytest.raises(ToolchainError, match="signal SIGKILL"):
+            reopening.result(10.0)

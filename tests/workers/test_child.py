@@ -1,7 +1,11 @@
+"""Requests to a child: whatever it does, its parent raises the right error in time, and nothing of it is left."""
+
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,18 +15,152 @@ import pytest
 from autotile.errors import WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.workers.child import Child
 
+DEADLINE_S = 0.6
+GRACE_S = 0.5
+pytestmark = pytest.mark.usefixtures("clean")
+
 
 @pytest.fixture
-def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+def child(clean: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
+    monkeypatch.setattr("autotile.workers.child._EXIT_GRACE_S", GRACE_S)
+    child = Child("bad_worker")
+    child.request({"do": "answer"}, 10)  # wait for the start of the interpreter
+    yield child
+    child.close()
+
+
+def blame(child: Child, deed: str, deadline_s: float = DEADLINE_S) -> WorkerError:
+    """Return the error of a deed, after which the child must be dead."""
+    start = time.monotonic()
+    with pytest.raises(WorkerError) as caught:
+        child.request({"do": deed}, deadline_s)
+    assert time.monotonic() - start < deadline_s + 2 * GRACE_S
+    assert not Path(f"/proc/{child.pid}").exists()
+    with pytest.raises(WorkerCrashError):  # and stays dead
+        child.request({"do": "answer"}, 10)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("deed", "words"),
+    [
+        ("not_json", "'hello'"), ("binary", "malformed reply"),
+        ("a_list", r"expected object, got array \('\[1, 2\]'\)"), ("a_number", "'7'"), ("deep", "malformed reply"),
+        ("no_reply", "not a reply"), ("reply_of_wrong_shape", "reply: expected object"),
+        ("stage_of_wrong_shape", "stage: expected str"), ("another_request", "not a reply to this request"),
+        ("huge_line", "more than 16 MiB"),
+    ],
+)  # fmt: skip
+def test_a_malformed_message_is_reported_with_an_excerpt(child: Child, deed: str, words: str) -> None:
+    error = blame(child, deed, 5.0)
+    assert type(error) is WorkerError
+    assert error.args[0].startswith("malformed reply from bad_worker: ")
+    assert re.search(words, str(error))
+    assert len(str(error)) < 250
+
+
+@pytest.mark.parametrize("deed", ["sleep", "be_late", "half_a_line", "endless_stages"])
+def test_no_answer_in_time_ends_the_child(child: Child, deed: str) -> None:
+    error = blame(child, deed)
+    assert isinstance(error, WorkerTimeoutError)
+    assert "no answer within 0.6 s" in str(error)
+
+
+@pytest.mark.parametrize("stage", ["load", "verify", "measure"])
+def test_a_death_is_blamed_on_the_stage(child: Child, stage: str) -> None:
+    error = blame(child, f"die_in_{stage}")
+    assert isinstance(error, WorkerCrashError)
+    assert (error.stage, str(error)) == (stage, "the worker died with signal SIGKILL")
+
+
+def test_a_death_is_seen_though_a_grandchild_holds_the_pipes(child: Child) -> None:
+    start = time.monotonic()
+    error = blame(child, "leave_a_grandchild", 20.0)
+    assert "exit code 9" in str(error)
+    assert time.monotonic() - start < 3
+
+
+def test_a_closed_input_is_an_end(child: Child) -> None:
+    assert child.request({"do": "close_input"}, 10) == {}
+    assert "closed its input" in str(blame(child, "answer", 20.0))
+
+
+def test_a_closed_output_is_an_end(child: Child) -> None:
+    error = blame(child, "close_output", 20.0)
+    assert isinstance(error, WorkerCrashError)
+    assert (str(error), error.stage) == ("the worker closed its input or output without a reply", "verify")
+
+
+@pytest.mark.parametrize("deed", ["stop_reading", "stop_reading_but_talk"])
+def test_a_child_that_does_not_read_blocks_nobody(child: Child, deed: str) -> None:
+    assert child.request({"do": deed}, 10) == {}
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match=r"no answer within 0\.6 s|malformed reply"):
+        child.request({"do": "answer", "ballast": "x" * 8_000_000}, DEADLINE_S)
+    assert time.monotonic() - start < 3
+
+
+def test_megabytes_of_errors_or_messages_block_nobody(child: Child) -> None:
+    for _ in range(3):
+        assert child.request({"do": "flood_errors"}, 10) == {}
+    assert child.request({"do": "answer"}, 10) == {"pid": child.pid}
+    assert len(child.last_line()) <= 2000
+    assert child.request({"do": "chatter"}, 10) == {}
+
+
+def test_a_second_answer_is_not_taken_for_the_next_one(child: Child) -> None:
+    assert child.request({"do": "answer_twice"}, 10) == {}
+    assert "not a reply to this request" in str(blame(child, "answer", 5.0))
+
+
+def test_a_child_that_ignores_everything_is_killed(child: Child) -> None:
+    child.request({"do": "ignore_everything"}, 10)
+    start = time.monotonic()
+    child.close()
+    assert GRACE_S < time.monotonic() - start < 3
+    child.close()  # again, to no effect
+    child.kill()
+
+
+def test_a_kill_ends_the_request_of_another_thread(child: Child) -> None:
+    threading.Timer(0.2, child.kill).start()
+    with pytest.raises(WorkerCrashError, match="SIGKILL"):
+        child.request({"do": "sleep"}, 20.0)
+
+
+def test_a_module_that_does_not_exist_is_told() -> None:
+    child = Child("no_such_module")
+    with pytest.raises(WorkerCrashError, match=r"exit code 1: .*No module named no_such_module"):
+        child.request({}, 10.0)
+
+
+def test_a_process_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(WorkerError, match="cannot start bad_worker: No such file"):
+        Child("bad_worker")
+
+
+def test_more_than_a_thousand_open_files_are_no_obstacle(clean: None) -> None:
+    code = (
+        "import os, resource; from autotile.workers.child import Child;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]));"
+        "files = [os.open('/dev/null', os.O_RDONLY) for _ in range(1100)]; child = Child('bad_worker');"
+        "assert child.request({'do': 'answer'}, 10)['pid'] == child.pid; child.close()"
+    )
+    root = str(Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": f"{root}:{Path(__file__).parent}"}, check=True)
+
+
+@pytest.fixture
+def echo(clean: None) -> Iterator[Child]:
     child = Child("echo_worker")
     yield child
     child.close()
 
 
-def test_request_and_reply(child: Child) -> None:
+def test_request_and_reply(echo: Child) -> None:
     for value in (1, "text", {"nested": [1.5, None]}, "x" * 200_000):
-        assert child.request({"do": "echo", "value": value}, 10) == {"echo": value}
+        assert echo.request({"do": "echo", "value": value}, 10) == {"echo": value}
 
 
 @pytest.mark.parametrize(
@@ -35,28 +173,28 @@ def test_request_and_reply(child: Child) -> None:
     ],
 )
 def test_an_end_is_told_with_its_stage_and_nothing_more_is_answered(
-    child: Child, deed: str, error: type[WorkerError], words: str, stage: str
+    echo: Child, deed: str, error: type[WorkerError], words: str, stage: str
 ) -> None:
-    assert child.request({"do": "pid"}, 10) == {"pid": child.pid}
+    assert echo.request({"do": "pid"}, 10) == {"pid": echo.pid}
     with pytest.raises(error, match=words) as caught:
-        child.request({"do": deed}, 0.5 if deed == "hang" else 10)
+        echo.request({"do": deed}, 0.5 if deed == "hang" else 10)
     assert caught.value.stage == stage
     with pytest.raises(WorkerCrashError):
-        child.request({"do": "echo", "value": 1}, 10)
+        echo.request({"do": "echo", "value": 1}, 10)
 
 
-def test_a_final_reply_is_received(child: Child) -> None:
-    assert child.request({"do": "last"}, 10) == {"bye": True}
+def test_a_final_reply_is_received(echo: Child) -> None:
+    assert echo.request({"do": "last"}, 10) == {"bye": True}
     with pytest.raises(WorkerCrashError):
-        child.request({"do": "echo", "value": 1}, 10)
+        echo.request({"do": "echo", "value": 1}, 10)
 
 
-def test_it_leaves_no_core_dump_and_fills_no_disk(child: Child) -> None:
-    assert child.request({"do": "limits"}, 10) == {"core": 0, "file": 2**30}
+def test_it_leaves_no_core_dump_and_fills_no_disk(echo: Child) -> None:
+    assert echo.request({"do": "limits"}, 10) == {"core": 0, "file": 2**30}
 
 
-def test_ctrl_c_in_the_terminal_does_not_reach_it(child: Child) -> None:
-    pid = child.request({"do": "pid"}, 10)["pid"]
+def test_ctrl_c_in_the_terminal_does_not_reach_it(echo: Child) -> None:
+    pid = echo.request({"do": "pid"}, 10)["pid"]
     assert os.getpgid(pid) != os.getpgid(0)
 
 
@@ -67,7 +205,6 @@ def test_it_leaves_when_its_parent_is_killed() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) as parent:
-        assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.send_signal(signal.SIGKILL)
     for _ in range(100):

@@ -1,7 +1,5 @@
 """The GPU worker, with candidates that do not pass the gates first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +57,6 @@ def candidate(kernel: Kernel, cache: Path) -> Make:
 def test_a_healthy_candidate_is_measured(gpu: Gpu, candidate: Make) -> None:
     good = evaluate(gpu, candidate(), None)
     assert (good.outcome, good.reason, good.stage) == (Outcome.OK, "", "measure")
-    assert good.measurement is not None
     assert 0 < good.measurement.low_us <= good.measurement.time_us <= good.measurement.high_us
     assert set(good.seconds) == {"load", "verify", "measure"}
 
@@ -176,7 +173,6 @@ def test_one_worker_judges_the_candidates_of_several_sessions(kernel: Kernel, ca
             gpu = Gpu(workload(kernel, cache, n=n), deadline_s=8.0, worker_pool=worker_pool)
             assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
             assert evaluate(gpu, candidate("wrong_element"), None).outcome is Outcome.WRONG_RESULT
-            assert gpu._child is not None
             workers.add(gpu._child.pid)
             gpu.close()
     assert len(workers) == 1

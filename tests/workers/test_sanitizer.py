@@ -1,7 +1,5 @@
 """Candidates under a stand-in for compute-sanitizer that reports, hangs, dies or prints garbage; needs no GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -99,6 +97,7 @@ TOO_OLD = "========= Detected an unsupported driver version. Please update your 
 NEVER_STARTED = "========= Error: Target application terminated before first instrumented API call\n"
 
 MakeSanitizer = Callable[..., Sanitizer]
+Says = Callable[..., Finding]
 
 
 @pytest.fixture
@@ -116,7 +115,7 @@ def stand_in(tmp_path: Path) -> MakeSanitizer:
 
 
 @pytest.fixture
-def says(stand_in: MakeSanitizer) -> Callable[..., Finding]:
+def says(stand_in: MakeSanitizer) -> Says:
     """Check a candidate with a sanitizer that prints texts and exits."""
 
     def check(*texts: str, tool: Tool = "memcheck", exit_code: int = 0, errors: str = "") -> Finding:
@@ -127,19 +126,18 @@ def says(stand_in: MakeSanitizer) -> Callable[..., Finding]:
     return check
 
 
-class TestPassed:
-    @pytest.mark.parametrize("tool", TOOLS)
-    def test_a_run_to_the_end_without_errors(self, says: Callable[..., Finding], tool: Tool) -> None:
-        found = says(AT_RAGGED, AT_TUNED, ENDED, CLEAN_RACES if tool == "racecheck" else CLEAN, tool=tool)
-        assert (found.tool, found.result, found.reason) == (tool, ToolResult.PASSED, "")
-        assert found.passed
-        assert 0 < found.seconds < 20
-
-    def test_a_race_among_the_threads_of_a_warp_is_a_warning(self, says: Callable[..., Finding]) -> None:
-        assert says(AT_TUNED, ENDED, WARP_WARNING, tool="racecheck").passed
-
-    def test_what_else_is_printed_is_left_out(self, says: Callable[..., Finding]) -> None:
-        assert says("element 7", "error: fail", AT_TUNED, "==", "", "\x00\x1b[1m", ENDED, CLEAN).passed
+@pytest.mark.parametrize(
+    ("tool", "texts"),
+    [
+        *((tool, (AT_RAGGED, AT_TUNED, ENDED, CLEAN_RACES if tool == "racecheck" else CLEAN)) for tool in TOOLS),
+        ("racecheck", (AT_TUNED, ENDED, WARP_WARNING)),  # a race among the threads of a warp
+        ("memcheck", ("element 7", "error: fail", AT_TUNED, "==", "", "\x00\x1b[1m", ENDED, CLEAN)),
+    ],
+)
+def test_a_run_to_the_end_without_errors_passes(says: Says, tool: Tool, texts: tuple[str, ...]) -> None:
+    found = says(*texts, tool=tool)
+    assert (found.tool, found.result, found.reason, found.passed) == (tool, ToolResult.PASSED, "", True)
+    assert 0 < found.seconds < 20
 
 
 class TestFailed:
@@ -173,16 +171,13 @@ class TestFailed:
             ),
         ],
     )
-    def test_the_first_report_is_told(self, says: Callable[..., Finding], tool: Tool, report: str, reason: str) -> None:
+    def test_the_first_report_is_told(self, says: Says, tool: Tool, report: str, reason: str) -> None:
         found = says(AT_RAGGED, report, AT_TUNED, ENDED, "========= ERROR SUMMARY: 2 errors", tool=tool)
-        assert found.result is ToolResult.FAILED
-        assert not found.passed
+        assert (found.result, found.passed) == (ToolResult.FAILED, False)
         assert found.reason.startswith(reason)
 
-    def test_at_the_sizes_that_it_was_reported_at(self, says: Callable[..., Finding]) -> None:
+    def test_at_the_sizes_that_it_was_reported_at_whatever_became_of_the_run_then(self, says: Says) -> None:
         assert says(AT_RAGGED, AT_TUNED, UNINITIALIZED, ENDED, CLEAN).reason.endswith(", at n=4096")
-
-    def test_whatever_became_of_the_run_then(self, says: Callable[..., Finding]) -> None:
         found = says(AT_RAGGED, INVALID_WRITE, "autotile: error cudaErrorLaunchFailure", AFTERMATH, exit_code=1)
         assert found.result is ToolResult.FAILED
 
@@ -190,9 +185,12 @@ class TestFailed:
         found = stand_in(f"print({INVALID_WRITE!r}, flush=True); time.sleep(60)", 1.0).check(CANDIDATE, "memcheck")
         assert found.result is ToolResult.FAILED
 
-    def test_errors_in_an_unknown_form(self, says: Callable[..., Finding]) -> None:
+    def test_errors_in_an_unknown_form(self, says: Says) -> None:
         found = says(AT_TUNED, "========= Something new", ENDED, "========= ERROR SUMMARY: 3 errors")
         assert (found.result, found.reason) == (ToolResult.FAILED, "3 errors in a form that autotile does not know")
+
+
+SLEEPER = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
 
 
 class TestUnchecked:
@@ -216,17 +214,25 @@ class TestUnchecked:
     def test_what_proves_nothing(self, stand_in: MakeSanitizer, texts: tuple[str, ...], reason: str) -> None:
         text = "\n".join(text.strip("\n") for text in texts).encode(errors="surrogateescape")
         found = stand_in(f"sys.stdout.buffer.write({text!r})").check(CANDIDATE, "memcheck")
-        assert found.result is ToolResult.UNCHECKED
-        assert not found.passed
         assert_told(found, reason)
+        assert not found.passed
 
-    def test_the_last_line_of_an_error_is_told(self, says: Callable[..., Finding]) -> None:
+    def test_the_last_line_of_an_error_is_told(self, says: Says) -> None:
         found = says(errors="Traceback\n  x\nModuleNotFoundError: No module named 'cupy'\n", exit_code=1)
         assert_told(found, "ModuleNotFoundError: No module named 'cupy'")
 
-    def test_killed(self, stand_in: MakeSanitizer) -> None:
-        found = stand_in("os.kill(os.getpid(), 9)").check(CANDIDATE, "memcheck")
-        assert_told(found, "it ended with exit code -9")
+    @pytest.mark.parametrize(
+        ("code", "deadline_s", "reason"),
+        [
+            ("os.kill(os.getpid(), 9)", 20.0, "it ended with exit code -9"),
+            (f"{SLEEPER}; time.sleep(60)", 1.0, "not finished within 1 s"),
+            (f"{SLEEPER}; os._exit(3)", 20.0, "it ended with exit code 3"),
+        ],
+    )
+    def test_it_and_what_it_started_die(
+        self, stand_in: MakeSanitizer, code: str, deadline_s: float, reason: str
+    ) -> None:
+        assert_told(stand_in(code, deadline_s).check(CANDIDATE, "memcheck"), reason)
 
     def test_no_such_program(self, tmp_path: Path, stand_in: MakeSanitizer) -> None:
         checker = stand_in("")
@@ -243,11 +249,6 @@ class TestUnchecked:
         found = stand_in(f"while True: os.write({stream}, b'x' * 100_000)").check(CANDIDATE, "memcheck")
         assert_told(found, "it printed more than 16 MiB")
         assert found.seconds < 10
-
-    def test_what_it_started_dies_with_it(self, stand_in: MakeSanitizer) -> None:
-        sleep = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
-        assert_told(stand_in(f"{sleep}; time.sleep(60)", 1.0).check(CANDIDATE, "memcheck"), "not finished within 1 s")
-        assert_told(stand_in(f"{sleep}; os._exit(3)").check(CANDIDATE, "memcheck"), "it ended with exit code 3")
 
 
 class TestCommand:
@@ -315,20 +316,12 @@ class TestFinding:
         program = installed(tmp_path / folder)
         assert find_sanitizer() == program
 
-    def test_the_path_comes_first(self, tmp_path: Path) -> None:
+    def test_the_path_comes_first_but_for_what_the_setting_names(self, tmp_path: Path) -> None:
         installed(tmp_path / "cuda" / "bin")
-        program = installed(tmp_path / "path")
-        assert find_sanitizer() == program
-
-    def test_what_the_setting_names(self, tmp_path: Path) -> None:
-        installed(tmp_path / "path")
-        program = installed(tmp_path / "mine")
-        assert find_sanitizer(str(program)) == program
-
-    def test_and_no_other(self, tmp_path: Path) -> None:
-        installed(tmp_path / "path")
+        first, named = installed(tmp_path / "path"), installed(tmp_path / "mine")
+        assert (find_sanitizer(), find_sanitizer(str(named))) == (first, named)
         with pytest.raises(ToolchainError, match=r"the setting sanitizer is .*not an executable program"):
-            find_sanitizer(str(tmp_path / "mine"))
+            find_sanitizer(str(tmp_path / "others"))
 
 
 def assert_told(found: Finding, reason: str) -> None:
@@ -400,15 +393,16 @@ def launcher(toml: Path, config: Config, *others: int) -> SanitizedCandidate:
 
 
 @pytest.mark.usefixtures("device")
-def test_the_tuned_problem_comes_last(scale_toml: Path) -> None:
-    problems = list(launcher(scale_toml, {"THREADS": 64, "WORK": 1}, 7777).problems())
-    assert problems == [({"n": 1001}, True), ({"n": 7777}, True), ({"n": 4096}, False)]
-
-
-@pytest.mark.usefixtures("device")
-def test_a_problem_that_the_rules_exclude_is_left_out(scale_toml: Path) -> None:
-    problems = list(launcher(scale_toml, {"THREADS": 256, "WORK": 4}, 5000, 100).problems())
-    assert [sizes["n"] for sizes, _ in problems] == [5000, 4096]
+@pytest.mark.parametrize(
+    ("config", "others", "expected"),
+    [
+        ({"THREADS": 64, "WORK": 1}, (7777,), [(1001, True), (7777, True), (4096, False)]),
+        ({"THREADS": 256, "WORK": 4}, (5000, 100), [(5000, True), (4096, False)]),  # the rules exclude two
+    ],
+)
+def test_the_tuned_problem_comes_last(scale_toml: Path, config: Config, others: Any, expected: Any) -> None:
+    found = launcher(scale_toml, config, *others).problems()
+    assert [(sizes["n"], check) for sizes, check in found] == expected
 
 
 @pytest.mark.usefixtures("device")

@@ -1,10 +1,10 @@
 """Reuse of workers by later sessions; needs no GPU."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,12 @@ from autotile.cuda.compiler import CompileJob
 from autotile.workers import child as child_module
 from autotile.workers import gpu as gpus
 from autotile.workers.child import Child, WorkerPool
-from autotile.workers.compile_pool import Compiled, CompilePool
+from autotile.workers.compile_pool import CompilePool
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Candidate, Workload
 
 MODULE = "bad_worker"
+MakeGpu = Callable[..., Gpu]
 JOB = CompileJob("", "hash", "/nowhere/fill.cu", "compiled", "sm_90", ())
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -47,7 +48,7 @@ def worker_pool(started: list[Child]) -> Iterator[WorkerPool]:
 
 
 @pytest.fixture
-def gpu(worker_pool: WorkerPool, tmp_path: Path) -> Callable[..., Gpu]:
+def gpu(worker_pool: WorkerPool, tmp_path: Path) -> MakeGpu:
     def start(*openings: str) -> Gpu:
         workload = Workload("", " ".join(openings), {}, "float32", "cold", str(tmp_path), 0, 0.1)
         return Gpu(workload, 0.5, MODULE, worker_pool=worker_pool)
@@ -55,39 +56,34 @@ def gpu(worker_pool: WorkerPool, tmp_path: Path) -> Callable[..., Gpu]:
     return start
 
 
-def run(gpu: Gpu, deed: str) -> Outcome:
-    return evaluate(gpu, Candidate({"DO": deed}, "a.cubin")).outcome
+def session(gpu: Gpu, deed: str = "ok") -> Outcome:
+    """Evaluate a candidate in a session of its own."""
+    with closing(gpu):
+        return evaluate(gpu, Candidate({"DO": deed}, "a.cubin")).outcome
 
 
-def compile_in(worker_pool: WorkerPool, folder: Path, *deeds: str) -> list[Compiled]:
+def compile_in(worker_pool: WorkerPool, folder: Path, *deeds: str) -> list[Outcome]:
     """Compile with a pool of one worker, one job after another."""
-    pool = CompilePool(cache_settings(folder, 10**6), 1, 0.5, module=MODULE, worker_pool=worker_pool)
-    try:
-        return [pool.submit(lambda deed=deed: replace(JOB, entry=deed)).result() for deed in deeds]  # type: ignore[misc]
-    finally:
-        pool.close()
+    settings = cache_settings(folder, 10**6)
+    with closing(CompilePool(settings, 1, 0.5, module=MODULE, worker_pool=worker_pool)) as pool:
+        return [pool.submit(partial(replace, JOB, entry=deed)).result().outcome for deed in deeds]
 
 
 def test_a_released_child_is_acquired_again_and_ended_with_the_pool(started: list[Child]) -> None:
     with WorkerPool() as worker_pool:
-        child = worker_pool.acquire(MODULE)
+        child, late = worker_pool.acquire(MODULE), worker_pool.acquire(MODULE)
         worker_pool.release(child)
         assert worker_pool.acquire(MODULE) is child
         worker_pool.release(child)
-    assert not child.is_running()
-    assert len(started) == 1
+    worker_pool.release(late)  # to a closed pool
+    assert (child.is_running(), late.is_running(), len(started)) == (False, False, 2)
 
 
-def test_only_a_child_of_the_same_module_is_acquired(worker_pool: WorkerPool) -> None:
+def test_only_a_child_of_the_same_module_that_lives_is_acquired(worker_pool: WorkerPool) -> None:
     other = worker_pool.acquire("echo_worker")
     worker_pool.release(other)
     child = worker_pool.acquire(MODULE)
     assert child is not other
-    child.kill()
-
-
-def test_an_idle_child_that_died_is_replaced(worker_pool: WorkerPool) -> None:
-    child = worker_pool.acquire(MODULE)
     worker_pool.release(child)
     os.kill(child.pid, 9)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -97,49 +93,28 @@ def test_an_idle_child_that_died_is_replaced(worker_pool: WorkerPool) -> None:
 
 
 def test_the_next_session_sets_up_its_problem_in_the_same_worker(
-    gpu: Callable[..., Gpu], started: list[Child], tmp_path: Path
+    gpu: MakeGpu, started: list[Child], tmp_path: Path
 ) -> None:
-    for _ in range(3):
-        session = gpu()
-        assert run(session, "ok") is Outcome.OK
-        session.close()
-    assert len(started) == 1
-    assert (tmp_path / "openings").stat().st_size == 3
+    assert [session(gpu()) for _ in range(3)] == [Outcome.OK] * 3
+    assert (len(started), (tmp_path / "openings").stat().st_size) == (1, 3)
 
 
-def test_a_reused_worker_that_cannot_set_up_the_next_problem_is_replaced(
-    gpu: Callable[..., Gpu], started: list[Child]
-) -> None:
-    for openings in ((), ("well", "setup_error"), ()):
-        session = gpu(*openings)
-        assert run(session, "ok") is Outcome.OK
-        session.close()
+def test_a_reused_worker_that_cannot_set_up_the_next_problem_is_replaced(gpu: MakeGpu, started: list[Child]) -> None:
+    assert [session(gpu(*openings)) for openings in ((), ("well", "setup_error"), ())] == [Outcome.OK] * 3
     assert len(started) == 2
-
-
-def test_a_child_released_to_a_closed_pool_is_ended(started: list[Child]) -> None:
-    with WorkerPool() as worker_pool:
-        child = worker_pool.acquire(MODULE)
-    worker_pool.release(child)
-    assert not child.is_running()
 
 
 @pytest.mark.parametrize("deed", ["fault_in_verify", "spent", "sleep"])
-def test_a_worker_that_a_candidate_broke_is_not_kept(gpu: Callable[..., Gpu], started: list[Child], deed: str) -> None:
-    first = gpu()
-    run(first, deed)
-    first.close()
-    second = gpu()
-    assert run(second, "ok") is Outcome.OK
-    second.close()
+def test_a_worker_that_a_candidate_broke_is_not_kept(gpu: MakeGpu, started: list[Child], deed: str) -> None:
+    session(gpu(), deed)
+    assert session(gpu()) is Outcome.OK
     assert len(started) == 2
 
 
-def test_a_worker_that_is_still_setting_up_is_not_kept(gpu: Callable[..., Gpu], started: list[Child]) -> None:
+def test_a_worker_that_is_still_setting_up_is_not_kept(gpu: MakeGpu, started: list[Child]) -> None:
     gpu("sleep").close()
-    second = gpu()
-    second.wait()
-    second.close()
+    with closing(gpu()) as second:
+        second.wait()
     assert len(started) == 2
 
 
@@ -147,10 +122,9 @@ def test_compile_workers_are_kept_but_for_those_that_died(
     worker_pool: WorkerPool, started: list[Child], tmp_path: Path
 ) -> None:
     for _ in range(3):
-        assert compile_in(worker_pool, tmp_path, "compiled", "compiled")[1].outcome is Outcome.OK
+        assert compile_in(worker_pool, tmp_path, "compiled", "compiled")[1] is Outcome.OK
     assert len(started) == 1
-    outcomes = [compiled.outcome for compiled in compile_in(worker_pool, tmp_path, "exit", "compiled")]
-    assert outcomes == [Outcome.COMPILE_FAILED, Outcome.OK]
+    assert compile_in(worker_pool, tmp_path, "exit", "compiled") == [Outcome.COMPILE_FAILED, Outcome.OK]
     assert len(started) == 2
 
 
@@ -162,5 +136,5 @@ def test_a_worker_that_still_compiles_is_killed(worker_pool: WorkerPool, started
     pool.close()
     assert future.result().outcome is Outcome.NOT_COMPILED
     assert not started[0].is_running()
-    assert compile_in(worker_pool, tmp_path, "compiled")[0].outcome is Outcome.OK
+    assert compile_in(worker_pool, tmp_path, "compiled") == [Outcome.OK]
     assert len(started) == 2

@@ -1,0 +1,296 @@
+"""What a session knows at its start: studies to learn from, steps that are tuned apart, the objective and metrics."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judges import BEST, timed
+from step_kernels import APART_SPACE, APART_TEMPLATE, write_steps
+
+from autotile.core.device import device_profile
+from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial, split_objectives
+from autotile.database.database import Database
+from autotile.errors import InputError, SpecError
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.spec import KernelSpec
+from autotile.settings import read_settings
+from autotile.space.search_space import feasible_space
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.start import (
+    Scorer,
+    StepGroup,
+    StepTimes,
+    find_sources,
+    independent_groups,
+    measures_energy,
+    session_objective,
+)
+
+
+def test_the_nearest_studies_come_first(bench: Any) -> None:
+    for n in (512, 1024, 8192):
+        bench.tune(bench.record(n=n), n=n, trials=8)
+    with Database.open(read_settings().database) as database:
+        key = next(study.key for study in database.studies() if study.key.sizes == {"n": 1024})
+        sources = find_sources(database, key)
+    assert [source.name for source in sources] == ["n=512", "n=8192"]
+    assert all(len(source.configs) == len(source.times_us) >= 6 for source in sources)
+
+
+def test_a_study_does_not_teach_itself(bench: Any) -> None:
+    bench.tune(bench.record(), trials=8)
+    assert bench.tune(bench.record(), trials=10, sampler="feasible").learnt_from == ()
+
+
+def test_a_study_without_a_size_in_common_teaches_nothing(bench: Any) -> None:
+    bench.tune(bench.record(n=1024), n=1024, trials=8)
+    with Database.open(read_settings().database) as database:
+        key = next(study.key for study in database.studies())
+        assert find_sources(database, replace(key, sizes={"n": 4096}))
+        assert find_sources(database, replace(key, sizes={"x": 4096})) == []
+
+
+def test_what_was_learnt_from_is_told(bench: Any) -> None:
+    bench.tune(bench.record(n=1024), n=1024, trials=8)
+    taught = bench.tune(bench.record(), trials=6, sampler="feasible")
+    assert taught.learnt_from == ("n=1024",)
+    assert taught.to_json()["learnt_from"] == ["n=1024"]
+    assert bench.tune(bench.record(n=512), n=512, trials=6, sampler="feasible", transfer=False).learnt_from == ()
+    assert bench.tune(bench.record(n=256), n=256, trials=6, sampler="random").learnt_from == ()
+
+
+def test_a_study_that_misleads_is_named(bench: Any) -> None:
+    fewest_threads_win = bench.record(lambda one: timed(one, float(one["THREADS"] * one["WORK"])), n=1024)
+    bench.tune(fewest_threads_win, n=1024, sampler="brute-force")
+    found = bench.tune(bench.record(), sampler="feasible", trials=8)
+    (misleading,) = found.not_learnt_from
+    assert (found.learnt_from, misleading.name) == ((), "n=1024")
+    assert found.to_json()["not_learnt_from"] == [misleading.to_json()]
+    assert misleading.correlation < 0
+
+
+def test_a_taught_session_finds_the_best_at_once(bench: Any) -> None:
+    bench.tune(bench.record(n=1024), n=1024, sampler="brute-force")
+    assert bench.tune(bench.record(), trials=3, sampler="feasible").winner.config == BEST
+
+
+@pytest.mark.parametrize(
+    ("place", "condition", "work"),
+    [("[launch]", "[heuristics]\n{}\n\n[launch]", 4), ("[rules]\n", "[rules]\n{}\n", 2)],
+    ids=["heuristics", "rules"],
+)
+def test_what_was_best_elsewhere_is_tried_where_the_search_would_not_look(
+    bench: Any, rewrite: Any, place: str, condition: str, work: int
+) -> None:
+    """But not a configuration that breaks a rule."""
+    bench.tune(bench.record(n=1024), n=1024, sampler="brute-force")
+    recording = bench.record()
+    bench.kernel = rewrite({place: condition.format('little = "WORK < 4 or n < 4096"')}).kernel
+    assert bench.tune(recording, sampler="feasible", trials=6).winner.config == {"THREADS": 256, "WORK": work}
+
+
+H200 = device_profile("h200")
+
+
+def kernel_of(folder: Path, old: str = "", new: str = "", helpers: str = "") -> Kernel:
+    (folder / "apart.cu").write_text(APART_TEMPLATE.replace("HELPERS", helpers))
+    assert not old or APART_SPACE.count(old) == 1
+    (folder / "apart.toml").write_text(APART_SPACE.replace(old, new) if old else APART_SPACE)
+    return load_kernel(str(folder / "apart.toml"))
+
+
+def test_what_each_step_alone_uses_is_apart(tmp_path: Path) -> None:
+    assert independent_groups(kernel_of(tmp_path)) == [StepGroup((0,), ("A", "UNROLL")), StepGroup((1,), ("B",))]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "helpers"),
+    [
+        ('small = "A * UNROLL <= 256"', 'small = "A * UNROLL <= 256 and A <= 4 * B"', ""),
+        ('block = ["B"]', 'block = ["B"]\nwhen = "A > 0"', ""),
+        ('t = { workspace = "float32", shape = ["N"] }', 't = { workspace = "float32", shape = ["N + A"] }', ""),
+        ('[reference]\noutputs = { y = "x" }', '[reference]\noutputs = { y = "x + 0 * A + 0 * B" }', ""),
+        ("[rules]", '[objective]\nvalue = "time_us / UNROLL"\n[rules]', ""),
+        ("", "", "constexpr int both = A + B;"),
+        ("", "", '#include "helpers.cuh"'),
+        ("", "", "__global__ void first(int) { }"),
+    ],
+)
+def test_what_ties_steps_together(tmp_path: Path, old: str, new: str, helpers: str) -> None:
+    (tmp_path / "helpers.cuh").write_text("")
+    assert independent_groups(kernel_of(tmp_path, old, new, helpers)) == []
+
+
+@pytest.mark.parametrize("name", ["two_step_sum", "split_rows", "scan_rounds", "block_sums"])
+def test_steps_that_share_parameters(tmp_path: Path, name: str) -> None:
+    assert independent_groups(load_kernel(str(write_steps(tmp_path, name)))) == []
+
+
+@pytest.fixture
+def times(tmp_path: Path) -> StepTimes:
+    kernel = kernel_of(tmp_path)
+    spec = kernel.spec
+    return StepTimes(independent_groups(kernel), feasible_space(spec, spec.sizes, H200), spec.default, 0)
+
+
+def stepped(config: dict[str, int], first_us: float, second_us: float) -> Trial:
+    measured = Measurement(first_us + second_us, 0, 0)
+    steps = {"step_us.0.first": first_us, "step_us.1.second<B>": second_us}
+    return Trial(config, Outcome.OK, measurement=measured, telemetry=steps)
+
+
+def test_a_few_trials_have_every_setting(times: StepTimes) -> None:
+    configs = [dict(config) for config in times.first_configs()]
+    assert (len(configs), times.count) == (7, 7)  # 8 pairs of A and UNROLL, less one that breaks the rule
+    assert configs[0] == {"A": 64, "UNROLL": 1, "B": 128}
+    assert {(config["A"], config["UNROLL"]) for config in configs} == {
+        (a, u) for a in (32, 64, 128, 256) for u in (1, 2) if a * u <= 256
+    }
+    assert {config["B"] for config in configs} == {32, 64, 128}
+
+
+def test_the_best_of_each_step_are_combined(times: StepTimes) -> None:
+    trials = [
+        stepped({"A": 64, "UNROLL": 1, "B": 128}, 9, 9),
+        stepped({"A": 32, "UNROLL": 2, "B": 64}, 2, 20),
+        stepped({"A": 128, "UNROLL": 1, "B": 32}, 20, 3),
+        Trial({"A": 256, "UNROLL": 1, "B": 32}, Outcome.CRASHED),
+    ]
+    combined = [dict(config) for config in times.best_configs(trials)]
+    assert combined[0] == {"A": 32, "UNROLL": 2, "B": 32}
+    assert len(combined) == 4
+    assert times.best_configs(trials[3:]) == []
+
+
+def test_a_setting_without_a_time_is_tried_with_the_default(times: StepTimes) -> None:
+    done = [stepped(dict(config), 1, 1) for config in times.first_configs()]
+    assert times.untimed_configs(done) == []
+    assert times.untimed_configs(done[:-1]) == [{**done[-1].config, "B": 128}]
+
+
+METRICS = '[metrics]\nrate = "4 * n / time_us"\nshare = "rate / 1000"\n[arguments]'
+
+
+@pytest.fixture
+def scored(rewrite: Any) -> Any:
+    """The tiny kernel with metrics."""
+    return rewrite({"[arguments]": METRICS})
+
+
+def trial(work: int, time_us: float, **telemetry: float) -> Trial:
+    measured = Measurement(time_us, 0.9 * time_us, 1.1 * time_us)
+    config = {"THREADS": 64, "WORK": work}
+    return Trial(config, Outcome.OK, resources=Resources(32, 0, 0, 0, 0), measurement=measured, telemetry=telemetry)
+
+
+def scorer(spec: KernelSpec, text: str | None, *, maximize: bool = False) -> Scorer:
+    objective = session_objective(spec, TuneOptions(objective=text, maximize=maximize))
+    return Scorer(spec, Problem("scale", {"n": 1000}, "float32"), objective)
+
+
+def test_metrics_are_stored_without_an_objective(scored: Any) -> None:
+    found = scorer(scored.kernel.spec, None).scored(trial(2, 8.0, max_error=1e-6))
+    assert found.scores == {"rate": 500.0, "share": 0.5}
+    assert (found.cost, found.telemetry["max_error"]) == (8.0, 1e-6)
+
+
+def test_the_cost_is_the_objective_or_its_reciprocal(scored: Any) -> None:
+    spec = scored.kernel.spec
+    assert scorer(spec, "time_us / WORK").scored(trial(4, 8.0)).cost == 2.0
+    found = scorer(spec, "rate * WORK", maximize=True).scored(trial(4, 8.0))
+    assert list(found.scores.items()) == [("objective", 2000.0), ("rate", 500.0), ("share", 0.5)]
+    assert found.cost == 1 / 2000
+    assert scorer(spec, "registers + 0 * n").scored(trial(4, 8.0)).cost == 32
+
+
+def test_a_trial_of_another_objective_is_scored_anew(scored: Any) -> None:
+    spec = scored.kernel.spec
+    first = scorer(spec, "time_us * WORK").scored(trial(4, 8.0))
+    assert scorer(spec, None).scored(first).cost == 8.0
+    assert scorer(spec, "time_us / WORK").scored(first).scores["objective"] == 2.0
+
+
+@pytest.mark.parametrize(("text", "maximize"), [("time_us / WORK", False), ("n * WORK / time_us", True)])
+def test_slow_is_what_costs_more_than_the_best(scored: Any, text: str, maximize: bool) -> None:
+    found = scorer(scored.kernel.spec, text, maximize=maximize)
+    best = found.scored(trial(2, 10.0))
+    assert found.time_limit_us(trial(4, 1.0), best) == pytest.approx(20.0)
+    assert found.time_limit_us(trial(1, 1.0), best) == pytest.approx(5.0)
+    assert found.time_limit_us(trial(1, 1.0), None) is None
+
+
+@pytest.mark.parametrize("text", ["energy_mj * time_us", "1000 - time_us", "registers + 0 * time_us"])
+def test_nothing_is_pruned_where_the_time_does_not_tell(scored: Any, text: str) -> None:
+    found = scorer(scored.kernel.spec, text)
+    best = found.scored(trial(2, 10.0, energy_mj=3.0))
+    assert found.time_limit_us(trial(4, 1.0), best) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("5 - time_us", r"the objective '5 - time_us' is -3.0 with THREADS=64 WORK=2; expected a positive number"),
+        ("time_us / (WORK - 2)", r"is not finite"),
+        ("energy_mj", r"needs energy_mj, which has no value here"),
+    ],
+)
+def test_an_objective_needs_a_positive_value(scored: Any, text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        scorer(scored.kernel.spec, text).scored(trial(2, 8.0))
+
+
+def test_unknown_names_are_refused(scored: Any) -> None:
+    with pytest.raises(SpecError, match=r"unknown name 'WROK'; did you mean 'WORK'"):
+        scorer(scored.kernel.spec, "time_us / WROK")
+
+
+def test_energy_is_measured_where_it_is_used(rewrite: Any, scored: Any) -> None:
+    spec = scored.kernel.spec
+    assert not measures_energy(spec, None)
+    assert measures_energy(spec, session_objective(spec, TuneOptions(objective="energy_mj * time_us")))
+    assert measures_energy(rewrite({"share = ": 'watts = "1e3 * energy_mj / time_us"\nshare = '}).kernel.spec, None)
+
+
+def test_names_and_expressions() -> None:
+    assert split_objectives(["registers,energy"]) == (("time", "registers", "energy"), None)
+    assert split_objectives(["max(time_us, 3)"]) == (("time",), "max(time_us, 3)")
+    assert split_objectives(["time", "rate"], ["rate"]) == (("time",), "rate")
+    with pytest.raises(InputError, match=r"there is no objective 'rate'"):
+        split_objectives(["rate"])
+    with pytest.raises(InputError, match=r"must be the only one"):
+        split_objectives(["registers", "time_us / 2"])
+
+
+class TestSessions:
+    @pytest.mark.parametrize(("text", "maximize"), [("time_us * WORK", False), ("n / time_us / WORK", True)])
+    def test_the_best_by_the_objective_wins_and_is_served(self, scored: Any, text: str, maximize: bool) -> None:
+        result = scored.tune(scored.record(), objective=text, maximize=maximize, discard=False)
+        best = min(scored.stored(), key=lambda one: one.time_us * one.config["WORK"])
+        assert result.winner.config == best.config
+        assert result.winner.config["WORK"] == 1
+        assert result.winner.cost == min(one.cost for one in scored.stored() if one.cost is not None)
+        assert result.speedup.value == pytest.approx(result.default.cost / result.winner.cost)
+        assert result.to_json()["winner"]["scores"].keys() == {"objective", "rate", "share"}
+        with Database.open(read_settings().database) as database:
+            (served,) = database.best()
+        assert served.trial.config == best.config
+
+    def test_pruning_compares_the_objective(self, scored: Any) -> None:
+        scored.tune(scored.record(), objective="time_us * WORK ** 2")
+        trials = scored.stored()
+        least = min(one.cost for one in trials)
+        assert next(one for one in trials if one.cost == least).outcome is Outcome.OK
+        assert all(one.cost > 1.25 * least for one in trials if one.outcome is Outcome.PRUNED)
+        assert all(one.outcome is Outcome.OK for one in trials if one.cost <= 1.25 * least)
+
+    def test_a_session_resumes_with_another_objective(self, scored: Any) -> None:
+        by_time = scored.tune(scored.record(), discard=False)
+        by_work = scored.tune(scored.record(), objective="time_us * WORK ** 4", discard=False)
+        assert by_time.winner.config["WORK"] == 4
+        assert by_work.winner.config["WORK"] == 1
+        assert by_work.resumed == 12
+
+    def test_an_objective_of_the_file(self, rewrite: Any) -> None:
+        kernel = rewrite({"[arguments]": '[objective]\nvalue = "1 / (time_us * WORK)"\nmaximize = true\n[arguments]'})
+        assert kernel.tune(kernel.record(), discard=False).winner.config["WORK"] == 1
