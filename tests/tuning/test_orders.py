@@ -5,12 +5,12 @@ those of the present code.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from judges import failed, timed
+from judges import ending_at, failed, timed
 
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.space.search_space import feasible_space
@@ -18,6 +18,7 @@ from autotile.tuning.progress_state import Progress
 
 FILE = Path(__file__).parents[1] / "pinned" / "orders.json"
 TRIALS = 48
+SAMPLERS = ("auto", "feasible", "random", "tpe", "brute-force")
 
 WIDER = {
     "THREADS = [32, 64, 128, 256]\nWORK = [1, 2, 4]": (
@@ -54,7 +55,7 @@ def pinned(request: pytest.FixtureRequest) -> Callable[[str, list[int]], None]:
 
 
 @pytest.fixture
-def wide(rewrite: Callable[[Mapping[str, str]], Any], compiled_once: None) -> Any:
+def wide(rewrite: Any, compiled_once: None) -> Any:
     """Return the wider kernel, its recording and the rows of the trials that are stored, in their order."""
     bench = rewrite(WIDER)
     space = feasible_space(bench.kernel.spec, bench.problem().sizes, bench.device)
@@ -62,82 +63,46 @@ def wide(rewrite: Callable[[Mapping[str, str]], Any], compiled_once: None) -> An
     recording = bench.record(judged)
 
     class Wide:
-        def tune(self, **options: Any) -> Any:
-            return bench.tune(recording, **{"trials": TRIALS, "workers": 2, **options})
-
-        def killed(self, after: int, **options: Any) -> None:
-            """Interrupt a session when ``after`` trials are stored."""
-            before = len(self.rows())
-
-            def interrupt(progress: Progress) -> None:
-                if progress.phase == "searching" and progress.done == after - before:
-                    raise KeyboardInterrupt
-
-            result = bench.tune(recording, interrupt, **{"trials": TRIALS, "workers": 2, **options})
-            assert result.interrupted
-            assert len(self.rows()) == after
+        def tune(self, observe: Callable[[Progress], None] = lambda _: None, **options: Any) -> Any:
+            """Tune; ``tries`` and ``only`` are rows."""
+            given = {name: tuple(map(space.config, options[name])) for name in ("tries", "only") if name in options}
+            chosen = {"trials": TRIALS, "workers": 2, "seed": 3, **options, **given}
+            return bench.tune(recording, observe, **chosen)
 
         def rows(self) -> list[int]:
             return [row_of[config_key(trial.config)] for trial in bench.stored()]
 
-        def config(self, row: int) -> Config:
-            return space.config(row)
-
     return Wide()
 
 
-@pytest.mark.parametrize("sampler", ["auto", "feasible", "random", "tpe", "brute-force"])
-def test_of_a_sampler(wide: Any, pinned: Any, sampler: str) -> None:
-    wide.tune(sampler=sampler, seed=3)
-    assert len(wide.rows()) == TRIALS
-    pinned(sampler, wide.rows())
+@pytest.mark.parametrize(
+    ("name", "sessions"),
+    [
+        *((name, [{"sampler": name}]) for name in SAMPLERS),
+        ("auto", [{"workers": 1}]),
+        ("auto, 20 and more", [{"trials": 20}, {}]),
+        ("auto, two tries", [{"tries": (400, 77), "trials": 24}]),
+        ("only four", [{"only": (11, 5, 300, 42), "trials": None}]),
+        ("auto, until 5 %", [{"trials": None, "until": 0.05}]),
+        ("nsga2, two objectives", [{"trials": 24, "objectives": ("time", "registers"), "sampler": "nsga2"}]),
+    ],
+)
+def test_of_sessions(wide: Any, pinned: Any, name: str, sessions: list[dict[str, Any]]) -> None:
+    for options in sessions:
+        wide.tune(**options)
+    assert name not in SAMPLERS or len(wide.rows()) == TRIALS
+    pinned(name, wide.rows())
 
 
-def test_workers_do_not_change_it(wide: Any, pinned: Any) -> None:
-    wide.tune(seed=3, workers=1)
+@pytest.mark.parametrize("stops", [[1], [2], [9], [10], [23], [40], [5, 6, 30]])
+def test_of_a_session_that_was_killed_is_that_of_one_that_was_not(wide: Any, pinned: Any, stops: list[int]) -> None:
+    for after in stops:
+        assert wide.tune(ending_at(after - len(wide.rows()), "searching")).interrupted
+        assert len(wide.rows()) == after
+    wide.tune()
     pinned("auto", wide.rows())
-
-
-@pytest.mark.parametrize("after", [1, 2, 9, 10, 23, 40])
-def test_of_a_session_that_was_killed_is_that_of_one_that_was_not(wide: Any, pinned: Any, after: int) -> None:
-    wide.killed(after, seed=3)
-    wide.tune(seed=3)
-    pinned("auto", wide.rows())
-
-
-def test_of_a_session_that_was_killed_thrice(wide: Any, pinned: Any) -> None:
-    for after in (5, 6, 30):
-        wide.killed(after, seed=3)
-    wide.tune(seed=3)
-    pinned("auto", wide.rows())
-
-
-def test_of_a_session_that_goes_on_with_more_trials(wide: Any, pinned: Any) -> None:
-    wide.tune(seed=3, trials=20)
-    wide.tune(seed=3)
-    pinned("auto, 20 and more", wide.rows())
-
-
-def test_of_tries(wide: Any, pinned: Any) -> None:
-    wide.tune(seed=3, tries=(wide.config(400), wide.config(77)), trials=24)
-    pinned("auto, two tries", wide.rows())
-
-
-def test_of_given_configurations_only(wide: Any, pinned: Any) -> None:
-    wide.tune(seed=3, only=tuple(wide.config(row) for row in (11, 5, 300, 42)), trials=None)
-    pinned("only four", wide.rows())
-
-
-def test_of_a_search_that_ends_by_itself(wide: Any, pinned: Any) -> None:
-    wide.tune(seed=3, trials=None, until=0.05)
-    pinned("auto, until 5 %", wide.rows())
-
-
-def test_of_several_objectives(wide: Any, pinned: Any) -> None:
-    wide.tune(seed=3, trials=24, objectives=("time", "registers"), sampler="nsga2")
-    pinned("nsga2, two objectives", wide.rows())
 
 
 def test_of_several_gpus_has_each_configuration_once(wide: Any) -> None:
-    wide.tune(seed=3, devices=(0, 1))
+    wide.tune(devices=(0, 1))
     assert len(wide.rows()) == len(set(wide.rows())) == TRIALS

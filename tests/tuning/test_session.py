@@ -79,11 +79,10 @@ class TestSearch:
         bench = rewrite({"WORK;\n": "WORK;\n#if WORK == 4 && THREADS == 32\n#error no such tile\n#endif\n"})
         result = bench.tune(bench.record())
         assert result.gates["compile_rejected"] == result.outcomes[Outcome.COMPILE_FAILED] == 1
-        assert result.gates["launched"] == 11
+        assert (result.gates["launched"], result.winner.config) == (11, BEST)
         failure = next(trial for trial in bench.stored() if trial.outcome is Outcome.COMPILE_FAILED)
         assert failure.stage == "compile"
         assert "no such tile" in failure.reason
-        assert result.winner.config == BEST
 
     def test_a_recorded_failure_keeps_its_stage(self, bench: Any) -> None:
         judge = failing_if(lambda config: config["WORK"] == 2, Outcome.CRASHED, "illegal address", "measure")
@@ -171,8 +170,7 @@ class TestResume:
         recording = bench.record()
         dropped = bench.tune(recording).outcomes[Outcome.PRUNED]
         result = bench.tune(recording, discard=False)
-        assert result.resumed == 12 - dropped
-        assert result.outcomes == {Outcome.OK: 12}
+        assert (result.resumed, result.outcomes) == (12 - dropped, {Outcome.OK: 12})
 
     def test_a_value_taken_out_of_the_space_cannot_win(self, bench: Any, rewrite: Any) -> None:
         bench.tune(bench.record())
@@ -273,8 +271,8 @@ class TestProgress:
         seen: list[Progress] = []
         result = bench.tune(bench.record(), seen.append)
         assert [progress.phase for progress in seen] == ["starting", *["searching"] * 12, "finals"]
-        assert len(result.notices) == 1
-        assert "replayed from measurements recorded on NVIDIA H200" in result.notices[0]
+        (notice,) = result.notices
+        assert "replayed from measurements recorded on NVIDIA H200" in notice
         assert {progress.notices for progress in seen} == {result.notices}
         searching = seen[1:-1]
         assert [(p.done, sum(p.outcomes.values())) for p in searching] == [(count, count) for count in range(1, 13)]
@@ -317,20 +315,16 @@ def test_the_page_of_a_result_shows_its_problem_alone(bench: Any, tmp_path: Path
 
 
 class TestCompilers:
-    def test_one_that_the_system_killed_is_tried_again_by_the_next_session(
-        self, bench: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_one_that_the_system_killed_is_tried_again_by_the_next_session(self, bench: Any, monkeypatch: Any) -> None:
         recording = bench.record()
         lost = Compiled(None, outcome=Outcome.NOT_COMPILED, reason="the compiler failed: killed")
         with monkeypatch.context() as patch:
             patch.setattr(CompilePool, "_attempt", lambda *_: lost)
             patch.setenv("AUTOTILE_CACHE", str(bench.folder / "cold"))
             first = bench.tune(recording)
-        assert first.winner is None
-        assert first.outcomes == {Outcome.NOT_COMPILED: 12}
+        assert (first.winner, first.outcomes) == (None, {Outcome.NOT_COMPILED: 12})
         again = bench.tune(recording)
-        assert again.resumed == 0
-        assert again.winner.config == BEST
+        assert (again.resumed, again.winner.config) == (0, BEST)
 
     def test_too_many_are_not_started(self, bench: Any) -> None:
         result = bench.tune(bench.record(), workers=1000)

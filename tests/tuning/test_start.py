@@ -228,21 +228,21 @@ def test_nothing_is_pruned_where_the_time_does_not_tell(scored: Any, text: str) 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "error", "said"),
     [
-        ("5 - time_us", r"the objective '5 - time_us' is -3.0 with THREADS=64 WORK=2; expected a positive number"),
-        ("time_us / (WORK - 2)", r"is not finite"),
-        ("energy_mj", r"needs energy_mj, which has no value here"),
+        (
+            "5 - time_us",
+            InputError,
+            "the objective '5 - time_us' is -3.0 with THREADS=64 WORK=2; expected a positive number",
+        ),
+        ("time_us / (WORK - 2)", InputError, "is not finite"),
+        ("energy_mj", InputError, "needs energy_mj, which has no value here"),
+        ("time_us / WROK", SpecError, "unknown name 'WROK'; did you mean 'WORK'"),
     ],
 )
-def test_an_objective_needs_a_positive_value(scored: Any, text: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_an_objective_needs_a_positive_value(scored: Any, text: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
         scorer(scored.kernel.spec, text).scored(trial(2, 8.0))
-
-
-def test_unknown_names_are_refused(scored: Any) -> None:
-    with pytest.raises(SpecError, match=r"unknown name 'WROK'; did you mean 'WORK'"):
-        scorer(scored.kernel.spec, "time_us / WROK")
 
 
 def test_energy_is_measured_where_it_is_used(rewrite: Any, scored: Any) -> None:
@@ -256,10 +256,12 @@ def test_names_and_expressions() -> None:
     assert split_objectives(["registers,energy"]) == (("time", "registers", "energy"), None)
     assert split_objectives(["max(time_us, 3)"]) == (("time",), "max(time_us, 3)")
     assert split_objectives(["time", "rate"], ["rate"]) == (("time",), "rate")
-    with pytest.raises(InputError, match=r"there is no objective 'rate'"):
-        split_objectives(["rate"])
-    with pytest.raises(InputError, match=r"must be the only one"):
-        split_objectives(["registers", "time_us / 2"])
+    for words, said in (
+        (["rate"], "there is no objective 'rate'"),
+        (["registers", "time_us / 2"], "must be the only one"),
+    ):
+        with pytest.raises(InputError, match=said):
+            split_objectives(words)
 
 
 class TestSessions:
@@ -287,8 +289,7 @@ class TestSessions:
     def test_a_session_resumes_with_another_objective(self, scored: Any) -> None:
         by_time = scored.tune(scored.record(), discard=False)
         by_work = scored.tune(scored.record(), objective="time_us * WORK ** 4", discard=False)
-        assert by_time.winner.config["WORK"] == 4
-        assert by_work.winner.config["WORK"] == 1
+        assert [one.winner.config["WORK"] for one in (by_time, by_work)] == [4, 1]
         assert by_work.resumed == 12
 
     def test_an_objective_of_the_file(self, rewrite: Any) -> None:

@@ -95,9 +95,7 @@ def test_a_bad_end_is_an_outcome_and_the_next_candidate_finds_a_fresh_worker(
     assert openings(tmp_path) == (4 if "SIGKILL" in bad.reason else 2)  # what another process kills is tried again
 
 
-def test_a_worker_that_is_killed_once_costs_no_candidate(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_is_killed_once_costs_no_candidate(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = start()
     request, calls = gpu._request, []
 
@@ -161,11 +159,6 @@ def test_a_worker_that_cannot_open_is_told_at_once(
     with pytest.raises(ToolchainError, match="the GPU worker cannot start"):
         start(trouble).wait()
     assert openings(tmp_path) == 1
-
-
-def test_a_problem_that_cannot_be_set_up_is_reported(start: Start) -> None:
-    with pytest.raises(InputError, match="too large"):
-        start("setup_error").wait()
 
 
 class TestHangsInFinals:
@@ -243,7 +236,9 @@ def test_a_race_that_breaks_the_worker_is_told_and_blamed_on_no_later_candidate(
     assert found == [raced((1.0, 2.5)), raced((3.0, 4.0), Outcome.WRONG_RESULT, "y[0] is 1")]
 
 
-def test_second_inputs_that_cannot_be_drawn_are_reported(start: Start) -> None:
+def test_a_problem_or_second_inputs_that_cannot_be_set_up_are_reported(start: Start) -> None:
+    with pytest.raises(InputError, match="too large"):
+        start("setup_error").wait()
     gpu = start()
     assert run(gpu, "ok").outcome is Outcome.OK
     with pytest.raises(InputError, match="too large"):
