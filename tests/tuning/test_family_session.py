@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,10 +38,13 @@ PAIRS = tuple(sorted({n + odd for n in (4096, 8192, 20_000, 40_000, 50_048, 65_5
 
 def record_by_alignment(bench: Any, sizes: tuple[int, ...] = PAIRS) -> None:
     """Write recordings in which FEW is best for odd sizes, MANY for even ones: a near problem has another winner."""
+
+    def judge(config: Config, best: Config, worst: Config) -> Trial:
+        return timed(config, 10.0 if config == best else 40.0 if config == worst else 20.0 + int(config["WORK"]))
+
     for n in sizes:
-        times_us = {config_key(FEW if n % 2 else MANY): 10.0, config_key(MANY if n % 2 else FEW): 40.0}
-        judge = lambda config, us=times_us: timed(config, us.get(config_key(config), 20.0 + int(config["WORK"])))  # noqa: E731
-        bench.record(judge, n=n)
+        best, worst = (FEW, MANY) if n % 2 else (MANY, FEW)
+        bench.record(partial(judge, best=best, worst=worst), n=n)
 
 
 @pytest.fixture
@@ -209,7 +213,12 @@ class TestResuming:
 def test_a_budget_is_shared_and_kept(run: Any, recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
     tune = schedule.tune
-    monkeypatch.setattr(schedule, "tune", lambda *args, **named: given.append(args[3].budget_s) or tune(*args, **named))
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        given.append(arguments[3].budget_s)
+        return tune(*arguments, **named)
+
+    monkeypatch.setattr(schedule, "tune", noted)
     assert run(budget_s=600.0).rule is not None
     assert all(0 < share <= 600 for share in given)
     assert min(given[:6]) > 0.8 * 600 / 6 - 10  # an equal part of four fifths, less the overhead of a session
