@@ -33,7 +33,7 @@ from autotile.tuning.session import Pipeline
 from autotile.tuning.start import find_served
 from autotile.tuning.verifying import confirm_agreement, judge_on
 from autotile.workers.compile_pool import Compiled
-from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
+from autotile.workers.jobs import Candidate, Check, Race, Reading
 from autotile.workers.sanitizer import Finding, ToolResult
 
 SIZE, ASKED = 4096, 8192
