@@ -56,7 +56,10 @@ class TestFinding:
         (tmp_path / "templates").mkdir()
         moved = scale_toml.with_suffix(".cu").rename(tmp_path / "templates" / "scale.cu")
         assert load_kernel(str(scale_toml)).template_path == moved
-        monkeypatch.chdir(scale_toml.parent)
+        inside = tmp_path / "spaces"  # which nothing was loaded from
+        inside.mkdir()
+        scale_toml.rename(inside / "scale.toml")
+        monkeypatch.chdir(inside)
         assert load_kernel("scale.toml").template_path.samefile(moved)
 
 
