@@ -1,21 +1,31 @@
-"""Results of the functions that run nothing on a GPU: their values, their displays, and what importing them loads."""
+"""Functions that run nothing on a GPU: spaces, surveys, devices and the doctor, and what importing them loads."""
 
 from __future__ import annotations
 
+import csv
 import doctest
-import subprocess
-import sys
+import io
+import os
+import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from child_python import python
+from stored_rows import CEILINGS
 
-from autotile.api import devices, inspection, targets
-from autotile.core.device import profile_names
+import autotile
+from autotile.api import devices, doctor, inspection, targets
+from autotile.api.doctor import HealthCheck, HealthReport
+from autotile.api.inspection import SurveyProgress, survey
+from autotile.api.targets import output_file
+from autotile.core.device import DeviceProperties, device_profile, profile_names
 from autotile.core.text import Result
-from autotile.errors import ConfigError, InputError, ProblemError
-from autotile.settings import child_environment
+from autotile.database.database import Database
+from autotile.database.learned import save_ceilings
+from autotile.errors import ConfigError, DatabaseError, InputError, ProblemError, UnknownKernelError
 from autotile.tuning.options import TuneOptions
 from autotile.workers import compile_pool
 
@@ -73,8 +83,7 @@ class TestDisplay:
 
 def test_importing_the_functions_loads_neither_the_command_line_nor_the_search_nor_the_database():
     code = f"import autotile.api.inspection, sys; print([name for name in {HEAVY} if name in sys.modules])"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=60, check=True)
+    done = python("-c", code, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -208,3 +217,241 @@ class TestOccupancy:
     def test_impossible_blocks(self, resources):
         with pytest.raises(InputError, match="are no block; expected at least 1 thread"):
             inspection.occupancy(*resources, device="h200")
+
+
+@pytest.fixture
+def failing_toml(scale_toml: Path) -> Path:
+    """A kernel whose blocks of 64 do not compile, and that needs too much shared memory with 4 outputs a thread."""
+    template = scale_toml.with_suffix(".cu")
+    template.write_text(
+        template.read_text()
+        + '\n#if THREADS == 64\n#error "64 threads, WORK is not supported"\n#endif\n'
+        + "#if WORK == 4\n__device__ int wide[WORK] = {a_name_that_is_not_declared};\n#endif\n"
+    )
+    return scale_toml
+
+
+class TestSurvey:
+    def test_every_valid_configuration_is_compiled(self, scale_toml):
+        found = survey(scale_toml, device="h200", n=4096)
+        assert len(found) == len(found.space) == found.planned == 12
+        assert found.is_usable.all()
+        assert not found.failures
+        assert not found.interrupted
+        assert "12 configurations compiled, 12 usable" in repr(found)
+
+    def test_resources_are_those_that_explain_shows(self, scale_toml):
+        found = survey(scale_toml, device="h200", n=4096)
+        for index in range(0, 12, 5):
+            one = autotile.explain(scale_toml, found.config(index), device="h200", n=4096)
+            assert found.columns["registers"][index] == one.resources.registers
+            assert found.columns["threads"][index] == one.geometry.threads
+            assert found.columns["blocks"][index] == one.geometry.blocks
+            assert found.occupancy[index] == pytest.approx(one.occupancy.occupancy)
+            assert found.columns["blocks_per_sm"][index] == one.occupancy.blocks_per_sm
+            assert set(found.limited_by(index)) == set(one.occupancy.limited_by)
+            resident = one.occupancy.blocks_per_sm * one.device.sm_count
+            assert found.waves[index] == pytest.approx(one.geometry.blocks / resident)
+
+    def test_failures_are_grouped_by_the_words_of_the_compiler(self, failing_toml):
+        found = survey(failing_toml, device="h200", n=4096)
+        assert len(found) == 12
+        assert int(found.is_usable.sum()) == 6
+        reasons = [group.reason for group in found.failures]
+        assert len(reasons) == 2
+        assert any("64 threads, WORK is not supported" in reason for reason in reasons)
+        assert any("a_name_that_is_not_declared" in reason for reason in reasons)
+        assert [group.count for group in found.failures] == [3, 3]  # #error comes before anything else
+        failed = np.flatnonzero(~found.is_usable)
+        assert all(found.reason(int(index)) in reasons for index in failed)
+        assert np.isnan(found.occupancy[failed]).all()
+
+    def test_a_sample_is_a_part_of_a_larger_one(self, scale_toml):
+        few, more = (survey(scale_toml, device="h200", n=4096, sample=count, seed=3) for count in (4, 8))
+        assert len(few) == 4
+        assert set(few.rows) < set(more.rows)
+        assert survey(scale_toml, device="h200", n=4096, sample=99).notices[-1] == (
+            "there are 12 valid configurations: all are compiled"
+        )
+
+    def test_another_device_has_other_limits(self, scale_toml):
+        found = survey(scale_toml, device="rtx-3060", n=4096, sample=2)
+        assert found.device.compute_capability == "8.6"
+        assert (found.columns["warps_per_sm"] <= found.device.max_warps_per_sm).all()
+
+    def test_the_first_sigint_ends_it_with_what_there_is(self, scale_toml):
+        def stop(state: SurveyProgress) -> None:
+            if state.done:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        found = survey(scale_toml, device="h200", n=4096, workers=1, observe=stop)
+        assert found.interrupted
+        assert 0 < len(found) <= 12
+        assert found.planned == 12
+
+    def test_columns_have_parameters_types_and_units(self, failing_toml):
+        stream = io.StringIO()
+        survey(failing_toml, device="h200", n=4096).table().write_csv(stream)
+        rows = list(csv.DictReader(io.StringIO(stream.getvalue())))
+        assert [(row["param.THREADS"], row["param.WORK"]) for row in rows][:3] == [
+            ("32", "1"),
+            ("32", "2"),
+            ("32", "4"),
+        ]
+        assert {row["outcome"] for row in rows} == {"ok", "compile_failed"}
+        failed = next(row for row in rows if row["outcome"] != "ok")
+        assert failed["reason"]
+        assert failed["registers_per_thread"] == failed["occupancy_fraction"] == ""
+        assert {"static_smem_bytes", "dynamic_smem_bytes", "spill_store_bytes", "waves", "estimated_us"} < {*rows[0]}
+
+    @pytest.mark.parametrize(("name", "value"), [("sample", 0), ("sample", 1.5), ("seed", -1), ("workers", 0)])
+    def test_a_number_out_of_range_is_refused(self, scale_toml, name, value):
+        with pytest.raises(InputError, match=name):
+            survey(scale_toml, device="h200", n=4096, **{name: value})
+
+
+def gpu(name: str) -> DeviceProperties:
+    return replace(device_profile("a100"), name=name, source="cuda")
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[DeviceProperties]:
+    """Three GPUs of this machine, the last of a kind without a profile."""
+    present = [gpu("NVIDIA H100 80GB HBM3"), gpu("NVIDIA H100 80GB HBM3"), gpu("Acme G1")]
+    monkeypatch.setattr(targets, "device_count", lambda: len(present))
+    monkeypatch.setattr(targets, "live_device", lambda index=0: present[index])
+    return present
+
+
+@pytest.fixture
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "device_count", lambda: 0)
+
+
+class TestInspectedDevice:
+    @pytest.mark.parametrize(("device", "index"), [(None, 0), (0, 0), (1, 1), ("2", 2), ("acme g1", 2)])
+    def test_gpus_of_this_machine(self, gpus, device, index):
+        assert targets.resolve_device(device) == targets.Target(gpus[index], index)
+
+    @pytest.mark.usefixtures("gpus")
+    @pytest.mark.parametrize("name", ["h100", "NVIDIA H100 80GB HBM3", "rtx-3060"])
+    def test_the_profile_of_a_name_is_preferred(self, name):
+        assert targets.resolve_device(name) == targets.Target(device_profile(name))
+
+    @pytest.mark.usefixtures("no_gpus")
+    def test_without_a_gpu_the_assumed_device_is_stated(self):
+        target = targets.resolve_device()
+        assert (target.device, target.index) == (device_profile("h200"), None)
+        assert target.notice.startswith("no CUDA device here: the answer is for the NVIDIA H200")
+
+    @pytest.mark.usefixtures("gpus")
+    @pytest.mark.parametrize(
+        ("device", "said"),
+        [
+            (3, "no CUDA device 3 on this machine: there are 0 to 2"),
+            (-1, "no CUDA device -1"),
+            ("3", "no CUDA device 3"),
+            ("h101", "no GPU profile is named 'h101'; nearest: h100"),
+            ("9" * 5000, "no GPU profile is named"),
+            (1.5, "the device is 1.5, expected a CUDA index such as 0 or a name such as 'h200'"),
+        ],
+    )
+    def test_refusals(self, device, said):
+        with pytest.raises(InputError, match=said):
+            targets.resolve_device(device)
+
+
+class TestGpu:
+    @pytest.mark.usefixtures("gpus")
+    @pytest.mark.parametrize(
+        ("device", "index"),
+        [(None, 0), (1, 1), ("1", 1), ("h100", 0), ("nvidia h100 80gb hbm3", 0), ("H100", 0), ("Acme G1", 2)],
+    )
+    def test_by_index_and_by_name(self, device, index):
+        assert targets.resolve_gpu(device) == index
+
+    @pytest.mark.usefixtures("gpus")
+    @pytest.mark.parametrize("name", ["h200", "no such gpu"])
+    def test_a_name_must_be_that_of_a_gpu_here(self, name):
+        with pytest.raises(InputError, match=f"is named '{name}': 0 is NVIDIA H100 80GB HBM3, 1 is .*, 2 is Acme G1"):
+            targets.resolve_gpu(name)
+
+    @pytest.mark.usefixtures("no_gpus")
+    @pytest.mark.parametrize("device", [None, 0, "0", "h200"])
+    def test_without_a_gpu(self, device):
+        with pytest.raises(InputError, match="there is none"):
+            targets.resolve_gpu(device)
+
+
+class TestProblem:
+    def test_a_path_and_its_text_name_the_same_kernel(self, scale_toml: Path):
+        assert targets.open_problem(scale_toml, {"n": 8}) == targets.open_problem(str(scale_toml), {"n": 8})
+
+    def test_missing_sizes(self, scale_toml: Path):
+        assert targets.open_problem(scale_toml, {})[1].sizes == {"n": 4096}
+
+    def test_an_unknown_kernel(self):
+        with pytest.raises(UnknownKernelError):
+            targets.open_problem("no_such_kernel", {})
+
+
+class TestOutputFile:
+    @pytest.mark.parametrize("output", ["", ".", "..", "/", Path(), "~autotile-nobody/file", "~"])
+    def test_what_is_no_file(self, output: str | Path) -> None:
+        with pytest.raises(InputError, match=r"names a folder|expected the path of a file|there is no home folder"):
+            output_file(output)
+
+    def test_the_home_folder_is_expanded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert output_file("~/results.json") == tmp_path / "results.json"
+
+
+def test_profiles_and_gpus_are_listed() -> None:
+    found = autotile.devices()
+    assert list(found.profiles) == profile_names()
+    assert len(found.gpus) == targets.device_count()
+    assert found.ceilings == ()
+
+
+def test_stored_ceilings_are_listed(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.db"
+    with Database.open(path) as database:
+        save_ceilings(database, CEILINGS)
+    found = autotile.devices(database=path)
+    assert found.ceilings == (CEILINGS,)
+    assert "<td>DRAM, read</td><td>4,200 GB/s</td>" in found._repr_html_()
+    with pytest.raises(DatabaseError, match="there is no database"):
+        autotile.devices(database=tmp_path / "other.db")
+
+
+def test_a_gpu_that_is_not_there_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "device_count", lambda: 0)
+    with pytest.raises(InputError):
+        autotile.measure_device(7, database=tmp_path / "tuning.db")
+    assert not (tmp_path / "tuning.db").exists()
+
+
+def report(*checks: HealthCheck) -> HealthReport:
+    return HealthReport(checks, "tuning works here")
+
+
+def test_a_warning_is_no_failure():
+    passed, warned = HealthCheck("NVRTC", "ok", "version 13.0"), HealthCheck("GPU", "warn", "no CUDA device")
+    assert report(passed, warned).works
+    assert not report(passed, warned, HealthCheck("database", "fail", "it is damaged")).works
+
+
+def test_the_display_is_the_verdict_and_a_row_for_each_check():
+    found = report(HealthCheck("cache", "ok", "5 < 6"), HealthCheck("headers", "warn", "none", "install them"))
+    assert repr(found) == "<HealthReport: tuning works here>"
+    html = found._repr_html_()
+    assert "<td>ok</td><td>cache</td><td>5 &lt; 6</td>" in html
+    assert "<td>warn</td><td>headers</td><td>none\ninstall them</td>" in html
+
+
+def test_a_database_is_given_as_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "device_count", lambda: 0)
+    monkeypatch.setattr(doctor, "_check_compiler", lambda target, _: HealthCheck("compiler", "ok", target))
+    found = {check.name: check for check in doctor.doctor(tmp_path / "none.db").checks}
+    assert found["database"].detail.startswith(f"{tmp_path / 'none.db'}: not there yet")
+    assert found["compiler"].detail == "sm_80"

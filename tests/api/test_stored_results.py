@@ -1,15 +1,16 @@
-"""The public functions that read stored results: their values, and how these display themselves."""
+"""The public functions that read stored results and databases: their values, and how these display themselves."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from child_python import python
 from stored_runs import add_trial, end_run, record_miss, start_run
 
 from autotile.api import databases, results
@@ -24,33 +25,52 @@ from autotile.database.keys import key_of
 from autotile.database.winners import StoredRuleDocument
 from autotile.errors import InputError, ProblemError, UnknownKernelError
 from autotile.kernel.library import load_kernel
-from autotile.settings import child_environment, data_folder, read_settings
+from autotile.settings import data_folder, read_settings
 
 FAST: Config = {"THREADS": 256, "WORK": 4}
 SLOW: Config = {"THREADS": 64, "WORK": 2}
 
 
 @pytest.fixture
-def stored(scale_toml: Path) -> Any:
-    """Store a study: its winner first, then slower configurations."""
+def stored(scale_toml: Path, tmp_path: Path) -> Any:
+    """Store a study: its winner first, then slower configurations; return the path of the database."""
     kernel = load_kernel(str(scale_toml))
 
-    def store(n: int, *configs: Config, source: Any = "cuda", failed: Config | None = None) -> None:
+    def put(
+        n: int,
+        *configs: Config,
+        time_us: float = 10.0,
+        source: Any = "cuda",
+        failed: Config | None = None,
+        name: str = "tuning.db",
+        searched: bool = False,
+    ) -> Path:
         device = replace(device_profile("h200"), source=source)
         problem = Problem("scale", {"n": n}, "float32")
         key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
-        with Database.open(read_settings().database) as database:
+        with Database.open(tmp_path / name) as database:
             study = database.study(key, device)
             run = start_run(database, study, sampler="random")
             for place, config in enumerate(configs, start=1):
-                measured = Measurement(10.0 * place, 9.9 * place, 10.1 * place)
+                measured = Measurement(time_us * place, 0.99 * time_us * place, 1.01 * time_us * place)
                 trial = Trial(config, Outcome.OK, "", "finals", measurement=measured, source=source)
+                if searched:
+                    add_trial(database, study, run, trial)
                 add_trial(database, study, run, trial, phase="final", rank=place)
             if failed is not None:
                 add_trial(database, study, run, Trial(failed, Outcome.WRONG_RESULT, "y[3] is <0>", "verify"))
             end_run(database, run)
+        return tmp_path / name
 
-    return store
+    return put
+
+
+@pytest.fixture
+def store(stored: Any) -> Callable[..., Path]:
+    """Store a winner that was searched for in a database of a name."""
+    return lambda name, n, config, time_us, source="cuda": stored(
+        n, config, time_us=time_us, source=source, name=name, searched=True
+    )
 
 
 def html(shown: Result) -> str:
@@ -184,7 +204,54 @@ class TestDatabase:
 @pytest.mark.parametrize("module", ["results", "databases", "verification"])
 def test_the_functions_need_no_library_of_the_terminal(module: str) -> None:
     code = f"import autotile.api.{module}, sys; print([name for name in ('rich', 'typer') if name in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=child_environment(), capture_output=True, text=True, check=True
-    )
+    done = python("-c", code, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_diff(store: Callable[..., Path]) -> None:
+    a, b = store("a.db", 1024, FAST, 10.0, "replayed"), store("b.db", 1024, SLOW, 12.0, "replayed")
+    store("a.db", 2048, FAST, 10.0)
+    found = databases.db_diff(a, b)
+    (pair,) = found.both
+    assert (pair.verdict, pair.same_config) == ("A is faster", False)
+    assert pair.ratio is not None
+    assert pair.ratio.value == pytest.approx(1.2)
+    assert [dict(one.winner.key.sizes) for one in found.only_a] == [{"n": 2048}]
+    counts = "0 same, 1 different, 1 only in A, 0 only in B"
+    assert repr(found) == f"<DatabaseDiff: A {a}, B {b}: 2 problems, 1 (replayed): {counts}>"
+    assert "<td>A is faster</td>" in found._repr_html_()
+
+
+def test_a_password_is_not_shown(store: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    a = store("a.db", 1024, FAST, 10.0)
+    monkeypatch.setattr(databases, "open_existing", lambda place: Database.open(a))
+    found = databases.db_diff(a, "postgresql://me:secret@host/tuning")
+    assert "secret" not in repr(found) + found.b
+    assert "me:***@host" in found.b
+
+
+def test_merge(store: Callable[..., Path], tmp_path: Path) -> None:
+    a, b = store("a.db", 1024, FAST, 10.0, "replayed"), store("b.db", 1024, SLOW, 12.0, "replayed")
+    found = databases.db_merge([a, b], tmp_path / "out.db")
+    (study,) = found.studies
+    assert (study.decision, study.served.config) == ("taken", FAST)
+    assert [rows.trials for _, rows in found.copied] == [2, 2]
+    out = tmp_path / "out.db"
+    assert repr(found) == f"<MergeResult: 4 new trials in {out}, 1 study (replayed) with several winners>"
+    assert "<td>THREADS=64 WORK=2</td><td>12.00 us</td><td>taken</td>" in found._repr_html_()
+
+
+def test_clean(store: Callable[..., Path]) -> None:
+    path = store("a.db", 1024, FAST, 10.0, "replayed")
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    for dry_run, done in ((True, "would be deleted"), (False, "deleted")):
+        found = databases.db_clean("scale", before=tomorrow, dry_run=dry_run, database=path)
+        assert (found.deleted, found.studies[0].total, found.studies[0].emptied) == (1, 2, False)
+        assert repr(found) == f"<CleanResult: 1 trial of 1 study (replayed) {done} in {path}>"
+        assert "<td>1</td><td>2</td><td>old</td>" in found._repr_html_()
+    assert databases.db_clean(before=tomorrow, database=path).deleted == 0
+
+
+def test_clean_needs_a_criterion(store: Callable[..., Path]) -> None:
+    with pytest.raises(InputError, match="pass before, keep_gpus or stale"):
+        databases.db_clean(database=store("a.db", 1024, FAST, 10.0))

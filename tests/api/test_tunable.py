@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import doctest
 import gc
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from child_python import python
 
 import autotile
 from autotile import Buffer, Scalar, Scratch
@@ -20,7 +19,6 @@ from autotile.errors import InputError, SpecError, UnknownKernelError
 from autotile.kernel import python_kernel
 from autotile.kernel.library import load_kernel
 from autotile.kernel.python_kernel import parameter_names
-from autotile.settings import child_environment
 
 CODE = """
 extern "C" __global__ void scale(const float* x, float* y, int n, float factor) {
@@ -388,8 +386,7 @@ def test_no_file_is_left_behind(tmp_path):
         "    launch=('THREADS', 'n'), reference='factor * x')\n"
         "print(k.definition.template_path)\n"
     )
-    environment = {**child_environment(), "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    done = python("-c", script, env={"TMPDIR": str(tmp_path)}, check=True)
     assert Path(done.stdout.strip()).is_relative_to(tmp_path)
     gc.collect()
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What holds for every command: help, exit codes, one document on standard output, a lean start."""
+"""What holds for every command: help, options, words, exit codes, one document on standard output, a lean start."""
 
 from __future__ import annotations
 
@@ -10,22 +10,29 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
 import typer
+from child_python import python
 from typer.testing import CliRunner
 
 import autotile
 from autotile import __version__
 from autotile.cli.application import CommandLine, app, made_command, report_crash
+from autotile.cli.commands import COMMANDS
 from autotile.cli.commands import add_command as add
+from autotile.cli.derivation import REQUIRED, describe, in_options, parameter_of
 from autotile.cli.output import examples
+from autotile.cli.words import read_assignments, read_sizes, read_values
+from autotile.errors import InputError, ProblemError
+from autotile.kernel.library import load_kernel
 from autotile.settings import child_environment
 
 HEAVY = ("optuna", "kernel_tuner", "cupy", "sqlalchemy", "torch")
 
-COMMANDS = [
+NAMES = [
     "new",
     "tune",
     "best",
@@ -61,16 +68,8 @@ def commands() -> Iterator[tuple[str, Any]]:
                 waiting.append((f"{name} {word}".strip(), inner))
 
 
-def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """A Python process that finds this checkout and nothing else of it."""
-    command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, env=child_environment(), capture_output=True, text=True, timeout=60, check=False, **options
-    )
-
-
 def test_the_commands_are_these():
-    assert {name for name, _ in commands()} == {"", *COMMANDS}
+    assert {name for name, _ in commands()} == {"", *NAMES}
 
 
 def test_a_command_is_made_without_the_others(run, monkeypatch):
@@ -122,7 +121,7 @@ def help_of(*words: str, application: typer.Typer = app, width: int = 100) -> li
     return [line.strip("│ ") for line in plain.splitlines()]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_help_is_shown(name):
     assert any(line.startswith(f"Usage: autotile {name} [OPTIONS]") for line in help_of(*name.split()))
 
@@ -227,11 +226,7 @@ USAGE_ERRORS = [
 
 @pytest.mark.parametrize("words", USAGE_ERRORS)
 def test_a_usage_error_says_where_the_help_is(run, words):
-    answer = run(*words, "--json")
-    assert answer.code == 2
-    assert "--help`" in answer.err
-    assert answer.document["error"]["kind"] == "UsageError"
-    assert answer.document["error"]["message"] in answer.err
+    run(*words, "--json").is_refused("--help`", kind="UsageError")
 
 
 REFUSED = {
@@ -257,10 +252,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED.values(), ids=REFUSED)
 def test_json_of_whatever_is_refused_is_one_document(run, words):
-    answer = run(*words, "--json")
-    assert answer.code == 2
-    assert answer.document["error"]["kind"].endswith("Error")
-    assert answer.document["error"]["message"] in answer.err
+    run(*words, "--json").is_refused()
 
 
 @pytest.mark.parametrize(
@@ -404,9 +396,7 @@ class TestProcesses:
         assert "Exception ignored" not in done.stderr
 
     def test_ascii_terminals_are_served(self):
-        environment = {**child_environment(), "PYTHONIOENCODING": "ascii"}
-        words = [sys.executable, "-m", "autotile", "devices"]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = python("-m", "autotile", "devices", env={"PYTHONIOENCODING": "ascii"})
         assert (done.returncode, done.stderr) == (0, "")
         assert "rtx-3060" in done.stdout
 
@@ -427,14 +417,116 @@ class TestCompletion:
         ],
     )
     def test_tab(self, typed, offered):
-        environment = {
-            **child_environment(),
-            "_AUTOTILE_COMPLETE": "complete_bash",
-            "COMP_WORDS": typed,
-            "COMP_CWORD": str(len(typed.split()) - 1),
-        }
+        typing = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
         code = "from autotile.cli.application import main; main()"
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = python("-c", code, env={"_AUTOTILE_COMPLETE": "complete_bash", **typing})
         assert offered in done.stdout.split()
+
+
+FUNCTIONS = {command.function for command in COMMANDS.values()}
+
+
+@pytest.mark.parametrize("path", sorted(FUNCTIONS))
+def test_the_source_says_what_the_function_does(path: str) -> None:
+    """The derivation reads the source; what it finds is the signature of the function that is then called."""
+    module, _, name = path.rpartition(".")
+    function = getattr(import_module(f"autotile.{module}"), name)
+    text, described = describe(path)
+    assert text == inspect.cleandoc(function.__doc__).partition("\n\nParameters\n")[0]
+    stated = inspect.signature(function).parameters
+    own = [one for one in described if one.name in stated]
+    assert own
+    for one in own:
+        parameter = stated[one.name]
+        if parameter.kind is not parameter.VAR_POSITIONAL:
+            assert (one.default is None and parameter.default == ()) or one.default == parameter.default
+    assert all(one.help.endswith(".") for one in described)
+
+
+def test_the_first_sentence_is_the_help_and_none_for_the_default() -> None:
+    described = {one.name: one for one in describe("api.results.best")[1]}
+    assert described["kernel"].help == "Name of a kernel or an operation, or path of its file."
+    assert described["kernel"].default is REQUIRED
+    assert (described["dtype"].help, described["dtype"].unsaid) == (
+        "Element type, one of the kernel's.",
+        "the kernel's first",
+    )
+    options = {one.name: one for one in describe("api.tuning.tune")[1]}
+    assert (options["finals"].hint, options["finals"].default) == ("int", 12)
+    assert options["l2"].default == "cold"
+    assert options["objective"].help.endswith("May be given again.")
+
+
+def test_parameters_in_a_text_are_shown_as_options() -> None:
+    flags = {"output": "-o", "keep_gpus": "--keep-gpu"}
+    assert in_options("With ``output`` and ``keep_gpus``; ``BM``.", flags) == "With -o and --keep-gpu; BM."
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "form", "options"),
+    [
+        ("api.results.best", "library", "", ["--library/--no-library"]),
+        ("api.exchange.export", "output", "-o --output FILE", ["-o", "--output"]),
+        ("api.results.trials", "limit", "N 1..", ["--limit"]),
+        ("api.inspection.space", "sample", "N 1..9", ["--sample"]),
+    ],
+)
+def test_options_have_their_form(function: str, name: str, form: str, options: list[str]) -> None:
+    (one,) = [one for one in describe(function)[1] if one.name == name]
+    option = parameter_of(one, form, {}).annotation.__metadata__[0]
+    assert [option.default, *option.param_decls] == options  # in an annotation, the first stands there
+    assert option.max == (9 if form.endswith("9") else None)
+
+
+def test_words_are_split_at_the_first_equals_sign():
+    assert read_assignments(["A=1", "B=x=y"]) == {"A": "1", "B": "x=y"}
+
+
+@pytest.mark.parametrize("word", ["A", "=1", "A=", "1A=2", "A B=1"])
+def test_words_that_are_no_assignment(word):
+    with pytest.raises(InputError, match="expected NAME=VALUE"):
+        read_assignments([word])
+
+
+@pytest.mark.parametrize("text", ["1.5", "-1", "1e3", "٣", "x", "9" * 19, "9" * 5000])
+def test_sizes_are_decimal_integers(text):
+    with pytest.raises(ProblemError, match="expected a whole number from 1 to 2147483647"):
+        read_sizes([f"M={text}"])
+    assert read_sizes(["M=4096", "TRANS_A=0"]) == {"M": 4096, "TRANS_A": 0}
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("TILE=16", 16),
+        ("TILE=-1", -1),
+        ("TILE=big", "big"),
+        ("TILE=12345678", "12345678"),
+        ("GUARDED=TRUE", True),
+        ("GUARDED=0", False),
+        ("GUARDED=maybe", "maybe"),
+        ("N=512", 512),
+        ("UNKNOWN=512", "512"),
+    ],
+)
+def test_values_take_the_type_of_their_parameter(word, value):
+    ((name, found),) = read_values(load_kernel("matmul_tiled").spec, [word]).items()
+    assert name == word.partition("=")[0]
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("command", "word", "meant"),
+    [
+        ("tune", "trials=8", "--trials 8"),
+        ("tune", "budget=30s", "--budget 30s"),
+        ("tune", "verify_problem=3", "--verify-problem 3"),
+        ("best", "device=h200", "--device h200"),
+    ],
+)
+def test_an_option_that_is_written_as_in_python_is_recognized(run, command, word, meant):
+    answer = run(command, "matmul_tiled", "M=2048", word)
+    assert answer.code == 2
+    assert answer.err.replace("\n", " ").rstrip().endswith(f"; did you mean {meant}?")
+    assert "did you mean" not in run(command, "matmul_tiled", "rows=8").err
+    assert "did you mean" not in run("best", "matmul_tiled", "trials=8").err, "which has no such option"

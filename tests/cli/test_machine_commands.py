@@ -53,16 +53,23 @@ def test_devices_shows_measured_ceilings(run, tmp_path):
 
 @pytest.mark.usefixtures("no_gpu")
 def test_measure_device_without_a_gpu(run):
-    answer = run("devices", "--measure", "--json")
-    assert answer.code == 2
-    assert "no CUDA device" in answer.document["error"]["message"]
+    run("devices", "--measure", "--json").is_refused("no CUDA device")
 
 
 @pytest.mark.usefixtures("no_gpu")
 class TestDoctor:
-    def test_replay_is_enough(self, run, monkeypatch, recording):
+    @pytest.fixture
+    def recordings_in(self, monkeypatch):
+        """Let recordings lie in a folder."""
         settings = doctor.read_settings()
-        monkeypatch.setattr(doctor, "read_settings", lambda: with_recordings(settings, recording.parent))
+
+        def choose(folder):
+            monkeypatch.setattr(doctor, "read_settings", lambda: replace(settings, recording_folders=(folder,)))
+
+        return choose
+
+    def test_replay_is_enough(self, run, recordings_in, recording):
+        recordings_in(recording.parent)
         answer = run("doctor", "--json")
         assert answer.code == 0
         assert answer.document["ok"] is True
@@ -72,9 +79,8 @@ class TestDoctor:
         assert status["NVRTC"] == status["compiler"] == status["database"] == status["recordings"] == "ok"
         assert "tuning works here by replay, of 1 recorded problem" in run("doctor").out
 
-    def test_neither_gpu_nor_recording(self, run, monkeypatch, tmp_path):
-        settings = doctor.read_settings()
-        monkeypatch.setattr(doctor, "read_settings", lambda: with_recordings(settings, tmp_path / "none"))
+    def test_neither_gpu_nor_recording(self, run, recordings_in, tmp_path):
+        recordings_in(tmp_path / "none")
         answer = run("doctor", "--json")
         assert answer.code == 1
         assert answer.document["ok"] is False
@@ -83,10 +89,9 @@ class TestDoctor:
         assert status["GPU"]["status"] == "fail"
         assert status["recordings"]["cure"]
 
-    def test_a_damaged_recording_is_told(self, run, monkeypatch, recording):
+    def test_a_damaged_recording_is_told(self, run, recordings_in, recording):
         recording.with_name("broken.npz").write_bytes(b"broken")
-        settings = doctor.read_settings()
-        monkeypatch.setattr(doctor, "read_settings", lambda: with_recordings(settings, recording.parent))
+        recordings_in(recording.parent)
         answer = run("doctor")
         assert answer.code == 0
         assert "broken.npz" in answer.out
@@ -121,7 +126,3 @@ class TestDoctor:
         answer = run("doctor", "--json")
         assert answer.code == 1
         assert "config.toml" in answer.document["checks"][0]["detail"]
-
-
-def with_recordings(settings, folder):
-    return replace(settings, recording_folders=(folder,))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from child_python import python
 
 import autotile
 from autotile.errors import InputError
-from autotile.settings import child_environment
 
 
 def test_its_files_are_a_valid_kernel(tmp_path):
@@ -24,10 +21,7 @@ def test_its_files_are_a_valid_kernel(tmp_path):
 
 def test_its_test_passes(tmp_path):
     autotile.new("blur", tmp_path)
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=child_environment(), capture_output=True, text=True, timeout=120, check=False
-    )
+    done = python("-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", tmp_path, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     assert "passed" in done.stdout
 
@@ -62,8 +56,6 @@ def test_the_command(run, tmp_path):
         "space": str(tmp_path / "blur.toml"),
         "test": str(tmp_path / "test_blur.py"),
     }
-    again = run("new", "blur", "--in", tmp_path)
-    assert again.code == 2
-    assert "exists already" in again.err
+    run("new", "blur", "--in", tmp_path).is_refused("exists already")
     shown = run("new", "sharpen", "--in", tmp_path)
     assert f"autotile tune {tmp_path / 'sharpen.toml'} N=16777216" in shown.out

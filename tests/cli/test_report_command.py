@@ -58,15 +58,13 @@ def test_a_page_of_a_recording_in_a_folder(run, tmp_path):
 )
 def test_what_cannot_be_shown_is_told_in_one_line(run, stored, empty_folder, words, message):
     answer = run("report", *words, f"--db={stored}")
-    assert answer.code == 2
-    assert message in answer.err
+    answer.is_refused(message)
     assert len(answer.err.splitlines()) == 1
     assert list(empty_folder.iterdir()) == []
 
 
 def test_an_empty_database_and_a_damaged_one(run, tmp_path):
-    answer = run("report", "sgemm_2d", f"--db={tmp_path / 'none.db'}")
-    assert (answer.code, "there is no database" in answer.err) == (2, True)
+    run("report", "sgemm_2d", f"--db={tmp_path / 'none.db'}").is_refused("there is no database")
     (tmp_path / "damaged.db").write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 40)
     answer = run("report", "sgemm_2d", f"--db={tmp_path / 'damaged.db'}")
     assert answer.code == 2

@@ -1,3 +1,5 @@
+"""Commands that list, serve, check, export and import what is stored."""
+
 from __future__ import annotations
 
 import csv
@@ -7,6 +9,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from answers import Run
 
 from autotile.database.database import Database
 from autotile.exchange.recording import read_recording_header
@@ -42,13 +45,6 @@ class TestWithoutADatabase:
         assert "Nothing is tuned" in found["explain"]
         assert "tier" in run("best", scale_toml, "n=4096", "--device", "h200").out
 
-    def test_a_misspelt_kernel_is_not_an_empty_list(self, run):
-        assert run("trials", "sgem_2d").code == 2
-        assert run("best", "sgem_2d", "M=1").code == 2
-
-    def test_nothing_to_export(self, run, scale_toml, tmp_path):
-        run("export", scale_toml, "n=4096", "-o", tmp_path / "out.json").is_refused("nothing is tuned yet")
-
 
 @pytest.mark.usefixtures("tuned")
 class TestWithResults:
@@ -63,7 +59,7 @@ class TestWithResults:
 
     def test_list_of_a_kernel_that_was_never_tuned(self, run):
         assert run("list", "sgemm_2d", "--json").document == []
-        assert run("list", "nosuch").code == 2
+        run("list", "nosuch").is_refused("nosuch")
 
     def test_trials_are_fastest_first(self, run):
         rows = run("trials", "scale", "--json").document
@@ -115,18 +111,6 @@ class TestWithResults:
         assert answer.code != 0
         assert said in answer.err
         assert answer.err.count("\n") == 1
-
-    @pytest.mark.parametrize(
-        ("words", "said"),
-        [
-            (["--outcome", "splendid"], "expected one of ok, infeasible"),
-            (["m=1"], "no size 'm'"),
-            (["--limit", "0"], "--limit"),
-            (["n=x"], "whole number"),
-        ],
-    )
-    def test_trials_refusals(self, run, words, said):
-        run("trials", "scale", *words).is_refused(said)
 
     def test_best_of_other_sizes_is_the_nearest(self, run, scale_toml):
         found = run("best", scale_toml, "n=1000000", "--device", "h200", "--json").document
@@ -213,32 +197,12 @@ class TestExchange:
     def test_several_optuna_studies_in_a_file(self, run, tune, scale_toml, tmp_path):
         command = ("export", scale_toml, "n=1048576", "--format", "optuna", "-o", tmp_path / "study.db")
         assert run(*command).code == 0
-        again = run(*command)
-        assert again.code == 2
-        assert "holds a study named" in again.err
-
-    def test_what_was_replayed_is_not_recorded_again(self, run, scale_toml, tmp_path):
-        run("export", scale_toml, "n=1048576", "--format", "recording", "-o", tmp_path / "x.npz").is_refused(
-            "replayed from a recording"
-        )
-
-    @pytest.mark.parametrize(
-        ("words", "said"),
-        [
-            (["n=7", "-o", "x.json"], "tuned are: n=1048576 on NVIDIA H200"),
-            (["n=1048576", "-o", "x.json", "--device", "t4"], "was not tuned on Tesla T4"),
-            (["n=1048576", "-o", "x.json", "--format", "xml"], "--format"),
-            (["n=1048576"], "no file is named to write to; add -o FILE"),
-            (["n=1048576", "-o", "no/such/folder/x.json"], "cannot write"),
-        ],
-    )
-    def test_refusals(self, run, scale_toml, words, said):
-        run("export", scale_toml, *words).is_refused(said)
+        run(*command).is_refused("holds a study named")
 
     def test_import_of_something_else(self, run, tmp_path):
         (tmp_path / "x.json").write_text("{}")
         run("import", tmp_path / "x.json", "n=1").is_refused("cache file of Kernel Tuner")
-        assert run("import", tmp_path / "missing.json", "n=1").code == 2
+        run("import", tmp_path / "missing.json", "n=1").is_refused("missing.json")
 
     @pytest.mark.parametrize(
         ("words", "said"), [(["n=0"], "size n is 0"), (["n=8", "--dtype", "float31"], "no dtype 'float31'")]
@@ -260,3 +224,58 @@ def test_where_the_database_is(run, tmp_path, monkeypatch):
     assert run("db", "path", "--json").document == {"database": str(tmp_path / "tuning.db")}
     monkeypatch.setenv("AUTOTILE_DB", "postgresql://me:secret@host/tuning")
     assert run("db", "path").out == "postgresql+psycopg://me:***@host/tuning\n"
+
+
+@pytest.mark.usefixtures("tuned")
+class TestBundle:
+    def test_it_is_made_and_looked_into(self, run: Run, scale_toml: Path, tmp_path: Path) -> None:
+        path = tmp_path / "app.autotile"
+        answer = run("export", "--format", "bundle", scale_toml, "-o", path, "--json")
+        assert answer.code == 0
+        made = answer.document
+        assert (made["file"], made["bytes"]) == (str(path), path.stat().st_size)
+        assert made["kernels"] == [{"kernel": "scale", "problems": 1, "cubins": 2, "architectures": ["sm_90"]}]
+        assert len(made["digest"]) == 64
+        served = run("best", "scale", "n=1048576", "--device", "h200", "--bundle", path, "--json").document
+        assert served["config"] == {"THREADS": 256, "WORK": 4}
+        assert served["bundle"].startswith(f"{path}, compiled for sm_90 with NVRTC ")
+        assert str(path) in run("best", "scale", "n=1048576", "--device", "h200", "--bundle", path).out
+
+    def test_a_person_reads_what_is_in_it(self, run: Run, scale_toml: Path, tmp_path: Path) -> None:
+        words = ("-o", tmp_path / "x", "--arch", "sm_80", "--arch", "sm_90")
+        answer = run("export", "--format", "bundle", scale_toml, "n=1048576", *words)
+        assert answer.code == 0
+        assert "sm_80 sm_90" in answer.out
+        assert "digest" in answer.out
+
+
+@pytest.mark.usefixtures("tuned")
+class TestHeader:
+    def test_it_is_written_with_its_cubins(self, run: Run, scale_toml: Path, tmp_path: Path) -> None:
+        path = tmp_path / "include" / "scale.hpp"
+        made = run("export", scale_toml, "--format", "c-header", "-o", path, "--json").document
+        assert (made["namespace"], made["problems"], len(made["cubins"])) == ("autotile::scale", 1, 2)
+        text = path.read_text()
+        for cubin in made["cubins"]:
+            assert (path.parent / cubin).read_bytes()[:4] == b"\x7fELF"
+            assert cubin in text
+        assert "if (!(sizes.n >= (config.THREADS * config.WORK))) return false;  // enough_blocks" in text
+        assert "{{1048576}, " in text
+        assert "@@" not in text
+
+
+@pytest.mark.usefixtures("tuned")
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("h200", ""),
+        ("a100", "was not tuned on NVIDIA A100"),
+        ("nosuch", "no GPU profile is named"),
+        ("7", "no CUDA device 7"),
+    ],
+)
+def test_trials_of_one_gpu(run: Run, scale_toml: Path, tmp_path: Path, device: str, said: str) -> None:
+    answer = run("export", scale_toml, "n=1048576", "-o", tmp_path / "x.json", "--device", device)
+    assert answer.code == (2 if said else 0)
+    assert said in answer.err
+    assert (tmp_path / "x.json").exists() == (not said)

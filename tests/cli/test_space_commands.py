@@ -1,11 +1,21 @@
+"""``autotile space`` and ``autotile explain``."""
+
 from __future__ import annotations
 
+import csv
+import io
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from feature_kernels import SPLIT_SPACE, SPLIT_TEMPLATE, write_kernel
+from interrupts import heeded_interrupts
 
 from autotile.errors import ToolchainError
+from autotile.settings import child_environment
 from autotile.space.limits import UNLIMITED
 
 
@@ -37,15 +47,6 @@ class TestOccupancy:
         assert "8,192 B + 1,024 B reserved" in lines["shared memory"]
         assert "66.7 %: 1 block on an SM, 32 of 48 warps; limited by threads" in answer.out
 
-    @pytest.mark.parametrize(
-        "words", [["--threads", "0"], ["--threads", "-1"], ["--threads", "32", "--smem", "-1"], []]
-    )
-    def test_refusals(self, run, words):
-        assert run("explain", *words, "--device", "h200").code == 2
-
-    def test_an_unknown_device_is_told_the_near_ones(self, run):
-        run("explain", "--threads", "32", "--device", "rtx-3061").is_refused("rtx-3060")
-
     def test_without_a_gpu_the_device_is_said(self, run, monkeypatch):
         monkeypatch.setattr("autotile.api.targets.device_count", lambda: 0)
         answer = run("explain", "--threads", "32", "--json")
@@ -58,32 +59,27 @@ class TestOccupancy:
 
 
 class TestSpace:
-    def test_json_counts_every_stage(self, run, scale_toml):
+    def test_every_stage_is_counted_in_json_and_for_a_person(self, run, scale_toml):
         found = run("space", scale_toml, "n=100", "--device", "h200", "--json").document
-        assert found["kernel"] == "scale"
-        assert found["combinations"] == 12
+        assert (found["kernel"], found["combinations"]) == ("scale", 12)
         assert found["rules"] == [{"name": "enough_blocks", "remaining": 3}]
         assert found["limits"][-1] == {"name": "occupancy", "remaining": 3}
         assert found["valid"] == 3
         assert found["parameters"] == {"THREADS": [32, 64, 128, 256], "WORK": [1, 2, 4]}
         assert found["seconds"] >= 0
-
-    def test_sizes_may_be_left_out(self, run, scale_toml):
         assert run("space", scale_toml, "--device", "h200", "--json").document["problem"] == {"n": 4096}
-
-    def test_a_person_reads_the_funnel(self, run, scale_toml):
-        answer = run("space", scale_toml, "n=100", "--device", "h200")
-        assert "rule enough_blocks" in answer.out
-        assert "3 valid configurations" in answer.out
-
-    def test_nothing_left_says_which_rule(self, run, scale_toml):
-        run("space", scale_toml, "n=8", "--device", "h200").is_refused("enough_blocks")
+        shown = run("space", scale_toml, "n=100", "--device", "h200").out
+        assert "rule enough_blocks" in shown
+        assert "3 valid configurations" in shown
 
     @pytest.mark.parametrize("name", ["matmul_naive", "matmul_tiled", "sgemm_2d"])
     def test_built_in_kernels(self, run, name):
         assert run("space", name, "--device", "h200", "--json").document["valid"] > 0
 
 
+NOT_FOR = "transpose_tma needs compute capability 9.0, but NVIDIA A100"
+ROWS_APART = "has rows 252 bytes apart in the shape 64 x 63, expected a multiple of 16"
+LARGE = ["matmul_tiled", "M=1000000", "N=1000000", "K=8", "--device=rtx-3060"]
 TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpose_tma.toml"
 
 
@@ -100,21 +96,16 @@ class TestSizesThatAreNotGiven:
 
 
 class TestExplain:
-    def test_parameters_and_sizes_may_be_mixed(self, run, scale_toml):
+    def test_parameters_and_sizes_may_be_mixed_and_have_defaults(self, run, scale_toml):
         found = run("explain", scale_toml, "THREADS=64", "n=1000", "WORK=2", "--device", "h200", "--json").document
         assert found["config"] == {"THREADS": 64, "WORK": 2}
         assert found["problem"] == {"n": 1000}
-        assert found["valid"] is True
-        assert found["fault"] == ""
-        assert found["geometry"]["grid"] == [8, 1, 1]
-        assert found["geometry"]["threads"] == 64
+        assert (found["valid"], found["fault"]) == (True, "")
+        assert (found["geometry"]["grid"], found["geometry"]["threads"]) == ([8, 1, 1], 64)
         assert found["resources"]["registers"] > 0
         assert found["resources"]["spill_bytes"] == 0
-        assert found["occupancy"]["blocks_per_sm"] == 32
-        assert found["occupancy"]["limited_by"] == ["threads", "blocks"]
-        assert found["occupancy"]["compiled"] is True
-
-    def test_missing_parameters_are_the_defaults(self, run, scale_toml):
+        expected = {"blocks_per_sm": 32, "limited_by": ["threads", "blocks"], "compiled": True}
+        assert found["occupancy"] == found["occupancy"] | expected
         found = run("explain", scale_toml, "--device", "h200", "--json").document
         assert found["config"] == {"THREADS": 128, "WORK": 1}
 
@@ -148,19 +139,6 @@ class TestExplain:
         for text, value in (("false", False), ("0", False), ("True", True), ("1", True)):
             found = run("explain", "matmul_tiled", f"GUARDED={text}", "--device", "h200", "--json").document
             assert found["config"]["GUARDED"] is value
-
-    @pytest.mark.parametrize(
-        ("words", "said"),
-        [
-            (["THREAD=64"], "neither a parameter nor a size 'THREAD'"),
-            (["THREADS=big"], "not among its values 32, 64, 128, 256"),
-            (["THREADS=64", "THREADS=32"], "given twice"),
-            (["n=0"], "size n is 0, expected 1 to 2147483647"),
-            (["THREADS"], "expected NAME=VALUE"),
-        ],
-    )
-    def test_refusals(self, run, scale_toml, words, said):
-        run("explain", scale_toml, *words, "--device", "h200").is_refused(said)
 
     def test_arguments_that_the_kernel_does_not_take(self, run, scale_toml):
         scale_toml.write_text(scale_toml.read_text().replace('factor = { scalar = "float32"', 'm = { scalar = "int32"'))
@@ -229,20 +207,89 @@ class TestKernelsOfOneKindOfDevice:
         run("space", split, word, "--device", "h200").is_refused(said)
 
     @pytest.mark.parametrize("command", ["space", "explain", "best"])
-    def test_a_device_that_the_kernel_is_not_for(self, run, command):
-        sizes = ("M=64", "N=64")
-        answer = run(command, TRANSPOSE, *sizes, "--device", "a100")
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (
+                [TRANSPOSE, "M=64", "N=64", "--device=a100"],
+                NOT_FOR,
+            ),
+            ([TRANSPOSE, "M=64", "N=63", "--device=h200"], ROWS_APART),
+            (LARGE, "its arrays take 3,725.3 GiB, NVIDIA GeForce RTX 3060 has 12.0 GiB"),
+        ],
+        ids=["device", "tensor map", "memory"],
+    )
+    def test_what_a_device_cannot_hold_or_run(self, run, command, words, said):
+        answer = run(command, *words)
         assert answer.code == (1 if command == "explain" else 2)
-        assert "transpose_tma needs compute capability 9.0, but NVIDIA A100" in answer.err + answer.out
+        assert said in answer.err + answer.out
 
-    @pytest.mark.parametrize("command", ["space", "explain", "best"])
-    def test_arrays_that_no_tensor_map_takes(self, run, command):
-        answer = run(command, TRANSPOSE, "M=64", "N=63", "--device", "h200")
-        assert answer.code == (1 if command == "explain" else 2)
-        assert "has rows 252 bytes apart in the shape 64 x 63, expected a multiple of 16" in answer.err + answer.out
 
-    @pytest.mark.parametrize("command", ["space", "explain", "best"])
-    def test_arrays_that_do_not_fit_in_memory(self, run, command):
-        answer = run(command, "matmul_tiled", "M=1000000", "N=1000000", "K=8", "--device", "rtx-3060")
-        assert answer.code == (1 if command == "explain" else 2)
-        assert "its arrays take 3,725.3 GiB, NVIDIA GeForce RTX 3060 has 12.0 GiB" in answer.err + answer.out
+class TestSurvey:
+    def test_it_shows_resources_and_configurations(self, run, scale_toml):
+        answer = run("space", "--compile", scale_toml, "n=4096", "--device", "h200", "--limit", "3")
+        assert answer.code == 0
+        for words in ("12 valid, 12 compiled", "registers, a thread", "occupancy, %", "3 configurations of the least"):
+            assert words in answer.out
+        assert answer.out.count("THREADS=") == 3
+
+    def test_failures_have_the_words_of_the_compiler_and_an_example(self, run, scale_toml):
+        template = scale_toml.with_suffix(".cu")
+        template.write_text(template.read_text() + "\n#error no configuration compiles\n")
+        answer = run("space", "--compile", scale_toml, "n=4096", "--device", "h200")
+        assert answer.code == 1
+        assert "no configuration compiles" in answer.out
+        assert "0 (0.0 %); 12 cannot be launched" in answer.out
+        assert answer.out.count("THREADS=") == 1
+
+    def test_json_and_csv_have_every_configuration(self, run, scale_toml, tmp_path):
+        path = tmp_path / "survey.csv"
+        answer = run("space", "--compile", scale_toml, "n=4096", "--device", "h200", "--json", "--csv", path)
+        document = answer.document
+        assert (document["valid"], document["compiled"], document["usable"]) == (12, 12, 12)
+        assert document["device"] == {"name": "NVIDIA H200", "source": "profile"}
+        rows = list(csv.DictReader(io.StringIO(path.read_text())))
+        assert [row["registers_per_thread"] for row in rows] == [
+            str(entry["registers_per_thread"]) for entry in document["configurations"]
+        ]
+        assert "wrote 12 configurations to" in answer.err
+
+    def test_a_page_is_written_beside_the_table(self, run, scale_toml, tmp_path):
+        pytest.importorskip("plotly", reason="the extra autotile[report] is not installed")
+        answer = run("space", "--compile", scale_toml, "n=4096", "--device", "h200", "-o", tmp_path / "survey.html")
+        assert "12 valid" in answer.out
+        assert f"wrote {tmp_path / 'survey.html'}" in answer.err
+        assert (tmp_path / "survey.html").read_text().startswith("<!DOCTYPE html>")
+        assert run("space", "--compile", scale_toml, "-o", "/no/such/folder/survey.html").code == 2
+
+    def test_csv_to_standard_output_is_nothing_else(self, run, scale_toml):
+        answer = run("space", "--compile", scale_toml, "n=4096", "--device", "h200", "--sample", "2", "--csv", "-")
+        assert len(list(csv.reader(io.StringIO(answer.out)))) == 3
+
+    @pytest.mark.parametrize("words", [["--device", "nosuch"], ["--csv", "-", "--json"], ["--csv", "/"], ["n=0"]])
+    def test_bad_input_is_one_line(self, run, scale_toml, words):
+        answer = run("space", "--compile", scale_toml, *words)
+        assert answer.code == 2
+        assert answer.err.startswith("error: ")
+        assert answer.err.count("\n") == 1
+
+    def test_ctrl_c_shows_what_there_is(self, scale_toml, tmp_path):
+        template = scale_toml.with_suffix(".cu")
+        template.write_text(template.read_text() + f"\n// {tmp_path}\n#include <cuda/std/atomic>\n")  # in no cache yet
+        words = [sys.executable, "-m", "autotile", "space", "--compile", str(scale_toml), "n=4096", "--device", "h200"]
+        environment = {**child_environment(), "AUTOTILE_CACHE": str(tmp_path / "cache")}
+        with (
+            heeded_interrupts(),
+            subprocess.Popen(
+                [*words, "--workers", "1"], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            ) as command,
+        ):
+            deadline_s = time.monotonic() + 120
+            while not list((tmp_path / "cache").rglob("*.cubin")) and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+            command.send_signal(signal.SIGINT)
+            out, err = command.communicate(timeout=120)
+        assert command.returncode == 130, err
+        assert "12 valid" in out
+        assert "the same command goes on from there" in err
+        assert "Traceback" not in err

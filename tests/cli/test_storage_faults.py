@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or on a network, and files that are damaged, foreign or from the future.
+"""Disks that are full, read-only or on a network, files that are damaged, foreign or from the future, broken streams.
 
 Each command says in one message what is wrong and what to do, exits with the right code, and loses nothing.
 """
@@ -6,6 +6,7 @@ Each command says in one message what is wrong and what to do, exits with the ri
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sqlite3
 import subprocess
@@ -15,9 +16,12 @@ from typing import Any
 
 import pytest
 from answers import Run
+from child_python import python
+from interrupts import heeded_interrupts
 from small_disk import autotile, on_small_disk
 from stored_runs import start_run
 
+from autotile.cli.application import CommandLine
 from autotile.core.model import Resources
 from autotile.cuda.compiler import Compilation, CompiledFunction, CubinCache
 from autotile.database import engine
@@ -39,7 +43,7 @@ def refusal(code: int, out: str, err: str, *, expected: int = 2) -> str:
     return message
 
 
-def stored(location: Path) -> int:
+def stored(location: Path | str) -> int:
     """Trials of the search in a database."""
     with Database.open(location) as database:
         assert check_database(database).ok
@@ -181,14 +185,7 @@ class TestFullDisk:
     @pytest.mark.parametrize("as_json", [[], ["--json"]])
     def test_of_the_answer(self, tuned: Path, as_json: list[str]) -> None:
         with Path("/dev/full").open("w") as full:
-            done = subprocess.run(
-                [sys.executable, "-m", "autotile", "list", "--db", str(tuned), *as_json],
-                env=child_environment(),
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                check=False,
-            )
+            done = python("-m", "autotile", "list", "--db", tuned, *as_json, stdout=full, stderr=subprocess.PIPE)
         assert done.returncode == 1
         assert done.stderr == (
             "error: No space left on device: the answer cannot be written; what was stored is kept\n"
@@ -209,14 +206,7 @@ class TestFullDisk:
     )
     def test_of_the_help_and_of_an_error(self, words: list[str], told: list[str]) -> None:
         with Path("/dev/full").open("w") as full:
-            done = subprocess.run(
-                [sys.executable, "-m", "autotile", *words],
-                env=child_environment(),
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                check=False,
-            )
+            done = python("-m", "autotile", *words, stdout=full, stderr=subprocess.PIPE)
         assert (done.returncode, done.stderr.splitlines()) == (1, told)
 
     def test_a_file_that_may_not_grow(self, words: list[str], tmp_path: Path) -> None:
@@ -224,13 +214,7 @@ class TestFullDisk:
         location = tmp_path / "tuning.db"
         limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (140_000, 140_000))\n"
         code = f"{limited}from autotile.cli.application import main; sys.argv[0] = 'autotile'; main()"
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words, "--db", str(location)],
-            env={**child_environment(), "TMPDIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = python("-c", code, *words, "--db", location, env={"TMPDIR": str(tmp_path)})
         assert "reading from or writing to the disk failed" in refusal(
             done.returncode, done.stdout, done.stderr, expected=1
         )
@@ -366,3 +350,145 @@ class TestNetwork:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         connection.close()
         assert stored(tuned) == 12
+
+
+CONFIGURATIONS = 12
+
+
+@pytest.fixture
+def session(scale_toml: Path, recording: Path) -> list[str]:
+    """A command that tries every configuration of a tiny kernel."""
+    words = ["tune", str(scale_toml), "n=1048576", f"--replay={recording}", "--workers", "1"]
+    return [sys.executable, "-m", "autotile", *words, "--json"]
+
+
+def shell(redirection: str, words: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command with redirections that only a shell can make."""
+    line = ["/bin/sh", "-c", f'"$@" {redirection}', "sh", *words]
+    return subprocess.run(line, env=child_environment(), capture_output=True, text=True, timeout=120, check=False)
+
+
+def run_interrupted(code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code that presses Ctrl-C."""
+    with heeded_interrupts():
+        return python("-c", code)
+
+
+INTERRUPTED_IMPORT = """
+import sys
+
+class Interrupter:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            exec("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+
+sys.meta_path.insert(0, Interrupter())
+sys.argv = ["autotile", "list", *{words!r}]
+from autotile.__main__ import main
+main()
+"""
+"""Ctrl-C while a module is imported, in a text that `exec` runs, as `dataclasses` does."""
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("autotile.cli", []),
+        ("typer", ["--json"]),
+        ("rich", []),
+        ("autotile.cli.output", ["--json"]),
+        ("autotile.api.results", []),
+        ("sqlalchemy", ["--json"]),
+    ],
+)
+def test_ctrl_c_while_modules_are_imported(module: str, words: list[str]) -> None:
+    Database.open(os.environ["AUTOTILE_DB"]).close()
+    code = INTERRUPTED_IMPORT.format(module=module, words=words)
+    done = run_interrupted(code)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+    if words:
+        assert json.loads(done.stdout)["error"]["message"] == "interrupted"
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "<&- 2>&-"])
+def test_a_session_goes_on_without_standard_error(session: list[str], redirection: str) -> None:
+    done = shell(redirection, session)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+    assert stored(os.environ["AUTOTILE_DB"]) == CONFIGURATIONS
+
+
+def test_a_session_goes_on_after_the_reader_of_standard_error(session: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        session, env=child_environment(), stdout=subprocess.PIPE, stderr=writer, text=True, timeout=120, check=False
+    )
+    os.close(writer)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+    assert stored(os.environ["AUTOTILE_DB"]) == CONFIGURATIONS
+
+
+def test_a_live_picture_goes_with_its_terminal(session: list[str]) -> None:
+    parent, terminal = os.openpty()
+    process = subprocess.Popen(
+        [*session, "--fresh"], env=child_environment(), stdout=subprocess.PIPE, stderr=terminal, text=True
+    )
+    os.close(terminal)
+    os.read(parent, 1)  # the picture is shown
+    os.close(parent)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert json.loads(out)["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_an_error_keeps_its_exit_code(redirection: str) -> None:
+    done = shell(redirection, [sys.executable, "-m", "autotile", "space", "nowhere.toml", "--json"])
+    assert (done.returncode, done.stderr) == (2, "")
+    assert json.loads(done.stdout)["error"]["kind"] == "UnknownKernelError"
+
+
+def test_an_answer_without_standard_output_is_an_error_after_the_session(session: list[str]) -> None:
+    done = shell(">&-", session)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "error: Bad file descriptor: the answer cannot be written; what was stored is kept"
+    )
+    assert "Traceback" not in done.stderr
+    assert stored(os.environ["AUTOTILE_DB"]) == CONFIGURATIONS
+
+
+def test_without_any_stream(session: list[str]) -> None:
+    assert shell("<&- >&- 2>&-", session).returncode == 1
+    assert stored(os.environ["AUTOTILE_DB"]) == CONFIGURATIONS
+
+
+@pytest.mark.parametrize("module", ["rich.console", "autotile.kernel.library"])
+def test_ctrl_c_during_start_up_gives_no_traceback(module: str) -> None:
+    """The signal arrives while a module is imported: by the command line, or by the command."""
+    code = (
+        "import os, runpy, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            sys.meta_path.remove(self)\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.argv = ['autotile', 'space', 'sgemm_2d', '--json']\n"
+        "runpy.run_module('autotile', run_name='__main__')\n"
+    )
+    done = run_interrupted(code)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+    assert json.loads(done.stdout) == {"error": {"kind": "CommandInterruptedError", "message": "interrupted"}}
+
+
+def test_ctrl_c_while_the_command_line_is_parsed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CommandLine, "parse_args", interrupted)
+    answer = run("devices", "--json")
+    assert (answer.code, answer.err) == (130, "error: interrupted\n")
+    assert answer.document["error"]["kind"] == "CommandInterruptedError"

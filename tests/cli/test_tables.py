@@ -1,11 +1,13 @@
-"""No line ends in spaces, no word is broken, and a row that is too long becomes several lines."""
+"""Tables of results: no line ends in spaces, no word is broken, and a row that is too long becomes several lines."""
 
 from __future__ import annotations
 
 import io
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
@@ -17,17 +19,22 @@ from autotile.api.plans import PlanEntry, PlanResult
 from autotile.api.results import MissList, RecordingList, StudyList, StudyTrial, TrialList
 from autotile.cli.tables import Listing, Trimmed, below, facts, render, table, title
 from autotile.core.device import device_profile, profile_names
-from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial
+from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial
 from autotile.core.statistics import Interval
-from autotile.core.text import RIGHT
+from autotile.core.text import RIGHT, Part, Result
 from autotile.database.database import StoredTrial, StudySummary
 from autotile.database.keys import TuningKey
 from autotile.database.learned import MissCost
 from autotile.exchange.recording import RecordingFile, RecordingHeader
 from autotile.kernel.library import load_kernel
+from autotile.kernel.problem import Workrate
+from autotile.search.importance import Effect, ParameterEffects, Threshold
+from autotile.search.transfer import MisleadingSource
 from autotile.serving.choice import Contender
 from autotile.tuning.operation_session import OperationResult, TunedContender
 from autotile.tuning.plan import AssessedMiss, PlannedProblem
+from autotile.tuning.progress_state import Stopped
+from autotile.tuning.result import Front, TuneResult
 
 SIZES = {"M": 4096, "N": 4096, "K": 4096}
 CONFIG = dict.fromkeys(("BM", "BN", "BK", "TM", "TN", "LANES_X", "VEC", "STAGES", "PAD", "UNROLL", "MIN_BLOCKS"), 128)
@@ -201,3 +208,175 @@ def test_a_line_of_colour_keeps_its_words() -> None:
     shown.add_row("a", "", style="bold red")
     Console(file=stream, width=80, force_terminal=True, color_system="standard").print(Trimmed(shown))
     assert stream.getvalue().splitlines()[-1] == "\x1b[1;31ma\x1b[0m"
+
+
+H200 = device_profile("h200")
+PROBLEM = Problem("sgemm", {"M": 4096, "N": 4096, "K": 4096}, "float32")
+RATE = Workrate(flops=2 * 4096**3, bytes=12 * 4096**2, dtype="float32")
+
+
+def trial(tile: int, time_us: float) -> Trial:
+    return Trial({"BM": tile}, Outcome.OK, measurement=Measurement(time_us, time_us - 2, time_us + 5))
+
+
+RESULT = TuneResult(
+    problem=PROBLEM,
+    device=H200,
+    combinations=8294400,
+    valid=24906,
+    gates={"combinations": 8294400, "limits": 24906},
+    outcomes={Outcome.OK: 45, Outcome.PRUNED: 5},
+    winner=trial(128, 4790),
+    default=trial(64, 7185),
+    speedup=Interval(1.5, 1.49, 1.51),
+    ties=(),
+    seconds=21.3,
+    resumed=20,
+    interrupted=False,
+    database="tuning.db",
+    flops=RATE.flops,
+    bytes=RATE.bytes,
+)
+
+
+def shown(result: TuneResult, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
+    console.print(render(replace(result, call='kernel = autotile.get_best_kernel("sgemm", M=4096)')))
+    return console.file.getvalue()
+
+
+NOTHING_RAN = {"winner": None, "default": None, "speedup": None}
+FAILED = Trial({"BM": 64}, Outcome.RESOURCE_EXCEEDED, "spills")
+CUT_SHORT = "cut short after 50 configurations"
+MATTERS = (
+    "matters   BK explains 61 % of the differences (best at 16 or 32); no effect is seen of PAD; "
+    "none of 48 trials beyond 256 threads came within 12 % of the best"
+)
+INSIGHT = ParameterEffects(
+    (Effect("BK", 0.614, 0.5, True), Effect("PAD", 0.0, 0.0, False)),
+    {"BK": (16, 32)},
+    (Threshold("threads", "above", 256, 48, 0.129, "256 threads"),),
+)
+MISLED = {"learnt_from": ("n=1",), "not_learnt_from": (MisleadingSource("n=512", -0.13, 12),)}
+SETTLED = "nothing more is expected: 0.02 % from 32 more trials; --spend uses the budget up"
+UNTIL = "all the candidates that lay ready were expected to gain 0.43 %, less than --until asks for"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "unsaid"),
+    [
+        ({}, ["1.500x over the default, 95 % interval 1.490x to 1.510x"], ["interrupted"]),
+        ({"speedup": Interval(1.001, 0.99, 1.01)}, ["not told apart from the default"], []),
+        ({"default": RESULT.winner}, ["the default configuration is the winner"], []),
+        (MISLED, ["from n=1\n", "from n=512 (rank correlation -0.1 over 12 trials)"], []),
+        ({"ties": ({"BM": 256},)}, ["1 configuration cannot be told apart"], []),
+        ({"ties": tuple({"BM": tile} for tile in range(9))}, ["BM=4", "and 4 more"], ["BM=5"]),
+        ({"default": FAILED, "speedup": None}, ["resource_exceeded"], []),
+        ({"default": None, "speedup": None}, ["not run"], []),
+        (NOTHING_RAN, ["none: no configuration ran"], []),
+        ({"stopped": Stopped("settled", 0.0002)}, [SETTLED], []),
+        ({"stopped": Stopped("settled", 1e-90)}, ["less than 0.001 % from 32 more"], []),
+        ({"stopped": Stopped("until", 0.00432)}, [UNTIL], []),
+        ({"stopped": Stopped("trials", 0.00432)}, [], ["stopped"]),
+        ({"interrupted": True}, [f"{CUT_SHORT}; the same command goes on from there"], ["\nwinner"]),
+        (
+            {"interrupted": True, "speedup": None},
+            [f"{CUT_SHORT}, before the best were timed side by side; the same"],
+            [],
+        ),
+        (
+            {"interrupted": True, **NOTHING_RAN, "outcomes": {}},
+            ["best so far  none: no configuration ran", "cut short after 0 configurations"],
+            ["serve it"],
+        ),
+        ({"device": replace(H200, source="replayed")}, ["NVIDIA H200 (replayed)"], []),
+    ],
+)
+def test_a_result_of_tuning_says(changes: dict[str, Any], said: list[str], unsaid: list[str]) -> None:
+    text = "\n".join(line.rstrip() for line in shown(replace(RESULT, **changes), width=200).splitlines())
+    assert [words for words in said if words not in text] == []
+    assert [words for words in unsaid if words in text] == []
+
+
+class TestTuneTable:
+    def test_winner_and_default_stand_side_by_side(self) -> None:
+        lines = shown(RESULT).splitlines()
+        assert any(
+            "winner" in line and "4,790 us" in line and "28.7 TFLOP/s (42.9 % of fp32 peak)" in line for line in lines
+        )
+        assert any("default" in line and "7,185 us" in line for line in lines)
+
+    def test_what_matters_is_one_line_of_the_report(self) -> None:
+        lines = shown(replace(RESULT, insight=INSIGHT), width=200).splitlines()
+        assert [" ".join(line.split()) for line in lines if line.startswith("matters")] == [" ".join(MATTERS.split())]
+
+    def test_of_an_interrupted_session_both_are_the_best_so_far(self) -> None:
+        lines = shown(replace(RESULT, interrupted=True)).splitlines()
+        assert len([line for line in lines if line.startswith("best so far")]) == 2
+
+    def test_it_fits_eighty_columns(self) -> None:
+        assert max(len(line) for line in shown(RESULT, width=80).splitlines()) <= 80
+        assert "4,790 us" in shown(RESULT, width=80)
+
+    def test_the_document_counts_every_outcome_and_says_why_it_ended(self) -> None:
+        document = replace(RESULT, stopped=Stopped("until", 0.00432)).to_json()
+        assert document["outcomes"] == {**dict.fromkeys(map(str, Outcome), 0), "ok": 45, "pruned": 5}
+        assert document["stopped"] == {"rule": "until", "expected_gain": 0.00432, "more_trials": 32}
+
+
+def front_trial(number: int) -> Trial:
+    time_us = 100.0 + number
+    return Trial(
+        {"BM": number, "SWIZZLE": "row-major-in-groups"},
+        Outcome.OK,
+        resources=Resources(200 - number, 0, 0, 0, 0),
+        measurement=Measurement(time_us, time_us, time_us),
+        telemetry={"energy_mj": 12.3456 * number, "max_error": 1.26e-6},
+    )
+
+
+@dataclass(repr=False)
+class Shown(Result):
+    front: Front
+    winner: Config
+
+    def _parts(self) -> Iterator[Part]:
+        yield self.front.table(self.winner)
+
+
+def front_lines(count: int, *objectives: str, winner: int = 0, width: int = 120) -> list[str]:
+    front = Front(("time", *objectives), tuple(front_trial(number) for number in range(count)))
+    console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
+    console.print(render(Shown(front, {"BM": winner, "SWIZZLE": "row-major-in-groups"})))
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_each_objective_has_a_column_with_its_unit() -> None:
+    heading, names, _, first, second = front_lines(2, "registers", "energy", "error")
+    assert heading == "front of time, registers, energy and error: 2 configurations"
+    assert names.split() == ["time", "registers", "energy", "error", "configuration"]
+    assert " ".join(first.split()) == "winner 100.0 us 200 0.000 mJ 1.3e-06 BM=0 SWIZZLE=row-major-in-groups"
+    assert " ".join(second.split()) == "101.0 us 199 12.35 mJ 1.3e-06 BM=1 SWIZZLE=row-major-in-groups"
+
+
+def test_of_many_ten_are_shown_with_both_ends() -> None:
+    heading, _, _, *rows = front_lines(37, "registers")
+    assert heading == "front of time and registers: 37 configurations, 10 shown; --json lists all"
+    assert len(rows) == 10
+    assert "BM=0 " in rows[0]
+    assert "BM=36 " in rows[-1]
+
+
+def test_a_winner_that_is_not_on_the_front_is_not_marked() -> None:
+    assert "winner" not in "\n".join(front_lines(3, "registers", winner=99))
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_it_fits_the_terminal(width: int) -> None:
+    lines = front_lines(3, "registers", "energy", "error", width=width)
+    assert max(len(line) for line in lines[1:]) <= width
+    assert "\n".join(lines).count("SWIZZLE=row-major-in-groups") == 3
+
+
+def test_one_configuration_alone() -> None:
+    assert front_lines(1, "registers")[0] == "front of time and registers: 1 configuration"

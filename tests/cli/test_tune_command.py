@@ -1,24 +1,36 @@
+"""``autotile tune`` of a kernel, a family and an operation, by replay."""
+
+from __future__ import annotations
+
+import ast
 import csv
 import json
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from answers import Run
 from stored_runs import record_miss
 
+import autotile
 from autotile.api import targets, tuning
 from autotile.api.targets import read_duration, read_share
 from autotile.cli.progress import TuneProgress
 from autotile.cli.words import fill_in_replay
 from autotile.core.device import device_profile
-from autotile.core.model import Outcome, Problem
+from autotile.core.model import Measurement, Outcome, Problem, Trial, config_key
 from autotile.database.database import Database
 from autotile.errors import InputError, WorkerError
-from autotile.exchange.recording import read_recording_header
+from autotile.exchange.recording import read_recording, write_recording
+from autotile.kernel.library import load_kernel
+from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings
 from autotile.tuning.progress_state import Progress
-from autotile.tuning.result import Recorded, TuneResult
+from autotile.tuning.result import TuneResult
 
 SIZES = "n=1048576"
 
@@ -139,11 +151,6 @@ class TestReplay:
         assert first["outcomes"] == again["outcomes"]
         assert tune(*words).document["resumed"] == 12
 
-    def test_a_strategy_that_kernel_tuner_lacks_is_refused(self, tune):
-        refused = tune("--sampler", "kernel-tuner:psoo")
-        assert refused.code == 2
-        assert "did you mean 'kernel-tuner:pso'?" in refused.err
-
     def test_what_is_tuned_is_served(self, tune, run, scale_toml):
         tune()
         found = run("best", scale_toml, "n=1048576", "--device", "h200", "--json").document
@@ -163,77 +170,6 @@ def test_the_line_that_serves_shows_no_password():
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("words", "said"),
-        [
-            (["n=abc"], "n is 'abc'"),
-            (["n="], "expected NAME=VALUE"),
-            (["=3"], "expected NAME=VALUE"),
-            (["n"], "expected NAME=VALUE"),
-            (["n=-4"], "expected a whole number from 1 to 2147483647"),
-            (["n=0"], "size n is 0, expected 1 to 2147483647"),
-            (["n=1.5"], "expected a whole number from 1 to 2147483647"),
-            (["n=" + "9" * 5000], "expected a whole number from 1 to 2147483647"),
-            (["n=٣"], "expected a whole number from 1 to 2147483647"),
-            (["n=4", "n=5"], "given twice"),
-            (["n=999999999999"], "expected 1 to"),
-            (["m=4"], "has no size 'm'"),
-            ([], "no recording of scale n=4096"),
-            (["n=4096", "--dtype", "float99"], "float99"),
-            (["n=4096", "--budget", "soon"], "budget of 'soon'"),
-            (["n=4096", "--until", "soon"], "gain of 'soon'"),
-            (["n=4096", "--until", "0"], "expected a percentage such as 1% or 0.01"),
-            (["n=4096", "--until", "1"], "expected a percentage such as 1% or 0.01"),
-            (["n=4096", "--until", "100%"], "expected a percentage such as 1% or 0.01"),
-            (["n=4096", "--until", "-1%"], "expected a percentage such as 1% or 0.01"),
-            (["n=4096", "--until", "1%", "--sampler", "tpe"], "'tpe' does not: choose auto or feasible"),
-            (["n=4096", "--trials", "0"], "--trials"),
-            (["n=4096", "--l2", "warm"], "--l2"),
-            (["n=4096", "--nonsense"], "--nonsense"),
-            (["n=4096", "--replay=missing.npz"], "missing.npz"),
-            (["n=2048", "--replay"], "no recording"),
-        ],
-    )
-    def test_bad_input_is_a_message_and_2(self, run, scale_toml, words, said):
-        answer = run("tune", scale_toml, *words)
-        assert answer.code == 2
-        assert said in answer.err
-        assert answer.out == ""
-
-    def test_a_misspelt_kernel_is_told_the_near_one(self, run):
-        run("tune", "sgem_2d", "M=1").is_refused("sgemm_2d")
-
-    def test_json_of_an_error(self, run):
-        answer = run("tune", "nosuch", "--json")
-        assert answer.code == 2
-        assert answer.document["error"]["kind"] == "UnknownKernelError"
-        assert answer.document["error"]["message"] in answer.err
-
-    def test_a_problem_beyond_any_memory(self, run):
-        sizes = [f"{name}=2147483647" for name in "MNK"]
-        answer = run("tune", "matmul_naive", *sizes, "--replay")
-        assert answer.code == 2
-        assert "no recording" in answer.err or "GiB" in answer.err
-
-    def test_recording_needs_a_gpu(self, run, scale_toml, monkeypatch):
-        monkeypatch.setattr("autotile.api.targets.device_count", lambda: 0)
-        answer = run("export", "--format", "recording", "--measure", scale_toml, "n=4096", "--json")
-        assert answer.code == 2
-        assert "no CUDA device 0 on this machine" in answer.document["error"]["message"]
-
-    def test_an_interrupted_recording_is_130_and_one_document(self, run, scale_toml, recording, monkeypatch):
-        header = read_recording_header(recording)
-        monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
-        monkeypatch.setattr("autotile.tuning.session.record", lambda *_, **__: Recorded(None, header, 7, 1.0))
-        answer = run("export", "--format", "recording", "--measure", scale_toml, "n=1048576", "--json")
-        assert answer.code == 130
-        assert "7 configurations measured; the same command goes on" in answer.document["error"]["message"]
-
-    def test_no_kernel(self, run):
-        answer = run("tune", "--json")
-        assert answer.code == 2
-        assert "KERNEL" in answer.document["error"]["message"]
-
     def test_an_error_that_is_not_the_users_is_1(self, run, scale_toml, monkeypatch):
         def broken(*_: object, **__: object) -> TuneResult:
             raise WorkerError("five workers died")
@@ -242,9 +178,6 @@ class TestRefusals:
         answer = run("tune", scale_toml, "n=4096")
         assert (answer.code, answer.out) == (1, "")
         assert "five workers died" in answer.err
-
-    def test_a_recording_of_other_sizes(self, run, scale_toml, recording):
-        run("tune", scale_toml, "n=4096", f"--replay={recording}").is_refused("n=1048576")
 
 
 class TestMisses:
@@ -307,10 +240,6 @@ class TestMisses:
         assert "no missed problem is left to tune" in run("tune", "--misses").err
         assert run("list", "--misses", "--json").document == []
         assert "no misses are stored" in run("list", "--misses").out
-
-    def test_sizes_are_not_given(self, run):
-        assert run("tune", "scale", "n=4", "--misses").code == 2
-        assert run("list", "--families", "--recordings").code == 2
 
 
 class TestDevice:
@@ -418,10 +347,175 @@ def test_no_durations(text):
 
 
 class TestFurtherProblems:
-    def test_one_must_name_a_size(self, tune):
-        tune("--verify-problem", ",").is_refused("names no size")
-
     def test_replay_says_that_they_are_not_run(self, tune):
         answer = tune("--trials", "2", "--json", "--verify-problem", "n=64")
         assert answer.code == 0
         assert any("nothing runs at the problems" in notice for notice in answer.document["notices"])
+
+
+@pytest.mark.parametrize(
+    "words", [["--objective", "registers"], ["--objective", "time,registers"], ["--objective=registers,time"]]
+)
+def test_the_front_is_in_the_document(tune, words):
+    found = tune("--json", *words).document
+    assert found["objectives"] == ["time", "registers"]
+    assert found["front"][0]["config"] == found["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+    assert all(entry.keys() == {"config", "time_us", "registers"} for entry in found["front"])
+    registers = [entry["registers"] for entry in found["front"]]
+    assert registers == sorted(registers, reverse=True)
+
+
+def test_a_person_reads_it_as_a_table(tune):
+    answer = tune("--objective", "time", "--objective", "registers")
+    assert answer.code == 0
+    assert "front of time and registers: " in answer.out
+    assert any(line.split()[0] == "winner" and "THREADS=256 WORK=4" in line for line in answer.out.splitlines() if line)
+
+
+def test_time_alone_shows_nothing_of_it(tune):
+    assert {"front", "objectives"}.isdisjoint(tune("--json", "--objective", "time").document)
+    assert "front of" not in tune().out
+
+
+@pytest.fixture
+def tune_family(run, scale_toml, recording, monkeypatch):
+    """Tune a family of the tiny kernel; one of its problems is recorded."""
+    settings = replace(read_settings(), recording_folders=(Path(recording).parent,))
+    monkeypatch.setattr(tuning, "read_settings", lambda: settings)
+    return lambda *words: run("tune", scale_toml, "n=1000..2000000", "--replay", *words)
+
+
+@pytest.fixture
+def helpful(scale_toml, recording):
+    """Recordings of a family whose rule helps: odd and even sizes lie side by side, and have other winners."""
+    found = read_recording(Path(recording))
+    spec = load_kernel(str(scale_toml)).spec
+    Path(recording).unlink()
+    for n in sorted(n + odd for n in (4096, 8192, 20_000, 40_000, 65_536, 1_048_576) for odd in (0, 1)):
+        times = {config_key({"THREADS": 64, "WORK": 1}): 10.0, config_key({"THREADS": 256, "WORK": 4}): 40.0}
+        even = {key: 50.0 - time for key, time in times.items()}
+        trials = []
+        for config in (found.config(row) for row in range(len(found))):
+            time_us = (times if n % 2 else even).get(config_key(config), 20.0 + config["WORK"])
+            measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
+            trials.append(Trial(config, Outcome.OK, "", "measure", measurement=measurement))
+        sizes = resolve_problem(spec, {"n": n}).sizes
+        header = replace(found.header, key=replace(found.header.key, sizes=sizes))
+        write_recording(Path(recording).with_name(f"{n}.npz"), header, trials)
+
+
+def test_points_and_configurations_are_limited(tune_family):
+    found = tune_family("--points", "1", "--max-configs", "1", "--json").document
+    assert len(found["rule"]["configs"]) == 1
+
+
+class TestTuning:
+    def test_a_person_reads_points_rule_and_losses(self, tune_family):
+        answer = tune_family()
+        assert answer.code == 0
+        assert "scale n=1000..2000000 float32 on NVIDIA H200 (replayed)" in answer.out
+        assert "loss when left out" in answer.out
+        assert "n=1048576" in answer.out
+        assert "#0    THREADS=256 WORK=4" in answer.out
+        assert "0.0 % on average at the points" in answer.out
+        assert "tuning point 1 of 1: scale n=1048576 float32" in answer.err
+
+    def test_json_is_the_whole_of_standard_output(self, tune_family, scale_toml):
+        found = tune_family("--json").document
+        assert (found["kernel"], found["family"], found["dtype"]) == ("scale", "n=1000..2000000", "float32")
+        assert found["loss"] == {"mean": 0.0, "worst": 0.0, "worst_at": {"n": 1048576}}
+        assert found["held_out_loss"] is None  # a single point
+        assert found["rule"]["tree"]["serve"][0] == 0  # the others are for sizes where it breaks a rule
+        assert found["rule"]["configs"][0]["config"] == {"THREADS": 256, "WORK": 4}
+        assert found["call"] == f'kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)'
+
+    def test_it_is_listed_until_the_kernel_changes(self, tune_family, run, scale_toml, helpful, monkeypatch):
+        assert "no family is tuned yet" in run("list", "--families").out
+        tune_family()
+        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+        (listed,) = run("list", "scale", "--families", "--json").document
+        assert (listed["family"], listed["in_force"]) == ("n=1000..2000000", True)
+        assert listed["judgement"]["upper"] < 1
+        assert "rule  alignment of n" in run("list", "--families").out
+        assert "in force  yes" in run("list", "--families").out
+        template = scale_toml.with_suffix(".cu")
+        template.write_text(template.read_text().replace("factor * x[i]", "x[i] * factor"))
+        assert "no: the kernel has changed since" in run("list", "--families").out
+
+    def test_best_says_the_family(self, tune_family, run, scale_toml, helpful):
+        answer = tune_family()
+        assert "in force  yes: at 12 held-out points it took 0." in answer.out
+        assert f'serve it  kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)' in answer.out
+        answer = run("best", scale_toml, "n=5001", "--json").document
+        assert answer["tier"] == "family"
+        assert answer["config"] == {"THREADS": 64, "WORK": 1}
+        assert "A rule chose it for the family n=1000..2000000" in answer["explain"]
+        assert "times as long as serving without it on average, at most 0." in answer["explain"]
+
+    def test_a_rule_of_one_point_is_not_put_in_force_and_everything_says_so(
+        self, tune_family, run, scale_toml, monkeypatch, tmp_path
+    ):
+        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+        said = "no: 0 held-out points are too few to judge it, at least 5 are needed"
+        answer = tune_family()
+        assert f"in force  {said}" in answer.out
+        assert "serve it" not in answer.out
+        document = tune_family("--json").document
+        assert document["in_force"] is False
+        assert document["judgement"] == {"points": 0, "ratio": 1.0, "upper": None}
+        best = run("best", scale_toml, "n=900000", "--json").document
+        assert best["tier"] != "family"
+        assert "A rule was learned for the family n=1000..2000000, but is not in force: 0 held-out" in best["explain"]
+        assert best["unapplied"] in best["explain"]
+        assert f"in force  {said}" in run("list", "--families").out
+        (listed,) = run("list", "scale", "--families", "--json").document
+        assert listed["in_force"] is False
+        assert run("report", "scale", "-o", tmp_path / "page.html").code == 0
+        assert "The rule is not in force: 0 held-out points" in (tmp_path / "page.html").read_text()
+
+
+PRODUCT = {"M": 2048, "N": 2048, "K": 2048}
+FLAGS = {"BATCH": 1, "TRANS_A": 0, "TRANS_B": 0, "OUT_FP32": 0}
+
+
+@pytest.fixture
+def tune_matmul(run: Run, only_kernel: Callable[[str], None]) -> Callable[..., Any]:
+    """Tune a product of which one kernel is recorded."""
+    only_kernel("matmul_tiled")
+    sizes = [f"{name}={value}" for name, value in PRODUCT.items()]
+    return lambda *words: run("tune", "matmul", *sizes, "--replay", "--trials", "3", "--finals", "2", *words)
+
+
+def arguments_of(line: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of the call in a line of Python ``kernel = autotile.get_best_kernel(...)``."""
+    (statement,) = ast.parse(line).body
+    assert isinstance(statement, ast.Assign)
+    assert isinstance(statement.value, ast.Call)
+    assert (ast.unparse(statement.targets[0]), ast.unparse(statement.value.func)) == (
+        "kernel",
+        "autotile.get_best_kernel",
+    )
+    call = statement.value
+    named = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+    return [ast.literal_eval(one) for one in call.args], named
+
+
+def test_the_line_that_serves_it_serves_the_winner(tune_matmul: Run, tmp_path: Path) -> None:
+    answer = tune_matmul("--dtype", "float32", "--db", tmp_path / "team.db")
+    assert answer.code == 0
+    (line,) = (
+        line.removeprefix("serve it").strip() for line in answer.out.splitlines() if line.startswith("serve it  ")
+    )
+    given, named = arguments_of(line)
+    chosen = {"dtype": "float32", "database": str(tmp_path / "team.db")}
+    assert (given, named) == (["matmul"], {**PRODUCT, **FLAGS, **chosen})
+    kernel = autotile.get_best_kernel(*given, **named, device="NVIDIA H200", library=False)
+    assert (kernel.kernel, kernel.tier, kernel.source) == ("matmul_tiled", "exact", "replayed")
+    assert f"matmul_tiled {' '.join(f'{name}={value}' for name, value in kernel.config.items())}" in answer.out
+
+
+def test_conditions_are_in_the_line_only_if_they_were_given(tune_matmul: Run) -> None:
+    document = tune_matmul("--dtype", "float32", "EMULATE=0", "--json").document
+    given, named = arguments_of(document["call"])
+    assert (given, named) == (["matmul"], {**PRODUCT, **FLAGS, "EMULATE": 0, "dtype": "float32"})
+    assert autotile.get_best_kernel(*given, **named, device="NVIDIA H200", library=False).tier == "exact"

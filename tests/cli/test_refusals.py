@@ -1,0 +1,188 @@
+"""Input that commands refuse: a message and exit code 2, and nothing but the message is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from answers import Run
+
+from autotile.exchange.recording import read_recording_header
+from autotile.tuning.result import Recorded
+
+RANGE = "expected a whole number from 1 to 2147483647"
+SHARE = "expected a percentage such as 1% or 0.01"
+OF_FAMILIES = "--points and --max-configs are of families of sizes"
+TUNE_DEFAULT = "tune KERNEL n=4096"
+REPLAY = "tune KERNEL n=1048576 --replay=RECORDING"
+EXPORT = "export KERNEL n=1048576"
+BUNDLE = "export --format bundle KERNEL -o OUT/x"
+
+
+@pytest.fixture
+def written(scale_toml: Path, recording: Path, tmp_path: Path) -> Callable[[str], list[str]]:
+    """Split a command into words; those in capitals stand for files, for no text and for 5,000 digits."""
+    names = {"KERNEL": scale_toml, "RECORDING": recording, "OUT": tmp_path, "NINES": "9" * 5000}
+
+    def words(command: str) -> list[str]:
+        for name, text in names.items():
+            command = command.replace(name, str(text))
+        return ["" if word == "EMPTY" else word for word in command.split()]
+
+    return words
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("tune", "KERNEL"),
+        ("tune --json", "KERNEL"),
+        ("tune sgem_2d M=1", "sgemm_2d"),
+        ("tune KERNEL n=abc", "n is 'abc'"),
+        ("tune KERNEL n=", "expected NAME=VALUE"),
+        ("tune KERNEL =3", "expected NAME=VALUE"),
+        ("tune KERNEL n", "expected NAME=VALUE"),
+        ("tune KERNEL n=-4", RANGE),
+        ("tune KERNEL n=0", "size n is 0, expected 1 to 2147483647"),
+        ("tune KERNEL n=1.5", RANGE),
+        ("tune KERNEL n=NINES", RANGE),
+        ("tune KERNEL n=٣", RANGE),
+        ("tune KERNEL n=4 n=5", "given twice"),
+        ("tune KERNEL n=999999999999", "expected 1 to"),
+        ("tune KERNEL m=4", "has no size 'm'"),
+        ("tune KERNEL", "no recording of scale n=4096"),
+        (f"{TUNE_DEFAULT} --dtype float99", "float99"),
+        (f"{TUNE_DEFAULT} --budget soon", "budget of 'soon'"),
+        (f"{TUNE_DEFAULT} --until soon", "gain of 'soon'"),
+        (f"{TUNE_DEFAULT} --until 0", SHARE),
+        (f"{TUNE_DEFAULT} --until 1", SHARE),
+        (f"{TUNE_DEFAULT} --until 100%", SHARE),
+        (f"{TUNE_DEFAULT} --until -1%", SHARE),
+        (f"{TUNE_DEFAULT} --until 1% --sampler tpe", "'tpe' does not: choose auto or feasible"),
+        (f"{TUNE_DEFAULT} --trials 0", "--trials"),
+        (f"{TUNE_DEFAULT} --l2 warm", "--l2"),
+        (f"{TUNE_DEFAULT} --nonsense", "--nonsense"),
+        (f"{TUNE_DEFAULT} --replay=missing.npz", "missing.npz"),
+        ("tune KERNEL n=2048 --replay", "no recording"),
+        ("tune KERNEL n=4096 --replay=RECORDING", "n=1048576"),
+        ("tune KERNEL n=4 --misses", "--misses takes its sizes from the database"),
+        # of families
+        ("tune KERNEL n=9..1", "the range n=9..1 is empty"),
+        ("tune KERNEL n=many..2", "n=many..2 cannot be read"),
+        ("tune KERNEL m=1..2", "has no size 'm'"),
+        ("tune KERNEL n=1..9 --misses", "--misses takes its sizes from the database"),
+        ("tune KERNEL n=1..9 --points 0", "--points"),
+        ("tune KERNEL n=9 --points 3", OF_FAMILIES),
+        ("tune KERNEL n=9 --max-configs 3", OF_FAMILIES),
+        ("tune KERNEL n=1..9 --objective registers", "--objective is of one session"),
+        ("tune KERNEL n=1..9 --verify-problem n=7", "--verify-problem is of one session"),
+        ("tune KERNEL n=1..9 --ask-tell", "--ask-tell is of one session"),
+        ("tune KERNEL n=1..9 --replay=x.npz", "leave the file's name out"),
+        ("tune KERNEL n=1..9 --replay", "is recorded of scale as it is now; recorded are: none"),
+        # by replay
+        (f"{REPLAY} --verify-problem ,", "names no size"),
+        (f"{REPLAY} --sampler kernel-tuner:psoo", "did you mean 'kernel-tuner:pso'?"),
+        (f"{REPLAY} --objective register", "there is no objective 'register'"),
+        (f"{REPLAY} --objective registers,", "there is no objective ''"),
+        (f"{REPLAY} --objective energy", "holds no energy of its configurations"),
+        (f"{REPLAY} --objective registers,error", "holds no error of its configurations"),
+        (f"{REPLAY} --objective registers --sampler cmaes", "'cmaes' cannot follow several objectives"),
+        (f"{REPLAY} --try THREADS=48", "cannot be tried: THREADS = 48 is not among its values"),
+        (f"{REPLAY} --try THREAD=32", "'THREAD' is not a parameter of scale; did you mean 'THREADS'"),
+        (f"{REPLAY} --try THREADS", "expected NAME=VALUE"),
+        (f"{REPLAY} --try n=5", "'n' is not a parameter"),
+        # of other commands
+        ("tune sgemm_2d Q=1", "sgemm_2d has no size 'Q'; give its sizes like M=4096 N=4096 K=4096"),
+        ("explain KERNEL --device h200 THREAD=64", "neither a parameter nor a size 'THREAD'"),
+        ("explain KERNEL --device h200 THREADS=big", "not among its values 32, 64, 128, 256"),
+        ("explain KERNEL --device h200 THREADS=64 THREADS=32", "given twice"),
+        ("explain KERNEL --device h200 n=0", "size n is 0, expected 1 to 2147483647"),
+        ("explain KERNEL --device h200 THREADS", "expected NAME=VALUE"),
+        ("explain --device h200 --threads 0", "greater than or equal to 1"),
+        ("explain --device h200 --threads -1", "greater than or equal to 1"),
+        ("explain --device h200 --threads 32 --smem -1", "greater than or equal to 0"),
+        ("explain --device h200", "nothing to explain; expected KERNEL"),
+        ("explain --threads 32 --device rtx-3061", "rtx-3060"),
+        ("space KERNEL n=8 --device h200", "enough_blocks"),
+        ("verify none.cu --like KERNEL", "there is no file 'none.cu'"),
+        ("trials sgem_2d", "sgemm_2d"),
+        ("best sgem_2d M=1", "sgemm_2d"),
+        ("list --families --recordings", "lists of their own"),
+        ("export KERNEL n=4096 -o OUT/out.json", "nothing is tuned yet"),
+        ("db clean", "give --older-than, --keep-gpu or --stale"),
+        ("db clean --older-than soon", "cannot be read"),
+        ("db clean --older-than EMPTY", "cannot be read"),
+        ("db clean --older-than 90", "cannot be read"),
+        ("db clean --older-than d", "cannot be read"),
+        ("db clean --older-than 2026-13-01", "cannot be read"),
+    ],
+)
+def test_bad_input_is_a_message_and_2(run: Run, written: Callable[[str], list[str]], command: str, said: str) -> None:
+    run(*written(command)).is_refused(said)
+
+
+@pytest.fixture
+def tuned(tune: Run) -> None:
+    assert tune("--trials", "12").code == 0
+
+
+@pytest.mark.usefixtures("tuned")
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("trials scale --outcome splendid", "expected one of ok, infeasible"),
+        ("trials scale m=1", "no size 'm'"),
+        ("trials scale --limit 0", "--limit"),
+        ("trials scale n=x", "whole number"),
+        ("export KERNEL n=7 -o x.json", "tuned are: n=1048576 on NVIDIA H200"),
+        (f"{EXPORT} -o x.json --device t4", "was not tuned on Tesla T4"),
+        (f"{EXPORT} -o x.json --format xml", "--format"),
+        (EXPORT, "no file is named to write to; add -o FILE"),
+        (f"{EXPORT} -o no/such/folder/x.json", "cannot write"),
+        (f"{EXPORT} --format recording -o OUT/x.npz", "replayed from a recording"),
+        (f"{EXPORT} -o OUT/x.json --arch sm_90", "--arch is for --format c-header"),
+        ("export KERNEL --format c-header -o OUT/x.hpp --device h200", "--device is not for --format c-header"),
+        ("export --format bundle KERNEL -o OUT/no/folder/x", "cannot write the bundle"),
+        (f"{BUNDLE} n=4", "n=4 is not tuned; tuned is n=1048576"),
+        (f"{BUNDLE} m=4", "has no size 'm'"),
+        (f"{BUNDLE} --arch hopper", "'hopper' is no architecture"),
+        (f"{BUNDLE} --arch sm_9000", "does not know the architecture 'sm_9000'; it compiles for sm_"),
+        (f"{BUNDLE} --dtype float64", "not written for dtype 'float64'"),
+        (f"{BUNDLE} nosuch", "no kernel named 'nosuch'"),
+        (f"{BUNDLE} --db nowhere.db", "there is no database nowhere.db"),
+    ],
+)
+def test_where_a_problem_is_tuned(
+    run: Run, written: Callable[[str], list[str]], tmp_path: Path, command: str, said: str
+) -> None:
+    before = {path.name for path in tmp_path.iterdir()}
+    run(*written(command)).is_refused(said)
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith("tuning.db")} <= before
+
+
+def test_json_of_an_error(run: Run) -> None:
+    run("tune", "nosuch", "--json").is_refused("nosuch", kind="UnknownKernelError")
+
+
+def test_a_problem_beyond_any_memory(run: Run) -> None:
+    answer = run("tune", "matmul_naive", *[f"{name}=2147483647" for name in "MNK"], "--replay")
+    answer.is_refused()
+    assert "no recording" in answer.err or "GiB" in answer.err
+
+
+def test_recording_needs_a_gpu(run: Run, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotile.api.targets.device_count", lambda: 0)
+    answer = run("export", "--format", "recording", "--measure", scale_toml, "n=4096", "--json")
+    answer.is_refused("no CUDA device 0 on this machine")
+
+
+def test_an_interrupted_recording_is_130_and_one_document(
+    run: Run, scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = read_recording_header(recording)
+    monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
+    monkeypatch.setattr("autotile.tuning.session.record", lambda *_, **__: Recorded(None, header, 7, 1.0))
+    answer = run("export", "--format", "recording", "--measure", scale_toml, "n=1048576", "--json")
+    assert answer.code == 130
+    assert "7 configurations measured; the same command goes on" in answer.document["error"]["message"]
