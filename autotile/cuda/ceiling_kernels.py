@@ -47,26 +47,13 @@ _SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class CeilingLoop:
-    """A kernel that repeats a unit of work, for a ceiling.
+    """A kernel that repeats a unit of work, for a ceiling of `autotile.core.ceilings.CEILINGS`.
 
-    Attributes
-    ----------
-    ceiling
-        Name in `autotile.core.ceilings.CEILINGS`.
-    method
-        What the kernel does: its instruction or its accesses.
-    work
-        Bytes or floating-point operations of a round.
-    queue
-        Launches a number of rounds on CuPy's current stream.
-    fault
-        Waits for the last launch, of a number of rounds, and returns what is wrong with its result; empty if nothing.
-    max_rounds
-        Odd number; 1 for a kernel that is not repeated.
-    prepare
-        Queues work before each launch that is timed.
-    is_flushed
-        Whether the L2 cache is filled with data to be written back before each launch, as the launch leaves it.
+    ``method`` says what it does: its instruction or its accesses. A round is ``work`` bytes or operations;
+    ``max_rounds`` is an odd number, 1 for a kernel that is not repeated. ``queue`` launches a number of rounds on
+    CuPy's current stream. ``fault`` waits for the last launch, of a number of rounds, and returns what is wrong with
+    its result; empty if nothing. ``prepare`` queues work before each launch that is timed. If ``is_flushed``, the L2
+    cache is filled with data to be written back before each launch, as the launch leaves it.
     """
 
     ceiling: str

@@ -505,12 +505,7 @@ class CubinCache:
     holds a hash of the key, the cubin and the functions, so a file copied to another key is not used. Raise
     `InputError` if the folder cannot be created, or others may write it.
 
-    Parameters
-    ----------
-    folder
-        Folder of caches, created if missing, for the user alone.
-    limit_bytes
-        Size to which the folder is trimmed.
+    The folder of caches is created if missing, for the user alone.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:

@@ -126,14 +126,8 @@ class ParameterBlock:
     The driver copies the values when it is called, so that a block can be reused by later launches. It must not be
     written while another thread launches from it. Values are NumPy scalars, or arrays whose bytes are passed by value.
 
-    Attributes
-    ----------
-    address
-        Address of the array of addresses.
-    words
-        The values as 64-bit words, which may be changed between launches; the last ``spare_words`` are of no parameter.
-    starts
-        Index of the first word of each parameter.
+    ``address`` is that of the array of addresses. ``words`` are the values as 64-bit words, which may be changed
+    between launches; the last ``spare_words`` are of no parameter. ``starts`` are the first words of the parameters.
     """
 
     __slots__ = ("_memory", "_pointers", "address", "starts", "words")

@@ -304,20 +304,10 @@ class Timer:
         pairs. After every 15 rounds, candidates that are clearly slower than the fastest leave the race, so the lists
         differ in length; the first times of all lists are of the same rounds.
 
-        Parameters
-        ----------
-        launches
-            Functions that queue one launch of each candidate.
-        rounds, seed
-            Number of rounds, and seed of the order within them.
-        prepares
-            As ``prepare`` of `measure`, for each candidate.
-        weights
-            Factors of the times by which candidates are compared; None for equal ones.
-        check
-            Called with the number of each candidate right after the work of one more sample of it.
-        graphs
-            Whether short launches are timed in CUDA graphs; False if one of them cannot be captured.
+        ``seed`` is that of the order within the rounds, and ``prepares`` are as ``prepare`` of `measure`. Candidates
+        are compared by their times multiplied by ``weights``. ``check`` is called with the number of each candidate
+        right after the work of one more sample of it. Short launches are timed in CUDA graphs, unless one of them
+        cannot be captured (``graphs``).
         """
         prepares = prepares or [_nothing] * len(launches)
         factors = weights or [1.0] * len(launches)

@@ -74,20 +74,10 @@ class Lookahead:
     workers would wait for then, they spend on more candidates to choose among. Several GPUs begin as many times more
     trials while a candidate compiles, and a proposal lacks as many times more results, though at most half of them.
 
-    Attributes
-    ----------
-    compiling
-        Maximum number of the newest candidates, which may still compile.
-    per_measured
-        Candidates proposed per measured one; 1 if they are measured in the order of the proposals. Where they are
-        ranked, more at first, see above.
-    queued
-        Number of chosen candidates without a result when another is chosen: the GPU has it at hand when it has measured
-        these.
-    max_waiting
-        Maximum number of compiled candidates that wait.
-    gpus
-        Number of GPUs.
+    ``compiling`` is the maximum number of the newest candidates, which may still compile, and ``max_waiting`` that of
+    compiled ones that wait. Per measured candidate, ``per_measured`` are proposed; 1 if they are measured in the order
+    of the proposals. Another one is chosen when ``queued`` chosen ones have no result: the GPU has it at hand when it
+    has measured these.
     """
 
     compiling: int

@@ -228,14 +228,9 @@ def on_stream(arrays: Sequence[Any], stream: Any = None) -> Iterator[None]:
     Memory that either library allocates in the context is ordered by that stream. Raise `ArgumentError` if ``stream``
     is not a stream.
 
-    Parameters
-    ----------
-    arrays
-        Arrays of the call.
-    stream
-        A stream of CuPy or PyTorch, or any object that implements the CUDA stream protocol (``__cuda_stream__``).
-        None: PyTorch's current stream if one of the arrays is a tensor, as PyTorch orders all work on tensors by it;
-        else CuPy's current stream.
+    The stream is one of CuPy or PyTorch, or any object that implements the CUDA stream protocol (``__cuda_stream__``).
+    None: PyTorch's current stream if one of the arrays is a tensor, as PyTorch orders all work on tensors by it; else
+    CuPy's current stream.
     """
     torch = sys.modules.get("torch")
     tensors = (array for array in arrays if torch is not None and isinstance(array, torch.Tensor) and array.is_cuda)

@@ -30,20 +30,11 @@ class Estimated:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A kernel in one configuration, or a library, with its time for a problem of an operation.
+    """A kernel in one configuration, or a library without one, with its time for a problem of an operation.
 
-    Attributes
-    ----------
-    kernel, config
-        Name of the kernel and its configuration; for a library its name and no configuration.
-    time_us
-        Time, measured or expected; None if nothing is known of it.
-    doubt
-        One standard deviation of the logarithm of an expected time: 0.08 is 8 %. None for a measured time.
-    is_library
-        Whether it is a library.
-    source
-        ``replayed`` for a measured time from a recording; ``cuda`` otherwise.
+    ``time_us`` is measured or expected; None if nothing is known of it. ``doubt`` is one standard deviation of the
+    logarithm of an expected time, 0.08 for 8 %, and None for a measured one. ``source`` is ``replayed`` for a time from
+    a recording.
     """
 
     kernel: str
