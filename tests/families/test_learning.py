@@ -182,6 +182,7 @@ class TestTree:
         assert isinstance(tree, Split)
         assert tree.then == Leaf((1, 0))
 
+    @settings(deadline=None)
     @given(matrices, st.integers(1, MAX_CONFIGS))
     def test_it_reads_back_and_is_no_larger_than_asked(self, losses: np.ndarray, most: int) -> None:
         features = list_features(SPEC, losses.shape[1])
