@@ -162,6 +162,13 @@ def test_lines_are_those_of_the_source() -> None:
         compile_cubin(job(source))
 
 
+def test_folders_of_the_author(tmp_path: Path) -> None:
+    """Without host code, the folders are the compiler's own business."""
+    (tmp_path / "scale.h").write_text("#define SCALE 3\n")
+    source = "#include <scale.h>\n__global__ void k(int* x) { x[0] = SCALE; }"
+    assert compile_cubin(job(source, include_folders=(str(tmp_path),))).cubin
+
+
 def test_a_toolkit_of_another_major_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, version in (("old", 11080), ("near", 13990), ("same", 0)):
         folder = tmp_path / name / "include"
