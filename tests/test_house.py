@@ -22,11 +22,14 @@ ROOT = Path(__file__).parents[1]
 FILE = ROOT / "tests" / "pinned" / "house.json"
 SLACK = {
     "modules": 2,
+    "lines": 700,
     "code_tokens": 4000,
     "classes": 5,
+    "functions_per_10k_tokens": 1,
     "names_of_several_classes": 0,
     "public_names": 0,
     "circles": 0,
+    "lines_of_tests": 700,
 }
 """Amount by which a figure may lie below its ceiling."""
 CODE = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP)
@@ -96,9 +99,17 @@ def figures() -> dict[str, int]:
     graph = {
         name: {one for one in imported(tree, set(every)) if one in every} - {name} for name, (_, tree) in every.items()
     }
+    tokens = sum(code_tokens(text, tree) for text, tree in every.values())
+    functions = sum(
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for _, tree in every.values() for node in ast.walk(tree)
+    )
+    tests = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
     return {
+        "lines": sum(text.count("\n") for text, _ in every.values()),
+        "functions_per_10k_tokens": round(1e4 * functions / tokens),
+        "lines_of_tests": sum(text.count("\n") for text in tests),
         "modules": sum(path.name != "__init__.py" for path in (ROOT / "autotile").rglob("*.py")),
-        "code_tokens": sum(code_tokens(text, tree) for text, tree in every.values()),
+        "code_tokens": tokens,
         "classes": len(names),
         "names_of_several_classes": sum(count > 1 for count in Counter(names).values()),
         "public_names": sum(not name.startswith("_") for name in dir(autotile)),
@@ -109,8 +120,9 @@ def figures() -> dict[str, int]:
 def test_no_ceiling_is_exceeded(figures: dict[str, int], request: pytest.FixtureRequest) -> None:
     ceilings = json.loads(FILE.read_text()) if FILE.is_file() else figures
     if request.config.getoption("--pin"):
-        FILE.write_text(json.dumps({name: min(ceilings[name], figures[name]) for name in figures}, indent=1) + "\n")
-    assert {name: figure for name, figure in figures.items() if figure > ceilings[name]} == {}
+        FILE.write_text(json.dumps({name: min(ceilings.get(name, figures[name]), figures[name]) for name in figures}, indent=1) + "\n")
+    above = {name: figure for name, figure in figures.items() if figure > ceilings.get(name, 0)}
+    assert above == {} or request.config.getoption("--pin")
 
 
 def test_a_ceiling_falls_with_its_figure(figures: dict[str, int]) -> None:
