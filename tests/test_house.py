@@ -101,7 +101,9 @@ def figures() -> dict[str, int]:
     }
     tokens = sum(code_tokens(text, tree) for text, tree in every.values())
     functions = sum(
-        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for _, tree in every.values() for node in ast.walk(tree)
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for _, tree in every.values()
+        for node in ast.walk(tree)
     )
     tests = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
     return {
@@ -120,7 +122,10 @@ def figures() -> dict[str, int]:
 def test_no_ceiling_is_exceeded(figures: dict[str, int], request: pytest.FixtureRequest) -> None:
     ceilings = json.loads(FILE.read_text()) if FILE.is_file() else figures
     if request.config.getoption("--pin"):
-        FILE.write_text(json.dumps({name: min(ceilings.get(name, figures[name]), figures[name]) for name in figures}, indent=1) + "\n")
+        FILE.write_text(
+            json.dumps({name: min(ceilings.get(name, figures[name]), figures[name]) for name in figures}, indent=1)
+            + "\n"
+        )
     above = {name: figure for name, figure in figures.items() if figure > ceilings.get(name, 0)}
     assert above == {} or request.config.getoption("--pin")
 
