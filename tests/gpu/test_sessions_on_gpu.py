@@ -157,8 +157,6 @@ def test_a_session_that_was_measured_can_be_followed_and_looked_at(scale_toml: P
     assert float(measured["stage.verify_s"]) > 0
     assert float(measured["time_low_us"]) <= float(measured["time_us"]) <= float(measured["time_high_us"])
 
-    (plot,) = autotile.plot(scale_toml, n=1 << 20).plots
-    assert plot.best_so_far[-1] == min(one.trial.time_us for one in plot.study.trials if one.trial.time_us)
     found = autotile.survey(scale_toml, n=1 << 20)
     assert found.device.source == "cuda"
     registers = {tuple(found.config(i).values()): int(found.columns["registers"][i]) for i in range(len(found))}
