@@ -57,9 +57,9 @@ class Function:
         compute capability 7.x and later).
         """
         if dynamic_smem_bytes > self._opted_in_bytes:  # less would take from another launch of the same function
-            self._opted_in_bytes = dynamic_smem_bytes
             driver = load_cupy().cuda.driver
             driver.funcSetAttribute(self._function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_smem_bytes)
+            self._opted_in_bytes = dynamic_smem_bytes
 
     def launch(
         self,

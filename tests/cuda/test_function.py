@@ -274,6 +274,23 @@ def make(cuda: Cuda, stream: int = 0) -> Any:
     return make_launch_graph(cuda.launch, stream, None)
 
 
+def test_shared_memory_that_was_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def refuse(_function: int, _attribute: int, smem_bytes: int) -> None:
+        asked.append(smem_bytes)
+        raise MemoryError
+
+    driver = SimpleNamespace(funcSetAttribute=refuse)
+    monkeypatch.setattr(function_module, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(driver=driver)))
+    monkeypatch.setattr(function_module, "_release", lambda *_: None)
+    function = function_module.Function(SimpleNamespace(ptr=1))
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            function.opt_in(1 << 20)
+    assert asked == [1 << 20, 1 << 20]
+
+
 class TestGraphs:
     def test_a_graph_of_a_launch_has_the_streams_priority(self, cuda: Cuda) -> None:
         assert make(cuda).executable == 5
