@@ -232,19 +232,7 @@ class ExpectedOutputs:
         at = " ".join(f"{name}={value}" for name, value in sizes.items())
         expected: dict[str, ReferenceOutput] = {}
         if reference.outputs:
-            whole = {s.name for s in spec.scalars if DTYPES[s.element_type(self._dtype)].is_integer}
-            environment: dict[str, Any] = {
-                name: int(value) if name in whole and np.ndim(value) == 0 else value for name, value in scalars.items()
-            }
-            environment |= sizes  # a scalar may pass a size, which is exact
-            for name, buffer in inputs.items():  # whole numbers stay whole, and exact
-                kind = self._element_type(name, sizes)
-                environment[name] = buffer.array if kind.component.is_integer else kind.decode(buffer.array)
-            solution = ReferenceSolution(environment, self._support)
-            for name, expression in reference.outputs.items():
-                place = f"{spec.source}: [reference] outputs.{name} at {at}"
-                shape, kind = self._shape(name, sizes), self._element_type(name, sizes)
-                expected[name] = solution.output(name, expression, shape, kind, place)
+            expected |= self._of_expressions(sizes, inputs, scalars, at)
         if reference.kernel is not None:
             place = f"{spec.source}: [reference] kernel {reference.kernel.entry} at {at}"
             for name, values in self._of_kernel(sizes, inputs, scalars, place).items():
@@ -261,6 +249,26 @@ class ExpectedOutputs:
             values = load_cupy().asarray(stored.astype(stored.dtype.newbyteorder("="), copy=False))
             expected[name] = self._checked(name, values, sizes, f"{path}: the reference of {name} at {at}")
         load_cupy().get_default_memory_pool().free_all_blocks()
+        return expected
+
+    def _of_expressions(
+        self, sizes: Mapping[str, int], inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], at: str
+    ) -> dict[str, ReferenceOutput]:
+        """Return the values of the expressions; the decoded inputs are free again when this returns."""
+        spec, expected = self._spec, dict[str, ReferenceOutput]()
+        whole = {s.name for s in spec.scalars if DTYPES[s.element_type(self._dtype)].is_integer}
+        environment: dict[str, Any] = {
+            name: int(value) if name in whole and np.ndim(value) == 0 else value for name, value in scalars.items()
+        }
+        environment |= sizes  # a scalar may pass a size, which is exact
+        for name, buffer in inputs.items():  # whole numbers stay whole, and exact
+            kind = self._element_type(name, sizes)
+            environment[name] = buffer.array if kind.component.is_integer else kind.decode(buffer.array)
+        solution = ReferenceSolution(environment, self._support)
+        for name, expression in spec.reference.outputs.items():
+            place = f"{spec.source}: [reference] outputs.{name} at {at}"
+            shape, kind = self._shape(name, sizes), self._element_type(name, sizes)
+            expected[name] = solution.output(name, expression, shape, kind, place)
         return expected
 
     def keep(self, sizes: Mapping[str, int], outputs: Mapping[str, ReferenceOutput], *, seed: int, check: bool) -> None:

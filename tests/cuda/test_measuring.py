@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cupy
@@ -16,10 +18,11 @@ from spec_samples import SGEMM
 
 from autotile.core.device import device_profile
 from autotile.core.dtypes import DTYPES
+from autotile.cuda import expected_outputs
 from autotile.cuda import timing as energy
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
-from autotile.cuda.expected_outputs import Agreement, ReferenceSolution, launch_key
+from autotile.cuda.expected_outputs import Agreement, ExpectedOutputs, ReferenceSolution, launch_key
 from autotile.cuda.support import GuardedBuffer, SupportKernels
 from autotile.cuda.timing import EnergyMeter, Nvml, Timer, drift_us
 from autotile.errors import InputError, ToolchainError
@@ -273,6 +276,27 @@ class TestEnergy:
         gpu.counts = False
         with pytest.raises(ToolchainError, match="NVML has stopped updating"):
             subject.read(lambda: None, LAUNCH_US)
+
+
+def test_what_expressions_are_evaluated_with_is_freed_before_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    solutions: list[weakref.ref[Any]] = []
+    alive: list[Any] = []
+
+    class Solution:
+        def __init__(self, *_: object) -> None:
+            solutions.append(weakref.ref(self))
+
+        def output(self, *_: object) -> str:
+            return "values"
+
+    pool = SimpleNamespace(free_all_blocks=lambda: alive.extend(made() for made in solutions))
+    monkeypatch.setattr(expected_outputs, "load_cupy", lambda: SimpleNamespace(get_default_memory_pool=lambda: pool))
+    monkeypatch.setattr(expected_outputs, "ReferenceSolution", Solution)
+    spec = parse_spec(SGEMM, "sgemm.toml")
+    support: Any = None
+    found = ExpectedOutputs(spec, "float32", support).compute(spec.sizes, {}, {}, seed=0, check=False)
+    assert found == dict.fromkeys(spec.reference.outputs, "values")
+    assert alive == [None]
 
 
 class Results:
