@@ -14,6 +14,7 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from threading import Lock
 from typing import Any
 from weakref import finalize
 
@@ -39,6 +40,7 @@ class Function:
     def __init__(self, function: Any) -> None:
         self._held = [function]
         self._opted_in_bytes = 0
+        self._opting_in = Lock()
         finalize(self, _release, self._held, os.getpid()).atexit = False  # CUDA ends with the process
 
     @property
@@ -56,10 +58,11 @@ class Function:
         By default a kernel may use 48 KiB less its static shared memory (CUDA C++ Programming Guide, shared memory of
         compute capability 7.x and later).
         """
-        if dynamic_smem_bytes > self._opted_in_bytes:  # less would take from another launch of the same function
-            driver = load_cupy().cuda.driver
-            driver.funcSetAttribute(self._function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_smem_bytes)
-            self._opted_in_bytes = dynamic_smem_bytes
+        with self._opting_in:  # threads share the functions of equal cubins
+            if dynamic_smem_bytes > self._opted_in_bytes:  # less would take from another launch of the same function
+                driver = load_cupy().cuda.driver
+                driver.funcSetAttribute(self._function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_smem_bytes)
+                self._opted_in_bytes = dynamic_smem_bytes
 
     def launch(
         self,

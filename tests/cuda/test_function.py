@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -289,6 +290,29 @@ def test_shared_memory_that_was_refused_is_asked_for_again(monkeypatch: pytest.M
         with pytest.raises(MemoryError):
             function.opt_in(1 << 20)
     assert asked == [1 << 20, 1 << 20]
+
+
+def test_of_the_amounts_of_two_threads_the_larger_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, resumed = Event(), Event()
+    allowed: list[int] = []
+
+    def allow(_function: int, _attribute: int, smem_bytes: int) -> None:
+        if smem_bytes == 50_000:
+            entered.set()
+            resumed.wait(0.2)
+        allowed.append(smem_bytes)
+
+    driver = SimpleNamespace(funcSetAttribute=allow)
+    monkeypatch.setattr(function_module, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(driver=driver)))
+    monkeypatch.setattr(function_module, "_release", lambda *_: None)
+    function = function_module.Function(SimpleNamespace(ptr=1))
+    with ThreadPoolExecutor(1) as pool:
+        smaller = pool.submit(function.opt_in, 50_000)
+        entered.wait()
+        function.opt_in(60_000)
+        resumed.set()
+        smaller.result()
+    assert allowed == [50_000, 60_000]
 
 
 class TestGraphs:
