@@ -238,7 +238,7 @@ def _verification(study: StudyData, winner: Trial) -> str:
         same = "differ between launches" if digest == VARYING_OUTPUTS else "are the same at every launch"
         found.append(f"the bits of the outputs {same}")
     if study.key.source == "replayed":
-        found.append("when it was recorded; nothing ran here")
+        found.append("this was when it was recorded, as nothing ran here")
     return "; ".join(found)
 
 
