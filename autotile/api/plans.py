@@ -171,7 +171,8 @@ class PlanResult(Result):
         """The number of problems in each state, as text."""
         words = {"tuned": "tuned", "done": "tuned before", "failed": "failed", "left": "left"}
         counts = [f"{self.count(state)} {words[state]}" for state in words if self.count(state)]  # type: ignore[arg-type]
-        return f"{plural(len(self.entries), 'problem')}: {', '.join(counts)}, in {duration_text(self.seconds)}"
+        found = f": {', '.join(counts)}" if counts else ""
+        return f"{plural(len(self.entries), 'problem')}{found}, in {duration_text(self.seconds)}"
 
     def _headline(self) -> str:
         return f"{self._heading()}: {self.summary}"
@@ -197,7 +198,8 @@ class PlanResult(Result):
             for entry in self.entries[:_MAX_SHOWN]
         ]
         headings = ("kernel", "state", *figures, "dtype", "GPU", "problem", "reason")
-        yield ResultTable(headings, rows, ("reason", "problem", "GPU"))
+        if rows:
+            yield ResultTable(headings, rows, ("reason", "problem", "GPU"))
         hidden: Facts = [("shown", f"the first {_MAX_SHOWN}; --json lists all")]
         yield [
             ("problems", self.summary),

@@ -237,7 +237,10 @@ class TestMisses:
 
     def test_no_misses(self, run):
         assert run("tune", "--misses", "--json").document == []
-        assert "no missed problem is left to tune" in run("tune", "--misses").err
+        result = run("tune", "--misses")
+        assert "no missed problem is left to tune" in result.err
+        assert "problems  0 problems, in " in result.out
+        assert "speed-up" not in result.out
         assert run("list", "--misses", "--json").document == []
         assert "no misses are stored" in run("list", "--misses").out
 
