@@ -258,7 +258,8 @@ def _report_system_error(error: OSError, words: Sequence[str], *, as_json: bool)
 def _usage_text(error: typer.TyperException) -> str:
     """Return the fault of the command line, and the command that prints the help."""
     context = getattr(error, "ctx", None)
-    message = error.format_message().rstrip(".")
+    message = error.format_message().rstrip(".").replace(": Value error, ", ": ")
+    message = re.sub(r", unable to parse string as .*", "", message.replace(": Input should be ", ": expected "))
     return f"{message}; see `{context.command_path} --help`" if context is not None else message
 
 

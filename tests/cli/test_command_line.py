@@ -229,6 +229,18 @@ def test_a_usage_error_says_where_the_help_is(run, words):
     run(*words, "--json").is_refused("--help`", kind="UsageError")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--trials", "x"], "'--trials': expected a valid integer; see"),
+        (["--trials", "0"], "'--trials': expected greater than or equal to 1; see"),
+        (["--l2", "warm"], "'--l2': 'warm' is not one of 'cold', 'hot'; see"),
+    ],
+)
+def test_a_usage_error_says_what_was_expected(run, words, said):
+    run("tune", "sgemm_2d", *words, "--json").is_refused(said, kind="UsageError")
+
+
 REFUSED = {
     "a sample": ["space", "--compile", "sgemm_2d", "--sample", "3", "--csv", "-", "--json"],
     "a device to survey": ["space", "--compile", "sgemm_2d", "--device", "nosuch"],
