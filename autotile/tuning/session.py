@@ -396,6 +396,7 @@ class Session:
                     with self._phase("search"):
                         self._search()
                     finals = self._hold_finals()
+                    self._find_effects()  # an interrupt of it leaves the finals
                 except KeyboardInterrupt:
                     aborted = True
                 finally:
@@ -474,6 +475,7 @@ class Session:
             for _ in self.evaluate([self._plan.default]):  # the winner is compared with it
                 pass
             finals = self._hold_finals()
+            self._find_effects()
             result = self._result(finals, interrupted=False)
             self._record.end(result.to_json())
         finally:
@@ -774,7 +776,7 @@ class Session:
             )
 
     def _hold_finals(self) -> Finals | None:
-        """Race the finalists and store their trials, then find the effects of the parameters.
+        """Race the finalists and store their trials.
 
         There are no finals where they are disabled or no candidate can race.
         """
@@ -800,10 +802,12 @@ class Session:
                         self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
                     for trial in finals.refused:
                         self._record.add(trial, phase="final")
+        return finals
+
+    def _find_effects(self) -> None:
         from autotile.search.importance import find_parameter_effects  # imports SciPy
 
         self._effects = find_parameter_effects(self.space, self.trials)
-        return finals
 
     def _report_finals(self, left_s: float) -> None:
         """Report the finals, at first and wherever what is left of them is not what was reported."""
