@@ -65,8 +65,8 @@ class SupportKernels:
         Return the number of wrong elements, the first of them, and the largest error, relative to the larger of the
         expected magnitude and the scale.
 
-        They are float64, complex128 if ``dtype`` is complex, or of the storage of ``dtype`` if it is an integer type.
-        Integers without a tolerance are compared exactly. Of vectors, ``elements`` counts the components.
+        Expected values are float64, complex128 if ``dtype`` is complex, or of the storage of ``dtype`` if it is an
+        integer type. Integers without a tolerance are compared exactly. Of vectors, ``elements`` counts the components.
         """
         dtype = dtype.component
         self._result.set(np.array([0, 2**64 - 1, 0], dtype=np.uint64))
