@@ -262,7 +262,8 @@ def judge_on(
     elif not refused and backend.source != "cuda" and winner.outcome is Outcome.OK:
         speedup = ratio_of(interval_of(candidate), interval_of(winner))
     if raced:
-        candidate, winner = (with_times(one, raced[i].rounds_us) for i, one in enumerate((candidate, winner)))
+        pair = enumerate((candidate, winner))  # one that could not be loaded has no times
+        candidate, winner = (with_times(one, times) if (times := raced[i].rounds_us) else one for i, one in pair)
     return CandidateCheck(
         problem,
         backend.device,

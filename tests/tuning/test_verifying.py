@@ -322,7 +322,8 @@ class Device:
         if self.candidate.get("race_breaks"):
             return None
         outcome = self.candidate.get("timed", Outcome.OK)
-        times_us = [self.candidate.get("time_us", 5.0) + index / 1000 for index in range(job.rounds)]
+        rounds = job.rounds if outcome is not Outcome.CRASHED else 0  # it cannot be loaded
+        times_us = [self.candidate.get("time_us", 5.0) + index / 1000 for index in range(rounds)]
         winners = [10.0 + index / 1000 for index in range(job.rounds)]
         return [raced(times_us, outcome, "" if outcome is Outcome.OK else "stale"), raced(winners)]
 
@@ -386,6 +387,7 @@ class TestVerdict:
             ({"candidate_outcome": Outcome.WRONG_RESULT}, Outcome.WRONG_RESULT, "y[3] is 0"),
             ({"candidate_outcome": Outcome.CRASHED}, Outcome.CRASHED, "y[3] is 0"),
             ({"timed": Outcome.WRONG_RESULT}, Outcome.WRONG_RESULT, "stale"),
+            ({"timed": Outcome.CRASHED}, Outcome.CRASHED, "stale"),
             ({"repeated": Outcome.WRONG_RESULT}, Outcome.WRONG_RESULT, "sometimes, in repeat 3 of 75"),
             ({"source": "// rewritten error\n"}, Outcome.COMPILE_FAILED, "line 1: error"),
             ({"findings": [OUT_OF_BOUNDS]}, Outcome.OUT_OF_BOUNDS, "memcheck: out of bounds"),
