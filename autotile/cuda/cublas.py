@@ -211,10 +211,11 @@ class Gemm:
             )
             queue(stream, (a, b, c), memory.workspace, (alpha, beta))
         else:
-            sums = memory.sums(self._sums_bytes)
             queue = self._prepared.get(("float32", is_aligned)) or self._prepare("float32", is_aligned)
-            queue(stream, (a, b, sums), memory.workspace, (alpha, beta))
-            self._rounding(stream, sums, c)
+            with memory.lock:  # no other thread may queue a product between these two
+                sums = memory.sums(self._sums_bytes)
+                queue(stream, (a, b, sums), memory.workspace, (alpha, beta))
+                self._rounding(stream, sums, c)
 
     def _prepare(self, result: str, is_aligned: bool) -> _Queue:
         """Describe the product to cuBLAS and ask for an algorithm; kept for all calls with arrays aligned like these.
@@ -334,6 +335,8 @@ class _StreamMemory:
 
     def __init__(self, stream: int) -> None:
         self.is_captured = False
+        self.lock = threading.Lock()
+        """Held while sums are queued and rounded."""
         current = load_cupy().cuda.get_current_stream()
         self._stream = current if current.ptr == stream else None  # so that its address is not given to another stream
         self._held = load_cupy().cuda.Memory(_workspace_bytes())  # not of a pool, whose memory is ordered by a stream
@@ -344,9 +347,9 @@ class _StreamMemory:
     def sums(self, size_bytes: int) -> int:
         """Return the address of memory for sums, which the next product on the stream overwrites."""
         if not self._sums or self._sums[-1].size < size_bytes:
+            doubled = min(2 * self._sums[-1].size, _MAX_SUMS_BYTES) if self._sums else 0  # so that little is kept
             with outside_of_captures():
-                larger = load_cupy().cuda.Memory(size_bytes)  # of no pool, as the workspace
-                self._sums = [*(self._sums if self.is_captured else ()), larger]
+                self._sums.append(load_cupy().cuda.Memory(max(size_bytes, doubled)))  # of no pool, as the workspace
         return int(self._sums[-1].ptr)
 
 

@@ -1,6 +1,8 @@
 """cuBLAS by ctypes: which product is asked for, without a GPU; the results on one."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cupy
@@ -112,3 +114,19 @@ def test_products_that_are_rounded_afterwards(m: int, n: int) -> None:
     before = c.astype("float64")
     gemm(stream.ptr, addresses, 1.0, 1.0)
     assert cupy.allclose(c, before + expected, rtol=2e-3, atol=0.5)
+
+
+def test_memory_for_sums_stays_where_graphs_may_refer_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Memory:
+        def __init__(self, size: int) -> None:
+            self.size, self.ptr = size, id(self)
+
+    cuda = SimpleNamespace(Memory=Memory, get_current_stream=lambda: SimpleNamespace(ptr=7))
+    monkeypatch.setattr(cublas, "load_cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(cublas, "outside_of_captures", nullcontext)
+    monkeypatch.setattr(cublas, "_workspace_bytes", lambda: 1)
+    memory = cublas._StreamMemory(7)
+    first = memory.sums(100)
+    larger = memory.sums(101)
+    assert memory.sums(150) == larger  # it has doubled, so that little is kept
+    assert [one.ptr for one in memory._sums] == [first, larger]
