@@ -207,7 +207,7 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
     known = products.find(input, weight, options)
     if known is not None and bias is not None and known.kernel.is_library and not _allows_tf32():
         return torch.nn.functional.linear(input, weight, bias)  # cuBLAS adds the bias as it stores the product
-    result: Tensor | None = products.launch(input, weight, options)
+    result: Tensor | None = known.launch(input, weight) if known is not None else None
     if result is None:
         if weight.dim() != 2 or input.dim() == 0 or input.shape[-1] != weight.shape[1]:
             raise ArgumentError(

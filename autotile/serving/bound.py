@@ -209,7 +209,7 @@ class LibraryCode:
         """Return a launcher for a device."""
         from autotile.serving.launching import LibraryLauncher
 
-        return LibraryLauncher(self.definition.spec, self.problem, self.library, self.asked, device_index)
+        return LibraryLauncher(self.definition.spec, lambda: self.problem, self.library, self.asked, device_index)
 
 
 _MAX_CUBINS = 512

@@ -17,6 +17,7 @@ from threading import local
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from autotile.core.dtypes import DTYPES
+from autotile.core.forks import cached_property
 from autotile.core.model import Config, Problem
 from autotile.cuda.cublas import Gemm, GemmLayout
 from autotile.cuda.driver import (
@@ -447,14 +448,19 @@ ReadSignature = Callable[[Sequence[Any]], Signature]
 class ArrayLauncher:
     """What the launchers of kernels and of libraries have in common: requirements on arrays, and the CUDA runtime."""
 
-    def __init__(self, arguments: CallArrays, device_index: int) -> None:
-        self._arrays, self._device_index = arguments, device_index
+    def __init__(self, make_arrays: Callable[[], CallArrays], device_index: int) -> None:
+        self._make_arrays, self._device_index = make_arrays, device_index
         self._one_device = device_count() == 1
         runtime = load_cupy().cuda.runtime
         self._current_device: Callable[[], int] = runtime.getDevice
         self._launch_graph: Callable[[int, int], None] = runtime.graphLaunch
         self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
         """Not to be called with stream 0, which cannot be captured."""
+
+    @cached_property
+    def _arrays(self) -> CallArrays:
+        """The requirements, made at the first call that is checked."""
+        return self._make_arrays()
 
     def capture(
         self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
@@ -484,7 +490,7 @@ class KernelLauncher(ArrayLauncher):
         with_graphs: bool,
         preparation: Preparation | None = None,
     ) -> None:
-        super().__init__(arguments, device_index)
+        super().__init__(lambda: arguments, device_index)
         self.arguments = arguments
         self._functions = functions
         self._with_graphs = with_graphs
@@ -631,10 +637,15 @@ class KernelLauncher(ArrayLauncher):
 
 
 class LibraryLauncher(ArrayLauncher):
-    """Calls a library for a problem that is ``asked`` for by the names of an operation; as `KernelLauncher`."""
+    """Calls a library for a problem that is ``asked`` for by the names of an operation; as `KernelLauncher`.
 
-    def __init__(self, spec: KernelSpec, problem: Problem, library: Library, asked: Problem, device_index: int) -> None:
-        super().__init__(CallArrays(spec, problem, spec.default, device_index), device_index)
+    ``find_problem`` returns it by the names of the kernel that declares the arrays.
+    """
+
+    def __init__(
+        self, spec: KernelSpec, find_problem: Callable[[], Problem], library: Library, asked: Problem, device_index: int
+    ) -> None:
+        super().__init__(lambda: CallArrays(spec, find_problem(), spec.default, device_index), device_index)
         self._spec, self._asked = spec, asked
         self._call = library.call
         layout = GemmLayout.of(asked.sizes, asked.dtype) if self._call is None else None

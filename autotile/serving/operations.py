@@ -447,6 +447,14 @@ class KnownProduct(NamedTuple):
     kernel: BoundKernel
     allocate: Callable[[], Any]
     device_index: int
+    library: ArrayLibrary
+
+    def launch(self, a: Any, b: Any) -> Any:
+        """Compute the product of such arrays into a new one; return None, and launch nothing, before a call has."""
+        out, library = self.allocate(), self.library
+        address = library.address
+        pointers = address(a), address(b), address(out)
+        return out if self.kernel.launch_at(library.stream(self.device_index), pointers) else None
 
 
 class Products(RecentCache[tuple[object, ...], KnownProduct]):
@@ -476,15 +484,8 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
 
     def launch(self, a: Any, b: Any, options: object) -> Any:
         """Compute a product like one before, into a new array; return None, and launch nothing, if there was none."""
-        library = self._libraries.get(type(a))
-        if library is None:
-            return None
-        known = self.get(library.kind(a, b, options))
-        if known is None:
-            return None
-        out, address = known.allocate(), library.address
-        pointers = address(a), address(b), address(out)
-        return out if known.kernel.launch_at(library.stream(known.device_index), pointers) else None
+        known = self.find(a, b, options)
+        return known.launch(a, b) if known is not None else None
 
     def learn(self, a: Any, b: Any, options: object, kernel: BoundKernel, shape: tuple[int, ...]) -> None:
         """Keep what has computed a product of arrays, which were passed to it as they are, for calls to come."""
@@ -494,7 +495,7 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
             return  # a subclass may compute products in a way of its own
         if key := library.kind(a, b, options):
             self._libraries[kind] = library
-            self.keep(key, KnownProduct(kernel, library.allocator(a, shape), _device_index(a)))
+            self.keep(key, KnownProduct(kernel, library.allocator(a, shape), _device_index(a), library))
 
     def multiply(self, arrays: Sequence[Any], scalars: Mapping[str, float], stream: Any, options: MatmulOptions) -> Any:
         """Compute a product as `autotile.matmul` does, with a kernel that is chosen once for arrays of a kind.
