@@ -158,7 +158,8 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, emulate: bool = True) -> Tensor:
     """Compute ``input @ weight.T + bias``, as `torch.nn.functional.linear` does, with the fastest product.
 
-    Under autocast, tensors are converted to its dtype, as PyTorch does.
+    Under autocast, tensors are converted to its dtype, as PyTorch does. Where cuBLAS is served, PyTorch calls it for a
+    product with a bias, by PyTorch's settings of precision.
 
     Parameters
     ----------
@@ -218,7 +219,14 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
         served = products.find(rows, transposed, _OPTIONS[emulate])
         if served is not None and input.is_contiguous():
             products.learn(input, weight, options, served.kernel, tuple(result.shape))
-    return result if bias is None else result.add_(bias.detach())
+    if bias is not None:
+        if bias.dtype != result.dtype or bias.shape != result.shape[-1:]:
+            raise ArgumentError(
+                f"bias has shape {tuple(bias.shape)} and dtype {bias.dtype}, expected ({result.shape[-1]},) and "
+                f"{result.dtype}"
+            )
+        result.add_(bias.detach())
+    return result
 
 
 class _DifferentiableLinear(torch.autograd.Function):  # type: ignore[misc]

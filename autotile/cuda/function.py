@@ -23,6 +23,7 @@ import numpy as np
 from autotile.core.model import LaunchGeometry, Resources
 from autotile.cuda.driver import attribute_launch, declares_cluster, outside_of_captures
 from autotile.cuda.toolchain import load_cupy
+from autotile.errors import ToolchainError
 from autotile.kernel.launch import LaunchPlan, StepLaunch
 from autotile.kernel.spec import Step
 
@@ -218,7 +219,7 @@ def make_launch_graph(queue: Callable[[int], None], stream: int, keep_alive: obj
     try:
         with outside_of_captures():
             made = LaunchGraph(_captured(queue, stream), keep_alive)
-    except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError):
+    except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, ToolchainError):
         pass  # out of memory, for example; launches without a graph still work
     finally:
         if made is None:

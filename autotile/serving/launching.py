@@ -651,7 +651,8 @@ class LibraryLauncher(ArrayLauncher):
         layout = GemmLayout.of(asked.sizes, asked.dtype) if self._call is None else None
         self._gemm = Gemm(layout, device_index) if layout is not None else None
         self._specs: dict[type, tuple[ArrayLibrary, tuple[ArraySpec, ...]]] = {}
-        self._with_graphs = self._gemm is not None and read_settings().graphs
+        # A graph would not wait for another thread that queues a product and its rounding on the same stream.
+        self._with_graphs = layout is not None and not layout.rounds_afterwards and read_settings().graphs
         self._graphs: dict[int, LaunchGraphs] = {}
         """Graphs of the products that came again, by stream."""
 

@@ -475,7 +475,9 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
     def find(self, a: Any, b: Any, options: object) -> KnownProduct | None:
         """Return what computes a product like one before, if there was one."""
         library = self._libraries.get(type(a))
-        return self.get(library.kind(a, b, options)) if library is not None else None
+        if library is None or type(b) not in self._libraries:
+            return None
+        return self.get(library.kind(a, b, options))
 
     def clear(self) -> None:
         """Forget the products and the kernels."""
@@ -489,12 +491,13 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
 
     def learn(self, a: Any, b: Any, options: object, kernel: BoundKernel, shape: tuple[int, ...]) -> None:
         """Keep what has computed a product of arrays, which were passed to it as they are, for calls to come."""
-        kind, library = type(a), library_of(a)
-        module = kind.__module__.partition(".")[0]
-        if library is None or (kind.__name__ not in ("Tensor", "Parameter") if module == "torch" else module != "cupy"):
-            return  # a subclass may compute products in a way of its own
-        if key := library.kind(a, b, options):
-            self._libraries[kind] = library
+        library = library_of(a)
+        for kind in (type(a), type(b)):
+            module = kind.__module__.partition(".")[0]
+            if kind.__name__ not in ("Tensor", "Parameter") if module == "torch" else module != "cupy":
+                return  # a subclass may compute products in a way of its own
+        if library is not None and (key := library.kind(a, b, options)):
+            self._libraries[type(a)] = self._libraries[type(b)] = library
             self.keep(key, KnownProduct(kernel, library.allocator(a, shape), _device_index(a), library))
 
     def multiply(self, arrays: Sequence[Any], scalars: Mapping[str, float], stream: Any, options: MatmulOptions) -> Any:
