@@ -1,5 +1,6 @@
 """The parts of benchmarks/gemm.py and benchmarks/any_size.py that need no GPU, and the record of the search."""
 
+import importlib
 import json
 import math
 import sys
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from stored_runs import add_trial, end_run, start_run
 
 from autotile.core.model import Measurement, Outcome, Trial, config_key
-from autotile.core.statistics import Interval
+from autotile.core.statistics import Interval, paired_ratio
 from autotile.database.database import Database
 from autotile.database.keys import key_of
 from autotile.database.winners import Winner
@@ -551,3 +552,77 @@ def test_estimates_save_more_than_half_of_the_first_trials() -> None:
         own = [name for name in plain["spaces"] if "h200" in name]
         assert min(estimated["spaces"][name]["10"] for name in own) > 0.85
         assert estimated["mean"]["10"][0] > plain["mean"]["25"][0] - 0.02
+
+
+class TestModels:
+    """benchmarks/models.py on the CPU, where PyTorch is installed."""
+
+    @pytest.fixture
+    def models(self) -> Any:
+        pytest.importorskip("torch")
+        return importlib.import_module("models")
+
+    def test_a_run_writes_a_record(
+        self, models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("AUTOTILE_DB", str(tmp_path / "autotile.db"))
+        monkeypatch.setenv("AUTOTILE_WAIT", "on")
+        output = tmp_path / "models.json"
+        command = "models.py --device cpu --width 128 --layers 1 --rounds 6 --turn-ms 1 --modes eager --same"
+        wanted = f"--models llama mixtral mlp --cells 16 --output {output}"
+        monkeypatch.setattr(sys, "argv", [*command.split(), *wanted.split()])
+        with pytest.raises(SystemExit) as ended:
+            models.main()
+        assert not ended.value.code
+        rows = json.loads(output.read_text())["rows"]
+        assert {row["model"] for row in rows} == {"llama", "mixtral", "mlp"}
+        for row in rows:
+            assert 0.0 < row["autotile"]["error"] == row["torch"]["error"] < 0.1
+            assert row["ratio"][1] <= row["ratio"][0] <= row["ratio"][2]
+        assert "decode 16" in capsys.readouterr().out
+
+    def test_every_model_has_essential_cells_and_no_cell_appears_twice(self, models: Any) -> None:
+        cells = list(models.cells_of(4096, 4))
+        assert len({(cell.model, cell.name) for cell in cells}) == len(cells)
+        assert {cell.model for cell in cells} == {cell.model for cell in cells if cell.essential}
+
+    def test_a_decoding_step_computes_the_last_token_of_a_prompt(self, models: Any) -> None:
+        torch = importlib.import_module("torch")
+        torch.manual_seed(0)
+        model = models.Llama(1024, 8, 300, 1, vocabulary=50, cache=2).double()
+        ids = torch.randint(50, (2, models.CONTEXT))
+        (attention,) = model.attention
+        with torch.no_grad():
+            x = model.norms[0](model.embed(ids))
+            for kind, cache in (("k", attention.keys), ("v", attention.values)):
+                cache.copy_(getattr(attention, kind)(x).unflatten(-1, (-1, 128)).transpose(1, 2))
+            turned = (model.cos[: models.CONTEXT], model.sin[: models.CONTEXT])
+            attention.keys.copy_(models.rotated(attention.keys, *turned))
+            expected = model(ids)
+            attention.keys[:, :, -1] = attention.values[:, :, -1] = 0.0  # written by the step
+            found = model(ids[:, -1:], torch.tensor([models.CONTEXT - 1]))
+        torch.testing.assert_close(found, expected)
+
+    def test_tokens_go_to_the_experts_of_largest_weight(self, models: Any) -> None:
+        torch = importlib.import_module("torch")
+        torch.manual_seed(0)
+        model = models.Mixtral(32, 48).double()
+        x = torch.randn(9, 32, dtype=torch.float64)
+        with torch.no_grad():
+            weights = model.router(x).softmax(-1)
+            weights *= weights >= weights.topk(2).values[:, 1:]
+            made = torch.stack([expert(x) for expert in model.experts], 1)
+            torch.testing.assert_close(model(x), (made * (weights / weights.sum(1, keepdim=True))[..., None]).sum(1))
+
+    @pytest.mark.parametrize(
+        ("times", "error", "expected"),
+        [
+            ((1.0, 1.0), 1.0, "ok"),
+            ((1.0, 1.1), 1.0, "miss"),
+            ((1.1, 1.0), 1.6, "wrong"),
+            ((1.1, 1.0), math.nan, "wrong"),
+        ],
+    )
+    def test_verdicts(self, models: Any, times: tuple[float, float], error: float, expected: str) -> None:
+        ratio = paired_ratio([times[1]] * 9, [times[0]] * 9)
+        assert models.verdict(ratio, 0.99, 1.0, error) == expected
