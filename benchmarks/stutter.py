@@ -3,20 +3,23 @@
     python benchmarks/stutter.py [--sizes 1000] [--dtypes float32,float16,bfloat16] [--seed 0] [--output stutter.json]
 
 Each size is called once by either, in turn, and the host time of the call is measured until it returns; the GPU is
-idle before it. Products are checked against torch's. A cold process begins with an empty cubin cache and database, a
-warm one has called the same number of other sizes before. The table gives the host time in milliseconds: median, 99th
-percentile and worst; and the share of sizes that were served by something else while the choice was compiled.
+idle before it. Then all sizes are called once more, by when the choices for most have been made. Products are checked
+against torch's. A cold process begins with an empty cubin cache and database, a warm one has called the same number of
+other sizes before. The table gives the host time in milliseconds, median, 99th percentile and worst, of the first and
+of the second calls; Python's full garbage collections, which may begin in any call, are counted, and the longest given.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +54,13 @@ def main() -> None:
                 [*command, "--seed", str(given.seed)], env=environment, stdout=subprocess.PIPE, text=True, check=True
             )
             rows[dtype] = json.loads(done.stdout)
-    table = Table("", *(f"{name} ms" for name in ("median", "p99", "worst")), "stood in")
+    table = Table("", *(f"{name} ms" for name in ("median", "p99", "worst")), "collections, ms")
     for dtype, phases in rows.items():
         for phase, figures in phases.items():
             for who in ("torch", "autotile"):
                 cells = (f"{figures[who][name]:.3f}" for name in ("median", "p99", "worst"))
-                share = f"{figures['stood_in']:.1%}" if who == "autotile" else ""
-                table.add_row(f"{dtype} {phase} {who}", *cells, share)
+                longest = ", ".join(f"{time_ms:.0f}" for time_ms in figures["collections_ms"])
+                table.add_row(f"{dtype} {phase} {who}", *cells, longest if who == "autotile" else "")
     Console().print(table)
     if given.output:
         given.output.write_text(json.dumps({**provenance(), "sizes": given.sizes, "ms": rows}, indent=1) + "\n")
@@ -68,7 +71,6 @@ def measure(dtype: str, count: int, seed: int) -> dict[str, Any]:
     import torch
 
     import autotile
-    from autotile.serving.dispatcher import default_dispatcher
 
     kind = getattr(torch, dtype)
     problems = draw(RANGES, (), 2 * count, seed)
@@ -76,33 +78,42 @@ def measure(dtype: str, count: int, seed: int) -> dict[str, Any]:
     torch.mm(memory[:64].view(8, 8), memory[:64].view(8, 8))  # context and cuBLAS
     autotile.torch.matmul(memory[:64].view(8, 8), memory[:64].view(8, 8))
 
-    def timed(sizes: Sizes) -> tuple[float, float, bool]:
-        a = memory[: sizes["M"] * sizes["K"]].view(sizes["M"], sizes["K"])
-        b = memory[-sizes["K"] * sizes["N"] :].view(sizes["K"], sizes["N"])
+    def timed(product: Callable[[Any, Any], Any], a: Any, b: Any) -> tuple[float, Any]:
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        expected = torch.matmul(a, b)
-        middle = time.perf_counter()
-        torch.cuda.synchronize()
-        again = time.perf_counter()
-        found = autotile.torch.matmul(a, b)
-        end = time.perf_counter()
-        error = float((found.float() - expected.float()).norm() / expected.float().norm())
-        assert error < (1e-4 if dtype == "float32" else 2e-2), (sizes, error)
-        served = next(reversed(default_dispatcher.products.kernels.values()))
-        return 1e3 * (middle - begin), 1e3 * (end - again), bool(served.choice.awaited)
+        found = product(a, b)
+        return 1e3 * (time.perf_counter() - begin), found
 
-    found = {}
+    def rounds(part: list[Sizes]) -> Iterator[tuple[float, float]]:
+        for sizes in part:
+            a = memory[: sizes["M"] * sizes["K"]].view(sizes["M"], sizes["K"])
+            b = memory[-sizes["K"] * sizes["N"] :].view(sizes["K"], sizes["N"])
+            by_torch, expected = timed(torch.matmul, a, b)
+            own, found = timed(autotile.torch.matmul, a, b)
+            error = float((found.float() - expected.float()).norm() / expected.float().norm())
+            assert error < (1e-4 if dtype == "float32" else 2e-2), (sizes, error)
+            yield by_torch, own
+
+    collections: list[float] = []
+
+    def collecting(phase: str, info: dict[str, int]) -> None:
+        if info["generation"] == 2:
+            collections.append(time.perf_counter())
+
+    gc.callbacks.append(collecting)
+    found: dict[str, Any] = {}
     for phase, part in (("cold", problems[:count]), ("warm", problems[count:])):
-        times = [timed(sizes) for sizes in part]
-        found[phase] = {
-            name: {
-                "median": float(np.median(column)),
-                "p99": float(np.percentile(column, 99)),
-                "worst": float(np.max(column)),
-            }
-            for name, column in zip(("torch", "autotile"), np.array([row[:2] for row in times]).T, strict=True)
-        } | {"stood_in": float(np.mean([row[2] for row in times]))}
+        for name in ("first", "second"):
+            collections.clear()
+            columns = np.array(list(rounds(part))).T
+            found[f"{phase} {name}"] = {
+                who: {
+                    "median": float(np.median(column)),
+                    "p99": float(np.percentile(column, 99)),
+                    "worst": float(np.max(column)),
+                }
+                for who, column in zip(("torch", "autotile"), columns, strict=True)
+            } | {"collections_ms": [1e3 * (end - begin) for begin, end in zip(*[iter(collections)] * 2, strict=False)]}
     return found
 
 

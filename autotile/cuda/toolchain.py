@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -43,6 +44,17 @@ def load_nvrtc() -> ModuleType:
         raise ToolchainError(f"the NVRTC library cannot be loaded ({error}); {INSTALL_WHEELS}") from None
     module: ModuleType = nvrtc
     return module
+
+
+@lru_cache
+def open_nvrtc() -> None:
+    """Open the NVRTC library of a wheel without the interpreter's lock, so that no other thread stands still.
+
+    ``cuda.bindings`` opens it with the lock held, which takes up to 0.1 s; a library that is open already takes none.
+    """
+    paths = [path for folder in filter(None, sys.path) for path in Path(folder).glob("nvidia/*/lib/libnvrtc.so.*")]
+    if paths:
+        ctypes.CDLL(None).dlopen(os.fsencode(paths[0]), os.RTLD_NOW | os.RTLD_GLOBAL)
 
 
 @lru_cache

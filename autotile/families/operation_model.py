@@ -14,7 +14,7 @@ where the model is wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
@@ -429,6 +429,7 @@ class OperationModel:
         libraries: Collection[str] = (),
         count: int = 3,
         dtype: str | None = None,
+        accepts: Callable[[ModelCandidate], bool] | None = None,
     ) -> list[Expected]:
         """Return the best candidates for a problem, best first; the first is the one to use.
 
@@ -452,6 +453,8 @@ class OperationModel:
             Number of candidates to return; fewer where fewer are valid.
         dtype
             Element type of the problem, if it is another than the model's.
+        accepts
+            Whether a configuration may be used; None for all.
         """
         kernels, ready, ranking = self._ranked(sizes, kernels, specs, device, libraries)
         if count == 1 and (library := ranking.unrivalled_library(self.confidence)) is not None:
@@ -463,7 +466,7 @@ class OperationModel:
             one = ranking.candidates[number]
             if one.is_library:
                 others.append(ranking.expected(number))
-            elif len(own) < count:
+            elif len(own) < count and (accepts is None or accepts(one)):
                 rules, of_kernel = ready.rules[one.kernel], kernels[one.kernel]
                 if one.kernel not in names:
                     names[one.kernel] = rules.names_of(of_kernel)
@@ -509,13 +512,18 @@ class OperationModel:
                 self._ready.clear()
             ready = _Ready.of(self, specs, device, libraries, sizes=sizes, kernels=kernels)
             self._ready[key] = ready
+        place = tuple([sizes[name] for name in self.vocabulary.sizes])
+        if ready.last and ready.last[0][0] == place:
+            return kernels, ready, ready.last[0][1]
         doublings = 0.0
         for name in self.vocabulary.sizes:
             low, high = self.ranges[name]
             size = sizes[name]
             if not low <= size <= high:
                 doublings += abs(math.log2(size / (high if size > high else low)))
-        return kernels, ready, ready.rank(sizes, kernels, _OUTSIDE_DOUBT * doublings)
+        ranking = ready.rank(sizes, kernels, _OUTSIDE_DOUBT * doublings)
+        ready.last[:] = [(place, ranking)]
+        return kernels, ready, ranking
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
@@ -649,6 +657,8 @@ class _Ready:
     errors: Neighbours | None
     doubts: Mapping[str, Doubt]
     rules: Mapping[str, KernelRules]
+    last: list[tuple[tuple[int, ...], Ranking]] = field(default_factory=list)
+    """The sizes that were ranked last, and their candidates: what stands in for a choice is sought for the same."""
 
     @classmethod
     def of(

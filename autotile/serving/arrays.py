@@ -97,6 +97,11 @@ class CupyLibrary:
         except AttributeError:
             return ()
 
+    @staticmethod
+    def multiply(a: Any, b: Any, out: Any) -> bool:
+        """Leave products to autotile: CuPy's make plans at each call."""
+        return False
+
     def allocator(self, like: Any, shape: tuple[int, ...]) -> Callable[[], Any]:
         """Return a function that allocates an array of a shape on the current device, of the dtype of another one."""
         return partial(load_cupy().empty, shape, like.dtype)
@@ -144,6 +149,14 @@ class TorchLibrary:
             return (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, places, is_aligned, options)
         except (AttributeError, RuntimeError):
             return ()
+
+    def multiply(self, a: Any, b: Any, out: Any) -> bool:
+        """Compute a product by PyTorch; return False, and do nothing, where it would round float32 to TF32."""
+        torch = self._torch
+        if a.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
+            return False
+        torch.matmul(a.detach(), b.detach(), out=out.detach())
+        return True
 
     def allocator(self, like: Any, shape: tuple[int, ...]) -> Callable[[], Any]:
         """Return a function that allocates a tensor of a shape, of the dtype and on the device of another one."""

@@ -1,7 +1,7 @@
-"""Compilation aside: a program is served what needs no compiler until what was chosen for it is compiled and loaded.
+"""Work aside: a program is served what is at hand until something better was chosen, compiled and loaded for it.
 
-One thread of the process compiles and loads, one kernel after the other, without the interpreter's lock for most of the
-time. It starts with the first kernel, and ends with the process, which waits for the compilation that it has begun.
+Threads of the process choose, and compile and load, without the interpreter's lock for most of the time. They start
+with the first job, and end with the process, which waits for the compilations that have begun.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Queue
@@ -17,31 +18,33 @@ _JOIN_S = 10.0
 """Maximum wait at exit for a compilation, which cannot be interrupted."""
 
 
-class AsideThread:
-    """A thread of this process that runs jobs, which report their errors themselves, one after the other."""
+class AsideThreads:
+    """Threads of this process, up to ``limit``, that run jobs in order, which report their errors themselves."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, limit: int = 1) -> None:
+        self._name, self._limit = name, limit
         self.begin_anew()
         os.register_at_fork(after_in_child=self.begin_anew)
         atexit.register(self.stop)
 
     def begin_anew(self) -> None:
-        """Start without a thread, as a forked child has none, and locks that it held would be held forever."""
+        """Start without threads, as a forked child has none, and locks that they held would be held forever."""
         self._jobs: Queue[Callable[[], object]] = Queue()
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def add(self, job: Callable[[], object]) -> None:
-        """Run a job after those before it; the first one starts the thread."""
+        """Run a job after those before it; a thread is started for it if all may be busy."""
         with self._lock:
             if self._stop.is_set():
                 return
+            busy = self._jobs.unfinished_tasks
             self._jobs.put(job)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+            if len(self._threads) < min(busy + 1, self._limit):
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all jobs have ended; return whether they have."""
@@ -49,20 +52,28 @@ class AsideThread:
             return self._jobs.all_tasks_done.wait_for(lambda: not self._jobs.unfinished_tasks, timeout_s)
 
     def stop(self) -> None:
-        """Drop the jobs that have not begun, and wait for the one that has."""
+        """Drop the jobs that have not begun, and wait for those that have."""
         self._stop.set()
-        self._jobs.put(lambda: None)  # wakes the thread
-        if self._thread is not None:
-            self._thread.join(_JOIN_S)
+        for _ in self._threads:
+            self._jobs.put(lambda: None)  # wakes a thread
+        end_s = time.monotonic() + _JOIN_S
+        for thread in self._threads:
+            thread.join(max(end_s - time.monotonic(), 0.0))
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            job = self._jobs.get()
             with suppress(Exception):  # the program goes on with what it has
-                self._jobs.get()()
+                job()
+            del job  # it may hold what the program has dropped
             self._jobs.task_done()
 
 
-_thread = AsideThread("autotile-compile")
+choices = AsideThreads("autotile-choose")
+compilations = AsideThreads("autotile-compile", limit=max(1, min(4, (os.cpu_count() or 1) // 2)))
+"""NVRTC compiles as many programs at once as there are threads: measured with 8, on 16 cores."""
 
-run_aside = _thread.add
-wait_for_compilations = _thread.wait
+
+def wait_for_compilations(timeout_s: float | None = None) -> bool:
+    """Wait until what was asked for was chosen, compiled and loaded; return whether it was."""
+    return choices.wait(timeout_s) and compilations.wait(timeout_s)

@@ -41,7 +41,7 @@ from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.aside import run_aside
+from autotile.serving.aside import compilations
 from autotile.serving.choice import Choice, Contender, Tier, resources_document
 from autotile.serving.choice import explain as explain_choice
 from autotile.serving.selection import RecentCache
@@ -127,10 +127,18 @@ class KernelCode:
         """The cubin, compiled or found in the cache."""
         return self._find_cubin(may_compile=True)  # type: ignore[return-value] # compiled, it is there
 
-    @property
-    def needs_compiler(self) -> bool:
-        """Whether neither a bundle nor the cache holds a cubin."""
-        return self.packed is None and self._find_cubin(may_compile=False) is None
+    def needs_compiler(self, *, looks: bool = True) -> bool:
+        """Return whether neither a bundle nor this process nor, as far as it was looked for, the cache holds a cubin.
+
+        The cache is looked at once in a process, and not at all unless it ``looks``: a call must not wait for files.
+        """
+        key = self._code_key
+        if self.packed is not None or _cubins.get(key) or _cubins.recall(key):
+            return False
+        if not looks or _absent.get(key) or self._find_cubin(may_compile=False) is not None:
+            return self._cubin is None
+        _absent.keep(key, True)
+        return True
 
     @cached_property
     def _code_key(self) -> tuple[object, ...]:
@@ -215,6 +223,8 @@ class LibraryCode:
 _MAX_CUBINS = 512
 _cubins: RecentCache[tuple[object, ...], CachedCubin] = RecentCache(_MAX_CUBINS)
 """Cubins that this process has used."""
+_absent: RecentCache[tuple[object, ...], bool] = RecentCache(16 * _MAX_CUBINS)
+"""Those that the cache did not hold when it was looked at."""
 _loaded: RecentCache[tuple[object, ...], StepFunctions] = RecentCache(_MAX_CUBINS)
 """Their functions on each device; a module takes longer to load than a launch."""
 
@@ -616,9 +626,13 @@ class BoundKernel:
         """Whether the kernel is compiled and loaded."""
         return self._launcher is not None
 
-    def load(self) -> None:
-        """Compile the kernel and load it; a call may be served by something else meanwhile, errors are those of one."""
-        self.find_stand_in = None
+    def load(self, *, waits: bool = True) -> None:
+        """Compile the kernel and load it; errors are those of a call.
+
+        Unless it ``waits``, something that needs no compiler is loaded, and gives way once the kernel is.
+        """
+        if waits:
+            self.find_stand_in = None
         self._load()
 
     def has_shapes_of(self, other: BoundKernel) -> bool:
@@ -696,7 +710,7 @@ class BoundKernel:
             code = self._code
         if find is None or self._first_use or self.choice.pinned:
             return
-        if not isinstance(code, KernelCode) or not code.needs_compiler:
+        if not isinstance(code, KernelCode) or not code.needs_compiler():
             return
         other = find()
         if other is None or not self.has_shapes_of(other):
@@ -711,7 +725,10 @@ class BoundKernel:
         standing_in = self._code
 
         def take_over() -> None:
+            from autotile.cuda.toolchain import open_nvrtc
+
             try:
+                open_nvrtc()
                 chosen.load()
                 if self._code is standing_in and self.choice.awaited:  # nothing else was chosen or pinned meanwhile
                     self.adopt(chosen)
@@ -720,7 +737,7 @@ class BoundKernel:
             finally:
                 self.report_calls(report)
 
-        run_aside(take_over)
+        compilations.add(take_over)
 
 
 class CaptureFolder:

@@ -43,7 +43,7 @@ from autotile.settings import Numerics, absolute_path, read_settings, served_dat
 
 if TYPE_CHECKING:
     from autotile.exchange.bundle import Bundle
-    from autotile.serving.operations import OperationShelf, Products
+    from autotile.serving.operations import MatmulOptions, OperationShelf, Products
     from autotile.serving.pinning import Pins
 
 _DEFAULTS = {
@@ -115,7 +115,7 @@ def _stand_in(request: KernelRequest, chosen: Config, device_index: int | None) 
     spec, problem, device = request.kernel.spec, request.problem, request.device
     for choice in (*exact(request), *neighbours(request), Choice("default", spec.default)):
         is_other = dict(choice.config) != dict(chosen) and request.allows(choice)
-        if is_other and not (code := KernelCode(request.kernel, problem, device, choice.config)).needs_compiler:
+        if is_other and not (code := KernelCode(request.kernel, problem, device, choice.config)).needs_compiler():
             return BoundKernel(code, choice, device, device_index)
     return None
 
@@ -173,8 +173,15 @@ class Dispatcher:
         if self._products is None:
             from autotile.serving.operations import Products
 
-            self._products = Products(MAX_SERVED, self.serve_operation, self.is_current)
+            self._products = Products(MAX_SERVED, self.serve_operation, self.is_current, self._may_defer)
         return self._products
+
+    def _may_defer(self, options: MatmulOptions) -> bool:
+        """Return whether something else than the choice may compute a product until the choice is made and loaded."""
+        settings, pins = read_settings(), self._pins_in_use
+        waits = options.wait or settings.wait or options.race or settings.race or not options.library
+        numerics = options.numerics or settings.numerics
+        return not waits and numerics != "same" and (pins is None or pins.in_force() is None) and self._bundle is None
 
     @property
     def pins(self) -> Pins:

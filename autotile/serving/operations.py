@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, config_key
@@ -36,6 +36,7 @@ from autotile.serving.arrays import (
     new_array,
     on_stream,
 )
+from autotile.serving.aside import choices, compilations
 from autotile.serving.bound import BoundKernel, FirstUseRace, KernelCode, LibraryCode
 from autotile.serving.choice import Choice, Contender
 from autotile.serving.selection import (
@@ -51,6 +52,9 @@ from autotile.serving.selection import (
     wrong_configs,
 )
 from autotile.settings import Numerics, read_settings
+
+if TYPE_CHECKING:
+    from autotile.families.operation_model import ModelCandidate
 
 _GEMM_SIZES = {"M", "N", "K"}
 _GEMM_NAMES = _GEMM_SIZES | {"BATCH", "TRANS_A", "TRANS_B", "OUT_FP32"}
@@ -93,8 +97,6 @@ def computes(library: Library, operation: Operation, problem: Problem) -> bool:
 
 SHOWN = 3
 """Contenders that an explanation states. A look-up asks the model for the first only, since each one is checked."""
-_STAND_INS = 16
-"""Contenders that are looked at for one that needs no compiler."""
 _CLEARLY = 3.0
 """Standard deviations by which the model must expect something to be faster than what was measured."""
 _RECHECK_S = 1.0
@@ -182,6 +184,10 @@ class OperationShelf:
         self.model = model_of(location, operation.name, dtype, self.device.name)
         self.libraries = libraries_for(operation, is_present=self.device_index is not None)
         self.library_times = {library.name: self._times_of(library) for library in self.libraries}
+        self._codes: dict[tuple[int, ...], KernelCode] = {}
+        """Code of candidates of the model, by identity and the sizes that are compiled in."""
+        self._sought: set[tuple[object, ...]] = set()
+        """Kernels and flags for which the model's configurations were looked for in the cache."""
         self._changes = self._relevant_changes()
 
     def is_outdated(self, *, anew: bool = False) -> bool:
@@ -241,10 +247,34 @@ class OperationShelf:
         return served
 
     def stand_in(self, problem: Problem, *, library: bool) -> BoundKernel | None:
-        """Return the best way to compute a problem that needs no compiler; None if there is none."""
-        request = OperationRequest(self, problem, library=library, expected=_STAND_INS)
+        """Return the best way to compute a problem that needs no compiler; None if there is none.
+
+        Only the configurations of the model that are known to be compiled count: the first call looks for all of them
+        in the cache, aside.
+        """
+
+        def code_of(candidate: ModelCandidate) -> KernelCode:
+            kernel = self.members[candidate.kernel].kernel
+            own = Problem(kernel.name, {**kernel.spec.sizes, **request.fits[candidate.kernel]}, self.dtype)
+            key = id(candidate), *[own.sizes[name] for name in kernel.spec.compiled_names]
+            return self._codes.get(key) or self._codes.setdefault(
+                key, KernelCode(kernel, own, self.device, candidate.config)
+            )
+
+        def look_for_all() -> None:
+            for candidate in self.model.candidates if self.model is not None else ():
+                if candidate.kernel in request.fits:
+                    code_of(candidate).needs_compiler()
+
+        request = OperationRequest(
+            self, problem, library=library, accepts=lambda one: not code_of(one).needs_compiler(looks=False)
+        )
+        sought = tuple(request.fits), *[problem.sizes[name] for name in self.operation.flags]
+        if sought not in self._sought:
+            self._sought.add(sought)
+            compilations.add(look_for_all)
         for way in (*request.ways(), *called(request)):
-            if not isinstance(way.code, KernelCode) or not way.code.needs_compiler:
+            if not isinstance(way.code, KernelCode) or not way.code.needs_compiler():
                 return self.bind(way)
         return None
 
@@ -282,11 +312,19 @@ class OperationShelf:
 class OperationRequest:
     """A problem of an operation, with the kernels that compute it, each with the sizes by its names, and the libraries.
 
-    The model is asked for ``expected`` ways.
+    The model is asked for ``expected`` ways, among the configurations that it ``accepts``; None for all.
     """
 
-    def __init__(self, shelf: OperationShelf, problem: Problem, *, library: bool = True, expected: int = 1) -> None:
-        self.shelf, self.problem, self.expected = shelf, problem, expected
+    def __init__(
+        self,
+        shelf: OperationShelf,
+        problem: Problem,
+        *,
+        library: bool = True,
+        expected: int = 1,
+        accepts: Callable[[ModelCandidate], bool] | None = None,
+    ) -> None:
+        self.shelf, self.problem, self.expected, self.accepts = shelf, problem, expected, accepts
         self.fits = {
             name: sizes
             for name, member in shelf.members.items()
@@ -357,9 +395,8 @@ def expected(request: OperationRequest) -> Iterator[Way]:
     if shelf.model is None:
         return
     sizes, fits, dtype = request.problem.sizes, request.fits, shelf.dtype
-    for one in shelf.model.choose(
-        sizes, fits, shelf.specs, shelf.device, libraries=list(own), count=request.expected, dtype=dtype
-    ):
+    options: dict[str, Any] = {"count": request.expected, "dtype": dtype, "accepts": request.accepts}
+    for one in shelf.model.choose(sizes, fits, shelf.specs, shelf.device, libraries=list(own), **options):
         name, config = one.candidate.kernel, one.candidate.config
         choice = Choice("model", config)
         if name in own:
@@ -460,14 +497,24 @@ class KnownProduct(NamedTuple):
 class Products(RecentCache[tuple[object, ...], KnownProduct]):
     """Products that were computed before, by the kind of their arrays: a call that comes again is hardly checked.
 
-    ``serve`` and ``is_current`` are `Dispatcher.serve_operation` and `Dispatcher.is_current`; ``kernels`` are those
-    that were served.
+    ``serve`` and ``is_current`` are `Dispatcher.serve_operation` and `Dispatcher.is_current`; ``may_defer`` tells
+    whether the first product of a size may be computed by PyTorch, while what serves the next is chosen aside.
+    ``kernels`` are those that were served.
     """
 
-    __slots__ = ("_is_current", "_libraries", "_serve", "kernels")
+    __slots__ = ("_deferred", "_is_current", "_libraries", "_may_defer", "_serve", "kernels")
 
-    def __init__(self, limit: int, serve: Callable[..., BoundKernel], is_current: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        limit: int,
+        serve: Callable[..., BoundKernel],
+        is_current: Callable[[int], bool],
+        may_defer: Callable[[MatmulOptions], bool] = lambda options: False,
+    ) -> None:
         super().__init__(limit)
+        self._may_defer = may_defer
+        self._deferred: dict[tuple[object, ...], bool] = {}
+        """Whether the choice for a product is under way, rather than failed."""
         self._libraries: dict[type, ArrayLibrary] = {}
         self._serve, self._is_current = serve, is_current
         self.kernels: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(limit)
@@ -483,6 +530,7 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         """Forget the products and the kernels."""
         super().clear()
         self.kernels.clear()
+        self._deferred = {}
 
     def launch(self, a: Any, b: Any, options: object) -> Any:
         """Compute a product like one before, into a new array; return None, and launch nothing, if there was none."""
@@ -557,7 +605,8 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
                 "ALIGNED": int(aligned),
                 "EMULATE": int(options.emulate),
             }
-            found = self._serve(
+            serve = partial(
+                self._serve,
                 "matmul",
                 sizes,
                 dtype,
@@ -568,7 +617,11 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
                 race=options.race,
                 wait=options.wait,
             )
-            kernel = self.kernels.keep(key, found)
+            made = library_of(out)
+            may_defer = is_new and not scalars and self._may_defer(options) and type(left) is type(right) is type(out)
+            if may_defer and made is not None and self._defer(key, serve) and made.multiply(left, right, out):
+                return out
+            kernel = self.kernels.keep(key, serve())
         made, is_plain = library_of(out), is_new and not scalars and _device_index(right) == device
         if not (
             is_plain
@@ -581,6 +634,27 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         if is_plain and is_direct and options.database is None:
             self.learn(a, b, options[:-1], kernel, shape)
         return out
+
+    def _defer(self, key: tuple[object, ...], serve: Callable[[], BoundKernel]) -> bool:
+        """Choose aside what computes a product from its next call on; return False if that failed before."""
+        kernels, deferred = self.kernels, self._deferred
+
+        def choose_and_load() -> None:
+            try:
+                kernel = serve()
+                time.sleep(0)  # lets a thread that waits for the interpreter's lock go on
+                kernel.load(waits=False)
+                if self._deferred is deferred:  # the products were not forgotten meanwhile
+                    kernels.keep(key, kernel)
+                del deferred[key]
+            except BaseException:
+                deferred[key] = False  # the next call chooses itself, and raises
+                raise
+
+        if key not in deferred:
+            deferred[key] = True
+            choices.add(choose_and_load)
+        return deferred.get(key, True)
 
 
 def _native(array: Any, name: str) -> Any:

@@ -39,7 +39,7 @@ from autotile.database.winners import (
     write_file,
 )
 from autotile.errors import AutotileError
-from autotile.serving.aside import AsideThread
+from autotile.serving.aside import AsideThreads
 from autotile.serving.selection import read_server
 from autotile.settings import expand_path, read_settings
 
@@ -350,7 +350,7 @@ class Refresher:
             self._misses.watch(location, kernel)
 
 
-class _RefreshThread(AsideThread):
+class _RefreshThread(AsideThreads):
     """The thread that looks for new results of what is served."""
 
     def __init__(self) -> None:
@@ -365,13 +365,13 @@ class _RefreshThread(AsideThread):
 
     def watch(self, refresher: Refresher) -> None:
         """Look for new results of what is served, unless the setting ``refresh`` is 0."""
-        if self._thread is not None and refresher in self._refreshers:
+        if self._threads and refresher in self._refreshers:
             return
         interval_s = read_settings().refresh_s
         if interval_s > 0:
             with self._lock:
                 self._refreshers.add(refresher)
-            if self._thread is None:
+            if not self._threads:
                 self.add(partial(self._poll, interval_s))
 
     def _poll(self, interval_s: float) -> None:

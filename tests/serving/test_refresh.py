@@ -34,7 +34,7 @@ from autotile.serving import refresh as refreshing
 from autotile.serving.bound import BoundKernel, KernelCode
 from autotile.serving.choice import Choice, explain
 from autotile.serving.dispatcher import Dispatcher, default_dispatcher, get_best_kernel
-from autotile.serving.operations import _added
+from autotile.serving.operations import Products, _added
 from autotile.settings import child_environment, read_settings
 
 BEST, BETTER = {"THREADS": 256, "WORK": 4}, {"THREADS": 64, "WORK": 2}
@@ -357,8 +357,7 @@ class TestThread:
         thread.add(partial(thread._poll, 0.001))
         time.sleep(0.05)
         thread.stop()
-        assert thread._thread is not None
-        assert not thread._thread.is_alive()
+        assert not thread._threads[0].is_alive()
 
     @pytest.mark.usefixtures("live_gpu")
     def test_none_is_started_for_inspection_or_when_off(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +368,7 @@ class TestThread:
         assert watched == []
         thread = refreshing._RefreshThread()
         thread.watch(default_dispatcher.refresher)
-        assert thread._thread is None
+        assert thread._threads == []
 
 
 class Pauses(threading.Event):
@@ -401,9 +400,8 @@ class TestPause:
         refresher = refreshing.Refresher(default_dispatcher.misses)
         monkeypatch.setattr(refresher, "poll", lambda pause: polled.append(pause_s and pause(pause_s)))
         thread.watch(refresher)
-        assert thread._thread is not None
-        thread._thread.join(60)
-        assert not thread._thread.is_alive()
+        thread._threads[0].join(60)
+        assert not thread._threads[0].is_alive()
         assert pauses.times_s[:4] == expected
         assert len(polled) == polls
 
@@ -703,8 +701,7 @@ class Code(KernelCode):
         self.is_compiled, self.may_end = is_compiled, threading.Event()
         self.fault: Exception | None = None
 
-    @property
-    def needs_compiler(self) -> bool:
+    def needs_compiler(self, *, looks: bool = True) -> bool:
         return not self.is_compiled
 
     def load(self, device_index: int) -> Any:
@@ -736,6 +733,45 @@ def kernel(chosen: Code) -> BoundKernel:
 def end_compilation(code: Code) -> None:
     code.may_end.set()
     assert aside.wait_for_compilations(10)
+
+
+class TestAside:
+    def test_as_many_jobs_run_at_once_as_there_may_be_threads(self) -> None:
+        together, ended = threading.Barrier(3), list[int]()
+        threads = aside.AsideThreads("test", limit=3)
+        for number in range(3):
+            threads.add(lambda number=number: ended.append(together.wait(10) * 0 + number))
+        assert threads.wait(10)
+        assert sorted(ended) == [0, 1, 2]
+        threads.add(lambda: 1 / 0)
+        assert threads.wait(10)  # a fault ends neither a thread nor the process
+        threads.stop()
+        assert not any(thread.is_alive() for thread in threads._threads)
+
+    @pytest.mark.parametrize("fault", [None, InputError("no kernel computes it")])
+    def test_a_product_is_chosen_aside_once_and_faults_are_left_to_the_next_call(
+        self, fault: Any, chosen: Code
+    ) -> None:
+        chosen.is_compiled, asked = True, list[int]()
+
+        def serve() -> BoundKernel:
+            asked.append(1)
+            if fault is not None:
+                raise fault
+            return served(chosen)
+
+        products = Products(10, serve, lambda device: True)
+        deferred = [products._defer(("a product",), serve) for _ in range(3)]
+        assert aside.wait_for_compilations(10)
+        assert deferred[0] is True
+        assert asked == [1]
+        kernel = products.kernels.get(("a product",))
+        if fault is None:
+            assert kernel is not None
+            assert kernel.is_loaded
+        else:
+            assert kernel is None
+            assert products._defer(("a product",), serve) is False
 
 
 class TestStandIns:
@@ -813,6 +849,10 @@ class TestStandIns:
         monkeypatch.setattr(compiler, "compile_cubin", compile_cubin)
         assert error(dispatcher.matmul(a, b)) < 1e-2
         assert aside.wait_for_compilations(60)
+        (kernel,) = dispatcher.products.kernels.values()  # chosen and loaded aside, while PyTorch computed the first
+        assert kernel.calls == 0
+        assert error(dispatcher.matmul(a, b)) < 1e-2
+        assert kernel.calls == 1
         assert threading.current_thread() not in compiled_by
         assert error(dispatcher.matmul(a, b)) < 1e-2
         waited = Dispatcher(database=tmp_path / "empty.db")
