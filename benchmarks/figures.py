@@ -69,6 +69,12 @@ def source(name: str) -> str:
     return f"`{found['command']}`, {found['date']}: [record](REC/{name}.json)."
 
 
+def recorded(pattern: str) -> list[str]:
+    """Return the names of the records on all GPUs that match a pattern."""
+    paths = [path for gpu in ("h200", "h100") for path in sorted((RESULTS / gpu).glob(f"{pattern}.json"))]
+    return [str(path.relative_to(RESULTS).with_suffix("")) for path in paths]
+
+
 def linked(text: str, page: str) -> str:
     """Make the links to records relative to the folder of a page."""
     return text.replace("REC/", "../benchmarks/results/" if page == "guide" else "benchmarks/results/")
@@ -212,6 +218,59 @@ def dispatch() -> str:
     return linked(f"{shown}\n\n{source('h200/dispatch')}", "guide")
 
 
+def host_cost() -> str:
+    """Return the host time of a product in a program, beside that of PyTorch and CuPy."""
+    parts = []
+    for name in recorded("dispatch"):
+        found = record(name)
+        rows = [
+            (product, peer, f"{calls[peer]:.1f}", own, f"{calls[own]:.1f}", f"{calls[own] / calls[peer]:.2f}")
+            for product, calls in found.get("products_us", {}).items()
+            for peer, own in zip(list(calls)[::2], list(calls)[1::2], strict=True)
+        ]
+        if rows:
+            shown = table(("product M x N x K, kernel", "call", "us", "of autotile", "us", "ratio"), rows)
+            parts.append(f"{shown}\n\nHost time of a call, {found['device']}. {source(name)}")
+    return linked("\n\n".join(parts) or "There is no record yet.", "guide")
+
+
+def stutter() -> str:
+    """Return the host time of first calls at sizes that a process has not seen."""
+    parts = []
+    for name in recorded("stutter"):
+        found = record(name)
+        rows = [
+            (dtype, phase, who, *(f"{figures[who][key]:.3f}" for key in ("median", "p99", "worst")))
+            for dtype, phases in found["ms"].items()
+            for phase, figures in phases.items()
+            for who in ("torch", "autotile")
+        ]
+        shown = table(("dtype", "process", "", "median, ms", "99th percentile", "worst"), rows)
+        parts.append(f"{shown}\n\n{found['sizes']:,} sizes each, {found['device']}. {source(name)}")
+    return linked("\n\n".join(parts) or "There is no record yet.", "guide")
+
+
+def models() -> str:
+    """Return the times of whole models in PyTorch, and with autotile."""
+    parts = []
+    for gpu in ("h200", "h100"):
+        names = [name for name in recorded("models*") if name.startswith(gpu)]
+        rows = [row for name in names for row in record(name)["rows"] if "ratio" in row]
+        modes = dict.fromkeys(row["mode"] for row in rows)
+        cells: dict[tuple[str, str, str], dict[str, str]] = {}
+        for row in rows:
+            times = " -> ".join(f"{row[side]['wall_ms']:.3g}" for side in ("torch", "autotile"))
+            text = f"{row['ratio'][0]:.2f} ({times})"
+            mark = "" if row["verdict"] == "ok" else f", {row['verdict']}"
+            cells.setdefault((row["model"], row["cell"], row["dtype"]), {})[row["mode"]] = text + mark
+        if rows:
+            lines = [(*key, *(found.get(mode, "") for mode in modes)) for key, found in cells.items()]
+            device = record(names[0])["device"]
+            sources = " ".join(source(name) for name in names)
+            parts.append(f"{table(('model', 'size', 'dtype', *modes), lines)}\n\n{device}. {sources}")
+    return linked("\n\n".join(parts) or "There is no record yet.", "guide")
+
+
 def unseen() -> str:
     """Return what each way of serving loses at sizes that were not tuned."""
     ways = {"family": "the rule", "nearest": "nearest tuned size", "default": "default", "alone": "its own tuning"}
@@ -227,7 +286,6 @@ def unseen() -> str:
 
 def any_size() -> str:
     """Return the speed at sizes that nobody tuned, over that of cuBLAS."""
-    gpus = [gpu for gpu in ("h200", "h100") if (RESULTS / gpu / "any_size.json").is_file()]
     names = {
         "bfloat16": "bf16",
         "float16": "fp16",
@@ -236,12 +294,19 @@ def any_size() -> str:
         "bfloat16_no_library": "bf16, `library=False`",
     }
     rows, sources = [], []
-    for gpu in gpus:
-        found = record(f"{gpu}/any_size")
+    for each in recorded("any_size"):
+        found = record(each)
         for name, figures in found["summary"].items():
             ratios = (figures[key] for key in ("geometric_mean", "percentile_1", "worst"))
-            rows.append((gpu.upper(), names.get(name, name), figures["count"], *(f"{ratio:.2f}" for ratio in ratios)))
-        sources.append(source(f"{gpu}/any_size"))
+            rows.append(
+                (
+                    each.partition("/")[0].upper(),
+                    names.get(name, name),
+                    figures["count"],
+                    *(f"{ratio:.2f}" for ratio in ratios),
+                )
+            )
+        sources.append(source(each))
     if not rows:
         return "There is no record yet."
     shown = table(("GPU", "products", "number", "geometric mean", "1st percentile", "worst"), rows)
@@ -422,6 +487,9 @@ FIGURES: dict[str, Callable[[], str]] = {
     "until": until,
     "load": load,
     "dispatch": dispatch,
+    "host_cost": host_cost,
+    "stutter": stutter,
+    "models": models,
     "unseen": unseen,
     "any_size": any_size,
     "suites": suites,
