@@ -626,3 +626,44 @@ class TestModels:
     def test_verdicts(self, models: Any, times: tuple[float, float], error: float, expected: str) -> None:
         ratio = paired_ratio([times[1]] * 9, [times[0]] * 9)
         assert models.verdict(ratio, 0.99, 1.0, error) == expected
+
+
+class TestFiguresOfPrograms:
+    """Tables of host costs, first calls and whole models, from the records that exist."""
+
+    @pytest.fixture(autouse=True)
+    def _records(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(figures, "RESULTS", tmp_path)
+        self.folder = tmp_path / "h100"
+        self.folder.mkdir()
+
+    def write(self, name: str, **content: Any) -> None:
+        head = {"command": f"python benchmarks/{name}.py", "date": "2026-11-27", "device": "NVIDIA H100"}
+        (self.folder / f"{name}.json").write_text(json.dumps({**head, **content}))
+
+    def test_without_records(self) -> None:
+        self.write("dispatch", calls_us={})  # of a version that measured no products
+        for figure in (figures.host_cost, figures.stutter, figures.models):
+            assert figure() == "There is no record yet."
+
+    def test_host_costs(self) -> None:
+        calls = {"torch.mm": 10.0, "autotile.torch.matmul": 8.0, "F.linear": 10.0, "autotile.torch.linear": 12.5}
+        self.write("dispatch", products_us={"float32 1 x 2 x 3, sgemm": calls})
+        shown = figures.host_cost()
+        assert "| float32 1 x 2 x 3, sgemm | F.linear | 10.0 | autotile.torch.linear | 12.5 | 1.25 |" in shown
+        assert "NVIDIA H100" in shown
+        assert "(../benchmarks/results/h100/dispatch.json)" in shown
+
+    def test_first_calls(self) -> None:
+        times = {"median": 0.1, "p99": 0.25, "worst": 3.0}
+        self.write("stutter", sizes=1000, ms={"float32": {"cold": {"torch": times, "autotile": times}}})
+        assert "| float32 | cold | autotile | 0.100 | 0.250 | 3.000 |" in figures.stutter()
+
+    def test_modes_of_several_records_are_columns(self) -> None:
+        row = {"model": "llama", "cell": "decode 1", "dtype": "bfloat16", "verdict": "ok", "ratio": [1.25, 1.2, 1.3]}
+        times = {"torch": {"wall_ms": 2.0}, "autotile": {"wall_ms": 1.6}}
+        self.write("models", rows=[{**row, **times, "mode": "eager"}, {"mode": "eager", "error": "failed"}])
+        self.write("models_tuned", rows=[{**row, **times, "mode": "max-autotune", "verdict": "miss"}])
+        shown = figures.models()
+        assert "| model | size | dtype | eager | max-autotune |" in shown
+        assert "| llama | decode 1 | bfloat16 | 1.25 (2 -> 1.6) | 1.25 (2 -> 1.6), miss |" in shown
