@@ -95,6 +95,6 @@ for name in given.dtypes:
         for model, optimizer in sides.items():
             times[model].append(step(model, optimizer, number, getattr(torch, name)))
     torch_ms, autotile_ms = (statistics.median(found[len(found) // 4 :]) for found in times.values())
-    loss, our_loss = (float(losses[model]) for model in sides)
+    loss, our_loss = (losses[model].item() for model in sides)
     print(f"{name:9} torch {torch_ms:7.2f} ms a step, loss {loss:.3f}; autotile {autotile_ms:7.2f} ms, {our_loss:.3f}")
 print(report)
