@@ -6,6 +6,7 @@ the program has imported that library.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -99,8 +100,11 @@ class CupyLibrary:
 
     @staticmethod
     def multiply(a: Any, b: Any, out: Any) -> bool:
-        """Leave products to autotile: CuPy's make plans at each call."""
-        return False
+        """Compute a product by CuPy; return False, and do nothing, where it has none or would round to TF32."""
+        if a.dtype.char not in "ef" or os.environ.get("CUPY_TF32", "0") != "0":
+            return False
+        load_cupy().matmul(a, b, out=out)
+        return True
 
     def allocator(self, like: Any, shape: tuple[int, ...]) -> Callable[[], Any]:
         """Return a function that allocates an array of a shape on the current device, of the dtype of another one."""
