@@ -414,7 +414,7 @@ def _expected_by_model(
     """Return the configurations that the model of the operation expects to be the fastest; none without a model."""
     from autotile.serving.selection import model_of
 
-    model = model_of(database or str(read_settings().database), operation.name, problem.dtype, device.name)
+    model = model_of(database or str(read_settings().database), operation.name, problem.dtype, device)
     if model is None:
         return []
     proper = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}

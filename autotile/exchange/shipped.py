@@ -8,6 +8,7 @@ before tuning anything.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from glob import escape
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from autotile.core.device import DeviceProperties
+from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import Count, Format, Name, Text, decode_json, encode_json, read_regular
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import file_name
@@ -101,28 +102,42 @@ def shipped_rules(kernel: str, dtype: str) -> list[StoredRule]:
 
 
 @lru_cache
-def shipped_model(operation: str, dtype: str, gpu_name: str) -> OperationModel | None:
+def shipped_model(operation: str, dtype: str, device: DeviceProperties) -> OperationModel | None:
     """Return the model of times of an operation that ships with autotile for a GPU; None if there is none.
 
-    Without one for float16, that for bfloat16 serves it: the kernels run at the same speed, the libraries nearly.
+    Without one for the GPU, that of a GPU with as many of the same SMs serves it; without one for float16, that for
+    bfloat16: the kernels run at the same speed, the libraries nearly.
 
     Raises
     ------
     InputError
         The file is damaged.
     """
+    folder = data_folder("tuned") / "models"
     for known in (dtype, *_SAME_SPEED.get(dtype, ())):
-        path = data_folder("tuned") / "models" / _model_file(gpu_name, operation, known)
-        if path.is_file():
+        paths = [folder / _model_file(device.name, operation, known)]
+        if not paths[0].is_file():
+            others = sorted(folder.glob(f"*.{escape(operation)}.{known}.json"))
+            paths = [path for path in others if _has_same_sms(path.name.partition(".")[0], device)]
+        if paths:
             from autotile.families.operation_model import OperationModel
 
             try:
-                return OperationModel.from_json(decode_json(read_regular(path, _MAX_BYTES), dict))
+                return OperationModel.from_json(decode_json(read_regular(paths[0], _MAX_BYTES), dict))
             except OSError as error:
-                raise InputError(f"cannot read the model in {path}: {error.strerror}") from None
+                raise InputError(f"cannot read the model in {paths[0]}: {error.strerror}") from None
             except DataError as error:
-                raise _damaged(path, "a model", error) from None
+                raise _damaged(paths[0], "a model", error) from None
     return None
+
+
+def _has_same_sms(name: str, device: DeviceProperties) -> bool:
+    """Return whether a GPU that has a profile has as many SMs of the same kind as a device."""
+    with suppress(InputError):
+        other = device_profile(name)
+        kinds = ((one.compute_capability, one.sm_count, one.smem_per_sm_bytes) for one in (other, device))
+        return len(set(kinds)) == 1
+    return False
 
 
 def write_models(folder: Path, models: Iterable[StoredModel]) -> list[Path]:

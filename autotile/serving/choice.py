@@ -232,7 +232,8 @@ def _reason(choice: Choice) -> str:
     if tier == "exact":
         return "It was tuned for exactly this problem on this GPU."
     if tier == "model":
-        return "A model of the times that were measured on this GPU expects it to be the fastest."
+        where = f"{choice.tuned_on}, which has the same SMs," if choice.tuned_on else "this GPU"
+        return f"A model of the times that were measured on {where} expects it to be the fastest."
     if tier == "library":
         return "Nothing that is known here is faster than this library; `autotile tune` may find a kernel that is."
     if tier == "family":

@@ -181,7 +181,7 @@ class OperationShelf:
         self.fault = next((shelf.fault for shelf in stored.values() if shelf.fault), "")
         self.measured_names = [name for name in operation.sizes if name not in operation.conditions]
         self._races = read_settings().race and read_settings().numerics != "same"
-        self.model = model_of(location, operation.name, dtype, self.device.name)
+        self.model = model_of(location, operation.name, dtype, self.device)
         self.libraries = libraries_for(operation, is_present=self.device_index is not None)
         self.library_times = {library.name: self._times_of(library) for library in self.libraries}
         self._codes: dict[tuple[int, ...], KernelCode] = {}
@@ -395,10 +395,11 @@ def expected(request: OperationRequest) -> Iterator[Way]:
     if shelf.model is None:
         return
     sizes, fits, dtype = request.problem.sizes, request.fits, shelf.dtype
+    learned_on = shelf.model.gpu_name if shelf.model.gpu_name != shelf.device.name else ""
     options: dict[str, Any] = {"count": request.expected, "dtype": dtype, "accepts": request.accepts}
     for one in shelf.model.choose(sizes, fits, shelf.specs, shelf.device, libraries=list(own), **options):
         name, config = one.candidate.kernel, one.candidate.config
-        choice = Choice("model", config)
+        choice = Choice("model", config, tuned_on=learned_on)
         if name in own:
             yield request.library_way(own[name], choice, one.time_us, one.doubt)
             continue

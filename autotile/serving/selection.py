@@ -233,15 +233,19 @@ def read_server(location: str, read: Callable[[Database], Result]) -> Result | N
             return read(database)
 
 
-def model_of(location: str, operation: str, dtype: str, gpu_name: str) -> OperationModel | None:
+def model_of(location: str, operation: str, dtype: str, device: DeviceProperties) -> OperationModel | None:
     """Return the model of times of an operation on a GPU: the user's own, else the one that ships; None without one.
+
+    One that ships for a GPU with as many of the same SMs serves it, too. On an H100, cuBLAS took 1.27 and 1.37 times as
+    long as what the model of the H200 chose for 60 bfloat16 and 60 float32 products of random sizes (geometric means;
+    0.97 in the worst case, in which cuBLAS was chosen; `benchmarks/any_size.py`).
 
     A model that cannot be read counts as none, and so does one of the user's that an earlier version learned, whose
     configurations were not verified at ragged sizes.
     """
     from autotile.exchange.shipped import shipped_model
 
-    of = {"operation": operation, "dtype": dtype, "gpu_name": gpu_name}
+    of = {"operation": operation, "dtype": dtype, "gpu_name": device.name}
     found = read_file(location, MODEL, **of)
     if found is None:
         with suppress(DatabaseError):
@@ -252,7 +256,7 @@ def model_of(location: str, operation: str, dtype: str, gpu_name: str) -> Operat
         with suppress(DataError):
             if (model := OperationModel.from_json(own)).verified:
                 return model
-    return shipped_model(operation, dtype, gpu_name)
+    return shipped_model(operation, dtype, device)
 
 
 _TIERS: tuple[Tier, ...] = ("exact", "family", "nearest", "transferred", "default")

@@ -191,7 +191,7 @@ def test_what_shipped_models_choose_is_right(
     dtype: str, layout: tuple[int, int], sweep_of: Callable[..., Sweep]
 ) -> None:
     operation, device = load_operation("matmul"), live_device()
-    model = shipped_model("matmul", dtype, device.name)
+    model = shipped_model("matmul", dtype, device)
     if model is None:
         pytest.skip(f"no model ships for {device.name}")
     kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}

@@ -40,6 +40,8 @@ SIZES = {"M": 1000, "N": 1000, "K": 1000}
 class Model:
     """A model of times that expects what it is given, and records what it is asked."""
 
+    gpu_name = "NVIDIA H200"
+
     def __init__(self, *expected: Any) -> None:
         self.expected = list(expected)
         self.asked: list[tuple[dict[str, int], set[str], list[str]]] = []
@@ -184,8 +186,8 @@ class TestLearned:
         assert shipped.tier == "model"
         for change, is_asked in ((lambda document: None, True), (lambda document: document.pop("verified"), False)):
             self.learn(change)
-            found = model_of(read_settings().database, "matmul", "float32", DEVICE.name)
-            assert (found is not shipped_model("matmul", "float32", DEVICE.name)) == is_asked
+            found = model_of(read_settings().database, "matmul", "float32", DEVICE)
+            assert (found is not shipped_model("matmul", "float32", DEVICE)) == is_asked
             assert serve().choice == shipped.choice
         with pytest.raises(InputError, match="was learned by an earlier version"):
             export_models(load_operation("matmul"), tmp_path / "models")
@@ -193,6 +195,12 @@ class TestLearned:
     def test_a_damaged_one_is_not(self) -> None:
         self.learn(lambda document: document.update(candidates=[]))
         assert serve().tier == "model"
+
+    def test_that_of_a_gpu_with_the_same_sms_serves(self) -> None:
+        own, other = (get_best_kernel("matmul", dtype="float32", device=name, **SIZES) for name in ("h200", "h100"))
+        assert (other.tier, other.kernel, other.config) == ("model", own.kernel, own.config)
+        assert (own.tuned_on, other.tuned_on) == ("", "NVIDIA H200")
+        assert "measured on NVIDIA H200, which has the same SMs, expects" in other.explain()
 
     def test_that_of_bfloat16_serves_float16(self) -> None:
         assert serve(dtype="float16").tier == "model"

@@ -30,6 +30,8 @@ WITHOUT_GPU = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverEr
 class Model:
     """A model of times that expects one kernel of matrices to be faster than another."""
 
+    gpu_name = "NVIDIA H200"
+
     def choose(self, sizes: Any, fits: Mapping[str, Any], specs: Any, device: Any, **options: Any) -> list[Any]:
         names = [name for name in ("sgemm", "sgemm_ws") if name in fits]
         return [
