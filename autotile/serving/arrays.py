@@ -6,7 +6,6 @@ the program has imported that library.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -59,6 +58,10 @@ def library_of(array: Any) -> ArrayLibrary | None:
     return TorchLibrary(torch) if torch is not None and isinstance(array, torch.Tensor) else None
 
 
+_IEEE_COMPUTE_TYPES = (1, 2, 4)
+"""CuPy's default, pedantic and fp32 (``cupy._core.set_compute_type``); others round factors or sums to fewer bits."""
+
+
 class CupyLibrary:
     """CuPy arrays."""
 
@@ -101,9 +104,10 @@ class CupyLibrary:
     @staticmethod
     def multiply(a: Any, b: Any, out: Any) -> bool:
         """Compute a product by CuPy; return False, and do nothing, where it has none or would round to TF32."""
-        if a.dtype.char not in "ef" or os.environ.get("CUPY_TF32", "0") != "0":
+        cupy = load_cupy()
+        if a.dtype.char not in "ef" or cupy._core.get_compute_type(a.dtype) not in _IEEE_COMPUTE_TYPES:
             return False
-        load_cupy().matmul(a, b, out=out)
+        cupy.matmul(a, b, out=out)
         return True
 
     def allocator(self, like: Any, shape: tuple[int, ...]) -> Callable[[], Any]:
