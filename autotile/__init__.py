@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from autotile.api.tuning import tune_family as tune_family
     from autotile.api.verification import check as check
     from autotile.api.verification import verify as verify
+    from autotile.api.window import tuning as tuning
     from autotile.errors import ArgumentError as ArgumentError
     from autotile.errors import AutotileError as AutotileError
     from autotile.errors import BundleError as BundleError
@@ -120,7 +121,7 @@ class _Package(ModuleType):
     Python makes a subpackage an attribute of its package when it imports it. Without this, the function `space` would
     become the package ``autotile.space`` as soon as any of its modules was imported. Names of that package are imported
     by ``from autotile.space.search_space import SearchSpace``; ``import autotile.space.search_space as name`` fails, as
-    it looks for them in the function. The same holds for `kernel`.
+    it looks for them in the function. The same holds for `kernel` and `tuning`.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

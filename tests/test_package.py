@@ -67,7 +67,7 @@ class TestNames:
         assert {"tune", "tune_family", "tune_misses", "record", "export", "import_", "bundle"} <= set(autotile.__all__)
         assert {"get_best_kernel", "matmul", "TuneOptions", "TuneResult", "FamilyPlan"} <= set(autotile.__all__)
         assert dir(autotile) == sorted([*autotile.__all__, "list"])
-        assert len(dir(autotile)) <= 76  # with __version__; the types of results are imported from their modules
+        assert len(dir(autotile)) <= 77  # with __version__; the types of results are imported from their modules
 
     def test_every_error_is_public(self) -> None:
         kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
@@ -95,9 +95,22 @@ class TestNames:
         before = autotile.tune
         autotile.tune = sys  # type: ignore[assignment]  # as Python does with a subpackage that it imports
         assert autotile.tune is before
-        autotile.tuning = sys  # type: ignore[attr-defined]
-        assert autotile.tuning is sys  # type: ignore[attr-defined]
-        autotile.tuning = importlib.import_module("autotile.tuning")  # type: ignore[attr-defined]
+        autotile.search = sys  # type: ignore[attr-defined]
+        assert autotile.search is sys  # type: ignore[attr-defined]
+        autotile.search = importlib.import_module("autotile.search")  # type: ignore[attr-defined]
+
+    def test_modules_of_a_subpackage_of_that_name_are_imported_from_it(self) -> None:
+        code = """
+import autotile.tuning.options
+from autotile.tuning import session
+from autotile.tuning.session import tune
+import autotile, sys
+assert session is sys.modules["autotile.tuning.session"] and tune is session.tune
+assert autotile.tuning.__module__ == "autotile.api.window", autotile.tuning
+from autotile.tuning.plan import TuningPlan
+assert autotile.tuning is autotile.__dict__["tuning"]
+"""
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
     def test_any_other_is_an_attribute_error(self) -> None:
         with pytest.raises(AttributeError, match="module 'autotile' has no attribute 'tunes'"):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from autotile.api.progress import observing
 from autotile.api.targets import (
+    forgetting_served,
     models_of,
     read_keywords,
     serving_call,
@@ -60,6 +61,8 @@ from autotile.tuning.schedule import Schedule, open_lane
 _NO_MISSES = "no missed problem is left to tune; `autotile list --misses` lists what was counted"
 State = Literal["tuned", "done", "failed", "left"]
 
+_LEAST_S = 5.0
+"""Least part of a plan's time that a problem gets, if so much is left: with less, little is found."""
 _MAX_SHOWN = 200
 """Problems in the table of a plan, at most."""
 
@@ -91,6 +94,11 @@ class PlanEntry:
     result: TuneResult | OperationResult | None = None
     reason: str = ""
     seconds: float = 0.0
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether the problem is tuned, now or before."""
+        return self.state in ("tuned", "done")
 
     @property
     def time_us(self) -> float | None:
@@ -160,7 +168,7 @@ class PlanResult(Result):
     @property
     def is_complete(self) -> bool:
         """Whether every problem is tuned."""
-        return all(entry.state in ("tuned", "done") for entry in self.entries)
+        return all(entry.is_tuned for entry in self.entries)
 
     def count(self, state: State) -> int:
         """Return the number of problems in a state."""
@@ -265,8 +273,8 @@ def tune_plan(
     read = plan if isinstance(plan, TuningPlan) else read_plan(absolute_path(user_path(plan, "a plan"), "a plan"))
     with open_lane(options, is_of_one_model=False) as opened:
         lane = opened if opened.devices else Lane((options.device_index,))
-        with Schedule.open(read_settings(), options, observe, lane) as schedule:
-            return _PlanRun(read, schedule).run()
+        with Schedule.open(read_settings(), options, observe, lane) as schedule, forgetting_served():
+            return PlanRun(read, schedule).run()
 
 
 @checked
@@ -315,10 +323,15 @@ def tune_misses(
     return MissesResult(found.name, found.entries, found.seconds, found.interrupted, found.database, chosen.database)
 
 
-class _PlanRun:
-    def __init__(self, plan: TuningPlan, schedule: Schedule) -> None:
+class PlanRun:
+    """The sessions of a plan; ``is_tuned`` tells of a problem on a GPU, by name, whether it needs none."""
+
+    def __init__(
+        self, plan: TuningPlan, schedule: Schedule, is_tuned: Callable[[PlannedProblem, str], bool] | None = None
+    ) -> None:
         self._plan = plan
         self._schedule = schedule
+        self._is_tuned = is_tuned or self._is_done
         self._options, lane = schedule.options, schedule.lane
         self._models = _models_of(lane, schedule.options)
         self._places = [
@@ -338,15 +351,21 @@ class _PlanRun:
         self._latest: dict[int, Progress] = {}
 
     def run(self) -> PlanResult:
-        left, fresh = [], self._options.fresh
+        """Hold the sessions of the problems that are not tuned yet."""
+        left = []
         for number, (planned, gpu_name, _) in enumerate(self._places):
-            if not fresh and is_done(self._schedule.database, planned, planned.options(self._options), gpu_name):
+            if self._is_tuned(planned, gpu_name):
                 self._entries[number] = PlanEntry(planned, gpu_name, "done")
             else:
                 left.append(number)
         steps = [partial(self._tune, number) for number in left]
         for _ in self._schedule.run(steps, lambda step, gpu: self._places[left[step]][2](gpu)):
             pass
+        return self.result
+
+    @property
+    def result(self) -> PlanResult:
+        """What became of the problems so far."""
         entries = [
             self._entries.get(number) or PlanEntry(planned, gpu_name, "left")
             for number, (planned, gpu_name, _) in enumerate(self._places)
@@ -355,28 +374,39 @@ class _PlanRun:
         seconds, location = self._schedule.elapsed_s, self._schedule.database.location
         return PlanResult(self._plan.name, tuple(entries), seconds, interrupted, location)
 
-    @property
-    def _left_s(self) -> float | None:
-        """Time left of the plan's budget, in seconds; None without one."""
-        total_s = self._plan.total_budget_s
-        return None if total_s is None else total_s - self._schedule.elapsed_s
+    def _is_done(self, planned: PlannedProblem, gpu_name: str) -> bool:
+        if self._options.fresh:
+            return False
+        return is_done(self._schedule.database, planned, planned.options(self._options), gpu_name)
+
+    def _budget_s(self, planned: PlannedProblem) -> float | None:
+        """Return the time that a problem may take, in seconds, zero or less if none is left; None for any time."""
+        if self._plan.total_budget_s is None:
+            return None
+        left_s = self._plan.total_budget_s - self._schedule.elapsed_s
+        if planned.weight is None:
+            return left_s
+        ahead = sum(one.weight or 0.0 for number, (one, *_) in enumerate(self._places) if number not in self._entries)
+        return min(left_s, max(_LEAST_S, left_s * self._schedule.lane.count * planned.weight / ahead))
 
     def _tune(self, number: int, lane: Lane) -> PlanEntry:
         planned, gpu_name, _ = self._places[number]
-        options, left_s = lane.options(planned.options(self._options)), self._left_s
-        if left_s is not None:
-            if left_s <= 0:
+        options, budget_s = lane.options(planned.options(self._options)), self._budget_s(planned)
+        if budget_s is not None:
+            if budget_s <= 0:
                 return self._end(number, PlanEntry(planned, gpu_name, "left"))
-            options = replace(options, budget_s=min(left_s, options.budget_s or left_s))
+            options = replace(options, budget_s=min(budget_s, options.budget_s or budget_s))
+        if self._is_tuned(planned, gpu_name):  # by another process, meanwhile
+            return self._end(number, PlanEntry(planned, gpu_name, "done"))
         begun_s = self._schedule.elapsed_s
         result: TuneResult | OperationResult | None = None
         reason = ""
         see = partial(self._see, number)
+        shared: Any = {"worker_pool": self._schedule.worker_pool, "lane": lane}
         try:
             if isinstance(planned.target, Operation):
-                result = tune_loaded_operation(planned.target, planned.problem, options, see, lane)
+                result = tune_loaded_operation(planned.target, planned.problem, options, see, **shared)
             else:
-                shared = {"worker_pool": self._schedule.worker_pool, "lane": lane}
                 result = tune_problem(planned.target, planned.problem, options, see, **shared)
         except DatabaseError:
             raise  # it concerns all
@@ -404,7 +434,8 @@ class _PlanRun:
         last = self._latest.pop(number, None)
         if last is None:  # it failed before its session began
             last = Progress("", problem, None, 0, None, 0.0, None, {}, {}, None, Workrate(None, None, problem.dtype))
-        ending = {"tuned": entry.time_text, "failed": f"failed: {entry.reason}"}.get(entry.state, "left")
+        endings = {"tuned": entry.time_text, "failed": f"failed: {entry.reason}", "done": "tuned before"}
+        ending = endings.get(entry.state, "left")
         place = Place("problem", number + 1, len(self._places), len(self._entries))
         self._schedule.observe(replace(last, problem=problem, phase="ended", ending=ending, path=()), place)
         return entry

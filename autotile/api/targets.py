@@ -8,8 +8,8 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from numbers import Integral, Real
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from autotile.tuning.operation_session import OperationResult
     from autotile.tuning.progress_state import Observer
     from autotile.tuning.result import TuneResult
+    from autotile.workers.child import WorkerPool
 
 _FALLBACK_PROFILE = "h200"
 _MAX_INDEX_DIGITS = 9
@@ -364,12 +365,23 @@ def forget_served() -> None:
         dispatcher.forget_served()
 
 
+@contextmanager
+def forgetting_served() -> Iterator[None]:
+    """Let look-ups after the block read the database again."""
+    try:
+        yield
+    finally:
+        forget_served()
+
+
 def tune_loaded_operation(
     operation: Operation,
     problem: Problem,
     options: TuneOptions,
     observe: Observer = lambda _: None,
     lane: Lane | None = None,
+    *,
+    worker_pool: WorkerPool | None = None,
 ) -> OperationResult:
     """Tune the kernels of an operation that is already loaded; errors as for `tune`."""
     from autotile.serving.operations import computes, libraries_for
@@ -385,21 +397,19 @@ def tune_loaded_operation(
         for library in libraries_for(operation, is_present=is_here)
         if computes(library, operation, problem) and (is_here or library.call is None)
     ]
-    try:
-        with open_lane(options) if lane is None else nullcontext(lane) as shared:
-            return operation_session.tune_operation(
-                operation,
-                problem,
-                read_settings(),
-                options,
-                libraries=libraries,
-                served=lambda kernel, own: served_so_far(kernel, own, options),
-                proposed=partial(_expected_by_model, operation, problem, database=options.database),
-                observe=observe,
-                lane=shared,
-            )
-    finally:
-        forget_served()  # the next get_best_kernel reads the database again
+    with open_lane(options) if lane is None else nullcontext(lane) as shared:
+        return operation_session.tune_operation(
+            operation,
+            problem,
+            read_settings(),
+            options,
+            libraries=libraries,
+            served=lambda kernel, own: served_so_far(kernel, own, options),
+            proposed=partial(_expected_by_model, operation, problem, database=options.database),
+            observe=observe,
+            lane=shared,
+            worker_pool=worker_pool,
+        )
 
 
 def _expected_by_model(
@@ -436,9 +446,7 @@ def tune_problem(
     from autotile.tuning import session as sessions  # which look-ups and inspections do without
 
     options = checked_options(kernel, problem, options)
-    result = sessions.tune(kernel, problem, read_settings(), options, observe, **shared)
-    forget_served()  # the next get_best_kernel reads the database again
-    return result
+    return sessions.tune(kernel, problem, read_settings(), options, observe, **shared)
 
 
 def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> TuneOptions:

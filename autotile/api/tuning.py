@@ -18,6 +18,7 @@ from autotile.api.targets import (
     checked_options,
     complete_config,
     forget_served,
+    forgetting_served,
     named_operation,
     open_problem,
     read_keywords,
@@ -250,7 +251,7 @@ def tune(
         _check_no_session_options(kernel, chosen, search)
         problem = operation.resolve(given, dtype, defaults=True)
         assumed = _announced(sizes_notice(operation, problem.sizes, given), announce)
-        with observing(shown) as observer:
+        with observing(shown) as observer, forgetting_served():
             found: Any = tune_loaded_operation(operation, problem, chosen, observer)
         served: Mapping[str, int] = {
             name: size for name, size in problem.sizes.items() if name not in operation.conditions or name in given
@@ -274,7 +275,7 @@ def tune(
                 search(opened)
             found = opened.finish()
         else:
-            with observing(shown) as observer:
+            with observing(shown) as observer, forgetting_served():
                 found = tune_problem(loaded, problem, chosen, observer)
     line = _serving_call(kernel, replace(problem, sizes=served), dtype, chosen)
     result: TuneResult | OperationResult = replace(found, call=line, notices=(*assumed, *found.notices))

@@ -121,14 +121,15 @@ def parse_family(spec: KernelSpec | Operation, words: Iterable[str], flags: Coll
             )
         if name in given:
             raise ProblemError(f"{name} is given twice, as {given[name]} and as {text}; join values by commas")
-        given[name] = _parse_extent(name, text, is_flag=name in (spec.flags if flags is None else flags))
+        given[name] = parse_extent(name, text, is_flag=name in (spec.flags if flags is None else flags))
     missing = [name for name in spec.sizes if name not in given and not spec.is_optional(name)]
     if missing and not given:
         raise ProblemError(f"the family needs the size {missing[0]}, such as {missing[0]}=1..{spec.sizes[missing[0]]}")
     return Family({name: given.get(name, Extent(((value, value),))) for name, value in spec.sizes.items()})
 
 
-def _parse_extent(name: str, text: str, *, is_flag: bool) -> Extent:
+def parse_extent(name: str, text: str, *, is_flag: bool = False) -> Extent:
+    """Parse the values of one size; errors as for `parse_family`."""
     least, most = (0, 1) if is_flag else (1, _MAX_SIZE)
     parts = []
     for piece in text.split(","):

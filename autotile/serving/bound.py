@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from autotile.cuda.compiler import CachedCubin
     from autotile.cuda.function import PackedCubin, StepFunctions
     from autotile.kernel.operation import Library
+    from autotile.serving.dispatcher import Lookup
     from autotile.serving.launching import KernelLauncher, LibraryLauncher
 
     Code: TypeAlias = "KernelCode | LibraryCode"
@@ -259,6 +260,8 @@ class BoundKernel:
         Problem of the operation that it is served for; None if it was asked for as a kernel.
     library_allowed
         Whether a library might be served in its place.
+    lookup
+        What was asked of the dispatcher that keeps it; None if none does.
     calls
         Number of launches, except those of a function from `bind` in the ``exact`` tier. With concurrent calls from
         several threads, some may not be counted.
@@ -295,6 +298,7 @@ class BoundKernel:
         self.find_contenders: Callable[[], tuple[Contender, ...]] | None = None
         self.operation: Problem | None = None
         self.library_allowed = True
+        self.lookup: Lookup | None = None
         self._code = code
         self._device_index = device_index
         self._first_use = first_use

@@ -10,6 +10,7 @@ from functools import partial, wraps
 from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec
+from weakref import WeakSet
 
 import numpy as np
 
@@ -143,6 +144,10 @@ class Dispatcher:
         Kernels that `get_best_kernel` has returned, by its arguments.
     only_device
         The CUDA device if there is exactly one, once they have been counted.
+    asked
+        Kernels that were asked for since `note_requests`; None where nobody wants to know.
+    may_race
+        Whether first calls may race, by their arguments or the setting.
 
     Examples
     --------
@@ -165,7 +170,10 @@ class Dispatcher:
         self._products: Products | None = None
         self.misses = MissCounter()
         self.refresher = Refresher(self.misses)
+        self.asked: dict[BoundKernel, None] | None = None
+        self.may_race = True
         self._pins: Pins | None = None
+        dispatchers.add(self)
 
     @property
     def products(self) -> Products:
@@ -311,6 +319,7 @@ class Dispatcher:
                 own = location or self._database
                 kernel.request = Call(kept, given, dtype, gpu, own, origin, library, numerics)
             served = self._keep(key, kernel, lookup)
+        self._note(served)
         if strict and served.tier != "exact":
             raise self._refusal(served, self.location(location), source or self._bundle)
         return served
@@ -321,6 +330,7 @@ class Dispatcher:
         pin = pins.in_force() if pins is not None else None
         if pin is not None:
             pin.check(kernel)
+        kernel.lookup = lookup
         served = self.served.keep(key, kernel)  # concurrent callers get the same object
         if served is kernel:
             self.refresher.count_misses(lookup.location, kernel)
@@ -329,6 +339,22 @@ class Dispatcher:
             if lookup.bundle is None:
                 self.refresher.add(lookup.location, kernel, partial(self._find_again, lookup))
         return served
+
+    def note_requests(self) -> list[BoundKernel]:
+        """Note in `asked` what is asked for from now on, also what was served before; return what was noted so far.
+
+        Quick paths know nothing of it: what they keep is set aside, and found again by the first request of each.
+        """
+        noted, self.asked = self.asked, {}
+        self.served.set_aside()
+        if self._products is not None:
+            self._products.clear()
+        return list(noted or ())
+
+    def _note(self, served: BoundKernel) -> None:
+        asked = self.asked
+        if asked is not None:
+            asked[served] = None
 
     def _find_again(self, lookup: Lookup, served: BoundKernel) -> BoundKernel:
         """Return the kernel that would be served now; the one that is served if that must not change."""
@@ -369,6 +395,7 @@ class Dispatcher:
             location = self.location(database)
             lookup = Lookup(operation, sizes, dtype, place, location, self._bundle, library, numerics, race, wait, True)
             served = self._keep(key, self.find(lookup), lookup)
+        self._note(served)
         return served
 
     def find_best_kernel(
@@ -421,6 +448,7 @@ class Dispatcher:
         index, device = self._device(lookup.place, lambda: shelf.winners)
         request = KernelRequest(kernel, problem, device, _nvrtc_of(lambda: shelf.winners), shelf)
         pins = self._pins_in_use
+        is_pinned = pins is not None and pins.in_force() is not None
         found = pins.choice_for(request, lookup.numerics) if pins is not None else None
         if found is None:
             found = choose(request)
@@ -429,7 +457,7 @@ class Dispatcher:
         if shelf.fault:
             found = replace(found, unread=shelf.fault)
         served = BoundKernel(KernelCode(kernel, problem, device, found.config), found, device, index)
-        if pins is None and like is None and not self._waits(lookup):
+        if not is_pinned and like is None and not self._waits(lookup):
             served.find_stand_in = partial(_stand_in, request, found.config, index)
         return served
 
@@ -463,7 +491,7 @@ class Dispatcher:
             served = shelf.bind(way)
         else:
             is_pinned = pins is not None and pins.in_force() is not None
-            may_race = lookup.numerics != "same" and not anew and not is_pinned
+            may_race = self.may_race and lookup.numerics != "same" and not anew and not is_pinned
             served = shelf.serve(problem, library=library, race=lookup.race, may_race=may_race)
             if not is_pinned and not self._waits(lookup):
                 served.find_stand_in = partial(shelf.stand_in, problem, library=library)
@@ -672,6 +700,9 @@ def _nvrtc_of(read_stored: Callable[[], Sequence[Winner]]) -> str:
         stored = read_stored()
         return stored[0].key.nvrtc_version if stored else ""
 
+
+dispatchers: WeakSet[Dispatcher] = WeakSet()
+"""The dispatchers of this process."""
 
 default_dispatcher = Dispatcher()
 """The dispatcher of `get_best_kernel` and `autotile.matmul`."""

@@ -421,6 +421,9 @@ class Pins:
         ``broadcast`` returns the data of the first process in every process, and ``all_agree`` whether all agree. Raise
         `PinError` if a process cannot serve them; then nothing is changed in any.
         """
+        all_agree(True)  # waits until what the last of them has tuned is stored
+        if is_first:
+            self._refresher.poll()
         text = broadcast(write_choices(self.served_choices()).encode() if is_first else b"")
         failure: AutotileError | None = None
         checked: list[Exchange] = []

@@ -109,6 +109,12 @@ class RecentCache(dict[Key, Value]):
         found = self.recall(key, value)
         return value if found is None else found
 
+    def set_aside(self) -> None:
+        """Leave all entries to `recall`, as those of the older generation."""
+        with self._lock:
+            self._older |= self
+            super().clear()
+
     def clear(self) -> None:
         """Remove all entries."""
         with self._lock:

@@ -42,6 +42,7 @@ from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.schedule import Schedule, ScheduleResult, device_of
 from autotile.tuning.session import Pipeline
+from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
 from autotile.workers.gpu import GPU_WORKER, Backend, Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, MAX_ROUNDS, RACE_S, Entry, LibraryCall, Race, Reading
@@ -321,6 +322,7 @@ def tune_operation(
     proposed: Proposed = lambda kernels, sizes, device: (),
     observe: Observer = lambda _: None,
     lane: Lane | None = None,
+    worker_pool: WorkerPool | None = None,
 ) -> OperationResult:
     """Tune the kernels that compute a problem within one budget, and race the best of each with the libraries.
 
@@ -343,6 +345,8 @@ def tune_operation(
         Called with the state of the session after each trial.
     lane
         GPUs and the user's interrupt, shared with sessions in other threads; None for those of the options.
+    worker_pool
+        Worker processes, shared with other sessions; None for its own.
 
     Raises
     ------
@@ -380,7 +384,7 @@ def tune_operation(
         for name, config in proposed({name: one.kernel for name, one in fit.items()}, sizes, device):
             if len(fit[name].seeds) < _MAX_SEEDS:
                 fit[name].seeds.append(config)
-    with Schedule.open(settings, options, observe, lane) as schedule:
+    with Schedule.open(settings, options, observe, lane, worker_pool) as schedule:
         return _Halving(operation, problem, schedule, tuple(libraries), served, entrants).run()
 
 

@@ -20,8 +20,8 @@ from msgspec import Meta
 from autotile.core.documents import Count, Name, convert, parse_toml, read_regular, toml_value
 from autotile.core.model import Problem
 from autotile.cuda.driver import device_count, live_device
-from autotile.database.database import CONTEST, Database, open_for_reading, rows_of_kernel
-from autotile.database.keys import space_hash
+from autotile.database.database import CONTEST, Database, open_for_reading, rows_of_kernel, run_text
+from autotile.database.keys import TuningKey, space_hash
 from autotile.database.learned import MissCost, MissCostEstimator, study_times
 from autotile.database.winners import StoredMiss
 from autotile.errors import AutotileError, DataError, InputError, nearest
@@ -92,6 +92,8 @@ class PlannedProblem:
         The problems of the greatest priority come first.
     captured
         Folder of a captured call, whose arguments are the inputs; None for the declared contents.
+    weight
+        Part of the plan's time, relative to that of the problems after it; None for all that is left.
     """
 
     asked_as: str
@@ -103,6 +105,7 @@ class PlannedProblem:
     until: float | None = None
     priority: int = 0
     captured: str | None = None
+    weight: float | None = None
 
     def options(self, options: TuneOptions) -> TuneOptions:
         """Return the options of its session, given those of the command."""
@@ -240,6 +243,22 @@ def is_done(database: Database | None, planned: PlannedProblem, options: TuneOpt
             if best.confirmed and is_enough:
                 return True
     return False
+
+
+_BEST = (
+    "SELECT trials.phase, runs.sampler FROM studies JOIN best ON best.study_id = studies.id "
+    "JOIN trials ON trials.id = best.trial_id JOIN runs ON runs.id = trials.run_id WHERE studies.digest = :digest"
+)
+
+
+def is_final(database: Database, key: TuningKey, *, raced: bool) -> bool:
+    """Return whether the best result of a study is of its finals, or of a race with other kernels if it is to be.
+
+    A session that was killed, or still runs, leaves the best trial so far; one of an operation, winners of few kernels.
+    """
+    with database.reading() as connection:
+        found = run_text(connection, _BEST, {"digest": key.digest})
+    return any(phase == "final" and (not raced or sampler in (CONTEST, "race")) for phase, sampler in found)
 
 
 def _has_effort(settings: Mapping[str, Any], summary: Mapping[str, Any], options: TuneOptions) -> bool:

@@ -78,9 +78,14 @@ class Schedule:
     @classmethod
     @contextmanager
     def open(
-        cls, settings: Settings, options: TuneOptions, observe: Observer, lane: Lane | None = None
+        cls,
+        settings: Settings,
+        options: TuneOptions,
+        observe: Observer,
+        lane: Lane | None = None,
+        worker_pool: WorkerPool | None = None,
     ) -> Iterator[Self]:
-        """Open the database and the worker processes, and the GPUs that the options name unless a lane is given.
+        """Open the database, the worker processes unless a pool is given, and the GPUs of the options or the lane.
 
         An `InputError` is raised if the GPUs cannot be reached, or the database cannot be written.
         """
@@ -90,7 +95,7 @@ class Schedule:
         with ExitStack() as stack:
             lane = lane or stack.enter_context(open_lane(options))
             database = stack.enter_context(Database.open(location))
-            worker_pool = stack.enter_context(WorkerPool(worker_count(options.workers)))
+            worker_pool = worker_pool or stack.enter_context(WorkerPool(worker_count(options.workers)))
             yield cls(settings, options, observe, lane, database, worker_pool, time.monotonic())
 
     @property

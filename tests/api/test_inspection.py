@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -170,7 +171,9 @@ class TestExplain:
             inspection.explain(scale_toml, device="h200", dtype="float16")
 
     def test_a_compilation_that_does_not_end_is_stopped(self, scale_toml, monkeypatch):
-        monkeypatch.setattr("autotile.tuning.options.TuneOptions", lambda: TuneOptions(compile_deadline_s=1.0))
+        monkeypatch.setattr(
+            import_module("autotile.tuning.options"), "TuneOptions", lambda: TuneOptions(compile_deadline_s=1.0)
+        )
         template = scale_toml.parent / "scale.cu"
         template.write_text(MACRO_BOMB + template.read_text())
         start = time.monotonic()

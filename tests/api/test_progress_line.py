@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -169,7 +170,7 @@ class TestTune:
             raise autotile.WorkerError("gone")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("autotile.tuning.session.tune", fail)
+            patch.setattr(import_module("autotile.tuning.session"), "tune", fail)
             with pytest.raises(autotile.WorkerError, match="gone"):
                 autotile.tune(scale_toml, n=1048576, options=autotile.TuneOptions(replay=recording))
         assert terminal.getvalue().endswith("\n")

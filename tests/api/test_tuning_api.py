@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ class TestTune:
             chosen.append(given[3].device_index)
             raise autotile.WorkerError("no GPU at all")
 
-        monkeypatch.setattr("autotile.tuning.session.tune", refuse)
+        monkeypatch.setattr(import_module("autotile.tuning.session"), "tune", refuse)
         with pytest.raises(autotile.WorkerError):
             autotile.tune(scale_toml, n=4, device=device)
         assert chosen == [index]
@@ -183,7 +184,7 @@ class TestRecord:
             return Recorded(named["output"], header, 7, 1.0)
 
         monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
-        monkeypatch.setattr("autotile.tuning.session.record", record)
+        monkeypatch.setattr(import_module("autotile.tuning.session"), "record", record)
         recorded = autotile.record(scale_toml, n=N, sample=7, output=str(tmp_path / "x.npz"))
         assert (given["sample"], given["output"]) == (7, tmp_path / "x.npz")
         assert isinstance(recorded, Result)

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -388,7 +389,7 @@ def test_workers_inherit_no_password(monkeypatch: pytest.MonkeyPatch, run: Run) 
         offered.append(dict(os.environ))
         raise InputError("no scheduler")
 
-    monkeypatch.setattr("autotile.tuning.cluster.connection.check_scheduler", refuse)
+    monkeypatch.setattr(import_module("autotile.tuning.cluster.connection"), "check_scheduler", refuse)
     assert run("worker", "tcp://127.0.0.1:1").code == 2
     assert len(offered) == 1
     assert "s3cret" not in str(offered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -182,7 +183,9 @@ def test_an_interrupted_recording_is_130_and_one_document(
 ) -> None:
     header = read_recording_header(recording)
     monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
-    monkeypatch.setattr("autotile.tuning.session.record", lambda *_, **__: Recorded(None, header, 7, 1.0))
+    monkeypatch.setattr(
+        import_module("autotile.tuning.session"), "record", lambda *_, **__: Recorded(None, header, 7, 1.0)
+    )
     answer = run("export", "--format", "recording", "--measure", scale_toml, "n=1048576", "--json")
     assert answer.code == 130
     assert "7 configurations measured; the same command goes on" in answer.document["error"]["message"]

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,7 @@ class TestRefusals:
         def broken(*_: object, **__: object) -> TuneResult:
             raise WorkerError("five workers died")
 
-        monkeypatch.setattr("autotile.tuning.session.tune", broken)
+        monkeypatch.setattr(import_module("autotile.tuning.session"), "tune", broken)
         answer = run("tune", scale_toml, "n=4096")
         assert (answer.code, answer.out) == (1, "")
         assert "five workers died" in answer.err
@@ -261,8 +262,8 @@ class TestDevice:
             raise WorkerError("no GPU at all")
 
         monkeypatch.setattr(targets, "served_so_far", lambda *_: None)
-        monkeypatch.setattr("autotile.tuning.session.tune", session)
-        monkeypatch.setattr("autotile.tuning.session.record", session)
+        monkeypatch.setattr(import_module("autotile.tuning.session"), "tune", session)
+        monkeypatch.setattr(import_module("autotile.tuning.session"), "record", session)
         return indices
 
     @pytest.mark.parametrize(
@@ -284,7 +285,9 @@ class TestDevice:
 def test_a_run_without_a_winner_is_1(run, scale_toml, recording, monkeypatch):
     tune = tuning.sessions.tune
     without = {"winner": None, "default": None, "speedup": None, "ties": (), "outcomes": {Outcome.CRASHED: 12}}
-    monkeypatch.setattr("autotile.tuning.session.tune", lambda *given: replace(tune(*given), **without))
+    monkeypatch.setattr(
+        import_module("autotile.tuning.session"), "tune", lambda *given: replace(tune(*given), **without)
+    )
     answer = run("tune", scale_toml, SIZES, f"--replay={recording}", "--json")
     assert answer.code == 1
     assert answer.document["winner"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def fake_backend(
 @pytest.fixture(autouse=True)
 def _no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    monkeypatch.setattr("autotile.tuning.session.choose_backend", fake_backend)
+    monkeypatch.setattr(import_module("autotile.tuning.session"), "choose_backend", fake_backend)
     monkeypatch.setattr("faults.fault_session.RUN_DEADLINE_S", 3.0)
     monkeypatch.setattr("faults.fault_session.COMPILE_DEADLINE_S", 3.0)
 
@@ -66,7 +67,7 @@ def test_finals_dismiss_what_hangs_and_tell_how_long_they_take(
     tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autotile.workers.gpu._RACE_START_S", 0.5)
-    monkeypatch.setattr("autotile.tuning.session._MOVED_S", 0.0)
+    monkeypatch.setattr(import_module("autotile.tuning.session"), "_MOVED_S", 0.0)
     states: list[Progress] = []
     session = tune_faults(tmp_path, "hangs_later", cache=cubin_cache_folder, finals=5, observe=states.append)
     assert session.damage() == []

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from contextlib import nullcontext
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +48,7 @@ def _fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("kernel_tuner.interface", "kernel_tuner.translation", "tuning.backend"):
         monkeypatch.setattr(f"autotile.{module}.device_count", lambda: 1)
         monkeypatch.setattr(f"autotile.{module}.live_device", lambda _: device)
-    monkeypatch.setattr("autotile.tuning.backend.has_driver", lambda: True)
+    monkeypatch.setattr(import_module("autotile.tuning.backend"), "has_driver", lambda: True)
     monkeypatch.setattr("autotile.workers.gpu.Gpu.__init__.__defaults__", ("faults.arithmetic_gpu_worker",))
 
 

@@ -343,6 +343,13 @@ class TestRanks:
             dispatcher.refresher.poll()
         assert [dict(kernel.config) for kernel in kernels] == [BEST] * 3
 
+    def test_the_first_looks_for_results_of_the_others_before(self, store: Any, tmp_path: Path) -> None:
+        dispatchers = [Dispatcher(), Dispatcher(database=tmp_path / "other.db")]
+        kernels = [one.get_best_kernel(store.path, n=4096, device="h200") for one in dispatchers]
+        store.put(4096, BEST)
+        assert synchronize(dispatchers) == [None, None]
+        assert [dict(kernel.config) for kernel in kernels] == [BEST] * 2
+
     def test_one_that_cannot_changes_none(self, store: Any, tmp_path: Path) -> None:
         store.put(4096, BEST)
         dispatchers = [Dispatcher(), Dispatcher(database=tmp_path / "other.db")]

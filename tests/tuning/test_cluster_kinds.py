@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,7 +180,7 @@ def test_a_session_that_has_lost_its_gpu_gets_the_next_one() -> None:
 
 
 def test_problems_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotile.tuning.lanes._ABSENT_S", 0.3)
+    monkeypatch.setattr(import_module("autotile.tuning.lanes"), "_ABSENT_S", 0.3)
     with pytest.raises(WorkerError, match="no GPU for the problems left"):
         list(run_jobs([lambda lane: 1], Pool()))
 

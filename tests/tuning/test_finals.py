@@ -1,6 +1,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -229,8 +230,8 @@ class TestChecks:
         assert sorted(t["TILE"] for t in racer.verified) == [1, 2, 3, 4]
 
     def test_a_tie_that_could_not_be_verified_as_often_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("autotile.tuning.finals._CHECKS_S", 0.04)
-        monkeypatch.setattr("autotile.tuning.finals._MIN_CHECK_S", 0.01)
+        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_CHECKS_S", 0.04)
+        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_MIN_CHECK_S", 0.01)
         times = {tile: [2.0] * 9 for tile in (1, 2, 3, 4)}
         finals = hold([timed(c, 2.0) for c in (A, B, C, D)], Racer(times, takes_s=0.03))
         assert (finals.ties, len(finals.ranked)) == ((B,), 4)
@@ -238,8 +239,8 @@ class TestChecks:
         assert finals.notices == (f"{said} as ties",)
 
     def test_a_new_winner_gets_all_repeats(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("autotile.tuning.finals._CHECKS_S", 0.01)
-        monkeypatch.setattr("autotile.tuning.finals._MIN_CHECK_S", 0.01)
+        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_CHECKS_S", 0.01)
+        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_MIN_CHECK_S", 0.01)
         racer = Racer({1: [1.0] * 9, 2: [1.0] * 9, 4: [4.0] * 9}, wrong_when_timed=[A], takes_s=0.02)
         assert hold([timed(A, 1.0), timed(B, 1.0), timed(D, 4.0)], racer).winner.config == B
         assert racer.limits_s[racer.verified.index(B)] is None
@@ -302,7 +303,7 @@ class TestFaultyFamily:
 
     @pytest.mark.parametrize("kind", ["faulty", "breaks_race"])
     def test_faulty_finalists_share_one_limit_of_time(self, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-        monkeypatch.setattr("autotile.tuning.finals._FAULTS_S", 0.1)
+        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_FAULTS_S", 0.1)
         configs = family([4] * 10 + [2, 3])
         racer = Racer(self.times_us(configs), fails_after_s=0.04, **{kind: configs[:10]})
         finals = hold(by_tile(configs), racer, default=configs[11])
@@ -314,7 +315,7 @@ class TestFaultyFamily:
         assert notice.startswith(f"{10 - len(finals.refused)} finalists were not verified, and are not ranked")
 
     def test_all_are_tried_until_one_is_right(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("autotile.tuning.finals._FAULTS_S", 0.0)
+        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_FAULTS_S", 0.0)
         configs = family([4] * 6)
         racer = Racer(self.times_us(configs), faulty=configs[:5], fails_after_s=0.001)
         finals = hold(by_tile(configs), racer)

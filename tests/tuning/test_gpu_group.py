@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +251,7 @@ class TestSessions:
             def __init__(self, *arguments: Any, uuid: str = "") -> None:
                 super().__init__(*arguments, uuid=uuid, seconds=0.02, **faults.get(uuid, {}))
 
-        monkeypatch.setattr("autotile.tuning.backend.SimulatedGpu", Faulty)
+        monkeypatch.setattr(import_module("autotile.tuning.backend"), "SimulatedGpu", Faulty)
         result = bench.tune(bench.record(), devices=(0, 1, 2))
         assert result.winner.config == BEST
         assert len(bench.stored()) == 12

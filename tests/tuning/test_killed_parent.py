@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ class TestCtrlC:
 
     def test_an_unfinished_final_crowns_nobody(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """The best trial of the search is served until finals have ended."""
-        monkeypatch.setattr("autotile.tuning.finals.run_finals", interrupt)
+        monkeypatch.setattr(import_module("autotile.tuning.finals"), "run_finals", interrupt)
         result = bench.tune(bench.record())
         assert (result.interrupted, result.winner.config) == (True, BEST)
         with Database.open(os.environ["AUTOTILE_DB"]) as database:

@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -350,7 +351,7 @@ def test_the_estimate_is_better_than_the_mean_since_the_start():
 def moment(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock under control of the test."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr("autotile.tuning.progress_state.time.perf_counter", lambda: clock.now)
+    monkeypatch.setattr(import_module("autotile.tuning.progress_state").time, "perf_counter", lambda: clock.now)
     return clock
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def energetic(monkeypatch: pytest.MonkeyPatch) -> None:
         return Gpu(workload, options.run_deadline_s, "fake_energy_worker", worker_pool=pool, device=device)
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    monkeypatch.setattr("autotile.tuning.session.choose_backend", backend)
+    monkeypatch.setattr(import_module("autotile.tuning.session"), "choose_backend", backend)
 
 
 class TestFront:

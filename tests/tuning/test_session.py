@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,9 @@ class TestSearch:
     def test_estimated_times_are_not_used_for_other_objectives(
         self, bench: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("autotile.tuning.start.estimate_times", lambda *arguments: pytest.fail("it was estimated"))
+        monkeypatch.setattr(
+            import_module("autotile.tuning.start"), "estimate_times", lambda *arguments: pytest.fail("it was estimated")
+        )
         bench.tune(bench.record(), sampler="feasible", trials=3, objectives=("time", "registers"))
         bench.tune(bench.record(), sampler="feasible", trials=6, objective="registers + time_us")
 

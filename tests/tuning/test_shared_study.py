@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "") -> None:
             super().__init__(recording, notice, uuid=uuid, seconds=0.05)
 
-    monkeypatch.setattr("autotile.tuning.backend.ReplayBackend", Slow)
+    monkeypatch.setattr(import_module("autotile.tuning.backend"), "ReplayBackend", Slow)
 
 
 def both(run: Callable[[int], TuneResult]) -> list[TuneResult]:
@@ -212,7 +213,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 self._together = None
             return found
 
-    monkeypatch.setattr("autotile.tuning.backend.ReplayBackend", Chosen)
+    monkeypatch.setattr(import_module("autotile.tuning.backend"), "ReplayBackend", Chosen)
 
     def choose(gpu: str, together: threading.Barrier | None = None) -> None:
         chosen.gpu = gpu

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -263,7 +264,9 @@ class TestTuningAProblemThatWasServed:
         monkeypatch.setattr(targets, "device_count", lambda: 1)
         monkeypatch.setattr(targets, "check_gpu", lambda _: None)
         monkeypatch.setattr(dispatcher, "find_best_result", lambda *_: SimpleNamespace(tier=tier, config=WINNER))
-        monkeypatch.setattr("autotile.tuning.session.tune", lambda *arguments: seen.append(arguments[3]))
+        monkeypatch.setattr(
+            import_module("autotile.tuning.session"), "tune", lambda *arguments: seen.append(arguments[3])
+        )
         targets.tune_problem(bench.kernel, bench.problem(), TuneOptions(**options))
         assert seen[0].served == expected
 

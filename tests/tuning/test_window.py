@@ -1,0 +1,374 @@
+"""Blocks of `autotile.tuning`: what they collect, tune and serve, by replay of recordings."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judges import BEST, DEFAULT, ending_at
+from processes import count_configs, wait_for_trials
+
+import autotile
+from autotile.api import window as blocks
+from autotile.api.plans import PlanEntry, PlanResult, PlanRun
+from autotile.core.model import config_key
+from autotile.errors import InputError, NotTunedError, ProblemError
+from autotile.kernel.operation import Operation
+from autotile.serving.bound import BoundKernel
+from autotile.serving.dispatcher import Dispatcher, default_dispatcher
+from autotile.settings import read_settings
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.plan import PlannedProblem
+from autotile.tuning.progress_state import Progress
+
+SIZES = [1024, 2048, 4096, 8192]
+OPTIONS = TuneOptions(replay="auto", workers=1, trials=12)
+
+
+@pytest.fixture(autouse=True)
+def _recorded(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a GPU, and with recordings of four problems in a folder that replay looks into."""
+    monkeypatch.setattr(default_dispatcher, "_device_count", 0)
+    monkeypatch.setattr(default_dispatcher, "only_device", None)
+    monkeypatch.setattr("autotile.serving.dispatcher.device_count", lambda: 0)
+    for n in SIZES:
+        bench.record(n=n)
+    settings = replace(read_settings(), recording_folders=(tmp_path,))
+    for module in ("plans", "targets", "window"):
+        monkeypatch.setattr(f"autotile.api.{module}.read_settings", lambda: settings)
+
+
+@pytest.fixture
+def ask(scale_toml: Path) -> Callable[..., BoundKernel]:
+    return lambda n=4096, **options: autotile.get_best_kernel(str(scale_toml), n=n, **options)
+
+
+def block(budget: float = 60, **given: Any) -> blocks.TuningWindow:
+    return autotile.tuning(budget, **{"options": OPTIONS, **given})
+
+
+def states(window: blocks.TuningWindow) -> dict[int, str]:
+    assert window.result is not None
+    return {entry.planned.problem.sizes["n"]: entry.state for entry in window.result.entries}
+
+
+class TestOneBlock:
+    def test_what_it_asks_for_is_tuned_and_served_by_the_objects_that_it_has(self, ask: Any, bench: Any) -> None:
+        before = ask()
+        with block() as window:
+            kernel, other = ask(), ask(2048)
+            assert (kernel.tier, kernel.config, window.result) == ("default", DEFAULT, None)
+            assert bench.stored() == []
+        assert states(window) == {4096: "tuned", 2048: "tuned"}
+        assert kernel is before is ask()
+        assert [(one.tier, one.config) for one in (kernel, other)] == [("exact", BEST)] * 2
+        assert repr(window.result).startswith("<PlanResult: plan tuning: 2 problems: 2 tuned, in ")
+        with block(strict=True) as window:
+            assert ask() is kernel
+            ask(1024)
+        assert states(window) == {4096: "done", 1024: "tuned"}
+
+    def test_calls_of_what_it_holds_count_and_decide_on_the_order_and_the_time(self, ask: Any) -> None:
+        held, idle, often = ask(), ask(1024), ask(2048)
+        held.calls = idle.calls = 10**6
+        steps: list[Progress] = []
+        with block(100, progress=steps.append) as window:
+            held.calls += 1
+            often.calls += 100
+        assert states(window) == {2048: "tuned", 4096: "tuned"}
+        assert list(states(window)) == [2048, 4096]
+        begun = {step.path[0].number: step for step in reversed(steps) if step.gates}
+        first, last = begun[1], begun[2]
+        assert first.budget_s is not None
+        assert last.budget_s is not None
+        assert 80 < first.budget_s < 100
+        assert 60 < last.budget_s < 100  # what is left
+
+    def test_all_threads_count(self, ask: Any) -> None:
+        with block() as window:
+            thread = threading.Thread(target=ask, args=(2048,))
+            thread.start()
+            thread.join()
+        assert states(window) == {2048: "tuned"}
+
+    def test_other_dispatchers_count_and_have_their_own_database(
+        self, ask: Any, scale_toml: Path, tmp_path: Path
+    ) -> None:
+        own = Dispatcher(database=tmp_path / "own.db")
+        with block() as window:
+            kernel, other = ask(), own.get_best_kernel(str(scale_toml), n=4096)
+        assert window.result is not None
+        assert [entry.state for entry in window.result.entries] == ["tuned"] * 2
+        assert str(tmp_path / "own.db") in window.result.database
+        assert kernel.tier == other.tier == "exact"
+
+    def test_an_operation_is_tuned_as_one(
+        self, operation_of_copies: Callable[..., Operation], record_copies: Any, scale_toml: Path
+    ) -> None:
+        record_copies(operation_of_copies("first", "second"), first=1.0, second=0.5)
+        path = str(scale_toml.with_name("scaling.toml"))
+        with block() as window:
+            kernel = autotile.get_best_kernel(path, n=4096)
+        assert window.result is not None
+        assert [str(entry.planned.problem) for entry in window.result.entries] == ["scaling n=4096 float32"]
+        assert (kernel.kernel, kernel.tier, kernel.config) == ("second", "exact", BEST)
+
+    def test_what_only_inspects_another_gpu_is_left_out(self, ask: Any) -> None:
+        with block() as window:
+            ask(device="a100")
+        assert states(window) == {}
+
+    def test_one_that_raises_tunes_nothing(self, ask: Any, bench: Any) -> None:
+        window = block()
+        with suppress(KeyError), window:
+            ask()
+            raise KeyError
+        assert (window.result, bench.stored()) == (None, [])
+        with pytest.raises(InputError, match="entered once"), window:
+            pass
+
+    def test_what_cannot_be_tuned_is_said_and_refused_if_strict(self, ask: Any) -> None:
+        window = block(strict=True)
+        with pytest.raises(NotTunedError, match="1 problem of the block is not tuned: scale n=77 float32;"), window:
+            _ = ask(77), ask()
+        assert states(window) == {77: "failed", 4096: "tuned"}
+
+    @pytest.mark.parametrize(
+        "change", [{"database": "a.db"}, {"device_index": 1}, {"l2": "hot"}, {"fresh": True}, {"devices": (0, 1)}]
+    )
+    def test_options_that_the_program_decides_on_are_refused(self, change: dict[str, Any]) -> None:
+        with pytest.raises(InputError, match=f"option {next(iter(change))} follows from"):
+            autotile.tuning(options=TuneOptions(**change))
+
+
+class TestSizes:
+    def test_each_problem_is_tuned_at_further_sizes_too(self, ask: Any, bench: Any) -> None:
+        with block(sizes={"n": "1024..4096"}) as window:
+            ask()
+        assert states(window) == dict.fromkeys([1024, 2048, 4096], "tuned")
+        assert ask(2048).tier == "exact"
+        with block(sizes={"n": [1024, 8192]}) as window:
+            ask()
+        assert states(window) == {1024: "done", 4096: "done", 8192: "tuned"}
+
+    @pytest.mark.parametrize(
+        ("given", "expected"),
+        [
+            ("1..64", (1, 2, 4, 8, 16, 32, 64)),
+            (range(3, 21), (3, 4, 8, 16, 20)),
+            ([7, 5, 7], (5, 7)),
+            ("1..3,100", (1, 2, 3, 100)),
+            (12, (12,)),
+        ],
+    )
+    def test_a_range_is_its_ends_and_powers_of_two(self, given: Any, expected: tuple[int, ...]) -> None:
+        assert blocks._values("M", given) == expected
+
+    def test_an_unknown_one_is_an_error(self, ask: Any) -> None:
+        with pytest.raises(ProblemError, match="has a size 'm'; the sizes are n"), block(sizes={"m": 8}):
+            ask()
+        with pytest.raises(InputError, match="M=x cannot be read"):
+            autotile.tuning(sizes={"M": "x"})
+        with pytest.raises(InputError, match=r"1,000,000 for each problem, expected 10,000 at most"):
+            autotile.tuning(sizes={"M": list(range(1, 1001)), "N": list(range(1, 1001))})
+
+
+class TestReplay:
+    def test_nothing_is_measured_and_strict_names_all_that_is_not_tuned(self, ask: Any, bench: Any) -> None:
+        with block() as window:
+            ask()
+        stored = len(bench.stored())
+        with autotile.tuning(mode="replay") as window:
+            ask(), ask(2048)
+            assert not default_dispatcher.may_race
+        assert default_dispatcher.may_race
+        assert states(window) == {2048: "left", 4096: "done"}
+        strict = autotile.tuning(mode="replay", strict=True, sizes={"n": [4096, 8192]})
+        with pytest.raises(NotTunedError, match="2 problems of the block are not tuned") as error, strict:
+            ask(2048)
+        assert "scale n=2048 float32" in str(error.value)
+        assert "scale n=8192 float32" in str(error.value)
+        with autotile.tuning(mode="replay", strict=True):
+            ask()
+        assert len(bench.stored()) == stored
+
+
+class TestNested:
+    def test_the_outermost_tunes_for_all(self, ask: Any, bench: Any) -> None:
+        with block() as outer:
+            ask()
+            with block(sizes={"n": [1024]}) as inner:
+                ask(2048)
+            assert (inner.result, bench.stored()) == (None, [])
+        assert states(outer) == dict.fromkeys([1024, 2048, 4096], "tuned")
+        assert inner.result is outer.result
+
+    def test_what_one_that_replays_or_raises_asks_for_is_not_tuned(self, ask: Any) -> None:
+        with block() as outer:
+            with autotile.tuning(mode="replay") as inner:
+                _ = ask(1024), ask(8192)
+            ask(8192)
+            with suppress(KeyError), block():
+                ask(2048)
+                raise KeyError
+            ask()
+        assert (states(inner), states(outer)) == ({1024: "left", 8192: "left"}, {4096: "tuned", 8192: "tuned"})
+
+    def test_nothing_is_tuned_within_one_that_replays(self, ask: Any, bench: Any) -> None:
+        with autotile.tuning(mode="replay") as outer, block():
+            ask()
+        assert (states(outer), bench.stored()) == ({4096: "left"}, [])
+
+    def test_the_last_to_end_tunes_for_those_of_other_threads(self, ask: Any) -> None:
+        first, second = block(), block()
+        with first:
+            ask()
+            second.__enter__()
+            ask(2048)
+        assert first.result is None
+        second.__exit__(None, None, None)
+        assert states(second) == {2048: "tuned", 4096: "tuned"}
+        assert first.result is second.result
+
+
+class TestEnds:
+    def test_an_interrupt_leaves_what_is_tuned(self, ask: Any) -> None:
+        def observe(progress: Progress) -> None:
+            if progress.path[0].number == 2 and progress.done == 3:
+                signal.raise_signal(signal.SIGINT)
+
+        with pytest.warns(RuntimeWarning, match="2 problems: 1 tuned, 1 left"), block(progress=observe) as window:
+            kernels = [ask(), ask(2048)]
+        assert window.result is not None
+        assert window.result.interrupted
+        (tuned,) = [entry.planned.problem for entry in window.result.entries if entry.state == "tuned"]
+        assert [kernel.config for kernel in kernels if kernel.problem == tuned] == [BEST]
+
+    def test_a_second_one_too(self, ask: Any) -> None:
+        stop = ending_at(3)
+
+        def observe(progress: Progress) -> None:
+            if progress.path[0].number == 2:
+                stop(progress)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            window = block(progress=observe)
+            with pytest.raises(KeyboardInterrupt), window:
+                kernels = [ask(), ask(2048)]
+        assert sorted(states(window).values()) == ["left", "tuned"]
+        assert "exact" in [kernel.tier for kernel in kernels]
+
+    def test_a_forked_child_leaves_the_block_to_its_parent(self, ask: Any, bench: Any) -> None:
+        with block() as window:
+            ask()
+            child = os.fork()
+            if not child:
+                status = 1
+                with suppress(BaseException):
+                    window.__exit__(None, None, None)
+                    with autotile.tuning(mode="replay") as own:  # is not within that of the parent
+                        pass
+                    status = 0 if window.result is None and own.result is not None else 2
+                os._exit(status)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert bench.stored() == []
+        assert states(window) == {4096: "tuned"}
+
+
+PROGRAM = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import autotile
+from autotile.api import plans, targets, window
+from autotile.serving import dispatcher
+from autotile.settings import read_settings
+from autotile.tuning import backend
+
+class Slow(backend.SimulatedGpu):
+    def __init__(self, recording, notice="", *, uuid=""):
+        super().__init__(recording, notice, uuid=uuid, seconds=0.05)
+
+backend.ReplayBackend = Slow
+dispatcher.device_count = lambda: 0
+settings = replace(read_settings(), recording_folders=(Path(sys.argv[2]),))
+for module in (plans, targets, window):
+    module.read_settings = lambda: settings
+options = autotile.TuneOptions(replay="auto", workers=1, trials=12, sampler="brute-force")
+with autotile.tuning(60, options=options) as block:
+    kernels = [autotile.get_best_kernel(sys.argv[1], n=n) for n in (1024, 2048, 4096)]
+print([(kernel.tier, kernel.config) for kernel in kernels], block.result.is_complete)
+"""
+
+
+class TestProcesses:
+    @pytest.fixture
+    def start(self, scale_toml: Path, tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
+        words = [sys.executable, "-c", PROGRAM, str(scale_toml), str(tmp_path)]
+        return lambda: subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def test_two_with_one_database_try_each_configuration_once_and_serve_the_same(self, start: Any, bench: Any) -> None:
+        programs = [start(), start()]
+        for program in programs:
+            output, errors = program.communicate(timeout=100)
+            assert output.strip() == f"{[('exact', BEST)] * 3} True", errors
+        counts = count_configs(bench.stored())
+        assert counts == {config_key(config): 3 for config in bench.configs()}  # once for each size
+
+    def test_one_that_is_killed_keeps_every_winner(self, start: Any, bench: Any, ask: Any) -> None:
+        program = start()
+        wait_for_trials(Path(os.environ["AUTOTILE_DB"]), 20)
+        program.kill()
+        program.communicate()
+        stored = bench.stored()
+        with block() as window:
+            _ = [ask(n) for n in (1024, 2048, 4096)]
+        assert sorted(states(window).values()) == ["done", "tuned", "tuned"]
+        assert bench.stored()[: len(stored)] == stored
+        assert len(bench.stored()) == 36  # what it had tried counts, too
+
+    def test_ranks_begin_with_different_problems(self, ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        orders = []
+
+        class Planned(PlanRun):
+            def run(self) -> PlanResult:
+                orders.append([planned.problem.sizes["n"] for planned in self._plan.problems])
+                return self.result
+
+        monkeypatch.setattr(blocks, "PlanRun", Planned)
+        for rank in (0, 1, 2):
+            monkeypatch.setattr(blocks, "_rank", lambda rank=rank: (rank, 3))
+            with block(sizes={"n": [1000, 2000, 3000, 4000, 6000]}):
+                ask(5000)
+        assert [sorted(order) for order in orders] == [[1000, 2000, 3000, 4000, 5000, 6000]] * 3
+        assert len({order[0] for order in orders}) == len({order[1] for order in orders}) == 3
+
+
+def test_a_failure_for_want_of_memory_says_what_the_program_leaves(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cuda:
+        class Device:
+            def __init__(self, index: int) -> None:
+                assert index == 1
+
+            def __enter__(self) -> None: ...
+
+            def __exit__(self, *_: object) -> None: ...
+
+        class runtime:  # noqa: N801 - as in CuPy
+            memGetInfo = staticmethod(lambda: (3 << 29, 141 << 30))  # noqa: N815
+
+    monkeypatch.setattr(blocks, "load_cupy", lambda: type("Cupy", (), {"cuda": Cuda}))
+    planned = PlannedProblem("scale", bench.kernel, bench.problem(), (1,))
+    entry = PlanEntry(planned, "NVIDIA H200", "failed", reason="the problem does not fit in the device's memory")
+    assert "1.5 of 141.0 GiB are free beside the program" in blocks._with_memory(entry).reason
+    assert blocks._with_memory(replace(entry, reason="another")).reason == "another"
