@@ -42,8 +42,8 @@ from autotile.tuning.schedule import Schedule
 
 _FINALISTS = 6
 """Finalists of a problem, at most: many problems share the time of a block."""
-_COMPILATION_S = 60.0
-"""Maximum wait for what is being compiled when a block ends: what stands in for a choice is not the choice."""
+_ASIDE_S = 60.0
+"""Maximum wait for what is being chosen and compiled aside when a block ends: what stands in for it is not it."""
 _MAX_ADDED = 10_000
 """Problems that ``sizes`` may add to each."""
 _UNKNOWN_US = 100.0
@@ -158,6 +158,8 @@ class TuningWindow:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None and self in _open:
+            wait_for_compilations(_ASIDE_S)
         with FORK_LOCK:
             if self not in _open:  # in a forked child: the block is its parent's
                 return
@@ -185,7 +187,6 @@ class TuningWindow:
 
     def _end(self, served: Mapping[BoundKernel, Dispatcher]) -> None:
         """Tune what was asked for, unless the block replays, and serve it."""
-        wait_for_compilations(_COMPILATION_S)
         found: dict[tuple[object, ...], _Request] = {}
         blocks = [*self._with_inner()]
         own = [[*block._requests(served, self._calls)] for block in blocks]
