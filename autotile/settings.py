@@ -57,6 +57,8 @@ class Settings:
     """Maximum number of calls that a process captures (``AUTOTILE_CAPTURE_CALLS``, ``capture_calls``)."""
     capture_limit_bytes: int = 4 << 30
     """Maximum size of these (``AUTOTILE_CAPTURE_LIMIT_MIB``, ``capture_limit_mib``; default 4096 MiB)."""
+    bundle: Path | None = None
+    """Bundle whose cubins are loaded rather than compiled (``AUTOTILE_BUNDLE``, ``bundle``); None for none."""
     graphs: bool = True
     """Whether repeated launches become CUDA graphs (``AUTOTILE_GRAPHS``, ``graphs``; ``on`` or ``off``)."""
     refresh_s: float = 5.0
@@ -91,6 +93,7 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True):
     capture_limit_mib: int | str | msgspec.UnsetType = msgspec.UNSET
     graphs: str | msgspec.UnsetType = msgspec.UNSET
     refresh: int | float | str | msgspec.UnsetType = msgspec.UNSET
+    bundle: str | msgspec.UnsetType = msgspec.UNSET
     pin: str | msgspec.UnsetType = msgspec.UNSET
     pin_strict: str | msgspec.UnsetType = msgspec.UNSET
     numerics: str | msgspec.UnsetType = msgspec.UNSET
@@ -179,7 +182,8 @@ def _parse_settings(config: ConfigFile) -> Settings:
     limit_mib = entry("cache_limit_mib", 1024)
     if not re.fullmatch("0*[1-9][0-9]{0,11}", limit_mib):
         raise InputError(f"the cubin cache limit is {limit_mib!r:.80}, expected a positive number of MiB")
-    graphs, pin_strict, pin = switch("graphs", "on"), switch("pin_strict", "off"), entry("pin")
+    graphs, pin_strict = switch("graphs", "on"), switch("pin_strict", "off")
+    bundle, pin = entry("bundle"), entry("pin")
     numerics = entry("numerics", "any").lower()
     if numerics not in ("any", "same"):
         raise InputError(f"the setting numerics (AUTOTILE_NUMERICS) is {numerics!r:.80}, expected any or same")
@@ -207,6 +211,7 @@ def _parse_settings(config: ConfigFile) -> Settings:
         capture_calls=int(bounds["capture_calls"]),
         capture_limit_bytes=int(bounds["capture_limit_mib"]) * 2**20,
         graphs=graphs,
+        bundle=absolute_path(bundle, "a bundle", _FIRST_FOLDER) if bundle else None,
         pin=absolute_path(pin, "a file of pinned choices", _FIRST_FOLDER) if pin else None,
         pin_strict=pin_strict,
         numerics="same" if numerics == "same" else "any",

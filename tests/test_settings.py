@@ -148,6 +148,7 @@ def test_changes_of_the_file_and_of_the_environment_are_seen(config: Path, monke
         ("AUTOTILE_RACE", "on", "race", True),
         ("AUTOTILE_WAIT", "on", "wait", True),
         ("AUTOTILE_REFRESH", "0.5", "refresh_s", 0.5),
+        ("AUTOTILE_BUNDLE", "/app.autotile", "bundle", Path("/app.autotile")),
         ("AUTOTILE_PIN", "/choices.json", "pin", Path("/choices.json")),
         ("AUTOTILE_PIN_STRICT", "On", "pin_strict", True),
         ("AUTOTILE_NUMERICS", "same", "numerics", "same"),
@@ -160,7 +161,7 @@ def test_each_variable_sets_something(
     assert getattr(read_settings(), name) != value
     monkeypatch.setenv(variable, text)
     assert getattr(read_settings(), name) == value
-    if variable != "AUTOTILE_PIN":
+    if variable not in {"AUTOTILE_BUNDLE", "AUTOTILE_PIN"}:
         monkeypatch.setenv(variable, "nonsense")
         with pytest.raises(InputError, match=variable):
             read_settings()

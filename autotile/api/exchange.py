@@ -378,6 +378,8 @@ def export(
     if format == "bundle":
         for one, own in selected:
             if own:
+                if named_operation(one) is not None:
+                    raise InputError(f"{one} is an operation, which is bundled for all sizes: give none")
                 spec = load_kernel(one).spec
                 announce(sizes_notice(spec, spec.sizes, own))
         return _write_bundle(selected, output_file(str(output)), architectures, dtype, database)

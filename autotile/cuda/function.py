@@ -92,8 +92,12 @@ def _release(held: list[object], process: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PackedCubin:
-    """A cubin inside another file: its resources, a function that reads its bytes, and the symbols of its entries."""
+    """A cubin inside another file: its resources, a function that reads its bytes, and the symbols of its entries.
 
+    ``name`` is that of the content, which is the same for equal cubins only.
+    """
+
+    name: str
     resources: Resources
     read: Callable[[], bytes]
     symbols: Mapping[str, str]

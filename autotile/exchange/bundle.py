@@ -15,7 +15,10 @@ import io
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -23,20 +26,23 @@ import msgspec
 
 from autotile.core.device import device_profile
 from autotile.core.documents import Bytes, Count, Format, Name, canonical_json, decode_json, encode_json, to_document
-from autotile.core.model import Config, Resources, config_key, config_text
+from autotile.core.model import Config, Problem, Resources, config_key, config_text
 from autotile.core.text import sizes_text
 from autotile.database.keys import json_hash, space_hash
 from autotile.database.paths import atomic_write
 from autotile.database.winners import StoredRule, StoredRuleDocument, Winner, WinnerDocument
 from autotile.errors import BundleError, DataError, InputError
 from autotile.exchange.recording import ARCHIVE_FAULTS, open_archive, read_member
-from autotile.exchange.shipped import shipped_rules, shipped_winners
+from autotile.exchange.shipped import shipped_models, shipped_rules, shipped_winners
 from autotile.kernel.library import Kernel, KernelName, load_kernel
+from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.problem import ARCHITECTURE, capability_of, resolve_problem, unsupported_reason
+from autotile.kernel.problem import ARCHITECTURE, capability_of, resolve_problem, runs_on, unsupported_reason
+from autotile.kernel.spec import KernelSpec
 from autotile.settings import read_settings
 
 if TYPE_CHECKING:
+    from autotile.cuda.function import PackedCubin
     from autotile.database.database import Database
     from autotile.database.keys import TuningKey
     from autotile.workers.compile_pool import CompilePool
@@ -101,6 +107,17 @@ class BundledKernel:
     winners: Sequence[Winner]
     cubins: Sequence[BundledCubin]
     rules: Sequence[StoredRule] = ()
+
+    def cubins_for(self, problem: Problem, compute_capability: str) -> dict[str, BundledCubin]:
+        """Return the cubin of each configuration for a problem's dtype and flags on a device, by `config_key`."""
+        flags = {flag: problem.sizes[flag] for flag in self.kernel.spec.compiled_names}
+        fitting = [
+            cubin
+            for cubin in self.cubins
+            if cubin.dtype == problem.dtype and dict(cubin.flags) == flags and runs_on(cubin.target, compute_capability)
+        ]
+        nearest_last = sorted(fitting, key=lambda cubin: (int(cubin.target.strip("sm_a")), cubin.target.endswith("a")))
+        return {config_key(cubin.config): cubin for cubin in nearest_last}
 
 
 class PackedMember(msgspec.Struct):
@@ -206,6 +223,12 @@ class Bundle:
         if len(data) != stated.bytes or hashlib.sha256(data).hexdigest() != stated.sha256:
             raise self._damaged(f"{member} was changed")
         return data
+
+    def packed(self, cubin: BundledCubin) -> PackedCubin:
+        """Return a cubin as it is loaded; it is read at the first launch."""
+        from autotile.cuda.function import PackedCubin
+
+        return PackedCubin(cubin.member, cubin.resources, partial(self.read, cubin.member), cubin.symbols)
 
     def _read(self, member: str, max_bytes: int) -> bytes:
         try:
@@ -332,9 +355,10 @@ def prepare_shipments(
     Parameters
     ----------
     selections
-        Kernels, each with the problem to ship; None for all that are tuned. A kernel may be selected with several.
+        Kernels, each with the problem to ship; None for all that are tuned. A kernel may be selected with several. Of
+        an operation, with None, all configurations that its models of time choose among are shipped.
     architectures
-        Architectures such as ``sm_90``; empty for those of the GPUs that the kernel is tuned on.
+        Architectures such as ``sm_90``; empty for those of the GPUs that the kernel is tuned on, or a model is of.
     database
         Open database; None if the user has none, so that only the results that come with autotile are shipped.
     dtype
@@ -359,14 +383,20 @@ def prepare_shipments(
                 f"NVRTC {nvrtc_version()} does not know the architecture {architecture!r}; it compiles for "
                 f"{', '.join(known)}"
             )
-    kernels = {name: load_kernel(name) for name in dict.fromkeys(name for name, _ in selections)}
+    shipped: list[tuple[KernelName, Kernel, list[_Variant], Sequence[str]]] = []
+    for name in dict.fromkeys(name for name, _ in selections):
+        if isinstance(name, str) and find_operation(name) is not None:
+            chosen, own = _chosen_by_models(load_operation(name), database, dtype)
+            shipped += [(member, load_kernel(member), variants, own) for member, variants in chosen.items()]
+        else:
+            shipped.append((name, load_kernel(name), [], ()))
     pool = CompilePool(read_settings(), deadline_s=_COMPILE_DEADLINE_S)
     try:
         shipments = []
-        for name, kernel in kernels.items():
+        for name, kernel, variants, of_models in shipped:
             winners, rules = _current_results(kernel, database, dtype)
             problems = [sizes for selected, sizes in selections if selected == name]
-            if None not in problems:  # rules are of all problems
+            if problems and None not in problems:  # rules are of all problems
                 asked = [dict(resolve_problem(kernel.spec, given or {}, defaults=True).sizes) for given in problems]
                 tuned = list(dict.fromkeys(sizes_text(winner.key.sizes) for winner in winners))
                 for sizes in asked:
@@ -374,10 +404,57 @@ def prepare_shipments(
                         rest = f"tuned is {'; '.join(tuned)}" if tuned else f"nothing is tuned of {kernel.name}"
                         raise InputError(f"{kernel.name} {sizes_text(sizes)} is not tuned; {rest}. Run `autotile tune`")
                 winners, rules = [winner for winner in winners if dict(winner.key.sizes) in asked], []
-            shipments.append(_compiled(kernel, winners, rules, architectures, dtype=dtype, pool=pool))
+            targets = architectures or of_models
+            shipments.append(_compiled(kernel, winners, rules, targets, variants=variants, dtype=dtype, pool=pool))
         return shipments
     finally:
         pool.close()
+
+
+_Variant = tuple[str, tuple[tuple[str, int], ...], Config]
+"""Element type, values of the flags that are compiled in, and configuration."""
+
+
+def _chosen_by_models(
+    operation: Operation, database: Database | None, dtype: str | None
+) -> tuple[dict[str, list[_Variant]], list[str]]:
+    """Return what the models of an operation choose among, by kernel, and the architectures of their GPUs.
+
+    They are the user's and those that ship, for all flags that they were learned for.
+    """
+    from autotile.database.learned import read_models  # a bundle is read without SQLAlchemy
+    from autotile.families.operation_model import OperationModel
+
+    dtypes = [dtype] if dtype is not None else operation.dtypes
+    models = [found for name in dtypes for found in shipped_models(operation.name, name)]
+    for stored in read_models(database, operation.name, dtype) if database is not None else ():
+        with suppress(InputError):  # no profile is needed of a GPU whose name says nothing: it is asked for by --arch
+            models.append((OperationModel.from_json(stored.model), device_profile(stored.gpu_name)))
+    if not models:
+        raise InputError(
+            f"there is no model of times of {operation.name} to ship for; name its kernels: "
+            f"{', '.join(member.name for member in operation.members)}"
+        )
+    found: dict[str, dict[tuple[object, ...], _Variant]] = {}
+    for model, _ in models:
+        ranges = [range(model.ranges[flag][0], model.ranges[flag][1] + 1) for flag in model.vocabulary.flags]
+        for *values, odd in product(*ranges, (0, 1)):  # some kernels are of aligned sizes, others are not
+            sizes = {**operation.sizes, **dict(zip(model.vocabulary.flags, values, strict=True))}
+            sizes |= {name: max(operation.sizes[name] - odd, 1) for name in model.vocabulary.sizes}
+            problem = operation.resolve(sizes, model.dtype)
+            for member, own in operation.fitting(problem):
+                flags = tuple((name, own.get(name, size)) for name, size in _compiled_in(member.load().spec).items())
+                for one in model.candidates:
+                    if one.kernel == member.name:
+                        variant = model.dtype, flags, one.config
+                        found.setdefault(member.kernel, {})[(*variant[:2], config_key(one.config))] = variant
+    architectures = list(dict.fromkeys(device.architecture for _, device in models))
+    return {kernel: list(variants.values()) for kernel, variants in found.items()}, architectures
+
+
+def _compiled_in(spec: KernelSpec) -> dict[str, int]:
+    """Return the flags and sizes that are compiled in, with their defaults."""
+    return {name: spec.sizes[name] for name in spec.compiled_names}
 
 
 def _current_results(
@@ -407,10 +484,14 @@ def _compiled(
     rules: Sequence[StoredRule],
     architectures: Sequence[str],
     *,
+    variants: Sequence[_Variant],
     dtype: str | None,
     pool: CompilePool,
 ) -> Shipment:
-    """Compile each configuration with the dtype and flags that it was tuned for, and the default with each of these."""
+    """Compile each configuration with the dtype and flags that it was tuned for, and the default with each of these.
+
+    ``variants`` are compiled besides those of the results.
+    """
     from autotile.cuda.compiler import CompileJob, compile_job
     from autotile.cuda.toolchain import nvrtc_version
 
@@ -435,7 +516,7 @@ def _compiled(
     def flags_of(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
         return tuple((name, sizes[name]) for name in spec.compiled_names)
 
-    variants = [(w.key.dtype, flags_of(w.key.sizes), w.config) for w in winners]
+    variants = [*variants, *((w.key.dtype, flags_of(w.key.sizes), w.config) for w in winners)]
     for stored in rules:
         rule_flags = dict.fromkeys(flags_of(point.sizes) for point in stored.rule.points)
         variants += [(stored.key.dtype, flags, one.config) for flags in rule_flags for one in stored.rule.configs]

@@ -7,7 +7,7 @@ before tuning anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -129,6 +129,14 @@ def shipped_model(operation: str, dtype: str, device: DeviceProperties) -> Opera
             except DataError as error:
                 raise _damaged(paths[0], "a model", error) from None
     return None
+
+
+def shipped_models(operation: str, dtype: str) -> Iterator[tuple[OperationModel, DeviceProperties]]:
+    """Yield the models of an operation that ship with autotile, each with the GPU that it is of."""
+    for path in sorted((data_folder("tuned") / "models").glob(f"*.{escape(operation)}.{dtype}.json")):
+        device = device_profile(path.name.partition(".")[0])
+        if (model := shipped_model(operation, dtype, device)) is not None:
+            yield model, device
 
 
 def _has_same_sms(name: str, device: DeviceProperties) -> bool:

@@ -100,6 +100,10 @@ class Kernel:
     """Names that are no macros: those of template parameters in the author's files, whose declarations a macro would
     break, and those in the names of entries that these files do not use, as a header might declare them."""
 
+    def has_source_of(self, other: Kernel) -> bool:
+        """Return whether a configuration of both compiles to the same code: their files are the same."""
+        return (self.source_hash, self.spec.text) == (other.source_hash, other.spec.text)
+
     @property
     def name(self) -> str:
         """The kernel's name."""

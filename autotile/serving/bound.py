@@ -36,7 +36,16 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import encode_json, to_document
 from autotile.core.forks import cached_property
-from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources, config_text
+from autotile.core.model import (
+    Config,
+    LaunchGeometry,
+    Measurement,
+    Occupancy,
+    Problem,
+    Resources,
+    config_key,
+    config_text,
+)
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel
@@ -53,6 +62,7 @@ if TYPE_CHECKING:
 
     from autotile.cuda.compiler import CachedCubin
     from autotile.cuda.function import PackedCubin, StepFunctions
+    from autotile.exchange.bundle import Bundle
     from autotile.kernel.operation import Library
     from autotile.serving.dispatcher import Lookup
     from autotile.serving.launching import KernelLauncher, LibraryLauncher
@@ -134,7 +144,7 @@ class KernelCode:
         The cache is looked at once in a process, and not at all unless it ``looks``: a call must not wait for files.
         """
         key = self._code_key
-        if self.packed is not None or _cubins.get(key) or _cubins.recall(key):
+        if self._find_packed() is not None or _cubins.get(key) or _cubins.recall(key):
             return False
         if not looks or _absent.get(key) or self._find_cubin(may_compile=False) is not None:
             return self._cubin is None
@@ -148,6 +158,21 @@ class KernelCode:
         compiled_in = tuple([problem.sizes[name] for name in kernel.spec.compiled_names])
         target = problem.dtype, self._device.architecture
         return kernel.template_path, kernel.source_hash, target, tuple(self._config.items()), compiled_in
+
+    def _find_packed(self) -> PackedCubin | None:
+        """Return the cubin in the bundle that it is served from, else in that of the setting, if it is of this source.
+
+        That the bundle of the setting is damaged is a `BundleError`.
+        """
+        path = read_settings().bundle
+        if self.packed is None and path is not None:
+            from autotile.exchange.bundle import Bundle
+
+            bundle = _bundles.get(path) or _bundles.setdefault(path, Bundle(path))
+            if self.name in bundle.kernels and (held := bundle.kernel(self.name)).kernel.has_source_of(self.definition):
+                cubin = held.cubins_for(self.problem, self._device.compute_capability).get(config_key(self._config))
+                self.packed = bundle.packed(cubin) if cubin is not None else None
+        return self.packed
 
     def _find_cubin(self, *, may_compile: bool) -> CachedCubin | None:
         known = self._cubin or _cubins.get(self._code_key) or _cubins.recall(self._code_key)
@@ -173,7 +198,7 @@ class KernelCode:
         from autotile.cuda.toolchain import load_cupy
         from autotile.serving.launching import CallArguments, KernelLauncher, Preparation
 
-        spec, (launches, scalars, data), packed = self.definition.spec, self.plan, self.packed
+        spec, (launches, scalars, data), packed = self.definition.spec, self.plan, self._find_packed()
 
         def load() -> StepFunctions:
             image = packed.read() if packed is not None else self.cubin.path
@@ -181,15 +206,13 @@ class KernelCode:
             functions.opt_in(launches)
             return functions
 
-        key = (device_index, self.cubin.cubin_hash, *self._code_key) if packed is None else ()
+        key = device_index, packed.name if packed is not None else self.cubin.cubin_hash, *self._code_key
         functions = _loaded.get(key) or _loaded.recall(key)
         with load_cupy().cuda.Device(device_index), outside_of_captures():
             if functions is not None:
                 functions.opt_in(launches)
             else:
-                functions = load()
-                if key:
-                    functions = _loaded.keep(key, functions)
+                functions = _loaded.keep(key, load())
         arguments = CallArguments(
             spec, self.problem, self._config, launches, data=data, scalars=scalars, device_index=device_index
         )
@@ -224,6 +247,8 @@ class LibraryCode:
 _MAX_CUBINS = 512
 _cubins: RecentCache[tuple[object, ...], CachedCubin] = RecentCache(_MAX_CUBINS)
 """Cubins that this process has used."""
+_bundles: dict[Path, Bundle] = {}
+"""Those of the setting."""
 _absent: RecentCache[tuple[object, ...], bool] = RecentCache(16 * _MAX_CUBINS)
 """Those that the cache did not hold when it was looked at."""
 _loaded: RecentCache[tuple[object, ...], StepFunctions] = RecentCache(_MAX_CUBINS)

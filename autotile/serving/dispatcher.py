@@ -432,10 +432,7 @@ class Dispatcher:
         if lookup.is_operation:
             return self._find_for_operation(lookup, anew=anew, defaults=defaults)
         if lookup.bundle is not None:
-            from autotile.exchange.bundle import Bundle
-
-            path, held = lookup.bundle, held_kernel(name)
-            bundle = self._bundles.get(path) or self._bundles.setdefault(path, Bundle(Path(path)))
+            held, bundle = held_kernel(name), self._open_bundle(lookup.bundle)
             bundled = bundle.kernel(held.name if held else str(name))
             problem = resolve_problem(bundled.kernel.spec, sizes, dtype, defaults=defaults)
             index, device = self._device(lookup.place, lambda: list(bundled.winners))
@@ -461,6 +458,11 @@ class Dispatcher:
             served.find_stand_in = partial(_stand_in, request, found.config, index)
         return served
 
+    def _open_bundle(self, path: str) -> Bundle:
+        from autotile.exchange.bundle import Bundle
+
+        return self._bundles.get(path) or self._bundles.setdefault(path, Bundle(Path(path)))
+
     def _waits(self, lookup: Lookup) -> bool:
         """Return whether the first call waits for the compiler, so that nothing but the choice is ever launched."""
         settings = read_settings()
@@ -476,9 +478,28 @@ class Dispatcher:
         problem = operation.resolve(lookup.sizes, lookup.dtype, defaults=defaults)
         if lookup.bundle is not None:
             of_kernel = lookup._replace(dtype=problem.dtype, is_operation=False)
-            return serve_bundled(
-                operation, problem, lambda kernel, own: self.find(of_kernel._replace(name=kernel, sizes=own))
-            )
+            bundle = self._open_bundle(lookup.bundle)
+            key = operation.source, problem.dtype, place, lookup.bundle
+            if key not in self._shelves:
+                self._shelves[key] = OperationShelf(
+                    *(operation, problem.dtype, _NO_DATABASE),
+                    *(lambda stored: self._device(place, lambda: stored), lambda stored: ""),
+                    bundle=bundle,
+                )
+            packed = self._shelves[key]
+            try:
+                nearest = serve_bundled(
+                    operation, problem, lambda kernel, own: self.find(of_kernel._replace(name=kernel, sizes=own))
+                )
+            except InputError:
+                if (served := packed.serve_packed(problem, library=library)) is None:
+                    raise
+            else:
+                if nearest.tier == "exact":
+                    return nearest
+                served = packed.serve_packed(problem, library=library) or nearest
+            served.operation, served.library_allowed = problem, library
+            return served
         key = operation.source, problem.dtype, place, location
         shelf = self._shelves.get(key)
         if shelf is None or shelf.is_outdated(anew=anew):
@@ -688,6 +709,8 @@ def _whole_size(size: Any) -> Any:
     return size
 
 
+_NO_DATABASE = "/dev/null/none"
+"""Path at which there cannot be a database, for what is served from a bundle."""
 _FALLBACK_PROFILE = "h200"
 """Device to serve for if there is no GPU and nothing is tuned: the one that the recordings are of."""
 

@@ -49,11 +49,13 @@ from autotile.serving.selection import (
     first_allowed,
     model_of,
     neighbours,
+    packed_origin,
     wrong_configs,
 )
 from autotile.settings import Numerics, read_settings
 
 if TYPE_CHECKING:
+    from autotile.exchange.bundle import Bundle, BundledCubin
     from autotile.families.operation_model import ModelCandidate
 
 _GEMM_SIZES = {"M", "N", "K"}
@@ -155,7 +157,7 @@ class OperationShelf:
     """Stored results of an operation for one dtype on one device, to be looked up by sizes.
 
     ``find_device`` returns the CUDA device, None if what is served can only be inspected, and its properties, given all
-    results; ``find_nvrtc`` the version of NVRTC.
+    results; ``find_nvrtc`` the version of NVRTC. `serve_packed` serves from a ``bundle``.
     """
 
     def __init__(
@@ -165,8 +167,11 @@ class OperationShelf:
         location: str,
         find_device: Callable[[list[Winner]], tuple[int | None, DeviceProperties]],
         find_nvrtc: Callable[[Callable[[], list[Winner]]], str],
+        *,
+        bundle: Bundle | None = None,
     ) -> None:
         self.operation, self.dtype = operation, dtype
+        self._bundle = bundle
         self._location = location
         self._signature, self._checked_s = file_signature(location), time.monotonic()
         stored = {member.name: DatabaseShelf(location, member.name, dtype) for member in operation.members}
@@ -276,6 +281,32 @@ class OperationShelf:
         for way in (*request.ways(), *called(request)):
             if not isinstance(way.code, KernelCode) or not way.code.needs_compiler():
                 return self.bind(way)
+        return None
+
+    def serve_packed(self, problem: Problem, *, library: bool) -> BoundKernel | None:
+        """Return what the model of times expects to be the fastest, of the library and what the bundle holds compiled.
+
+        It is None without a model for this GPU, or if the bundle holds nothing for the problem.
+        """
+        bundle = self._bundle
+        if bundle is None:
+            return None
+        request = OperationRequest(self, problem, library=library)
+        held: dict[str, dict[str, BundledCubin]] = {}
+        for name, sizes in request.fits.items():
+            kernel = self.members[name].kernel
+            if name in bundle.kernels and bundle.kernel(name).kernel.has_source_of(kernel):
+                own = Problem(name, {**kernel.spec.sizes, **sizes}, self.dtype)
+                held[name] = bundle.kernel(name).cubins_for(own, self.device.compute_capability)
+        request.accepts = lambda one: config_key(one.config) in held.get(one.kernel, ())
+        for way in expected(request):
+            if not isinstance(way.code, KernelCode):
+                return self.bind(way)
+            bundled, cubin = bundle.kernel(way.code.name), held[way.code.name][config_key(way.choice.config)]
+            packed = bundle.packed(cubin)
+            code = KernelCode(bundled.kernel, way.code.problem, self.device, way.choice.config, packed=packed)
+            choice = replace(way.choice, packed=packed_origin(bundle, bundled, cubin))
+            return self.bind(Way(code, choice, way.contender))
         return None
 
     def bind(self, way: Way, *, first_use: Any = None) -> BoundKernel:

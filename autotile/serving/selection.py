@@ -27,7 +27,6 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, groupby, islice
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -64,7 +63,7 @@ from autotile.space.limits import check_config, compiled_occupancy, meets_heuris
 if TYPE_CHECKING:
     from autotile.cuda.function import PackedCubin
     from autotile.database.database import Database
-    from autotile.exchange.bundle import Bundle, BundledKernel
+    from autotile.exchange.bundle import Bundle, BundledCubin, BundledKernel
     from autotile.families.operation_model import OperationModel
     from autotile.families.preference import Expectation, Tuned
     from autotile.space.search_space import SearchSpace
@@ -706,7 +705,6 @@ def choose_bundled(
     Raise `BundleError` if there is none: the cubins are for another architecture, dtype or flags, or none is valid for
     these sizes; or the cubin is damaged; `DeviceError` if the kernel does not support the device.
     """
-    from autotile.cuda.function import PackedCubin
     from autotile.exchange.bundle import FALLBACK
 
     spec, name = bundled.kernel.spec, bundled.kernel.name
@@ -726,8 +724,7 @@ def choose_bundled(
             f"{bundle.path} holds {name} compiled for {', '.join(sorted(held))}, but {problem} is requested; tune such "
             f"a problem and make the bundle again. {FALLBACK}"
         )
-    nearest_last = sorted(fitting, key=lambda cubin: (int(cubin.target.strip("sm_a")), cubin.target.endswith("a")))
-    cubins = {config_key(cubin.config): cubin for cubin in nearest_last}  # of each, for the nearest architecture
+    cubins = bundled.cubins_for(problem, device.compute_capability)
     shelf = Shelf(
         [
             replace(winner, resources=cubins[key].resources)
@@ -747,6 +744,9 @@ def choose_bundled(
             f"problem and make the bundle again. {FALLBACK}"
         )
     bundle.read(cubin.member)  # so that damage is reported while the program can still do without the bundle
-    packed = PackedCubin(cubin.resources, partial(bundle.read, cubin.member), cubin.symbols)
-    origin = f"{bundle.path}, compiled for {cubin.target} with NVRTC {bundled.nvrtc_version}"
-    return replace(choice, packed=origin), packed
+    return replace(choice, packed=packed_origin(bundle, bundled, cubin)), bundle.packed(cubin)
+
+
+def packed_origin(bundle: Bundle, bundled: BundledKernel, cubin: BundledCubin) -> str:
+    """Return where a cubin of a bundle comes from, for explanations."""
+    return f"{bundle.path}, compiled for {cubin.target} with NVRTC {bundled.nvrtc_version}"

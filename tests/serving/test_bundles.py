@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -21,6 +21,7 @@ from autotile.database.database import Database
 from autotile.database.learned import FamilyState, save_family_state, save_rule
 from autotile.database.winners import StoredRule
 from autotile.errors import BundleError, InputError, NotTunedError
+from autotile.exchange import bundle as bundles
 from autotile.exchange import shipped as shipped_file
 from autotile.exchange.bundle import MANIFEST, Bundle, manifest_digest
 from autotile.exchange.shipped import write_rules
@@ -327,3 +328,68 @@ class TestRefusals:
         rewrite(bundle, change)
         with pytest.raises(BundleError, match="the entry of scale is malformed"):
             ask(bundle, 4096)
+
+
+class TestOperations:
+    """A bundle of an operation: what its model of times chooses among, compiled."""
+
+    SIZES: ClassVar = {"M": 1000, "N": 1000, "K": 1000, "BATCH": 1, "TRANS_A": 0, "TRANS_B": 0, "OUT_FP32": 0}
+
+    def ask(self, bundle: Path, **named: Any) -> Any:
+        serving.forget_served()
+        sizes = {**self.SIZES, **{name: value for name, value in named.items() if name.isupper()}}
+        options = {name: value for name, value in named.items() if not name.isupper()}
+        return get_best_kernel("matmul", **sizes, dtype="float32", device="h200", bundle=bundle, **options)
+
+    def test_it_serves_what_the_model_expects_among_what_it_holds(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        device = device_profile("h200")
+        whole = shipped_file.shipped_model("matmul", "float32", device)
+        assert whole is not None
+        few = [one for one in whole.candidates if one.kernel == "sgemm"][:2]
+        model = replace(whole, candidates=tuple(few), ranges={**whole.ranges, "TRANS_A": (0, 0), "TRANS_B": (0, 0)})
+        monkeypatch.setattr(bundles, "shipped_models", lambda operation, dtype: [(model, device)])
+        path = tmp_path / "matmul.autotile"
+        made = exchange.export("matmul", output=path, format="bundle", dtype="float32")
+        (entry,) = made.kernels
+        assert (entry.kernel, entry.architectures) == ("sgemm", ("sm_90",))
+        held = [cubin.config for cubin in Bundle(path).kernel("sgemm").cubins]
+        assert all(one.config in held for one in few)
+        own, any_of_them = (self.ask(path, library=library) for library in (False, True))
+        assert (own.tier, own.kernel) == ("model", "sgemm")
+        assert own.config in held
+        assert own._code.packed.read()[:4] == b"\x7fELF"
+        assert f"It comes from the bundle {path}, compiled for sm_90" in own.explain()
+        assert any_of_them.tier == "model"
+        assert self.ask(path, TRANS_A=1).is_library  # it holds nothing for transposed factors
+        with pytest.raises(InputError, match=r"no kernel computes .* compiled for float32 TRANS_A=0"):
+            self.ask(path, TRANS_A=1, library=False)
+
+    def test_an_operation_is_bundled_whole_and_needs_a_model(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(InputError, match="for all sizes"):
+            exchange.export("matmul", {"M": 64}, output=tmp_path / "m", format="bundle")
+        monkeypatch.setattr(bundles, "shipped_models", lambda operation, dtype: [])
+        with pytest.raises(InputError, match="no model of times of matmul to ship for; name its kernels: gemm_wgmma"):
+            exchange.bundle("matmul", output=tmp_path / "m")
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_bundle_of_the_setting_takes_the_place_of_the_compiler(
+    bundle: Path, store: Any, is_changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_changed:  # another version of the kernel, which compiles to other code
+        store.path.write_text(store.path.read_text() + "# changed\n")
+    monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))
+    serving.forget_served()
+    kernel = get_best_kernel(store.path, n=70001, device="h200")
+    assert kernel._code.packed is None
+    assert kernel._code.needs_compiler()
+    monkeypatch.setenv("AUTOTILE_BUNDLE", str(bundle))
+    assert kernel._code.needs_compiler() is is_changed
+    assert is_changed or kernel._code.packed.read()[:4] == b"\x7fELF"
+    monkeypatch.setenv("AUTOTILE_BUNDLE", str(tmp_path / "none.autotile"))
+    with pytest.raises(BundleError, match="cannot read the bundle"):
+        get_best_kernel(store.path, n=70002, device="h200")._code.needs_compiler()

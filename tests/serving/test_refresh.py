@@ -752,18 +752,19 @@ class TestAside:
     def test_a_product_is_chosen_aside_once_and_faults_are_left_to_the_next_call(
         self, fault: Any, chosen: Code
     ) -> None:
-        chosen.is_compiled, asked = True, list[int]()
+        chosen.is_compiled, asked, may_choose = True, list[int](), threading.Event()
 
         def serve() -> BoundKernel:
             asked.append(1)
+            may_choose.wait(10)
             if fault is not None:
                 raise fault
             return served(chosen)
 
         products = Products(10, serve, lambda device: True)
-        deferred = [products._defer(("a product",), serve) for _ in range(3)]
+        assert [products._defer(("a product",), serve) for _ in range(3)] == [True] * 3
+        may_choose.set()
         assert aside.wait_for_compilations(10)
-        assert deferred[0] is True
         assert asked == [1]
         kernel = products.kernels.get(("a product",))
         if fault is None:
