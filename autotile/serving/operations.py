@@ -104,6 +104,9 @@ _CLEARLY = 3.0
 _RECHECK_S = 1.0
 """Time for which a database is not looked at again, unless it is known to have changed."""
 
+_DEFERRED_S = 0.001
+"""Time that a program is given before what it asked for is chosen aside: it is about to queue more work."""
+
 Sizes = Mapping[str, int]
 
 
@@ -651,7 +654,8 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
             )
             made = library_of(out)
             may_defer = is_new and not scalars and self._may_defer(options) and type(left) is type(right) is type(out)
-            if may_defer and made is not None and self._defer(key, serve) and made.multiply(left, right, out):
+            if may_defer and made is not None and self._deferred.get(key, True) and made.multiply(left, right, out):
+                self._defer(key, serve)  # afterwards, as the other thread takes the interpreter's lock
                 return out
             kernel = self.kernels.keep(key, serve())
         made, is_plain = library_of(out), is_new and not scalars and _device_index(right) == device
@@ -667,11 +671,12 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
             self.learn(a, b, options[:-1], kernel, shape)
         return out
 
-    def _defer(self, key: tuple[object, ...], serve: Callable[[], BoundKernel]) -> bool:
-        """Choose aside what computes a product from its next call on; return False if that failed before."""
+    def _defer(self, key: tuple[object, ...], serve: Callable[[], BoundKernel]) -> None:
+        """Choose aside what computes a product from its next call on, unless that is under way."""
         kernels, deferred = self.kernels, self._deferred
 
         def choose_and_load() -> None:
+            time.sleep(_DEFERRED_S)
             try:
                 kernel = serve()
                 time.sleep(0)  # lets a thread that waits for the interpreter's lock go on
@@ -686,7 +691,6 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         if key not in deferred:
             deferred[key] = True
             choices.add(choose_and_load)
-        return deferred.get(key, True)
 
 
 def _native(array: Any, name: str) -> Any:
