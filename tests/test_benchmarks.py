@@ -295,6 +295,13 @@ class TestRows:
 PRODUCT = {"M": 64, "N": 64, "K": 131072, "TRANS_A": 0, "TRANS_B": 1}
 
 
+def test_a_benchmark_does_not_take_the_place_of_the_tests_of_its_name() -> None:
+    """Both folders are searched here; `benchmarks/faults.py` imports the package of tests."""
+    import faults
+
+    assert Path(faults.__file__).parent == Path(__file__).parent / "faults"
+
+
 def drawn(seed: int, count: int = 200) -> list[dict[str, int]]:
     return draw(MATMUL_RANGES, MATMUL_FLAGS, count, seed, fits=matmul_fits)
 

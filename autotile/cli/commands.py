@@ -88,11 +88,6 @@ def _announced(_: Mapping[str, Any], __: ExitStack) -> Mapping[str, Any]:
     return {"announce": notice}
 
 
-def _until_interrupted(_: Mapping[str, Any], __: ExitStack) -> Mapping[str, Any]:
-    notice("Ctrl-C ends it")
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class Command:
     """A command, as far as its function does not say it.
@@ -320,7 +315,7 @@ COMMANDS: Mapping[str, Command] = {
         RESULTS,
         {"port": "PORT 0..65535", "open_browser": "--no-open"},
         words=("DB|KERNEL", read_followed),
-        watched=_until_interrupted,
+        watched=_announced,
         has_json=False,
     ),
     "verify": Command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotile.errors import AutotileError, InputError, ProblemError
@@ -151,12 +152,15 @@ def is_database(word: str) -> bool:
 def fill_in_replay(words: list[str]) -> list[str]:
     """Return the words of a command with ``--replay=auto`` in place of a bare ``--replay``.
 
-    The word after ``--replay`` is its value only if it looks like a recording: a kernel or a size may follow, too.
+    The word after ``--replay`` is its value only if it looks like a recording: a kernel or a size may follow, too. So
+    does a folder, for which there is a message.
     """
 
     def is_recording(word: str) -> bool:
-        is_path = "/" in word and "=" not in word and not word.endswith(".toml")
-        return not word.startswith("-") and (word.endswith(".npz") or is_path)
+        if not word or word.startswith("-"):
+            return False
+        is_path = "=" not in word and not word.endswith(".toml") and ("/" in word or Path(word).is_dir())
+        return word.endswith(".npz") or (is_path and ("/" in word or word not in _values_of("kernel")))
 
     return [
         f"{_REPLAY}=auto" if word == _REPLAY and not is_recording(following) else word

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -222,14 +223,13 @@ class Gemm:
 
         cuBLAS takes it that matrices are aligned to 256 bytes unless it is told otherwise.
         """
-        library, layout = load_cublas(), self._layout
-        made: list[tuple[str, int]] = []
+        library, layout, described = load_cublas(), self._layout, ExitStack()
 
         def create(kind: str, *given: int) -> int:
             handle = ctypes.c_void_p()
             _check(getattr(library, f"cublasLt{kind}Create")(_byref(handle), *given), f"cublasLt{kind}Create")
             assert handle.value is not None
-            made.append((kind, handle.value))
+            described.callback(getattr(library, f"cublasLt{kind}Destroy"), handle.value)
             return handle.value
 
         def assign(kind: str, handle: int, attribute: int, value: Any) -> None:
@@ -245,27 +245,31 @@ class Gemm:
                 assign("MatrixLayout", handle, _BATCH_STRIDE, ctypes.c_int64(stride))
             return handle
 
-        m, n, k = layout.m, layout.n, layout.k
-        is_pedantic = layout.factors == "float32" and overrides_float32()
-        product = create("MatmulDesc", _COMPUTE_32F_PEDANTIC if is_pedantic else _COMPUTE_32F, _DATA_TYPES["float32"])
-        assign("MatmulDesc", product, _TRANSPOSE_FIRST, ctypes.c_int32(layout.transpose_b))
-        assign("MatmulDesc", product, _TRANSPOSE_SECOND, ctypes.c_int32(layout.transpose_a))
-        lead_a, lead_b, lead_c = layout.leading
-        second = matrix(*((m, k) if layout.transpose_a else (k, m)), lead_a, layout.factors, m * k)
-        first = matrix(*((k, n) if layout.transpose_b else (n, k)), lead_b, layout.factors, k * n)
-        output = matrix(n, m, lead_c, result, m * n)
-        preference = create("MatmulPreference")
-        assign("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_uint64(_workspace_bytes()))
-        assign("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(_FULL_PRECISION))
-        alignment = _VECTOR_BYTES if is_aligned else 4 if layout.factors == "float32" else 2
-        for attribute in _ALIGNMENTS:
-            assign("MatmulPreference", preference, attribute, ctypes.c_uint32(alignment))
-        found, count = _Algorithm(), ctypes.c_int()
-        handle = _handle(self._device_index)
-        status = library.cublasLtMatmulAlgoGetHeuristic(
-            handle, product, first, second, output, output, preference, 1, _byref(found), _byref(count)
-        )
-        _check(status or found.state, "cublasLtMatmulAlgoGetHeuristic")
+        with described:  # what is described is destroyed again if anything fails
+            m, n, k = layout.m, layout.n, layout.k
+            is_pedantic = layout.factors == "float32" and overrides_float32()
+            product = create(
+                "MatmulDesc", _COMPUTE_32F_PEDANTIC if is_pedantic else _COMPUTE_32F, _DATA_TYPES["float32"]
+            )
+            assign("MatmulDesc", product, _TRANSPOSE_FIRST, ctypes.c_int32(layout.transpose_b))
+            assign("MatmulDesc", product, _TRANSPOSE_SECOND, ctypes.c_int32(layout.transpose_a))
+            lead_a, lead_b, lead_c = layout.leading
+            second = matrix(*((m, k) if layout.transpose_a else (k, m)), lead_a, layout.factors, m * k)
+            first = matrix(*((k, n) if layout.transpose_b else (n, k)), lead_b, layout.factors, k * n)
+            output = matrix(n, m, lead_c, result, m * n)
+            preference = create("MatmulPreference")
+            assign("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_uint64(_workspace_bytes()))
+            assign("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(_FULL_PRECISION))
+            alignment = _VECTOR_BYTES if is_aligned else 4 if layout.factors == "float32" else 2
+            for attribute in _ALIGNMENTS:
+                assign("MatmulPreference", preference, attribute, ctypes.c_uint32(alignment))
+            found, count = _Algorithm(), ctypes.c_int()
+            handle = _handle(self._device_index)
+            status = library.cublasLtMatmulAlgoGetHeuristic(
+                handle, product, first, second, output, output, preference, 1, _byref(found), _byref(count)
+            )
+            _check(status or found.state, "cublasLtMatmulAlgoGetHeuristic")
+            finalize(self, described.pop_all().close).atexit = False
         call, algorithm, workspace_bytes = library.cublasLtMatmul, _byref(found), found.workspace_bytes
 
         def queue(stream: int, addresses: tuple[int, int, int], workspace: int, factors: tuple[float, float]) -> None:
@@ -278,18 +282,12 @@ class Gemm:
             if status:
                 _check(status, "cublasLtMatmul")
 
-        finalize(self, _destroy, library, made).atexit = False
         self._prepared[result, is_aligned] = queue
         return queue
 
 
 _Queue = Callable[[int, tuple[int, int, int], int, tuple[float, float]], None]
 """Queues a product: stream, addresses of A, B and C, address of the workspace, alpha and beta."""
-
-
-def _destroy(library: ctypes.CDLL, made: Sequence[tuple[str, int]]) -> None:
-    for kind, handle in made:
-        getattr(library, f"cublasLt{kind}Destroy")(handle)
 
 
 @lru_cache

@@ -683,7 +683,13 @@ class LiveServer:
 
 
 @checked
-def watch(*databases: str | Path, kernels: Iterable[str | Path] = (), port: int = 0, open_browser: bool = True) -> None:
+def watch(
+    *databases: str | Path,
+    kernels: Iterable[str | Path] = (),
+    port: int = 0,
+    open_browser: bool = True,
+    announce: Callable[[str], None] = lambda _: None,
+) -> None:
     """Show running sessions in the browser, several GPUs side by side.
 
     Their charts follow the trials. The page is served to this machine only, at an address with a random token, which is
@@ -700,6 +706,8 @@ def watch(*databases: str | Path, kernels: Iterable[str | Path] = (), port: int 
         TCP port of 127.0.0.1; 0 for any that is free.
     open_browser
         Only print the address; open no browser. In Python, whether to open one.
+    announce
+        Called with how to end it, once the page is served.
 
     Raises
     ------
@@ -710,6 +718,7 @@ def watch(*databases: str | Path, kernels: Iterable[str | Path] = (), port: int 
     """
     server = LiveServer(databases, kernels, port=port)
     print(server.url, flush=True)
+    announce("Ctrl-C ends it")
     if open_browser:
         server.open_browser()
     server.run()

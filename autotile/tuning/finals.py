@@ -393,6 +393,8 @@ class _RacedFinalists:
         self._scorer = scorer
         self.trials = list(finalists)
         for i, reading in raced.items():
+            if not reading.rounds_us:  # it failed before the first round, and has the times of the search
+                continue
             timed = with_times(finalists[i], reading.rounds_us)
             self.trials[i] = timed if scorer is None else scorer.scored(timed)
 
@@ -405,11 +407,12 @@ class _RacedFinalists:
 
     def ratio(self, slower: int, faster: int) -> Interval:
         """Return the ratio of the costs of two finalists."""
-        if not self._raced:
-            return ratio_of(self._interval(faster), self._interval(slower))
-        if slower == faster:
+        if slower == faster and self._raced:
             return Interval(1.0, 1.0, 1.0)
-        return raced_ratio(*(self._costs(one, self._raced[one].rounds_us) for one in (faster, slower)))
+        rounds = [self._raced[one].rounds_us if one in self._raced else () for one in (faster, slower)]
+        if not all(rounds):
+            return ratio_of(self._interval(faster), self._interval(slower))
+        return raced_ratio(*map(self._costs, (faster, slower), rounds))
 
     def is_of(self, index: int, config: Config | None) -> bool:
         """Return whether a finalist has a configuration."""

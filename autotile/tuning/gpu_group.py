@@ -308,7 +308,7 @@ class GpuGroup(Backend):
             if self._is_stopped(member):
                 return
             task = member.tasks[0]
-        if reading.died and reading.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT):
+        if reading.died:
             if not self._is_to_blame(member, task):
                 return
         elif reading.measurement is not None and member.scale is None:
@@ -348,7 +348,10 @@ class GpuGroup(Backend):
         return True
 
     def _check_sound(self, member: _GroupGpu, reference: Candidate) -> None:
-        """Raise `WorkerError` unless the reference still runs on a GPU; one that crashes is tried again."""
+        """Raise `WorkerError` unless the reference still runs on a GPU; one that crashes is tried again.
+
+        A result that is merely wrong shows that the GPU runs kernels, also where its worker ends because of it.
+        """
         for _ in range(_CHECKS):
             reading = member.evaluated(reference, 0.0)
             if not reading.died:

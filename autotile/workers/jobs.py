@@ -213,7 +213,7 @@ class Reading:
     gpu: Name = ""
     """UUID of the GPU; empty if it is not known."""
     died: bool = False
-    """Whether the worker died with the entry."""
+    """Whether the worker crashed or hung with the entry; one that ends after a wrong result has not died."""
 
     def scaled(self, scale: float | None) -> Reading:
         """Return the reading with its times multiplied by a factor, which its telemetry states; None for none."""

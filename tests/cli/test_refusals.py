@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -66,6 +67,7 @@ def written(scale_toml: Path, recording: Path, tmp_path: Path) -> Callable[[str]
         (f"{TUNE_DEFAULT} --nonsense", "--nonsense"),
         (f"{TUNE_DEFAULT} --replay=missing.npz", "missing.npz"),
         ("tune KERNEL n=2048 --replay", "no recording"),
+        ("tune KERNEL n=2048 --replay .", ". is a folder; expected the path of a recording (.npz)"),
         ("tune KERNEL n=4096 --replay=RECORDING", "n=1048576"),
         ("tune KERNEL n=4 --misses", "--misses takes its sizes from the database"),
         # of families
@@ -189,3 +191,11 @@ def test_an_interrupted_recording_is_130_and_one_document(
     answer = run("export", "--format", "recording", "--measure", scale_toml, "n=1048576", "--json")
     assert answer.code == 130
     assert "7 configurations measured; the same command goes on" in answer.document["error"]["message"]
+
+
+def test_watch_says_how_to_end_it_only_where_it_serves(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        answer = run("watch", "--port", port)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith(f"error: port {port} of 127.0.0.1 cannot be used")

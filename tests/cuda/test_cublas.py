@@ -12,6 +12,7 @@ import pytest
 from autotile.cuda import cublas
 from autotile.cuda.compiler import CompileJob, CubinCache, parameter_bytes
 from autotile.cuda.cublas import Gemm, GemmLayout, cublas_version
+from autotile.errors import ToolchainError
 
 
 def test_a_product_has_the_sizes_and_flags_of_the_operation() -> None:
@@ -26,6 +27,31 @@ def test_a_product_has_the_sizes_and_flags_of_the_operation() -> None:
 )
 def test_which_products_cublas_computes(size: int, dtype: str, expected: bool) -> None:
     assert GemmLayout.of({"M": size, "N": 8, "K": 8}, dtype).is_supported is expected
+
+
+def test_what_is_described_is_destroyed_again_where_a_product_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: set[int] = set()
+
+    class Library:
+        """cuBLAS without an algorithm for any product."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name.endswith("Create"):
+                return self.create
+            return alive.remove if name.endswith("Destroy") else lambda *_: 15 * name.endswith("GetHeuristic")
+
+        def create(self, handle: Any, *_: int) -> int:
+            handle._obj.value = len(alive) + 1
+            alive.add(handle._obj.value)
+            return 0
+
+    monkeypatch.setattr(cublas, "load_cublas", Library)
+    monkeypatch.setattr(cublas, "_workspace_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(cublas, "_handle", lambda _: 0)
+    gemm = Gemm(GemmLayout.of({"M": 8, "N": 8, "K": 8}, "float32"), 0)
+    with pytest.raises(ToolchainError, match="cublasLtMatmulAlgoGetHeuristic failed with status 15"):
+        gemm._prepare("float32", is_aligned=True)
+    assert not alive
 
 
 def _factors(dtype: str, batch: int, trans_a: bool, trans_b: bool) -> tuple[Any, Any, Any]:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults.fault_kit import HEALTHY, fault_kernel
-
 from autotile.core.model import Outcome, Trial
 from autotile.kernel.problem import resolve_problem
 from autotile.search.samplers import BRUTE_FORCE
@@ -17,6 +15,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
+from faults.fault_kit import HEALTHY, fault_kernel
 
 RUN_DEADLINE_S = 4.0
 """Timeout of one candidate. A healthy one takes 0.3 s, and up to 2.5 s in a new worker, including the warm-up."""

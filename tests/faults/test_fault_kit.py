@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from cache_settings import cache_settings
-from faults.fault_kit import HEALTHY, fault_kernel, read_faults
 
 from autotile.core.device import device_profile
 from autotile.core.model import Config, Outcome, Resources
@@ -17,6 +16,7 @@ from autotile.kernel.library import Kernel
 from autotile.space.limits import check_config, compiled_occupancy, resource_violation
 from autotile.space.search_space import feasible_space
 from autotile.workers.compile_pool import Compiled, CompilePool
+from faults.fault_kit import HEALTHY, fault_kernel, read_faults
 
 H200 = device_profile("h200")
 COMPILE_FAULTS = {"compile_error", "compile_minutes", "compile_memory"}

@@ -6,9 +6,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from faults.fault_kit import read_faults
-from faults.fault_session import tune_faults
-from faults.traces import no_traces
 
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Problem
@@ -19,6 +16,9 @@ from autotile.tuning.progress_state import Progress
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Workload
+from faults.fault_kit import read_faults
+from faults.fault_session import tune_faults
+from faults.traces import no_traces
 
 EXPECTED = {fault.name: fault for fault in read_faults()}
 AS_IF = ["write_outside", "assertion", "infinite_loop"]

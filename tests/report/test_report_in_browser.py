@@ -86,6 +86,21 @@ def test_every_chart_is_drawn_without_a_complaint_or_a_request(browser: Any, pag
         assert SCRIPT in browser.execute_script("return document.querySelector('h1').textContent")
 
 
+def test_the_buttons_of_charts_do_not_touch_their_legends(browser: Any, pages: dict[str, str]) -> None:
+    opened(browser, pages["plain"], width=1280)
+    browser.execute_async_script(DRAW_ALL)
+    touching = """
+      return [...document.querySelectorAll('.plot')].filter(plot => {
+        const buttons = plot.querySelector('.modebar')?.getBoundingClientRect();
+        return buttons && [...plot.querySelectorAll('.legend .traces')].some(one => {
+          const place = one.getBoundingClientRect();
+          return place.right > buttons.left && place.bottom > buttons.top && place.top < buttons.bottom;
+        });
+      }).map(plot => plot.id)"""
+    assert browser.execute_script("return document.querySelectorAll('.modebar').length") > 0
+    assert browser.execute_script(touching) == []
+
+
 def test_the_table_sorts_filters_and_is_exported(browser: Any, pages: dict[str, str]) -> None:
     opened(browser, pages["plain"])
     assert count(browser) == "1\N{EN DASH}50 of 120 rows"

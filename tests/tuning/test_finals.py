@@ -222,6 +222,12 @@ class TestChecks:
         assert [(t.config, t.stage) for t in finals.refused] == [(A, "finals")]
         assert A not in racer.verified
 
+    def test_what_fails_before_the_first_round_has_no_times_and_is_refused(self) -> None:
+        racer = Racer({**TIMES_US, 1: []}, wrong_when_timed=[A])
+        finals = hold(by_tile([A, B, D]), racer, incumbent=A)
+        assert configs_of(finals.ranked) == [B, D]
+        assert [(t.config, t.stage, t.measurement) for t in finals.refused] == [(A, "finals", None)]
+
     def test_a_finalist_that_breaks_the_race_is_found_and_the_others_race_again(self) -> None:
         racer = Racer(TIMES_US, breaks_race=[A])
         finals = hold([timed(A, 1.0), timed(B, 9.0), timed(C, 3.0), timed(D, 4.0)], racer)

@@ -174,6 +174,27 @@ class TestSimulated:
         assert late._closed.wait(10.0)
         assert not several.has_result
 
+    @pytest.mark.parametrize("died", [True, False])
+    def test_one_on_which_the_reference_dies_too_is_lost_and_one_where_it_is_merely_wrong_is_not(
+        self, bench: Any, group: Make, died: bool
+    ) -> None:
+        class Breaking(FaultyGpu):
+            """Of the second GPU, the worker dies with the sixth candidate, and maybe with all after it."""
+
+            def result(self) -> tuple[Candidate, Reading]:
+                candidate, reading = super().result()
+                if self.uuid == "GPU-1" and (self._done == 6 or (self._done > 6 and died)):
+                    return candidate, Reading(Outcome.CRASHED, "broken", died=True)
+                if self.uuid == "GPU-1" and self._done == 7:  # its worker ends with overwritten data, but has not died
+                    return candidate, Reading(Outcome.OUT_OF_BOUNDS)
+                return candidate, reading
+
+        several = group({"seconds": 0.1}, {}, kind=Breaking)
+        found = run(several, candidates(bench))
+        assert ("ran first fails now, too: crashed, broken" in uses(several)["GPU-1"].lost) is died
+        assert several.gpu_count == 2 - died
+        assert [one.outcome for one in found.values()].count(Outcome.CRASHED) == 1 - died
+
     def test_the_last_one_ends_the_session(self, bench: Any, group: Make) -> None:
         several = group({"fails_after": 5}, {"fails_after": 5})
         with pytest.raises(WorkerError, match="fallen off the bus"):

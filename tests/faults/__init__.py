@@ -1,0 +1,1 @@
+"""Kernels with faults, and workers that stand in for a GPU."""
