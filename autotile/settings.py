@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from autotile.core.documents import convert, parse_toml, read_regular
+from autotile.core.model import L2Mode
 from autotile.errors import DataError, InputError
 
 Numerics = Literal["any", "same"]
@@ -69,6 +70,8 @@ class Settings:
     """Whether nothing else is served (``AUTOTILE_PIN_STRICT``, ``pin_strict``; ``on`` or ``off``)."""
     numerics: Numerics = "any"
     """Whether a choice is only exchanged for one that computes the same bits (``AUTOTILE_NUMERICS``, ``numerics``)."""
+    l2: L2Mode = "cold"
+    """State of the L2 cache for which kernels are served (``AUTOTILE_L2``, ``l2``)."""
     wait: bool = False
     """Whether a first call waits for the compiler, rather than be served by something else meanwhile
     (``AUTOTILE_WAIT``, ``wait``; ``on`` or ``off``)."""
@@ -97,6 +100,7 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True):
     pin: str | msgspec.UnsetType = msgspec.UNSET
     pin_strict: str | msgspec.UnsetType = msgspec.UNSET
     numerics: str | msgspec.UnsetType = msgspec.UNSET
+    l2: str | msgspec.UnsetType = msgspec.UNSET
     operations: str | msgspec.UnsetType = msgspec.UNSET
     race: str | msgspec.UnsetType = msgspec.UNSET
     wait: str | msgspec.UnsetType = msgspec.UNSET
@@ -187,6 +191,9 @@ def _parse_settings(config: ConfigFile) -> Settings:
     numerics = entry("numerics", "any").lower()
     if numerics not in ("any", "same"):
         raise InputError(f"the setting numerics (AUTOTILE_NUMERICS) is {numerics!r:.80}, expected any or same")
+    l2 = entry("l2", "cold").lower()
+    if l2 not in ("cold", "hot"):
+        raise InputError(f"the setting l2 (AUTOTILE_L2) is {l2!r:.80}, expected cold or hot")
     refresh = entry("refresh", 5)
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", refresh):
         raise InputError(f"the setting refresh (AUTOTILE_REFRESH) is {refresh!r:.80}, expected seconds, or 0 for never")
@@ -215,6 +222,7 @@ def _parse_settings(config: ConfigFile) -> Settings:
         pin=absolute_path(pin, "a file of pinned choices", _FIRST_FOLDER) if pin else None,
         pin_strict=pin_strict,
         numerics="same" if numerics == "same" else "any",
+        l2="hot" if l2 == "hot" else "cold",
         race=race,
         wait=wait,
         refresh_s=float(refresh),

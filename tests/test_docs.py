@@ -125,11 +125,11 @@ def test_every_command_is_in_the_documentation() -> None:
 
 def test_every_variable_is_read_by_the_settings() -> None:
     settings = (ROOT / "autotile" / "settings.py").read_text(encoding="utf-8")
-    known = set(re.findall(r"AUTOTILE_[A-Z_]+", settings))
+    known = set(re.findall(r"AUTOTILE_[A-Z0-9_]+", settings))
     guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `(AUTOTILE_[A-Z_]+)`", guide, re.MULTILINE)) == known
+    assert set(re.findall(r"^\| `(AUTOTILE_[A-Z0-9_]+)`", guide, re.MULTILINE)) == known
     for page in PAGES:
-        named = set(re.findall(r"AUTOTILE_[A-Z_]+", page.read_text(encoding="utf-8")))
+        named = set(re.findall(r"AUTOTILE_[A-Z0-9_]+", page.read_text(encoding="utf-8")))
         assert {name for name in named if not name.startswith("AUTOTILE_TEST_")} <= known, page
 
 

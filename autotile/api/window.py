@@ -20,7 +20,7 @@ from autotile.api.targets import read_duration
 from autotile.api.tuning import FamilySize
 from autotile.core.argument_types import checked
 from autotile.core.forks import FORK_LOCK
-from autotile.core.model import Problem
+from autotile.core.model import L2Mode, Problem
 from autotile.core.text import plural
 from autotile.cuda.toolchain import load_cupy, nvrtc_version
 from autotile.database.keys import key_of
@@ -78,7 +78,12 @@ class _Request:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for look-ups that differ only in what they allow to be served: they are tuned once."""
-        return self.lookup.location, self.lookup.place, self.lookup.name, str(self.problem)
+        return self.place, self.lookup.place, self.lookup.name, str(self.problem)
+
+    @property
+    def place(self) -> tuple[str, L2Mode]:
+        """The database, and the state of the L2 cache for which it is served."""
+        return self.lookup.location, self.dispatcher.l2
 
     def find(self, *, pinned: bool = False) -> BoundKernel | None:
         """Return what would be served now, whatever is pinned unless that counts; None if nothing computes it."""
@@ -133,9 +138,10 @@ class TuningWindow:
         *,
         replays: bool,
         strict: bool,
+        l2: L2Mode | None,
     ) -> None:
         self.result: PlanResult | None = None
-        self.replays, self._strict = replays, strict
+        self.replays, self._strict, self._l2 = replays, strict, l2
         self._budget_s, self._sizes, self._options, self._progress = budget_s, sizes, options, progress
         self._asked: dict[BoundKernel, None] = {}
         self._calls: dict[BoundKernel, int] = {}
@@ -153,6 +159,9 @@ class TuningWindow:
             self._calls = {kernel: kernel.calls for kernel in _served()}
             _open.append(self)
             _allow_races()
+            if self._l2 is not None:
+                for dispatcher in list(dispatchers):
+                    dispatcher.l2 = self._l2
         return self
 
     def __exit__(
@@ -187,6 +196,8 @@ class TuningWindow:
 
     def _end(self, served: Mapping[BoundKernel, Dispatcher]) -> None:
         """Tune what was asked for, unless the block replays, and serve it."""
+        for dispatcher in list(dispatchers) if self._l2 is not None else ():
+            dispatcher.refresher.refresh()  # what was served before
         found: dict[tuple[object, ...], _Request] = {}
         blocks = [*self._with_inner()]
         own = [[*block._requests(served, self._calls)] for block in blocks]
@@ -263,10 +274,10 @@ class TuningWindow:
         begun_s, results = time.monotonic(), list[PlanResult]()
         try:
             with observing(self._progress) as observe:
-                for location in dict.fromkeys(one.lookup.location for _, one in ordered):
+                for place in dict.fromkeys(one.place for _, one in ordered):
                     left_s = self._budget_s - (time.monotonic() - begun_s)
-                    group = [pair for pair in ordered if pair[1].lookup.location == location]
-                    self._tune_in(location, group, left_s, observe, results)
+                    group = [pair for pair in ordered if pair[1].place == place]
+                    self._tune_in(place, group, left_s, observe, results)
         finally:
             entries = [_with_memory(entry) for result in results for entry in result.entries]
             entries.sort(key=lambda entry: -(entry.planned.weight or 0.0))
@@ -281,17 +292,18 @@ class TuningWindow:
 
     def _tune_in(
         self,
-        location: str,
+        place: tuple[str, L2Mode],
         problems: Sequence[tuple[PlannedProblem, _Request]],
         budget_s: float,
         observe: Observer,
         results: list[PlanResult],
     ) -> None:
-        """Tune the problems of a database, add the result, and serve the winners, also after an interrupt."""
+        """Tune the problems of a database and a state of the L2 cache, add the result, and serve the winners."""
+        location, l2 = place
         gpus = sorted({gpu for planned, _ in problems for gpu in planned.gpus if isinstance(gpu, int)})
         for gpu in gpus:  # what the block has launched would disturb the first measurements
             load_cupy().cuda.Device(gpu).synchronize()
-        options = replace(self._options, database=location, finals=min(self._options.finals, _FINALISTS))
+        options = replace(self._options, database=location, l2=l2, finals=min(self._options.finals, _FINALISTS))
         if gpus:
             options = replace(options, device_index=gpus[0], devices=tuple(gpus) if len(gpus) > 1 else ())
         lane = Lane(options.devices or (options.device_index,))
@@ -306,7 +318,7 @@ class TuningWindow:
                 if served.is_library or served.choice.shipped:
                     return True
                 of = served.definition, served.problem, served.device
-                key = key_of(*of, nvrtc_version=nvrtc_version(), l2_mode="cold")
+                key = key_of(*of, nvrtc_version=nvrtc_version(), l2_mode=options.l2)
                 return is_final(schedule.database, key, raced=served.operation is not None and served.source == "cuda")
 
             run = PlanRun(plan, schedule, is_tuned)
@@ -377,6 +389,7 @@ def tuning(
     sizes: Mapping[str, FamilySize] | None = None,
     mode: Literal["tune", "replay"] = "tune",
     strict: bool = False,
+    l2: L2Mode | None = None,
     options: TuneOptions | None = None,
     progress: bool | Observer = True,
 ) -> TuningWindow:
@@ -400,6 +413,9 @@ def tuning(
         ``"replay"``: nothing is measured, neither within the block nor at its end.
     strict
         Raise at the end if anything that was asked for, or is named by ``sizes``, is not served in tier ``exact``.
+    l2
+        State of the L2 cache for which the program is served from the block on, and is tuned: ``"cold"`` where a call
+        finds its inputs in memory, ``"hot"`` where the one before leaves them in the cache. None: as before the block.
     options
         Further options of the sessions.
     progress
@@ -434,7 +450,7 @@ def tuning(
     values = {name: _values(name, extent) for name, extent in (sizes or {}).items()}
     if (count := math.prod(map(len, values.values()))) > _MAX_ADDED:
         raise InputError(f"sizes are {count:,} for each problem, expected {_MAX_ADDED:,} at most")
-    return TuningWindow(read_duration(budget), values, chosen, progress, replays=mode == "replay", strict=strict)
+    return TuningWindow(read_duration(budget), values, chosen, progress, replays=mode == "replay", strict=strict, l2=l2)
 
 
 def _values(name: str, extent: FamilySize) -> tuple[int, ...]:

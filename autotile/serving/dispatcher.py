@@ -16,7 +16,7 @@ import numpy as np
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.dtypes import dtype_name
-from autotile.core.model import Config
+from autotile.core.model import Config, L2Mode
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import load_cupy, nvrtc_version
 from autotile.database.keys import key_differences, key_of
@@ -133,6 +133,9 @@ class Dispatcher:
         Path or URL of the database to use unless a call names another; None for the user's own.
     bundle
         Bundle of ``autotile export`` to serve from unless a call names another.
+    l2
+        State of the L2 cache for which kernels are served: ``"cold"`` where a call finds its inputs in memory,
+        ``"hot"`` where the one before leaves them in the cache. None for the setting.
 
     Attributes
     ----------
@@ -155,7 +158,12 @@ class Dispatcher:
     >>> kernel = dispatcher.get_best_kernel("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
     """
 
-    def __init__(self, *, database: str | Path | None = None, bundle: str | Path | None = None) -> None:
+    def __init__(
+        self, *, database: str | Path | None = None, bundle: str | Path | None = None, l2: L2Mode | None = None
+    ) -> None:
+        if l2 not in (None, "cold", "hot"):
+            raise InputError(f"l2 is {l2!r:.80}, expected 'cold' or 'hot'")
+        self._l2 = l2
         self._database = absolute_location(str(database)) if database is not None else None
         self._bundle = _bundle_path(bundle)
         self.served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
@@ -174,6 +182,15 @@ class Dispatcher:
         self.may_race = True
         self._pins: Pins | None = None
         dispatchers.add(self)
+
+    @property
+    def l2(self) -> L2Mode:
+        """State of the L2 cache for which kernels are served; what was chosen before stays until it is chosen again."""
+        return self._l2 or read_settings().l2
+
+    @l2.setter
+    def l2(self, mode: L2Mode) -> None:
+        self._l2 = mode
 
     @property
     def products(self) -> Products:
@@ -436,14 +453,14 @@ class Dispatcher:
             bundled = bundle.kernel(held.name if held else str(name))
             problem = resolve_problem(bundled.kernel.spec, sizes, dtype, defaults=defaults)
             index, device = self._device(lookup.place, lambda: list(bundled.winners))
-            choice, cubin = choose_bundled(bundle, bundled, problem, device)
+            choice, cubin = choose_bundled(bundle, bundled, problem, device, self.l2)
             code = KernelCode(bundled.kernel, problem, device, choice.config, packed=cubin)
             return BoundKernel(code, choice, device, index)
         kernel = load_kernel(name)
         problem = resolve_problem(kernel.spec, sizes, dtype, defaults=defaults)
         shelf = DatabaseShelf(lookup.location, problem.kernel, problem.dtype)
         index, device = self._device(lookup.place, lambda: shelf.winners)
-        request = KernelRequest(kernel, problem, device, _nvrtc_of(lambda: shelf.winners), shelf)
+        request = KernelRequest(kernel, problem, device, _nvrtc_of(lambda: shelf.winners), shelf, l2=self.l2)
         pins = self._pins_in_use
         is_pinned = pins is not None and pins.in_force() is not None
         found = pins.choice_for(request, lookup.numerics) if pins is not None else None
@@ -479,14 +496,14 @@ class Dispatcher:
         if lookup.bundle is not None:
             of_kernel = lookup._replace(dtype=problem.dtype, is_operation=False)
             bundle = self._open_bundle(lookup.bundle)
-            key = operation.source, problem.dtype, place, lookup.bundle
-            if key not in self._shelves:
-                self._shelves[key] = OperationShelf(
+            held = operation.source, problem.dtype, place, lookup.bundle
+            if held not in self._shelves:
+                self._shelves[held] = OperationShelf(
                     *(operation, problem.dtype, _NO_DATABASE),
                     *(lambda stored: self._device(place, lambda: stored), lambda stored: ""),
                     bundle=bundle,
                 )
-            packed = self._shelves[key]
+            packed = self._shelves[held]
             try:
                 nearest = serve_bundled(
                     operation, problem, lambda kernel, own: self.find(of_kernel._replace(name=kernel, sizes=own))
@@ -500,11 +517,12 @@ class Dispatcher:
                 served = packed.serve_packed(problem, library=library) or nearest
             served.operation, served.library_allowed = problem, library
             return served
-        key = operation.source, problem.dtype, place, location
+        l2 = self.l2
+        key = operation.source, problem.dtype, place, location, l2
         shelf = self._shelves.get(key)
         if shelf is None or shelf.is_outdated(anew=anew):
             shelf = self._shelves[key] = OperationShelf(
-                operation, problem.dtype, location, lambda stored: self._device(place, lambda: stored), _nvrtc_of
+                operation, problem.dtype, location, lambda stored: self._device(place, lambda: stored), _nvrtc_of, l2=l2
             )
         pins = self._pins_in_use
         way = pins.way_for(shelf, problem, library=library, numerics=lookup.numerics) if pins is not None else None
@@ -664,7 +682,7 @@ class Dispatcher:
             stored = own = DatabaseShelf(location, served.problem.kernel, served.problem.dtype).winners
             version = _nvrtc_of(lambda: own)
         differences = served.choice.differences
-        requested = key_of(served.definition, served.problem, served.device, nvrtc_version=version, l2_mode="cold")
+        requested = key_of(served.definition, served.problem, served.device, nvrtc_version=version, l2_mode=self.l2)
         if not differences and stored:
             differences = min((key_differences(winner.key, requested) for winner in stored), key=len)
         problem = f"{served.problem} on {served.device.name} is not tuned, and strict=True allows no fallback"

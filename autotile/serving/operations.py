@@ -18,7 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Problem, config_key
+from autotile.core.model import L2Mode, Problem, config_key
 from autotile.cuda.cublas import GemmLayout, cublas_version
 from autotile.cuda.toolchain import load_cupy
 from autotile.database.keys import key_of, library_key
@@ -160,7 +160,8 @@ class OperationShelf:
     """Stored results of an operation for one dtype on one device, to be looked up by sizes.
 
     ``find_device`` returns the CUDA device, None if what is served can only be inspected, and its properties, given all
-    results; ``find_nvrtc`` the version of NVRTC. `serve_packed` serves from a ``bundle``.
+    results; ``find_nvrtc`` the version of NVRTC. `serve_packed` serves from a ``bundle``. Times with the L2 cache in
+    another state than ``l2`` count only where there are no others.
     """
 
     def __init__(
@@ -172,8 +173,9 @@ class OperationShelf:
         find_nvrtc: Callable[[Callable[[], list[Winner]]], str],
         *,
         bundle: Bundle | None = None,
+        l2: L2Mode = "cold",
     ) -> None:
-        self.operation, self.dtype = operation, dtype
+        self.operation, self.dtype, self.l2 = operation, dtype, l2
         self._bundle = bundle
         self._location = location
         self._signature, self._checked_s = file_signature(location), time.monotonic()
@@ -321,17 +323,18 @@ class OperationShelf:
         """Return a problem of one of the kernels, by its name and its sizes."""
         member = self.members[kernel]
         problem = resolve_problem(member.kernel.spec, sizes, self.dtype)
-        return KernelRequest(member.kernel, problem, self.device, self.nvrtc_version, shelf or member.shelf)
+        of = member.kernel, problem, self.device, self.nvrtc_version, shelf or member.shelf
+        return KernelRequest(*of, l2=self.l2)
 
     def _times_of(self, library: Library) -> dict[tuple[int, ...], Winner]:
         """Return the stored times of a library on this GPU, by sizes and flags."""
         operation = self.operation
         request = Problem(operation.name, {}, self.dtype)
-        key = library_key(
-            operation, request, self.device, library.name, library.version, nvrtc_version=self.nvrtc_version
-        )
+        of = operation, request, self.device, library.name, library.version
+        key = library_key(*of, nvrtc_version=self.nvrtc_version)
         found: dict[tuple[int, ...], Winner] = {}
-        for winner in DatabaseShelf(self._location, f"{operation.name}:{library.name}", self.dtype).winners:
+        stored = DatabaseShelf(self._location, f"{operation.name}:{library.name}", self.dtype).winners
+        for winner in sorted(stored, key=lambda winner: winner.key.l2_mode != self.l2):
             known = winner.key
             if (
                 known.gpu_name == self.device.name
@@ -409,9 +412,11 @@ def measured(request: OperationRequest) -> Iterator[Way]:
     for library in request.libraries:
         winner = shelf.library_times[library.name].get(key)
         if winner is not None and winner.measurement is not None:
+            l2 = winner.key.l2_mode
             choice = Choice(
-                "exact",
+                "exact" if l2 == shelf.l2 else "nearest",
                 {},
+                differences=(("l2_mode", l2, shelf.l2),) if l2 != shelf.l2 else (),
                 measurement=winner.measurement,
                 source=winner.key.source,
                 tuned_on=winner.key.gpu_name,
@@ -420,7 +425,8 @@ def measured(request: OperationRequest) -> Iterator[Way]:
                 shipped=winner.shipped,
             )
             ways.append(request.library_way(library, choice, winner.measurement.time_us))
-    yield from sorted(ways, key=lambda way: way.contender.time_us or math.inf)
+    comparable = [way for way in ways if not any(name == "l2_mode" for name, *_ in way.choice.differences)]
+    yield from sorted(comparable or ways, key=lambda way: way.contender.time_us or math.inf)
 
 
 def expected(request: OperationRequest) -> Iterator[Way]:
@@ -442,7 +448,7 @@ def expected(request: OperationRequest) -> Iterator[Way]:
         values = {size: given.get(size, default) for size, default in kernel.spec.sizes.items()}
         problem = Problem(kernel.name, values, dtype)
         if member.checks:  # it may have been found to be wrong for the problem
-            key = key_of(kernel, problem, shelf.device, nvrtc_version=shelf.nvrtc_version, l2_mode="cold")
+            key = key_of(kernel, problem, shelf.device, nvrtc_version=shelf.nvrtc_version, l2_mode=shelf.l2)
             if config_key(config) in wrong_configs(member.checks, key):
                 continue
         code = KernelCode(kernel, problem, shelf.device, config)

@@ -36,7 +36,7 @@ import msgspec
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Text, convert
 from autotile.core.forks import FORK_LOCK, cached_property
-from autotile.core.model import VARYING_OUTPUTS, Config, Measurement, Problem, config_key
+from autotile.core.model import VARYING_OUTPUTS, Config, L2Mode, Measurement, Problem, config_key
 from autotile.database.keys import TuningKey, key_differences, key_of
 from autotile.database.winners import (
     CHECKS,
@@ -282,9 +282,11 @@ class KernelRequest:
         device: DeviceProperties,
         nvrtc_version: str,
         shelf: Shelf | DatabaseShelf,
+        *,
+        l2: L2Mode = "cold",
     ) -> None:
         self.kernel, self.problem, self.device, self.shelf = kernel, problem, device, shelf
-        self.key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
+        self.key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode=l2)
 
     @cached_property
     def ranked(self) -> list[Winner]:
@@ -698,7 +700,7 @@ def same_bits(base: Choice, request: KernelRequest) -> Choice:
 
 
 def choose_bundled(
-    bundle: Bundle, bundled: BundledKernel, problem: Problem, device: DeviceProperties
+    bundle: Bundle, bundled: BundledKernel, problem: Problem, device: DeviceProperties, l2: L2Mode = "cold"
 ) -> tuple[Choice, PackedCubin]:
     """Return the best configuration of which a bundle holds a cubin for a device.
 
@@ -736,7 +738,7 @@ def choose_bundled(
         compares=config_key(spec.default) in cubins,
         bundled=True,
     )
-    choice = choose(KernelRequest(bundled.kernel, problem, device, bundled.nvrtc_version, shelf))
+    choice = choose(KernelRequest(bundled.kernel, problem, device, bundled.nvrtc_version, shelf, l2=l2))
     cubin = cubins.get(config_key(choice.config))
     if cubin is None:
         raise BundleError(

@@ -17,7 +17,7 @@ import autotile
 from autotile.api.exchange import export_models
 from autotile.api.inspection import OperationExplanation
 from autotile.core.device import device_profile
-from autotile.core.model import Outcome, Trial
+from autotile.core.model import L2Mode, Outcome, Trial
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import key_of, library_key
@@ -79,11 +79,11 @@ def store_kernel(name: str, time_us: float, dtype: str = "float32", **sizes: int
     store_default(name, {**SIZES, **sizes}, dtype, time_us)
 
 
-def store_library(time_us: float, name: str = "cublas", version: str = "", **sizes: int) -> None:
+def store_library(time_us: float, name: str = "cublas", version: str = "", l2: L2Mode = "cold", **sizes: int) -> None:
     operation = load_operation("matmul")
     problem = operation.resolve({**SIZES, **sizes}, "float32")
     version = version or operations.libraries_for(operation, is_present=False)[0].version
-    key = library_key(operation, problem, DEVICE, name, version, nvrtc_version=nvrtc_version())
+    key = library_key(operation, problem, DEVICE, name, version, nvrtc_version=nvrtc_version(), l2_mode=l2)
     store_winner(key, {}, time_us, DEVICE)
 
 
@@ -105,6 +105,17 @@ class TestMeasured:
         assert found.measurement is not None
         assert found.measurement.time_us == times_us[0]
         assert serve(EMULATE=0, library=False).kernel == "sgemm"
+
+    def test_times_with_the_cache_in_the_other_state_count_only_where_there_are_no_others(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store_library(2.0, l2="hot")
+        assert (serve(EMULATE=0).kernel, serve(EMULATE=0).tier) == ("cublas", "nearest")
+        assert "L2 mode hot instead of cold" in serve(EMULATE=0).explain()
+        store_kernel("sgemm", 3.0)
+        assert (serve(EMULATE=0).kernel, serve(EMULATE=0).tier) == ("sgemm", "exact")
+        monkeypatch.setenv("AUTOTILE_L2", "hot")
+        assert (serve(EMULATE=0).kernel, serve(EMULATE=0).tier) == ("cublas", "exact")
 
     def test_conditions_and_flags_of_the_library_time(self) -> None:
         assert serve(TRANS_B=1).tier == "library"

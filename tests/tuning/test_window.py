@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judges import BEST, DEFAULT, ending_at
+from judges import BEST, DEFAULT, ending_at, timed
 from processes import count_configs, wait_for_trials
 
 import autotile
@@ -120,6 +120,24 @@ class TestOneBlock:
         assert window.result is not None
         assert [str(entry.planned.problem) for entry in window.result.entries] == ["scaling n=4096 float32"]
         assert (kernel.kernel, kernel.tier, kernel.config) == ("second", "exact", BEST)
+
+    def test_what_is_deployed_with_a_hot_cache_is_measured_and_served_so(
+        self, ask: Any, bench: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with block():
+            kernel = ask()
+        bench.record(lambda config: timed(config, 2.0 + int(config["THREADS"])), l2="hot")
+        monkeypatch.setattr(default_dispatcher, "_l2", None)
+        with block(l2="hot") as window:
+            assert ask() is kernel
+        assert states(window) == {4096: "tuned"}
+        assert (kernel.tier, kernel.config["THREADS"]) == ("exact", 32)
+        assert "hot L2" in kernel.explain()
+        default_dispatcher.l2 = "cold"
+        default_dispatcher.refresher.refresh()
+        assert (kernel.tier, kernel.config) == ("exact", BEST)
+        other = Dispatcher(l2="hot").get_best_kernel(kernel.lookup.name, n=4096)
+        assert (other.tier, other.config["THREADS"]) == ("exact", 32)
 
     def test_what_only_inspects_another_gpu_is_left_out(self, ask: Any) -> None:
         with block() as window:
