@@ -44,6 +44,7 @@ from torch.nn import functional
 
 import autotile
 from autotile.core.statistics import Interval, paired_ratio
+from autotile.serving.dispatcher import default_dispatcher
 
 MODES = ("eager", "compile", "reduce-overhead", "max-autotune")
 SIDES = ("torch", "autotile")
@@ -331,6 +332,7 @@ def measured(cell: Cell, mode: str, given: argparse.Namespace) -> dict[str, Any]
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()  # nothing happens without a GPU
+    default_dispatcher.clear()
     with torch.device(given.device):
         model, inputs = cell.make()
     inputs = tuple(x.to(cell.dtype) if x.is_floating_point() else x for x in inputs)
@@ -363,6 +365,7 @@ def measured(cell: Cell, mode: str, given: argparse.Namespace) -> dict[str, Any]
     for i in range(given.rounds):
         for side in SIDES if i % 2 == 0 else SIDES[::-1]:
             turns[side].append(turn(steps[side], count, given.device))
+    kernels = default_dispatcher.products.kernels.values()
     walls = [[one["wall_ms"] for one in turns[side]] for side in SIDES]
     ratio = paired_ratio(walls[1], walls[0])
     return {
@@ -381,6 +384,7 @@ def measured(cell: Cell, mode: str, given: argparse.Namespace) -> dict[str, Any]
         "target": cell.target,
         "verdict": verdict(ratio, cell.target, errors["torch"], errors["autotile"]),
         "replaced": replaced,
+        "served": sorted({f"{served.operation}: {served.kernel}, {served.tier}" for served in kernels}),
     }
 
 
