@@ -72,6 +72,8 @@ class Settings:
     """Whether a choice is only exchanged for one that computes the same bits (``AUTOTILE_NUMERICS``, ``numerics``)."""
     l2: L2Mode = "cold"
     """State of the L2 cache for which kernels are served (``AUTOTILE_L2``, ``l2``)."""
+    deployment: Literal["graph", "eager"] = "graph"
+    """Whether the host's part of a launch counts for what is served (``AUTOTILE_DEPLOYMENT``, ``deployment``)."""
     wait: bool = False
     """Whether a first call waits for the compiler, rather than be served by something else meanwhile
     (``AUTOTILE_WAIT``, ``wait``; ``on`` or ``off``)."""
@@ -101,6 +103,7 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True):
     pin_strict: str | msgspec.UnsetType = msgspec.UNSET
     numerics: str | msgspec.UnsetType = msgspec.UNSET
     l2: str | msgspec.UnsetType = msgspec.UNSET
+    deployment: str | msgspec.UnsetType = msgspec.UNSET
     operations: str | msgspec.UnsetType = msgspec.UNSET
     race: str | msgspec.UnsetType = msgspec.UNSET
     wait: str | msgspec.UnsetType = msgspec.UNSET
@@ -194,6 +197,9 @@ def _parse_settings(config: ConfigFile) -> Settings:
     l2 = entry("l2", "cold").lower()
     if l2 not in ("cold", "hot"):
         raise InputError(f"the setting l2 (AUTOTILE_L2) is {l2!r:.80}, expected cold or hot")
+    deployment = entry("deployment", "graph").lower()
+    if deployment not in ("graph", "eager"):
+        raise InputError(f"the setting deployment (AUTOTILE_DEPLOYMENT) is {deployment!r:.80}, expected graph or eager")
     refresh = entry("refresh", 5)
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", refresh):
         raise InputError(f"the setting refresh (AUTOTILE_REFRESH) is {refresh!r:.80}, expected seconds, or 0 for never")
@@ -223,6 +229,7 @@ def _parse_settings(config: ConfigFile) -> Settings:
         pin_strict=pin_strict,
         numerics="same" if numerics == "same" else "any",
         l2="hot" if l2 == "hot" else "cold",
+        deployment="eager" if deployment == "eager" else "graph",
         race=race,
         wait=wait,
         refresh_s=float(refresh),

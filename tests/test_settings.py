@@ -153,6 +153,7 @@ def test_changes_of_the_file_and_of_the_environment_are_seen(config: Path, monke
         ("AUTOTILE_PIN_STRICT", "On", "pin_strict", True),
         ("AUTOTILE_NUMERICS", "same", "numerics", "same"),
         ("AUTOTILE_L2", "hot", "l2", "hot"),
+        ("AUTOTILE_DEPLOYMENT", "eager", "deployment", "eager"),
     ],
 )
 def test_each_variable_sets_something(

@@ -50,7 +50,15 @@ from autotile.database.database import (
     open_for_reading,
     rows_of_kernel,
 )
-from autotile.database.keys import STUDY_HEADINGS, TuningKey, key_text, space_hash, study_columns, study_document
+from autotile.database.keys import (
+    L2_TEXTS,
+    STUDY_HEADINGS,
+    TuningKey,
+    key_text,
+    space_hash,
+    study_columns,
+    study_document,
+)
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError, ProblemError
 from autotile.exchange.recording import RecordingFile, list_recordings, read_recording
@@ -165,7 +173,7 @@ class FamilyList(Result):
             yield f"no family is tuned yet in {self.location}; `autotile tune` tunes one"
         for family in self.families:
             stored, key = family.stored, family.stored.key
-            hot = " hot L2" if key.l2_mode == "hot" else ""
+            hot = L2_TEXTS[key.l2_mode]
             learned = f"{moment_text(stored.learned_at)}, from {plural(len(stored.rule.points), 'point')}"
             in_force = _IN_FORCE[family.in_force] if stored.rule.in_force else f"no: {stored.rule.verdict}"
             facts: Facts = [

@@ -24,14 +24,14 @@ from autotile.core.model import L2Mode, Problem
 from autotile.core.text import plural
 from autotile.cuda.toolchain import load_cupy, nvrtc_version
 from autotile.database.keys import key_of
-from autotile.errors import InputError, NotTunedError, ProblemError
+from autotile.errors import InputError, NotTunedError, ProblemError, WorkerError
 from autotile.families.family import extent_text, parse_extent
 from autotile.kernel.library import Kernel, held_kernel
 from autotile.kernel.operation import Operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.aside import wait_for_compilations
 from autotile.serving.bound import BoundKernel
-from autotile.serving.dispatcher import Dispatcher, Lookup, dispatchers
+from autotile.serving.dispatcher import Dispatcher, Lookup, dispatchers, state_of
 from autotile.settings import read_settings
 from autotile.space.time_estimate import estimate_configs
 from autotile.tuning.lanes import Lane
@@ -303,7 +303,12 @@ class TuningWindow:
         gpus = sorted({gpu for planned, _ in problems for gpu in planned.gpus if isinstance(gpu, int)})
         for gpu in gpus:  # what the block has launched would disturb the first measurements
             load_cupy().cuda.Device(gpu).synchronize()
-        options = replace(self._options, database=location, l2=l2, finals=min(self._options.finals, _FINALISTS))
+        options = replace(
+            self._options,
+            database=location,
+            l2="hot" if l2 == "eager" else l2,  # launches by the host are compared in this process, afterwards
+            finals=min(self._options.finals, _FINALISTS),
+        )
         if gpus:
             options = replace(options, device_index=gpus[0], devices=tuple(gpus) if len(gpus) > 1 else ())
         lane = Lane(options.devices or (options.device_index,))
@@ -312,13 +317,17 @@ class TuningWindow:
         with Schedule.open(read_settings(), options, observe, lane) as schedule:
 
             def is_tuned(planned: PlannedProblem, gpu_name: str) -> bool:
-                served = requests[id(planned)].find()
-                if served is None or served.tier != "exact":
+                served, measured_as = requests[id(planned)].find(), l2
+                if served is None:
+                    return False
+                if served.choice.differences == (("l2_mode", "hot", "eager"),):  # what is left is to compare launches
+                    measured_as = "hot"
+                elif served.tier != "exact":
                     return False
                 if served.is_library or served.choice.shipped:
                     return True
                 of = served.definition, served.problem, served.device
-                key = key_of(*of, nvrtc_version=nvrtc_version(), l2_mode=options.l2)
+                key = key_of(*of, nvrtc_version=nvrtc_version(), l2_mode=measured_as)
                 return is_final(schedule.database, key, raced=served.operation is not None and served.source == "cuda")
 
             run = PlanRun(plan, schedule, is_tuned)
@@ -328,7 +337,11 @@ class TuningWindow:
                 schedule.interrupted = True
                 raise
             finally:
-                results.append(run.result)
+                result = run.result
+                if l2 == "eager" and gpus:
+                    entries = tuple(_raced(entry, requests[id(entry.planned)]) for entry in result.entries)
+                    result = replace(result, entries=entries)
+                results.append(result)
                 tuned = {
                     (one.planned.problem.kernel, one.planned.problem.dtype)
                     for one in run.result.entries
@@ -337,6 +350,23 @@ class TuningWindow:
                 if tuned:
                     for dispatcher in list(dispatchers):
                         dispatcher.refresher.refresh(location, tuned)
+
+
+def _raced(entry: PlanEntry, request: _Request) -> PlanEntry:
+    """Compare launches by the host of a problem that was tuned, and store the times; return what became of it."""
+    if not entry.is_tuned or request.is_exact():
+        return entry
+    from autotile.serving.racing import race_as_launched, store_race
+
+    try:
+        raced = race_as_launched(request.dispatcher.contenders(request.lookup))
+        if not raced:
+            raise WorkerError("they take too long, or too much memory")
+        operation = request.target if isinstance(request.target, Operation) else None
+        store_race(raced, operation, request.lookup.location)
+    except Exception as error:  # the program goes on with what it has
+        return replace(entry, state="failed", reason=f"launches by the host could not be compared: {error}")
+    return entry
 
 
 def _served() -> dict[BoundKernel, Dispatcher]:
@@ -389,7 +419,8 @@ def tuning(
     sizes: Mapping[str, FamilySize] | None = None,
     mode: Literal["tune", "replay"] = "tune",
     strict: bool = False,
-    l2: L2Mode | None = None,
+    l2: Literal["cold", "hot"] | None = None,
+    deployment: Literal["graph", "eager"] | None = None,
     options: TuneOptions | None = None,
     progress: bool | Observer = True,
 ) -> TuningWindow:
@@ -416,6 +447,10 @@ def tuning(
     l2
         State of the L2 cache for which the program is served from the block on, and is tuned: ``"cold"`` where a call
         finds its inputs in memory, ``"hot"`` where the one before leaves them in the cache. None: as before the block.
+    deployment
+        ``"eager"`` where the program launches kernels and libraries one by one, so that the host's part counts: those
+        that tuning leaves are timed back to back by the clock of the host, in the program's own process, and the
+        program is served the fastest from the block on. ``"graph"`` where it does not. None: as before the block.
     options
         Further options of the sessions.
     progress
@@ -450,7 +485,15 @@ def tuning(
     values = {name: _values(name, extent) for name, extent in (sizes or {}).items()}
     if (count := math.prod(map(len, values.values()))) > _MAX_ADDED:
         raise InputError(f"sizes are {count:,} for each problem, expected {_MAX_ADDED:,} at most")
-    return TuningWindow(read_duration(budget), values, chosen, progress, replays=mode == "replay", strict=strict, l2=l2)
+    return TuningWindow(
+        read_duration(budget),
+        values,
+        chosen,
+        progress,
+        replays=mode == "replay",
+        strict=strict,
+        l2=state_of(l2, deployment),
+    )
 
 
 def _values(name: str, extent: FamilySize) -> tuple[int, ...]:

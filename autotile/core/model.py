@@ -30,7 +30,9 @@ Value = Whole | bool | Finite | Name
 Config = Mapping[Name, Value]
 """A value for each tunable parameter, in the order of the search space."""
 
-L2Mode = Literal["cold", "hot"]
+L2Mode = Literal["cold", "hot", "eager"]
+"""State of the L2 cache before each launch: overwritten, or as the one before left it. Or ``eager``: the latter, where
+the host launches one by one, so that its part counts."""
 
 OBJECTIVE, COST, METRIC = "objective", "objective_cost", "metric."
 """Names in `Trial.telemetry`: value of the session's objective, what the search minimised, and prefix of metrics."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -213,9 +214,13 @@ def json_hash(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode(errors="surrogatepass")).hexdigest()
 
 
+L2_TEXTS: Mapping[L2Mode, str] = MappingProxyType({"cold": "", "hot": " hot L2", "eager": " launched by the host"})
+"""How launches were repeated, as it follows the problem."""
+
+
 def key_text(key: TuningKey) -> str:
-    """Return sizes and dtype as text, and the L2 mode if it is not the default."""
-    return f"{sizes_text(key.sizes)} {key.dtype}{' hot L2' if key.l2_mode == 'hot' else ''}"
+    """Return sizes and dtype as text, and how launches were repeated if it is not the default."""
+    return f"{sizes_text(key.sizes)} {key.dtype}{L2_TEXTS[key.l2_mode]}"
 
 
 STUDY_HEADINGS = ("kernel", "problem", "device")

@@ -202,7 +202,8 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
             age = "today" if days < 1 else "yesterday" if days == 1 else f"{days} days ago"
             ahead = f", on {choice.tuned_at:%Y-%m-%d} by a clock ahead of this one"
             when = f" when tuned{ahead}" if days < -1 else f" when tuned {age}"
-        sentences.append(f"{took} {_digits(measured.time_us)} us (95 % interval {interval}, {measured.l2} L2){when}.")
+        state = "launched one by one by the host" if measured.l2 == "eager" else f"{measured.l2} L2"
+        sentences.append(f"{took} {_digits(measured.time_us)} us (95 % interval {interval}, {state}){when}.")
     if choice.aged:
         sentences.append(
             f"It has aged ({'; '.join(choice.aged)}); `autotile verify {problem.kernel}` measures it again."

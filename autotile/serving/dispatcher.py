@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial, wraps
 from numbers import Number
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec
 from weakref import WeakSet
 
 import numpy as np
@@ -136,6 +136,9 @@ class Dispatcher:
     l2
         State of the L2 cache for which kernels are served: ``"cold"`` where a call finds its inputs in memory,
         ``"hot"`` where the one before leaves them in the cache. None for the setting.
+    deployment
+        ``"eager"``: the program launches kernels one by one, so that the host's part counts; ``"graph"``: it does not,
+        as in CUDA graphs. None for the setting.
 
     Attributes
     ----------
@@ -159,11 +162,14 @@ class Dispatcher:
     """
 
     def __init__(
-        self, *, database: str | Path | None = None, bundle: str | Path | None = None, l2: L2Mode | None = None
+        self,
+        *,
+        database: str | Path | None = None,
+        bundle: str | Path | None = None,
+        l2: Literal["cold", "hot"] | None = None,
+        deployment: Literal["graph", "eager"] | None = None,
     ) -> None:
-        if l2 not in (None, "cold", "hot"):
-            raise InputError(f"l2 is {l2!r:.80}, expected 'cold' or 'hot'")
-        self._l2 = l2
+        self._l2 = state_of(l2, deployment)
         self._database = absolute_location(str(database)) if database is not None else None
         self._bundle = _bundle_path(bundle)
         self.served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
@@ -185,8 +191,11 @@ class Dispatcher:
 
     @property
     def l2(self) -> L2Mode:
-        """State of the L2 cache for which kernels are served; what was chosen before stays until it is chosen again."""
-        return self._l2 or read_settings().l2
+        """State of the L2 cache for which kernels are served, or ``eager`` if the host launches them one by one.
+
+        What was chosen before stays until it is chosen again.
+        """
+        return self._l2 or ("eager" if read_settings().deployment == "eager" else read_settings().l2)
 
     @l2.setter
     def l2(self, mode: L2Mode) -> None:
@@ -537,6 +546,16 @@ class Dispatcher:
         served.operation, served.library_allowed = problem, library
         return served
 
+    def contenders(self, lookup: Lookup) -> list[BoundKernel]:
+        """Return the best few ways to compute what is looked up, that which results say is served first."""
+        with self.pins.instead(None):
+            served = self.find(lookup, anew=True)
+        if served.operation is None:
+            return [served]
+        operation = self._operations[str(lookup.name)]
+        shelf = self._shelves[operation.source, served.operation.dtype, lookup.place, lookup.location, self.l2]
+        return shelf.contenders(served.operation, library=lookup.library)
+
     def _is_operation(self, name: str) -> bool:
         """Return whether a name or path denotes an operation rather than a kernel."""
         if name not in self._denotes_operation:
@@ -695,6 +714,19 @@ class Dispatcher:
             )
         listed = "; ".join(f"{name}: tuned {tuned}, requested {wanted}" for name, tuned, wanted in differences)
         return NotTunedError(f"{problem} ({served.tier}): the nearest result differs in {listed}; {cure}", differences)
+
+
+def state_of(l2: str | None, deployment: str | None) -> L2Mode | None:
+    """Return the state for which kernels are served, from arguments that a program gives; None if it gives none."""
+    if l2 not in (None, "cold", "hot"):
+        raise InputError(f"l2 is {l2!r:.80}, expected 'cold' or 'hot'")
+    if deployment not in (None, "graph", "eager"):
+        raise InputError(f"deployment is {deployment!r:.80}, expected 'graph' or 'eager'")
+    if deployment == "eager":
+        if l2 == "cold":
+            raise InputError("deployment='eager' leaves the L2 cache as the calls before do; leave l2='cold' out")
+        return "eager"
+    return "hot" if l2 == "hot" else "cold" if l2 or deployment else None
 
 
 def _check_types(hint: Any, **values: object) -> None:

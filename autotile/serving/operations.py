@@ -237,11 +237,7 @@ class OperationShelf:
         if race and served.tier != "exact":
             from autotile.serving.racing import adopt_fastest
 
-            present = [served, *map(self.bind, ways[1:SHOWN])]
-            names = {one.kernel for one in present}
-            present += [self.bind(way) for way in called(request) if way.code.name not in names]
-            if not self.model and served.is_library:
-                present += map(self.bind, islice(nearest(request), 1))
+            present = self.contenders(problem, library=library)
             if len(present) > 1:
                 race_all = partial(adopt_fastest, present, self.operation, self._location)
                 first_use = partial(FirstUseRace, present[0], race_all)
@@ -255,6 +251,17 @@ class OperationShelf:
 
         served.find_contenders = find_contenders
         return served
+
+    def contenders(self, problem: Problem, *, library: bool) -> list[BoundKernel]:
+        """Return the best few ways to compute a problem, that which is served first, and the libraries."""
+        request = OperationRequest(self, problem, library=library, expected=SHOWN)
+        present = [self.bind(way) for way in request.ways()[:SHOWN]]
+        names = {one.kernel for one in present}
+        is_library = present[0].is_library
+        present += [self.bind(way) for way in called(request) if way.code.name not in names]
+        if not self.model and is_library:
+            present += map(self.bind, islice(nearest(request), 1))
+        return present
 
     def stand_in(self, problem: Problem, *, library: bool) -> BoundKernel | None:
         """Return the best way to compute a problem that needs no compiler; None if there is none.
@@ -376,7 +383,7 @@ class OperationRequest:
     def ways(self) -> list[Way]:
         """Return ways to compute the problem, the one to serve first."""
         known, likely = list(measured(self)), list(expected(self))
-        if known and likely:
+        if known and likely and self.shelf.l2 != "eager":  # a model expects times of the GPU alone
             first, best = likely[0].contender, known[0].contender
             if (
                 first.kernel != best.kernel

@@ -2,17 +2,24 @@
 
 Contenders write to scratch outputs, are compared with each other, and are then timed in turns with a cold L2 cache, for
 at most 20 ms of GPU time. Nothing is raced while the stream is captured, or if an output overlaps another array.
+
+For programs that launch without CUDA graphs, contenders are raced on arrays of their own by the clock of the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from autotile.core.dtypes import DTYPES, output_tolerance
-from autotile.core.model import Measurement, Outcome, Trial
+from autotile.core.model import L2Mode, Measurement, Outcome, Trial
 from autotile.core.statistics import median_interval
 from autotile.cuda.driver import outside_of_captures
 from autotile.cuda.timing import EventTimer
@@ -30,21 +37,48 @@ _MAX_ROUNDS = 20
 _ROUNDS_BEFORE_DROPPING = 3
 _DROP_BEYOND = 1.25
 """Ratio to the fastest beyond which a contender leaves the race."""
+_EAGER_BUDGET_US = 500_000.0
+"""Time of a race of launches by the host, of the wall."""
+_BATCH, _BATCH_US = 50, 10_000.0
+"""Launches of a sample of these, and the time that it may take if they are long, in microseconds."""
 _CHUNK = 1 << 24
 """Elements that are compared at once, which bounds the memory for it."""
 
 
 class Raced(NamedTuple):
-    """A contender with its times in microseconds."""
+    """A contender with its times in microseconds, and the state of the L2 cache, or how it was launched."""
 
     kernel: BoundKernel
     times_us: list[float]
+    l2: L2Mode = "cold"
 
     @property
     def measurement(self) -> Measurement:
         """Median time with its interval."""
         found = median_interval(self.times_us)
-        return Measurement(found.value, found.low, found.high)
+        return Measurement(found.value, found.low, found.high, l2=self.l2)
+
+
+class _HostTimer:
+    """Times launches back to back by the clock of the host, used like an `EventTimer`; of one, ``once_us`` is known."""
+
+    def __init__(self, launch: Callable[[], object], once_us: float) -> None:
+        self._launch, self.count = launch, int(min(max(_BATCH_US / once_us, 3), _BATCH))
+        self._time_us = 0.0
+
+    def start(self) -> None:
+        """Launch, and wait."""
+        wait = load_cupy().cuda.get_current_stream().synchronize
+        wait()
+        begun_s = time.perf_counter()
+        for _ in range(self.count):
+            self._launch()
+        wait()
+        self._time_us = 1e6 * (time.perf_counter() - begun_s) / self.count
+
+    def time_us(self) -> float:
+        """Return the time of a launch in microseconds."""
+        return self._time_us
 
 
 def adopt_fastest(
@@ -80,24 +114,54 @@ def adopt_fastest(
         served.adopt(contenders[0])  # it would take too long, or too much memory
 
 
-def race(contenders: Sequence[BoundKernel], arrays: Sequence[Any], scalars: Mapping[str, float]) -> list[Raced] | None:
+def race_as_launched(contenders: Sequence[BoundKernel]) -> list[Raced]:
+    """Race contenders as a program launches them without a CUDA graph, on random numbers; the fastest first.
+
+    The times are those of the wall, of a launch among many back to back, which the host's part limits if the GPU's is
+    shorter. The list is empty if memory is short.
+    """
+    first, torch = contenders[0], sys.modules.get("torch")
+    device, spec, cupy = first._launch_device(), first.definition.spec, load_cupy()
+    with cupy.cuda.Device(device):
+        has_torch = torch is not None and torch.cuda.is_available()
+        like = torch.empty(0, device=f"cuda:{device}") if torch is not None and has_torch else None
+        arrays = []
+        for buffer in spec.buffers:
+            if buffer.access == "in":
+                element = buffer.element_type(first.problem.dtype, first.problem.sizes)
+                made = new_array(like, first.shapes[buffer.name], element, zeroed=True)
+                if like is not None and made.is_floating_point():
+                    made.normal_()
+                elif like is None and made.dtype.kind == "f":
+                    made[...] = cupy.random.standard_normal(made.shape, dtype=np.float32)
+                arrays.append(made)
+        with on_stream(arrays):
+            return race(contenders, arrays, {}, is_eager=True) or []
+
+
+def race(
+    contenders: Sequence[BoundKernel], arrays: Sequence[Any], scalars: Mapping[str, float], *, is_eager: bool = False
+) -> list[Raced] | None:
     """Race contenders on CuPy's current stream, and return those that agree, the fastest first.
 
     The results are compared with those of the first library among them, else of the first kernel. Nothing is written to
     the arrays of the call, of which outputs may be left out. Without a race, as memory is short or one launch takes too
     long, the list is empty. These arrays cannot be raced on if an output overlaps another array, or results of its type
-    cannot be compared: None.
+    cannot be compared: None. With ``is_eager``, launches are timed back to back by the host.
     """
     ordered = sorted(contenders, key=lambda one: not one.is_library)
     try:
         scratch = _RaceOutputs(ordered[0], arrays)
-        return _race(ordered, scratch, scalars) if scratch.is_raceable else None
+        return _race(ordered, scratch, scalars, is_eager=is_eager) if scratch.is_raceable else None
     except load_cupy().cuda.memory.OutOfMemoryError:
         return []
 
 
-def _race(ordered: Sequence[BoundKernel], scratch: _RaceOutputs, scalars: Mapping[str, float]) -> list[Raced]:
-    spent_us, entrants = 0.0, []
+def _race(
+    ordered: Sequence[BoundKernel], scratch: _RaceOutputs, scalars: Mapping[str, float], *, is_eager: bool
+) -> list[Raced]:
+    budget_us = _EAGER_BUDGET_US if is_eager else BUDGET_US
+    spent_us, entrants, once_us = 0.0, [], {}
     for number, kernel in enumerate(ordered):
         with suppress(Exception):  # what fails to compile, or to run, leaves the race
             kernel.load()
@@ -107,14 +171,15 @@ def _race(ordered: Sequence[BoundKernel], scratch: _RaceOutputs, scalars: Mappin
                 kernel(*target, **scalars)
                 load_cupy().cuda.get_current_stream().synchronize()
             scratch.restore(target)
-            timer = EventTimer(lambda kernel=kernel, target=target: kernel(*target, **scalars), lambda: None)  # type: ignore[misc]
-            timer.start()
-            spent_us += timer.time_us()
+            probe = EventTimer(lambda kernel=kernel, target=target: kernel(*target, **scalars), lambda: None)  # type: ignore[misc]
+            probe.start()
+            once_us[kernel] = probe.time_us()
+            spent_us += once_us[kernel]
             if number == 0 or scratch.agrees():
-                entrants.append(Raced(kernel, []))
-        if number == 0 and (not entrants or len(ordered) * spent_us > BUDGET_US):
+                entrants.append(Raced(kernel, [], "eager" if is_eager else "cold"))
+        if number == 0 and (not entrants or len(ordered) * spent_us > budget_us):
             return []
-        if spent_us > BUDGET_US / 2:
+        if spent_us > budget_us / 2:
             break
     racing = list(entrants)
     memory = load_cupy().cuda.alloc(max(ordered[0].device.l2_bytes, 1 << 20))
@@ -125,18 +190,22 @@ def _race(ordered: Sequence[BoundKernel], scratch: _RaceOutputs, scalars: Mappin
     flushing = EventTimer(flush, lambda: None)
     flushing.start()
     flush_us = flushing.time_us()
-    timers = [EventTimer(lambda one=one: one.kernel(*scratch.written, **scalars), flush) for one in entrants]  # type: ignore[misc]
+    timers: list[EventTimer | _HostTimer] = []
+    for one in entrants:
+        launch = partial(one.kernel, *scratch.written, **scalars)
+        timers.append(_HostTimer(launch, once_us[one.kernel]) if is_eager else EventTimer(launch, flush))
     for turn in range(_MAX_ROUNDS):
         for one, timer in zip(entrants, timers, strict=True):
-            if one in racing and spent_us < BUDGET_US:
+            if one in racing and spent_us < budget_us:
                 timer.start()
                 one.times_us.append(timer.time_us())
-                spent_us += one.times_us[-1] + flush_us
+                count = timer.count if isinstance(timer, _HostTimer) else 1
+                spent_us += count * one.times_us[-1] + flush_us
         if turn + 1 >= _ROUNDS_BEFORE_DROPPING:
             medians_us = [(one.measurement.time_us, one) for one in racing if one.times_us]
             best_us = min(median_us for median_us, _ in medians_us)
             racing = [one for median_us, one in medians_us if median_us <= _DROP_BEYOND * best_us]
-        if spent_us >= BUDGET_US or len(racing) == 1:
+        if spent_us >= budget_us or len(racing) == 1 < len(entrants):
             break
     return sorted((one for one in entrants if one.times_us), key=lambda one: one.measurement.time_us)
 
@@ -210,7 +279,7 @@ def _values(stored: Any, element_type: str) -> Any:
     return stored.astype("float64" if wide else "float32")
 
 
-def store_race(raced: Sequence[Raced], operation: Operation, location: str) -> None:
+def store_race(raced: Sequence[Raced], operation: Operation | None, location: str) -> None:
     """Store the times of a race, as tuning does: for each kernel, a run whose finals these are."""
     from autotile.database.database import Database
 
@@ -219,11 +288,11 @@ def store_race(raced: Sequence[Raced], operation: Operation, location: str) -> N
     for one in raced:
         kernel, library = one.kernel, one.kernel.library
         if library is None:
-            key = key_of(kernel.definition, kernel.problem, kernel.device, nvrtc_version=version, l2_mode="cold")
+            key = key_of(kernel.definition, kernel.problem, kernel.device, nvrtc_version=version, l2_mode=one.l2)
         else:
-            key = library_key(
-                operation, kernel.problem, kernel.device, library.name, library.version, nvrtc_version=version
-            )
+            assert operation is not None
+            of = operation, kernel.problem, kernel.device, library.name, library.version
+            key = library_key(*of, nvrtc_version=version, l2_mode=one.l2)
         by_key.setdefault(key.digest, (key, []))[1].append(one)
     with Database.open(location) as database:
         for key, ranked in by_key.values():

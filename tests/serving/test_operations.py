@@ -116,6 +116,20 @@ class TestMeasured:
         assert (serve(EMULATE=0).kernel, serve(EMULATE=0).tier) == ("sgemm", "exact")
         monkeypatch.setenv("AUTOTILE_L2", "hot")
         assert (serve(EMULATE=0).kernel, serve(EMULATE=0).tier) == ("cublas", "exact")
+        monkeypatch.setenv("AUTOTILE_DEPLOYMENT", "eager")
+        assert (serve(EMULATE=0).kernel, serve(EMULATE=0).tier) == ("cublas", "nearest")
+        store_library(14.0, l2="eager")
+        assert (serve(EMULATE=0).kernel, serve(EMULATE=0).tier) == ("cublas", "exact")
+
+    def test_a_model_of_the_gpu_s_times_displaces_nothing_that_the_host_launches(
+        self, model: Model, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model.expected = [expect("sgemm", 5.0, 0.01)]
+        store_library(14.0)
+        assert serve(EMULATE=0).kernel == "sgemm"
+        monkeypatch.setenv("AUTOTILE_DEPLOYMENT", "eager")
+        store_library(14.0, l2="eager")
+        assert (serve(EMULATE=0).kernel, serve(EMULATE=0).tier) == ("cublas", "exact")
 
     def test_conditions_and_flags_of_the_library_time(self) -> None:
         assert serve(TRANS_B=1).tier == "library"

@@ -23,7 +23,7 @@ from autotile.core.model import config_key
 from autotile.errors import InputError, NotTunedError, ProblemError
 from autotile.kernel.operation import Operation
 from autotile.serving.bound import BoundKernel
-from autotile.serving.dispatcher import Dispatcher, default_dispatcher
+from autotile.serving.dispatcher import Dispatcher, default_dispatcher, state_of
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import PlannedProblem
@@ -138,6 +138,46 @@ class TestOneBlock:
         assert (kernel.tier, kernel.config) == ("exact", BEST)
         other = Dispatcher(l2="hot").get_best_kernel(kernel.lookup.name, n=4096)
         assert (other.tier, other.config["THREADS"]) == ("exact", 32)
+
+    def test_what_the_host_launches_is_measured_hot_where_there_is_no_gpu_to_compare_launches(
+        self, ask: Any, bench: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench.record(lambda config: timed(config, 2.0 + int(config["THREADS"])), l2="hot")
+        monkeypatch.setattr(default_dispatcher, "_l2", None)
+        for state in ("tuned", "done"):
+            with block(deployment="eager") as window:
+                kernel = ask()
+            assert states(window) == {4096: state}
+            assert (kernel.tier, kernel.config["THREADS"]) == ("nearest", 32)
+            assert "L2 mode hot instead of eager" in kernel.explain()
+
+    @pytest.mark.parametrize(
+        ("l2", "deployment", "state"),
+        [
+            (None, None, None),
+            ("hot", None, "hot"),
+            (None, "graph", "cold"),
+            ("hot", "graph", "hot"),
+            (None, "eager", "eager"),
+            ("hot", "eager", "eager"),
+        ],
+    )
+    def test_arguments_state_how_launches_are_repeated(self, l2: Any, deployment: Any, state: Any) -> None:
+        assert state_of(l2, deployment) == state
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"l2": "warm"}, "l2 is 'warm', expected 'cold' or 'hot'"),
+            ({"deployment": "lazy"}, "deployment is 'lazy', expected 'graph' or 'eager'"),
+            ({"l2": "cold", "deployment": "eager"}, "leave l2='cold' out"),
+        ],
+    )
+    def test_others_are_refused(self, given: Any, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            Dispatcher(**given)
+        with pytest.raises(InputError):
+            autotile.tuning(**given)
 
     def test_what_only_inspects_another_gpu_is_left_out(self, ask: Any) -> None:
         with block() as window:
