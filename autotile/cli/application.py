@@ -133,7 +133,13 @@ class CommandLine(TyperGroup):
             with warnings.catch_warnings():
                 warnings.showwarning = show_warning  # type: ignore[assignment]
                 warnings.simplefilter("always", DataWarning)  # each is raised once
-                _refuse_passwords(words)
+                if any(map(has_password, words)):
+                    raise InputError(
+                        "a password on the command line can be read by all users of this machine while the command "
+                        "runs: leave it out of the URL, and keep it in ~/.pgpass or give it in the environment "
+                        "variable PGPASSWORD; a whole URL may be given in AUTOTILE_DB, or as `database` in "
+                        "autotile/config.toml in ~/.config"
+                    )
                 return super().main(words, prog_name, complete_var, False, expand, **extra)
         except UnwrittenAnswerError:
             raise
@@ -149,7 +155,15 @@ class CommandLine(TyperGroup):
             show_error(f"{error}{hint}", type(error).__name__, as_json=as_json, rescued=rescued)
             return _exit_code(error)
         except OSError as error:
-            return _report_system_error(error, words, as_json=as_json)
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            if frame.f_globals["__name__"].split(".")[0] in ("rich", "typer"):  # they write the help, and nothing else
+                raise UnwrittenAnswerError(f"{error.strerror}: the help cannot be written") from None
+            kind = type(error).__name__
+            if error.filename is not None:
+                show_error(f"{error.filename}: {error.strerror}", kind, as_json=as_json)
+                return NOTHING_FOUND
+            show_error(report_crash(error, words), kind, as_json=as_json)
+            return UNEXPECTED
         except Exception as error:
             show_error(report_crash(error, words), type(error).__name__, as_json=as_json)
             return UNEXPECTED
@@ -175,16 +189,6 @@ class LazyCommandLine(CommandLine):
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         """Return the names of the commands, none of which is made."""
         return list(self.commands)
-
-
-def _refuse_passwords(words: Sequence[str]) -> None:
-    """Raise if a password is among the arguments, which every user of the machine can read while the command runs."""
-    if any(map(has_password, words)):
-        raise InputError(
-            "a password on the command line can be read by all users of this machine while the command runs: leave it "
-            "out of the URL, and keep it in ~/.pgpass or give it in the environment variable PGPASSWORD; a whole URL "
-            "may be given in AUTOTILE_DB, or as `database` in autotile/config.toml in ~/.config"
-        )
 
 
 @contextmanager
@@ -240,19 +244,6 @@ def _exit_code(error: AutotileError) -> int:
     if isinstance(error, CommandInterruptedError):
         return INTERRUPTED
     return BAD_INPUT if isinstance(error, InputError) else NOTHING_FOUND
-
-
-def _report_system_error(error: OSError, words: Sequence[str], *, as_json: bool) -> int:
-    """Report what the system refused; return the exit code."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    if frame.f_globals["__name__"].split(".")[0] in ("rich", "typer"):  # they write the help, and nothing else
-        raise UnwrittenAnswerError(f"{error.strerror}: the help cannot be written") from None
-    kind = type(error).__name__
-    if error.filename is not None:
-        show_error(f"{error.filename}: {error.strerror}", kind, as_json=as_json)
-        return NOTHING_FOUND
-    show_error(report_crash(error, words), kind, as_json=as_json)
-    return UNEXPECTED
 
 
 def _usage_text(error: typer.TyperException) -> str:

@@ -512,11 +512,23 @@ class ExpressionParser:
                 conditions = tuple(self.condition(operand) for operand in operands)
                 return Node("and" if isinstance(word, ast.And) else "or", "boolean", conditions)
             case ast.Compare(ops=[ast.In() | ast.NotIn()]):
-                return self._membership(tree)
+                members = tree.comparators[0]
+                if not isinstance(members, ast.List | ast.Tuple) or not members.elts:
+                    raise self.text.error(members, "'in' takes a list of values, as in BM in (64, 128)")
+                nodes = [self.node(tree.left), *map(self.node, members.elts)]
+                for member, node in zip(members.elts, nodes[1:], strict=True):
+                    self._check_comparable(nodes[0], member, node)
+                found = Node("in", "boolean", _alike(nodes))
+                return Node("not", "boolean", (found,)) if isinstance(tree.ops[0], ast.NotIn) else found
             case ast.Compare():
                 return self._comparison(tree)
             case ast.IfExp():
-                return self._conditional(tree)
+                condition = self.condition(tree.test)
+                chosen, otherwise = self.node(tree.body), self.node(tree.orelse)
+                if chosen.kind != otherwise.kind:
+                    chosen, otherwise = self._number(tree.body, chosen), self._number(tree.orelse, otherwise)
+                chosen, otherwise = _alike([chosen, otherwise])
+                return Node("if", chosen.kind, (condition, chosen, otherwise))
             case ast.Call():
                 return self._call(tree)
             case ast.Attribute():
@@ -645,28 +657,10 @@ class ExpressionParser:
             signs.append(sign)
         return Node("compare", "boolean", _alike(nodes), tuple(signs))
 
-    def _membership(self, tree: ast.Compare) -> Node:
-        members = tree.comparators[0]
-        if not isinstance(members, ast.List | ast.Tuple) or not members.elts:
-            raise self.text.error(members, "'in' takes a list of values, as in BM in (64, 128)")
-        nodes = [self.node(tree.left), *map(self.node, members.elts)]
-        for member, node in zip(members.elts, nodes[1:], strict=True):
-            self._check_comparable(nodes[0], member, node)
-        found = Node("in", "boolean", _alike(nodes))
-        return Node("not", "boolean", (found,)) if isinstance(tree.ops[0], ast.NotIn) else found
-
     def _check_comparable(self, first: Node, tree: ast.expr, node: Node) -> None:
         if (node.kind == "string") != (first.kind == "string"):
             problem = f"{NOUNS[first.kind]} is compared with {NOUNS[node.kind]}; they are never equal"
             raise self.text.error(tree, problem)
-
-    def _conditional(self, tree: ast.IfExp) -> Node:
-        condition = self.condition(tree.test)
-        chosen, otherwise = self.node(tree.body), self.node(tree.orelse)
-        if chosen.kind != otherwise.kind:
-            chosen, otherwise = self._number(tree.body, chosen), self._number(tree.orelse, otherwise)
-        chosen, otherwise = _alike([chosen, otherwise])
-        return Node("if", chosen.kind, (condition, chosen, otherwise))
 
     def _call(self, tree: ast.Call) -> Node:
         name = tree.func.id if isinstance(tree.func, ast.Name) else ""

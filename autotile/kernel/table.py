@@ -262,23 +262,7 @@ def read_document(text: str, source: str) -> Table:
         line = int(position[1]) if position else None
         raise SpecError(f"not TOML: {re.sub(_POSITION, '', str(error))}", source=source, line=line) from None
     document = Document(source, {} if is_python_source(source) else _key_lines(text))
-    _check_keys(data, document)
-    return Table(document, "", data)
-
-
-def describe(value: Any) -> str:
-    """Return a value with its TOML type, shortened for a message."""
-    if isinstance(value, bool):
-        return f"the boolean {str(value).lower()}"
-    if isinstance(value, int | float):
-        return f"the number {value}" if abs(value) < 10**30 else "a number of more than 30 digits"
-    if isinstance(value, str):
-        return f"the string {value[:60]!r}"
-    return "a table" if isinstance(value, dict) else f"a {type(value).__name__}"
-
-
-def _check_keys(data: Mapping[str, Any], document: Document) -> None:
-    """Raise if a key does not fit in a message; everything else is checked where it is read."""
+    # every key has to fit in a message; everything else is checked where it is read
     tables: list[tuple[_Path, Any]] = [(None, data)]
     for path, table in tables:
         for name, value in table.items():
@@ -293,6 +277,18 @@ def _check_keys(data: Mapping[str, Any], document: Document) -> None:
                 tables.append(((path, name), value))
             elif isinstance(value, list):
                 tables += [((path, f"{name}[{i}]"), entry) for i, entry in enumerate(value) if isinstance(entry, dict)]
+    return Table(document, "", data)
+
+
+def describe(value: Any) -> str:
+    """Return a value with its TOML type, shortened for a message."""
+    if isinstance(value, bool):
+        return f"the boolean {str(value).lower()}"
+    if isinstance(value, int | float):
+        return f"the number {value}" if abs(value) < 10**30 else "a number of more than 30 digits"
+    if isinstance(value, str):
+        return f"the string {value[:60]!r}"
+    return "a table" if isinstance(value, dict) else f"a {type(value).__name__}"
 
 
 def _key_lines(text: str) -> dict[str, int]:
