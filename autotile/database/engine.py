@@ -19,6 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -359,13 +360,11 @@ def across_restarts(attempt: Callable[[], Result]) -> Result:
         time.sleep(pause_s)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class ServerLocation:
     """Location of a database on a server; its text masks every secret, which only `reveal` returns."""
 
-    __slots__ = ("_url",)
-
-    def __init__(self, url: URL) -> None:
-        self._url = url
+    _url: URL
 
     def __str__(self) -> str:
         query: dict[str, str | tuple[str, ...]] = {}
@@ -382,12 +381,6 @@ class ServerLocation:
         found = self._url.normalized_query.items()
         query = {key: values for key, values in found if all(_is_shown(key, value) for value in values)}
         return self._url.set(password=None, query=query).render_as_string()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ServerLocation) and self._url == other._url
-
-    def __hash__(self) -> int:
-        return hash(self._url)
 
     def reveal(self) -> URL:
         """Return the URL with its secrets, to connect with."""

@@ -228,16 +228,7 @@ class CompilePool:
                         self._here += 1
                         self._threads.submit(self._compile_here, one)
                 if going is not None:
-                    assert self._farm is not None
-                    start = self.begun_at = time.perf_counter()
-                    self._update_busy(+1)
-                    remote = self._farm.submit(going.job, going.deadline_s)
-                    with self._lock:
-                        self._elsewhere.add(remote)
-                        closing = self._closing
-                    remote.add_done_callback(partial(self._take_result, going, start))
-                    if closing:
-                        remote.cancel()
+                    self._compile_elsewhere(going)
         finally:
             self._thread_data.is_beginning = False
 
@@ -250,6 +241,18 @@ class CompilePool:
             if one.is_returned or one.done.set_running_or_notify_cancel():
                 return one
         return None
+
+    def _compile_elsewhere(self, one: _Waiting) -> None:
+        assert self._farm is not None
+        start = self.begun_at = time.perf_counter()
+        self._update_busy(+1)
+        remote = self._farm.submit(one.job, one.deadline_s)
+        with self._lock:
+            self._elsewhere.add(remote)
+            closing = self._closing
+        remote.add_done_callback(partial(self._take_result, one, start))
+        if closing:
+            remote.cancel()
 
     def _take_result(self, one: _Waiting, start: float, remote: Remote) -> None:
         """Store what the farm has compiled; what it has not is compiled here, before all that waits."""
