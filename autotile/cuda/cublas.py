@@ -10,9 +10,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from weakref import finalize
@@ -223,13 +222,13 @@ class Gemm:
 
         cuBLAS takes it that matrices are aligned to 256 bytes unless it is told otherwise.
         """
-        library, layout, described = load_cublas(), self._layout, ExitStack()
+        library, layout, described = load_cublas(), self._layout, list[tuple[Callable[[int], int], int]]()
 
         def create(kind: str, *given: int) -> int:
             handle = ctypes.c_void_p()
             _check(getattr(library, f"cublasLt{kind}Create")(_byref(handle), *given), f"cublasLt{kind}Create")
             assert handle.value is not None
-            described.callback(getattr(library, f"cublasLt{kind}Destroy"), handle.value)
+            described.append((getattr(library, f"cublasLt{kind}Destroy"), handle.value))
             return handle.value
 
         def assign(kind: str, handle: int, attribute: int, value: Any) -> None:
@@ -245,7 +244,7 @@ class Gemm:
                 assign("MatrixLayout", handle, _BATCH_STRIDE, ctypes.c_int64(stride))
             return handle
 
-        with described:  # what is described is destroyed again if anything fails
+        try:
             m, n, k = layout.m, layout.n, layout.k
             is_pedantic = layout.factors == "float32" and overrides_float32()
             product = create(
@@ -269,21 +268,39 @@ class Gemm:
                 handle, product, first, second, output, output, preference, 1, _byref(found), _byref(count)
             )
             _check(status or found.state, "cublasLtMatmulAlgoGetHeuristic")
-            finalize(self, described.pop_all().close).atexit = False
-        call, algorithm, workspace_bytes = library.cublasLtMatmul, _byref(found), found.workspace_bytes
+        except BaseException:
+            _destroy(described)
+            raise
+        finalize(self, _destroy, described).atexit = False
+        algorithm, workspace_bytes = _byref(found), found.workspace_bytes
 
-        def queue(stream: int, addresses: tuple[int, int, int], workspace: int, factors: tuple[float, float]) -> None:
-            a, b, c = addresses
-            scale, add = (_ONE, _ZERO) if factors == (1.0, 0.0) else map(ctypes.c_float, factors)
-            status = call(
-                handle, product, _byref(scale), b, first, a, second, _byref(add), c, output, c, output, algorithm,
-                workspace, workspace_bytes, stream,
-            )  # fmt: skip
-            if status:
-                _check(status, "cublasLtMatmul")
+        prepared = library.cublasLtMatmul, handle, product, first, second, output, algorithm, workspace_bytes
+        return self._prepared.setdefault((result, is_aligned), partial(_queue, prepared))
 
-        self._prepared[result, is_aligned] = queue
-        return queue
+
+def _destroy(described: list[tuple[Callable[[int], int], int]]) -> None:
+    """Destroy descriptions of a product, each by its function."""
+    for destroy, handle in described:
+        destroy(handle)
+
+
+def _queue(
+    prepared: tuple[Any, ...],
+    stream: int,
+    addresses: tuple[int, int, int],
+    workspace: int,
+    factors: tuple[float, float],
+) -> None:
+    """Queue a product; a closure would be a dozen objects for the garbage collector, of each size of a program."""
+    call, handle, product, first, second, output, algorithm, workspace_bytes = prepared
+    a, b, c = addresses
+    scale, add = (_ONE, _ZERO) if factors == (1.0, 0.0) else map(ctypes.c_float, factors)
+    status = call(
+        handle, product, _byref(scale), b, first, a, second, _byref(add), c, output, c, output, algorithm,
+        workspace, workspace_bytes, stream,
+    )  # fmt: skip
+    if status:
+        _check(status, "cublasLtMatmul")
 
 
 _Queue = Callable[[int, tuple[int, int, int], int, tuple[float, float]], None]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,9 +53,24 @@ def accepted_pointers(signature: Signature, specs: Sequence[ArraySpec], device_i
 def library_of(array: Any) -> ArrayLibrary | None:
     """Return the library of an array; None unless it is CuPy or PyTorch."""
     if type(array) is load_cupy().ndarray:
-        return CupyLibrary()
+        return cupy_library()
     torch = sys.modules.get("torch")
-    return TorchLibrary(torch) if torch is not None and isinstance(array, torch.Tensor) else None
+    return _torch_library(torch) if torch is not None and isinstance(array, torch.Tensor) else None
+
+
+def cupy_library() -> CupyLibrary:
+    """Return CuPy as the library of its arrays, the same for all of them."""
+    return _cupy_library(load_cupy().cuda.get_current_stream, device_count() > 1)
+
+
+@lru_cache
+def _cupy_library(current_stream: Callable[[int], Any], has_several_devices: bool) -> CupyLibrary:
+    return CupyLibrary(current_stream, has_several_devices)
+
+
+@lru_cache
+def _torch_library(torch: Any) -> TorchLibrary:
+    return TorchLibrary(torch)
 
 
 _IEEE_COMPUTE_TYPES = (1, 2, 4)
@@ -65,9 +80,8 @@ _IEEE_COMPUTE_TYPES = (1, 2, 4)
 class CupyLibrary:
     """CuPy arrays."""
 
-    def __init__(self) -> None:
-        self._stream: Callable[[int], Any] = load_cupy().cuda.get_current_stream
-        self._has_several_devices = device_count() > 1
+    def __init__(self, current_stream: Callable[[int], Any], has_several_devices: bool) -> None:
+        self._stream, self._has_several_devices = current_stream, has_several_devices
 
     def spec(self, shapes: tuple[tuple[int, ...], ...], element_type: str) -> ArraySpec:
         """Return the spec of an array of one of these shapes."""

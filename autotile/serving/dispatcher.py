@@ -593,7 +593,8 @@ class Dispatcher:
         alpha, beta
             Factors of the product and of the former content of ``out``.
         deterministic
-            Whether equal inputs must give bitwise equal results; False allows sums in varying order.
+            Whether what is served must give bitwise equal results for equal inputs; False allows sums in varying order.
+            Another choice, such as after the first product of a size, may give others: see ``numerics`` and ``wait``.
         emulate
             Whether float32 products may be computed from bfloat16 parts on tensor cores, at the same accuracy. False:
             all products and sums are computed on the CUDA cores in IEEE fp32.

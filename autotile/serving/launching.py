@@ -50,10 +50,10 @@ from autotile.serving.arrays import (
     ArraySpec,
     CallArrays,
     CheckedArrays,
-    CupyLibrary,
     Pointers,
     Signature,
     accepted_pointers,
+    cupy_library,
     library_of,
     on_stream,
 )
@@ -496,7 +496,7 @@ class KernelLauncher(ArrayLauncher):
         self._with_graphs = with_graphs
         self._preparation = preparation
         self._launch = functions.driver_launch(arguments.plan)
-        self._cupy = CupyLibrary()
+        self._cupy = cupy_library()
         self._libraries: dict[type, tuple[CurrentStream, ReadSignature, tuple[ArraySpec, ...]]] = {}
         self._states: ByStream[StreamState] = ByStream()
 

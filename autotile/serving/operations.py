@@ -243,13 +243,7 @@ class OperationShelf:
                 first_use = partial(FirstUseRace, present[0], race_all)
                 served = self.bind(ways[0], first_use=first_use)
 
-        def find_contenders() -> tuple[Contender, ...]:
-            shown: dict[tuple[str, tuple[tuple[str, Any], ...]], Contender] = {}
-            for way in OperationRequest(self, problem, library=library, expected=SHOWN).ways():
-                shown.setdefault((way.contender.kernel, tuple(way.contender.config.items())), way.contender)
-            return tuple(shown.values())[:SHOWN]
-
-        served.find_contenders = find_contenders
+        served.find_contenders = partial(self._shown, problem, library)
         return served
 
     def contenders(self, problem: Problem, *, library: bool) -> list[BoundKernel]:
@@ -262,6 +256,13 @@ class OperationShelf:
         if not self.model and is_library:
             present += map(self.bind, islice(nearest(request), 1))
         return present
+
+    def _shown(self, problem: Problem, library: bool) -> tuple[Contender, ...]:
+        """Return the best ways to compute a problem with their times, the one that is served first."""
+        shown: dict[tuple[str, tuple[tuple[str, Any], ...]], Contender] = {}
+        for way in OperationRequest(self, problem, library=library, expected=SHOWN).ways():
+            shown.setdefault((way.contender.kernel, tuple(way.contender.config.items())), way.contender)
+        return tuple(shown.values())[:SHOWN]
 
     def stand_in(self, problem: Problem, *, library: bool) -> BoundKernel | None:
         """Return the best way to compute a problem that needs no compiler; None if there is none.

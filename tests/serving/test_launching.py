@@ -23,7 +23,7 @@ from autotile.kernel.arguments import TensorMap, Workspace
 from autotile.serving import arrays as array_module
 from autotile.serving import bound as bound_module
 from autotile.serving import launching
-from autotile.serving.arrays import ArraySpec, CupyLibrary, Signature, accepted_pointers
+from autotile.serving.arrays import ArraySpec, Signature, accepted_pointers, cupy_library
 from autotile.serving.bound import BoundKernel
 from autotile.serving.launching import CheckedArrays, KernelLauncher, ParameterLayout, StreamState, StreamWorkspaces
 from autotile.serving.selection import RecentCache
@@ -112,7 +112,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     for name, replaced in {
         "load_cupy": lambda: cuda,
         "device_count": lambda: cuda.devices,
-        "CupyLibrary": Arrays,
+        "cupy_library": Arrays,
         "library_of": lambda _: Arrays(),
     }.items():
         monkeypatch.setattr(launching, name, replaced)
@@ -492,7 +492,7 @@ SPECS = (ArraySpec(((1, 8, 4), (8, 4)), (np.dtype(np.float32),)), ArraySpec(((4,
 
 
 def taken(*arrays: Any) -> tuple[int, ...] | None:
-    signature = CupyLibrary().signature(arrays)
+    signature = cupy_library().signature(arrays)
     return accepted_pointers(signature, SPECS, 0) if signature else None
 
 
@@ -516,13 +516,13 @@ class TestSignatures:
         assert taken(spoil(array_at(0, (8, 4), np.float32)), array_at(0, (4,), np.float16)) is None
 
     def test_arrays_of_another_device_are_not_taken(self) -> None:
-        signature = CupyLibrary().signature([array_at(0, (8, 4), np.float32), array_at(0, (4,), np.float16)])
+        signature = cupy_library().signature([array_at(0, (8, 4), np.float32), array_at(0, (4,), np.float16)])
         assert accepted_pointers(signature, SPECS, 0) is not None
         assert accepted_pointers(signature, SPECS, 1) is None
 
     def test_a_launch_is_found_again_by_all_that_its_arrays_are(self) -> None:
         """Arrays on the same memory that differ in any property have different signatures."""
-        library = CupyLibrary()
+        library = cupy_library()
         first = array_at(0, (8, 4), np.float32)
         views = (first, first.reshape(32), first.view(np.int32), first.reshape(4, 8).T, array_at(1, (8, 4), np.float32))
         keys = [library.signature([view]) for view in views]
