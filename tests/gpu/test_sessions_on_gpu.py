@@ -518,3 +518,28 @@ def test_a_refresh_during_a_capture(scale_toml: Path, cupy: Any) -> None:
     assert kernel.config == BEST
     assert bool((y == 2 * x).all())
     assert bool((z == 2 * x).all())
+
+
+@pytest.mark.parametrize("deployment", ["graph", "eager"])
+def test_a_block_of_tuning(scale_toml: Path, cupy: Any, monkeypatch: pytest.MonkeyPatch, deployment: Any) -> None:
+    monkeypatch.setattr(default_dispatcher, "_l2", None)
+    x, a = cupy.arange(1 << 20, dtype=cupy.float32), cupy.random.standard_normal((64, 512), dtype=cupy.float32)
+    held = get_best_kernel(scale_toml, n=x.size)
+    held(x)
+    free_bytes = cupy.cuda.runtime.memGetInfo()[0]
+    options = autotile.TuneOptions(workers=4, trials=8)
+    with autotile.tuning(60, deployment=deployment, strict=True, options=options) as window:
+        before = [held(x), autotile.matmul(a, a.T)]
+    assert window.result is not None
+    assert {entry.planned.problem.kernel for entry in window.result.entries} == {"scale", "matmul"}
+    assert window.result.count("tuned") == 2
+    assert (held.tier, held.measurement is not None) == ("exact", True)
+    assert ("launched one by one by the host" in held.explain()) == (deployment == "eager")
+    after = [held(x), autotile.matmul(a, a.T)]
+    assert (before[0] == after[0]).all()
+    assert float(abs(before[1] - after[1]).max()) < 1e-3
+    assert cupy.cuda.runtime.memGetInfo()[0] > free_bytes - (256 << 20)  # the processes beside it have ended
+    with autotile.tuning(60, strict=True) as window:
+        held(x)
+        autotile.matmul(a, a.T)
+    assert {entry.state for entry in window.result.entries} == {"done"}
