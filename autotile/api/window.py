@@ -30,8 +30,8 @@ from autotile.kernel.library import Kernel, held_kernel
 from autotile.kernel.operation import Operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.aside import wait_for_compilations
-from autotile.serving.bound import BoundKernel
-from autotile.serving.dispatcher import Dispatcher, Lookup, dispatchers, state_of
+from autotile.serving.bound import BoundKernel, Lookup
+from autotile.serving.dispatcher import Dispatcher, dispatchers, state_of
 from autotile.settings import read_settings
 from autotile.space.time_estimate import estimate_configs
 from autotile.tuning.lanes import Lane
@@ -66,7 +66,7 @@ os.register_at_fork(after_in_child=_forget_blocks)
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _Collected:
     """A problem that a program asked for, or is expected to, and the number of its calls."""
 
     dispatcher: Dispatcher
@@ -198,7 +198,7 @@ class TuningWindow:
         """Tune what was asked for, unless the block replays, and serve it."""
         for dispatcher in list(dispatchers) if self._l2 is not None else ():
             dispatcher.refresher.refresh()  # what was served before
-        found: dict[tuple[object, ...], _Request] = {}
+        found: dict[tuple[object, ...], _Collected] = {}
         blocks = [*self._with_inner()]
         own = [[*block._requests(served, self._calls)] for block in blocks]
         for one in own[0]:
@@ -236,7 +236,7 @@ class TuningWindow:
 
     def _requests(
         self, served: Mapping[BoundKernel, Dispatcher], calls: Mapping[BoundKernel, int]
-    ) -> Iterator[_Request]:
+    ) -> Iterator[_Collected]:
         """Yield what was asked for; ``calls`` are numbers of calls not to count."""
         for kernel in self._asked:
             lookup, dispatcher = kernel.lookup, served.get(kernel)
@@ -244,9 +244,9 @@ class TuningWindow:
                 continue
             target = kernel.definition if kernel.operation is None else load_operation(str(lookup.name))
             count = max(1, kernel.calls - calls.get(kernel, 0))
-            yield _Request(dispatcher, lookup, target, kernel.operation or kernel.problem, count)
+            yield _Collected(dispatcher, lookup, target, kernel.operation or kernel.problem, count)
 
-    def _added(self, requests: Iterable[_Request]) -> Iterator[_Request]:
+    def _added(self, requests: Iterable[_Collected]) -> Iterator[_Collected]:
         """Yield the problems at further sizes beside those that were asked for."""
         known = dict[str, None]()
         for one in requests:
@@ -266,7 +266,7 @@ class TuningWindow:
                 f"nothing that was asked for has a size {unknown[0]!r}; the sizes are {', '.join(known)}"
             )
 
-    def _tune(self, problems: Sequence[tuple[PlannedProblem, _Request]]) -> None:
+    def _tune(self, problems: Sequence[tuple[PlannedProblem, _Collected]]) -> None:
         """Tune problems, those of one database after those of another, and serve the winners."""
         rank, ranks = _rank()
         others = [pair for number, pair in enumerate(problems) if number % ranks != rank]
@@ -293,7 +293,7 @@ class TuningWindow:
     def _tune_in(
         self,
         place: tuple[str, L2Mode],
-        problems: Sequence[tuple[PlannedProblem, _Request]],
+        problems: Sequence[tuple[PlannedProblem, _Collected]],
         budget_s: float,
         observe: Observer,
         results: list[PlanResult],
@@ -352,7 +352,7 @@ class TuningWindow:
                         dispatcher.refresher.refresh(location, tuned)
 
 
-def _raced(entry: PlanEntry, request: _Request) -> PlanEntry:
+def _raced(entry: PlanEntry, request: _Collected) -> PlanEntry:
     """Compare launches by the host of a problem that was tuned, and store the times; return what became of it."""
     if not entry.is_tuned or request.is_exact():
         return entry

@@ -48,7 +48,7 @@ from autotile.core.model import (
 )
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
-from autotile.kernel.library import Kernel
+from autotile.kernel.library import Kernel, KernelName
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.aside import compilations
 from autotile.serving.choice import Choice, Contender, Tier, resources_document
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from autotile.cuda.function import PackedCubin, StepFunctions
     from autotile.exchange.bundle import Bundle
     from autotile.kernel.operation import Library
-    from autotile.serving.dispatcher import Lookup
     from autotile.serving.launching import KernelLauncher, LibraryLauncher
 
     Code: TypeAlias = "KernelCode | LibraryCode"
@@ -85,6 +84,27 @@ class Call(NamedTuple):
     bundle: str | None
     library: bool = True
     numerics: Numerics | None = None
+
+
+class Lookup(NamedTuple):
+    """A look-up with its arguments in one form, in which it can be made again.
+
+    ``place`` is a CUDA device index, or the name of a GPU; None if there is no GPU. ``location`` is the path or URL of
+    the database, and ``bundle`` an absolute path. ``is_operation`` tells whether the name denotes an operation. The
+    rest is as for `Dispatcher.get_best_kernel`.
+    """
+
+    name: KernelName
+    sizes: Mapping[str, int]
+    dtype: str | None
+    place: int | str | None
+    location: str
+    bundle: str | None = None
+    library: bool = True
+    numerics: Numerics | None = None
+    race: bool = False
+    wait: bool = False
+    is_operation: bool = False
 
 
 def _serve_again(call: Call) -> BoundKernel:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial, wraps
 from numbers import Number
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
 from weakref import WeakSet
 
 import numpy as np
@@ -26,7 +26,7 @@ from autotile.errors import DeviceError, InputError, NotTunedError, ToolchainErr
 from autotile.kernel.library import KernelName, held_kernel, is_path, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.bound import BoundKernel, Call, KernelCode
+from autotile.serving.bound import BoundKernel, Call, KernelCode, Lookup
 from autotile.serving.choice import Choice
 from autotile.serving.refresh import MissCounter, Refresher
 from autotile.serving.selection import (
@@ -88,27 +88,6 @@ def _kept(serve: Find[Arguments]) -> Find[Arguments]:
         return self.served.keep(key, served)
 
     return find
-
-
-class Lookup(NamedTuple):
-    """A look-up with its arguments in one form, in which it can be made again.
-
-    ``place`` is a CUDA device index, or the name of a GPU; None if there is no GPU. ``location`` is the path or URL of
-    the database, and ``bundle`` an absolute path. ``is_operation`` tells whether the name denotes an operation. The
-    rest is as for `Dispatcher.get_best_kernel`.
-    """
-
-    name: KernelName
-    sizes: Mapping[str, int]
-    dtype: str | None
-    place: int | str | None
-    location: str
-    bundle: str | None = None
-    library: bool = True
-    numerics: Numerics | None = None
-    race: bool = False
-    wait: bool = False
-    is_operation: bool = False
 
 
 def _stand_in(request: KernelRequest, chosen: Config, device_index: int | None) -> BoundKernel | None:
