@@ -80,9 +80,9 @@ def include_folders() -> tuple[str, ...]:
     return str(_DEVICE_HEADERS), *toolkit_headers(), str(_STANDARD_HEADERS)
 
 
-def find_header(name: str, folders: Iterable[str] | None = None) -> Path | None:
+def find_header(name: str) -> Path | None:
     """Return the path of a header, such as ``mma.h``; None if there is none."""
-    paths = (Path(folder) / name for folder in (include_folders() if folders is None else folders))
+    paths = (Path(folder) / name for folder in include_folders())
     return next((path for path in paths if path.is_file()), None)
 
 

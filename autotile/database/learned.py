@@ -184,11 +184,9 @@ def save_model(
         _replace(connection, MODELS, row)
 
 
-def read_models(
-    database: Database, operation: str | None = None, dtype: str | None = None, gpu_name: str | None = None
-) -> list[StoredModel]:
+def read_models(database: Database, operation: str | None = None, dtype: str | None = None) -> list[StoredModel]:
     """Return the stored models, newest first; None selects all."""
-    return _read(database, MODELS, stored_model, operation=operation, dtype=dtype, gpu_name=gpu_name)
+    return _read(database, MODELS, stored_model, operation=operation, dtype=dtype)
 
 
 def stored_ceilings(row: Row) -> DeviceCeilings:
@@ -215,10 +213,9 @@ def save_ceilings(database: Database, measured: DeviceCeilings) -> None:
         _replace(connection, CEILINGS, row)
 
 
-def read_ceilings(database: Database, gpu_name: str | None = None, gpu_uuid: str | None = None) -> list[DeviceCeilings]:
-    """Return the ceilings of the GPUs of a model, of one GPU, or of all, newest first."""
-    newest = CEILINGS.c.measured_at.desc()
-    return _read(database, CEILINGS, stored_ceilings, newest, gpu_name=gpu_name, gpu_uuid=gpu_uuid)
+def read_ceilings(database: Database, gpu_name: str | None = None) -> list[DeviceCeilings]:
+    """Return the ceilings of the GPUs of a model, or of all, newest first."""
+    return _read(database, CEILINGS, stored_ceilings, CEILINGS.c.measured_at.desc(), gpu_name=gpu_name)
 
 
 @dataclass(frozen=True, slots=True)

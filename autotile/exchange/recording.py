@@ -491,17 +491,14 @@ def list_recordings(folders: Sequence[Path]) -> list[RecordingFile]:
     return found
 
 
-def find_recording(
-    folders: Sequence[Path], kernel: str, sizes: Mapping[str, int], dtype: str, gpu_name: str | None = None
-) -> RecordingFile | None:
-    """Return the newest recording of a problem, optionally on one GPU; None if there is none."""
+def find_recording(folders: Sequence[Path], kernel: str, sizes: Mapping[str, int], dtype: str) -> RecordingFile | None:
+    """Return the newest recording of a problem; None if there is none."""
     matching = [
         (found.header.created_at, number, found)
         for number, found in enumerate(list_recordings(folders))
         if found.header is not None
         and (found.header.key.kernel, dict(found.header.key.sizes), found.header.key.dtype)
         == (kernel, dict(sizes), dtype)
-        and gpu_name in (None, found.header.key.gpu_name)
     ]
     return max(matching)[-1] if matching else None
 

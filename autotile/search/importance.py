@@ -173,9 +173,7 @@ class Effect:
     matters: bool
 
 
-def importance_of(
-    space: SearchSpace, rows: ArrayLike, times_us: ArrayLike, seed: int = 0
-) -> tuple[tuple[Effect, ...], str]:
+def importance_of(space: SearchSpace, rows: ArrayLike, times_us: ArrayLike) -> tuple[tuple[Effect, ...], str]:
     """Attribute the differences between trials to the parameters.
 
     The logarithm of the time is regressed on the effects of single parameters and pairs (functional analysis of
@@ -197,8 +195,6 @@ def importance_of(
         Row of each successful trial, shape (n,).
     times_us
         Times in microseconds, positive, shape (n,).
-    seed
-        Seed of the shuffles and of the configurations that are averaged over.
 
     Returns
     -------
@@ -214,7 +210,7 @@ def importance_of(
         return (), f"{len(tried)} times are too few to tell what matters: {needed} are needed"
     if times.max() / times.min() - 1 < _MIN_SPREAD:
         return (), f"the times differ by less than {100 * _MIN_SPREAD:.0f} %"
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     # trials evenly spaced over the times, with targets of mean 0 and deviation 1
     order = np.argsort(np.log(times), kind="stable")
     chosen = order[np.linspace(0, len(order) - 1, min(len(order), _MAX_TRIALS)).astype(np.int64)]

@@ -28,16 +28,16 @@ Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9, description="seconds, 0 or more and at most 1e9")]
 
 
-def check_whole(name: str, value: object, minimum: int, maximum: int = 2**31 - 1) -> None:
+def check_whole(name: str, value: object, minimum: int) -> None:
     """Raise if an option is not an integer within its bounds; None, which selects a default, is accepted.
 
     Raises
     ------
     InputError
-        The value is not an integer from ``minimum`` to ``maximum``.
+        The value is not an integer from ``minimum`` to 2**31 - 1.
     """
     if value is not None:
-        check_value(name, value, Annotated[int, Meta(ge=minimum, le=maximum)])
+        check_value(name, value, Annotated[int, Meta(ge=minimum, le=2**31 - 1)])
 
 
 @dataclass(frozen=True, slots=True)

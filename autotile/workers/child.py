@@ -539,9 +539,9 @@ class WorkerPool:
             self._semaphore.release()
         return is_free
 
-    def acquire(self, module: str, place: str = "") -> Child:
-        """Return a child that runs a module at a place: an idle one, or a new one, whose errors are raised."""
-        return self.acquire_idle(module, place) or Child(module, place)
+    def acquire(self, module: str) -> Child:
+        """Return a child that runs a module at no place: an idle one, or a new one, whose errors are raised."""
+        return self.acquire_idle(module) or Child(module)
 
     def acquire_idle(self, module: str, place: str = "") -> Child | None:
         """Return an idle child that runs a module at a place; None if there is none."""
