@@ -299,6 +299,8 @@ class BoundKernel:
         Call of `get_best_kernel` that returns this kernel; None if it was not served by it.
     find_contenders
         Function that returns the best ways to compute the problem of an operation; None otherwise.
+    find_library
+        Function that returns a library with its time for that problem, measured or expected; None where it has none.
     find_stand_in
         Function that returns what is served while the kernel is compiled, None for nothing; None if calls wait.
     operation
@@ -341,6 +343,7 @@ class BoundKernel:
         self.calls = 0
         self.request: Call | None = None
         self.find_contenders: Callable[[], tuple[Contender, ...]] | None = None
+        self.find_library: Callable[[], Contender | None] | None = None
         self.operation: Problem | None = None
         self.library_allowed = True
         self.lookup: Lookup | None = None
@@ -610,10 +613,14 @@ class BoundKernel:
         launcher = self._launcher or self._load()
         if not launcher.launch_at(stream, pointers):
             return False
+        self.count_call()
+        return True
+
+    def count_call(self) -> None:
+        """Count a call, also one that a program makes to the library itself."""
         self.calls = calls = self.calls + 1
         if calls >= self._report_at:
             self._report_calls()
-        return True
 
     def bind(self, *arrays: Any, **scalars: float) -> Callable[[], None]:
         """Check arrays once, and return a function that launches on them, on the current stream of their library.

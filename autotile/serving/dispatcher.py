@@ -186,10 +186,10 @@ class Dispatcher:
         if self._products is None:
             from autotile.serving.operations import Products
 
-            self._products = Products(MAX_SERVED, self.serve_operation, self.is_current, self._may_defer)
+            self._products = Products(MAX_SERVED, self.serve_operation, self.is_current, self.may_defer)
         return self._products
 
-    def _may_defer(self, options: MatmulOptions) -> bool:
+    def may_defer(self, options: MatmulOptions) -> bool:
         """Return whether something else than the choice may compute a product until the choice is made and loaded."""
         settings, pins = read_settings(), self._pins_in_use
         waits = options.wait or settings.wait or options.race or settings.race or not options.library

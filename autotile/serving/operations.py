@@ -244,7 +244,13 @@ class OperationShelf:
                 served = self.bind(ways[0], first_use=first_use)
 
         served.find_contenders = partial(self._shown, problem, library)
+        served.find_library = partial(self.library_contender, problem)
         return served
+
+    def library_contender(self, problem: Problem) -> Contender | None:
+        """Return the fastest library for a problem, with its time if that is known; None if there is none."""
+        ways = OperationRequest(self, problem, accepts=lambda _: False).ways()
+        return next((way.contender for way in ways if way.contender.is_library), None)
 
     def contenders(self, problem: Problem, *, library: bool) -> list[BoundKernel]:
         """Return the best few ways to compute a problem, that which is served first, and the libraries."""
@@ -535,9 +541,14 @@ class KnownProduct(NamedTuple):
     device_index: int
     library: ArrayLibrary
 
-    def launch(self, a: Any, b: Any) -> Any:
-        """Compute the product of such arrays into a new one; return None, and launch nothing, before a call has."""
-        out, library = self.allocate(), self.library
+    def launch(self, a: Any, b: Any, out: Any = None) -> Any:
+        """Compute the product of such arrays into one like a new one, or a new one, and return it.
+
+        Return None, and launch nothing, before a call has.
+        """
+        library = self.library
+        if out is None:
+            out = self.allocate()
         address = library.address
         pointers = address(a), address(b), address(out)
         return out if self.kernel.launch_at(library.stream(self.device_index), pointers) else None
@@ -548,10 +559,10 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
 
     ``serve`` and ``is_current`` are `Dispatcher.serve_operation` and `Dispatcher.is_current`; ``may_defer`` tells
     whether the first product of a size may be computed by PyTorch, while what serves the next is chosen aside.
-    ``kernels`` are those that were served.
+    ``kernels`` are those that were served, and ``notes`` what a front end keeps until the products are forgotten.
     """
 
-    __slots__ = ("_deferred", "_is_current", "_libraries", "_may_defer", "_serve", "kernels")
+    __slots__ = ("_deferred", "_is_current", "_libraries", "_limit", "_may_defer", "_serve", "kernels", "notes")
 
     def __init__(
         self,
@@ -567,6 +578,15 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         self._libraries: dict[type, ArrayLibrary] = {}
         self._serve, self._is_current = serve, is_current
         self.kernels: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(limit)
+        self.notes: dict[object, Any] = {}
+        self._limit = limit
+
+    def note(self, key: object, value: Any) -> Any:
+        """Keep a note, and return it; when there are too many, all are dropped."""
+        if len(self.notes) >= self._limit:
+            self.notes.clear()
+        self.notes[key] = value
+        return value
 
     def find(self, a: Any, b: Any, options: object) -> KnownProduct | None:
         """Return what computes a product like one before, if there was one."""
@@ -579,6 +599,7 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         """Forget the products and the kernels."""
         super().clear()
         self.kernels.clear()
+        self.notes.clear()
         self._deferred = {}
 
     def launch(self, a: Any, b: Any, options: object) -> Any:
@@ -588,14 +609,27 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
 
     def learn(self, a: Any, b: Any, options: object, kernel: BoundKernel, shape: tuple[int, ...]) -> None:
         """Keep what has computed a product of arrays, which were passed to it as they are, for calls to come."""
-        library = library_of(a)
-        for kind in (type(a), type(b)):
+        if (keep := self.keeper(a, b, options, shape)) is not None:
+            keep(kernel)
+
+    def keeper(
+        self, a: Any, b: Any, options: object, shape: tuple[int, ...]
+    ) -> Callable[[BoundKernel], KnownProduct] | None:
+        """Return a function that keeps what computes such products, and holds no array; None if none may be kept."""
+        library, kinds = library_of(a), (type(a), type(b))
+        for kind in kinds:
             module = kind.__module__.partition(".")[0]
             if kind.__name__ not in ("Tensor", "Parameter") if module == "torch" else module != "cupy":
-                return  # a subclass may compute products in a way of its own
-        if library is not None and (key := library.kind(a, b, options)):
-            self._libraries[type(a)] = self._libraries[type(b)] = library
-            self.keep(key, KnownProduct(kernel, library.allocator(a, shape), _device_index(a), library))
+                return None  # a subclass may compute products in a way of its own
+        if library is None or not (key := library.kind(a, b, options)):
+            return None
+        allocate, device = library.allocator(a, shape), _device_index(a)
+
+        def keep(kernel: BoundKernel) -> KnownProduct:
+            self._libraries.update(dict.fromkeys(kinds, library))
+            return self.keep(key, KnownProduct(kernel, allocate, device, library))
+
+        return keep
 
     def multiply(self, arrays: Sequence[Any], scalars: Mapping[str, float], stream: Any, options: MatmulOptions) -> Any:
         """Compute a product as `autotile.matmul` does, with a kernel that is chosen once for arrays of a kind.
@@ -672,9 +706,10 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
                 self._defer(key, serve)  # afterwards, as the other thread takes the interpreter's lock
                 return out
             kernel = self.kernels.keep(key, serve())
-        made, is_plain = library_of(out), is_new and not scalars and _device_index(right) == device
+        made, is_plain = library_of(out), not scalars and result == dtype and _device_index(right) == device
         if not (
-            is_plain
+            is_new
+            and is_plain
             and made is not None
             and type(left) is type(right) is type(out)
             and kernel.launch_at(made.stream(device), tuple(map(made.address, stored)))  # nothing is left to be checked

@@ -1,0 +1,140 @@
+"""Gains: whether a program that may call a library itself gains by launching what is served in its place.
+
+What a launch costs beside the kernel's own time counts: a bias that is added by a second kernel, and the host's work,
+which only a kernel that runs for longer hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotile.core.dtypes import DTYPES
+from autotile.errors import AutotileError
+from autotile.serving.bound import BoundKernel
+from autotile.serving.choice import Choice
+from autotile.serving.dispatcher import default_dispatcher
+
+_LEAD = 0.03
+"""Part of the library's time by which a product must be expected to be faster: timings vary by a percent or two."""
+_LAUNCH_US = 2.0
+"""Time of a further kernel beside its memory traffic."""
+_QUEUED_US = 15.0
+"""Host time of a product by PyTorch, measured on an H200 host; what runs for less leaves the GPU waiting."""
+_STEP_US, _BIAS_US, _RECORDED_US = 4.0, 8.0, 20.0
+"""Host times of a further launch of a kernel, of the addition of a bias, and of autograd's record in Python."""
+
+
+def find_product(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    *,
+    batch: int = 1,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    aligned: bool = True,
+    emulate: bool = True,
+    library: bool = True,
+    wait: bool = False,
+    device: int | str | None = None,
+    keeps: bool = True,
+) -> BoundKernel | None:
+    """Return what `autotile.matmul` serves for such a product, not yet compiled; None if nothing can be served.
+
+    Unless the dispatcher ``keeps`` it, it is only to be looked at.
+    """
+    sizes = {"M": m, "N": n, "K": k, "BATCH": batch, "TRANS_A": int(trans_a), "TRANS_B": int(trans_b), "OUT_FP32": 0}
+    sizes |= {"NONDETERMINISTIC": 0, "ALIGNED": int(aligned), "EMULATE": int(emulate)}
+    try:
+        if not keeps:
+            location = default_dispatcher.location(None)
+            return default_dispatcher.find_best_kernel("matmul", dtype, device, location, sizes, library=library)
+        return default_dispatcher.serve_operation("matmul", sizes, dtype, device=device, library=library, wait=wait)
+    except AutotileError:
+        return None
+
+
+def stored_transposed(shape: Sequence[int], strides: Sequence[int]) -> bool | None:
+    """Return whether a matrix, or each of a stack, is stored as its row-major transpose; None if it is neither."""
+    *stack, rows, columns = range(len(shape))
+    for transposed, order in ((False, (columns, rows)), (True, (rows, columns))):
+        expected = 1
+        for axis in (*order, *reversed(stack)):  # from the fastest
+            if shape[axis] != 1 and strides[axis] != expected:
+                break
+            expected *= shape[axis]
+        else:
+            return transposed
+    return None
+
+
+def is_transposed(n: int, k: int) -> bool:
+    """Return whether contiguous weights (n, k), as the factor (k, n), are stored as its row-major transpose."""
+    return n > 1 and k > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Times of a product, by a choice that is served and by the library, measured or expected; None if not known.
+
+    ``bias_us`` is what it takes to add a bias afterwards, which the library does as it stores the product; ``launches``
+    the number of kernels of the choice, 0 for the library.
+    """
+
+    choice: Choice
+    kernel: str
+    time_us: float | None
+    library_us: float | None
+    bias_us: float
+    launches: int
+
+    @classmethod
+    def of(cls, served: BoundKernel, *, final: bool = False) -> Gain:
+        """Return the times of a product of two matrices as it is served.
+
+        With ``final``, they are of what was chosen, even while something stands in for it.
+        """
+        choice, operation = served.choice, served.operation
+        found = choice.contenders
+        if final and choice.awaited and served.find_contenders is not None:
+            found = served.find_contenders()
+        first = found[0] if found else None
+        is_library = first.is_library if first is not None else served.is_library
+        find_library = served.find_library or (lambda: None)
+        library = first if is_library else find_library()
+        bias_us = 0.0
+        if operation is not None:
+            count = operation.sizes["M"] * operation.sizes["N"] * operation.sizes["BATCH"]
+            size_bytes = 2 * count * DTYPES[operation.dtype].component_bytes  # read and written
+            bias_us = _LAUNCH_US + 1e6 * size_bytes / served.device.memory_bandwidth_bytes_per_s
+        return cls(
+            choice,
+            first.kernel if first is not None else served.kernel,
+            first.time_us if first is not None else None,
+            library.time_us if library is not None else None,
+            bias_us,
+            0 if is_library else max(1, len(served.launches)),
+        )
+
+    def total_us(self, *, bias: bool = False) -> float | None:
+        """The time of the product, with its bias where a kernel computes it."""
+        added = self.bias_us if bias and self.launches else 0.0
+        return None if self.time_us is None else self.time_us + added
+
+    def is_worthwhile(self, *, bias: bool = False, recorded: bool = False, in_graph: bool = False) -> bool:
+        """Whether a launch of the choice is known, or expected, to be faster than the program's call of the library.
+
+        ``recorded``: autograd records the product. ``in_graph``: a CUDA graph launches it, which costs no host time. A
+        choice that is pinned is always launched, as all ranks must compute alike.
+        """
+        if not self.launches:
+            return False
+        if self.choice.pinned:
+            return True
+        time_us = self.total_us(bias=bias)
+        if time_us is None or self.library_us is None or time_us > (1.0 - _LEAD) * self.library_us:
+            return False
+        host_us = _STEP_US * (self.launches - 1) + _BIAS_US * bias + _RECORDED_US * recorded
+        return in_graph or not host_us or time_us >= _QUEUED_US + host_us

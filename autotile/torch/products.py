@@ -1,0 +1,408 @@
+"""`matmul`, `linear` and `Linear`, eager and traced, with their gradients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotile.serving.arrays import VECTOR_BYTES
+from autotile.serving.aside import choices
+from autotile.serving.bound import BoundKernel
+from autotile.serving.dispatcher import default_dispatcher
+from autotile.serving.dispatcher import matmul as _matmul
+from autotile.serving.gains import Gain, find_product, is_transposed, stored_transposed
+from autotile.serving.operations import KnownProduct, MatmulOptions
+from autotile.settings import read_settings
+
+DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_DEFERRED_S = 1e-3
+"""Wait before something is chosen aside, so that the program queues what it is about to."""
+
+
+def _multiply(a: Tensor, b: Tensor, emulate: bool = True) -> Tensor:
+    if a.is_cuda and b.is_cuda and not (a.numel() and b.numel()):
+        return torch.matmul(a.detach(), b.detach())
+    result: Tensor = _matmul(a.detach(), b.detach(), emulate=emulate)
+    return result
+
+
+def _shape_of_result(a: Tensor, b: Tensor, emulate: bool = True) -> Tensor:
+    torch._check(
+        a.dim() in {2, 3} and b.dim() in {2, 3}, lambda: "autotile.torch.matmul expects tensors with 2 or 3 axes"
+    )
+    torch._check(a.shape[-1] == b.shape[-2], lambda: f"shapes {tuple(a.shape)} and {tuple(b.shape)} do not match")
+    return a.new_empty((*max(a.shape[:-2], b.shape[:-2], key=len), a.shape[-2], b.shape[-1]))
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+    """Save the inputs for the gradient; PyTorch passes the arguments by these names."""
+    a, b, ctx.emulate = inputs
+    ctx.save_for_backward(a, b)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    """Return the gradients of ``C = A B``: dA = dC B^T and dB = A^T dC."""
+    a, b = ctx.saved_tensors
+    needs_a, needs_b = ctx.needs_input_grad[:2]  # PyTorch's dispatcher drops arguments that equal their defaults
+    gradient = gradient.contiguous()  # that of a sum is one number with strides of 0
+    return (
+        matmul(gradient, b.mT, emulate=ctx.emulate).view_as(a) if needs_a else None,
+        matmul(a.mT, gradient, emulate=ctx.emulate).view_as(b) if needs_b else None,
+        None,
+    )
+
+
+# torch.library.custom_op would add some 30 us to each call, for checks of mutation and aliasing.
+_library = torch.library.Library("autotile", "DEF")
+_library.define("matmul(Tensor a, Tensor b, bool emulate=True) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.impl("matmul", _multiply, "CUDA")
+_library.impl("matmul", _multiply, "CPU")  # which raises what is wrong
+torch.library.register_fake("autotile::matmul", _shape_of_result, lib=_library)
+torch.library.register_autograd("autotile::matmul", _backward, setup_context=_keep, lib=_library)
+
+
+class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
+    """`matmul` as autograd records it where nothing traces."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, emulate: bool) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.emulate = emulate
+        return _launched(a, b, emulate)
+
+    backward = staticmethod(_backward)
+
+
+def _asked(path: str) -> Callable[[], Any]:
+    """Return a function of PyTorch that is not public; in a version without it, one that returns True."""
+    found: Any = torch._C
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found if callable(found) else lambda: True
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
+_has_dispatch_mode, _has_function_mode = _asked("_len_torch_dispatch_stack"), _asked("_len_torch_function_stack")
+_has_transform, _is_traced = _asked("_functorch.peek_interpreter_stack"), _asked("_get_tracing_state")
+allows_tf32 = _asked("_get_cublas_allow_tf32")
+_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+_is_autocast, _forward_mode = torch.is_autocast_enabled, torch.autograd.forward_ad
+_torch_linear, _torch_matmul = torch.nn.functional.linear, torch.matmul
+
+
+def _is_eager(a: Tensor, b: Tensor) -> bool:
+    """Whether a call on two tensors may bypass PyTorch's dispatcher: nothing traces, transforms or intercepts it."""
+    return (
+        type(a) in PLAIN
+        and type(b) in PLAIN
+        and _forward_mode._current_level < 0
+        and not (_has_dispatch_mode() or _has_function_mode() or _has_transform() or _is_traced())
+    )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _join_traced() -> bool:
+    """Join Inductor as a graph is traced: an eager program need not wait for its import."""
+    from autotile.torch.inductor import join_traced
+
+    join_traced()
+    return True
+
+
+_products = default_dispatcher.products
+_notes = _products.notes
+"""What is left to PyTorch, by the kind of a call: what is served while that is so, and its choice. A call that is left
+to PyTorch looks it up, and does no more. Also the `Gain` of each served kernel, and what autograd records, by kind."""
+_OPTIONS = {emulate: (True, emulate, True, None, False, False) for emulate in (False, True)}
+"""Options of `autotile.matmul` but the database, in order: all but ``emulate`` have their defaults."""
+
+
+class _Unserved:
+    """Stands for what is served where no kernel computes a product."""
+
+    choice = None
+
+    def count_call(self) -> None:
+        """Count nothing."""
+
+
+_UNSERVED = _Unserved()
+
+
+def _leave(key: object, kernel: BoundKernel) -> None:
+    """Leave calls of a kind to PyTorch, as long as what is served does not change.
+
+    What stands in for something else is about to change; calls that are to be captured are launched by autotile.
+    """
+    if not kernel.choice.awaited and read_settings().capture is None:
+        _products.note(key, (kernel, kernel.choice))
+
+
+def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
+    """Compute the product of two tensors, without a gradient: by PyTorch where its library is served."""
+    key, options = (a.shape, b.shape, a.dtype, emulate), _OPTIONS[emulate]
+    known = _products.find(a, b, options)
+    if _is_plain(a):
+        if known is None and (problem := _product_of(a, b, emulate)) is not None:
+            known = _chosen((a, b), options, key, problem, (*a.shape[:-1], b.shape[-1]))
+            if known is None:
+                return _torch_matmul(a.detach(), b.detach())
+        if known is not None and known.kernel.is_library and read_settings().capture is None:
+            _leave(key, known.kernel)
+            known.kernel.count_call()
+            return _torch_matmul(a.detach(), b.detach())
+    made: Tensor | None = known.launch(a, b) if known is not None else None
+    return made if made is not None else _multiply(a, b, emulate)
+
+
+def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
+    """Compute ``a @ b`` on PyTorch's current stream, with the kernel that was measured to be the fastest.
+
+    Where cuBLAS is served, PyTorch calls it, unless PyTorch's settings would round float32 to TF32. Under
+    ``torch.compile`` and where calls are intercepted, it is the operator ``torch.ops.autotile.matmul``.
+
+    Parameters
+    ----------
+    a, b
+        CUDA tensors of one dtype: float32, float16 or bfloat16; shapes ``(m, k)`` and ``(k, n)``, or stacks
+        ``(batch, m, k)`` and ``(batch, k, n)``. Transposed views are used without a copy.
+    emulate
+        As for `autotile.matmul`; it also applies to the gradients.
+
+    Returns
+    -------
+    torch.Tensor
+        New tensor of the same dtype, shape ``(m, n)`` or ``(batch, m, n)``.
+
+    Raises
+    ------
+    ArgumentError
+        Shapes or dtypes do not match.
+    InputError
+        No kernel computes such a product.
+    """
+    if _is_compiling() or not _is_eager(a, b):
+        result: Tensor = torch.ops.autotile.matmul(a, b, emulate)
+        return result
+    key = (a.shape, b.shape, a.dtype, emulate)
+    if _is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        # Decided once and for all: checkpoints compare what a repeated forward pass saves with what the first one did.
+        by_torch = _notes.get(("recorded", key))
+        if by_torch is None:
+            problem = _product_of(a, b, emulate)
+            kernel = find_product(**problem) if problem is not None else None
+            by_torch = _products.note(("recorded", key), kernel is not None and kernel.is_library)
+        if by_torch and _is_plain(a):
+            return _torch_matmul(a, b)
+        recorded: Tensor = _Differentiable.apply(a, b, emulate)
+        return recorded
+    left = _notes.get(key)
+    if left is not None and left[0].choice is left[1] and _is_plain(a):
+        left[0].count_call()
+        return _torch_matmul(a, b)
+    return _launched(a, b, emulate)
+
+
+def _is_plain(a: Tensor) -> bool:
+    """Whether PyTorch's own product is in the dtype of a tensor, and not rounded to TF32."""
+    return not (_is_autocast("cuda") or (a.dtype is torch.float32 and allows_tf32()))
+
+
+def _product_of(a: Tensor, b: Tensor, emulate: bool) -> dict[str, Any] | None:
+    """Return a product as arguments of `find_product`; None for what is copied first, or refused."""
+    x, y = tuple(a.shape), tuple(b.shape)
+    kinds = a.dtype == b.dtype in DTYPES and a.is_cuda and a.get_device() == b.get_device()
+    if not kinds or len(x) != len(y) or len(x) not in {2, 3} or x[:-2] != y[:-2] or x[-1] != y[-2] or 0 in (*x, *y):
+        return None
+    orders = stored_transposed(x, a.stride()), stored_transposed(y, b.stride())
+    if None in orders:
+        return None
+    own = {"m": x[-2], "n": y[-1], "k": x[-1], "dtype": DTYPES[a.dtype], "batch": x[0] if len(x) == 3 else 1}
+    aligned = not (a.data_ptr() | b.data_ptr()) % VECTOR_BYTES
+    rest = {"aligned": aligned, "emulate": emulate, "device": a.get_device()}
+    return {**own, "trans_a": orders[0], "trans_b": orders[1], **rest}
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, emulate: bool = True) -> Tensor:
+    """Compute ``input @ weight.T + bias`` as `torch.nn.functional.linear` does, or faster.
+
+    A kernel is launched where it is known or expected to be faster than PyTorch's own function by enough to pay for
+    its launch, for the addition of the bias and for autograd's record. All else is left to PyTorch: the first call of
+    a size, while the choice is made aside, other dtypes and devices, empty tensors, whatever is traced, transformed or
+    under autocast (which keeps converted weights), and float32 where PyTorch may round it to TF32. In graphs of
+    ``torch.compile`` and ``torch.export`` it is PyTorch's operator; see `join_inductor`.
+
+    Parameters
+    ----------
+    input
+        Tensor of shape ``(..., k)``.
+    weight, bias
+        Tensors of shape ``(n, k)`` and ``(n,)`` of the same dtype.
+    emulate
+        As for `matmul`.
+
+    Returns
+    -------
+    torch.Tensor
+        New tensor of shape ``(..., n)``.
+
+    Raises
+    ------
+    RuntimeError
+        By PyTorch: shapes, dtypes or devices do not match.
+    """
+    if _is_compiling():
+        _join_traced()
+        return _torch_linear(input, weight, bias)
+    try:
+        key = (input.shape, weight.shape, input.dtype, emulate, bias is None, _is_grad_enabled())
+        left = _notes.get(key)
+    except (AttributeError, TypeError):  # no tensors, or symbolic sizes
+        return _torch_linear(input, weight, bias)
+    if left is not None and left[0].choice is left[1]:
+        left[0].count_call()
+        return _torch_linear(input, weight, bias)
+    return _decided_linear(input, weight, bias, emulate, key)
+
+
+def _decided_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool, key: tuple[Any, ...]) -> Tensor:
+    """Compute `linear` where a kernel may be faster than PyTorch."""
+    dtype, shape = input.dtype, weight.shape
+    if not (
+        _is_eager(input, weight)
+        and input.is_cuda
+        and dtype in DTYPES
+        and dtype == weight.dtype
+        and input.get_device() == weight.get_device()
+        and len(shape) == 2
+        and input.shape
+        and input.shape[-1] == shape[1]
+        and input.numel() > 0
+        and shape[0] > 0
+        and input.is_contiguous()
+        and weight.is_contiguous()
+        and (bias is None or (type(bias) in PLAIN and bias.dtype == dtype and bias.shape == shape[:1]))
+        and not _is_autocast("cuda")
+        and not (dtype is torch.float32 and allows_tf32())
+    ):
+        return _torch_linear(input, weight, bias)
+    if not (_is_grad_enabled() and (input.requires_grad or weight.requires_grad or _requires_grad(bias))):
+        return _launched_linear(input, weight, bias, emulate, key)
+    # Recorded once and for all: checkpoints compare what a repeated forward pass saves with what the first one did.
+    recorded = _notes.get(("recorded", key))
+    if recorded is None:
+        kernel = find_product(**_problem(input, weight, emulate))
+        gains = kernel is not None and Gain.of(kernel, final=True).is_worthwhile(bias=bias is not None, recorded=True)
+        recorded = _products.note(("recorded", key), gains)
+        if not gains:
+            _leave(key, kernel) if kernel is not None else _products.note(key, (_UNSERVED, None))
+    if not recorded:
+        return _torch_linear(input, weight, bias)
+    result: Tensor = _RecordedLinear.apply(input, weight, bias, emulate, key)
+    return result
+
+
+def _requires_grad(bias: Tensor | None) -> bool:
+    return bias is not None and bool(bias.requires_grad)
+
+
+def _problem(input: Tensor, weight: Tensor, emulate: bool) -> dict[str, Any]:
+    """Return the product of a linear layer of contiguous tensors, as arguments of `find_product`."""
+    (n, k), aligned = weight.shape, not (input.data_ptr() | weight.data_ptr()) % VECTOR_BYTES
+    own = {"m": input.numel() // k, "n": n, "k": k, "dtype": DTYPES[input.dtype], "trans_b": is_transposed(n, k)}
+    return {**own, "aligned": aligned, "emulate": emulate, "device": input.get_device()}
+
+
+def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool, key: tuple[Any, ...]) -> Tensor:
+    """Compute `linear` of contiguous tensors without a gradient, by a kernel if it gains."""
+    options = ("linear", emulate)
+    known = _products.find(input, weight, options)
+    if known is None:
+        shape = (*input.shape[:-1], weight.shape[0])
+        known = _chosen((input, weight), options, key, _problem(input, weight, emulate), shape)
+    if known is None:
+        return _torch_linear(input, weight, bias)
+    kernel = known.kernel
+    gain = _notes.get(kernel)
+    if gain is None or gain.choice is not kernel.choice:
+        gain = _products.note(kernel, Gain.of(kernel))
+    if not gain.is_worthwhile(bias=bias is not None) and read_settings().capture is None:
+        _leave(key, kernel)
+        kernel.count_call()
+        return _torch_linear(input, weight, bias)
+    result: Tensor | None = known.launch(input, weight)
+    if result is None:  # nothing was launched in this thread and on this stream before
+        rows = input.detach().view(-1, input.shape[-1])
+        result = _multiply(rows, weight.detach().t(), emulate).view(*input.shape[:-1], weight.shape[0])
+    return result if bias is None else result.add_(bias.detach())
+
+
+def _chosen(
+    factors: tuple[Tensor, Tensor], options: object, key: object, problem: dict[str, Any], shape: tuple[int, ...]
+) -> KnownProduct | None:
+    """Choose what computes a new kind of product: aside, and return None, unless the choice must not vary."""
+    keep = _products.keeper(*factors, options, shape)
+    if keep is None:
+        return None
+    may_defer, asked = default_dispatcher.may_defer(MatmulOptions(emulate=problem["emulate"])), ("asked", key)
+    if may_defer and asked in _notes:
+        return None
+    _products.note(asked, True)
+    always = options in _OPTIONS.values()  # of `matmul`, whose kernels are launched in any case
+
+    def choose() -> KnownProduct | None:  # holds no tensor
+        kernel = find_product(**problem)
+        if kernel is None:
+            _products.note(key, (_UNSERVED, None))
+            return None
+        if may_defer and not kernel.is_library and (always or Gain.of(kernel, final=True).is_worthwhile()):
+            kernel.load(waits=False)
+        return keep(kernel) if asked in _notes else None  # the products may be forgotten meanwhile
+
+    def choose_aside() -> None:
+        time.sleep(_DEFERRED_S)
+        choose()
+
+    if not may_defer:
+        return choose()
+    choices.add(choose_aside)
+    return None
+
+
+class _RecordedLinear(torch.autograd.Function):  # type: ignore[misc]
+    """`linear` as autograd records it where a kernel gains by being launched."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - as autograd passes them
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool, key: tuple[Any, ...]
+    ) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        ctx.emulate = emulate
+        return _launched_linear(input, weight, bias, emulate, ("forward", key))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        """Return the gradients of ``Y = X W^T + b``: dX = dY W, dW = dY^T X, and db the sum of the rows of dY."""
+        input, weight = ctx.saved_tensors
+        needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        rows = gradient.reshape(-1, gradient.shape[-1]).contiguous()
+        values = input.reshape(-1, input.shape[-1])
+        return (
+            matmul(rows, weight, emulate=ctx.emulate).view_as(input) if needs_input else None,
+            matmul(rows.t(), values, emulate=ctx.emulate) if needs_weight else None,
+            rows.sum(0) if needs_bias else None,
+            None,
+            None,
+        )
+
+
+class Linear(torch.nn.Linear):  # type: ignore[misc]
+    """`torch.nn.Linear` that computes by `linear`; parameters, initialization and ``state_dict`` are the same."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``input @ weight.T + bias``."""
+        return linear(input, self.weight, self.bias)

@@ -1,0 +1,373 @@
+"""Tests for layers and models of PyTorch: on the CPU, where all is left to PyTorch, and on a GPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+import autotile
+from autotile.errors import InputError
+from autotile.serving.dispatcher import default_dispatcher
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in (".*torch.jit", "TypedStorage", "TensorFloat32")]
+"""Warnings of PyTorch's own compiler."""
+
+
+class Mlp(nn.Module):  # type: ignore[misc]
+    """Two layers that gain at some number of rows, and one that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 256, bias=False), nn.Linear(256, 32, bias=False)
+        self.head = nn.Linear(32, 8).double()
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.second(torch.relu(self.first(x))).double())
+
+
+@pytest.fixture
+def model() -> Any:
+    torch.manual_seed(0)
+    return Mlp()
+
+
+@pytest.fixture
+def apart() -> Iterator[None]:
+    """Inductor as it is before autotile joins, and after."""
+    inductor = pytest.importorskip("autotile.torch.inductor")
+    before = list(inductor._asked)
+    torch._dynamo.reset()
+    yield
+    autotile.torch.join_inductor(False)
+    inductor._asked[:] = before
+    torch._dynamo.reset()
+
+
+class TestAccelerate:
+    def test_the_layers_that_may_gain_change_their_class_alone(self, model: Any) -> None:
+        x, before = torch.randn(4, 64), {name: id(one) for name, one in model.named_parameters()}
+        expected, state = model(x), copy.deepcopy(model.state_dict())
+        calls: list[Any] = []
+        model.first.register_forward_hook(lambda *given: calls.append(given))
+        made = autotile.torch.accelerate(model, device="h200")
+        assert [one.names for one in made.replaced] == [("first",), ("second",)]
+        assert made.left == {"head": "its dtype is float64"}
+        assert type(model.first) is type(model.second) is autotile.torch.Linear
+        assert type(model.head) is nn.Linear
+        assert {name: id(one) for name, one in model.named_parameters()} == before
+        assert torch.equal(model(x), expected)
+        assert len(calls) == 1
+        assert all(torch.equal(one, state[name]) for name, one in model.state_dict().items())
+        assert list(model.state_dict()) == list(state)
+        model.load_state_dict(state)
+
+    def test_it_is_undone_exactly(self, model: Any) -> None:
+        before = [(type(one), dict(vars(one))) for one in model.modules()]
+        with autotile.torch.accelerate(model, device="h200") as made:
+            assert type(model.first) is autotile.torch.Linear
+        assert [(type(one), dict(vars(one))) for one in model.modules()] == before
+        made.undo()
+        assert type(model.first) is nn.Linear
+
+    def test_a_copy_is_accelerated_too_and_stays_so(self, model: Any) -> None:
+        made = autotile.torch.accelerate(model, device="h200")
+        copied = copy.deepcopy(model)
+        made.undo()
+        assert type(copied.first) is autotile.torch.Linear
+        x = torch.randn(4, 64)
+        assert torch.equal(copied(x), model(x))
+
+    def test_shared_layers_are_replaced_once(self, model: Any) -> None:
+        both = nn.Sequential(model.first, model.second, model.first)
+        made = autotile.torch.accelerate(both, device="h200")
+        assert sum(len(one.names) for one in made.replaced) == 2
+
+    def test_again_there_is_nothing_to_do(self, model: Any) -> None:
+        autotile.torch.accelerate(model, device="h200")
+        again = autotile.torch.accelerate(model, device="h200")
+        assert not again.replaced
+        assert again.left["first"] == "it is autotile's already"
+        again.undo()
+        assert type(model.first) is autotile.torch.Linear
+
+    def test_what_is_left_has_a_reason(self) -> None:
+        class Own(nn.Linear):  # type: ignore[misc]
+            pass
+
+        class Packed(torch.Tensor):  # type: ignore[misc]
+            pass
+
+        patched = nn.Linear(64, 256, bias=False)
+        patched.forward = lambda x: x
+        mixed = nn.Linear(64, 256)
+        mixed.bias.data = mixed.bias.data.double()
+        model = nn.ModuleDict(
+            {
+                "own": Own(64, 256),
+                "patched": patched,
+                "mixed": mixed,
+                "parametrized": nn.utils.parametrizations.weight_norm(nn.Linear(64, 256)),
+                "aligned": nn.Linear(4096, 4096, dtype=torch.bfloat16, device="meta"),
+                "subclass": nn.Linear(64, 256, bias=False),
+            }
+        )
+        model.subclass.weight = nn.Parameter(torch.ones(256, 64).as_subclass(Packed))
+        left = autotile.torch.accelerate(model, device="h200").left
+        assert "computes in its own way" in left["own"]
+        assert "forward was replaced" in left["patched"]
+        assert "another dtype" in left["mixed"]
+        assert "ParametrizedLinear" in left["parametrized"]
+        assert "as fast" in left["aligned"]
+        assert "Packed" in left["subclass"]
+        assert type(model.own) is Own
+
+    @pytest.mark.parametrize("device", ["cpu", "meta"])
+    def test_where_there_is_no_gpu_nothing_is_replaced(self, device: str) -> None:
+        made = autotile.torch.accelerate(nn.Linear(64, 256, bias=False, device=device))
+        assert made.left == {"": f"it is on the device {device}"}
+
+    def test_what_is_expected_is_shown(self, model: Any) -> None:
+        made = autotile.torch.accelerate(model, device="h200", rows=[777])
+        gains = {gain.rows: gain for gain in made.replaced[0].gains}
+        assert {1, 16, 128, 777, 1024, 4096} <= gains.keys()
+        launched = [gain for gain in gains.values() if gain.launched]
+        assert all(gain.time_us < gain.library_us for gain in launched)
+        assert repr(made) == "<Acceleration: 2 linear layers of autotile, 1 left to PyTorch>"
+        for text in (str(made), made._repr_html_()):
+            assert "its dtype is float64" in text
+            assert launched[0].kernel in text
+        assert made.to_json()["left"] == made.left
+
+    def test_wrong_arguments(self, model: Any) -> None:
+        with pytest.raises(InputError, match="model"):
+            autotile.torch.accelerate("model")  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="positive"):
+            autotile.torch.accelerate(model, rows=[0])
+        with pytest.raises(InputError, match="h2000"):
+            autotile.torch.accelerate(model, device="h2000")
+
+
+class TestLeftToPytorch:
+    """On the CPU, and wherever calls are traced, `linear` is PyTorch's own function."""
+
+    @pytest.mark.parametrize("shape", [(5, 64), (2, 3, 64), (64,), (0, 64), (2, 0, 64)])
+    @pytest.mark.parametrize("has_bias", [False, True])
+    def test_any_shape(self, shape: tuple[int, ...], has_bias: bool) -> None:
+        x, w, b = torch.randn(shape), torch.randn(48, 64), torch.randn(48)
+        given = (x, w, b) if has_bias else (x, w)
+        assert torch.equal(autotile.torch.linear(*given), nn.functional.linear(*given))
+
+    def test_errors_are_pytorchs(self) -> None:
+        with pytest.raises(RuntimeError, match="mat1 and mat2"):
+            autotile.torch.linear(torch.randn(3, 5), torch.randn(4, 6))
+        with pytest.raises(TypeError, match="linear"):
+            autotile.torch.linear(1, 2)  # type: ignore[arg-type]
+
+    def test_transforms_autocast_checkpoints_and_tracers(self, model: Any) -> None:
+        autotile.torch.accelerate(model, device="h200")
+        plain = copy.deepcopy(model)
+        autotile.torch.accelerate(plain, device="h200").undo()
+        for module in plain.modules():
+            if type(module) is autotile.torch.Linear:
+                module.__class__ = nn.Linear
+        x = torch.randn(4, 64)
+        assert torch.allclose(torch.func.vmap(model)(x), plain(x))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert model.first(x).dtype == torch.bfloat16
+        gradients = []
+        for one, reentrant in ((plain, False), (model, False), (model, True)):
+            given = x.clone().requires_grad_()
+            torch.utils.checkpoint.checkpoint(one, given, use_reentrant=reentrant).sum().backward()
+            gradients.append(given.grad)
+        assert all(torch.equal(one, gradients[0]) for one in gradients)
+        make_fx = torch.fx.experimental.proxy_tensor.make_fx
+        traced = make_fx(partial(autotile.torch.linear, emulate=False), tracing_mode="symbolic")
+        graph = traced(x, torch.randn(8, 64)).graph
+        assert [str(node.target) for node in graph.nodes if node.op == "call_function"][-1] == "aten.mm.default"
+        with torch._subclasses.FakeTensorMode():
+            assert autotile.torch.linear(torch.empty(3, 64), torch.empty(8, 64)).shape == (3, 8)
+
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_an_exported_graph_is_pytorchs(self, model: Any, strict: bool) -> None:
+        autotile.torch.accelerate(model, device="h200")
+        exported = torch.export.export(model, (torch.randn(4, 64),), strict=strict)
+        assert "autotile" not in str(exported.graph)
+        assert str(exported.graph).count("aten.linear.default") == 3
+
+    def test_a_call_that_is_left_is_counted_until_the_choice_changes(self) -> None:
+        from autotile.torch import products
+
+        x, w = torch.randn(4, 64), torch.randn(48, 64)
+        served = autotile.get_best_kernel("matmul", M=4, N=48, K=64, dtype="float32", device="h200")
+        calls, key = served.calls, (x.shape, w.shape, x.dtype, True, True, torch.is_grad_enabled())
+        products._products.note(key, (served, served.choice))
+        autotile.torch.linear(x, w)
+        assert served.calls == calls + 1
+        served.choice = copy.copy(served.choice)
+        autotile.torch.linear(x, w)
+        assert served.calls == calls + 1
+        default_dispatcher.clear()
+        assert key not in products._notes
+
+
+@pytest.mark.usefixtures("apart")
+class TestCompiled:
+    @pytest.mark.parametrize("dynamic", [False, True])
+    def test_a_layer_is_one_graph_of_pytorchs_operators(self, model: Any, dynamic: bool) -> None:
+        autotile.torch.accelerate(model, device="h200")
+        graphs: list[Any] = []
+
+        def keep(graph: Any, _: Any) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        compiled, x = torch.compile(model, backend=keep, fullgraph=True, dynamic=dynamic), torch.randn(4, 64)
+        assert torch.equal(compiled(x), model(x))
+        assert len(graphs) == 1
+        assert "autotile" not in graphs[0].code
+        assert "linear" in graphs[0].code
+
+    def test_a_graph_with_a_layer_joins_inductor_unless_that_is_refused(self, model: Any) -> None:
+        from autotile.torch import inductor
+
+        config = pytest.importorskip("torch._inductor.config")
+        config.inductor_choices_class = None
+        inductor._asked.clear()
+        autotile.torch.accelerate(model, device="h200")
+        torch.compile(model, backend="eager")(torch.randn(4, 64))
+        assert config.inductor_choices_class is inductor.choices_of_inductor
+        autotile.torch.join_inductor(False)
+        torch._dynamo.reset()
+        torch.compile(model, backend="eager")(torch.randn(4, 64))
+        assert config.inductor_choices_class is None
+
+    def test_anothers_choices_stay(self) -> None:
+        config = pytest.importorskip("torch._inductor.config")
+        config.inductor_choices_class = other = lambda: None
+        try:
+            with pytest.raises(InputError, match="inductor_choices_class"):
+                autotile.torch.join_inductor()
+            assert config.inductor_choices_class is other
+        finally:
+            config.inductor_choices_class = None
+
+    @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
+    def test_inductors_cache_is_used(self, model: Any, mode: str) -> None:
+        counters = torch._dynamo.utils.counters
+        autotile.torch.join_inductor()
+        x = torch.randn(4, 64)
+        expected = model(x)
+        autotile.torch.accelerate(model, device="h200")
+        for _ in range(2):
+            torch._dynamo.reset()
+            counters.clear()
+            assert torch.allclose(torch.compile(model, mode=mode, fullgraph=True)(x), expected)
+        assert counters["inductor"]["fxgraph_cache_hit"] == 1
+        assert not counters["inductor"]["fxgraph_cache_bypass"]
+
+
+def close(found: Any, expected: Any) -> bool:
+    limit = 1e-5 if found.dtype == torch.float32 else 1e-2
+    return bool((found.double() - expected.double()).norm() <= limit * expected.double().norm())
+
+
+@pytest.mark.gpu
+class TestOnGpu:
+    """float32 layers whose products are expected to be faster by far."""
+
+    SIZES = (512, 4096, 1024)
+
+    @pytest.fixture
+    def layer(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        monkeypatch.setenv("AUTOTILE_WAIT", "on")
+        default_dispatcher.clear()
+        _, n, k = self.SIZES
+        layer = nn.Linear(k, n, device="cuda")
+        made = autotile.torch.accelerate(layer)
+        assert type(layer) is autotile.torch.Linear, made.left
+        return layer
+
+    def test_calls_gradients_and_checkpoints(self, layer: Any) -> None:
+        m, n, k = self.SIZES
+        expected_of = copy.deepcopy(layer).double()
+        expected_of.__class__ = nn.Linear
+        for call in range(4):
+            x = torch.randn(m, k, device="cuda", requires_grad=True)
+            y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False) if call % 2 else layer(x)
+            wide = x.detach().double().requires_grad_()
+            true = expected_of(wide)
+            weights = torch.randn(m, n, device="cuda")
+            found = torch.autograd.grad((y * weights).sum(), (x, *layer.parameters()))
+            want = torch.autograd.grad((true * weights).sum(), (wide, *expected_of.parameters()))
+            assert close(y, true)
+            assert all(close(own, one) for own, one in zip(found, want, strict=True))
+
+    def test_a_kernel_is_launched(self, layer: Any) -> None:
+        m, _, k = self.SIZES
+        x = torch.randn(m, k, device="cuda")
+        with torch.no_grad():
+            for _ in range(3):
+                y = layer(x)
+        assert close(y, nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double()))
+        known = [one.kernel for one in default_dispatcher.products.values()]
+        assert [one for one in known if not one.is_library and one.calls]
+
+    def test_tf32_is_left_to_pytorch(self, layer: Any) -> None:
+        x = torch.randn(self.SIZES[0], self.SIZES[2], device="cuda")
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            with torch.no_grad():
+                assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
+
+    @pytest.mark.usefixtures("apart")
+    @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+    @pytest.mark.parametrize("has_bias", [False, True])
+    def test_inductor_calls_the_kernel(self, layer: Any, mode: str, has_bias: bool) -> None:
+        if not has_bias:
+            layer.bias = None
+        code = pytest.importorskip("torch._inductor.utils").run_and_get_code
+        autotile.torch.join_inductor()
+        x = torch.randn(self.SIZES[0], self.SIZES[2], device="cuda")
+        with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
+            compiled = torch.compile(layer, mode=mode, fullgraph=True)
+            y, sources = code(compiled, x)
+            y = y.clone()
+            for _ in range(3):
+                assert torch.equal(compiled(x), y)
+        bias = layer.bias.double() if has_bias else None
+        assert close(y, nn.functional.linear(x.double(), layer.weight.double(), bias))
+        assert "extern_kernels.autotile_" in "".join(sources)
+
+    @pytest.mark.usefixtures("apart")
+    def test_stacks_gradients_and_dynamic_sizes_of_a_compiled_graph(self) -> None:
+        autotile.torch.join_inductor()
+        a, b = (torch.randn(4, 512, 512, device="cuda", requires_grad=True) for _ in range(2))
+        weights = torch.randn(4, 512, 512, device="cuda")
+        found = torch.autograd.grad((torch.compile(torch.bmm)(a, b) * weights).sum(), (a, b))
+        want = torch.autograd.grad((torch.bmm(a.double(), b.double()) * weights).sum(), (a, b))
+        assert all(close(own, one) for own, one in zip(found, want, strict=True))
+        compiled = torch.compile(torch.mm, dynamic=True)
+        for m in (65, 130, 777):
+            x, y = torch.randn(m, 512, device="cuda"), torch.randn(512, 300, device="cuda")
+            assert close(compiled(x, y), x.double() @ y.double())
+
+    def test_a_captured_layer(self, layer: Any) -> None:
+        x = torch.randn(self.SIZES[0], self.SIZES[2], device="cuda")
+        with torch.no_grad():
+            expected = layer(x)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                y = layer(x)
+            x.mul_(2.0)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert close(y - layer.bias, 2.0 * (expected - layer.bias))
