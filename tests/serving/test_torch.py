@@ -201,8 +201,7 @@ class TestLeftToPytorch:
         assert str(exported.graph).count("aten.linear.default") == 3
 
     def test_a_call_that_is_left_is_counted_until_the_choice_changes(self) -> None:
-        from autotile.torch import products
-
+        products = autotile.torch.products
         x, w = torch.randn(4, 64), torch.randn(48, 64)
         served = autotile.get_best_kernel("matmul", M=4, N=48, K=64, dtype="float32", device="h200")
         calls, key = served.calls, (x.shape, w.shape, x.dtype, True, True, torch.is_grad_enabled())
@@ -234,7 +233,7 @@ class TestCompiled:
         assert "linear" in graphs[0].code
 
     def test_a_graph_with_a_layer_joins_inductor_unless_that_is_refused(self, model: Any) -> None:
-        from autotile.torch import inductor
+        inductor = autotile.torch.inductor
 
         config = pytest.importorskip("torch._inductor.config")
         config.inductor_choices_class = None
