@@ -279,6 +279,8 @@ class TestRepeated:
     @pytest.mark.parametrize("dtype", NAMES)
     def test_each_stream_and_each_capture_is_in_order(self, torch: Any, product: Any, dtype: str) -> None:
         a, b = (torch.randn(64, 64, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
+        product(a, b)
+        assert wait_for_compilations(60)  # PyTorch may compute the first
         expected = product(a, b)
         streams = [torch.cuda.Stream() for _ in range(3)]
         torch.cuda.synchronize()
