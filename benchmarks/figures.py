@@ -27,6 +27,7 @@ DOCS = ("guide", "tuning", "serving", "distributed", "database", "reports", "pyt
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in DOCS))
 BLOCK = re.compile(r"(<!-- figures: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 KERNEL_TUNER = "Kernel Tuner 1.5"
+SIDES = ("torch", "autotile")
 
 
 def main() -> None:
@@ -240,12 +241,15 @@ def stutter() -> str:
     for name in recorded("stutter"):
         found = record(name)
         rows = [
-            (dtype, phase, who, *(f"{figures[who][key]:.3f}" for key in ("median", "p99", "worst")))
+            (
+                dtype,
+                phase,
+                *(" / ".join(f"{figures[who][key]:.2f}" for key in ("median", "p99", "worst")) for who in SIDES),
+            )
             for dtype, phases in found["ms"].items()
             for phase, figures in phases.items()
-            for who in ("torch", "autotile")
         ]
-        shown = table(("dtype", "process", "", "median, ms", "99th percentile", "worst"), rows)
+        shown = table(("dtype", "process, call", *(f"{who}, ms" for who in SIDES)), rows)
         parts.append(f"{shown}\n\n{found['sizes']:,} sizes each, {found['device']}. {source(name)}")
     return linked("\n\n".join(parts) or "There is no record yet.", "guide")
 
@@ -259,7 +263,7 @@ def models() -> str:
         modes = dict.fromkeys(row["mode"] for row in rows)
         cells: dict[tuple[str, str, str], dict[str, str]] = {}
         for row in rows:
-            times = " -> ".join(f"{row[side]['wall_ms']:.3g}" for side in ("torch", "autotile"))
+            times = " -> ".join(f"{row[side]['wall_ms']:.3g}" for side in SIDES)
             text = f"{row['ratio'][0]:.2f} ({times})"
             mark = "" if row["verdict"] == "ok" else f", {row['verdict']}"
             cells.setdefault((row["model"], row["cell"], row["dtype"]), {})[row["mode"]] = text + mark

@@ -342,7 +342,7 @@ def measured(cell: Cell, mode: str, given: argparse.Namespace) -> dict[str, Any]
     exact = tuple(x.double() if x.is_floating_point() else x for x in inputs)
     expected = computed(copy.deepcopy(model).double(), exact, cell.trains)
     ours = copy.deepcopy(model)
-    replaced = [] if given.same else accelerate(ours)
+    report = None if given.same else autotile.torch.accelerate(ours)
     if given.tune:
         with autotile.tuning(budget=f"{given.tune}s"):
             computed(ours, inputs, cell.trains)
@@ -351,6 +351,7 @@ def measured(cell: Cell, mode: str, given: argparse.Namespace) -> dict[str, Any]
     for side, module in zip(SIDES, (model, ours), strict=True):
         called = module
         if mode != "eager":
+            autotile.torch.join_inductor(side == "autotile" and not given.same)
             called = torch.compile(module, mode="default" if mode == "compile" else mode)
         begin = time.perf_counter()
         made = computed(called, inputs, cell.trains)
@@ -383,17 +384,10 @@ def measured(cell: Cell, mode: str, given: argparse.Namespace) -> dict[str, Any]
         "ratio": [ratio.value, ratio.low, ratio.high],
         "target": cell.target,
         "verdict": verdict(ratio, cell.target, errors["torch"], errors["autotile"]),
-        "replaced": replaced,
+        "replaced": [name for layer in report.replaced for name in layer.names] if report else [],
+        "left": report.left if report else {},
         "served": sorted({f"{served.operation}: {served.kernel}, {served.tier}" for served in kernels}),
     }
-
-
-def accelerate(model: nn.Module) -> list[str]:
-    """Accelerate a model in place and return what was replaced."""
-    found = [(name, part) for name, part in model.named_modules() if type(part) is nn.Linear and part.weight.is_cuda]
-    for _, part in found:
-        part.__class__ = autotile.torch.Linear
-    return [name for name, _ in found]
 
 
 def computed(model: Callable[..., Tensor], inputs: Sequence[Tensor], trains: bool) -> Tensor:

@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,33 @@ class TestRowSums:
         served = autotile.get_best_kernel(self.FILE, **request)
         assert (served.kernel, served.is_library, dict(served.config)) == ("cupy", True, {})
         assert not autotile.get_best_kernel(self.FILE, library=False, **request).is_library
+
+
+class TestModels:
+    """Programs of PyTorch, small and on the CPU, where all layers are left to PyTorch."""
+
+    @pytest.mark.parametrize(
+        ("program", "options", "needs"),
+        [
+            ("language_model/serve.py", "--batches 1 3 --longest 9 --new 3 --width 128 --layers 1", "transformers"),
+            ("train_transformer/train.py", "--steps 4 --width 64 --layers 1 --batch 2 --length 16", "torch"),
+            ("image_model/classify.py", "--batches 1 2 --width 64 --layers 1 --rounds 2 --modes eager", "torch"),
+        ],
+    )
+    def test_they_run(self, program: str, options: str, needs: str) -> None:
+        pytest.importorskip(needs)
+        command = [sys.executable, FOLDER / program, "--device", "cpu", *options.split()]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "it is on the device cpu" in done.stdout
+
+    def test_serving_says_what_is_missing(self) -> None:
+        pytest.importorskip("torch")
+        program = "import runpy, sys; sys.modules['transformers'] = None; runpy.run_path(sys.argv[1])"
+        command = [sys.executable, "-c", program, FOLDER / "language_model" / "serve.py"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.endswith("this example needs transformers: pip install transformers\n")
 
 
 @pytest.mark.parametrize("script", sorted(FOLDER.glob("*/*.sh")), ids=lambda path: path.parent.name)

@@ -9,6 +9,7 @@ import argparse
 import random
 import statistics
 import time
+from contextlib import nullcontext
 
 import torch
 
@@ -68,7 +69,7 @@ def seconds(batch: dict[str, torch.Tensor], tokens: int) -> float:
 
 batches = {size: prompts(size) for size in given.batches}
 if given.tune:
-    with autotile.tuning(budget=given.tune):
+    with autotile.torch.accelerate(model), autotile.tuning(given.tune):
         for batch in batches.values():
             seconds(batch, 2)
 
@@ -78,12 +79,10 @@ for size, batch in batches.items():
     times = {"torch": [], "autotile": []}
     for turn in range(given.rounds + 1):  # the first warms up
         for side, found in times.items():
-            report = autotile.torch.accelerate(model) if side == "autotile" else None
-            first, all_of_them = seconds(batch, 1), seconds(batch, given.new)
+            with autotile.torch.accelerate(model) if side == "autotile" else nullcontext():
+                first, all_of_them = seconds(batch, 1), seconds(batch, given.new)
             if turn:
                 found.append((1e3 * first, 1e3 * (all_of_them - first) / (given.new - 1)))
-            if report is not None:
-                report.undo()
     torch_ms, ours_ms = ([statistics.median(part) for part in zip(*times[side], strict=True)] for side in times)
     columns = (f"{theirs:9.2f} {ours:9.2f}" for theirs, ours in zip(torch_ms, ours_ms, strict=True))
     print(f"{size:5} {batch['input_ids'].shape[1]:6}   " + "       ".join(columns))
