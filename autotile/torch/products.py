@@ -77,18 +77,19 @@ class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
     backward = staticmethod(_backward)
 
 
-def _asked(path: str) -> Callable[[], Any]:
+def _asked(path: str) -> Callable[..., Any]:
     """Return a function of PyTorch that is not public; in a version without it, one that returns True."""
     found: Any = torch._C
     for name in path.split("."):
         found = getattr(found, name, None)
-    return found if callable(found) else lambda: True
+    return found if callable(found) else lambda *_: True
 
 
 PLAIN = (Tensor, torch.nn.Parameter)
 _has_dispatch_mode, _has_function_mode = _asked("_len_torch_dispatch_stack"), _asked("_len_torch_function_stack")
 _has_transform, _is_traced = _asked("_functorch.peek_interpreter_stack"), _asked("_get_tracing_state")
 allows_tf32 = _asked("_get_cublas_allow_tf32")
+_hooks_of_saved = _asked("_autograd._top_saved_tensors_default_hooks")
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _is_autocast, _forward_mode = torch.is_autocast_enabled, torch.autograd.forward_ad
 _torch_linear, _torch_matmul = torch.nn.functional.linear, torch.matmul
@@ -190,12 +191,7 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
         return result
     key = (a.shape, b.shape, a.dtype, emulate)
     if _is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        # Decided once and for all: checkpoints compare what a repeated forward pass saves with what the first one did.
-        by_torch = _notes.get(("recorded", key))
-        if by_torch is None:
-            problem = _product_of(a, b, emulate)
-            kernel = find_product(**problem) if problem is not None else None
-            by_torch = _products.note(("recorded", key), kernel is not None and kernel.is_library)
+        by_torch = _decision(key, lambda: _product_of(a, b, emulate), lambda kernel: kernel.is_library)
         if by_torch and _is_plain(a):
             return _torch_matmul(a, b)
         recorded: Tensor = _Differentiable.apply(a, b, emulate)
@@ -292,18 +288,34 @@ def _decided_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate:
         return _torch_linear(input, weight, bias)
     if not (_is_grad_enabled() and (input.requires_grad or weight.requires_grad or _requires_grad(bias))):
         return _launched_linear(input, weight, bias, emulate, key)
-    # Recorded once and for all: checkpoints compare what a repeated forward pass saves with what the first one did.
-    recorded = _notes.get(("recorded", key))
-    if recorded is None:
-        kernel = find_product(**_problem(input, weight, emulate))
-        gains = kernel is not None and Gain.of(kernel, final=True).is_worthwhile(bias=bias is not None, recorded=True)
-        recorded = _products.note(("recorded", key), gains)
-        if not gains:
-            _leave(key, kernel) if kernel is not None else _products.note(key, (_UNSERVED, None))
-    if not recorded:
+
+    def gains(kernel: BoundKernel) -> bool:
+        is_worthwhile = Gain.of(kernel, final=True).is_worthwhile(bias=bias is not None, recorded=True)
+        if not is_worthwhile:
+            _leave(key, kernel)
+        return is_worthwhile
+
+    if not _decision(key, lambda: _problem(input, weight, emulate), gains):
         return _torch_linear(input, weight, bias)
     result: Tensor = _RecordedLinear.apply(input, weight, bias, emulate, key)
     return result
+
+
+def _decision(
+    key: object, find_problem: Callable[[], dict[str, Any] | None], decide: Callable[[BoundKernel], bool]
+) -> bool:
+    """Return what is decided of a kind of recorded product, by what serves it; False if nothing does.
+
+    It stays within checkpoints, which compare what a repeated forward pass saves with what the first one did.
+    """
+    known = _notes.get(("recorded", key))
+    if known is None or (known[0].choice is not known[1] and _hooks_of_saved(True) is None):
+        problem = find_problem()
+        kernel = find_product(**problem) if problem is not None else None
+        decided = kernel is not None and decide(kernel)
+        by = kernel if kernel is not None else _UNSERVED
+        known = _products.note(("recorded", key), (by, by.choice, decided))
+    return bool(known[2])
 
 
 def _requires_grad(bias: Tensor | None) -> bool:

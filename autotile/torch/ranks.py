@@ -66,3 +66,4 @@ def sync_choices(group: Any = None, *, strict: bool = False) -> None:
     """
     ranks = _Group(group)
     default_dispatcher.pins.synchronize(ranks.broadcast, ranks.all_agree, is_first=ranks.is_first, strict=strict)
+    default_dispatcher.products.notes.clear()  # what was left to PyTorch by the times that each rank knows

@@ -215,6 +215,42 @@ class TestLeftToPytorch:
         assert key not in products._notes
 
 
+class TestRecorded:
+    def test_what_is_decided_changes_with_the_choice_but_not_within_a_checkpoint(self) -> None:
+        products = autotile.torch.products
+        problem = {"m": 4, "n": 48, "k": 64, "dtype": "float32", "trans_b": True, "device": "h200"}
+        served, decided = products.find_product(**problem), []
+
+        def decision() -> bool:
+            made: bool = products._decision("a kind", lambda: problem, lambda kernel: not decided.append(kernel))
+            return made
+
+        default_dispatcher.products.notes.clear()
+        assert decision()
+        assert decision()
+        assert decided == [served]
+        served.choice = copy.copy(served.choice)
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: one, lambda one: one):
+            assert decision()
+        assert decided == [served]
+        assert decision()
+        assert decided == [served, served]
+        assert not products._decision("another", lambda: None, lambda kernel: True)
+
+    @pytest.mark.parametrize("shape", [(4, 64), (2, 3, 64), (64,)])
+    def test_gradients_are_those_of_pytorch(self, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+        """By PyTorch's products, in place of launches."""
+        products = autotile.torch.products
+        monkeypatch.setattr(products, "_launched_linear", lambda x, w, b, *_: nn.functional.linear(x, w, b))
+        monkeypatch.setattr(products, "matmul", lambda a, b, emulate: a @ b)
+        given = [torch.randn(size, requires_grad=True) for size in (shape, (48, 64), (48,))]
+        expected = nn.functional.linear(*given)
+        weights = torch.randn_like(expected)
+        want = torch.autograd.grad((expected * weights).sum(), given)
+        found = torch.autograd.grad((products._RecordedLinear.apply(*given, True, ()) * weights).sum(), given)
+        assert all(torch.allclose(own, one, atol=1e-4) for own, one in zip(found, want, strict=True))
+
+
 @pytest.mark.usefixtures("apart")
 class TestCompiled:
     @pytest.mark.parametrize("dynamic", [False, True])
