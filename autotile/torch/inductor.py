@@ -30,7 +30,7 @@ def autotile_mm(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
     known = _products.find(a, b, _KERNELS_ONLY) if is_direct else None
     if known is not None and known.launch(a, b, out) is not None:
         return out
-    made = default_dispatcher.matmul(a.detach(), b.detach(), out if is_direct else None, library=False, wait=True)
+    made = default_dispatcher.matmul(a, b, out if is_direct else None, library=False, wait=True)
     return out if is_direct else out.copy_(made)
 
 

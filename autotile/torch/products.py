@@ -348,8 +348,9 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
         return _torch_linear(input, weight, bias)
     result: Tensor | None = known.launch(input, weight)
     if result is None:  # nothing was launched in this thread and on this stream before
-        rows = input.detach().view(-1, input.shape[-1])
-        result = _multiply(rows, weight.detach().t(), emulate).view(*input.shape[:-1], weight.shape[0])
+        n, k = weight.shape
+        factor = weight.detach() if is_transposed(n, k) else weight.detach().t()
+        result = kernel(input.detach().view(-1, k), factor).view(*input.shape[:-1], n)
     return result if bias is None else result.add_(bias.detach())
 
 
