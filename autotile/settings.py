@@ -361,7 +361,7 @@ def forget_passwords() -> None:
 
 
 def overrides_float32() -> bool:
-    """Return whether the environment may replace the float32 arithmetic of NVIDIA's libraries by a less exact one."""
+    """Return True if the environment may replace the float32 arithmetic of NVIDIA's libraries by a less exact one."""
     variables = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION")
     return any(os.environ.get(variable, "0") not in ("", "0") for variable in variables)
 

@@ -21,6 +21,7 @@ MEASURED = re.compile(r"(?<![\w=.])\d[\d,.]*(?: to \d[\d,.]*)? (?:us|ms|TFLOP/s|
 _GUIDE = {
     "95 %",  # the level of an interval
     "10 %",  # who takes part in a last race
+    "3 %",  # by which a kernel must be expected to be faster than PyTorch's own function
     "1 %",  # options, and the share of the time that counting misses may take
     "12 %",  # an example of a sentence that `tune` prints
     "22 us",  # an example of a sentence of `explain`

@@ -89,7 +89,7 @@ class Transfer(Result):
         yield [*facts, *((label.replace("_", " "), str(value)) for label, value in self.details.items())]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was transferred, with the details."""
+        """Return the transfer with its details."""
         return {
             "action": self.action,
             "file": str(self.file),
@@ -589,7 +589,7 @@ def _prepare(
 
 @dataclass(frozen=True, slots=True)
 class _Export:
-    """What the writers of trials write, and where."""
+    """Trials of a study, and the file to write them to."""
 
     path: Path
     kernel: Kernel

@@ -229,7 +229,7 @@ class PlanResult(Result):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MissesResult(PlanResult):
-    """What became of missed problems; ``asked_database`` is the database as it was given, None for the user's own."""
+    """Outcomes of missed problems; ``asked_database`` is the database as it was given, None for the user's own."""
 
     asked_database: str | None = None
 
@@ -365,7 +365,7 @@ class PlanRun:
 
     @property
     def result(self) -> PlanResult:
-        """What became of the problems so far."""
+        """Outcomes of the problems so far."""
         entries = [
             self._entries.get(number) or PlanEntry(planned, gpu_name, "left")
             for number, (planned, gpu_name, _) in enumerate(self._places)
@@ -460,7 +460,7 @@ class _Model:
     device_of: Callable[[GpuName], DeviceProperties | None]
 
     def allows(self, planned: PlannedProblem, gpu: GpuName) -> bool:
-        """Return whether a problem is to be tuned on a GPU."""
+        """Return True if a problem is to be tuned on a GPU."""
         if not self.has(gpu):
             return False
         if not planned.gpus or not self.name:
@@ -473,7 +473,7 @@ class _Model:
 
 
 def has_several_models(options: TuneOptions) -> bool:
-    """Return whether the GPUs are of several models, whose times are studies of their own.
+    """Return True if the GPUs are of several models, whose times are studies of their own.
 
     Raises
     ------

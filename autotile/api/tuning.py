@@ -282,7 +282,7 @@ def tune(
 
 
 def _is_extent(size: object) -> bool:
-    """Return whether a size is several: a list, a range, or text such as ``1..8192``."""
+    """Return True if a size is several: a list, a range, or text such as ``1..8192``."""
     return isinstance(size, list | tuple | range) or (isinstance(size, str) and (".." in size or "," in size))
 
 

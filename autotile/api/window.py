@@ -86,7 +86,7 @@ class _Collected:
         return self.lookup.location, self.dispatcher.l2
 
     def find(self, *, pinned: bool = False) -> BoundKernel | None:
-        """Return what would be served now, whatever is pinned unless that counts; None if nothing computes it."""
+        """Return the kernel that would be served now, pinned or not unless that counts; None if there is none."""
         pins = self.dispatcher.pins
         try:
             with nullcontext() if pinned else pins.instead(None):
@@ -95,7 +95,7 @@ class _Collected:
             return None
 
     def is_exact(self, *, pinned: bool = False) -> bool:
-        """Return whether the result that is served was tuned for it."""
+        """Return True if the result that is served was tuned for it."""
         served = self.find(pinned=pinned)
         return served is not None and served.tier == "exact"
 
@@ -370,7 +370,7 @@ def _raced(entry: PlanEntry, request: _Collected) -> PlanEntry:
 
 
 def _served() -> dict[BoundKernel, Dispatcher]:
-    """Return what the program or a dispatcher keeps, each with its dispatcher."""
+    """Return the kernels that the program or a dispatcher keeps, each with its dispatcher."""
     return {kernel: one for one in list(dispatchers) for kernel, *_ in one.refresher.kernels()}
 
 
@@ -398,7 +398,7 @@ def _rank() -> tuple[int, int]:
 
 
 def _with_memory(entry: PlanEntry) -> PlanEntry:
-    """Return what became of a problem; one that did not fit in memory says who may hold it."""
+    """Return the outcome of a problem; one that did not fit in memory says who may hold it."""
     gpu = next((gpu for gpu in entry.planned.gpus if isinstance(gpu, int)), None)
     if entry.state != "failed" or gpu is None or "memory" not in entry.reason.lower():
         return entry

@@ -561,7 +561,7 @@ def _write(result: Any, csv: str | None, parquet: str | None, *, as_json: bool) 
 
 
 def _kept(result: Any) -> str:
-    """Return what an interrupted command has done, for a message."""
+    """Return the work of an interrupted command, for a message."""
     if hasattr(result, "planned"):
         return f" after {len(result):,} of {result.planned:,}"
     counted = isinstance(getattr(result, "outcomes", None), Mapping)

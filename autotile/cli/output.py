@@ -214,7 +214,7 @@ class _OptionalStream:
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
-        """Return whether the stream is a terminal."""
+        """Return True if the stream is a terminal."""
         try:
             return self._stream is not None and self._stream.isatty()
         except (OSError, ValueError):

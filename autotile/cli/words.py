@@ -139,7 +139,7 @@ def read_followed(words: Sequence[str]) -> dict[str, Any]:
 
 
 def is_database(word: str) -> bool:
-    """Return whether an argument is the path or URL of a database, which need not exist, rather than a kernel."""
+    """Return True if an argument is the path or URL of a database, which need not exist, rather than a kernel."""
     from autotile.database.paths import looks_like_url
     from autotile.settings import user_path
 

@@ -201,7 +201,7 @@ def device_profile(name: str) -> DeviceProperties:
 
 
 def is_name_of(name: str, gpu: DeviceProperties) -> bool:
-    """Return whether a name is that of a GPU or of its profile."""
+    """Return True if a name is that of a GPU or of its profile."""
     if name.casefold() == gpu.name.casefold():
         return True
     try:

@@ -31,7 +31,7 @@ class Interval:
         return (self.high - self.low) / (2.0 * self.value)
 
     def contains(self, value: float) -> bool:
-        """Return whether ``value`` is in the closed interval."""
+        """Return True if ``value`` is in the closed interval."""
         return self.low <= value <= self.high
 
     def to_json(self, name: str = "ratio") -> dict[str, Any]:
@@ -164,7 +164,7 @@ def discard_reason(best_us: float) -> str:
 
 
 def is_tie(ratio: Interval) -> bool:
-    """Return whether a ratio shows neither side to be faster: its interval contains 1."""
+    """Return True if a ratio shows neither side to be faster: its interval contains 1."""
     return ratio.contains(1.0)
 
 

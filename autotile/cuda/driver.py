@@ -82,7 +82,7 @@ def outside_of_captures() -> Iterator[None]:
 
 @lru_cache
 def has_driver() -> bool:
-    """Return whether the NVIDIA driver is installed; true on systems where this cannot be checked quickly."""
+    """Return True if the NVIDIA driver is installed; true on systems where this cannot be checked quickly."""
     if not sys.platform.startswith("linux"):
         return True
     try:
@@ -241,7 +241,7 @@ def attribute_launch(
 
 
 def declares_cluster(function_pointer: int) -> bool:
-    """Return whether a function has a cluster of its own, ``__cluster_dims__``."""
+    """Return True if a function has a cluster of its own, ``__cluster_dims__``."""
     driver, value = load_driver(), ctypes.c_int()
     function = ctypes.c_void_p(function_pointer)
     return driver.cuFuncGetAttribute(ctypes.byref(value), _REQUIRED_CLUSTER_WIDTH, function) == 0 and value.value > 0

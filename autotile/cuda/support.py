@@ -253,7 +253,7 @@ class GuardedBuffer:
         return self._support.hash_words(self.pointer, self._words)
 
     def differs_from(self, other: GuardedBuffer) -> bool:
-        """Return whether the arrays differ in any word."""
+        """Return True if the arrays differ in any word."""
         return self._support.count_unlike(self.pointer, other.pointer, self._words) > 0
 
 

@@ -341,7 +341,7 @@ class Timer:
         return times
 
     def can_capture(self, launch: Launch) -> bool:
-        """Return whether a launch can be captured in a CUDA graph, as some libraries cannot."""
+        """Return True if a launch can be captured in a CUDA graph, as some libraries cannot."""
         with self._stream:
             try:
                 _captured([launch], 1)

@@ -455,7 +455,7 @@ def parse_location(location: str | Path) -> Location:
 
 
 def _is_shown(key: str, value: str) -> bool:
-    """Return whether the value of a query parameter can be no secret."""
+    """Return True if the value of a query parameter can be no secret."""
     plain = _PLAIN_OPTIONS if key == "options" else _PLAIN_VALUE
     return key in _SHOWN_PARAMETERS and plain.fullmatch(value) is not None and masked_message(value) == value
 
@@ -866,7 +866,7 @@ def _turn(connection: Connection, timeout_s: float) -> Iterator[None]:
 
 
 def is_current(connection: Connection, location: Location) -> bool:
-    """Return whether the database has the current schema; False if it is empty or older.
+    """Return True if the database has the current schema; False if it is empty or older.
 
     Raise if it was written by a newer autotile, belongs to another program, or was changed by one.
     """
@@ -983,7 +983,7 @@ def set_aside(path: Path, seen: tuple[int, int]) -> tuple[str, ...]:
 
 
 def is_healthy(path: Path) -> bool:
-    """Return whether SQLite reads all of a file over a new connection and finds no damage."""
+    """Return True if SQLite reads all of a file over a new connection and finds no damage."""
     access = "mode=ro" if has_wal(path) else "immutable=1"  # which makes no files beside it
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?{access}", uri=True)) as connection:

@@ -233,7 +233,7 @@ def study_columns(key: TuningKey) -> tuple[str, str, str]:
 
 
 def study_document(key: TuningKey) -> dict[str, Any]:
-    """Return what identifies a study as JSON values, with the device as an object."""
+    """Return the key of a study as JSON values, with the device as an object."""
     return {
         "kernel": key.kernel,
         "problem": dict(key.sizes),
@@ -245,7 +245,7 @@ def study_document(key: TuningKey) -> dict[str, Any]:
 
 
 def versioned_document(key: TuningKey) -> dict[str, Any]:
-    """Return what identifies a study as JSON values, with the versions of compiler and template."""
+    """Return the key of a study as JSON values, with the versions of compiler and template."""
     return {
         **study_document(key),
         "device": key.gpu_name,

@@ -72,7 +72,7 @@ def plausible(moment: str) -> str:
 def _read(
     database: Database, table: Table, parse: Callable[[Row], Value], *order: ColumnElement[Any], **of: str | None
 ) -> list[Value]:
-    """Return what rows hold, selected by columns; a column that is None selects all."""
+    """Return the contents of rows, selected by columns; a column that is None selects all."""
     query = select(table).order_by(*order, table.c.id.desc())
     query = query.where(*(table.c[name] == value for name, value in of.items() if value is not None))
     with database.reading() as connection:

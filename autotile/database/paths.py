@@ -70,7 +70,7 @@ _OPTION = re.compile(r"^(--[^=]*=?|-.=?)", re.DOTALL)
 
 
 def looks_like_url(location: str) -> bool:
-    """Return whether a location is a URL or can only be meant as one, so that it must not become a path."""
+    """Return True if a location is a URL or can only be meant as one, so that it must not become a path."""
     return any(
         "://" in text or _SCHEME.match(text) or _CREDENTIALS.match(text) or _has_secret_parameter(text)
         for text in {location, _decoded(location)}
@@ -95,7 +95,7 @@ def unparsed_text(location: str) -> str:
 
 
 def has_password(argument: str) -> bool:
-    """Return whether an argument of a command line is a URL that may hold a password, also with one that is masked.
+    """Return True if an argument of a command line is a URL that may hold a password, also with one that is masked.
 
     Where a password is misplaced, the argument cannot be told from one that has none, so a colon after the scheme
     counts, except before a port.
@@ -264,13 +264,13 @@ def file_identity(path: Path) -> tuple[int, int] | None:
 
 
 def has_wal(path: Path) -> bool:
-    """Return whether a write-ahead log with entries that the database file lacks lies beside it."""
+    """Return True if a write-ahead log with entries that the database file lacks lies beside it."""
     log = path.with_name(f"{path.name}-wal")
     return log.exists() and log.stat().st_size > 0
 
 
 def is_disk_full(folder: Path) -> bool:
-    """Return whether the disk of a folder lacks room for the files that SQLite needs beside a database."""
+    """Return True if the disk of a folder lacks room for the files that SQLite needs beside a database."""
     disk = os.statvfs(folder)
     # /proc and similar file systems report no blocks at all, and are not full
     return disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < _MIN_FREE_BYTES

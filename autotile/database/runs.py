@@ -574,7 +574,7 @@ def claiming_runs(connection: Connection, study_id: int) -> set[int]:
 
 
 def is_gone(owner: str) -> bool:
-    """Return whether a claim is of a process of this machine that has ended."""
+    """Return True if a claim is of a process of this machine that has ended."""
     words = owner.split(" ")
     if len(words) != 4 or words[3] != _machine() or not words[1].isdecimal():
         return False
@@ -582,7 +582,7 @@ def is_gone(owner: str) -> bool:
 
 
 def _is_server(connection: Connection) -> bool:
-    """Return whether the database is on a server, where others write too, and each statement is a round trip."""
+    """Return True if the database is on a server, where others write too, and each statement is a round trip."""
     return connection.dialect.name == "postgresql"
 
 

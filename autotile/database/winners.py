@@ -1,4 +1,4 @@
-"""What is served from a database: winners, rules, verdicts and misses, their JSON, and the queries that read them.
+"""Served contents of a database: winners, rules, verdicts and misses, their JSON, and the queries that read them.
 
 Each query is stated once, as SQL text and a function of its rows. `autotile.database.database.Database.read` runs them
 on every database. `read_file` and `write_file` run them on an SQLite file of the current schema without SQLAlchemy,
@@ -492,7 +492,7 @@ def write_file(path: Path, statement: str, rows: Sequence[Row], *, timeout_s: fl
 
 
 def _is_current(connection: sqlite3.Connection) -> bool:
-    """Return whether a file has the current schema, and no view or trigger that autotile did not create."""
+    """Return True if a file has the current schema, and no view or trigger that autotile did not create."""
     if foreign_object(connection.execute, SCHEMA_REVISION):
         return False
     return connection.execute(f"SELECT version_num FROM {VERSION_TABLE} LIMIT 2").fetchall() == [(SCHEMA_REVISION,)]

@@ -418,7 +418,7 @@ _Variant = tuple[str, tuple[tuple[str, int], ...], Config]
 def _chosen_by_models(
     operation: Operation, database: Database | None, dtype: str | None
 ) -> tuple[dict[str, list[_Variant]], list[str]]:
-    """Return what the models of an operation choose among, by kernel, and the architectures of their GPUs.
+    """Return the configurations that models of an operation choose among, by kernel, and their GPUs' architectures.
 
     They are the user's and those that ship, for all flags that they were learned for.
     """

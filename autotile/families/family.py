@@ -753,7 +753,7 @@ def _model_us(traits: Traits, weights: Matrix) -> Matrix:
 
 
 def _is_within(inner: Mapping[str, Vector], outer: Mapping[str, Vector]) -> Mask:
-    """Return whether no size of a problem exceeds another's and no flag differs, shape (inner, outer)."""
+    """Return True if no size of a problem exceeds another's and no flag differs, shape (inner, outer)."""
     found = []
     for name in inner:
         size, other = inner[name][:, None], outer[name][None, :]

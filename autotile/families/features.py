@@ -64,7 +64,7 @@ def without_limit(device: DeviceProperties) -> DeviceProperties:
 def meet_rules(
     spec: KernelSpec, device: DeviceProperties, configs: Sequence[Config], problems: Sequence[Mapping[str, int]]
 ) -> NDArray[np.bool_]:
-    """Return whether configurations meet the rules of the kernel's file, shape (problems, configurations)."""
+    """Return True if configurations meet the rules of the kernel's file, shape (problems, configurations)."""
     table = SizeColumns(spec, device, problems)
     every = np.ones(len(problems), np.bool_)
     rules = [rule.expression for rule in spec.rules]

@@ -320,7 +320,7 @@ class KernelRules:
     def are_met(
         self, number: int, config: Config, sizes: Mapping[str, int], names: Mapping[str, Value], dtype: str
     ) -> bool:
-        """Return whether a configuration, at a position, is valid for a problem; ``names`` are those of `names_of`."""
+        """Return True if a configuration, at a position, is valid for a problem; ``names`` are those of `names_of`."""
         spec, device = self.spec, self.device
         if spec.computed:
             return not check_config(spec, config, sizes, device, dtype)
@@ -337,7 +337,7 @@ class KernelRules:
 
 
 def is_declared(spec: KernelSpec, config: Config) -> bool:
-    """Return whether a kernel, maybe of another version than a configuration, has its parameters and values."""
+    """Return True if a kernel, maybe of another version than a configuration, has its parameters and values."""
     declared = {parameter.name: parameter.values for parameter in spec.parameters}
     return config.keys() == declared.keys() and all(config[name] in values for name, values in declared.items())
 

@@ -86,12 +86,12 @@ RESERVED = {
 
 
 def is_c_identifier(name: str) -> bool:
-    """Return whether a name is a C identifier."""
+    """Return True if a name is a C identifier."""
     return name.isascii() and name.isidentifier()
 
 
 def is_keyword(name: str) -> bool:
-    """Return whether a name is a keyword of Python or C++, or reserved in a search-space file."""
+    """Return True if a name is a keyword of Python or C++, or reserved in a search-space file."""
     return keyword.iskeyword(name) or name in _CXX_KEYWORDS or name in RESERVED
 
 
@@ -101,7 +101,7 @@ def python_source(name: str) -> str:
 
 
 def is_python_source(source: str) -> bool:
-    """Return whether a source is from `python_source`: it has no lines, and its keys are arguments of a call."""
+    """Return True if a source is from `python_source`: it has no lines, and its keys are arguments of a call."""
     return source.startswith("<kernel ")
 
 
@@ -858,7 +858,7 @@ def _is_on_device(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is an array, or stands for one."""
+    """Return True if a value is an array, or stands for one."""
     return isinstance(value, np.ndarray | ShapeOnly) or _is_on_device(value)
 
 

@@ -68,7 +68,7 @@ def refuse(bad: Rows, where: Rows, problem: str) -> None:
 
 
 def any_row(rows: Rows) -> bool:
-    """Return whether any row is selected; `numpy.any` takes microseconds for a scalar."""
+    """Return True if any row is selected; `numpy.any` takes microseconds for a scalar."""
     return bool(rows.any()) if isinstance(rows, np.ndarray) else bool(rows)
 
 
@@ -360,7 +360,7 @@ def _truth(x: Any) -> Any:
 
 
 def has_kind(x: Any, kinds: str) -> bool:
-    """Return whether an operand's values are of one of NumPy's kinds: b, i, u, f, c."""
+    """Return True if an operand's values are of one of NumPy's kinds: b, i, u, f, c."""
     return np.result_type(getattr(x, "dtype", type(x))).kind in kinds
 
 

@@ -101,7 +101,7 @@ class Kernel:
     break, and those in the names of entries that these files do not use, as a header might declare them."""
 
     def has_source_of(self, other: Kernel) -> bool:
-        """Return whether a configuration of both compiles to the same code: their files are the same."""
+        """Return True if a configuration of both compiles to the same code: their files are the same."""
         return (self.source_hash, self.spec.text) == (other.source_hash, other.spec.text)
 
     @property
@@ -255,7 +255,7 @@ def load_named_kernel(name: str) -> Kernel:
 
 
 def is_path(name: str) -> bool:
-    """Return whether a kernel is named by the path of its search-space file."""
+    """Return True if a kernel is named by the path of its search-space file."""
     return name.endswith(".toml") or "/" in name or "\\" in name
 
 

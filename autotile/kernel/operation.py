@@ -151,7 +151,7 @@ class Operation:
         return tuple(name for name in self.sizes if name not in self.flags and name not in self.conditions)
 
     def is_optional(self, name: str) -> bool:
-        """Return whether a problem may omit a size: flags, conditions, and sizes whose default is 1."""
+        """Return True if a problem may omit a size: flags, conditions, and sizes whose default is 1."""
         return name in self.flags or name in self.conditions or self.sizes[name] == 1
 
     def member(self, name: str) -> Member | None:

@@ -43,12 +43,12 @@ def capability_of(architecture: str) -> str:
 
 
 def is_below(capability: str, other: str) -> bool:
-    """Return whether a compute capability is lower than another."""
+    """Return True if a compute capability is lower than another."""
     return _parts(capability) < _parts(other)
 
 
 def runs_on(target: str, capability: str) -> bool:
-    """Return whether a cubin for a target runs on a device of a compute capability.
+    """Return True if a cubin for a target runs on a device of a compute capability.
 
     A cubin runs on devices of the same major version and the same or a higher minor version. A cubin with
     architecture-specific features, such as ``sm_90a``, and one for an embedded chip run on that compute capability

@@ -75,7 +75,7 @@ def _named_files(code: str, directive: re.Pattern[str], operator: re.Pattern[str
 
 
 def has_trigraphs(text: str) -> bool:
-    """Return whether the text has trigraphs that matter here; they count with ``--std=c++14`` only."""
+    """Return True if the text has trigraphs that matter here; they count with ``--std=c++14`` only."""
     return "??" in text and ("??=" in text or "??/" in text)
 
 
@@ -347,7 +347,7 @@ def permitted_folders(template: Path, further: Iterable[Path] = ()) -> tuple[Pat
 
 
 def is_permitted(path: Path, folders: Sequence[Path]) -> bool:
-    """Return whether a file, wherever links lead to, is below one of the folders; `permitted_folders`' order counts.
+    """Return True if a file, wherever links lead to, is below one of the folders; `permitted_folders`' order counts.
 
     Hidden files count only below the first folder, the template's own: others, such as ``.ssh``, hold secrets.
     """
@@ -414,7 +414,7 @@ def read_bytes(path: Path, what: str) -> bytes:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a path is that of a file."""
+    """Return True if a path is that of a file."""
     try:
         return path.is_file()
     except OSError:  # not a valid file name: too long, for example
@@ -759,7 +759,7 @@ def _header(path: Path, _mtime_ns: int, _size: int, _now_ns: int) -> _Header:
 
 
 def _may_name(match: re.Match[bytes], spliced: bytes) -> bool:
-    """Return whether a word may belong to a directive or an operator, rather than to the prose of a comment."""
+    """Return True if a word may belong to a directive or an operator, rather than to the prose of a comment."""
     start = spliced.rfind(b"\n", 0, match.start()) + 1
     before = spliced[start : match.start()]
     if b"*/" in before:
@@ -812,7 +812,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_below(folder: Path, tree: Path) -> bool:
-    """Return whether a walk of the tree meets the folder."""
+    """Return True if a walk of the tree meets the folder."""
     return folder.is_relative_to(tree) and not any(_is_hidden(name) for name in folder.relative_to(tree).parts)
 
 

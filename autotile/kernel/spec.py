@@ -1002,7 +1002,7 @@ _IDENTIFIER = re.compile(r"(?<![\w:])[A-Za-z_]\w*(?!\w|\s*::)", re.ASCII)
 
 
 def is_entry(text: str) -> bool:
-    """Return whether a text can be the C++ name of a function.
+    """Return True if a text can be the C++ name of a function.
 
     That is a name with its namespaces, ``space::name``, maybe followed by template arguments, ``name<BLOCK, float>``,
     or an overloaded name with its type, ``(void (*)(float*, int))name``. The compiler reads it as an expression, so it
@@ -1038,7 +1038,7 @@ def with_values(entry: str, values: Mapping[str, str]) -> str:
 
 
 def _is_balanced(text: str) -> bool:
-    """Return whether each parenthesis and bracket is closed; ``<`` and ``>`` may be comparisons."""
+    """Return True if each parenthesis and bracket is closed; ``<`` and ``>`` may be comparisons."""
     opened: list[str] = []
     for character in text:
         if character in "([":

@@ -388,7 +388,7 @@ def _equal_with_nan(answer: Sequence[Any], outputs: Sequence[Any], atol: float) 
 
 @dataclass(frozen=True)
 class _TuneCall:
-    """What the sessions of a call of `tune_kernel` share.
+    """State that the sessions of a call of `tune_kernel` share.
 
     A strategy object follows the objectives. Results are by the keys of their configurations, in the order in which
     they became known, and are appended to the file.

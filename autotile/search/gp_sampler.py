@@ -667,7 +667,7 @@ class FeasibleGPSampler(RowSampler):
         self._offered[row] = None
 
     def _is_guided(self, turn: int) -> bool:
-        """Return whether the choice of a turn follows the prior."""
+        """Return True if the choice of a turn follows the prior."""
         return self._prior is not None and self._prior.leads(turn, *self._history.successes(), self._history.since_best)
 
     def _next(self, study: Study, rng: Draws) -> int:
@@ -718,7 +718,7 @@ class FeasibleGPSampler(RowSampler):
         return partial(np.random.default_rng, (self._seed, turn))
 
     def _free(self, guided: bool) -> NDArray[np.bool_]:
-        """Return whether each row is free for the search with the prior, or that without, shape (rows,)."""
+        """Return True if each row is free for the search with the prior, or that without, shape (rows,)."""
         if guided or not self._guided:
             return self.candidates.free
         untaken = self.candidates.free.copy()
@@ -804,7 +804,7 @@ class FeasibleGPSampler(RowSampler):
 
 
 def _is_starting(history: History) -> bool:
-    """Return whether there are too few results for a model."""
+    """Return True if there are too few results for a model."""
     return history.ended < STARTUP or history.first_success == history.ended
 
 

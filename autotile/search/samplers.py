@@ -302,7 +302,7 @@ def gain_predicting_samplers() -> list[str]:
 
 
 def is_exhaustive(name: str) -> bool:
-    """Return whether a sampler covers the whole space unless the number of trials is limited."""
+    """Return True if a sampler covers the whole space unless the number of trials is limited."""
     entry = SAMPLERS.get(name)
     return entry is not None and entry.exhaustive
 

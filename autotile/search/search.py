@@ -347,7 +347,7 @@ class Search:
             self._rows.remaining(self._study)  # the sampler learns from it now
 
     def is_pending(self, row: int) -> bool:
-        """Return whether a row was proposed and its trial was not told."""
+        """Return True if a row was proposed and its trial was not told."""
         return row in self._pending
 
     def gain_of(self, count: int = _SETTLED_PROPOSALS) -> float | None:
@@ -638,5 +638,5 @@ class Shortlist:
 
 
 def _rejected(trial: Trial) -> bool:
-    """Return whether a trial ended before it could be measured."""
+    """Return True if a trial ended before it could be measured."""
     return trial.stage in ("compile", "resources")

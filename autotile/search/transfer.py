@@ -158,7 +158,7 @@ class TransferPrior(ExpectedSpeeds):
         return np.asarray(weights / weights.sum()) @ self._by_source
 
     def leads(self, turn: int, tried: Rows, times_us: Floats, since_best: int) -> bool:
-        """Return whether a proposal should follow the sources.
+        """Return True if a proposal should follow the sources.
 
         The first one does, as any first row without sources is arbitrary. The second does not: its result and that of
         the first are the first test of the sources. ``turn`` is the number of earlier proposals, and ``since_best``

@@ -159,7 +159,7 @@ class KernelCode:
         return self._find_cubin(may_compile=True)  # type: ignore[return-value] # compiled, it is there
 
     def needs_compiler(self, *, looks: bool = True) -> bool:
-        """Return whether neither a bundle nor this process nor, as far as it was looked for, the cache holds a cubin.
+        """Return True if neither a bundle nor this process nor, as far as it was looked for, the cache holds a cubin.
 
         The cache is looked at once in a process, and not at all unless it ``looks``: a call must not wait for files.
         """
@@ -173,7 +173,7 @@ class KernelCode:
 
     @cached_property
     def _code_key(self) -> tuple[object, ...]:
-        """What the code depends on: it is the same for many problems, as few kernels have sizes compiled in."""
+        """All that the code depends on: it is the same for many problems, as few kernels have sizes compiled in."""
         kernel, problem = self.definition, self.problem
         compiled_in = tuple([problem.sizes[name] for name in kernel.spec.compiled_names])
         target = problem.dtype, self._device.architecture
@@ -692,7 +692,7 @@ class BoundKernel:
         self._load()
 
     def has_shapes_of(self, other: BoundKernel) -> bool:
-        """Return whether another kernel takes arrays of the same shapes."""
+        """Return True if another kernel takes arrays of the same shapes."""
         return list(self.shapes.values()) == list(other.shapes.values())
 
     def adopt(self, other: BoundKernel) -> bool:

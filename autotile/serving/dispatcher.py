@@ -190,7 +190,7 @@ class Dispatcher:
         return self._products
 
     def may_defer(self, options: MatmulOptions) -> bool:
-        """Return whether something else than the choice may compute a product until the choice is made and loaded."""
+        """Return True if something else than the choice may compute a product until the choice is made and loaded."""
         settings, pins = read_settings(), self._pins_in_use
         waits = options.wait or settings.wait or options.race or settings.race or not options.library
         numerics = options.numerics or settings.numerics
@@ -391,7 +391,7 @@ class Dispatcher:
         race: bool = False,
         wait: bool = False,
     ) -> BoundKernel:
-        """Return what `get_best_kernel` serves for an operation, also if a kernel has its name."""
+        """Return the kernel that `get_best_kernel` serves for an operation, also if a kernel has its name."""
         place = self.current_device() if device is None else device
         key = ("operation", operation, dtype, place, database, library, numerics, race, wait, *sizes, *sizes.values())
         served = self.served.get(key) or self.served.recall(key)
@@ -469,7 +469,7 @@ class Dispatcher:
         return self._bundles.get(path) or self._bundles.setdefault(path, Bundle(Path(path)))
 
     def _waits(self, lookup: Lookup) -> bool:
-        """Return whether the first call waits for the compiler, so that nothing but the choice is ever launched."""
+        """Return True if the first call waits for the compiler, so that nothing but the choice is ever launched."""
         settings = read_settings()
         return lookup.wait or settings.wait or (lookup.numerics or settings.numerics) == "same"
 
@@ -536,7 +536,7 @@ class Dispatcher:
         return shelf.contenders(served.operation, library=lookup.library)
 
     def _is_operation(self, name: str) -> bool:
-        """Return whether a name or path denotes an operation rather than a kernel."""
+        """Return True if a name or path denotes an operation rather than a kernel."""
         if name not in self._denotes_operation:
             self._denotes_operation[name] = find_operation(name) is not None
         return self._denotes_operation[name]
@@ -641,7 +641,7 @@ class Dispatcher:
         return int(load_cupy().cuda.runtime.getDevice()) if self._device_count > 0 else None
 
     def is_current(self, device: int) -> bool:
-        """Return whether a CUDA device, which must exist, is the current one."""
+        """Return True if a CUDA device, which must exist, is the current one."""
         return self.only_device is not None or self.current_device() == device
 
     def location(self, database: str | Path | None) -> str:

@@ -42,7 +42,7 @@ def find_product(
     device: int | str | None = None,
     keeps: bool = True,
 ) -> BoundKernel | None:
-    """Return what `autotile.matmul` serves for such a product, not yet compiled; None if nothing can be served.
+    """Return the kernel or library that `autotile.matmul` serves for such a product, not yet compiled, or None.
 
     Unless the dispatcher ``keeps`` it, it is only to be looked at.
     """
@@ -58,7 +58,7 @@ def find_product(
 
 
 def stored_transposed(shape: Sequence[int], strides: Sequence[int]) -> bool | None:
-    """Return whether a matrix, or each of a stack, is stored as its row-major transpose; None if it is neither."""
+    """Return True if a matrix, or each of a stack, is stored as its row-major transpose; None if it is neither."""
     *stack, rows, columns = range(len(shape))
     for transposed, order in ((False, (columns, rows)), (True, (rows, columns))):
         expected = 1
@@ -72,7 +72,7 @@ def stored_transposed(shape: Sequence[int], strides: Sequence[int]) -> bool | No
 
 
 def is_transposed(n: int, k: int) -> bool:
-    """Return whether contiguous weights (n, k), as the factor (k, n), are stored as its row-major transpose."""
+    """Return True if contiguous weights (n, k), as the factor (k, n), are stored as its row-major transpose."""
     return n > 1 and k > 1
 
 

@@ -234,7 +234,7 @@ class StreamState:
 
 
 class ByStream(local, Generic[Value]):
-    """What the calling thread has for each stream, by the stream's handle; it is dropped with the thread."""
+    """A value of the calling thread for each stream, by the stream's handle; it is dropped with the thread."""
 
     def __init__(self) -> None:
         self.by_stream: dict[int, Value] = {}
@@ -446,7 +446,7 @@ ReadSignature = Callable[[Sequence[Any]], Signature]
 
 
 class ArrayLauncher:
-    """What the launchers of kernels and of libraries have in common: requirements on arrays, and the CUDA runtime."""
+    """Base of the launchers of kernels and of libraries: requirements on arrays, and the CUDA runtime."""
 
     def __init__(self, make_arrays: Callable[[], CallArrays], device_index: int) -> None:
         self._make_arrays, self._device_index = make_arrays, device_index

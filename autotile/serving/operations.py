@@ -90,7 +90,7 @@ def libraries_for(operation: Operation, *, is_present: bool = True) -> list[Libr
 
 
 def computes(library: Library, operation: Operation, problem: Problem) -> bool:
-    """Return whether a library computes a problem of an operation."""
+    """Return True if a library computes a problem of an operation."""
     if library.call is not None:
         return True
     names = set(operation.sizes) - set(operation.conditions)
@@ -201,7 +201,7 @@ class OperationShelf:
         self._changes = self._relevant_changes()
 
     def is_outdated(self, *, anew: bool = False) -> bool:
-        """Return whether results have been decided since it was made.
+        """Return True if results have been decided since it was made.
 
         A database that was looked at within the last second is not looked at again, unless ``anew``.
         """
@@ -303,7 +303,7 @@ class OperationShelf:
         return None
 
     def serve_packed(self, problem: Problem, *, library: bool) -> BoundKernel | None:
-        """Return what the model of times expects to be the fastest, of the library and what the bundle holds compiled.
+        """Return the fastest by the model of times, of the library and the configurations that the bundle holds.
 
         It is None without a model for this GPU, or if the bundle holds nothing for the problem.
         """
@@ -589,7 +589,7 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         return value
 
     def find(self, a: Any, b: Any, options: object) -> KnownProduct | None:
-        """Return what computes a product like one before, if there was one."""
+        """Return the kernel that computed a product like one before, if there was one."""
         library = self._libraries.get(type(a))
         if library is None or type(b) not in self._libraries:
             return None
@@ -755,7 +755,7 @@ def _device_index(array: Any) -> int:
 
 
 def _order(array: Any, name: str) -> str:
-    """Return whether the ``rows`` of a matrix or a stack are contiguous, its ``columns``, or "" for neither."""
+    """Return True if the ``rows`` of a matrix or a stack are contiguous, its ``columns``, or "" for neither."""
     shape = tuple(array.shape)
     if len(shape) not in (2, 3):
         raise ArgumentError(f"{name} has shape {shape}, expected a matrix or a stack of matrices (2 or 3 axes)")

@@ -248,7 +248,7 @@ class _RaceOutputs:
                 as_bits(as_cupy(arrays[i], "scratch"), self._types[i])[...] = self._views[i]
 
     def agrees(self) -> bool:
-        """Return whether both sets of outputs are equal, up to the rounding of their sums."""
+        """Return True if both sets of outputs are equal, up to the rounding of their sums."""
         cupy = load_cupy()
         for i in self._outputs:
             x, y = (

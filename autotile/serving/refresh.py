@@ -233,7 +233,7 @@ _SHARE = 0.1
 
 
 class WatchedDatabase:
-    """What was decided in a database when it was last read (``changes``); None before."""
+    """Decisions in a database when it was last read (``changes``); None before."""
 
     __slots__ = ("_asked_s", "_location", "_signature", "changes")
 

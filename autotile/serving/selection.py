@@ -302,7 +302,7 @@ class KernelRequest:
         return wrong_configs(self.shelf.checks, self.key)
 
     def allows(self, choice: Choice) -> bool:
-        """Return whether a choice of any source may be served."""
+        """Return True if a choice of any source may be served."""
         spec, sizes, config = self.kernel.spec, self.problem.sizes, choice.config
         if choice.tier in ("nearest", "transferred") and not (
             self.is_near(choice.tuned_sizes or {}) or meets_heuristics(spec, config, sizes, self.device)
@@ -319,7 +319,7 @@ class KernelRequest:
         return not resource_violation(spec.limits, geometry, choice.resources, found, self.device)
 
     def is_near(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether sizes differ from those of the problem by a doubling at most, and no flag does."""
+        """Return True if sizes differ from those of the problem by a doubling at most, and no flag does."""
         flags, doublings = size_distance(sizes, self.problem.sizes)
         return not flags and doublings <= _NEAR_DOUBLINGS
 

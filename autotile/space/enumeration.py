@@ -126,7 +126,7 @@ class _Condition:
         return cls(rule, names, domains, fixed, truth, share=float(np.mean(truth)))
 
     def holds(self, joined: str, columns: Columns, rows: int) -> NDArray[np.bool_]:
-        """Return whether each row meets the rule with each value of the joined parameter: bool, (rows, values)."""
+        """Return True if each row meets the rule with each value of the joined parameter: bool, (rows, values)."""
         others = [name for name in self.names if name != joined]
         shape = (rows, len(self.domains[joined]))
         if self.truth is None:

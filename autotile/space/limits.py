@@ -336,7 +336,7 @@ def limit_violation(
 
 
 def is_met(mask: Mask) -> bool:
-    """Return whether a condition holds for a single configuration."""
+    """Return True if a condition holds for a single configuration."""
     return mask if isinstance(mask, bool) else bool(np.ravel(mask)[0])
 
 
@@ -599,7 +599,7 @@ def check_config(
 
 
 def meets_heuristics(spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> bool:
-    """Return whether a configuration meets the heuristics, so that a search tries it if it is feasible."""
+    """Return True if a configuration meets the heuristics, so that a search tries it if it is feasible."""
     names = known_names(spec, config, sizes, device)
     return all(rule.expression.value(names) for rule in spec.heuristics)
 

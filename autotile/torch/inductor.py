@@ -51,7 +51,7 @@ def choices_of_inductor() -> Any:
     """Return the object that Inductor asks for the choices of a product; its cache knows this function by name."""
     from torch._inductor.choices import InductorChoices
 
-    class Choices(InductorChoices):  # type: ignore[misc]
+    class KernelChoices(InductorChoices):  # type: ignore[misc]
         def get_template_configs(
             self, kernel_inputs: Any, templates: Any, op_name: str, *rest: Any, **named: Any
         ) -> Any:
@@ -61,7 +61,7 @@ def choices_of_inductor() -> Any:
             except Exception:  # whatever it is, the graph is compiled as it would be without autotile
                 return found
 
-    return Choices()
+    return KernelChoices()
 
 
 def _joined(found: list[Any], inputs: Any, name: str) -> list[Any]:
@@ -156,7 +156,7 @@ def join_inductor(joins: bool = True) -> None:
 
 
 _asked: list[bool] = []
-"""What `join_inductor` was called with."""
+"""Arguments of the calls of `join_inductor`."""
 
 
 def join_traced() -> None:

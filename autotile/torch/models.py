@@ -21,7 +21,7 @@ _ROWS = (1, 16, 128, 1024, 4096)
 
 
 class LayerGain(NamedTuple):
-    """What is expected of a layer at a number of rows.
+    """Expected times of a layer at a number of rows.
 
     ``time_us`` includes the addition of the bias; ``library_us`` is the time of cuBLAS. Both are measured or expected,
     None where nothing is known. ``launched`` tells whether ``kernel`` is launched, rather than PyTorch's own function
@@ -49,7 +49,7 @@ class ReplacedLayer:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Acceleration(Result):
-    """What `accelerate` did to a model; as a context manager, it undoes that at the end of the block.
+    """Outcome of `accelerate` for a model; as a context manager, it undoes the changes at the end of the block.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class Acceleration(Result):
             yield ResultTable(("left to PyTorch", "reason"), rows, is_wrapped=True)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was replaced and what was left as JSON values."""
+        """Return the replaced layers and those that were left as JSON values."""
         fields = ("names", "in_features", "out_features", "has_bias", "dtype")
         replaced = [
             {**{name: getattr(one, name) for name in fields}, "gains": [gain._asdict() for gain in one.gains]}
@@ -229,7 +229,7 @@ def _in_fsdp(model: torch.nn.Module, name: str) -> bool:
 
 
 def _gain(rows: int, layer: tuple[int, int, bool, str, int | str]) -> LayerGain:
-    """Return what is expected of a layer, given its features, whether it has a bias, its dtype and its GPU."""
+    """Return the expected times of a layer, given its features, whether it has a bias, its dtype and its GPU."""
     k, n, has_bias, dtype, device = layer
     served = find_product(rows, n, k, dtype, trans_b=is_transposed(n, k), device=device, keeps=False)
     if served is None:

@@ -116,8 +116,8 @@ def _join_traced() -> bool:
 
 _products = default_dispatcher.products
 _notes = _products.notes
-"""What is left to PyTorch, by the kind of a call: what is served while that is so, and its choice. A call that is left
-to PyTorch looks it up, and does no more. Also the `Gain` of each served kernel, and what autograd records, by kind."""
+"""Calls that are left to PyTorch, by kind: the kernel that is served while that is so, and its choice. Such a call
+looks it up, and does no more. Also the `Gain` of each served kernel, and what autograd records, by kind."""
 _OPTIONS = {emulate: (True, emulate, True, None, False, False) for emulate in (False, True)}
 """Options of `autotile.matmul` but the database, in order: all but ``emulate`` have their defaults."""
 
@@ -304,7 +304,7 @@ def _decided_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate:
 def _decision(
     key: object, find_problem: Callable[[], dict[str, Any] | None], decide: Callable[[BoundKernel], bool]
 ) -> bool:
-    """Return what is decided of a kind of recorded product, by what serves it; False if nothing does.
+    """Return the decision on a kind of recorded product, by the kernel that serves it; False if nothing does.
 
     It stays within checkpoints, which compare what a repeated forward pass saves with what the first one did.
     """

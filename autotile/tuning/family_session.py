@@ -392,7 +392,7 @@ def _points(
 
 
 def is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: DeviceProperties) -> bool:
-    """Return whether a problem fits in the device's memory and any configuration is valid for it."""
+    """Return True if a problem fits in the device's memory and any configuration is valid for it."""
     try:
         problem: Problem = resolve_problem(spec, sizes, dtype)
         check_memory(spec, problem, device)

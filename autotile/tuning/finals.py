@@ -415,7 +415,7 @@ class _RacedFinalists:
         return raced_ratio(*map(self._costs, (faster, slower), rounds))
 
     def is_of(self, index: int, config: Config | None) -> bool:
-        """Return whether a finalist has a configuration."""
+        """Return True if a finalist has a configuration."""
         return config is not None and config_key(self.trials[index].config) == config_key(config)
 
     def _costs(self, index: int, times_us: Sequence[float]) -> list[float]:

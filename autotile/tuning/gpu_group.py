@@ -325,7 +325,7 @@ class GpuGroup(Backend):
             self._changed.notify_all()
 
     def _is_to_blame(self, member: _GroupGpu, task: _Submitted) -> bool:
-        """Return whether a candidate is at fault for the death of the worker; it is tried elsewhere otherwise.
+        """Return True if a candidate is at fault for the death of the worker; it is tried elsewhere otherwise.
 
         Raises
         ------

@@ -295,7 +295,7 @@ class _Entrant:
         return math.inf if time_us is None else time_us
 
     def contender(self) -> TunedContender:
-        """Return what it has reached without a race."""
+        """Return the outcome so far, without a race."""
         state: ContenderState = "dropped" if self.dropped else "raced"
         if self.best is None and (self.inapplicable or self.failed):
             state = "inapplicable" if self.inapplicable else "failed"

@@ -221,7 +221,7 @@ def _captured_problem(entry: _TuneTable, folder: Path, name: str) -> PlannedProb
 
 
 def is_done(database: Database | None, planned: PlannedProblem, options: TuneOptions, gpu_name: str) -> bool:
-    """Return whether a finished session has tuned a problem on a GPU with at least the effort of its session's options.
+    """Return True if a finished session has tuned a problem on a GPU with at least the effort of its session's options.
 
     The name of the GPU is empty in replay.
     """
@@ -252,7 +252,7 @@ _BEST = (
 
 
 def is_final(database: Database, key: TuningKey, *, raced: bool) -> bool:
-    """Return whether the best result of a study is of its finals, or of a race with other kernels if it is to be.
+    """Return True if the best result of a study is of its finals, or of a race with other kernels if it is to be.
 
     A session that was killed, or still runs, leaves the best trial so far; one of an operation, winners of few kernels.
     """
@@ -262,7 +262,7 @@ def is_final(database: Database, key: TuningKey, *, raced: bool) -> bool:
 
 
 def _has_effort(settings: Mapping[str, Any], summary: Mapping[str, Any], options: TuneOptions) -> bool:
-    """Return whether a run was as long as options ask for, or ended because nothing was left to gain."""
+    """Return True if a run was as long as options ask for, or ended because nothing was left to gain."""
     if summary.get("interrupted") or (settings.get("captured") or None) != options.captured:
         return False
     stopped = summary.get("stopped") or {}

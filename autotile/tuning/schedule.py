@@ -173,11 +173,11 @@ class ScheduleResult(Result):
     resumed: int = 0
 
     def _asked(self) -> str:
-        """Return what was tuned."""
+        """Return the tuned problem."""
         raise NotImplementedError
 
     def _found(self) -> str:
-        """Return what was found, in a clause."""
+        """Return the outcome, in a clause."""
         raise NotImplementedError
 
     def _heading(self) -> str:

@@ -690,7 +690,7 @@ class Session:
         return self._asked
 
     def _claim(self, configs: Sequence[Config], room: int | None = None) -> Sequence[bool]:
-        """Return whether this session may try each of some configurations; no other one does so then.
+        """Return True if this session may try each of some configurations; no other one does so then.
 
         Where another session is trying the default, this one waits for it, and then puts its times on the scale of the
         study. Nothing else runs yet: a search proposes the default first.

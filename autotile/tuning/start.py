@@ -75,7 +75,7 @@ def session_objective(spec: KernelSpec, options: TuneOptions) -> Objective | Non
 
 
 def measures_energy(spec: KernelSpec, objective: Objective | None) -> bool:
-    """Return whether the objective or a metric needs the energy of a run."""
+    """Return True if the objective or a metric needs the energy of a run."""
     expressions = [metric.expression for metric in spec.metrics]
     if objective is not None:
         expressions.append(objective.expression)

@@ -448,7 +448,7 @@ class LaidOut:
                 instances.of(default)
 
     def is_reusable(self) -> bool:
-        """Return whether the data are as they were laid out; a second set of inputs is dropped."""
+        """Return True if the data are as they were laid out; a second set of inputs is dropped."""
         for instance in self._tuned:
             instance.drop_inputs()
         return self.fresh or self.is_intact()

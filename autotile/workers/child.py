@@ -239,7 +239,7 @@ _EXCERPT_BYTES = 60
 
 
 def is_running(process: int) -> bool:
-    """Return whether a child runs, without reaping it: a zombie's process group id is not reused."""
+    """Return True if a child runs, without reaping it: a zombie's process group id is not reused."""
     try:
         return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:
@@ -443,7 +443,7 @@ class Child:
                 stream.close()
 
     def is_running(self) -> bool:
-        """Return whether the child runs."""
+        """Return True if the child runs."""
         return is_running(self.pid)
 
     def _line(self, end: float) -> bytes:
@@ -532,7 +532,7 @@ class WorkerPool:
         return self._semaphore if self._semaphore is not None else nullcontext()
 
     def has_compile_slot(self) -> bool:
-        """Return whether a compilation would not have to wait for a slot."""
+        """Return True if a compilation would not have to wait for a slot."""
         if self._semaphore is None:
             return True
         if is_free := self._semaphore.acquire(blocking=False):

@@ -73,7 +73,7 @@ class CompileFarm(Protocol):
         """Remarks for the user about machines that are not used."""
 
     def accepts(self, job: CompileJob) -> bool:
-        """Return whether other machines can compile a job."""
+        """Return True if other machines can compile a job."""
 
     def submit(self, job: CompileJob, deadline_s: float) -> Remote:
         """Compile a job elsewhere."""

@@ -1,4 +1,4 @@
-"""What a session needs of a GPU, and the GPU of this machine: a worker process, replaced when a candidate breaks it."""
+"""Interface of a session to a GPU, and that of this machine: a worker process, replaced when a candidate breaks it."""
 
 from __future__ import annotations
 

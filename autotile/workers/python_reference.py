@@ -321,7 +321,7 @@ _MAX_TEXT = 1000
 
 
 def _is_cuda_initialized() -> bool:
-    """Return whether CUDA is initialized in this process, by whichever library."""
+    """Return True if CUDA is initialized in this process, by whichever library."""
     try:
         from cuda.bindings import driver
     except ImportError:

@@ -229,7 +229,7 @@ class ClusterCompilers:
         return tuple(found)
 
     def accepts(self, job: CompileJob) -> bool:
-        """Return whether another machine can compile a job: with NVRTC, and without files that options name."""
+        """Return True if another machine can compile a job: with NVRTC, and without files that options name."""
         return job.compiler == "nvrtc" and not job.files
 
     def submit(self, job: CompileJob, deadline_s: float) -> Remote:

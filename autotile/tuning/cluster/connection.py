@@ -124,7 +124,7 @@ def check_scheduler(address: str, *, insecure: bool) -> distributed.Security:
 
 
 def _is_file(name: str, value: str) -> bool:
-    """Return whether an entry of Dask's configuration names a file, or is the content of one in place of its name.
+    """Return True if an entry of Dask's configuration names a file, or is the content of one in place of its name.
 
     Raises
     ------
@@ -248,7 +248,7 @@ class Connection:
             raise WorkerError(f"the scheduler {self._address} is lost: {error}") from None
 
     def is_lost(self, future: Any) -> bool:
-        """Return whether a task was lost with an earlier connection."""
+        """Return True if a task was lost with an earlier connection."""
         return future.client is not self._client
 
     def await_look(self) -> None:
