@@ -19,10 +19,13 @@ _JOIN_S = 10.0
 
 
 class AsideThreads:
-    """Threads of this process, up to ``limit``, that run jobs in order, which report their errors themselves."""
+    """Threads of this process, up to ``limit``, that run jobs in order, which report their errors themselves.
 
-    def __init__(self, name: str, limit: int = 1) -> None:
-        self._name, self._limit = name, limit
+    Each job begins after a pause of ``pause_s``.
+    """
+
+    def __init__(self, name: str, limit: int = 1, *, pause_s: float = 0.0) -> None:
+        self._name, self._limit, self._pause_s = name, limit, pause_s
         self.begin_anew()
         os.register_at_fork(after_in_child=self.begin_anew)
         atexit.register(self.stop)
@@ -63,13 +66,16 @@ class AsideThreads:
     def _run(self) -> None:
         while not self._stop.is_set():
             job = self._jobs.get()
+            if self._pause_s:
+                time.sleep(self._pause_s)
             with suppress(Exception):  # the program goes on with what it has
                 job()
             del job  # it may hold what the program has dropped
             self._jobs.task_done()
 
 
-choices = AsideThreads("autotile-choose")
+choices = AsideThreads("autotile-choose", pause_s=0.001)
+"""A program that has asked for something is about to queue more work, which goes first."""
 compilations = AsideThreads("autotile-compile", limit=max(1, min(4, (os.cpu_count() or 1) // 2)))
 """NVRTC compiles as many programs at once as there are threads: measured with 8, on 16 cores."""
 

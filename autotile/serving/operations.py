@@ -104,9 +104,6 @@ _CLEARLY = 3.0
 _RECHECK_S = 1.0
 """Time for which a database is not looked at again, unless it is known to have changed."""
 
-_DEFERRED_S = 0.001
-"""Time that a program is given before what it asked for is chosen aside: it is about to queue more work."""
-
 Sizes = Mapping[str, int]
 
 
@@ -725,7 +722,6 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         kernels, deferred = self.kernels, self._deferred
 
         def choose_and_load() -> None:
-            time.sleep(_DEFERRED_S)
             try:
                 kernel = serve()
                 time.sleep(0)  # lets a thread that waits for the interpreter's lock go on

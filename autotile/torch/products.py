@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +18,6 @@ from autotile.serving.operations import KnownProduct, MatmulOptions
 from autotile.settings import read_settings
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-_DEFERRED_S = 1e-3
-"""Wait before something is chosen aside, so that the program queues what it is about to."""
 
 
 def _multiply(a: Tensor, b: Tensor, emulate: bool = True) -> Tensor:
@@ -376,13 +373,9 @@ def _chosen(
             kernel.load(waits=False)
         return keep(kernel) if asked in _notes else None  # the products may be forgotten meanwhile
 
-    def choose_aside() -> None:
-        time.sleep(_DEFERRED_S)
-        choose()
-
     if not may_defer:
         return choose()
-    choices.add(choose_aside)
+    choices.add(choose)
     return None
 
 
