@@ -46,8 +46,8 @@ def _fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")])))
     device = device_profile("h200")
     for module in ("kernel_tuner.interface", "kernel_tuner.translation", "tuning.backend"):
-        monkeypatch.setattr(f"autotile.{module}.device_count", lambda: 1)
-        monkeypatch.setattr(f"autotile.{module}.live_device", lambda _: device)
+        monkeypatch.setattr(import_module(f"autotile.{module}"), "device_count", lambda: 1)
+        monkeypatch.setattr(import_module(f"autotile.{module}"), "live_device", lambda _: device)
     monkeypatch.setattr(import_module("autotile.tuning.backend"), "has_driver", lambda: True)
     monkeypatch.setattr("autotile.workers.gpu.Gpu.__init__.__defaults__", ("faults.arithmetic_gpu_worker",))
 

@@ -418,7 +418,8 @@ def kernel(store: Any, live_gpu: None, calls: CallCuda, monkeypatch: pytest.Monk
     kernel: BoundKernel = store.ask(N, device=None)
     cubin = SimpleNamespace(path=Path("scale.cubin"), symbols={}, cubin_hash="0")
     monkeypatch.setattr(kernel._code, "_find_cubin", lambda *, may_compile: cubin)
-    monkeypatch.setattr(bound_module, "_loaded", RecentCache(8))
+    for name in ("_loaded", "_absent"):
+        monkeypatch.setattr(bound_module, name, RecentCache(8))
     return kernel
 
 
