@@ -164,10 +164,12 @@ class KernelCode:
         The cache is looked at once in a process, and not at all unless it ``looks``: a call must not wait for files.
         """
         key = self._code_key
-        if self._find_packed() is not None or _cubins.get(key) or _cubins.recall(key):
+        if self._find_packed() is not None or self._cubin is not None or _cubins.get(key) or _cubins.recall(key):
             return False
-        if not looks or _absent.get(key) or self._find_cubin(may_compile=False) is not None:
-            return self._cubin is None
+        if not looks or _absent.get(key):
+            return True
+        if self._find_cubin(may_compile=False) is not None:
+            return False
         _absent.keep(key, True)
         return True
 
