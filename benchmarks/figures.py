@@ -240,16 +240,19 @@ def stutter() -> str:
     parts = []
     for name in recorded("stutter"):
         found = record(name)
+        calls = dict.fromkeys((who, call) for call in ("first", "second") for who in SIDES)
         rows = [
             (
-                dtype,
-                phase,
-                *(" / ".join(f"{figures[who][key]:.2f}" for key in ("median", "p99", "worst")) for who in SIDES),
+                *(dtype, state),
+                *(
+                    " / ".join(f"{phases[f'{state} {call}'][who][key]:.2f}" for key in ("median", "p99", "worst"))
+                    for who, call in calls
+                ),
             )
             for dtype, phases in found["ms"].items()
-            for phase, figures in phases.items()
+            for state in ("cold", "warm")
         ]
-        shown = table(("dtype", "process, call", *(f"{who}, ms" for who in SIDES)), rows)
+        shown = table(("dtype", "process", *(f"{who}, {call} call" for who, call in calls)), rows)
         parts.append(f"{shown}\n\n{found['sizes']:,} sizes each, {found['device']}. {source(name)}")
     return linked("\n\n".join(parts) or "There is no record yet.", "guide")
 
