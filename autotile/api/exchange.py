@@ -294,8 +294,8 @@ def export(
     A C++ header holds all problems that are tuned of the kernel where no sizes are given. A bundle holds the
     search-space files, what was tuned, and cubins of the winners and the defaults, each with its SHA-256;
     `get_best_kernel(..., bundle=FILE)` serves from it. A recording with ``measure``: a second run goes on where an
-    interrupted one stopped. Of an operation, such as matmul, the models of time that tuning a family has learned are
-    written, to a folder.
+    interrupted one stopped. Of an operation, such as matmul, a bundle holds all configurations that its models of time
+    choose among; else these models are written, as tuning a family has learned them, to a folder.
 
     Parameters
     ----------
@@ -520,7 +520,7 @@ def bundle(
     ----------
     kernels
         A kernel or several, each by name, by the path of its search-space file, or as a pair of that and the sizes of
-        one tuned problem.
+        one tuned problem. Of an operation, all configurations that its models of time choose among are packed.
     output
         File to write.
     architectures
