@@ -664,8 +664,11 @@ class TestFiguresOfPrograms:
 
     def test_first_calls(self) -> None:
         times = {"median": 0.1, "p99": 0.25, "worst": 3.0}
-        self.write("stutter", sizes=1000, ms={"float32": {"cold": {"torch": times, "autotile": times}}})
-        assert "| float32 | cold | 0.10 / 0.25 / 3.00 | 0.10 / 0.25 / 3.00 |" in figures.stutter()
+        states = (f"{state} {call}" for state in ("cold", "warm") for call in ("first", "second"))
+        phases = {name: {"torch": times, "autotile": {**times, "median": 0.2}} for name in states}
+        self.write("stutter", sizes=1000, ms={"float32": phases})
+        both = "0.10 / 0.25 / 3.00 | 0.20 / 0.25 / 3.00"
+        assert f"| float32 | cold | {both} | {both} |" in figures.stutter()
 
     def test_modes_of_several_records_are_columns(self) -> None:
         row = {"model": "llama", "cell": "decode 1", "dtype": "bfloat16", "verdict": "ok", "ratio": [1.25, 1.2, 1.3]}
