@@ -228,9 +228,8 @@ class OperationShelf:
         and ``may_race`` allows it. Raise `InputError` if no kernel computes the problem on the device.
         """
         race = may_race and (race or self._races) and self.device_index is not None
-        request = OperationRequest(self, problem, library=library, expected=SHOWN if race else 1)
-        ways = request.ways()
-        served = self.bind(ways[0])
+        way = OperationRequest(self, problem, library=library).ways()[0]
+        served = self.bind(way)
         if race and served.tier != "exact":
             from autotile.serving.racing import adopt_fastest
 
@@ -238,7 +237,7 @@ class OperationShelf:
             if len(present) > 1:
                 race_all = partial(adopt_fastest, present, self.operation, self._location)
                 first_use = partial(FirstUseRace, present[0], race_all)
-                served = self.bind(ways[0], first_use=first_use)
+                served = self.bind(way, first_use=first_use)
 
         served.find_contenders = partial(self._shown, problem, library)
         served.find_library = partial(self.library_contender, problem)
