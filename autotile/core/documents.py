@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -50,6 +51,21 @@ Moment = Annotated[datetime, Meta(tz=True)]
 
 _PLACE = re.compile(r" - at (`key` in )?`\$\.?(.*)`\Z", re.DOTALL)
 _SHOWN_CHARACTERS = 300
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_decoders_lock = threading.Lock()
+
+
+def _decoder(schema: type[Schema]) -> msgspec.json.Decoder[Schema]:
+    """Return the decoder of a schema.
+
+    msgspec stores what it knows of a dataclass on the class before that is complete, so two threads that meet a class
+    for the first time crash the process: the first use of each schema is made alone.
+    """
+    try:
+        return _decoders[schema]
+    except KeyError:
+        with _decoders_lock:
+            return _decoders.setdefault(schema, msgspec.json.Decoder(schema))
 
 
 def decode_json(text: str | bytes, schema: type[Schema]) -> Schema:
@@ -62,7 +78,7 @@ def decode_json(text: str | bytes, schema: type[Schema]) -> Schema:
         schema.
     """
     try:
-        return msgspec.json.decode(text, type=schema)
+        return _decoder(schema).decode(text)
     except (ValueError, OverflowError, RecursionError) as error:
         raise _data_error(error) from None
 
@@ -75,6 +91,7 @@ def convert(value: Any, schema: type[Schema]) -> Schema:
     DataError
         It does not match the schema.
     """
+    _decoder(schema)
     try:
         return msgspec.convert(value, schema)
     except (ValueError, OverflowError, RecursionError) as error:

@@ -8,6 +8,8 @@ import math
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import tomllib
@@ -397,3 +399,34 @@ class TestTimeline:
             timeline.add("compiler 1", "compile", 0.0, 1.0)
             timeline.count("candidates", waiting=1)
         assert timeline.to_json()["traceEvents"] == []
+
+
+_FIRST_USES = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import make_dataclass
+from threading import Barrier
+
+from autotile.core.documents import convert, decode_json, encode_json
+
+sys.setswitchinterval(1e-6)
+part = {f"a{i}": i for i in range(30)}
+value = {"first": part, "others": [part]}
+start = Barrier(3)
+
+def use(number, schema):
+    start.wait()
+    read = convert(value, schema) if number else decode_json(encode_json(value), schema)
+    return read.first.a29
+
+with ThreadPoolExecutor(3) as threads:
+    for number in range(200):
+        part_schema = make_dataclass(f"Part{number}", [(name, int) for name in part])
+        schema = make_dataclass(f"Schema{number}", [("first", part_schema), ("others", list[part_schema])])
+        assert [*threads.map(use, range(3), [schema] * 3)] == [29] * 3
+"""
+
+
+def test_threads_may_use_a_schema_for_the_first_time_together() -> None:
+    """In a process of its own, which crashed."""
+    subprocess.run([sys.executable, "-c", _FIRST_USES], check=True, timeout=60)
