@@ -24,8 +24,10 @@ from autotile.errors import InputError, WorkerError
 from autotile.families.family import parse_family
 from autotile.settings import read_settings
 from autotile.tuning.backend import choose_backend
+from autotile.tuning.cluster import connection as cluster_connection
 from autotile.tuning.cluster import gpus as cluster_gpus
 from autotile.tuning.cluster import requests as cluster_requests
+from autotile.tuning.cluster.connection import Connection
 from autotile.tuning.cluster.gpus import ClusterLane
 from autotile.tuning.cluster.worker import GpuReply, GpuRequest
 from autotile.tuning.family_session import tune_family
@@ -116,7 +118,7 @@ def test_the_kernels_of_an_operation_share_them(settings: Any, operation: Any, o
 def test_a_plan_goes_on_when_a_machine_dies(
     bench: Any, site: Site, settings: Any, options: TuneOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session on its GPU goes on with another one. The last test of the two GPUs."""
+    """The session on its GPU goes on with another one."""
     monkeypatch.setattr(cluster_requests, "_ABSENT_S", 1.0)
     planned = tuple(PlannedProblem("scale", bench.kernel, bench.problem(n)) for n in SIZES)
     killed = threading.Event()
@@ -130,6 +132,18 @@ def test_a_plan_goes_on_when_a_machine_dies(
     assert killed.is_set()
     assert [entry.state for entry in result.entries] == ["tuned"] * len(SIZES), [e.reason for e in result.entries]
     assert sum(len(bench.configs(n)) for n in SIZES) == len(bench.stored())
+
+
+def test_a_gpu_is_missed_that_dies_right_after_the_connection(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was offered in the first look only. The last test of the cluster."""
+    monkeypatch.setattr(cluster_connection, "_POLL_S", 3.0)
+    with closing(Connection(site.kit.scheduler, insecure=False)) as connection:
+        offered = {name for resources in connection.offers() for name in resources}
+        for worker in site.workers:
+            if worker.poll() is None:
+                kill_all(worker)
+        assert offered
+        wait_until(lambda: all(connection.absent_s(name) > 0 for name in offered))
 
 
 class Pool(Lane):

@@ -198,7 +198,7 @@ class Connection:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._changed = threading.Condition()
         self._offers: list[Mapping[str, float]] = self._look() or []
-        self._known: set[str] = set()
+        self._known = {name for resources in self._offers for name in resources}
         """Resources that were ever offered."""
         self._gone_at: dict[str, float] = {}
         """Time at which a look first missed a resource, by `time.monotonic`."""
