@@ -6,40 +6,28 @@ from pathlib import Path
 from typing import Any
 
 import autotile
-from autotile.core.model import Outcome, Trial, Value
+from autotile.core.model import Outcome, Problem, Trial, Value
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
-from autotile.tuning.backend import sent_reference
+from autotile.tuning.backend import workload_of
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 from autotile.workers.bench import Bench, TaintedError
-from autotile.workers.jobs import Candidate, Entry, Reading, Time, Workload
+from autotile.workers.jobs import Candidate, Entry, Reading, Time
 
 
 def evaluate(toml: Path, **values: Value) -> Reading:
     """Evaluate the default configuration, or another, of a kernel at its default sizes."""
     kernel, settings = load_kernel(str(toml)), read_settings()
-    spec = kernel.spec
-    config = {**spec.default, **values}
+    spec, config = kernel.spec, {**kernel.spec.default, **values}
     cache = CubinCache(settings.cache, settings.cache_limit_bytes)
     cubin = cache.get_or_compile(compile_job(kernel, config, spec.dtypes[0], live_device().architecture))
-    workload = Workload(
-        spec_text=spec.text,
-        spec_source=spec.source,
-        spec_folder=spec.folder,
-        sizes=dict(spec.sizes),
-        dtype=spec.dtypes[0],
-        l2="cold",
-        cache=str(settings.cache),
-        cache_limit_bytes=settings.cache_limit_bytes,
-        sample_limit_s=0.05,
-        reference_source=sent_reference(kernel),
-    )
     candidate = Candidate(config, str(cubin.path), cubin.symbols)
     bench, readings = Bench(), list[Reading]()
-    bench.open(workload)
+    problem = Problem(spec.name, dict(spec.sizes), spec.dtypes[0])
+    bench.open(workload_of(kernel, problem, settings, TuneOptions(sample_limit_s=0.05)))
     try:
         bench.run(Time((Entry(candidate),)), lambda stage: None, readings)
     except TaintedError as error:  # nothing has passed here before that could show the data to be intact

@@ -15,8 +15,24 @@ from autotile.database.engine import TRIALS, now_text
 from autotile.database.keys import TuningKey, key_of
 from autotile.database.winners import miss_row
 from autotile.kernel.library import load_kernel
-from autotile.kernel.problem import resolve_problem
+from autotile.kernel.problem import Workrate, resolve_problem
 from autotile.settings import read_settings
+from autotile.tuning.progress_state import Progress
+
+SEARCHING = Progress(
+    phase="searching",
+    problem=Problem("scale", {"n": 4096}, "float32"),
+    device=device_profile("h200"),
+    done=30,
+    target=200,
+    elapsed_s=3.0,
+    budget_s=None,
+    outcomes={Outcome.OK: 45, Outcome.PRUNED: 5},
+    gates={"combinations": 8294400, "limits": 24906},
+    best=Trial({"BM": 128}, Outcome.OK, measurement=Measurement(4790, 4788, 4795)),
+    rate=Workrate(None, None, "float32"),
+    remaining_s=15.0,
+)
 
 
 def measured(config: Config, time_us: float) -> Trial:

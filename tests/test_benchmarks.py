@@ -553,15 +553,13 @@ def test_the_record_is_of_the_present_proposals(name: str, methods: set[str]) ->
 
 
 def test_estimates_save_more_than_half_of_the_first_trials() -> None:
-    """Of the record: ten trials with estimates are worth what 25 are without, within 0.02 one at a time."""
+    """Of the record: ten trials with estimates are worth what 25 are without, within 0.02."""
     methods = json.loads((BENCHMARKS / "results" / "search_estimates.json").read_text(encoding="utf-8"))["methods"]
     for kind in ("measured", "session"):
         plain, estimated = methods[f"{kind}:feasible"], methods[f"{kind}-estimated:feasible"]
         own = [name for name in plain["spaces"] if "h200" in name]
         assert min(estimated["spaces"][name]["10"] for name in own) > 0.85
-        assert estimated["mean"]["10"][0] > max(0.92, plain["mean"]["10"][0] + 0.05)
-        if kind == "measured":
-            assert estimated["mean"]["10"][0] > plain["mean"]["25"][0] - 0.02
+        assert estimated["mean"]["10"][0] > plain["mean"]["25"][0] - 0.02
 
 
 class TestModels:

@@ -24,9 +24,10 @@ from autotile.exchange.recording import list_recordings
 from autotile.kernel.library import kernel_names, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import Settings, read_settings
+from autotile.tuning.backend import workload_of
+from autotile.tuning.options import TuneOptions
 from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import Workload
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -274,16 +275,6 @@ def _worker_text(settings: Settings) -> str:
     """Start a GPU worker on a small problem, as a tuning session does, and describe it."""
     kernel = load_kernel(kernel_names(settings.kernel_folders)[0], settings.kernel_folders)
     problem = resolve_problem(kernel.spec, kernel.spec.ragged)
-    workload = Workload(
-        spec_text=kernel.spec.text,
-        spec_source=kernel.spec.source,
-        spec_folder=kernel.spec.folder,
-        sizes=problem.sizes,
-        dtype=problem.dtype,
-        l2="cold",
-        cache=str(settings.cache),
-        cache_limit_bytes=settings.cache_limit_bytes,
-        sample_limit_s=_SAMPLE_LIMIT_S,
-    )
+    workload = workload_of(kernel, problem, settings, TuneOptions(sample_limit_s=_SAMPLE_LIMIT_S))
     with closing(Gpu(workload, _TIMEOUT_S)) as gpu:
         return f"starts, and sets up a small problem on {device_text(gpu.wait())}"

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
 
@@ -51,21 +52,17 @@ Moment = Annotated[datetime, Meta(tz=True)]
 
 _PLACE = re.compile(r" - at (`key` in )?`\$\.?(.*)`\Z", re.DOTALL)
 _SHOWN_CHARACTERS = 300
-_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
-_decoders_lock = threading.Lock()
+_first_use = threading.Lock()
 
 
-def _decoder(schema: type[Schema]) -> msgspec.json.Decoder[Schema]:
+@cache
+def _decoder(schema: Any) -> msgspec.json.Decoder[Any]:
     """Return the decoder of a schema.
 
-    msgspec stores what it knows of a dataclass on the class before that is complete, so two threads that meet a class
-    for the first time crash the process: the first use of each schema is made alone.
+    msgspec crashes where two threads meet a dataclass first: it stores what it knows of it before that is complete.
     """
-    try:
-        return _decoders[schema]
-    except KeyError:
-        with _decoders_lock:
-            return _decoders.setdefault(schema, msgspec.json.Decoder(schema))
+    with _first_use:
+        return msgspec.json.Decoder(schema)
 
 
 def decode_json(text: str | bytes, schema: type[Schema]) -> Schema:
@@ -78,7 +75,8 @@ def decode_json(text: str | bytes, schema: type[Schema]) -> Schema:
         schema.
     """
     try:
-        return _decoder(schema).decode(text)
+        found: Schema = _decoder(schema).decode(text)  # type: ignore[arg-type]  # mypy: types are not hashable
+        return found
     except (ValueError, OverflowError, RecursionError) as error:
         raise _data_error(error) from None
 
@@ -91,7 +89,7 @@ def convert(value: Any, schema: type[Schema]) -> Schema:
     DataError
         It does not match the schema.
     """
-    _decoder(schema)
+    _decoder(schema)  # type: ignore[arg-type]
     try:
         return msgspec.convert(value, schema)
     except (ValueError, OverflowError, RecursionError) as error:

@@ -34,9 +34,11 @@ from autotile.kernel_tuner.parameters import ParameterCodec, Params, evaluate, r
 from autotile.kernel_tuner.util import default_block_size_names
 from autotile.settings import read_settings
 from autotile.space.limits import check_config
+from autotile.tuning.backend import workload_of
+from autotile.tuning.options import TuneOptions
 from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import Candidate, Entry, Time, Workload
+from autotile.workers.jobs import Candidate, Entry, Time
 
 _GPU_LANGUAGES = ("CUDA", "CUPY", "NVCUDA", "PYCUDA")
 """Kernel Tuner's names of CUDA; autotile compiles all with NVRTC and launches with the driver."""
@@ -579,16 +581,9 @@ def run_once(described: ScriptKernel, device_index: int) -> list[Any]:
         raise InputError(f"{described.name} does not compile: {compiled.reason}")
     names = [buffer.name for buffer in kernel.spec.buffers if buffer.is_written]
     with tempfile.TemporaryDirectory(dir=session_folder()) as folder:
-        workload = Workload(
-            spec_text=kernel.spec.text,
-            spec_source=kernel.spec.source,
-            sizes=problem.sizes,
-            dtype=problem.dtype,
-            l2="hot",
-            cache=str(settings.cache),
-            cache_limit_bytes=settings.cache_limit_bytes,
+        workload = replace(
+            workload_of(kernel, problem, settings, TuneOptions(l2="hot", device_index=device_index)),
             sample_limit_s=0.0,
-            device_index=device_index,
             captured=tuple(names),
             capture_folder=folder,
         )

@@ -208,6 +208,9 @@ class Hyperparameters:
     """Reciprocal length scale of each coordinate."""
     noise: float
     """Variance of the noise."""
+    covariance: Floats | None = None
+    """Estimated posterior covariance of the logarithms of the length scale of each group and of the noise, with which a
+    later fit begins; None if they are not fitted."""
 
 
 def matern(squared: NDArray[Any]) -> NDArray[Any]:
@@ -421,25 +424,39 @@ _TOLERANCE = 1e-3
 _SUFFICIENT_DECREASE = 1e-4
 _STEPS = tuple(0.5**halvings for halvings in range(10))
 _MIN_CURVATURE = 1e-9
-_MAX_STEPS = 30
 
 
-def fit(points: Floats, targets: Floats, groups: Rows, noise: Floats | float = 0.0) -> Hyperparameters:
+def fit(
+    points: Floats,
+    targets: Floats,
+    groups: Rows,
+    noise: Floats | float = 0.0,
+    *,
+    start: Hyperparameters | None = None,
+    max_steps: int = 30,
+) -> Hyperparameters:
     """Fit the maximum a posteriori hyperparameters, with log-normal priors and the amplitude integrated out.
 
     The optimiser is BFGS in a box (Nocedal and Wright, 2006, algorithm 6.1). There are few variables, and the density
     takes 0.1 ms; SciPy's optimiser takes as long again for each step, and its import longer than all fits of a session.
 
     The targets have mean 0 and deviation 1, and known variances ``noise``, added to the fitted one. The optimiser
-    starts from the medians of the priors: the optimum of fewer trials is often the nearest to the start, and not the
-    best, and the search found less with it (docs/search.md).
+    starts from ``start``, of the first coordinates, else from the medians of the priors, which keep it near the
+    optimum.
     """
     density, center, spread = density_of(points, targets, groups, noise)
     low, high = np.array([_LENGTH_BOUNDS] * (len(center) - 1) + [np.log(_NOISE_BOUNDS)]).T
+    first = center.copy()
     inverse: Floats = np.diag(np.square(spread))  # estimate of the inverse Hessian
-    point = np.clip(center, low, high)
+    if start is not None:
+        shared = groups[: len(start.scale)]
+        first[shared] = -np.log(start.scale[: len(shared)])
+        first[-1] = np.log(start.noise)
+        if start.covariance is not None and start.covariance.shape == inverse.shape:
+            inverse = start.covariance
+    point = np.clip(first, low, high)
     value, gradient = density(point)
-    for _ in range(_MAX_STEPS):
+    for _ in range(max_steps):
         held = np.where(gradient > 0, point <= low, point >= high)
         direction = np.where(held, 0.0, -inverse @ np.where(held, 0.0, gradient))
         direction /= max(1.0, float(np.abs(direction / spread).max()))
@@ -461,7 +478,7 @@ def fit(points: Floats, targets: Floats, groups: Rows, noise: Floats | float = 0
             grown = (1 + float(change @ scaled) / curvature) * np.outer(moved, moved) / curvature
             inverse = inverse + grown - shrunk - shrunk.T
         point, value, gradient = tried, reached, steepness
-    return Hyperparameters(np.exp(-point[:-1])[groups], float(np.exp(point[-1])) + _MIN_NOISE)
+    return Hyperparameters(np.exp(-point[:-1])[groups], float(np.exp(point[-1])) + _MIN_NOISE, inverse)
 
 
 Density = Callable[[Floats], tuple[float, Floats]]

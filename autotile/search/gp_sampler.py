@@ -203,6 +203,10 @@ def _deviation(values: Floats) -> float:
 _MAX_FITTED = 128
 """Maximum number of trials that hyperparameters are fitted to."""
 
+_FIRST_STEPS = 30
+_LATER_STEPS = 8
+"""Maximum numbers of optimiser steps of the first fit and of later ones, which begin at the previous one."""
+
 _BEST = 10
 """Number of the best trials near which rows are evaluated."""
 
@@ -235,8 +239,8 @@ class Surrogate:
     """A Gaussian process over the rows of a space, updated with a history of trials and fitted again as trials end.
 
     Its predictions depend only on the history, not on the times of the calls: a fit depends on the trials that had
-    ended by then, and begins at the medians of the priors; the trials of the process are ordered by their end among
-    those of the fit, then by their beginning.
+    ended by then and begins at the previous fit; the trials of the process are ordered by their end among those of the
+    fit, then by their beginning.
 
     ``points`` returns the coordinates of rows by their parameters, of which those of a group share a length scale. The
     mean of the process is that of ``prior``, ignored if there are several objectives. ``features`` are resources by
@@ -284,7 +288,9 @@ class Surrogate:
         due = max(due_fit(self._history.ended), first)
         if due == self.fitted:
             return False
-        self._fit(due)
+        for count in range(max(first, self.fitted + 1), due + 1):
+            if max(due_fit(count), first) == count:
+                self._fit(count)
         history, directions = self._history, self._directions
         ended = history.first_ended(self.fitted)
         ascending = np.argsort(losses(history.values(self.fitted), directions, np.ones(len(directions))), kind="stable")
@@ -320,6 +326,8 @@ class Surrogate:
             standardized(residual[chosen]),
             groups,
             history.noise(count, directions)[chosen],
+            start=self.parameters if self.fitted else None,
+            max_steps=_LATER_STEPS if self.fitted else _FIRST_STEPS,
         )
         self.fitted = count
 

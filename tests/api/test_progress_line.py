@@ -13,32 +13,18 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from stored_runs import SEARCHING
 
 import autotile
 from autotile.api import progress as module
 from autotile.api.progress import ProgressLine, TerminalDisplay, default_display, short_line
-from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Trial
 from autotile.kernel.problem import Workrate
 from autotile.settings import read_settings
 from autotile.tuning.progress_state import Place, Progress
 
 PROBLEM = Problem("scale", {"n": 4096}, "float32")
-PROGRESS = Progress(
-    phase="searching",
-    problem=PROBLEM,
-    device=device_profile("h200"),
-    done=30,
-    target=200,
-    elapsed_s=3.0,
-    budget_s=None,
-    outcomes={Outcome.OK: 45, Outcome.PRUNED: 5},
-    gates={"combinations": 8294400, "limits": 24906},
-    best=Trial({"BM": 128}, Outcome.OK, measurement=Measurement(4790, 4788, 4795)),
-    rate=Workrate(None, None, "float32"),
-    remaining_s=15.0,
-    notices=("launches are replayed",),
-)
+PROGRESS = replace(SEARCHING, problem=PROBLEM, notices=("launches are replayed",))
 
 
 class Terminal(io.StringIO):

@@ -11,31 +11,18 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from stored_runs import SEARCHING
 
 from autotile.api.progress import left_text, plain_line
 from autotile.cli import progress as progress_module
 from autotile.cli.progress import CountProgress, TuneProgress, completion
-from autotile.core.device import device_profile
-from autotile.core.model import Measurement, Outcome, Problem, Trial
+from autotile.core.model import Outcome, Problem
 from autotile.kernel.problem import Workrate
 from autotile.tuning.progress_state import Place, Progress
 
 PROBLEM = Problem("sgemm", {"M": 4096, "N": 4096, "K": 4096}, "float32")
 RATE = Workrate(flops=2 * 4096**3, bytes=12 * 4096**2, dtype="float32")
-PROGRESS = Progress(
-    phase="searching",
-    problem=PROBLEM,
-    device=device_profile("h200"),
-    done=30,
-    target=200,
-    elapsed_s=3.0,
-    budget_s=None,
-    outcomes={Outcome.OK: 45, Outcome.PRUNED: 5},
-    gates={"combinations": 8294400, "limits": 24906},
-    best=Trial({"BM": 128}, Outcome.OK, measurement=Measurement(4790, 4788, 4795)),
-    rate=RATE,
-    remaining_s=15.0,
-)
+PROGRESS = replace(SEARCHING, problem=PROBLEM, rate=RATE)
 
 
 class TestProgress:

@@ -8,8 +8,6 @@ import math
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import tomllib
@@ -24,6 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from child_python import python
 from declared import documents_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -402,31 +401,21 @@ class TestTimeline:
 
 
 _FIRST_USES = """
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import make_dataclass
-from threading import Barrier
-
+from sys import setswitchinterval
 from autotile.core.documents import convert, decode_json, encode_json
-
-sys.setswitchinterval(1e-6)
-part = {f"a{i}": i for i in range(30)}
-value = {"first": part, "others": [part]}
-start = Barrier(3)
-
-def use(number, schema):
-    start.wait()
-    read = convert(value, schema) if number else decode_json(encode_json(value), schema)
-    return read.first.a29
-
-with ThreadPoolExecutor(3) as threads:
-    for number in range(200):
-        part_schema = make_dataclass(f"Part{number}", [(name, int) for name in part])
-        schema = make_dataclass(f"Schema{number}", [("first", part_schema), ("others", list[part_schema])])
-        assert [*threads.map(use, range(3), [schema] * 3)] == [29] * 3
+setswitchinterval(1e-6)
+whole = {"one": (part := {f"a{i}": i for i in range(30)}), "more": [part]}
+readers = (lambda schema: convert(whole, schema), lambda schema: decode_json(encode_json(whole), schema)) * 2
+with ThreadPoolExecutor(4) as threads:
+    for number in range(300):
+        inner = make_dataclass(f"Inner{number}", [(name, int) for name in part])
+        outer = make_dataclass(f"Outer{number}", [("one", inner), ("more", list[inner])])
+        assert [found.more[0].a29 for found in threads.map(lambda read: read(outer), readers)] == [29] * 4
 """
 
 
 def test_threads_may_use_a_schema_for_the_first_time_together() -> None:
     """In a process of its own, which crashed."""
-    subprocess.run([sys.executable, "-c", _FIRST_USES], check=True, timeout=60)
+    python("-c", _FIRST_USES, check=True)

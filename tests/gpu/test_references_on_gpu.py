@@ -14,7 +14,7 @@ from feature_kernels import block_space, write_kernel
 import autotile
 from autotile import Buffer, Scalar
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Outcome
+from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Outcome, Problem
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.cuda.support import GuardedBuffer, SupportKernels
@@ -23,9 +23,9 @@ from autotile.kernel.expressions import parse_array_expression
 from autotile.kernel.library import load_kernel
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.settings import read_settings
-from autotile.tuning.backend import sent_reference
+from autotile.tuning.backend import workload_of
 from autotile.workers.bench import Bench
-from autotile.workers.jobs import Candidate, Entry, Reading, Time, Workload
+from autotile.workers.jobs import Candidate, Entry, Reading, Time
 
 pytestmark = pytest.mark.gpu
 
@@ -208,20 +208,8 @@ def test_a_workspace_is_cleared_for_each_configuration(tmp_path: Path) -> None:
     kernel, settings = load_kernel(str(toml)), read_settings()
     spec, cache = kernel.spec, CubinCache(settings.cache, settings.cache_limit_bytes)
     bench = Bench()
-    bench.open(
-        Workload(
-            spec_text=spec.text,
-            spec_source=spec.source,
-            spec_folder=spec.folder,
-            sizes=dict(spec.sizes),
-            dtype="float32",
-            l2="cold",
-            cache=str(settings.cache),
-            cache_limit_bytes=settings.cache_limit_bytes,
-            sample_limit_s=0.02,
-            reference_source=sent_reference(kernel),
-        )
-    )
+    problem = Problem(spec.name, dict(spec.sizes), "float32")
+    bench.open(workload_of(kernel, problem, settings, autotile.TuneOptions(sample_limit_s=0.02)))
     outcomes = []
     for block in (128, 64, 128):
         job = compile_job(kernel, {"BLOCK": block}, "float32", live_device().architecture)

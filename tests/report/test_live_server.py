@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
@@ -391,6 +392,7 @@ class Strangers:
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
         self._sockets: list[socket.socket] = []
+        self._received: dict[socket.socket, bytes] = defaultdict(bytes)
 
     def connect(self, count: int, *sent: bytes) -> None:
         """Open connections, with one of the texts each."""
@@ -414,11 +416,11 @@ class Strangers:
         for one in self._sockets:
             one.close()
 
-    @staticmethod
-    def _is_open(one: socket.socket) -> bool:
+    def _is_open(self, one: socket.socket) -> bool:
         one.setblocking(False)
         try:
-            while received := one.recv(65536):
+            while part := one.recv(65536):
+                received = self._received[one] = self._received[one] + part
                 assert received.startswith(b"HTTP/1.1 40") or b"wrong address" in received
             return False
         except BlockingIOError:

@@ -163,6 +163,14 @@ def test_a_fit_is_the_optimum_that_scipy_finds(count: int) -> None:
     assert density(logarithms(fit(points, targets, groups)))[0] == pytest.approx(best.fun, abs=5e-3)
 
 
+def test_a_fit_that_begins_at_the_previous_one_takes_few_steps() -> None:
+    points, targets, groups = landscape(80)
+    first = fit(points[:70], targets[:70], groups)
+    density, *_ = density_of(points, targets, groups)
+    later, whole = fit(points, targets, groups, start=first, max_steps=4), fit(points, targets, groups)
+    assert density(logarithms(later))[0] == pytest.approx(density(logarithms(whole))[0], abs=2e-2)
+
+
 def test_a_fit_stays_within_its_bounds() -> None:
     points, _, groups = landscape(40)
     found = fit(points, np.tile([-1.0, 1.0], 20), groups)  # nothing but noise
