@@ -153,8 +153,12 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
             _leave(key, known.kernel)
             known.kernel.count_call()
             return _torch_matmul(a.detach(), b.detach())
-    made: Tensor | None = known.launch(a, b) if known is not None else None
-    return made if made is not None else _multiply(a, b, emulate)
+    if known is None:
+        return _multiply(a, b, emulate)
+    made: Tensor | None = known.launch(a, b)
+    if made is None:  # nothing was launched in this thread and on this stream before
+        made = known.kernel(*(one.detach() if one.is_contiguous() else one.detach().mT for one in (a, b)))
+    return made
 
 
 def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:

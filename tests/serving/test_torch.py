@@ -15,7 +15,8 @@ from autotile.serving.dispatcher import default_dispatcher
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
-pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in (".*torch.jit", "TypedStorage", "TensorFloat32")]
+WARNINGS = (".*torch.jit", "TypedStorage", "TensorFloat32", "dynamo_pgo")
+pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in WARNINGS]
 """Warnings of PyTorch's own compiler."""
 
 
