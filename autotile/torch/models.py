@@ -25,7 +25,7 @@ class LayerGain(NamedTuple):
 
     ``time_us`` includes the addition of the bias; ``library_us`` is the time of cuBLAS. Both are measured or expected,
     None where nothing is known. ``launched`` tells whether ``kernel`` is launched, rather than PyTorch's own function
-    called.
+    called, and ``in_graph`` whether it is in a CUDA graph of ``torch.compile``, where a launch costs the host nothing.
     """
 
     rows: int
@@ -33,6 +33,7 @@ class LayerGain(NamedTuple):
     time_us: float | None
     library_us: float | None
     launched: bool
+    in_graph: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +116,10 @@ def _rows(layer: ReplacedLayer) -> Iterator[Sequence[str]]:
     sizes = f"{layer.in_features:,} -> {layer.out_features:,}{' + bias' if layer.has_bias else ''}"
     head = (_names(layer.names), sizes, layer.dtype)
     for gain in layer.gains:
-        if gain.launched and gain.time_us and gain.library_us:
+        if gain.in_graph and gain.time_us and gain.library_us:
             ratio = f"{gain.library_us / gain.time_us:.2f}"
-            yield (*head, f"{gain.rows:,}", gain.kernel, time_text(gain.time_us), time_text(gain.library_us), ratio)
+            kernel = gain.kernel if gain.launched else f"PyTorch; {gain.kernel} in graphs"
+            yield (*head, f"{gain.rows:,}", kernel, time_text(gain.time_us), time_text(gain.library_us), ratio)
         else:
             yield (*head, f"{gain.rows:,}", "PyTorch", NOTHING, time_text(gain.library_us), NOTHING)
         head = ("", "", "")
@@ -183,7 +185,7 @@ def accelerate(model: torch.nn.Module, *, rows: Iterable[int] = (), device: str 
             key = (module.in_features, module.out_features, has_bias, DTYPES[weight.dtype], place)
             if key not in known:
                 known[key] = tuple(_gain(count, key) for count in judged)
-            if any(gain.launched for gain in known[key]):
+            if any(gain.in_graph for gain in known[key]):
                 module.__class__ = Linear
                 modules.append(module)
                 replaced.setdefault(key, []).append(name)
@@ -192,7 +194,7 @@ def accelerate(model: torch.nn.Module, *, rows: Iterable[int] = (), device: str 
         left[name] = reason
     layers = []
     for key, names in replaced.items():
-        first = next((gain for gain in known[key] if gain.launched), None)
+        first = next(gain for gain in known[key] if gain.in_graph)
         gains = tuple(gain for gain in known[key] if gain.rows in shown or gain is first)
         layers.append(ReplacedLayer(tuple(names), *key[:-1], gains))
     return Acceleration(tuple(layers), left, tuple(modules))
@@ -233,7 +235,7 @@ def _gain(rows: int, layer: tuple[int, int, bool, str, int | str]) -> LayerGain:
     k, n, has_bias, dtype, device = layer
     served = find_product(rows, n, k, dtype, trans_b=is_transposed(n, k), device=device, keeps=False)
     if served is None:
-        return LayerGain(rows, "", None, None, launched=False)
+        return LayerGain(rows, "", None, None, launched=False, in_graph=False)
     gain = Gain.of(served, final=True)
-    launched = gain.is_worthwhile(bias=has_bias)
-    return LayerGain(rows, gain.kernel, gain.total_us(bias=has_bias), gain.library_us, launched)
+    launched, in_graph = (gain.is_worthwhile(bias=has_bias, in_graph=way) for way in (False, True))
+    return LayerGain(rows, gain.kernel, gain.total_us(bias=has_bias), gain.library_us, launched, in_graph)

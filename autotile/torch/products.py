@@ -227,11 +227,11 @@ def _product_of(a: Tensor, b: Tensor, emulate: bool) -> dict[str, Any] | None:
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, emulate: bool = True) -> Tensor:
     """Compute ``input @ weight.T + bias`` as `torch.nn.functional.linear` does, or faster.
 
-    A kernel is launched where it is known or expected to be faster than PyTorch's own function by enough to pay for
-    its launch, for the addition of the bias and for autograd's record. All else is left to PyTorch: the first call of
-    a size, while the choice is made aside, other dtypes and devices, empty tensors, whatever is traced, transformed or
-    under autocast (which keeps converted weights), and float32 where PyTorch may round it to TF32. In graphs of
-    ``torch.compile`` and ``torch.export`` it is PyTorch's operator; see `join_inductor`.
+    A kernel is launched where it is known or expected to be faster than PyTorch's own function, and PyTorch's runs for
+    long enough to hide the host's part of a launch, of the addition of the bias and of autograd's record. All else is
+    left to PyTorch: the first call of a size, while the choice is made aside, other dtypes and devices, empty tensors,
+    whatever is traced, transformed or under autocast (which keeps converted weights), and float32 where PyTorch may
+    round it to TF32. In graphs of ``torch.compile`` and ``torch.export`` it is PyTorch's operator; see `join_inductor`.
 
     Parameters
     ----------
@@ -415,4 +415,8 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input @ weight.T + bias``."""
-        return linear(input, self.weight, self.bias)
+        try:  # an attribute that is a parameter takes a call of Python's
+            weight, bias = self._parameters["weight"], self._parameters["bias"]
+        except KeyError:  # FSDP and parametrizations keep them elsewhere
+            weight, bias = self.weight, self.bias
+        return linear(input, weight, bias)

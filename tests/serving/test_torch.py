@@ -15,7 +15,7 @@ from autotile.serving.dispatcher import default_dispatcher
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
-WARNINGS = (".*torch.jit", "TypedStorage", "TensorFloat32", "dynamo_pgo")
+WARNINGS = (".*torch.jit", "TypedStorage", "TensorFloat32", "dynamo_pgo", "The CUDA Graph is empty")
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in WARNINGS]
 """Warnings of PyTorch's own compiler."""
 
@@ -137,12 +137,12 @@ class TestAccelerate:
         made = autotile.torch.accelerate(model, device="h200", rows=[777])
         gains = {gain.rows: gain for gain in made.replaced[0].gains}
         assert {1, 16, 128, 777, 1024, 4096} <= gains.keys()
-        launched = [gain for gain in gains.values() if gain.launched]
-        assert all(gain.time_us < gain.library_us for gain in launched)
+        gaining = [gain for gain in gains.values() if gain.in_graph]
+        assert all(gain.time_us < gain.library_us and not gain.launched for gain in gaining)  # the host takes longer
         assert repr(made) == "<Acceleration: 2 linear layers of autotile, 1 left to PyTorch>"
         for text in (str(made), made._repr_html_()):
             assert "its dtype is float64" in text
-            assert launched[0].kernel in text
+            assert f"PyTorch; {gaining[0].kernel} in graphs" in text
         assert made.to_json()["left"] == made.left
 
     def test_wrong_arguments(self, model: Any) -> None:
