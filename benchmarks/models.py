@@ -363,9 +363,15 @@ def measured(cell: Cell, mode: str, given: argparse.Namespace) -> dict[str, Any]
     slowest_ms = max(turn(step, 3, given.device)["wall_ms"] for step in steps.values())
     count = max(1, min(300, round(given.turn_ms / slowest_ms)))
     turns: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
-    for i in range(given.rounds):
-        for side in SIDES if i % 2 == 0 else SIDES[::-1]:
-            turns[side].append(turn(steps[side], count, given.device))
+    orders = np.random.default_rng(0)  # a host that is disturbed at each second turn must not always slow the same side
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(given.rounds):
+            for side in orders.permutation(SIDES):
+                turns[side].append(turn(steps[side], count, given.device))
+    finally:
+        gc.enable()
     kernels = default_dispatcher.products.kernels.values()
     walls = [[one["wall_ms"] for one in turns[side]] for side in SIDES]
     ratio = paired_ratio(walls[1], walls[0])
