@@ -341,7 +341,7 @@ def measured(cell: Cell, mode: str, given: argparse.Namespace) -> dict[str, Any]
         model.router.float()
     exact = tuple(x.double() if x.is_floating_point() else x for x in inputs)
     expected = computed(copy.deepcopy(model).double(), exact, cell.trains)
-    ours = copy.deepcopy(model)
+    model, ours = copy.deepcopy(model), copy.deepcopy(model)  # a copy's attributes are slower to find than the model's
     report = None if given.same else autotile.torch.accelerate(ours)
     if given.tune:
         with autotile.tuning(budget=f"{given.tune}s"):

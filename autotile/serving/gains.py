@@ -19,10 +19,10 @@ _LEAD = 0.03
 """Part of the library's time by which a product must be expected to be faster: timings vary by a percent or two."""
 _LAUNCH_US = 2.0
 """Time of a further kernel beside its memory traffic."""
-_QUEUED_US = 50.0
+_QUEUED_US = 80.0
 """Host time that an eager model takes for each of its products, with what it computes between them: 32 us of a chain of
 layers, 54 to 95 us of transformers. The GPU waits for the host where a product runs for less."""
-_LAUNCH_HOST_US, _STEP_US, _BIAS_US, _RECORDED_US = 8.0, 18.0, 10.0, 60.0
+_LAUNCH_HOST_US, _STEP_US, _BIAS_US, _RECORDED_US = 8.0, 18.0, 10.0, 130.0
 """Host times, beyond those of PyTorch's product, of a launch, a further launch, the addition of a bias and autograd's
 record in Python; measured in `benchmarks/models.py`, as the one above, with PyTorch 2.11 on an H100 host."""
 

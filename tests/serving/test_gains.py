@@ -34,7 +34,7 @@ class TestGain:
         assert gain.is_worthwhile(bias=bias, recorded=recorded)
 
     def test_a_bias_and_a_record_cost_a_small_product_more_than_it_gains(self) -> None:
-        gain = gain_of(256, 2048, 2048, "float32")
+        gain = gain_of(384, 2048, 2048, "float32")
         assert gain.is_worthwhile()
         assert not gain.is_worthwhile(bias=True)
         assert not gain.is_worthwhile(recorded=True)

@@ -317,7 +317,7 @@ def close(found: Any, expected: Any) -> bool:
 class TestOnGpu:
     """float32 layers whose products are expected to be faster by far."""
 
-    SIZES = (512, 4096, 1024)
+    SIZES = (2048, 4096, 1024)
 
     @pytest.fixture
     def layer(self, monkeypatch: pytest.MonkeyPatch) -> Any:
