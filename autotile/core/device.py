@@ -25,16 +25,9 @@ Capability = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,3}\.[0-9]{1,3}\Z")]
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceProperties:
-    """Limits and rates of a GPU, from a live device, a profile file or a recording.
+class CapabilityLimits:
+    """Limits and rates of all devices of a compute capability, as the CUDA occupancy calculation uses them."""
 
-    The limits are those that the CUDA occupancy calculation uses.
-    """
-
-    name: Name
-    compute_capability: Capability
-    """Such as ``"9.0"``."""
-    sm_count: Positive
     warp_size: Positive
     max_threads_per_block: Positive
     max_threads_per_sm: Positive
@@ -57,13 +50,23 @@ class DeviceProperties:
     """Shared memory allocation unit."""
     max_block_dim: tuple[Positive, Positive, Positive]
     max_grid_dim: tuple[Positive, Positive, Positive]
+    fp32_lanes_per_sm: Positive
+    """fp32 fused multiply-adds per SM and clock cycle."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProperties(CapabilityLimits):
+    """Properties of a GPU, from a live device, a profile file or a recording."""
+
+    name: Name
+    compute_capability: Capability
+    """Such as ``"9.0"``."""
+    sm_count: Positive
     l2_bytes: Bytes
     memory_bytes: Bytes
     memory_bandwidth_bytes_per_s: NonNegative
     clock_mhz: NonNegative
     """Maximum SM clock."""
-    fp32_lanes_per_sm: Positive
-    """fp32 fused multiply-adds per SM and clock cycle."""
     source: Source = "cuda"
     driver: Name = ""
 
@@ -143,29 +146,6 @@ def _read_figures(table: Any, sources: Any, location: str, known: Collection[str
 
 
 _FOLDER = Path(__file__).parent
-
-
-@dataclass(frozen=True, slots=True)
-class CapabilityLimits:
-    """Properties common to all devices of a compute capability; fields as in `DeviceProperties`."""
-
-    warp_size: Positive
-    max_threads_per_block: Positive
-    max_threads_per_sm: Positive
-    max_blocks_per_sm: Positive
-    max_block_dim: tuple[Positive, Positive, Positive]
-    max_grid_dim: tuple[Positive, Positive, Positive]
-    registers_per_block: Positive
-    registers_per_sm: Positive
-    max_registers_per_thread: Positive
-    register_unit: Positive
-    warp_unit: Positive
-    smem_per_block_bytes: Bytes
-    smem_per_block_optin_bytes: Bytes
-    smem_per_sm_bytes: Bytes
-    smem_reserved_per_block_bytes: Bytes
-    smem_unit_bytes: Positive
-    fp32_lanes_per_sm: Positive
 
 
 _LIMITS = frozenset(field.name for field in fields(CapabilityLimits))

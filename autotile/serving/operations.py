@@ -603,11 +603,6 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         known = self.find(a, b, options)
         return known.launch(a, b) if known is not None else None
 
-    def learn(self, a: Any, b: Any, options: object, kernel: BoundKernel, shape: tuple[int, ...]) -> None:
-        """Keep what has computed a product of arrays, which were passed to it as they are, for calls to come."""
-        if (keep := self.keeper(a, b, options, shape)) is not None:
-            keep(kernel)
-
     def keeper(
         self, a: Any, b: Any, options: object, shape: tuple[int, ...]
     ) -> Callable[[BoundKernel], KnownProduct] | None:
@@ -711,9 +706,9 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
             and kernel.launch_at(made.stream(device), tuple(map(made.address, stored)))  # nothing is left to be checked
         ):
             kernel(*stored, **scalars)
-        is_direct = left is a and right is b and left_order and right_order
-        if is_plain and is_direct and options.database is None:
-            self.learn(a, b, options[:-1], kernel, shape)
+        is_direct = left is a and right is b and left_order and right_order and options.database is None
+        if is_plain and is_direct and (keep := self.keeper(a, b, options[:-1], shape)):
+            keep(kernel)
         return out
 
     def _defer(self, key: tuple[object, ...], serve: Callable[[], BoundKernel]) -> None:
@@ -750,15 +745,13 @@ def _device_index(array: Any) -> int:
 
 
 def _order(array: Any, name: str) -> str:
-    """Return True if the ``rows`` of a matrix or a stack are contiguous, its ``columns``, or "" for neither."""
+    """Return what is contiguous in a matrix or each of a stack: "rows", "columns", or "" for neither."""
     shape = tuple(array.shape)
     if len(shape) not in (2, 3):
         raise ArgumentError(f"{name} has shape {shape}, expected a matrix or a stack of matrices (2 or 3 axes)")
     if 0 in shape:
         raise ArgumentError(f"{name} has shape {shape}, expected at least one element")
-    if _is_contiguous(array):
-        return "rows"
-    return "columns" if _is_contiguous(array.swapaxes(-1, -2)) else ""
+    return "rows" if _is_contiguous(array) else "columns" if _is_contiguous(array.swapaxes(-1, -2)) else ""
 
 
 def _is_contiguous(array: Any) -> bool:

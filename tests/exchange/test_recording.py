@@ -251,7 +251,7 @@ def replaced(name: str, array: np.ndarray) -> Callable[[dict[str, Any], dict[str
         (head("key", "sizes", value={"M": True}), r"key\.sizes\[...\]: expected int"),
         (head("key", "l2_mode", value="warm"), "l2_mode: invalid enum value 'warm'"),
         (head("device", "max_grid_dim", value=[1, 2]), "max_grid_dim"),
-        (head("device", value={}), "missing required field name"),
+        (head("device", value={}), "missing required field warp_size"),
         (head("created_at", value="yesterday"), "header cannot be used"),
         (head("parameters", value=[["BM", []]]), "parameters"),
         (head("parameters", value=[["BM", [1, [1]]], ["A", [1]], ["B", [1]]]), "parameters"),

@@ -15,8 +15,7 @@ from autotile.serving.dispatcher import default_dispatcher
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
-WARNINGS = (".*torch.jit", "TypedStorage", "TensorFloat32", "dynamo_pgo", "The CUDA Graph is empty")
-pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in WARNINGS]
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit|TypedStorage|TensorFloat32|dynamo_pgo|The CUDA Graph is")
 """Warnings of PyTorch's own compiler."""
 
 

@@ -4,37 +4,12 @@ from __future__ import annotations
 
 from alembic import op
 
+from autotile.database.migrations import best_view
+
 revision = "0002"
 down_revision = "0001"
 
-_NOT_REFUSED = """
-    NOT EXISTS
-        (SELECT 1
-         FROM trials AS refused
-         WHERE refused.study_id = {tried}.study_id AND refused.phase = 'final' AND refused.outcome <> 'ok'
-           AND refused.config_key = {tried}.config_key AND refused.id > {tried}.id)"""
-
-BEST_VIEW = f"""
-CREATE VIEW best AS
-SELECT studies.id AS study_id, trials.id AS trial_id, studies.kernel, studies.sizes, studies.dtype, studies.gpu_name,
-       studies.l2_mode, studies.source, trials.config, trials.time_us, trials.low_us, trials.high_us, trials.phase,
-       trials.run_id, trials.created_at
-FROM studies
-JOIN trials ON trials.id = COALESCE(
-    (SELECT finals.id
-     FROM trials AS finals
-     JOIN runs ON runs.id = finals.run_id
-     WHERE finals.study_id = studies.id AND finals.phase = 'final' AND finals.rank = 1
-       AND finals.outcome = 'ok' AND runs.ended_at IS NOT NULL AND {_NOT_REFUSED.format(tried="finals")}
-     ORDER BY runs.ended_at DESC, finals.id DESC
-     LIMIT 1),
-    (SELECT tried.id
-     FROM trials AS tried
-     WHERE tried.study_id = studies.id AND tried.outcome = 'ok' AND tried.time_us IS NOT NULL
-       AND {_NOT_REFUSED.format(tried="tried")}
-     ORDER BY tried.time_us, tried.id
-     LIMIT 1))
-"""
+BEST_VIEW = best_view("runs.ended_at DESC, finals.id DESC")
 
 
 def upgrade() -> None:
