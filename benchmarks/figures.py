@@ -185,17 +185,20 @@ def enumeration() -> str:
 def until() -> str:
     """Return where a search with ``--until`` stops."""
     found = record("until")
+    names = {"recordings": "shipped", "search": "chosen by", "choosing": "chosen by, too", "final": "held out"}
     rows = [
         (
-            f"`--until {row['gain']:.0%}`",
+            names[row["spaces"]],
+            f"`--until {row['gain']:.0%}`" if row["gain"] else "by itself",
             "{:.0f} ({} to {})".format(*row["trials"]),
-            "{:.1f} % ({:.1f} %)".format(*(100 * loss for loss in row["loss"])),
+            *("{:.1f} % ({:.1f} %)".format(*(100 * loss for loss in row[kind])) for kind in ("loss", "lost")),
             f"{100 * row['within']:.0f} %",
         )
         for row in found["rows"]
     ]
-    shown = table(("", "trials, median (min to max)", "loss, mean (max)", "searches within the gain"), rows)
-    text = f"{found['recordings']} recordings of `sgemm_2d`, {found['seeds']} seeds, at most {found['limit']} trials."
+    heads = ("spaces", "", "trials, median (min to max)", "loss, mean (max)", "lost by ending", "within the gain")
+    shown = table(heads, rows)
+    text = f"{found['seeds']} seeds, at most {found['limit']} trials; lost by ending: against the same search's best of these."
     return linked(f"{shown}\n\n{text} {source('until')}", "guide")
 
 

@@ -33,12 +33,12 @@ from autotile.core.model import Measurement, Outcome, Trial
 from autotile.search.samplers import DEFAULT, lookahead_of
 from autotile.search.search import Search, Shortlist
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.progress_state import TimeLeft
+from autotile.tuning.progress_state import SETTLED_GAIN, TimeLeft
 
 RESULTS = Path(__file__).parent / "results"
 RECORDINGS = Path(__file__).resolve().parents[1] / "recordings"
 POINTS = np.arange(0.05, 0.96, 0.05)
-SETTLED, SETTLED_TRIALS, UNTIL = 1e-3, 50, 0.01
+UNTIL = 0.01
 AHEAD, CHOSEN_AMONG, VALID = 32, 16, 10_000
 MEASURED = Trial(
     {"BM": 1}, Outcome.OK, measurement=Measurement(2500.0, 2490.0, 2510.0), seconds={"load": 0.01, "verify": 0.03}
@@ -95,12 +95,10 @@ def search(path: Path, seed: int, limit: int) -> ReplayedSearch:
     found = ReplayedSearch([], [], None, None)
     settled_at = until_at = None
     for _ in session(shortlist, bench.trial):
-        settles = shortlist.trials_until(SETTLED, settled=True)
-        count = len(found.settles_after) + 1
-        found.settles_after.append(None if settles is None else max(settles, SETTLED_TRIALS - count))
-        found.until_after.append(shortlist.trials_until(UNTIL, settled=False))
-        gain, expected = shortlist.settled_gain, shortlist.expected_gain
-        if settled_at is None and gain is not None and gain < SETTLED and count >= SETTLED_TRIALS:
+        found.settles_after.append(shortlist.trials_until(SETTLED_GAIN))
+        found.until_after.append(shortlist.trials_until(UNTIL))
+        count, expected = len(found.settles_after), shortlist.expected_gain
+        if settled_at is None and expected is not None and expected < SETTLED_GAIN:
             settled_at = count
         if until_at is None and expected is not None and expected < UNTIL:
             until_at = count

@@ -178,8 +178,9 @@ def study_to_storage(study: optuna.Study, path: Path) -> None:
         raise InputError(f"{path} cannot be written as an Optuna storage: {cause}; name another file") from error
 
 
-_SETTLED_PROPOSALS = 256
-"""Number of proposals of `Shortlist.settled_gain`: some 128 trials where candidates are ranked."""
+_EXPECTED_PROPOSALS = 256
+"""Number of proposals of an expected gain: some 128 trials where candidates are ranked. The model is overconfident: for
+how long it has expected little says more than how little (docs/search.md)."""
 
 
 class Search:
@@ -244,7 +245,7 @@ class Search:
         self._pending: dict[int, optuna.Trial] = {}
         self._nominated: set[int] = set()
         self._ahead = ahead
-        self._gains: deque[float | None] = deque(maxlen=max(ahead, _SETTLED_PROPOSALS))
+        self._gains: deque[float | None] = deque(maxlen=max(ahead, _EXPECTED_PROPOSALS))
         self._begun = 0
         self._replayed: deque[tuple[int, int, Trial]] = deque()
         """Trials of earlier sessions whose results no proposal may know yet: position among the proposals, number,
@@ -350,19 +351,18 @@ class Search:
         """Return True if a row was proposed and its trial was not told."""
         return row in self._pending
 
-    def gain_of(self, count: int = _SETTLED_PROPOSALS) -> float | None:
+    def gain_of(self, count: int = _EXPECTED_PROPOSALS) -> float | None:
         """Return the relative gain of the best speed, 0.01 for 1 %, that is expected of the last ``count`` proposals.
 
         It is the sum of the gains that each was expected to add to the earlier ones, and slightly overestimates their
         joint gain. A rebuilt search has the same, since it makes the same proposals. None until as many proposals were
-        made with a model, and if no row is left. Of the default number it is small if the search has expected little
-        for many trials.
+        made with a model, and if no row is left.
         """
         last = list(self._gains)[-count:]
         known = [gain for gain in last if gain is not None]
         return sum(known) if len(known) == count else None
 
-    def proposals_until(self, gain: float, count: int = _SETTLED_PROPOSALS) -> int | None:
+    def proposals_until(self, gain: float, count: int = _EXPECTED_PROPOSALS) -> int | None:
         """Return after how many more proposals `gain_of` the last ``count`` is below ``gain``.
 
         Each is taken to add as much as the last quarter of them did. None if that is too much for it, or not known.
@@ -436,8 +436,6 @@ class Shortlist:
     def __init__(self, search: Search, lookahead: Lookahead, sm_count: int = 1, earlier: Iterable[Trial] = ()) -> None:
         self._search = search
         self._lookahead = lookahead
-        self._expecting = lookahead.per_measured * lookahead.compiling // lookahead.gpus
-        """Number of proposals of `expected_gain`, whatever the number of GPUs."""
         self._sm_count = sm_count
         self._waiting: dict[int, Config] = {}
         """Candidates that were proposed and not chosen, the oldest first."""
@@ -460,24 +458,12 @@ class Shortlist:
 
     @property
     def expected_gain(self) -> float | None:
-        """Gain that is expected of the last proposals together, see `Search.gain_of`.
+        """Gain that is expected of the last 256 proposals together, see `Search.gain_of`."""
+        return self._search.gain_of(_EXPECTED_PROPOSALS)
 
-        Where candidates are ranked, these are 64, of which about 32 trials come.
-        """
-        return self._search.gain_of(self._expecting)
-
-    @property
-    def settled_gain(self) -> float | None:
-        """The same of the last 256 proposals."""
-        return self._search.gain_of(_SETTLED_PROPOSALS)
-
-    def trials_until(self, gain: float, *, settled: bool) -> float | None:
-        """Return the number of trials after which a gain is below ``gain``; None if that is not foreseen.
-
-        The gain is `settled_gain` if ``settled``, else `expected_gain`.
-        """
-        until = self._search.proposals_until
-        proposals = until(gain) if settled else until(gain, self._expecting)
+    def trials_until(self, gain: float) -> float | None:
+        """Return the number of trials after which `expected_gain` is below ``gain``; None if that is not foreseen."""
+        proposals = self._search.proposals_until(gain)
         return None if proposals is None else proposals / self._lookahead.per_measured
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from autotile.core.model import SAME_CODE, Config, Outcome, Problem, Trial, conf
 from autotile.core.timeline import MIN_PACE_STEPS, STEADY_STEPS, Pace
 from autotile.errors import InputError
 from autotile.kernel.problem import Workrate
-from autotile.search.samplers import RANKED_AHEAD, gain_predicting_samplers
+from autotile.search.samplers import gain_predicting_samplers
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.options import TuneOptions
 from autotile.workers.jobs import race_rounds
@@ -91,11 +91,10 @@ class StopRequest:
 
 Rule = Literal["interrupt", "trials", "budget", "until", "settled", "space"]
 
-_SETTLED_GAIN = 1e-3
-"""Expected gain of the last 256 proposals together below which a search ends before its limits: 0.1 %, a fifth of what
-the interval of a measurement resolves."""
-_SETTLED_TRIALS = 50
-"""Minimum number of trials before that."""
+SETTLED_GAIN = 5e-3
+"""Expected gain below which a search ends before its limits: 0.5 %, what the interval of a measurement resolves."""
+_EXPECTED_TRIALS = 128
+"""Number of trials of an expected gain, about: of the 256 proposals, each second one is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ class Stopped:
     def __post_init__(self) -> None:
         """Set ``more_trials``."""
         if self.expected_gain is not None:
-            object.__setattr__(self, "more_trials", RANKED_AHEAD)
+            object.__setattr__(self, "more_trials", _EXPECTED_TRIALS)
 
 
 class StoppingRules:
@@ -132,15 +131,10 @@ class StoppingRules:
     running
         Number of trials that have begun and have not ended.
     expected_gain
-        Expected gain of the search, see `autotile.search.search.Search`; it ends a search only if ``until`` is set.
-        Where such searches end is in ``benchmarks/results/until.json``.
-    settled_gain
-        Expected gain over many trials, see `autotile.search.search.Search`; it ends a search before its limits unless
-        ``until`` or ``spend`` is set. Replayed over eleven recorded spaces, four seeds, up to 300 trials, 19 of 44
-        searches ended earlier, after 161 trials at the earliest, and none of them found anything in the trials that it
-        was spared (docs/search.md).
+        Expected gain of the search, see `autotile.search.search.Search`; it ends a search where it is below ``until``,
+        or unless ``spend`` is set, below 0.5 %. ``benchmarks/results/until.json`` has where, and what that loses.
     ends_after
-        Number of trials after which one of these two is expected to end the search; None if that is not foreseen.
+        Number of trials after which it is expected to end the search; None if that is not foreseen.
     """
 
     def __init__(self, options: TuneOptions, log: TrialLog, clock: Clock, stop: StopRequest) -> None:
@@ -148,36 +142,28 @@ class StoppingRules:
         self._log = log
         self._clock = clock
         self.stop = stop
+        self._least_gain = options.until or (0.0 if options.spend else SETTLED_GAIN)
         self.expected_gain: float | None = None
-        self.settled_gain: float | None = None
         self.ends_after: float | None = None
         self.running = 0
 
     def observe(self, search: Shortlist) -> None:
         """Take over what a search expects of further trials."""
-        self.expected_gain, self.settled_gain = search.expected_gain, search.settled_gain
-        if self._options.until is not None:
-            self.ends_after = search.trials_until(self._options.until, settled=False)
-        elif not self._options.spend:
-            settled = search.trials_until(_SETTLED_GAIN, settled=True)
-            self.ends_after = None if settled is None else max(settled, _SETTLED_TRIALS - len(self._log))
+        self.expected_gain = search.expected_gain
+        self.ends_after = search.trials_until(self._least_gain) if self._least_gain else None
 
     @property
     def stopped(self) -> Stopped | None:
         """The first rule that holds; None while another trial may begin."""
-        target, budget_s, until = self._options.trial_target, self._options.budget_s, self._options.until
-        gain = self.expected_gain
+        target, budget_s, gain = self._options.trial_target, self._options.budget_s, self.expected_gain
+        ends = gain is not None and gain < self._least_gain
         reached: dict[Rule, bool] = {
             "interrupt": self.stop.requested,
             "trials": target is not None and len(self._log) + self.running >= target,
             # one trial, of the default, begins with any budget but 0: even the shortest session then has a result
             "budget": self.is_out_of_time and (budget_s == 0.0 or len(self._log) + self.running > 0),
-            "until": until is not None and gain is not None and gain < until,
-            "settled": not self._options.spend
-            and until is None
-            and self.settled_gain is not None
-            and self.settled_gain < _SETTLED_GAIN
-            and len(self._log) >= _SETTLED_TRIALS,
+            "until": ends and self._options.until is not None,
+            "settled": ends,
         }
         return next((Stopped(rule, gain) for rule, holds in reached.items() if holds), None)
 

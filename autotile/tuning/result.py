@@ -482,7 +482,7 @@ def _stopped(stopped: Stopped) -> str:
         more = f"{gain:.1g} %" if gain >= _MIN_GAIN_SHOWN else f"less than {_MIN_GAIN_SHOWN:g} %"
         return f"nothing more is expected: {more} from {stopped.more_trials} more trials; --spend uses the budget up"
     if stopped.rule == "until":
-        return f"all the candidates that lay ready were expected to gain {gain:.2g} %, less than --until asks for"
+        return f"{gain:.2g} % was expected of {stopped.more_trials} more trials, less than --until asks for"
     return ""
 
 

@@ -258,8 +258,8 @@ INSIGHT = ParameterEffects(
     (Threshold("threads", "above", 256, 48, 0.129, "256 threads"),),
 )
 MISLED = {"learnt_from": ("n=1",), "not_learnt_from": (MisleadingSource("n=512", -0.13, 12),)}
-SETTLED = "nothing more is expected: 0.02 % from 32 more trials; --spend uses the budget up"
-UNTIL = "all the candidates that lay ready were expected to gain 0.43 %, less than --until asks for"
+SETTLED = "nothing more is expected: 0.02 % from 128 more trials; --spend uses the budget up"
+UNTIL = "0.43 % was expected of 128 more trials, less than --until asks for"
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ UNTIL = "all the candidates that lay ready were expected to gain 0.43 %, less th
         ({"default": None, "speedup": None}, ["not run"], []),
         (NOTHING_RAN, ["none: no configuration ran"], []),
         ({"stopped": Stopped("settled", 0.0002)}, [SETTLED], []),
-        ({"stopped": Stopped("settled", 1e-90)}, ["less than 0.001 % from 32 more"], []),
+        ({"stopped": Stopped("settled", 1e-90)}, ["less than 0.001 % from 128 more"], []),
         ({"stopped": Stopped("until", 0.00432)}, [UNTIL], []),
         ({"stopped": Stopped("trials", 0.00432)}, [], ["stopped"]),
         ({"interrupted": True}, [f"{CUT_SHORT}; the same command goes on from there"], ["\nwinner"]),
@@ -321,7 +321,7 @@ class TestTuneTable:
     def test_the_document_counts_every_outcome_and_says_why_it_ended(self) -> None:
         document = replace(RESULT, stopped=Stopped("until", 0.00432)).to_json()
         assert document["outcomes"] == {**dict.fromkeys(map(str, Outcome), 0), "ok": 45, "pruned": 5}
-        assert document["stopped"] == {"rule": "until", "expected_gain": 0.00432, "more_trials": 32}
+        assert document["stopped"] == {"rule": "until", "expected_gain": 0.00432, "more_trials": 128}
 
 
 def front_trial(number: int) -> Trial:

@@ -56,7 +56,8 @@ LEAST = {"THREADS": 512, "WORK": 4}
 
 
 @pytest.fixture
-def valley(rewrite: Any) -> tuple[Any, Path]:
+def valley(rewrite: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
+    monkeypatch.setattr(search, "_EXPECTED_PROPOSALS", 64)  # not to try most of so small a space
     bench = rewrite(MANY)
     return bench, bench.record(smooth)
 
@@ -71,7 +72,7 @@ class TestSession:
         assert 16 < len(bench.stored()) < 100
         again = bench.tune(recording, until=0.01)
         gain = again.stopped.expected_gain
-        assert again.to_json()["stopped"] == {"rule": "until", "expected_gain": gain, "more_trials": 32}
+        assert again.to_json()["stopped"] == {"rule": "until", "expected_gain": gain, "more_trials": 128}
         assert gain == pytest.approx(first.stopped.expected_gain)
         assert len(bench.stored()) == again.resumed == first.outcomes.total()
 
@@ -102,13 +103,13 @@ class TestSession:
     def test_a_search_that_expects_nothing_ends_before_its_limits(
         self, rewrite: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(search, "_SETTLED_PROPOSALS", 64)  # not to try most of so small a space
+        monkeypatch.setattr(search, "_EXPECTED_PROPOSALS", 64)
         bench = rewrite({**MANY, "WORK = [1, 2, 4]": f"WORK = {list(range(1, 25))}"})
         recording = bench.record(smooth)
         result = bench.tune(recording, trials=150, budget_s=600.0)
         assert (result.stopped.rule, result.winner.config) == ("settled", LEAST)
-        assert 50 <= result.outcomes.total() < 150
-        assert 0 <= result.stopped.expected_gain < 1e-3
+        assert 20 < result.outcomes.total() < 150
+        assert 0 <= result.stopped.expected_gain < 5e-3
         again = bench.tune(recording, trials=150)
         assert (again.stopped.rule, again.outcomes.total()) == ("settled", result.outcomes.total())
         more = result.outcomes.total() + 4
@@ -131,28 +132,21 @@ class TestRule:
         rules.expected_gain = gain
         assert (rule_of(rules), rules.room) == (rule, 0 if rule else None)
 
-    def test_it_holds_for_none_unless_asked_for(self) -> None:
-        rules = rules_of(TuneOptions())
-        rules.expected_gain = 0.0
-        assert (rules.stopped, rules.room) == (None, 200)
-
     @pytest.mark.parametrize(
-        ("options", "trials", "gain", "rule"),
+        ("options", "gain", "rule"),
         [
-            ({}, 50, 0.9e-3, "settled"),
-            ({}, 50, 1.1e-3, None),
-            ({}, 50, None, None),
-            ({}, 49, 0.0, None),
-            ({"budget_s": 60.0}, 50, 0.0, "settled"),
-            ({"spend": True}, 50, 0.0, None),
-            ({"until": 1e-9}, 50, 0.0, None),
+            ({}, 4.9e-3, "settled"),
+            ({}, 5.1e-3, None),
+            ({}, None, None),
+            ({"budget_s": 60.0}, 0.0, "settled"),
+            ({"spend": True}, 0.0, None),
+            ({"spend": True, "until": 0.01}, 0.0, "until"),
+            ({"until": 1e-4}, 1e-3, None),
         ],
     )
-    def test_nothing_more_is_expected(
-        self, options: dict[str, Any], trials: int, gain: float | None, rule: str | None
-    ) -> None:
-        rules = rules_of(TuneOptions(**options), range(trials))
-        rules.settled_gain = gain
+    def test_nothing_more_is_expected(self, options: dict[str, Any], gain: float | None, rule: str | None) -> None:
+        rules = rules_of(TuneOptions(**options))
+        rules.expected_gain = gain
         assert rule_of(rules) == rule
 
     @pytest.mark.parametrize(
