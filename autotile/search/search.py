@@ -365,13 +365,18 @@ class Search:
     def proposals_until(self, gain: float, count: int = _EXPECTED_PROPOSALS) -> int | None:
         """Return after how many more proposals `gain_of` the last ``count`` is below ``gain``.
 
-        Each is taken to add as much as the last quarter of them did. None if that is too much for it, or not known.
+        Each is taken to add less than the one before, as those of the last quarter did than those of the quarter
+        before. None if it would be more than eight times as many, or is not known.
         """
         last = [np.nan if known is None else known for known in self._gains][-count:]
         window = np.array([np.nan] * (count - len(last)) + last)
-        coming = window[-max(1, count // 4) :].mean()
-        left = np.concatenate([np.cumsum(window[::-1])[::-1], [0.0]])  # of this window, after so many proposals
-        below = np.flatnonzero(left + coming * np.arange(count + 1) < gain)
+        quarter = max(1, count // 4)
+        coming, before = window[-quarter:].mean(), window[-2 * quarter : -quarter].mean()
+        decay = min(1.0, coming / before) ** (1 / quarter) if before > 0 else 1.0
+        added = np.concatenate([[0.0], np.cumsum(coming * decay ** np.arange(1, 8 * count + 1))])
+        left = np.concatenate([np.cumsum(window[::-1])[::-1], np.zeros(7 * count + 1)])  # of this window
+        left += added - np.concatenate([np.zeros(count), added[: -count]])
+        below = np.flatnonzero(left < gain)
         return int(below[0]) if len(below) else None
 
     def tell(self, row: int, trial: Trial) -> None:
