@@ -375,7 +375,7 @@ class Search:
         decay = min(1.0, coming / before) ** (1 / quarter) if before > 0 else 1.0
         added = np.concatenate([[0.0], np.cumsum(coming * decay ** np.arange(1, 8 * count + 1))])
         left = np.concatenate([np.cumsum(window[::-1])[::-1], np.zeros(7 * count + 1)])  # of this window
-        left += added - np.concatenate([np.zeros(count), added[: -count]])
+        left += added - np.concatenate([np.zeros(count), added[:-count]])
         below = np.flatnonzero(left < gain)
         return int(below[0]) if len(below) else None
 
