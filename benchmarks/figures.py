@@ -198,7 +198,7 @@ def until() -> str:
     ]
     heads = ("spaces", "", "trials, median (min to max)", "loss, mean (max)", "lost by ending", "within the gain")
     shown = table(heads, rows)
-    text = f"{found['seeds']} seeds, at most {found['limit']} trials; lost by ending: against the same search's best of these."
+    text = f"{found['seeds']} seeds, at most {found['limit']} trials; lost: against the same search's best."
     return linked(f"{shown}\n\n{text} {source('until')}", "guide")
 
 
