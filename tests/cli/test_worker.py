@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -97,9 +96,9 @@ def patience(monkeypatch: pytest.MonkeyPatch, dask: None) -> None:
 def no_scheduler(request: pytest.FixtureRequest) -> Iterator[str]:
     """Address of this machine at which no scheduler answers."""
     if request.param == "nothing":
-        with closing(socket.create_server(("127.0.0.1", 0))) as free:
-            port = free.getsockname()[1]
-        yield f"tcp://127.0.0.1:{port}"
+        with socket.socket() as held:  # bound, and it does not listen: nobody else gets the port
+            held.bind(("127.0.0.1", 0))
+            yield f"tcp://127.0.0.1:{held.getsockname()[1]}"
         return
     talk = "import socket, time\ns = socket.create_server(('127.0.0.1', 0))\nprint(s.getsockname()[1], flush=True)\n"
     talk += "while True:\n    one, _ = s.accept()\n"
