@@ -3,8 +3,9 @@
     python benchmarks/parent.py [--trials 1000] [--output parent.json]
 
 A kernel of one line with 15,360 configurations is tuned in replay of a recording whose times are made up, with the
-default sampler, in a fresh process. A first session fills the cubin cache; the second, with an empty database, is
-measured, so that compilers take no time of it. The CPU time is that of the whole process, with all of its threads.
+default sampler, in a fresh process. A first session fills the cubin cache, so that compilers take no time of the
+others, each with an empty database. The second is measured; the third writes the timeline, which takes time itself.
+The CPU time is that of the whole process, with all of its threads.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ VALUES = {
 SESSION = """
 import json, sys, time
 import autotile
-trials, recording, trace = json.loads(sys.argv[1])
+trials, recording, traced = json.loads(sys.argv[1])
 begun = [0.0]
 def observe(progress):
     if progress.done == 0:
         begun[0] = time.process_time()
-options = autotile.TuneOptions(trials=trials, replay=recording, trace=trace, finals=0%s)
+options = autotile.TuneOptions(trials=trials, replay=recording, trace="trace.json" if traced else None, finals=0%s)
 result = autotile.tune("scale.toml", N=1048576, options=options, observe=observe)
 print(json.dumps({"cpu_s": time.process_time() - begun[0], "search_s": result.phases["search"]}))
 """
@@ -88,9 +89,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_problem(Path(folder))
         run(Path(folder), arguments.trials)
-        (Path(folder) / "tuning.db").unlink()
-        found = run(Path(folder), arguments.trials)
-    found = {"trials": arguments.trials, **found}
+        found = {"trials": arguments.trials, **run(Path(folder), arguments.trials)}
+        found["spans"] = run(Path(folder), arguments.trials, traced=True)["spans"]
     print(f"{found['cpu_ms']:.2f} ms of CPU a trial, {found['wall_ms']:.2f} ms of wall time")
     for name, span in sorted(found["spans"].items(), key=lambda item: -item[1]["ms"]):
         print(f"  {name:<24} {span['ms'] / arguments.trials:8.3f} ms a trial, longest {span['longest_ms']:7.1f} ms")
@@ -138,14 +138,15 @@ def made_up_us(config: dict[str, int]) -> float:
     return 10 + abs(a * b - 512) / 64 + abs(c - 2 * d) + (3 if e == 2 and f > 2 else f / 2) + rough / 5
 
 
-def run(folder: Path, trials: int) -> dict[str, Any]:
+def run(folder: Path, trials: int, *, traced: bool = False) -> dict[str, Any]:
     """Run a session in a fresh process; return its CPU and wall time per trial, and the spans of its timeline."""
+    (folder / "tuning.db").unlink(missing_ok=True)
     trace = folder / "trace.json"
     program = SESSION.replace("%s", ", spend=True" if can_spend() else "")
-    words = json.dumps([trials, str(folder / "scale.npz"), str(trace)])
+    words = json.dumps([trials, str(folder / "scale.npz"), traced])
     found = json.loads(python(ROOT, folder, "-c", f"import os; os.chdir({str(folder)!r})\n{program}", words))
     spans: dict[str, dict[str, float]] = {}
-    for event in json.loads(trace.read_text())["traceEvents"]:
+    for event in json.loads(trace.read_text())["traceEvents"] if traced else ():
         if event["ph"] == "X" and event["name"] not in ("search", "start", "cached", "compile"):
             span = spans.setdefault(event["name"], {"ms": 0.0, "longest_ms": 0.0})
             span["ms"] += event["dur"] / 1e3
