@@ -136,7 +136,7 @@ def tune(
     budget : str or float
         Wall time of the search, such as 90s, 5m or 1h. None for none.
     until : str or float
-        Stop when the next candidates are together expected to gain less than this, such as 1%. None for none.
+        Stop when the last 256 candidates were together expected to gain less than this, such as 1%. None for none.
     spend : bool, default False
         Go on to the end of the budget when nothing more is expected from it.
     sampler : str, default 'auto'

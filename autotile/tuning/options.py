@@ -54,12 +54,11 @@ class TuneOptions:
     budget_s
         Wall time of the search, in seconds; the finals are not included.
     until
-        Minimum gain, 0.01 for 1 %: the search ends when all waiting candidates together are expected to raise the best
-        speed by less. It needs a sampler with a model. Where neither ``trials`` nor ``budget_s`` is given, the search
-        also ends when every configuration was tried.
+        Minimum gain, 0.01 for 1 %: the search ends when its last 256 candidates together were expected to raise the
+        best speed by less. It needs a sampler with a model. Where neither ``trials`` nor ``budget_s`` is given, the
+        search also ends when every configuration was tried.
     spend
-        Whether to go on to the limit of trials or time when the model expects nothing worth having from further trials,
-        where the search ends otherwise.
+        Whether to go on to the limit of trials or time where less than 0.5 % is expected, which ends others.
     objectives
         Objectives to minimise, of `autotile.core.model`. Time is always one of them, and decides the winner. An
         expression of `autotile.kernel.spec` takes the place of the time; it must be the only one.

@@ -389,7 +389,7 @@ def test_workers_inherit_no_password(monkeypatch: pytest.MonkeyPatch, run: Run) 
         offered.append(dict(os.environ))
         raise InputError("no scheduler")
 
-    monkeypatch.setattr(import_module("autotile.tuning.cluster.connection"), "check_scheduler", refuse)
+    monkeypatch.setattr(import_module("autotile.tuning.cluster.worker"), "check_scheduler", refuse)
     assert run("worker", "tcp://127.0.0.1:1").code == 2
     assert len(offered) == 1
     assert "s3cret" not in str(offered)
