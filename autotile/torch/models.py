@@ -118,7 +118,7 @@ def _rows(layer: ReplacedLayer) -> Iterator[Sequence[str]]:
     for gain in layer.gains:
         if gain.in_graph and gain.time_us and gain.library_us:
             ratio = f"{gain.library_us / gain.time_us:.2f}"
-            kernel = gain.kernel if gain.launched else f"PyTorch; {gain.kernel} in graphs"
+            kernel = gain.kernel if gain.launched else f"{gain.kernel} in graphs"
             yield (*head, f"{gain.rows:,}", kernel, time_text(gain.time_us), time_text(gain.library_us), ratio)
         else:
             yield (*head, f"{gain.rows:,}", "PyTorch", NOTHING, time_text(gain.library_us), NOTHING)
