@@ -198,6 +198,14 @@ SESSION_GPUS = 1
 def _session(
     name: str, recorded: RecordedSpace, seed: int, budget: int, batch: int, *, estimates: bool = False
 ) -> list[int]:
+    _, ended = replayed(name, recorded, seed, estimates=estimates)
+    return list(islice((row for row, trial in ended if trial.outcome is Outcome.OK), budget))
+
+
+def replayed(
+    name: str, recorded: RecordedSpace, seed: int, *, estimates: bool = False
+) -> tuple[Shortlist, Iterator[tuple[int, Trial]]]:
+    """Return the search of a session on a recorded space, and what `session` yields of it."""
     from autotile.search.samplers import lookahead_of
     from autotile.search.search import Search, Shortlist
 
@@ -205,8 +213,7 @@ def _session(
     estimate = recorded.estimate if estimates else None
     shortlist = Shortlist(Search(recorded.space, name, seed, ahead=lookahead.compiling, estimate=estimate), lookahead)
     trials = cache(lambda row: as_trial(recorded.space.config(row), recorded.times_ms[row]))
-    ended = session(shortlist, trials)
-    return list(islice((row for row, trial in ended if trial.outcome is Outcome.OK), budget))
+    return shortlist, session(shortlist, trials)
 
 
 def session(shortlist: Shortlist, trial_of: Callable[[int], Trial]) -> Iterator[tuple[int, Trial]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from functools import cache, partial
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,9 @@ os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THR
 import numpy as np
 from compiled import KERNEL
 from provenance import provenance
-from search_methods import RecordedSpace, as_trial, session
+from search_methods import RecordedSpace, replayed
 
-from autotile.search.samplers import DEFAULT, lookahead_of
-from autotile.search.search import Search, Shortlist
+from autotile.search.samplers import DEFAULT
 from autotile.tuning.progress_state import SETTLED_GAIN
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "recordings"
@@ -64,12 +63,10 @@ def main() -> None:
 def search(path: Path, seed: int, limit: int) -> dict[float | None, tuple[int, float, float]]:
     """Return, for each gain, the trials until the search would have ended, its loss, and what it lost by ending."""
     recorded = RecordedSpace.read(path)
-    lookahead = lookahead_of(DEFAULT, workers=1)
-    shortlist = Shortlist(Search(recorded.space, DEFAULT, seed, ahead=lookahead.compiling), lookahead)
-    trials = cache(lambda row: as_trial(recorded.space.config(row), recorded.times_ms[row]))
+    shortlist, trials = replayed(DEFAULT, recorded, seed)
     best_ms, count = np.inf, 0
     ended: dict[float | None, tuple[int, float]] = {}
-    for count, (row, _) in enumerate(session(shortlist, trials), 1):
+    for count, (row, _) in enumerate(trials, 1):
         best_ms = np.fmin(best_ms, recorded.times_ms[row])
         expected = shortlist.expected_gain
         for gain in GAINS:

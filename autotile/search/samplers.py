@@ -36,8 +36,7 @@ _AHEAD = 16
 """Candidates proposed before the oldest of them is measured, by samplers that learn. It is the number of results that a
 proposal lacks, so it must not depend on the machine's cores."""
 RANKED_AHEAD = 32
-"""The same where compiled candidates are ranked: the newest ones, which have until then to compile. Also the number of
-further trials whose expected gains are summed up."""
+"""The same where compiled candidates are ranked: the newest ones, which have until then to compile."""
 _PER_MEASURED = 2
 """Candidates proposed per measured one where they are ranked; figures for both are in docs/search.md."""
 _MIN_DELAY = 2

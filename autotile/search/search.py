@@ -245,7 +245,7 @@ class Search:
         self._pending: dict[int, optuna.Trial] = {}
         self._nominated: set[int] = set()
         self._ahead = ahead
-        self._gains: deque[float | None] = deque(maxlen=max(ahead, _EXPECTED_PROPOSALS))
+        self._gains: deque[float | None] = deque(maxlen=_EXPECTED_PROPOSALS)
         self._begun = 0
         self._replayed: deque[tuple[int, int, Trial]] = deque()
         """Trials of earlier sessions whose results no proposal may know yet: position among the proposals, number,
@@ -468,7 +468,7 @@ class Shortlist:
 
     def trials_until(self, gain: float) -> float | None:
         """Return the number of trials after which `expected_gain` is below ``gain``; None if that is not foreseen."""
-        proposals = self._search.proposals_until(gain)
+        proposals = self._search.proposals_until(gain, _EXPECTED_PROPOSALS)
         return None if proposals is None else proposals / self._lookahead.per_measured
 
     def close(self) -> None:

@@ -745,7 +745,7 @@ def _device_index(array: Any) -> int:
 
 
 def _order(array: Any, name: str) -> str:
-    """Return what is contiguous in a matrix or each of a stack: "rows", "columns", or "" for neither."""
+    """Return the contiguous axis of a matrix, or of each of a stack: "rows", "columns", or "" for neither."""
     shape = tuple(array.shape)
     if len(shape) not in (2, 3):
         raise ArgumentError(f"{name} has shape {shape}, expected a matrix or a stack of matrices (2 or 3 axes)")

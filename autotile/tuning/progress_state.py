@@ -94,7 +94,8 @@ Rule = Literal["interrupt", "trials", "budget", "until", "settled", "space"]
 SETTLED_GAIN = 5e-3
 """Expected gain below which a search ends before its limits: 0.5 %, what the interval of a measurement resolves."""
 _EXPECTED_TRIALS = 128
-"""Number of trials of an expected gain, about: of the 256 proposals, each second one is measured."""
+"""Number of trials that come of the 256 proposals of an expected gain, about: each second one is measured, of the first
+ones fewer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,8 @@ class TestLinear:
         for own, true in zip(found, torch.autograd.grad(expected.square().sum(), given), strict=True):
             assert close(torch, own, true.double())
 
-    @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method", "ignore:TensorFloat32")  # of PyTorch's own compiler
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of PyTorch's own compiler
+    @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
     def test_a_module_has_the_parameters_of_pytorchs(self, torch: Any) -> None:
         module, plain = autotile.torch.Linear(64, 32, device="cuda"), torch.nn.Linear(64, 32, device="cuda")
         module.load_state_dict(plain.state_dict())

@@ -15,7 +15,8 @@ from autotile.serving.dispatcher import default_dispatcher
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit|TypedStorage|TensorFloat32|dynamo_pgo|The CUDA Graph is")
+TEXTS = (".*torch.jit", "TypedStorage", "TensorFloat32", "dynamo_pgo", "The CUDA Graph is empty")
+pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in TEXTS]
 """Warnings of PyTorch's own compiler."""
 
 
