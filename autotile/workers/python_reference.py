@@ -202,7 +202,7 @@ def _fork(run: Callable[[], None], reader: int, writer: int) -> int:
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads: the child runs one function only
+            warnings.simplefilter("ignore")  # fork with threads, of Python and JAX: the child runs one function only
             process = os.fork()
             if process == 0:
                 try:
