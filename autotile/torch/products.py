@@ -287,7 +287,8 @@ def _decided_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate:
         and not (dtype is torch.float32 and allows_tf32())
     ):
         return _torch_linear(input, weight, bias)
-    if not (_is_grad_enabled() and (input.requires_grad or weight.requires_grad or _requires_grad(bias))):
+    needs_grad = input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    if not (_is_grad_enabled() and needs_grad):
         return _launched_linear(input, weight, bias, emulate, key)
 
     def gains(kernel: BoundKernel) -> bool:
@@ -317,10 +318,6 @@ def _decision(
         by = kernel if kernel is not None else _UNSERVED
         known = _products.note(("recorded", key), (by, by.choice, decided))
     return bool(known[2])
-
-
-def _requires_grad(bias: Tensor | None) -> bool:
-    return bias is not None and bool(bias.requires_grad)
 
 
 def _problem(input: Tensor, weight: Tensor, emulate: bool) -> dict[str, Any]:

@@ -234,7 +234,7 @@ _EXIT_GRACE_S = 2.0
 """Time that a child has to exit by itself; an interpreter with a CUDA context takes a few tenths of a second."""
 _REAP_S = 30.0
 """Time that the system has to remove a killed child; one that the GPU driver holds on to is left after that."""
-_STDERR_TAIL_BYTES = 2000
+_STDERR_TAIL_BYTES = 65536
 _EXCERPT_BYTES = 60
 
 
@@ -417,15 +417,16 @@ class Child:
                 excerpt = f" ({line[:_EXCERPT_BYTES].decode(errors='replace')!r})" if line else ""
                 raise WorkerError(f"malformed reply from {self.module}: {error}{excerpt}", stage) from None
 
-    def last_line(self) -> str:
-        """Return the last line of standard error since the child read its last request; empty after the child's end."""
+    def last_line(self, containing: str = "") -> str:
+        """Return the last such line of standard error since the child read its last request; empty after its end."""
         with self._lock:
             if self._stderr.closed:
                 return ""
             descriptor = self._stderr.fileno()
             start = max(0, os.fstat(descriptor).st_size - _STDERR_TAIL_BYTES)
             text = os.pread(descriptor, _STDERR_TAIL_BYTES, start).decode(errors="replace")
-            return next(reversed(text.replace("\0", "").strip().splitlines()), "")
+            lines = text.replace("\0", "").strip().splitlines()
+            return next((line[:2000] for line in reversed(lines) if containing in line), "")
 
     def close(self) -> None:
         """Close the child's input, upon which it exits, and kill it if it does not."""

@@ -429,10 +429,9 @@ class Gpu(Backend):
                 reply = child.request(job_message(job), deadline_s, stage_limits_s)
             last = reply.pop("last", False)
             parsed = parsed_reply(reply, Readings)
-            if last and parsed.readings and parsed.readings[-1].outcome is Outcome.CRASHED:
-                # an assertion in a kernel is printed, not returned
-                broken = parsed.readings[-1]
-                reason = ": ".join(filter(None, [broken.reason, child.last_line()]))
+            if last and parsed.readings and (broken := parsed.readings[-1]).outcome is Outcome.CRASHED:
+                # an assertion in a kernel is printed, not returned; after it come complaints of what CuPy destroys
+                reason = ": ".join(filter(None, [broken.reason, child.last_line("Assertion")]))
                 parsed.readings[-1] = replace(broken, reason=reason)
         except BaseException:
             self._drop_child()
