@@ -349,6 +349,10 @@ _WITH_PASSWORD = ("AUTOTILE_DB", "PGPASSWORD")
 """Environment variables that may hold the password of a database."""
 
 
+ADDR_NO_RANDOMIZE = 0x0040000
+"""Bit in Linux's ``personality`` of a process whose addresses are not randomized."""
+
+
 def worker_environment() -> dict[str, str]:
     """Return the environment of a worker: a child's without what may hold a password, as no worker needs a database."""
     return {name: value for name, value in child_environment().items() if name not in _WITH_PASSWORD}

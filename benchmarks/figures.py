@@ -482,7 +482,21 @@ def past_measured() -> str:
     return table(headings, [wanted, *rows])
 
 
+def headers() -> str:
+    """Return what precompiled headers take off the compilations of a kernel."""
+    found = record("headers")
+    shown_of = {"cub_rows": "`cub_rows`, an example"}
+    rows = [
+        (shown_of.get(row["kernel"], f"`<{row['kernel']}>`"), *(f"{one:.1f}" for one in row["seconds"].values()))
+        for row in found["rows"]
+    ]
+    text = f"Seconds for {found['configs']} configurations, {found['workers']} workers, {found['rounds']} rounds."
+    shown = table(("template with", *found["rows"][0]["seconds"]), rows)
+    return linked(f"{shown}\n\n{text} {source('headers')}", "guide")
+
+
 FIGURES: dict[str, Callable[[], str]] = {
+    "headers": headers,
     "simulated": simulated,
     "simulated_claims": simulated_claims,
     "trial_costs": trial_costs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -12,8 +13,10 @@ import stat
 import struct
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -24,7 +27,7 @@ from autotile.core.documents import Bytes, Name, canonical_json, decode_json, en
 from autotile.core.model import Config, Resources
 from autotile.cuda.toolchain import find_nvcc, load_nvrtc, nvcc_version, nvrtc_version
 from autotile.errors import CompileError, DataError, InputError, ToolchainError
-from autotile.settings import worker_environment
+from autotile.settings import ADDR_NO_RANDOMIZE, worker_environment
 
 if TYPE_CHECKING:
     from autotile.kernel.library import Kernel
@@ -185,13 +188,13 @@ class Compilation:
         return next(iter(self.functions.values())).resources
 
 
-def compile_cubin(job: CompileJob) -> Compilation:
-    """Compile a source to a cubin.
+def compile_cubin(job: CompileJob, folder: Path | None = None) -> Compilation:
+    """Compile a source to a cubin; precompiled headers are kept in the folder, if there is one.
 
     Raise `CompileError` if the source does not compile, or an entry does not name one ``__global__`` function;
     `ToolchainError` if the compiler is missing, or does not support the architecture.
     """
-    return _compile_with_nvcc(job) if job.compiler == "nvcc" else _compile_with_nvrtc(job)
+    return _compile_with_nvcc(job) if job.compiler == "nvcc" else _compile_with_nvrtc(job, folder)
 
 
 def compiled_functions(cubin: bytes, log: str, symbols: Mapping[str, str]) -> dict[str, CompiledFunction]:
@@ -289,13 +292,13 @@ _written_for_nvcc: set[str] = set()
 """Hashes of sources that did not compile otherwise."""
 
 
-def _compile_with_nvrtc(job: CompileJob) -> Compilation:
+def _compile_with_nvrtc(job: CompileJob, folder: Path | None) -> Compilation:
     from autotile.cuda.headers import compile_error, include_folders, own_headers
 
     folders = (str(Path(job.template_path).parent), *job.include_folders, *include_folders())
     target = f"--gpu-architecture={job.architecture}"
     options = [target, *_NVRTC_OPTIONS, *job.compiler_options, *(f"-I{folder}" for folder in folders)]
-    attempt = None if job.source_hash in _written_for_nvcc else _attempt(job, options)
+    attempt = None if job.source_hash in _written_for_nvcc else _with_headers(job, options, folder)
     if attempt is None or (attempt.fault and _NVCC_ONLY.search(attempt.log)):
         _written_for_nvcc.add(job.source_hash)
         attempt = _attempt(job, options, as_nvcc=True)
@@ -365,6 +368,110 @@ def _attempt(
         return _Attempt(log, _nvrtc_text(program, "CUBIN"), symbols)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _with_headers(job: CompileJob, options: list[str], folder: Path | None) -> _Attempt:
+    """Compile a job; the headers that the source begins with are parsed once for all configurations of a kernel.
+
+    NVRTC precompiles them to a file in the folder, which processes use that map memory at equal addresses, once a
+    compilation has taken long, and if that compilation gives the same code with them. Macros are defined after the
+    headers then, so that their values may differ; headers that could depend on a macro are not precompiled.
+    """
+    found = _LEADING_HEADERS.match(job.source)
+    head = found[0] if found is not None else ""
+    macros = {one[2:].partition("=")[0] for one in options if one.startswith("-D")}
+    if folder is None or "include" not in head or any(map(_OF_LIBRARIES.match, macros)) or not _can_precompile():
+        return _attempt(job, options)
+    digest, words = _own_headers(head, job.template_path, job.include_folders)
+    if not words.isdisjoint(macros):
+        return _attempt(job, options)
+    shared = [one for one in options if not one.startswith("-D")]
+    file = folder / f"{_hash_of([head, shared, digest, nvrtc_version()])}.pch"
+
+    def with_headers(one: CompileJob, option: str) -> _Attempt:
+        given = (option[2:].partition("=") for option in one.options if option.startswith("-D"))
+        defines = "".join(f"#define {name} {value if equals else 1}\n" for name, equals, value in given)
+        rest = f"#line {head.count(chr(10)) + 1}\n{one.source.removeprefix(head)}"
+        return _attempt(
+            replace(one, source=f"{head}\n#pragma nv_hdrstop\n{defines}{rest}"),
+            [*shared, option, "--pch-messages=false"],
+        )
+
+    if file not in _refused and file.exists():
+        attempt = with_headers(job, f"--use-pch={file}")
+        with contextlib.suppress(OSError):
+            os.utime(file)  # marks it as recently used
+        plain = _attempt(job, options) if attempt.fault else attempt  # whose message has the author's lines
+        if "incompatible precompiled" in attempt.log or plain.fault != attempt.fault:
+            _refused.add(file)
+        return plain
+    if (first := _slow.pop(file, None)) is not None:
+        with contextlib.suppress(OSError), _alone(folder):
+            written = folder / f".writing-{file.name}"
+            try:
+                attempt = with_headers(job, f"--create-pch={written}")
+                again = with_headers(first[0], f"--use-pch={written}")
+                if not attempt.fault and _same_code(again.cubin, first[1].cubin):
+                    written.replace(file)
+                    return attempt
+            finally:
+                written.unlink(missing_ok=True)
+            _refused.add(file)
+    start = time.perf_counter()
+    attempt = _attempt(job, options)
+    if file not in _refused and not attempt.fault and time.perf_counter() - start > _SLOW_S:
+        _slow[file] = (job, attempt)
+    return attempt
+
+
+_LEADING_HEADERS = re.compile(
+    r"(?:\s+|//[^\n]*|/\*.*?\*/|#[ \t]*include[ \t]*<[^>\n]*>|#[ \t]*pragma[ \t]+once)+\n", re.DOTALL
+)
+_OF_LIBRARIES = re.compile("_|CCCL|CUB|CUDA|CUTE|CUTLASS|LIBCUDACXX|NDEBUG|NV|THRUST")
+"""Starts of the names of macros that headers of libraries may ask for."""
+_SLOW_S = 0.6
+"""Time of a compilation from which on headers are precompiled; CUB's take 1.3 s, and 0.5 s once they are."""
+_HEAP_BYTES = 768 << 20
+"""Memory that NVRTC maps for precompiled headers; CUB's take 309 MB."""
+_slow: dict[Path, tuple[CompileJob, _Attempt]] = {}
+"""A compilation that took long, by the file that its headers would be precompiled to."""
+_refused: set[Path] = set()
+"""Files of headers that change the code, or that do not fit this process."""
+
+
+@cache
+def _can_precompile() -> bool:
+    """Whether precompiled headers may be used: their addresses are not randomized, and NVRTC has memory for them."""
+    try:
+        personality = int(Path("/proc/self/personality").read_text(), 16)
+        return bool(personality & ADDR_NO_RANDOMIZE) and _nvrtc("SetPCHHeapSize", _HEAP_BYTES) is None
+    except (OSError, AttributeError, RuntimeError, ToolchainError):  # NVRTC before 12.8 has none
+        return False
+
+
+@cache
+def _own_headers(head: str, template_path: str, include_folders: tuple[str, ...]) -> tuple[str, frozenset[str]]:
+    """Return a hash of the author's headers that the start of a source includes, and all words in them."""
+    from autotile.cuda.headers import own_headers
+
+    texts, _ = own_headers(head, Path(template_path), include_folders)
+    return _hash_of(texts), frozenset(re.findall(r"\w+", "\n".join(texts.values())))
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lock a folder; an `OSError` if another process has."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _same_code(*cubins: bytes) -> bool:
+    """Whether cubins are equal but for the number that NVRTC draws for the names of what is internal to a source."""
+    return len({re.sub(rb"(_INTERNAL_[0-9a-f]{8}_\d+_\w+?_)[0-9a-f]{8}_", rb"\1", one) for one in cubins}) == 1
 
 
 def _nvrtc(call: str, *arguments: Any) -> Any:
@@ -522,7 +629,7 @@ class CubinCache:
     def get_or_compile(self, job: CompileJob) -> CachedCubin:
         """Return the cubin of a job, compiled if it is not in the cache; errors of `compile_cubin` and `put`."""
         key = job.key
-        return self.get(key) or self.put(key, compile_cubin(job))
+        return self.get(key) or self.put(key, compile_cubin(job, self._folder))
 
     def get(self, key: str) -> CachedCubin | None:
         """Return the cubin of a key; None if it is missing or damaged."""

@@ -6,6 +6,7 @@ before its reply. The pool outlives the session that started its children.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import select
@@ -34,7 +35,7 @@ from autotile.errors import (
     WorkerError,
     WorkerTimeoutError,
 )
-from autotile.settings import worker_environment
+from autotile.settings import ADDR_NO_RANDOMIZE, worker_environment
 
 _Parsed = TypeVar("_Parsed")
 
@@ -73,6 +74,18 @@ def memory_share_bytes(workers: int) -> int:
     limits = [int(text) for text in texts if text.isdecimal()]
     total = min([os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES, *limits])
     return max(_MIN_MEMORY_BYTES, int(_MEMORY_SHARE * total / workers))
+
+
+@contextmanager
+def _equal_addresses() -> Iterator[None]:
+    """Start processes whose addresses are not randomized, which NVRTC's precompiled headers need, if permitted."""
+    personality = ctypes.CDLL(None).personality
+    before = personality(0xFFFFFFFF)  # of this thread
+    personality(before | ADDR_NO_RANDOMIZE)
+    try:
+        yield
+    finally:
+        personality(before)
 
 
 @contextmanager
@@ -298,15 +311,16 @@ class Child:
                 "written"
             ) from None
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                bufsize=0,
-                env=worker_environment(),
-                start_new_session=True,
-            )
+            with nullcontext() if place else _equal_addresses():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", module],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._stderr,
+                    bufsize=0,
+                    env=worker_environment(),
+                    start_new_session=True,
+                )
         except OSError as error:
             self._stderr.close()
             raise WorkerError(f"cannot start {module}: {error.strerror}") from None

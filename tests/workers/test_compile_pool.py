@@ -1,3 +1,4 @@
+import ctypes
 import os
 import threading
 import time
@@ -13,9 +14,10 @@ import pytest
 from cache_settings import cache_settings
 
 from autotile.core.model import Outcome
-from autotile.cuda.compiler import CompileJob
-from autotile.settings import available_cores
-from autotile.workers.child import WorkerPool, memory_share_bytes
+from autotile.cuda.compiler import CompileJob, _same_code, compile_cubin
+from autotile.errors import CompileError
+from autotile.settings import ADDR_NO_RANDOMIZE, available_cores
+from autotile.workers.child import WorkerPool, _equal_addresses, memory_share_bytes
 from autotile.workers.compile_pool import COMPILE_WORKER, Compiled, CompilePool, Remote, worker_count
 
 SOURCE = 'extern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE; }'
@@ -189,6 +191,46 @@ def test_a_compiler_that_is_killed_twice_says_nothing_about_its_candidate(bad: M
     assert killed.outcome is Outcome.NOT_COMPILED
     assert "SIGKILL, as the system does when memory runs out" in killed.reason
     assert pool.submit(lambda: entry("compiled")).result().outcome is Outcome.OK
+
+
+def headed(value: int, head: str = "", text: str = "VALUE", macro: str = "VALUE", folder: str = "") -> CompileJob:
+    """Return a kernel that begins with headers which take long to parse."""
+    source = f"// A kernel.\n#include <cuda/std/type_traits>\n{head}\n{SOURCE.replace('VALUE', text)}"
+    options, folders = (f"-D{macro}={value}",), (folder,) if folder else ()
+    return CompileJob(source, f"{hash(source)}", "/nowhere/fill.cu", "fill", "sm_90", options, include_folders=folders)
+
+
+def test_headers_of_all_configurations_are_parsed_once(make: MakePool, tmp_path: Path) -> None:
+    with _equal_addresses():
+        if not ctypes.CDLL(None).personality(0xFFFFFFFF) & ADDR_NO_RANDOMIZE:
+            pytest.skip("addresses that are not randomized are not permitted here")
+    pool = make(1)
+    compiled = [pool.submit(partial(headed, value)).result().cubin for value in range(3)]
+    assert len(list((tmp_path / "cubins").glob("*.pch"))) == 1
+    for value in (1, 2):  # compiled as the headers were written, and with them
+        found = compiled[value]
+        assert found is not None
+        assert _same_code(found.path.read_bytes(), compile_cubin(headed(value)).cubin)
+    failed = pool.submit(partial(headed, 3, text="missing")).result()
+    with pytest.raises(CompileError) as plain:
+        compile_cubin(headed(3, text="missing"))
+    assert failed.reason == str(plain.value)
+    next((tmp_path / "cubins").glob("*.pch")).write_bytes(b"damaged")
+    assert pool.submit(partial(headed, 4)).result().outcome is Outcome.OK
+
+
+@pytest.mark.parametrize(("macro", "head"), [("CUB_VALUE", ""), ("VALUE", "#include <own.h>\n")])
+def test_headers_that_may_depend_on_a_macro_are_parsed_each_time(
+    make: MakePool, tmp_path: Path, macro: str, head: str
+) -> None:
+    (tmp_path / "own.h").write_text("static __device__ float own() { return VALUE; }\n")
+    pool = make(1)
+    for value in range(2):
+        job = headed(value, head, "own()" if head else macro, macro, str(tmp_path))
+        found = pool.submit(lambda job=job: job).result().cubin
+        assert found is not None
+        assert _same_code(found.path.read_bytes(), compile_cubin(job).cubin)
+    assert not list((tmp_path / "cubins").glob("*.pch"))
 
 
 def test_at_most_two_workers_a_core() -> None:
