@@ -485,7 +485,7 @@ def past_measured() -> str:
 def headers() -> str:
     """Return what precompiled headers take off the compilations of a kernel."""
     found = record("headers")
-    shown_of = {"cub_rows": "`cub_rows`, an example"}
+    shown_of = {"cub_rows": "CUB, the example `cub_rows`", "cute_copy": "CuTe, the example `cute_copy`"}
     rows = [
         (shown_of.get(row["kernel"], f"`<{row['kernel']}>`"), *(f"{one:.1f}" for one in row["seconds"].values()))
         for row in found["rows"]

@@ -4,7 +4,8 @@
 
 The first configurations of each kernel are compiled by a pool of workers, as in a tuning session, in turns: with an
 empty cache, with the cache of that session less its cubins (as after a change of the kernel's body), and without
-precompiled headers, which a macro of a name that is reserved for libraries prevents. Medians of the rounds.
+precompiled headers, which a macro of a name that is reserved for libraries prevents. Medians of the rounds. The example with CuTe is
+compiled if AUTOTILE_INCLUDE names the folder of CUTLASS's headers.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ WAYS = ("empty cache", "headers known", "without")
 
 def jobs_of(name: str, count: int) -> list[CompileJob]:
     """Return compilations of an example, or of a kernel of a few lines that includes a header."""
-    if name == "cub_rows":
-        kernel = load_kernel(str(ROOT / "examples/cub_rows/cub_rows.toml"))
+    if name not in INCLUDED:
+        kernel = load_kernel(str(ROOT / "examples" / name / f"{name}.toml"))
         values = islice(product(*(one.values for one in kernel.spec.parameters)), count)
         configs = [dict(zip((one.name for one in kernel.spec.parameters), each, strict=True)) for each in values]
         return [compile_job(kernel, config, kernel.spec.dtypes[0], "sm_90") for config in configs]
@@ -71,7 +72,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     rows = []
-    for name in ("cub_rows", *INCLUDED):
+    for name in ("cub_rows", *(["cute_copy"] if read_settings().include_folders else []), *INCLUDED):
         jobs = jobs_of(name, given.configs)
         plain = [replace(job, options=(*job.options, "-DCUB_NOTHING=1")) for job in jobs]
         taken: dict[str, list[float]] = {way: [] for way in WAYS}

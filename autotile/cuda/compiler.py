@@ -301,12 +301,12 @@ def _compile_with_nvrtc(job: CompileJob, folder: Path | None) -> Compilation:
     attempt = None if job.source_hash in _written_for_nvcc else _with_headers(job, options, folder)
     if attempt is None or (attempt.fault and _NVCC_ONLY.search(attempt.log)):
         _written_for_nvcc.add(job.source_hash)
-        attempt = _attempt(job, options, as_nvcc=True)
+        attempt = _with_headers(job, options, folder, as_nvcc=True)
         if attempt.fault and _NVCC_ONLY.search(attempt.log):  # the author's headers may hold code for the host, too
             texts, own = own_headers(job.source, Path(job.template_path), job.include_folders)
             if texts:
                 options += [f"-I{folder}" for folder in own]
-                attempt = _attempt(job, options, as_nvcc=True, own_headers=texts)
+                attempt = _with_headers(job, options, folder, as_nvcc=True, own_headers=texts)
     if attempt.fault == "NVRTC_ERROR_INVALID_OPTION":
         refusal = f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {attempt.log.strip()}"
         raise ToolchainError(refusal)
@@ -370,8 +370,8 @@ def _attempt(
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def _with_headers(job: CompileJob, options: list[str], folder: Path | None) -> _Attempt:
-    """Compile a job; the headers that the source begins with are parsed once for all configurations of a kernel.
+def _with_headers(job: CompileJob, options: list[str], folder: Path | None, **how: Any) -> _Attempt:
+    """Compile a job as `_attempt` does; the headers that a kernel begins with are parsed once for all configurations.
 
     NVRTC precompiles them to a file in the folder, which processes use that map memory at equal addresses, once a
     compilation has taken long, and if that compilation gives the same code with them. Macros are defined after the
@@ -381,12 +381,12 @@ def _with_headers(job: CompileJob, options: list[str], folder: Path | None) -> _
     head = found[0] if found is not None else ""
     macros = {one[2:].partition("=")[0] for one in options if one.startswith("-D")}
     if folder is None or "include" not in head or any(map(_OF_LIBRARIES.match, macros)) or not _can_precompile():
-        return _attempt(job, options)
+        return _attempt(job, options, **how)
     digest, words = _own_headers(head, job.template_path, job.include_folders)
     if not words.isdisjoint(macros):
-        return _attempt(job, options)
+        return _attempt(job, options, **how)
     shared = [one for one in options if not one.startswith("-D")]
-    file = folder / f"{_hash_of([head, shared, digest, nvrtc_version()])}.pch"
+    file = folder / f"{_hash_of([head, shared, how, digest, nvrtc_version()])}.pch"
 
     def with_headers(one: CompileJob, option: str) -> _Attempt:
         given = (option[2:].partition("=") for option in one.options if option.startswith("-D"))
@@ -395,13 +395,14 @@ def _with_headers(job: CompileJob, options: list[str], folder: Path | None) -> _
         return _attempt(
             replace(one, source=f"{head}\n#pragma nv_hdrstop\n{defines}{rest}"),
             [*shared, option, "--pch-messages=false"],
+            **how,
         )
 
     if file not in _refused and file.exists():
         attempt = with_headers(job, f"--use-pch={file}")
         with contextlib.suppress(OSError):
             os.utime(file)  # marks it as recently used
-        plain = _attempt(job, options) if attempt.fault else attempt  # whose message has the author's lines
+        plain = _attempt(job, options, **how) if attempt.fault else attempt  # whose message has the author's lines
         if "incompatible precompiled" in attempt.log or plain.fault != attempt.fault:
             _refused.add(file)
         return plain
@@ -411,14 +412,14 @@ def _with_headers(job: CompileJob, options: list[str], folder: Path | None) -> _
             try:
                 attempt = with_headers(job, f"--create-pch={written}")
                 again = with_headers(first[0], f"--use-pch={written}")
-                if not attempt.fault and _same_code(again.cubin, first[1].cubin):
+                if not attempt.fault and not again.fault and _code(again) == _code(first[1]):
                     written.replace(file)
                     return attempt
             finally:
                 written.unlink(missing_ok=True)
             _refused.add(file)
     start = time.perf_counter()
-    attempt = _attempt(job, options)
+    attempt = _attempt(job, options, **how)
     if file not in _refused and not attempt.fault and time.perf_counter() - start > _SLOW_S:
         _slow[file] = (job, attempt)
     return attempt
@@ -453,9 +454,10 @@ def _can_precompile() -> bool:
 def _own_headers(head: str, template_path: str, include_folders: tuple[str, ...]) -> tuple[str, frozenset[str]]:
     """Return a hash of the author's headers that the start of a source includes, and all words in them."""
     from autotile.cuda.headers import own_headers
+    from autotile.kernel.sources import strip_comments
 
-    texts, _ = own_headers(head, Path(template_path), include_folders)
-    return _hash_of(texts), frozenset(re.findall(r"\w+", "\n".join(texts.values())))
+    texts, _ = own_headers(head, Path(template_path), include_folders, strip_comments)
+    return _hash_of(texts), frozenset(word for text in texts.values() for word in re.findall(r"\w+", text))
 
 
 @contextlib.contextmanager
@@ -469,9 +471,10 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _same_code(*cubins: bytes) -> bool:
-    """Whether cubins are equal but for the number that NVRTC draws for the names of what is internal to a source."""
-    return len({re.sub(rb"(_INTERNAL_[0-9a-f]{8}_\d+_\w+?_)[0-9a-f]{8}_", rb"\1", one) for one in cubins}) == 1
+def _code(attempt: _Attempt) -> list[bytes | None]:
+    """Return the machine code of the entries and the data of a cubin; the order of its other symbols varies."""
+    names = (*(f".text.{symbol}" for symbol in attempt.symbols), ".nv.constant3", ".nv.global.init")
+    return [_elf_section(attempt.cubin, name.encode()) for name in names]
 
 
 def _nvrtc(call: str, *arguments: Any) -> Any:

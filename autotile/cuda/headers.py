@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,7 +77,14 @@ def toolkit_headers() -> tuple[str, ...]:
 
 def include_folders() -> tuple[str, ...]:
     """Return the folders that the compiler searches after the kernel's own: of the toolkit, and of standard headers."""
-    return str(_DEVICE_HEADERS), *toolkit_headers(), str(_STANDARD_HEADERS)
+    return str(_DEVICE_HEADERS), *_without_older(toolkit_headers()), str(_STANDARD_HEADERS)
+
+
+@lru_cache
+def _without_older(folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave out the folders of CCCL alone but the first: CUTLASS asks for a header that only older versions have."""
+    alone = [one for one in folders if cccl_version(Path(one)) and not is_file(Path(one, "cuda.h"))]
+    return tuple(one for one in folders if one not in alone[1:])
 
 
 def find_header(name: str) -> Path | None:
@@ -172,8 +179,13 @@ def cccl_folders() -> list[tuple[str, str]]:
 _MAX_HEADERS = 1000
 
 
-def own_headers(source: str, template: Path, include_folders: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the author's headers that a source includes, directly or indirectly, without their host functions.
+def own_headers(
+    source: str,
+    template: Path,
+    include_folders: Sequence[str],
+    convert: Callable[[str], str] = without_host_functions,
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the author's headers that a source includes, directly or indirectly, converted: without host functions.
 
     They are texts by the name in the ``#include``, for NVRTC, which does not search the folder of a header that is a
     text; therefore the folders are returned, too.
@@ -191,7 +203,7 @@ def own_headers(source: str, template: Path, include_folders: Sequence[str]) -> 
             if name is None or path is None or name in texts:
                 continue
             try:
-                texts[name] = without_host_functions(read_text(path, "included file"))
+                texts[name] = convert(read_text(path, "included file"))
             except InputError:  # the compiler reports it
                 continue
             folders[str(path.parent)] = None

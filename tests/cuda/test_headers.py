@@ -235,10 +235,12 @@ class TestSeveralInstallations:
     def test_the_newest_of_several(self, wheel: Callable[..., Path], first: bool) -> None:
         wheel("b", "3.98.1")
         newest = wheel("a", "3.99.0", lies_first=first)
-        wheel("c", "3.97.7", lies_first=not first)
+        older = wheel("c", "3.97.7", lies_first=not first)
+        (older / "cuda" / "std" / "only_older").touch()  # CUTLASS looks which there are
         versions = [version for version, _ in headers.cccl_folders()]
         assert versions[:3] == ["3.99.0", "3.98.1", "3.97.7"]
         assert find_header("cuda/std/algorithm") == newest / "cuda" / "std" / "algorithm"
+        assert find_header("cuda/std/only_older") is None
         declared = "namespace cuda { namespace std {} }\n"
         source = f"{declared}#include <algorithm>\n__global__ void k(int* x) {{ static_assert(FOUND == 3099000); }}"
         assert compile_cubin(job(source)).cubin
