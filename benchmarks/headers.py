@@ -5,7 +5,7 @@
 The first configurations of each kernel are compiled by a pool of workers, as in a tuning session, in turns: with an
 empty cache, with the cache of that session less its cubins (as after a change of the kernel's body), and without
 precompiled headers, which a macro of a name that is reserved for libraries prevents. Medians of the rounds. The example
-with CuTe is compiled if AUTOTILE_INCLUDE names the folder of CUTLASS's headers; it takes about 5 minutes a round.
+with CuTe is compiled if AUTOTILE_INCLUDE names the folder of CUTLASS's headers.
 """
 
 from __future__ import annotations
