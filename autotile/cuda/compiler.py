@@ -403,7 +403,7 @@ def _with_headers(job: CompileJob, options: list[str], folder: Path | None, **ho
         with contextlib.suppress(OSError):
             os.utime(file)  # marks it as recently used
         plain = _attempt(job, options, **how) if attempt.fault else attempt  # whose message has the author's lines
-        if "incompatible precompiled" in attempt.log or plain.fault != attempt.fault:
+        if "precompiled header" in attempt.log or plain.fault != attempt.fault:
             _refused.add(file)
         return plain
     if (first := _slow.pop(file, None)) is not None:
@@ -415,6 +415,8 @@ def _with_headers(job: CompileJob, options: list[str], folder: Path | None, **ho
                 if not attempt.fault and not again.fault and _code(again) == _code(first[1]):
                     written.replace(file)
                     return attempt
+                if not attempt.fault:
+                    file.touch()  # empty, it is refused by all
             finally:
                 written.unlink(missing_ok=True)
             _refused.add(file)
