@@ -428,7 +428,7 @@ def _with_headers(job: CompileJob, options: list[str], folder: Path | None, **ho
 
 
 _LEADING_HEADERS = re.compile(
-    r"(?:\s+|//[^\n]*|/\*.*?\*/|#[ \t]*include[ \t]*<[^>\n]*>|#[ \t]*pragma[ \t]+once)+\n", re.DOTALL
+    r"(?>(?:\s+|//[^\n]*|/\*.*?\*/|#[ \t]*include[ \t]*<[^>\n]*>|#[ \t]*pragma[ \t]+once)*)", re.DOTALL
 )
 _OF_LIBRARIES = re.compile("_|CCCL|CUB|CUDA|CUTE|CUTLASS|LIBCUDACXX|NDEBUG|NV|THRUST")
 """Starts of the names of macros that headers of libraries may ask for."""

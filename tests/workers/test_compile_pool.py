@@ -194,8 +194,8 @@ def test_a_compiler_that_is_killed_twice_says_nothing_about_its_candidate(bad: M
 
 
 def headed(value: int, head: str = "", text: str = "VALUE", macro: str = "VALUE", folder: str = "") -> CompileJob:
-    """Return a kernel that begins with headers which take long to parse."""
-    source = f"// A kernel.\n#include <cuda/std/type_traits>\n{head}\n{SOURCE.replace('VALUE', text)}"
+    """Return a kernel, indented deeply, that begins with headers which take long to parse."""
+    source = f"// A kernel.\n#include <cuda/barrier>\n{head}\n{' ' * 99}{SOURCE.replace('VALUE', text)}"
     options, folders = (f"-D{macro}={value}",), (folder,) if folder else ()
     return CompileJob(source, f"{hash(source)}", "/nowhere/fill.cu", "fill", "sm_90", options, include_folders=folders)
 
