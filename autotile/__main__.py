@@ -3,9 +3,13 @@
 import atexit
 import os
 import sys
+from pathlib import Path
 
 _INTERRUPTED = 130
 """128 + SIGINT, as in a shell."""
+_WITHOUT_GPU = {"--help", "-h", "--replay", "--scheduler"}
+"""Options with which `autotile tune` starts no worker on this machine's GPU."""
+_GPU_DRIVER = Path("/dev/nvidiactl")
 
 
 def main() -> None:
@@ -32,11 +36,25 @@ def main() -> None:
 
 def _run() -> None:
     try:
+        if sys.argv[1:2] == ["tune"] and not _WITHOUT_GPU.intersection(sys.argv):
+            _start_workers()
         from autotile.cli.application import main as run
     except ModuleNotFoundError as error:
         cure = 'pip install -e ".[cuda13]" in a checkout, pip install "autotile[cuda13]" elsewhere'
         sys.exit(f"error: autotile needs the package {error.name}, which is not installed; install them all: {cure}")
     run()
+
+
+def _start_workers() -> None:
+    """Start the workers of a session, whose imports take as long as those of the command line, if there is a GPU."""
+    if not _GPU_DRIVER.exists():
+        return
+    from autotile.settings import available_cores
+    from autotile.workers.child import COMPILE_WORKER, GPU_WORKER, start_early
+
+    start_early(GPU_WORKER, "0")
+    for _ in range(1 if "--workers" in sys.argv else max(1, available_cores() - 2)):
+        start_early(COMPILE_WORKER)
 
 
 def _exit_interrupted(interrupted: list[bool]) -> None:

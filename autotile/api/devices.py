@@ -13,7 +13,7 @@ from autotile.core.ceilings import DeviceCeilings
 from autotile.core.device import DeviceProperties, device_profile, profile_names
 from autotile.core.documents import to_document
 from autotile.core.text import RIGHT, Part, Result, ResultTable, bandwidth_text, bytes_text, flops_text, plural
-from autotile.cuda.driver import device_count, has_driver
+from autotile.cuda.driver import device_count
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location, open_for_reading
 from autotile.database.learned import read_ceilings, save_ceilings
@@ -207,7 +207,7 @@ def worker(
         gpus = replayed_gpus(Path(replay), numbers, replay_seconds)
     elif replay_seconds:
         raise InputError("--replay-seconds is of simulated GPUs; name their recording with --replay")
-    elif devices is None and not (has_driver() and device_count()):
+    elif devices is None and not device_count():
         gpus = []
         observe("this machine has no CUDA device: its cores are offered")
     else:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from autotile.core.argument_types import checked
 from autotile.core.text import Part, Result, ResultTable, bytes_text, device_text, plural
 from autotile.cuda.compiler import CompileJob, CubinCache
-from autotile.cuda.driver import device_count, driver_version, live_device
+from autotile.cuda.driver import device_count, driver_version, has_driver, live_device
 from autotile.cuda.headers import cccl_folders, find_header, header_cure, toolkit_headers
 from autotile.cuda.toolchain import INSTALL_WHEELS, find_nvcc, installed_nvcc, load_cupy, nvrtc_version
 from autotile.database.database import Database
@@ -193,13 +193,9 @@ def _check(name: str, describe: Callable[[], str], missing: Status = "fail", rem
 
 
 def _check_driver(missing: Status) -> HealthCheck:
-    try:
-        version = driver_version()
-    except Exception as error:  # CuPy raises exceptions of its own if there is no driver library
-        return HealthCheck("driver", missing, f"not found: {error}".splitlines()[0])
-    if version == "0.0":
+    if not has_driver():
         return HealthCheck("driver", missing, "no NVIDIA driver", "install the driver of your GPU; replay needs none")
-    return HealthCheck("driver", "ok", f"supports CUDA {version}")
+    return HealthCheck("driver", "ok", f"supports CUDA {driver_version()}")
 
 
 def _gpu_text(index: int) -> str:

@@ -6,6 +6,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any, ClassVar
 from uuid import UUID
@@ -93,66 +94,84 @@ def has_driver() -> bool:
 
 
 def device_count() -> int:
-    """Return the number of CUDA devices visible to this process; 0 without a driver, a device or CuPy."""
-    if not has_driver():  # importing CuPy would take longer than most commands
+    """Return the number of CUDA devices visible to this process; 0 without a driver or a device."""
+    if not has_driver():
         return 0
-    try:
-        runtime = load_cupy().cuda.runtime
-    except ToolchainError:
-        return 0
-    try:
-        return int(runtime.getDeviceCount())
-    except runtime.CUDARuntimeError:
-        return 0
+    count = ctypes.c_int()
+    return count.value if load_driver().cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+_ATTRIBUTES = {
+    "max_threads_per_block": 1,
+    "max_block_x": 2,
+    "max_block_y": 3,
+    "max_block_z": 4,
+    "max_grid_x": 5,
+    "max_grid_y": 6,
+    "max_grid_z": 7,
+    "smem_per_block_bytes": 8,
+    "warp_size": 10,
+    "registers_per_block": 12,
+    "clock_khz": 13,
+    "sm_count": 16,
+    "memory_clock_khz": 36,
+    "memory_bus_bits": 37,
+    "l2_bytes": 38,
+    "max_threads_per_sm": 39,
+    "major": 75,
+    "minor": 76,
+    "smem_per_sm_bytes": 81,
+    "registers_per_sm": 82,
+    "smem_per_block_optin_bytes": 97,
+    "max_blocks_per_sm": 106,
+    "smem_reserved_per_block_bytes": 111,
+}
+"""``CUdevice_attribute``, cuda.h."""
+_OWN_FIELDS = {field.name for field in fields(DeviceProperties)} & _ATTRIBUTES.keys()
+"""Properties that are an attribute as it is."""
 
 
 def live_device(index: int = 0) -> DeviceProperties:
-    """Return the properties of a CUDA device.
+    """Return the properties of a CUDA device, without a context and without CuPy, whose import takes half a second.
 
-    Properties that the runtime does not report (allocation units, fp32 lanes) come from the table of compute
-    capabilities. Raise `ToolchainError` if CuPy is missing, or the device cannot be queried.
+    Properties that the driver does not report (allocation units, fp32 lanes) come from the table of compute
+    capabilities. Raise `ToolchainError` if there is no driver, or the device cannot be queried.
     """
-    runtime = load_cupy().cuda.runtime
-    try:
-        properties = runtime.getDeviceProperties(index)
+    driver, device, number = load_driver(), ctypes.c_int(), ctypes.c_int()
 
-        def attribute(name: str) -> int:
-            return int(runtime.deviceGetAttribute(getattr(runtime, f"cudaDevAttr{name}"), index))
+    def check(status: int) -> None:
+        if status:
+            raise ToolchainError(f"CUDA device {index} cannot be queried: {result_name(status)}; see `autotile doctor`")
 
-        capability = f"{properties['major']}.{properties['minor']}"
-        limits = limits_for(capability)
-        memory_hz = 1e3 * attribute("MemoryClockRate")
-        return DeviceProperties(
-            name=properties["name"].decode(),
-            compute_capability=capability,
-            sm_count=attribute("MultiProcessorCount"),
-            warp_size=attribute("WarpSize"),
-            max_threads_per_block=attribute("MaxThreadsPerBlock"),
-            max_threads_per_sm=attribute("MaxThreadsPerMultiProcessor"),
-            max_blocks_per_sm=attribute("MaxBlocksPerMultiprocessor"),
-            registers_per_block=attribute("MaxRegistersPerBlock"),
-            registers_per_sm=attribute("MaxRegistersPerMultiprocessor"),
-            max_registers_per_thread=limits.max_registers_per_thread,
-            register_unit=limits.register_unit,
-            warp_unit=limits.warp_unit,
-            smem_per_block_bytes=attribute("MaxSharedMemoryPerBlock"),
-            smem_per_block_optin_bytes=attribute("MaxSharedMemoryPerBlockOptin"),
-            smem_per_sm_bytes=attribute("MaxSharedMemoryPerMultiprocessor"),
-            smem_reserved_per_block_bytes=attribute("ReservedSharedMemoryPerBlock"),
-            smem_unit_bytes=limits.smem_unit_bytes,
-            max_block_dim=tuple(attribute(f"MaxBlockDim{axis}") for axis in "XYZ"),  # type: ignore[arg-type]
-            max_grid_dim=tuple(attribute(f"MaxGridDim{axis}") for axis in "XYZ"),  # type: ignore[arg-type]
-            l2_bytes=attribute("L2CacheSize"),
-            memory_bytes=int(properties["totalGlobalMem"]),
-            # two transfers per clock, as all memory of these devices is double data rate
-            memory_bandwidth_bytes_per_s=2.0 * memory_hz * attribute("GlobalMemoryBusWidth") / 8,
-            clock_mhz=attribute("ClockRate") / 1e3,
-            fp32_lanes_per_sm=limits.fp32_lanes_per_sm,
-            source="cuda",
-            driver=driver_version(),
-        )
-    except runtime.CUDARuntimeError as error:
-        raise ToolchainError(f"CUDA device {index} cannot be queried: {error}; see `autotile doctor`") from None
+    def attribute(code: int) -> int:
+        check(driver.cuDeviceGetAttribute(ctypes.byref(number), code, device))
+        return number.value
+
+    name, memory_bytes = ctypes.create_string_buffer(256), ctypes.c_size_t()
+    check(driver.cuDeviceGet(ctypes.byref(device), index))
+    check(driver.cuDeviceGetName(name, len(name), device))
+    check(driver.cuDeviceTotalMem_v2(ctypes.byref(memory_bytes), device))
+    found = {attributed: attribute(code) for attributed, code in _ATTRIBUTES.items()}
+    capability = f"{found['major']}.{found['minor']}"
+    limits = limits_for(capability)
+    return DeviceProperties(
+        name=name.value.decode(),
+        compute_capability=capability,
+        max_registers_per_thread=limits.max_registers_per_thread,
+        register_unit=limits.register_unit,
+        warp_unit=limits.warp_unit,
+        smem_unit_bytes=limits.smem_unit_bytes,
+        max_block_dim=(found["max_block_x"], found["max_block_y"], found["max_block_z"]),
+        max_grid_dim=(found["max_grid_x"], found["max_grid_y"], found["max_grid_z"]),
+        memory_bytes=memory_bytes.value,
+        # two transfers per clock, as all memory of these devices is double data rate
+        memory_bandwidth_bytes_per_s=2.0 * 1e3 * found["memory_clock_khz"] * found["memory_bus_bits"] / 8,
+        clock_mhz=found["clock_khz"] / 1e3,
+        fp32_lanes_per_sm=limits.fp32_lanes_per_sm,
+        source="cuda",
+        driver=driver_version(),
+        **{field: found[field] for field in _OWN_FIELDS},
+    )
 
 
 def device_uuid(index: int = 0) -> str:
@@ -169,8 +188,9 @@ def device_uuid(index: int = 0) -> str:
 
 def driver_version() -> str:
     """Return the CUDA version that the driver supports, such as ``"13.0"``."""
-    version = int(load_cupy().cuda.runtime.driverGetVersion())
-    return f"{version // 1000}.{version % 1000 // 10}"
+    version = ctypes.c_int()
+    load_driver().cuDriverGetVersion(ctypes.byref(version))
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
 _COOPERATIVE = 2

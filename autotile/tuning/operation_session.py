@@ -42,9 +42,9 @@ from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.schedule import Schedule, ScheduleResult, device_of
 from autotile.tuning.session import Pipeline
-from autotile.workers.child import WorkerPool
+from autotile.workers.child import GPU_WORKER, WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
-from autotile.workers.gpu import GPU_WORKER, Backend, Gpu
+from autotile.workers.gpu import Backend, Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, MAX_ROUNDS, RACE_S, Entry, LibraryCall, Race, Reading
 
 ContenderState = Literal["won", "raced", "dropped", "failed", "inapplicable"]

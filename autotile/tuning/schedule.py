@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem
 from autotile.core.text import Result, device_text, duration_text, plural
-from autotile.cuda.driver import device_count, has_driver, live_device
+from autotile.cuda.driver import device_count, live_device
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings
 from autotile.tuning.lanes import Ended, GpuName, Lane, run_jobs
@@ -44,7 +44,7 @@ def open_lane(options: TuneOptions, *, is_of_one_model: bool = True) -> Iterator
 
 def device_of(options: TuneOptions, lane: Lane) -> DeviceProperties | None:
     """Return the device of a cluster's lane, or that of this machine; None where launches are replayed."""
-    if lane.device is not None or options.replay is not None or not has_driver() or device_count() == 0:
+    if lane.device is not None or options.replay is not None or device_count() == 0:
         return lane.device
     return live_device(options.device_index)
 

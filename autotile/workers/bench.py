@@ -25,7 +25,7 @@ from autotile.core.documents import canonical_json, convert, to_fields
 from autotile.core.model import OUTPUT_DIGEST, STEP_TIME, VARYING_OUTPUTS, Config, Measurement, Outcome, config_text
 from autotile.core.statistics import discard_reason
 from autotile.cuda.compiler import CubinCache
-from autotile.cuda.driver import live_device, rejected
+from autotile.cuda.driver import live_device, load_driver, rejected
 from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.function import LaunchSequence, SizedFunctions, StepFunctions
 from autotile.cuda.instance import MEMORY_SHARE, BoundArguments, Instances, ProblemInstance, Verdict
@@ -861,5 +861,11 @@ def _fault(error: Any) -> tuple[Outcome | None, str]:
     return rejected(error), f"{error}{hint}"
 
 
+def _prepare() -> None:
+    """Load what every request needs; the context follows with the device."""
+    load_cupy()
+    load_driver()
+
+
 if __name__ == "__main__":
-    serve(GpuWorker())
+    serve(GpuWorker(), _prepare)

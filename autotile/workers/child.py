@@ -39,6 +39,9 @@ from autotile.settings import ADDR_NO_RANDOMIZE, worker_environment
 
 _Parsed = TypeVar("_Parsed")
 
+GPU_WORKER, COMPILE_WORKER = "autotile.workers.bench", "autotile.workers.compile_pool"
+"""Modules of the worker processes of a session."""
+
 _MAX_FILE_BYTES = 1 << 30
 """Limit of each file that a worker writes, such as the output of a kernel that prints without end; a cubin is a
 thousandth of it."""
@@ -211,9 +214,14 @@ class Channel:
         self._output.flush()
 
 
-def serve(handler: Handler) -> None:
-    """Answer requests until the parent closes the pipe; errors of autotile are replies."""
+def serve(handler: Handler, prepare: Callable[[], object] = lambda: None) -> None:
+    """Answer requests until the parent closes the pipe; errors of autotile are replies.
+
+    ``prepare`` loads what most requests need while the first may be on its way; what fails there fails in a request.
+    """
     channel = Channel()
+    with suppress(AutotileError):
+        prepare()
     while (request := channel.receive()) is not None:
         try:
             reply = handler(request, channel.enter)
@@ -556,7 +564,7 @@ class WorkerPool:
 
     def acquire(self, module: str) -> Child:
         """Return a child that runs a module at no place: an idle one, or a new one, whose errors are raised."""
-        return self.acquire_idle(module) or Child(module)
+        return self.acquire_idle(module) or start_child(module)
 
     def acquire_idle(self, module: str, place: str = "") -> Child | None:
         """Return an idle child that runs a module at a place; None if there is none."""
@@ -596,3 +604,18 @@ class WorkerPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+_early = WorkerPool()
+"""Children that were started before a session asks for them."""
+
+
+def start_early(module: str, place: str = "") -> None:
+    """Start a child that `start_child` returns later, so that its imports run beside those of this process."""
+    with suppress(InputError, WorkerError):  # the session reports it
+        _early.release(Child(module, place))
+
+
+def start_child(module: str, place: str = "") -> Child:
+    """Return a child without earlier requests: one that was started early, or a new one, whose errors are raised."""
+    return _early.acquire_idle(module, place) or Child(module, place)

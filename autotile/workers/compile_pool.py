@@ -19,12 +19,20 @@ from autotile.core.documents import Name, Text, convert
 from autotile.core.model import Outcome
 from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CachedCubin, Compilation, CompiledFunction, CompileJob, CubinCache
+from autotile.cuda.toolchain import load_nvrtc
 from autotile.errors import CompileError, InputError, ToolchainError, WorkerError, WorkerTimeoutError
 from autotile.settings import Settings, available_cores
-from autotile.workers.child import Child, Stage, WorkerPool, limit_memory, memory_share_bytes, parsed_reply, serve
+from autotile.workers.child import (
+    COMPILE_WORKER,
+    Child,
+    Stage,
+    WorkerPool,
+    limit_memory,
+    memory_share_bytes,
+    parsed_reply,
+    serve,
+)
 
-COMPILE_WORKER = "autotile.workers.compile_pool"
-"""Module that a worker runs."""
 MAX_WORKERS_PER_CORE = 2
 """More only take memory from each other, and a machine that is busy starting them does not end them either."""
 _CACHE_TRACK = "cubin cache"
@@ -412,5 +420,13 @@ class CompileWorker:
         return {"path": cubin.path, "cubin_hash": cubin.cubin_hash, "functions": cubin.functions}
 
 
+def _prepare() -> None:
+    """Load what every compilation needs."""
+    from autotile.cuda.headers import toolkit_headers
+
+    load_nvrtc()
+    toolkit_headers()
+
+
 if __name__ == "__main__":
-    serve(CompileWorker())
+    serve(CompileWorker(), _prepare)

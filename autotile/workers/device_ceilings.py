@@ -18,8 +18,7 @@ from autotile.core.ceilings import CEILINGS, Ceiling, DeviceCeilings, impossible
 from autotile.core.documents import Count, Whole
 from autotile.core.statistics import median_interval
 from autotile.errors import ToolchainError, WorkerError
-from autotile.workers.child import Child, Stage, parsed_reply
-from autotile.workers.gpu import GPU_WORKER
+from autotile.workers.child import GPU_WORKER, Child, Stage, parsed_reply
 
 if TYPE_CHECKING:
     from autotile.cuda.ceiling_kernels import CeilingKernels, CeilingLoop

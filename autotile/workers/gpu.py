@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome
 from autotile.errors import InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
-from autotile.workers.child import Child, WorkerPool, parsed_reply
+from autotile.workers.child import GPU_WORKER, Child, WorkerPool, parsed_reply, start_child
 from autotile.workers.jobs import (
     CHECK_STAGE,
     RACE_STAGE,
@@ -147,8 +147,6 @@ class Backend(ABC):
         """Release the device; closing twice is harmless."""
 
 
-GPU_WORKER = "autotile.workers.bench"
-"""Module of the worker process."""
 _OPEN_DEADLINE_S = 300.0
 """Covers the context, the inputs and the float64 reference of a large problem."""
 _ENTRY_DEADLINE_S = 1.0
@@ -454,7 +452,7 @@ class Gpu(Backend):
         idle = self._worker_pool.acquire_idle(self._module, place) if reuse and self._worker_pool is not None else None
         self._is_reused = idle is not None
         try:
-            child = idle or Child(self._module, place)
+            child = idle or start_child(self._module, place)
         except WorkerError as error:
             raise _cannot_start(error) from None
         message = {"op": "open", "workload": self._workload, "device_index": self._device_index}

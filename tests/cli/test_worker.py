@@ -61,7 +61,6 @@ def test_a_machine_offers_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda address, gpus, observe, *, compilers, insecure: offered.append((len(gpus), compilers)),
     )
     monkeypatch.setattr(cluster_worker, "live_gpus", lambda indices: [None for _ in indices])
-    monkeypatch.setattr(devices, "has_driver", lambda: True)
     monkeypatch.setattr(devices, "available_cores", lambda: 8)
     monkeypatch.setattr(devices, "resolve_gpus", lambda chosen: (0, 1, 2) if chosen == "all" else (0,))
     for count in (3, 0):

@@ -40,7 +40,6 @@ def operation(operation_of_copies: Callable[..., Operation]) -> Operation:
 @pytest.fixture
 def run(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OperationFamilyResult]:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
-    monkeypatch.setattr(schedule, "has_driver", lambda: True)
     monkeypatch.setattr(schedule, "device_count", lambda: 1)
     monkeypatch.setattr(schedule, "live_device", lambda index: device_profile("h200"))
     monkeypatch.setattr(operation_family, "Gpu", partial(Gpu, module="fake_sweep_worker"))
@@ -225,7 +224,7 @@ class TestFamily:
 
 
 def test_without_a_gpu_it_is_refused(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "has_driver", lambda: False)
+    monkeypatch.setattr(schedule, "device_count", lambda: 0)
     family = operation_family.operation_family(operation, ["n=1000..2000"], "float32")
     with pytest.raises(InputError, match="measured on a GPU"):
         tune_operation_family(operation, family, "float32", read_settings(), TuneOptions())

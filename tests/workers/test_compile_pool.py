@@ -17,8 +17,8 @@ from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob, _elf_section, compile_cubin
 from autotile.errors import CompileError
 from autotile.settings import ADDR_NO_RANDOMIZE, available_cores
-from autotile.workers.child import WorkerPool, _equal_addresses, memory_share_bytes
-from autotile.workers.compile_pool import COMPILE_WORKER, Compiled, CompilePool, Remote, worker_count
+from autotile.workers.child import COMPILE_WORKER, WorkerPool, _equal_addresses, memory_share_bytes
+from autotile.workers.compile_pool import Compiled, CompilePool, Remote, worker_count
 
 SOURCE = 'extern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE; }'
 JOB = CompileJob(SOURCE, "hash", "/nowhere/fill.cu", "fill", "sm_90", ("-DVALUE=1",))
