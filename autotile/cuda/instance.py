@@ -6,6 +6,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from autotile.core.model import Config, Outcome
 from autotile.cuda.driver import constant_copies, copy_constants
 from autotile.cuda.expected_outputs import Agreement, ExpectedOutputs, ReferenceOutput, checked_output, launch_key
 from autotile.cuda.packing import pack_launches
-from autotile.cuda.support import GuardedBuffer, SupportKernels, workspace_buffer
+from autotile.cuda.support import Compared, GuardedBuffer, Queued, SupportKernels, workspace_buffer
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError
 from autotile.kernel.arguments import BufferArgument, decode_scalar
@@ -202,31 +203,38 @@ class ProblemInstance:
         """Verify the state after a launch: guard bands, inputs, workspaces, outputs."""
         at = self._sizes_text()
         guarded = {**self._buffers, **bound.workspaces}
-        broken = {name: buffer.broken_guard_words() for name, buffer in guarded.items()}
-        for name, words in broken.items():
-            if words:
-                return Verdict(Outcome.OUT_OF_BOUNDS, f"wrote {words} words outside {name} at {at}")
-        for buffer in self._spec.buffers:
-            if not buffer.is_written and self._buffers[buffer.name].differs_from(self._pristine[buffer.name]):
-                self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
-                return Verdict(Outcome.WRONG_RESULT, f"changed its input {buffer.name} at {at}")
-        for name in bound.zeroed & bound.workspaces.keys():
-            words = bound.workspaces[name].nonzero_words()
-            if words:
+        read = [buffer.name for buffer in self._spec.buffers if not buffer.is_written]
+        zeroed = [name for name in bound.workspaces if name in bound.zeroed]
+        # outputs without expected values are compared by the process that tunes, or with those of other configurations
+        compared = [] if self._spec.reference.comparison is not None or self.is_unconfirmed else [*self._expected]
+        words = self._support.results(
+            [
+                *(buffer.count_broken for buffer in guarded.values()),
+                *(partial(self._buffers[name].count_unlike, self._pristine[name]) for name in read),
+                *(bound.workspaces[name].count_nonzero for name in zeroed),
+                *(self._comparison(name, self._expected[name]) for name in compared),
+            ]
+        )
+        broken, changed, left, found = np.split(words, np.cumsum([len(guarded), len(read), len(zeroed)]))
+        if broken.any():
+            for buffer in guarded.values():
+                buffer.restore_guards()
+            name, (count, *_) = next(pair for pair in zip(guarded, broken, strict=True) if pair[1].any())
+            return Verdict(Outcome.OUT_OF_BOUNDS, f"wrote {count} words outside {name} at {at}")
+        for name, (count, *_) in zip(read, changed, strict=True):
+            if count:
+                self._buffers[name].copy_from(self._pristine[name])
+                return Verdict(Outcome.WRONG_RESULT, f"changed its input {name} at {at}")
+        for name, (count, *_) in zip(zeroed, left, strict=True):
+            if count:
                 bound.workspaces[name].clear()
-                reason = f"left {words} words of the workspace {name} other than zero, which the next launch relies on"
+                reason = f"left {count} words of the workspace {name} other than zero, which the next launch relies on"
                 return Verdict(Outcome.WRONG_RESULT, f"{reason}, at {at}")
-        if self._spec.reference.comparison is not None:
-            return Verdict(Outcome.OK)  # the process that tunes compares the outputs
-        if self.is_unconfirmed:
+        if self.is_unconfirmed and self._spec.reference.comparison is None:
             return self._compared_with_others(bound)
-        max_error = 0.0
-        for name, expected in self._expected.items():
-            verdict = self._compare(name, expected)
-            if verdict.outcome is not Outcome.OK:
-                return verdict
-            max_error = max(max_error, verdict.max_error)
-        return Verdict(Outcome.OK, max_error=max_error)
+        verdicts = [self._verdict_on(name, row) for name, row in zip(compared, found, strict=True)]
+        wrong = next((one for one in verdicts if one.outcome is not Outcome.OK), None)
+        return wrong or Verdict(Outcome.OK, max_error=max((one.max_error for one in verdicts), default=0.0))
 
     def digest(self) -> str:
         """Return a digest of the inputs in use and one of the outputs as they are, to the bit.
@@ -248,7 +256,8 @@ class ProblemInstance:
         """Compare the outputs with those of other configurations; they are correct as long as none tells otherwise."""
 
         def agrees(outputs: Mapping[str, ReferenceOutput]) -> bool:
-            return all(self._compare(name, other).outcome is Outcome.OK for name, other in outputs.items())
+            words = self._support.results([self._comparison(name, other) for name, other in outputs.items()])
+            return not any(Compared.of(row).wrong for row in words)
 
         def copies() -> dict[str, ReferenceOutput]:
             """Return copies of the outputs, which must be finite."""
@@ -282,29 +291,43 @@ class ProblemInstance:
         dtype = self._element_type(name)
         return dtype.decode(stored) if what == "value" and not dtype.component.is_integer else stored
 
-    def _compare(self, name: str, expected: ReferenceOutput) -> Verdict:
-        output = self._buffers[name]
-        dtype, reference, scale = self._element_type(name), self._spec.reference, expected.scale
-        tolerance = reference.tolerances.get(name)
-        if tolerance is None and reference.tolerance is not None:
-            tolerance = Tolerance(reference.tolerance)
-        if tolerance is None:
-            inputs = [self._element_type(b.name) for b in self._spec.buffers]
-            tolerance = Tolerance(output_tolerance(dtype, inputs, int(reference.reduction.evaluate(self.sizes))))
-        wrong, first, max_error = self._support.compare(
-            output.pointer, expected.values, output.elements, dtype, tolerance=tolerance, scale=scale
+    def _comparison(self, name: str, expected: ReferenceOutput) -> Queued:
+        output, dtype = self._buffers[name], self._element_type(name)
+        return self._support.comparison(
+            output.pointer,
+            expected.values,
+            output.elements,
+            dtype,
+            tolerance=self._tolerance(name),
+            scale=expected.scale,
         )
+
+    def _tolerance(self, name: str) -> Tolerance:
+        reference = self._spec.reference
+        found = reference.tolerances.get(name)
+        if found is None and reference.tolerance is not None:
+            found = Tolerance(reference.tolerance)
+        if found is None:
+            inputs = [self._element_type(b.name) for b in self._spec.buffers]
+            reduction = int(reference.reduction.evaluate(self.sizes))
+            found = Tolerance(output_tolerance(self._element_type(name), inputs, reduction))
+        return found
+
+    def _verdict_on(self, name: str, words: NDArray[np.uint64]) -> Verdict:
+        """Return the verdict on an output from the words of its comparison."""
+        wrong, first, max_error = Compared.of(words)
         if not wrong:
             return Verdict(Outcome.OK, max_error=max_error)
+        output, dtype, expected = self._buffers[name], self._element_type(name), self._expected[name]
         index = np.unravel_index(first, output.array.shape)
         stored = output.array.ravel()[first : first + 1].get()
         got = stored[0] if dtype.component.is_integer else dtype.decode(stored)[0]
         want = expected.values.ravel()[first : first + 1].get()[0]
-        place = ", ".join(str(int(i)) for i in index)
+        place, within = ", ".join(str(int(i)) for i in index), self._tolerance(name).text(expected.scale)
         return Verdict(
             Outcome.WRONG_RESULT,
             f"{wrong} of {output.elements} elements of {name} are wrong at {self._sizes_text()}: "
-            f"{name}[{place}] is {_shown(got)}, expected {_shown(want)} within {tolerance.text(scale)}",
+            f"{name}[{place}] is {_shown(got)}, expected {_shown(want)} within {within}",
         )
 
     def _new_inputs(self, seed: int) -> _Inputs:

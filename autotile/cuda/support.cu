@@ -91,8 +91,8 @@ __device__ double distance(DTYPE got, wanted_t want) {
 #endif
 
 // An element is correct if |got - want| <= absolute + relative * max(|want|, floor); NaN never is.
-// result[0] is the number of wrong elements, result[1] the lowest index of a wrong one, and result[2], a double, the
-// maximum of |got - want| / max(|want|, scale), which ignores NaN.
+// result[0] is the number of wrong elements, result[1] the complement of the lowest index of a wrong one, and result[2],
+// a double, the maximum of |got - want| / max(|want|, scale), which ignores NaN; all are zero before.
 extern "C" __global__ void compare_elements(const DTYPE* got, const wanted_t* want, count_t n, double relative,
                                             double absolute, double floor, double scale, count_t* result) {
     count_t wrong = 0, first = ~0ull;
@@ -108,7 +108,7 @@ extern "C" __global__ void compare_elements(const DTYPE* got, const wanted_t* wa
     }
     if (wrong) {
         atomicAdd(result, wrong);
-        atomicMin(result + 1, first);
+        atomicMax(result + 1, ~first);
     }
     for (int lane = 16; lane > 0; lane /= 2) greatest = fmax(greatest, __shfl_down_sync(~0u, greatest, lane));
     // nonnegative doubles are ordered like their bits
@@ -126,7 +126,7 @@ extern "C" __global__ void compare_exactly(const DTYPE* got, const DTYPE* want, 
         }
     if (wrong) {
         atomicAdd(result, wrong);
-        atomicMin(result + 1, first);
+        atomicMax(result + 1, ~first);
     }
 }
 #endif

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +30,26 @@ _READ_AS = {"bool": "unsigned char", "float8_e4m3fn": "unsigned char", "float8_e
 """C types of the bits of element types that are decoded by the kernel, or that may hold bits without a meaning."""
 
 
+Queued = Callable[[np.uint64], object]
+"""Queues a kernel, given the address of the words that its result is added to."""
+
+
+class Compared(NamedTuple):
+    """Result of a comparison."""
+
+    wrong: int
+    """Number of wrong elements."""
+    first: int
+    """Index of the first of them."""
+    error: float
+    """Largest error, relative to the larger of the expected magnitude and the scale."""
+
+    @classmethod
+    def of(cls, words: Array) -> Compared:
+        """Return the meaning of the words of a comparison."""
+        return cls(int(words[0]), int(~words[1]), float(words[2].view(np.float64)))
+
+
 class SupportKernels:
     """Kernels that fill, compare, reduce, multiply and spin on the device."""
 
@@ -36,67 +58,67 @@ class SupportKernels:
         self._architecture = architecture
         self._functions: dict[tuple[str, str], Function] = {}
         self._modules: dict[str, Module] = {}
-        self._result = load_cupy().empty(_RESULT_WORDS, dtype=np.uint64)
+        self._sink = load_cupy().empty(1, dtype=np.float32)
+
+    def results(self, queued: Sequence[Queued]) -> Array:
+        """Queue kernels that add to three words each, which are zero before, and return them, shape (kernels, 3).
+
+        All of them are waited for once, as a wait takes longer than most of these kernels.
+        """
+        words = load_cupy().zeros((len(queued), _RESULT_WORDS), np.uint64)
+        for number, queue in enumerate(queued):
+            queue(np.uint64(words.data.ptr + number * words.strides[0]))
+        found: Array = words.get()
+        return found
 
     def fill_words(self, pointer: int, words: int, pattern: int) -> None:
         """Write a 32-bit pattern to ``words`` words."""
         self._launch("fill_words", words, np.uint64(pointer), np.uint64(words), np.uint32(pattern))
 
-    def count_unlike_pattern(self, pointer: int, words: int, pattern: int) -> int:
-        """Return how many of ``words`` 32-bit words differ from a pattern."""
-        return self._count("count_unlike_pattern", words, np.uint64(pointer), np.uint64(words), np.uint32(pattern))
+    def count_unlike_pattern(self, pointer: int, words: int, pattern: int, result: np.uint64) -> None:
+        """Add how many of ``words`` 32-bit words differ from a pattern to the first word of a result."""
+        self._launch("count_unlike_pattern", words, np.uint64(pointer), np.uint64(words), np.uint32(pattern), result)
 
-    def count_unlike(self, a: int, b: int, words: int) -> int:
-        """Return how many of ``words`` 32-bit words differ between two buffers."""
-        return self._count("count_unlike", words, np.uint64(a), np.uint64(b), np.uint64(words))
+    def count_unlike(self, a: int, b: int, words: int, result: np.uint64) -> None:
+        """Add how many of ``words`` 32-bit words differ between two buffers to the first word of a result."""
+        self._launch("count_unlike", words, np.uint64(a), np.uint64(b), np.uint64(words), result)
 
     def hash_words(self, pointer: int, words: int) -> tuple[int, int]:
         """Return two 64-bit hashes of ``words`` 32-bit words; equal contents have equal hashes."""
-        self._clear_result()
-        self._launch("hash_words", words, np.uint64(pointer), np.uint64(words), np.uint64(self._result.data.ptr))
-        first, second, _ = self._result.get()
+        queued = partial(self._launch, "hash_words", words, np.uint64(pointer), np.uint64(words))
+        first, second, _ = self.results([queued])[0]
         return int(first), int(second)
 
     def compare(
         self, got: int, want: Any, elements: int, dtype: Dtype, *, tolerance: Tolerance, scale: float
-    ) -> tuple[int, int, float]:
-        """Compare an output, given by its address, with its expected values, with the criterion of `Tolerance`.
+    ) -> Compared:
+        """Compare an output with its expected values; see `comparison`."""
+        queued = self.comparison(got, want, elements, dtype, tolerance=tolerance, scale=scale)
+        return Compared.of(self.results([queued])[0])
 
-        Return the number of wrong elements, the first of them, and the largest error, relative to the larger of the
-        expected magnitude and the scale.
+    def comparison(
+        self, got: int, want: Any, elements: int, dtype: Dtype, *, tolerance: Tolerance, scale: float
+    ) -> Queued:
+        """Return the comparison of an output, given by its address, with its expected values by `Tolerance`.
+
+        Its result is that of `Compared.of`.
 
         Expected values are float64, complex128 if ``dtype`` is complex, or of the storage of ``dtype`` if it is an
         integer type. Integers without a tolerance are compared exactly. Of vectors, ``elements`` counts the components.
         """
         dtype = dtype.component
-        self._result.set(np.array([0, 2**64 - 1, 0], dtype=np.uint64))
         if want.dtype.kind in "biu" and not tolerance.relative and not tolerance.absolute:
-            self._launch(
-                "compare_exactly",
-                elements,
-                np.uint64(got),
-                np.uint64(want.data.ptr),
-                np.uint64(elements),
-                np.uint64(self._result.data.ptr),
-                dtype=dtype,
-            )
+            name, numbers = "compare_exactly", list[float]()
         else:
-            wanted = want.astype(np.complex128 if dtype.is_complex else np.float64, copy=False)
-            self._launch(
-                "compare_elements",
-                elements,
-                np.uint64(got),
-                np.uint64(wanted.data.ptr),
-                np.uint64(elements),
-                np.float64(tolerance.relative),
-                np.float64(tolerance.absolute),
-                np.float64(0.0 if tolerance.is_elementwise else scale),
-                np.float64(scale),
-                np.uint64(self._result.data.ptr),
-                dtype=dtype,
-            )
-        wrong, first, error = self._result.get()
-        return int(wrong), int(first), float(error.view(np.float64))
+            want = want.astype(np.complex128 if dtype.is_complex else np.float64, copy=False)
+            floor = 0.0 if tolerance.is_elementwise else scale
+            name, numbers = "compare_elements", [tolerance.relative, tolerance.absolute, floor, scale]
+
+        def queue(result: np.uint64) -> None:
+            arguments = np.uint64(got), np.uint64(want.data.ptr), np.uint64(elements), *map(np.float64, numbers), result
+            self._launch(name, elements, *arguments, dtype=dtype)
+
+        return queue
 
     def matmul(self, a: Any, b: Any) -> Any:
         """Multiply two float64 device arrays of shapes (..., M, K) and (..., K, N).
@@ -118,23 +140,17 @@ class SupportKernels:
     def summarise(self, pointer: int, elements: int) -> tuple[int, float]:
         """Return how many of ``elements`` float64 values are not finite, and the sum of the squares of the others."""
         squares = load_cupy().empty(_blocks(elements) * _THREADS // _WARP_THREADS)  # one sum per warp
-        arguments = np.uint64(pointer), np.uint64(elements), np.uint64(self._result.data.ptr)
-        self._clear_result()
-        self._launch("summarise", elements, *arguments, np.uint64(squares.data.ptr))
-        return int(self._result.get()[0]), float(squares.get().sum())
+
+        def queue(result: np.uint64) -> None:
+            arguments = np.uint64(pointer), np.uint64(elements), result, np.uint64(squares.data.ptr)
+            self._launch("summarise", elements, *arguments)
+
+        return int(self.results([queue])[0, 0]), float(squares.get().sum())
 
     def spin(self, blocks: int, iterations: int) -> None:
         """Launch blocks that each take a fixed number of clock cycles, on CuPy's current stream."""
-        sink = np.uint64(self._result.data.ptr)
+        sink = np.uint64(self._sink.data.ptr)
         self._function("spin").launch((blocks, 1, 1), (_THREADS, 1, 1), (np.int32(iterations), sink), 0)
-
-    def _count(self, name: str, elements: int, *arguments: Any) -> int:
-        self._clear_result()
-        self._launch(name, elements, *arguments, np.uint64(self._result.data.ptr))
-        return int(self._result.get()[0])
-
-    def _clear_result(self) -> None:
-        self._result.set(np.zeros(_RESULT_WORDS, dtype=np.uint64))
 
     def _launch(self, name: str, elements: int, *arguments: Any, dtype: Dtype = DTYPES["float32"]) -> None:
         self._function(name, dtype).launch((_blocks(elements), 1, 1), (_THREADS, 1, 1), arguments, 0)
@@ -209,8 +225,7 @@ class GuardedBuffer:
         self._bands = (memory.ptr, memory.ptr + self._guard_bytes + body_bytes)
         self.array: Any = cupy.ndarray(shape, dtype.storage, memptr=memory + self._guard_bytes)
         self.poison()
-        for band in self._bands:
-            support.fill_words(band, self._guard_bytes // _WORD_BYTES, self._pattern)
+        self.restore_guards()
 
     @property
     def pointer(self) -> int:
@@ -225,9 +240,9 @@ class GuardedBuffer:
         """Overwrite the array with zeros."""
         self._support.fill_words(self.pointer, self._words, 0)
 
-    def nonzero_words(self) -> int:
-        """Return the number of words of the array that are not zero."""
-        return self._support.count_unlike_pattern(self.pointer, self._words, 0)
+    def count_nonzero(self, result: np.uint64) -> None:
+        """Add the number of words of the array that are not zero to a result of `SupportKernels.results`."""
+        self._support.count_unlike_pattern(self.pointer, self._words, 0, result)
 
     def write(self, stored: Array) -> None:
         """Copy host data of the array's shape and storage dtype to the device."""
@@ -237,24 +252,23 @@ class GuardedBuffer:
         """Copy another buffer's array."""
         self.array.data.copy_from_device_async(other.array.data, self.array.nbytes)
 
-    def broken_guard_words(self) -> int:
-        """Return the number of words of the guard bands that were overwritten, and restore the bands."""
-        words = self._guard_bytes // _WORD_BYTES
-        broken = 0
+    def count_broken(self, result: np.uint64) -> None:
+        """Add the number of words of the guard bands that were overwritten to a result."""
         for band in self._bands:
-            unlike = self._support.count_unlike_pattern(band, words, self._pattern)
-            if unlike:
-                self._support.fill_words(band, words, self._pattern)
-            broken += unlike
-        return broken
+            self._support.count_unlike_pattern(band, self._guard_bytes // _WORD_BYTES, self._pattern, result)
+
+    def restore_guards(self) -> None:
+        """Write the guard bands."""
+        for band in self._bands:
+            self._support.fill_words(band, self._guard_bytes // _WORD_BYTES, self._pattern)
 
     def content_hash(self) -> tuple[int, int]:
         """Return a hash of the array's bits, which differs if they do, but for one in 2**64 cases."""
         return self._support.hash_words(self.pointer, self._words)
 
-    def differs_from(self, other: GuardedBuffer) -> bool:
-        """Return True if the arrays differ in any word."""
-        return self._support.count_unlike(self.pointer, other.pointer, self._words) > 0
+    def count_unlike(self, other: GuardedBuffer, result: np.uint64) -> None:
+        """Add the number of words in which the arrays differ to a result."""
+        self._support.count_unlike(self.pointer, other.pointer, self._words, result)
 
 
 def workspace_buffer(workspace: Workspace, support: SupportKernels) -> GuardedBuffer:
