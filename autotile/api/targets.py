@@ -519,8 +519,8 @@ def read_duration(given: str | float) -> float:
     return seconds
 
 
-def read_share(given: str | float) -> float:
-    """Return a share of 1 that is given as ``1%`` or ``0.01``.
+def read_share(given: str | float, what: str = "gain") -> float:
+    """Return a share of 1 that is given as ``1%`` or ``0.01``; ``what`` it is of, for the message.
 
     Raises
     ------
@@ -530,7 +530,7 @@ def read_share(given: str | float) -> float:
     match = _SHARE.fullmatch(_number_text(given).strip())
     share = float(match[1]) / (100 if match[2] else 1) if match is not None else 0.0
     if not 0 < share < 1:
-        raise InputError(f"a gain of {given!r} cannot be used; expected a percentage such as 1% or 0.01")
+        raise InputError(f"a {what} of {given!r} cannot be used; expected a percentage such as 1% or 0.01")
     return share
 
 
@@ -557,6 +557,7 @@ _READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
     {
         "budget": ("budget_s", lambda given: None if given is None else read_duration(given)),
         "until": ("until", lambda given: None if given is None else read_share(given)),
+        "precision": ("precision", lambda given: read_share(given, "precision")),
         "objective": ("objectives", lambda given: _one_or_several(given, str)),
         "verify_problem": ("verify_sizes", lambda given: _one_or_several(given, Mapping)),
         "replay": ("replay", _replay),

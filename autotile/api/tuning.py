@@ -156,6 +156,8 @@ def tune(
         Whether inputs start in memory or in the L2 cache.
     finals : int, default 12
         Best candidates re-measured interleaved at the end; 0 for none.
+    precision : str or float, default '0.5%'
+        The finals end when the ratios of the best times are known to this.
     verify_problem : list of sizes
         One more problem that every configuration must be right on; sizes left out are the tuned ones. May be given
         again. None for the tuned problem and a ragged one.

@@ -33,7 +33,7 @@ SEARCH, MEASUREMENT = "Search", "Measurement"
 PANELS = {
     **dict.fromkeys(("trials", "budget", "until", "spend", "sampler", "objective", "maximize"), SEARCH),
     **dict.fromkeys(("transfer", "fresh"), SEARCH),
-    **dict.fromkeys(("l2", "finals", "verify_problem", "sanitize", "replay"), MEASUREMENT),
+    **dict.fromkeys(("l2", "finals", "precision", "verify_problem", "sanitize", "replay"), MEASUREMENT),
     **dict.fromkeys(("scheduler", "insecure"), MEASUREMENT),
 }
 """Panels of the options of sessions, in the help of the command that has them all."""

@@ -115,6 +115,29 @@ def contenders(times: Sequence[Sequence[float]], racing: Sequence[int]) -> list[
     return [i for i in racing if i == leader or paired_ratio(times[leader], times[i]).low <= _CLEARLY_SLOWER]
 
 
+def is_decided(times: Sequence[Sequence[float]], racing: Sequence[int], precision: float) -> bool:
+    """Return True if a race has shown all that more rounds would, to a precision.
+
+    The arguments but the last are those of `contenders`.
+
+    Parameters
+    ----------
+    precision
+        Half width of an interval relative to its value, such as 0.005; 0 for never.
+
+    Returns
+    -------
+    bool
+        Whether the time of the fastest is known to the precision, and of each other one either that it is slower, or
+        the ratio of their times to the precision.
+    """
+    leader = min(racing, key=lambda i: float(np.median(times[i])))
+    ratios = [paired_ratio(times[leader], times[i]) for i in racing if i != leader]
+    return median_interval(times[leader]).relative_half_width <= precision and all(
+        ratio.low > 1.0 or ratio.relative_half_width <= precision for ratio in ratios
+    )
+
+
 def ratio_of(a: Interval, b: Interval) -> Interval:
     """Return the ratio of ``b`` to ``a`` from their intervals alone, as for times of a recording.
 

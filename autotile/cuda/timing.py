@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from autotile.core.model import L2Mode, Measurement
-from autotile.core.statistics import DISCARD_RATIO, contenders, median_interval
+from autotile.core.statistics import DISCARD_RATIO, contenders, is_decided, median_interval
 from autotile.core.text import plural
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
@@ -200,9 +200,9 @@ _KEEPS_CLOCK_S = 1.0
 _BRIEF_SPIN = 1_200_000
 """Iterations of a kernel of about 6 ms at 2 GHz."""
 _SETTLED_CHANGE = 0.01
-_ELIMINATION_ROUNDS = 15
-"""Rounds of a race after which the clearly slower candidates leave it; the interval of 15 pairs is from the 4th to the
-12th of them."""
+_LOOKS = (6, 9, 12, 15, 20, 25, 30, 45, 60)
+"""Rounds of a race after which the clearly slower candidates leave it, and it may end; the interval of 6 pairs is from
+the least to the largest, that of 15 from the 4th to the 12th of them."""
 
 
 class Timer:
@@ -319,12 +319,14 @@ class Timer:
         weights: Sequence[float] | None = None,
         check: Callable[[int], None] | None = None,
         graphs: bool = True,
+        precision: float = 0.0,
     ) -> list[list[float]]:
         """Time several candidates in rounds of random order; return a list of times in microseconds per candidate.
 
         A drift of clock or temperature then affects all candidates alike, and the times of a round can be compared in
-        pairs. After every 15 rounds, candidates that are clearly slower than the fastest leave the race, so the lists
-        differ in length; the first times of all lists are of the same rounds.
+        pairs. After some of the rounds, candidates that are clearly slower than the fastest leave the race, so the
+        lists differ in length; the first times of all lists are of the same rounds. It ends early if all is known to
+        ``precision``, see `autotile.core.statistics.is_decided`.
 
         ``seed`` is that of the order within the rounds, and ``prepares`` are as ``prepare`` of `measure`. Candidates
         are compared by their times multiplied by ``weights``. ``check`` is called with the number of each candidate
@@ -349,11 +351,13 @@ class Timer:
                     timers[index].start()
                 for index in order:
                     times[index].append(timers[index].time_us())
-                if number % _ELIMINATION_ROUNDS == 0:
+                if number in _LOOKS:
                     weighted = [
                         [weight * time_us for time_us in row] for weight, row in zip(factors, times, strict=True)
                     ]
                     racing = contenders(weighted, racing)
+                    if is_decided(weighted, racing, precision):
+                        break
         if check is not None:
             for index, timer in enumerate(timers):
                 with self._stream:

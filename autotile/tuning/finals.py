@@ -38,6 +38,19 @@ from autotile.workers.jobs import (
 
 _HURRIED_FINALISTS = 4
 """Maximum number of finalists besides the default and the incumbent after an interrupt."""
+_BRIEF_US, _BRIEF_S = 1000.0, 1.0
+"""Finals of kernels of less than a millisecond take a second at most."""
+_BASE_S, _SEARCH_SHARE = 1.0, 0.1
+"""Those of others take a second and a tenth of the time of the search."""
+_RACE_SHARE = 0.3
+"""Share of that time which the race may take."""
+_BESIDE_US = 100.0
+"""Time of a timed launch besides the kernel: the host, and the flush of the L2 cache."""
+
+
+def finals_limit_s(time_us: float, search_s: float) -> float:
+    """Return the time that finals may take, in seconds, given that of the fastest kernel and that of the search."""
+    return _BRIEF_S if time_us < _BRIEF_US else _BASE_S + _SEARCH_SHARE * search_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,10 @@ class FinalRules:
     hurried
         Whether the user has interrupted the session: four other finalists at most, the minimum number of rounds that
         gives an interval, fewer repeats, and no sanitizer.
+    limit_s
+        Time of the race and of the checks, in seconds; the winner is verified as often in any case.
+    precision
+        That of the race, see `autotile.workers.jobs.Race`.
     scorer
         Computes what the session minimises; None for the time.
     observe
@@ -97,6 +114,8 @@ class FinalRules:
     incumbent: Config | None = None
     seed: int = 0
     hurried: bool = False
+    limit_s: float = 10.0
+    precision: float = 0.0
     scorer: Scorer | None = None
     observe: Callable[[float], None] = lambda _: None
 
@@ -106,14 +125,20 @@ def choose_finalists(
 ) -> list[Trial]:
     """Return the best ``count`` trials in order of their cost, and those that take part regardless of it.
 
-    These are the default, the incumbent and ``tries`` if they have a time.
+    These are the default, the incumbent and ``tries`` if they have a time. Of the others, only as many take part as can
+    race for `MIN_ROUNDS` rounds in the time of the race, two at least.
     """
     count = min(count, _HURRIED_FINALISTS) if rules.hurried else count
     fastest = sorted((t for t in trials if t.outcome is Outcome.OK and t.time_us is not None), key=_cost)
     seeded = {config_key(config) for config in (rules.default, rules.incumbent, *tries) if config is not None}
     others = [t for t in trials if t.outcome.has_time and config_key(t.config) in seeded]
-    finalists = {config_key(t.config): t for t in [*fastest[: max(count, 1)], *others]}
-    return sorted(finalists.values(), key=_cost)
+    chosen = fastest[: max(count, 1)]
+    while True:
+        finalists = {config_key(t.config): t for t in [*chosen, *others]}
+        race_s = 1e-6 * MIN_ROUNDS * sum(interval_of(trial).value + _BESIDE_US for trial in finalists.values())
+        if len(chosen) <= 2 or race_s <= _RACE_SHARE * rules.limit_s:
+            return sorted(finalists.values(), key=_cost)
+        chosen.pop()
 
 
 def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rules: FinalRules) -> Finals:
@@ -126,13 +151,16 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
     failure. What was not verified is neither ranked nor refused.
     """
     finalists, candidates = [trial for trial, _ in racing], [candidate for _, candidate in racing]
-    checks = FinalistChecks(backend, candidates, hurried=rules.hurried, observe=rules.observe)
+    checks = FinalistChecks(backend, candidates, hurried=rules.hurried, limit_s=rules.limit_s, observe=rules.observe)
     checks.sanitize()
     left = list(range(len(finalists)))
     start = time.perf_counter()
     raced = hold_race(backend, racing, left, rules)
-    if raced is None and len(left) > 1:  # in replay, or because a finalist broke the race
-        checks.lose(time.perf_counter() - start)
+    race_s = time.perf_counter() - start
+    if raced is not None:
+        checks.spend(race_s)
+    elif len(left) > 1:  # in replay, or because a finalist broke the race
+        checks.lose(race_s)
         while (failed := checks.first_that_fails(left, left)) is not None:
             left.remove(failed)
         if 1 < len(left) < len(finalists):
@@ -171,7 +199,9 @@ def hold_race(
         for trial, candidate in (racing[i] for i in left)
     )
     most = MIN_ROUNDS if rules.hurried else MAX_ROUNDS
-    raced = backend.race(Race.lasting(entries, round_us, rules.seed, most=most))
+    limit_s = _RACE_SHARE * rules.limit_s
+    job = Race.lasting(entries, round_us, rules.seed, limit_s=limit_s, most=most, precision=rules.precision)
+    raced = backend.race(job)
     return None if raced is None else dict(zip(left, raced, strict=True))
 
 
@@ -181,11 +211,10 @@ probability, 1 - 0.98 ** 150."""
 _HURRIED_REPEATS = 10
 _FEW_REPEATS = 4
 """Repeats of a finalist that neither wins nor ties: two with each set of inputs."""
-_CHECKS_S = 3.0
 _HURRIED_CHECKS_S = 0.5
-"""Time of the repeated verification of all finalists but the winner, in seconds; as long as the race."""
-_MIN_CHECK_S = 0.1
-"""Time for one of them after that, so that each is verified repeatedly."""
+"""Time of the repeated verification of all finalists but the winner after an interrupt, in seconds."""
+_MIN_CHECK_S = 0.01
+"""Time for one of them where none is left."""
 _FAULTS_S = 10.0
 """Time that faulty finalists may cost together, in seconds: what they run until they fail, a race that they break, and
 new workers."""
@@ -212,6 +241,7 @@ class FinalistChecks:
         candidates: Sequence[Candidate],
         *,
         hurried: bool,
+        limit_s: float = 3.0,
         observe: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._backend = backend
@@ -225,7 +255,7 @@ class FinalistChecks:
         """Finalists that were left out unverified."""
         self._gives_up = False
         self._repeats = _HURRIED_REPEATS if hurried else _REPEATS
-        self._left_s = _HURRIED_CHECKS_S if hurried else _CHECKS_S
+        self._left_s = self._limit_s = _HURRIED_CHECKS_S if hurried else limit_s
         self._readings: dict[int, Reading] = {}
         self._second_seed = SECOND_SEED
         self.notices: list[str] = []
@@ -267,7 +297,8 @@ class FinalistChecks:
             known = self._readings[index] = self._checked(self._candidates[index], repeats, limit_s)
             elapsed_s = time.perf_counter() - start
             is_right = known.outcome is Outcome.OK
-            self._left_s -= 0.0 if wins or not is_right else elapsed_s
+            if is_right and not (wins and self._hurried):
+                self.spend(elapsed_s)
             self.lose(max(0.0, elapsed_s - known.seconds.get("verify", elapsed_s)) if is_right else elapsed_s)
             if is_right:
                 self._right_s.append(elapsed_s / max(1.0, float(known.telemetry.get("repeats", 1))))
@@ -275,6 +306,10 @@ class FinalistChecks:
                 self._wrong_s.append(elapsed_s)
             self._observe(self.remaining_s)
         return known.outcome is Outcome.OK
+
+    def spend(self, seconds: float) -> None:
+        """Count time that the race or the check of one that passed took; the others have what is left."""
+        self._left_s -= seconds
 
     def lose(self, seconds: float) -> None:
         """Count time that faulty finalists have cost."""
@@ -336,10 +371,9 @@ class FinalistChecks:
         needed = min(self._repeats, _repeats(self._readings[winner]))
         ties = [i for i in tied if _repeats(self._readings[i]) >= needed]
         if len(ties) < len(tied):
-            limit_s = _HURRIED_CHECKS_S if self._hurried else _CHECKS_S
             self.notices.append(
                 f"{plural(len(tied) - len(ties), 'configuration')} as fast as the winner could not be verified as "
-                f"often within {limit_s:g} s, and are not listed as ties"
+                f"often within {self._limit_s:g} s, and are not listed as ties"
             )
         return ties
 

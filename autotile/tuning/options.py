@@ -86,6 +86,8 @@ class TuneOptions:
         Whether to run the finalists under compute-sanitizer, and refuse those in which it finds an error.
     finals
         Number of candidates that are measured again, interleaved, at the end; 0 for no finals.
+    precision
+        Half width of the 95 % intervals, relative to their values, at which the finals end: 0.005 for 0.5 %.
     discard
         Whether to prune a candidate that is clearly slower than the best after three samples. It has no effect with
         several objectives.
@@ -137,6 +139,7 @@ class TuneOptions:
     verify_sizes: tuple[Mapping[str, int], ...] = ()
     sanitize: bool = False
     finals: Index = 12
+    precision: Annotated[float, Meta(ge=0, lt=1)] = 0.005
     discard: bool = True
     sample_limit_s: Seconds = 0.1
     workers: Number | None = None

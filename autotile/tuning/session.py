@@ -51,7 +51,15 @@ from autotile.settings import Settings, user_path
 from autotile.space.limits import check_config, compiled_steps
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import choose_backend
-from autotile.tuning.finals import Confirmation, FinalRules, Finals, choose_finalists, confirm_finals, measured_on
+from autotile.tuning.finals import (
+    Confirmation,
+    FinalRules,
+    Finals,
+    choose_finalists,
+    confirm_finals,
+    finals_limit_s,
+    measured_on,
+)
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import (
@@ -781,11 +789,14 @@ class Session:
         There are no finals where they are disabled or no candidate can race.
         """
         finals: Finals | None = None
+        best = self._log.best
         rules = FinalRules(
             self._plan.default,
             self._plan.incumbent,
             self._options.seed,
             hurried=self._stop.requested,
+            limit_s=finals_limit_s(best.time_us or 0.0 if best is not None else 0.0, self._clock.elapsed_s),
+            precision=self._options.precision,
             scorer=self._scorer,
             observe=self._report_finals,
         )

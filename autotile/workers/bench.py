@@ -305,6 +305,7 @@ class Bench:
             weights=[job.entries[number].weight for number in runners],
             check=lambda index: verdicts.append(racing[index].verdict()),
             graphs=graphs,
+            precision=job.precision,
         )
         readings = dict(failed)
         for number, row, verdict in zip(runners, times, verdicts, strict=True):

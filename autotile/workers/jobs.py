@@ -172,6 +172,8 @@ class Race:
     """Verifications of each entry before the first round; one that fails does not take part."""
     expected_s: NonNegative = 0.0
     """Expected time of all launches, by which the deadline is extended."""
+    precision: NonNegative = 0.0
+    """Half width of the intervals, relative to their values, with which it ends early; 0 for all rounds."""
 
     @classmethod
     def lasting(
@@ -183,10 +185,11 @@ class Race:
         limit_s: float = RACE_S,
         most: int = MAX_ROUNDS,
         checks: int = 0,
+        precision: float = 0.0,
     ) -> Race:
         """Return a race of about a limited time, given the expected time of a round."""
         rounds = race_rounds(round_us, limit_s, most)
-        return cls(tuple(entries), rounds, seed, checks, 1e-6 * rounds * round_us)
+        return cls(tuple(entries), rounds, seed, checks, 1e-6 * rounds * round_us, precision)
 
 
 Job = Time | Check | Race

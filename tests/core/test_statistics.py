@@ -20,7 +20,7 @@ from autotile.core.model import (
     normalize_objectives,
     objective_values,
 )
-from autotile.core.statistics import Interval, contenders, is_tie, median_interval, paired_ratio, ratio_of
+from autotile.core.statistics import Interval, contenders, is_decided, is_tie, median_interval, paired_ratio, ratio_of
 from autotile.errors import InputError
 
 times = st.floats(0.01, 1e6)
@@ -140,6 +140,16 @@ class TestIntervals:
         assert contenders(times, [0, 1, 2, 3]) == [0, 1]
         assert contenders(times, [2, 3]) == [2]
         assert contenders(times, [3]) == [3]
+
+    def test_a_race_is_decided_when_more_rounds_would_show_nothing_new(self):
+        noise = [1.0, 1.003, 0.998, 1.001, 0.999, 1.002]
+        other = [1.004, 0.996, 1.001, 1.002, 0.998, 1.0]  # ratios to the noise from 0.993 to 1.004
+        times = [[10.0 * n for n in noise], [10.0 * n for n in other], [10.5 * n for n in other]]
+        assert is_decided(times, [0, 2], 0.005)  # clearly slower
+        assert is_decided(times, [0, 1], 0.006)
+        assert not is_decided(times, [0, 1], 0.005)  # a tie that is not known well enough
+        assert not is_decided(times, [0], 0.001)
+        assert not is_decided(times, [0, 2], 0.0)
 
     @given(st.lists(st.lists(st.floats(0.5, 2.0), min_size=15, max_size=15), min_size=1, max_size=5))
     def test_the_fastest_candidate_is_always_a_contender(self, times):

@@ -11,7 +11,7 @@ from judges import failed, timed
 
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial
 from autotile.errors import InputError
-from autotile.tuning.finals import FinalRules, Finals, choose_finalists, run_finals
+from autotile.tuning.finals import FinalRules, Finals, choose_finalists, finals_limit_s, hold_race, run_finals
 from autotile.workers.jobs import Candidate, Check, Race, Reading
 from autotile.workers.sanitizer import Finding, ToolResult
 
@@ -39,6 +39,7 @@ class Racer:
         self._wrong_when_timed, self._breaks_race = wrong_when_timed, list(breaks_race)
         self._takes_s, self._fails_after_s = takes_s, fails_after_s
         self.rounds = self.races = self.repeats = self.seed = 0
+        self.precision = 0.0
         self.verified: list[Config] = []
         self.limits_s: list[float | None] = []
         self.digests: dict[object, str] = {}
@@ -67,7 +68,7 @@ class Racer:
         return [self._findings if candidate.config == A else [] for candidate in candidates]
 
     def race(self, job: Race) -> list[Reading] | None:
-        self.rounds = job.rounds
+        self.rounds, self.precision = job.rounds, job.precision
         self.races += 1
         candidates = [one.candidate for one in job.entries if one.candidate is not None]
         if self._times_us is None or any(c.config in self._breaks_race for c in candidates):
@@ -94,10 +95,12 @@ def hold(
     incumbent: Config | None = None,
     *,
     hurried: bool = False,
+    limit_s: float = 10.0,
     observe: Callable[[float], None] = lambda _: None,
 ) -> Finals:
     racing = [(trial, Candidate(trial.config, f"{trial.config}.cubin")) for trial in finalists]
-    return run_finals(racing, racer, FinalRules(default, incumbent, hurried=hurried, observe=observe))
+    rules = FinalRules(default, incumbent, hurried=hurried, limit_s=limit_s, observe=observe)
+    return run_finals(racing, racer, rules)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +118,17 @@ def test_finalists_are_chosen(
     trials: list[Trial], incumbent: Config | None, count: int, expected: list[Config]
 ) -> None:
     assert configs_of(choose_finalists(trials, FinalRules(D, incumbent), count)) == expected
+
+
+@pytest.mark.parametrize(("limit_s", "expected"), [(10.0, [A, B, C, D]), (1.0, [A, B, D]), (0.1, [A, B, D])])
+def test_those_who_cannot_race_in_time_stay_out(limit_s: float, expected: list[Config]) -> None:
+    trials = [timed(A, 10_000.0), timed(B, 11_000.0), timed(C, 12_000.0), timed(D, 13_000.0)]
+    assert configs_of(choose_finalists(trials, FinalRules(D, limit_s=limit_s), 12)) == expected
+
+
+@pytest.mark.parametrize(("time_us", "search_s", "limit_s"), [(999.0, 600.0, 1.0), (1000.0, 600.0, 61.0)])
+def test_finals_take_a_second_or_a_tenth_of_the_search_more(time_us: float, search_s: float, limit_s: float) -> None:
+    assert finals_limit_s(time_us, search_s) == limit_s
 
 
 class TestRace:
@@ -157,6 +171,12 @@ class TestRace:
         racer = Racer(None)
         hold([timed(A, time_us), timed(B, time_us)], racer)
         assert racer.rounds == rounds
+
+    def test_a_race_has_the_time_and_the_precision_of_the_rules(self) -> None:
+        racer = Racer(TIMES_US)
+        racing = [(timed(config, 10_000.0), Candidate(config, "a.cubin")) for config in (A, B)]
+        hold_race(racer, racing, [0, 1], FinalRules(D, limit_s=1.0, precision=0.01))
+        assert (racer.precision, racer.rounds) == (0.01, 15)
 
 
 def test_without_a_race_recorded_intervals_decide_and_the_incumbent_stays_among_ties() -> None:
@@ -235,20 +255,16 @@ class TestChecks:
         assert (finals.winner.config, finals.winner.time_us) == (B, 2.0)
         assert sorted(t["TILE"] for t in racer.verified) == [1, 2, 3, 4]
 
-    def test_a_tie_that_could_not_be_verified_as_often_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_CHECKS_S", 0.04)
-        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_MIN_CHECK_S", 0.01)
+    def test_a_tie_that_could_not_be_verified_as_often_is_none(self) -> None:
         times = {tile: [2.0] * 9 for tile in (1, 2, 3, 4)}
-        finals = hold([timed(c, 2.0) for c in (A, B, C, D)], Racer(times, takes_s=0.03))
+        finals = hold([timed(c, 2.0) for c in (A, B, C, D)], Racer(times, takes_s=0.03), limit_s=0.07)
         assert (finals.ties, len(finals.ranked)) == ((B,), 4)
-        said = "2 configurations as fast as the winner could not be verified as often within 0.04 s, and are not listed"
+        said = "2 configurations as fast as the winner could not be verified as often within 0.07 s, and are not listed"
         assert finals.notices == (f"{said} as ties",)
 
-    def test_a_new_winner_gets_all_repeats(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_CHECKS_S", 0.01)
-        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_MIN_CHECK_S", 0.01)
+    def test_a_new_winner_gets_all_repeats(self) -> None:
         racer = Racer({1: [1.0] * 9, 2: [1.0] * 9, 4: [4.0] * 9}, wrong_when_timed=[A], takes_s=0.02)
-        assert hold([timed(A, 1.0), timed(B, 1.0), timed(D, 4.0)], racer).winner.config == B
+        assert hold([timed(A, 1.0), timed(B, 1.0), timed(D, 4.0)], racer, limit_s=0.01).winner.config == B
         assert racer.limits_s[racer.verified.index(B)] is None
 
     def test_without_second_inputs_the_checks_are_made_and_it_is_noted(self, monkeypatch: pytest.MonkeyPatch) -> None:
