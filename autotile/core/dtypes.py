@@ -105,7 +105,7 @@ class Dtype:
             case "float8_e4m3fn" | "float8_e5m2" as name:
                 return _encode_fp8(values, name)
             case _:
-                return values.astype(self.storage, copy=False)
+                return values.astype(self.storage)
 
     def decode(self, stored: Array) -> Array:
         """Return the values of stored bits as float64 or complex128, exact except for 64-bit integers above 2**53.

@@ -161,21 +161,26 @@ class SupportKernels:
         if function is None:
             module = self._modules.get(dtype.name)
             if module is None:
-                source = _SOURCE.read_text(encoding="utf-8")
-                options = (
-                    f"-DDTYPE={_READ_AS.get(dtype.name, dtype.c_type)}",
-                    f"-DDTYPE_IS_HALF={int(dtype.name == 'float16')}",
-                    f"-DDTYPE_IS_BFLOAT16={int(dtype.name == 'bfloat16')}",
-                    f"-DDTYPE_IS_E4M3={int(dtype.name == 'float8_e4m3fn')}",
-                    f"-DDTYPE_IS_E5M2={int(dtype.name == 'float8_e5m2')}",
-                    f"-DDTYPE_IS_COMPLEX={int(dtype.is_complex)}",
-                    f"-DDTYPE_IS_INTEGER={int(dtype.is_integer)}",
-                    *([f"-DLARGEST={dtype.largest!r}"] if math.isfinite(dtype.largest) else []),
-                )
-                job = CompileJob(source, source, str(_SOURCE), "compare_elements", self._architecture, options)
+                job = support_job(self._architecture, dtype)
                 module = self._modules[dtype.name] = Module(self._cache.get_or_compile(job).path)
             function = self._functions[name, dtype.name] = module.function(name)
         return function
+
+
+def support_job(architecture: str, dtype: Dtype = DTYPES["float32"]) -> CompileJob:
+    """Return the compilation of the kernels for outputs of an element type."""
+    source = _SOURCE.read_text(encoding="utf-8")
+    options = (
+        f"-DDTYPE={_READ_AS.get(dtype.name, dtype.c_type)}",
+        f"-DDTYPE_IS_HALF={int(dtype.name == 'float16')}",
+        f"-DDTYPE_IS_BFLOAT16={int(dtype.name == 'bfloat16')}",
+        f"-DDTYPE_IS_E4M3={int(dtype.name == 'float8_e4m3fn')}",
+        f"-DDTYPE_IS_E5M2={int(dtype.name == 'float8_e5m2')}",
+        f"-DDTYPE_IS_COMPLEX={int(dtype.is_complex)}",
+        f"-DDTYPE_IS_INTEGER={int(dtype.is_integer)}",
+        *([f"-DLARGEST={dtype.largest!r}"] if math.isfinite(dtype.largest) else []),
+    )
+    return CompileJob(source, source, str(_SOURCE), "compare_elements", architecture, options)
 
 
 def _blocks(elements: int) -> int:

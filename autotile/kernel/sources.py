@@ -14,12 +14,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from autotile.core.text import plural
 from autotile.errors import InputError, SpecError
-from autotile.kernel.spec import KernelSpec, Step
 from autotile.settings import toolkit_folders
+
+if TYPE_CHECKING:
+    from autotile.kernel.spec import KernelSpec, Step  # imports NumPy, which compile workers do without
 
 SPLICE = "\\\n"
 _S = r"(?:\\\n)*"  # a line can be continued within any token

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +27,18 @@ from autotile.core.documents import canonical_json, convert, to_fields
 from autotile.core.model import OUTPUT_DIGEST, STEP_TIME, VARYING_OUTPUTS, Config, Measurement, Outcome, config_text
 from autotile.core.statistics import discard_reason
 from autotile.cuda.compiler import CubinCache
-from autotile.cuda.driver import live_device, load_driver, rejected
+from autotile.cuda.driver import live_device, rejected
 from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.function import LaunchSequence, SizedFunctions, StepFunctions
 from autotile.cuda.instance import MEMORY_SHARE, BoundArguments, Instances, ProblemInstance, Verdict
-from autotile.cuda.support import SupportKernels
+from autotile.cuda.support import SupportKernels, support_job
 from autotile.cuda.timing import EnergyMeter, Launch, Nvml, Timer, drift_us
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.inputs import ragged_problem, with_captured_call
 from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec
+from autotile.settings import read_settings
 from autotile.space.limits import check_config
 from autotile.workers.child import FinalReply, Stage, files_of_any_size, serve
 from autotile.workers.jobs import (
@@ -790,6 +793,14 @@ class GpuWorker:
 
     def __init__(self) -> None:
         self._bench = Bench()
+        self._compiling: threading.Thread | None = None
+
+    def prepare(self) -> None:
+        """Load what every request needs while the kernels that verify compile; the context follows with the device."""
+        self._compiling = threading.Thread(target=_compile_support, daemon=True)
+        self._compiling.start()
+        load_cupy()
+        import_module("numpy.ma")  # by the first median
 
     def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Handle one request."""
@@ -805,8 +816,13 @@ class GpuWorker:
             match message["op"]:
                 case "open":
                     enter("open")
+                    device = live_device(message["device_index"])
+                    cuda.Device(message["device_index"]).use()
+                    cuda.runtime.free(0)  # makes the context
+                    if self._compiling is not None:
+                        self._compiling.join()
                     if message["workload"] is None:  # each entry has one
-                        return live_device(message["device_index"]).to_json()
+                        return device.to_json()
                     return self._bench.open(convert(message["workload"], Workload)).to_json()
                 case "race":
                     readings: list[Reading] = []
@@ -868,11 +884,14 @@ def _fault(error: Any) -> tuple[Outcome | None, str]:
     return rejected(error), f"{error}{hint}"
 
 
-def _prepare() -> None:
-    """Load what every request needs; the context follows with the device."""
-    load_cupy()
-    load_driver()
+def _compile_support() -> None:
+    """Compile the kernels that verify, for the first device, into the user's cache."""
+    with suppress(AutotileError):  # a request that needs them reports it
+        settings = read_settings()
+        cache = CubinCache(settings.cache, settings.cache_limit_bytes)
+        cache.get_or_compile(support_job(live_device().architecture))
 
 
 if __name__ == "__main__":
-    serve(GpuWorker(), _prepare)
+    worker = GpuWorker()
+    serve(worker, worker.prepare)

@@ -120,9 +120,9 @@ def test_a_race_does_not_reward_skipped_work(gpu: Gpu, candidate: Make) -> None:
 def test_a_race_compares_times_by_their_weights(gpu: Gpu, candidate: Make) -> None:
     """After the first rounds those leave that are clearly slower, by their weighted times."""
     plain = race(gpu, [candidate(), candidate("skips_work")], 30, 0)
-    assert [len(row.rounds_us) for row in plain] == [30, 15]
+    assert [len(row.rounds_us) for row in plain] == [30, 6]
     weighted = gpu.raced(Race((Entry(candidate(), weight=1e5), Entry(candidate("skips_work"))), 30, 0))
-    assert [len(row.rounds_us) for row in weighted] == [15, 30]
+    assert [len(row.rounds_us) for row in weighted] == [6, 30]
 
 
 def test_a_race_with_a_candidate_that_hangs_ends(gpu: Gpu, candidate: Make) -> None:
