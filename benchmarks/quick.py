@@ -52,8 +52,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.add_argument("--call", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    arguments.data = arguments.data and arguments.data.resolve()
     if arguments.call:
-        call_of_suite(arguments.data.resolve(), arguments.call, arguments.budget)
+        call_of_suite(arguments.data, arguments.call, arguments.budget)
         return
     known = [*(SUITES if arguments.data else ()), *EXAMPLES]
     if unknown := [name for name in arguments.kernels or () if name not in known]:

@@ -224,7 +224,7 @@ class Timer:
         """Time of the last measurement, by `time.perf_counter`."""
 
     def begin_warm_up(self, spin: Callable[[int], object]) -> None:
-        """Queue 0.3 s of launches of ``spin``, given its iterations, beside other work, so that `warm_up` is short."""
+        """Queue 0.3 s of launches of ``spin``, given its iterations, so that `warm_up` is short."""
         self._spinning = load_cupy().cuda.Stream(non_blocking=True)
         with self._spinning:
             for _ in range(round(_MIN_WARM_UP_S / 6e-3)):

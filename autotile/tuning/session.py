@@ -221,6 +221,26 @@ def open_session(
         backend = stack.enter_context(closing(chosen))
         for sizes in (problem.sizes, *options.verify_sizes):
             check_memory(kernel.spec, replace(problem, sizes=sizes), backend.device)
+        timeline = Timeline(is_recording=options.trace is not None)
+        compile_pool = CompilePool(
+            settings,
+            worker_count(options.workers),
+            options.compile_deadline_s,
+            worker_pool=worker_pool,
+            timeline=timeline,
+            farm=backend.farm,
+        )
+        pipeline = Pipeline(
+            kernel,
+            problem,
+            backend,
+            stack.enter_context(closing(compile_pool)),
+            timeline,
+            verify_sizes=options.verify_sizes,
+        )
+        default = kernel.spec.default
+        if not check_config(kernel.spec, default, problem.sizes, backend.device, problem.dtype):
+            pipeline.prefetch(default)  # which every study begins with; it compiles during all that follows
         space = feasible_space(kernel.spec, problem.sizes, backend.device, problem.dtype)
         with fork_guard.use():  # a child that is forked while a module is imported waits for it for ever
             from autotile.database.database import Database
@@ -234,13 +254,14 @@ def open_session(
         yield Session(
             kernel,
             problem,
-            settings,
             options,
             backend=backend,
+            compile_pool=compile_pool,
+            pipeline=pipeline,
+            timeline=timeline,
             space=space,
             database=database,
             observe=observe,
-            worker_pool=worker_pool,
             stop=lane.stop if lane is not None else None,
         )
 
@@ -252,14 +273,15 @@ class Session:
         self,
         kernel: Kernel,
         problem: Problem,
-        settings: Settings,
         options: TuneOptions,
         *,
         backend: Backend,
+        compile_pool: CompilePool,
+        pipeline: Pipeline,
+        timeline: Timeline,
         space: SearchSpace,
         database: Database,
         observe: Observer,
-        worker_pool: WorkerPool | None,
         stop: StopRequest | None,
     ) -> None:
         self._kernel = kernel
@@ -299,7 +321,7 @@ class Session:
         self._time_left.remember(self._log.trials)
         self._finals_end_s = 0.0
         """Expected end of the finals, in seconds since the session began."""
-        self._timeline = Timeline(is_recording=options.trace is not None)
+        self._timeline = timeline
         workers = worker_count(options.workers)
         if options.workers is not None and workers < options.workers:
             self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
@@ -309,24 +331,10 @@ class Session:
         """Search of `run`."""
         self._asked: Search | None = None
         """Search of `ask`."""
-        self._compile_pool = CompilePool(
-            settings,
-            workers,
-            options.compile_deadline_s,
-            worker_pool=worker_pool,
-            timeline=self._timeline,
-            farm=backend.farm,
-        )
+        self._compile_pool = compile_pool
         self._load = LoadMeter(self._compile_pool, cores, backend.gpu_count)
-        self._pipeline = Pipeline(
-            kernel,
-            problem,
-            backend,
-            self._compile_pool,
-            self._timeline,
-            score=self._scorer.scored,
-            verify_sizes=options.verify_sizes,
-        )
+        self._pipeline = pipeline
+        pipeline.score = self._scorer.scored
         self._pipeline.remember(self._log.trials)
         self._chosen: list[Compiling] = []
         """Candidates that are about to be claimed and submitted to the device."""
@@ -392,8 +400,6 @@ class Session:
                     self._report("starting")
                     with self._phase("start"):
                         with fork_guard.use():  # a fork waits for the imports, which are most of what a session needs
-                            if self._rules.room != 0 and self._log.find(self._plan.default) is None:
-                                self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
                             self._shortlist = searching.enter_context(closing(self._plan.begin(self._log)))
                             gaussian_process = import_module("autotile.search.gaussian_process")
                             searching.enter_context(gaussian_process.one_blas_thread())
@@ -1068,11 +1074,11 @@ class Pipeline:
     verify_sizes
         Further problems on which candidates are verified. Where sizes are compiled in, each candidate is compiled for
         each of them.
-    score
-        Function that adds the objective and metrics to a trial that was measured.
 
     Attributes
     ----------
+    score
+        Function that adds the objective and metrics to a trial that was measured.
     scale
         Factor of the device's times to those of the study; None for none.
     """
@@ -1086,10 +1092,9 @@ class Pipeline:
         timeline: Timeline = NO_TIMELINE,
         *,
         verify_sizes: Sequence[Mapping[str, int]] = (),
-        score: Callable[[Trial], Trial] = lambda trial: trial,
     ) -> None:
         self.scale: float | None = None
-        self._score = score
+        self.score: Callable[[Trial], Trial] = lambda trial: trial
         self._kernel = kernel
         self._problem = problem
         self._backend = backend
@@ -1155,10 +1160,10 @@ class Pipeline:
             if ready and self._backend.source != "replayed":
                 rows = {self._queue[row].main: row for row in proposer.waiting()}
                 done = {future for future in rows if future.done()}
-                limit_s = _LOOK_S if self._backend.gpu_count > 1 else None
+                limit_s = _LOOK_S if self._running else None
                 while len(done) < len(ready):
                     if limit_s is not None and self._backend.has_result:
-                        return None  # a result, which another GPU waits for, comes first
+                        return None  # a result comes first: another GPU waits for it, and the search learns from it
                     done |= wait(rows.keys() - done, limit_s, return_when=FIRST_COMPLETED).done
                 ready = [row for future, row in rows.items() if future in done]
             compiled = {row: self._queue[row].trial() for row in ready}
@@ -1183,7 +1188,7 @@ class Pipeline:
         if twin is not None:
             reason = f"the same code as {config_text(twin.config)}, which was measured"
             taken_over = {name: getattr(twin, name) for name in ("outcome", "measurement", "telemetry", "gpu")}
-            return self._score(replace(trial, reason=reason, stage=SAME_CODE, **taken_over))
+            return self.score(replace(trial, reason=reason, stage=SAME_CODE, **taken_over))
         given = candidate.candidate()
         assert given is not None
         if not Path(given.cubin_path).exists():  # trimmed from the cache while the candidate waited
@@ -1229,7 +1234,7 @@ class Pipeline:
             trial = replace(trial, telemetry={**trial.telemetry, **telemetry})
             if wrong:
                 trial = replace(trial, outcome=Outcome.WRONG_RESULT, reason=wrong, stage="verify", measurement=None)
-        trial = self._score(trial)
+        trial = self.score(trial)
         self.remember([trial])
         return candidate, trial
 

@@ -122,8 +122,8 @@ class Bench:
         """
         self._present = None  # none is left if an error follows
         self._present = problem = self._laid_out(workload, None)
-        self._kernel_of(workload).begin_warm_up()
         problem.lay_out()
+        self._kernel_of(workload).begin_warm_up()
         return problem.device
 
     def run(self, job: Job, stage: Stage, readings: list[Reading]) -> None:
@@ -399,7 +399,7 @@ class _LoadedKernel:
         return functions
 
     def begin_warm_up(self) -> None:
-        """Let the clocks rise beside other work, if this is to be measured for the first time."""
+        """Let the clocks rise while the first candidate compiles; modules cannot be loaded meanwhile."""
         if self.event_floor_us is None:
             self.timer.begin_warm_up(partial(self.support.spin, self.device.sm_count))
 

@@ -439,6 +439,18 @@ class Child:
                 excerpt = f" ({line[:_EXCERPT_BYTES].decode(errors='replace')!r})" if line else ""
                 raise WorkerError(f"malformed reply from {self.module}: {error}{excerpt}", stage) from None
 
+    def has_reply(self) -> bool:
+        """Return True if `receive` is certain not to wait: a reply has arrived, or the child has ended."""
+        with self._lock:
+            poll = select.poll()
+            poll.register(self._stdout, select.POLLIN)
+            if poll.poll(0):
+                data = os.read(self._stdout.fileno(), _CHUNK_BYTES)
+                if not data:
+                    return True
+                self._received += data
+            return b'"reply"' in self._received[: self._received.rfind(b"\n") + 1]
+
     def last_line(self, containing: str = "") -> str:
         """Return the last such line of standard error since the child read its last request; empty after its end."""
         with self._lock:

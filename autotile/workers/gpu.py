@@ -246,6 +246,11 @@ class Gpu(Backend):
             self.device = getattr(self, "device", opened)
         return self.device
 
+    @property
+    def has_result(self) -> bool:  # type: ignore[override]
+        """Whether the worker has replied to the oldest candidate."""
+        return self._sent > 0 and self._child is not None and self._child.has_reply()
+
     def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
         """Send one candidate to the worker, to be verified and measured after those submitted before."""
         self._queue.append(Time((Entry(candidate, limit_us=limit_us),)))
