@@ -19,7 +19,7 @@ from autotile.core.model import Config, Outcome
 from autotile.cuda.driver import constant_copies, copy_constants
 from autotile.cuda.expected_outputs import Agreement, ExpectedOutputs, ReferenceOutput, checked_output, launch_key
 from autotile.cuda.packing import pack_launches
-from autotile.cuda.support import Compared, GuardedBuffer, Queued, SupportKernels, workspace_buffer
+from autotile.cuda.support import GuardedBuffer, Queued, SupportKernels, compared, workspace_buffer
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError
 from autotile.kernel.arguments import BufferArgument, decode_scalar
@@ -257,7 +257,7 @@ class ProblemInstance:
 
         def agrees(outputs: Mapping[str, ReferenceOutput]) -> bool:
             words = self._support.results([self._comparison(name, other) for name, other in outputs.items()])
-            return not any(Compared.of(row).wrong for row in words)
+            return not any(compared(row)[0] for row in words)
 
         def copies() -> dict[str, ReferenceOutput]:
             """Return copies of the outputs, which must be finite."""
@@ -315,7 +315,7 @@ class ProblemInstance:
 
     def _verdict_on(self, name: str, words: NDArray[np.uint64]) -> Verdict:
         """Return the verdict on an output from the words of its comparison."""
-        wrong, first, max_error = Compared.of(words)
+        wrong, first, max_error = compared(words)
         if not wrong:
             return Verdict(Outcome.OK, max_error=max_error)
         output, dtype, expected = self._buffers[name], self._element_type(name), self._expected[name]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,20 +34,12 @@ Queued = Callable[[np.uint64], object]
 """Queues a kernel, given the address of the words that its result is added to."""
 
 
-class Compared(NamedTuple):
-    """Result of a comparison."""
+def compared(words: Array) -> tuple[int, int, float]:
+    """Return the number of wrong elements, the first of them, and the largest error from the words of a comparison.
 
-    wrong: int
-    """Number of wrong elements."""
-    first: int
-    """Index of the first of them."""
-    error: float
-    """Largest error, relative to the larger of the expected magnitude and the scale."""
-
-    @classmethod
-    def of(cls, words: Array) -> Compared:
-        """Return the meaning of the words of a comparison."""
-        return cls(int(words[0]), int(~words[1]), float(words[2].view(np.float64)))
+    The error is relative to the larger of the expected magnitude and the scale.
+    """
+    return int(words[0]), int(~words[1]), float(words[2].view(np.float64))
 
 
 class SupportKernels:
@@ -91,17 +83,17 @@ class SupportKernels:
 
     def compare(
         self, got: int, want: Any, elements: int, dtype: Dtype, *, tolerance: Tolerance, scale: float
-    ) -> Compared:
+    ) -> tuple[int, int, float]:
         """Compare an output with its expected values; see `comparison`."""
         queued = self.comparison(got, want, elements, dtype, tolerance=tolerance, scale=scale)
-        return Compared.of(self.results([queued])[0])
+        return compared(self.results([queued])[0])
 
     def comparison(
         self, got: int, want: Any, elements: int, dtype: Dtype, *, tolerance: Tolerance, scale: float
     ) -> Queued:
         """Return the comparison of an output, given by its address, with its expected values by `Tolerance`.
 
-        Its result is that of `Compared.of`.
+        Its result is read by `compared`.
 
         Expected values are float64, complex128 if ``dtype`` is complex, or of the storage of ``dtype`` if it is an
         integer type. Integers without a tolerance are compared exactly. Of vectors, ``elements`` counts the components.

@@ -28,6 +28,7 @@ from autotile.workers.jobs import (
     INPUTS_STAGE,
     MAX_ROUNDS,
     MIN_ROUNDS,
+    REPEATS,
     SECOND_SEED,
     Candidate,
     Check,
@@ -38,19 +39,10 @@ from autotile.workers.jobs import (
 
 _HURRIED_FINALISTS = 4
 """Maximum number of finalists besides the default and the incumbent after an interrupt."""
-_BRIEF_US, _BRIEF_S = 1000.0, 1.0
-"""Finals of kernels of less than a millisecond take a second at most."""
-_BASE_S, _SEARCH_SHARE = 1.0, 0.1
-"""Those of others take a second and a tenth of the time of the search."""
 _RACE_SHARE = 0.3
 """Share of that time which the race may take."""
 _BESIDE_US = 100.0
 """Time of a timed launch besides the kernel: the host, and the flush of the L2 cache."""
-
-
-def finals_limit_s(time_us: float, search_s: float) -> float:
-    """Return the time that finals may take, in seconds, given that of the fastest kernel and that of the search."""
-    return _BRIEF_S if time_us < _BRIEF_US else _BASE_S + _SEARCH_SHARE * search_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +197,6 @@ def hold_race(
     return None if raced is None else dict(zip(left, raced, strict=True))
 
 
-_REPEATS = 75
-"""Verification runs of a finalist, two launches each: an error in one launch of fifty is then found with 95 %
-probability, 1 - 0.98 ** 150."""
 _HURRIED_REPEATS = 10
 _FEW_REPEATS = 4
 """Repeats of a finalist that neither wins nor ties: two with each set of inputs."""
@@ -254,7 +243,7 @@ class FinalistChecks:
         self._given_up: set[int] = set()
         """Finalists that were left out unverified."""
         self._gives_up = False
-        self._repeats = _HURRIED_REPEATS if hurried else _REPEATS
+        self._repeats = _HURRIED_REPEATS if hurried else REPEATS
         self._left_s = self._limit_s = _HURRIED_CHECKS_S if hurried else limit_s
         self._readings: dict[int, Reading] = {}
         self._second_seed = SECOND_SEED

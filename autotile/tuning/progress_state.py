@@ -20,7 +20,7 @@ from autotile.kernel.problem import Workrate
 from autotile.search.samplers import gain_predicting_samplers
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.options import TuneOptions
-from autotile.workers.jobs import race_rounds
+from autotile.workers.jobs import REPEATS, finals_limit_s, race_rounds
 
 if TYPE_CHECKING:
     from autotile.search.search import Shortlist
@@ -405,11 +405,10 @@ class Progress:
 Observer = Callable[[Progress], None]
 """Callable that observes sessions."""
 
-_FINALS_S = 0.3
-"""Time of finals besides the race and the checks: recompiling, a second set of inputs. The finals of 120 sessions on an
-H200 took 0.43 to 0.73 s where the race takes next to nothing (benchmarks/results/h200/unseen_*.json)."""
-_RACE_SHARE = 0.6
-"""Share of all rounds of a race that is run, as slower finalists leave early: 0.5 to 0.63 in these sessions."""
+_FINALS_S = 0.2
+"""Time of finals besides the race and the checks: recompiling, a second set of inputs."""
+_RACE_SHARE = 0.2
+"""Share of all rounds of a race that is run, as slower finalists leave early and it ends when all is known."""
 
 
 class TimeLeft:
@@ -462,7 +461,9 @@ class TimeLeft:
             return 0.0
         round_us = sum(self._times_us)
         check_s = sum(self._gpu_s) / len(self._gpu_s)
-        return _FINALS_S + 1e-6 * _RACE_SHARE * race_rounds(round_us) * round_us + count * check_s
+        race_s = 1e-6 * _RACE_SHARE * race_rounds(round_us) * round_us
+        limit_s = finals_limit_s(self._times_us[0], self._options.budget_s or 0.0)
+        return _FINALS_S + min(limit_s, race_s + REPEATS * check_s)
 
 
 _GPU_STAGES = ("load", "verify", "measure")

@@ -57,7 +57,6 @@ from autotile.tuning.finals import (
     Finals,
     choose_finalists,
     confirm_finals,
-    finals_limit_s,
     measured_on,
 )
 from autotile.tuning.lanes import Lane
@@ -80,7 +79,7 @@ from autotile.tuning.start import Scorer, SearchPlan, read_prior_results, sessio
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend
-from autotile.workers.jobs import Candidate, SizedCubin
+from autotile.workers.jobs import Candidate, SizedCubin, finals_limit_s
 
 if TYPE_CHECKING:
     from autotile.database.database import Database

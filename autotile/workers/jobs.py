@@ -149,6 +149,19 @@ class Check:
     """Seed of a second set of inputs, between which every two repeats alternate; 0 for none."""
 
 
+REPEATS = 75
+"""Verification runs of a finalist, two launches each: an error in one launch of fifty is then found with 95 %
+probability, 1 - 0.98 ** 150."""
+_BASE_S, _SEARCH_SHARE, _BRIEF_US = 0.8, 0.1, 1000.0
+"""Finals take a second and a tenth of the time of the search at most, and those of kernels of less than a millisecond a
+second: this, and what compiling and one repeat of each check take in any case."""
+
+
+def finals_limit_s(time_us: float, search_s: float) -> float:
+    """Return the time that finals may take, in seconds, given that of the fastest kernel and that of the search."""
+    return _BASE_S + (_SEARCH_SHARE * search_s if time_us >= _BRIEF_US else 0.0)
+
+
 RACE_S = 3.0
 """GPU time of a whole race, in seconds, which bounds the number of rounds."""
 MIN_ROUNDS, MAX_ROUNDS = 9, 60

@@ -279,6 +279,7 @@ class TestKeywords:
             ({"budget": -1}, "cannot be read"),
             ({"budget": float("nan")}, "cannot be read"),
             ({"until": 2}, "a gain of 2 cannot be used"),
+            ({"precision": "no"}, "a precision of 'no' cannot be used"),
             ({"fresh": "no"}, "fresh is 'no', expected True or False"),
             ({"sampler": 3}, "sampler is 3, expected a text"),
             ({"budget": 5, "budget_s": 5}, "budget_s is given twice"),
@@ -355,6 +356,7 @@ def test_every_option_of_the_command_line_is_a_keyword() -> None:
         ({"replay": "auto", "devices": "0,2"}, {"devices": (0, 2)}),
         ({"replay": "auto", "devices": [1, 3]}, {"devices": (1, 3)}),
         ({"db": "x.db"}, {"database": "x.db"}),
+        ({"precision": "1%"}, {"precision": 0.01}),
         ({"transfer": False, "spend": True, "l2": "hot"}, {"transfer": False, "spend": True, "l2": "hot"}),
     ],
 )

@@ -9,8 +9,10 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from child_python import python
 from typer.testing import CliRunner
 
 import autotile
+from autotile import __main__ as main
 from autotile import __version__
 from autotile.cli.application import CommandLine, app, made_command, report_crash
 from autotile.cli.commands import COMMANDS
@@ -542,3 +545,29 @@ def test_an_option_that_is_written_as_in_python_is_recognized(run, command, word
     assert answer.err.replace("\n", " ").rstrip().endswith(f"; did you mean {meant}?")
     assert "did you mean" not in run(command, "matmul_tiled", "rows=8").err
     assert "did you mean" not in run("best", "matmul_tiled", "trials=8").err, "which has no such option"
+
+
+@pytest.mark.parametrize(
+    ("words", "early"),
+    [
+        (["tune", "sgemm_2d"], {"autotile.workers.bench": 1, "autotile.workers.compile_pool": 3}),
+        (["tune", "sgemm_2d", "--workers", "2"], {"autotile.workers.bench": 1, "autotile.workers.compile_pool": 1}),
+        (["tune", "sgemm_2d", "--replay"], {}),
+        (["tune", "--help"], {}),
+        (["list"], {}),
+    ],
+)
+def test_the_workers_of_a_session_start_with_the_command_line(
+    words: list[str], early: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr("autotile.workers.child.start_early", lambda module, place="": started.append(module))
+    monkeypatch.setattr("autotile.settings.available_cores", lambda: 5)
+    monkeypatch.setattr("autotile.cli.application.main", lambda: None)
+    monkeypatch.setattr(main, "_GPU_DRIVER", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["autotile", *words])
+    main._run()
+    assert Counter(started) == early
+    monkeypatch.setattr(main, "_GPU_DRIVER", tmp_path / "none")
+    main._run()
+    assert Counter(started) == early

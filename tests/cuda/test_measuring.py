@@ -50,6 +50,26 @@ class TestOnGpu:
         assert device.peak_fp32_flops_per_s > 1e11
         assert device.memory_bandwidth_bytes_per_s > 1e10
 
+    def test_properties_are_those_of_the_runtime(self) -> None:
+        device, runtime = live_device(), cupy.cuda.runtime
+        theirs = runtime.getDeviceProperties(0)
+        assert device.name == theirs["name"].decode()
+        assert device.compute_capability == f"{theirs['major']}.{theirs['minor']}"
+        assert device.memory_bytes == theirs["totalGlobalMem"]
+        assert device.max_grid_dim == tuple(theirs["maxGridSize"])
+        assert device.max_block_dim == tuple(theirs["maxThreadsDim"])
+        for name, attribute in (
+            ("sm_count", "MultiProcessorCount"),
+            ("l2_bytes", "L2CacheSize"),
+            ("max_threads_per_sm", "MaxThreadsPerMultiProcessor"),
+            ("max_blocks_per_sm", "MaxBlocksPerMultiprocessor"),
+            ("registers_per_sm", "MaxRegistersPerMultiprocessor"),
+            ("smem_per_sm_bytes", "MaxSharedMemoryPerMultiprocessor"),
+            ("smem_per_block_optin_bytes", "MaxSharedMemoryPerBlockOptin"),
+            ("smem_reserved_per_block_bytes", "ReservedSharedMemoryPerBlock"),
+        ):
+            assert getattr(device, name) == runtime.deviceGetAttribute(getattr(runtime, f"cudaDevAttr{attribute}"), 0)
+
     @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (17, 33, 5), (128, 64, 300)])
     def test_float64_product(self, support: SupportKernels, m: int, n: int, k: int) -> None:
         generator = np.random.default_rng(0)

@@ -11,8 +11,8 @@ from judges import failed, timed
 
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial
 from autotile.errors import InputError
-from autotile.tuning.finals import FinalRules, Finals, choose_finalists, finals_limit_s, hold_race, run_finals
-from autotile.workers.jobs import Candidate, Check, Race, Reading
+from autotile.tuning.finals import FinalRules, Finals, choose_finalists, hold_race, run_finals
+from autotile.workers.jobs import Candidate, Check, Race, Reading, finals_limit_s
 from autotile.workers.sanitizer import Finding, ToolResult
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
@@ -126,7 +126,7 @@ def test_those_who_cannot_race_in_time_stay_out(limit_s: float, expected: list[C
     assert configs_of(choose_finalists(trials, FinalRules(D, limit_s=limit_s), 12)) == expected
 
 
-@pytest.mark.parametrize(("time_us", "search_s", "limit_s"), [(999.0, 600.0, 1.0), (1000.0, 600.0, 61.0)])
+@pytest.mark.parametrize(("time_us", "search_s", "limit_s"), [(999.0, 600.0, 0.8), (1000.0, 600.0, 60.8)])
 def test_finals_take_a_second_or_a_tenth_of_the_search_more(time_us: float, search_s: float, limit_s: float) -> None:
     assert finals_limit_s(time_us, search_s) == limit_s
 

@@ -182,6 +182,20 @@ def test_trials_come_in_the_order_of_the_proposals(bench: Any, pipeline: Pipelin
     assert pairs[-1] is None
 
 
+def test_a_result_comes_before_what_still_compiles(pipeline: Pipeline, pool: Pool, device: Device, bench: Any) -> None:
+    proposals = InOrder(bench.configs())
+    pipeline.compile_ahead(proposals)
+    (_, future), *later = pool.waiting
+    pool.waiting[:] = pool.waiting[:1]
+    pool.finish()
+    first = pipeline.next_candidate(proposals)
+    proposals.proposed.remove(first.row)
+    pipeline.begin(first, None)
+    device.has_result = True
+    assert (future.done(), later[0][1].done(), pipeline.next_candidate(proposals)) == (True, False, None)
+    assert pipeline.end_next()[0] is first
+
+
 def test_what_is_measured_is_chosen_among_what_is_compiled(
     bench: Any, pipeline: Pipeline, pool: Pool, device: Device
 ) -> None:

@@ -320,9 +320,14 @@ class TestFinals:
         assert left_after([1.0, 2.0], trial=self.OK, finals=0).finals_s == 0.0
 
     def test_they_take_as_long_as_the_race_and_the_checks(self):
-        few = left_after([1.0, 2.0], trial=self.OK).finals_s
-        many = left_after([float(n) for n in range(40)], trial=self.OK).finals_s
-        assert 0.4 < few < many < 3.5
+        quick = replace(self.OK, seconds={"load": 0.0005, "verify": 0.001})
+        few = left_after([1.0, 2.0], trial=quick).finals_s
+        many = left_after([float(n) for n in range(40)], trial=quick).finals_s
+        assert 0.3 < few < many < 1.0
+
+    def test_they_take_a_second_or_a_tenth_of_the_budget_more_at_most(self):
+        assert left_after([1.0, 2.0], trial=self.OK).finals_s == pytest.approx(1.0)
+        assert left_after([1.0, 2.0], trial=self.OK, budget_s=20.0).finals_s == pytest.approx(3.0)
 
     def test_those_of_a_session_that_only_resumes_have_one_too(self):
         left = TimeLeft(TuneOptions(), 100)

@@ -41,6 +41,22 @@ def blame(child: Child, deed: str, deadline_s: float = DEADLINE_S) -> WorkerErro
     return caught.value
 
 
+def test_a_reply_is_seen_before_it_is_waited_for() -> None:
+    child = Child("echo_worker")
+    child.send({"do": "echo", "value": 7}, 10)
+    end = time.monotonic() + 10
+    while not child.has_reply() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert (child.has_reply(), child.receive(10), child.has_reply()) == (True, {"echo": 7}, False)
+    child.send({"do": "hang"}, 10)
+    time.sleep(0.05)
+    assert not child.has_reply()  # it has told its stages only
+    os.kill(child.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert child.has_reply()
+    child.kill()
+
+
 @pytest.mark.parametrize(
     ("deed", "words"),
     [

@@ -125,6 +125,11 @@ def test_a_race_compares_times_by_their_weights(gpu: Gpu, candidate: Make) -> No
     assert [len(row.rounds_us) for row in weighted] == [6, 30]
 
 
+def test_a_race_ends_when_the_times_are_known(gpu: Gpu, candidate: Make) -> None:
+    entries = (Entry(candidate()), Entry(candidate()))
+    assert [len(row.rounds_us) for row in gpu.raced(Race(entries, 60, 0, precision=0.9))] == [6, 6]
+
+
 def test_a_race_with_a_candidate_that_hangs_ends(gpu: Gpu, candidate: Make) -> None:
     with pytest.raises(WorkerError, match="no answer within 10 s"):
         race(gpu, [candidate(), candidate("hangs_later")], 9, 0)

@@ -13,9 +13,9 @@ from gpu_calls import evaluate
 
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
+from autotile.errors import WorkerError
 from autotile.workers import child as child_module
-from autotile.workers import gpu as gpus
-from autotile.workers.child import Child, WorkerPool
+from autotile.workers.child import Child, WorkerPool, start_child, start_early
 from autotile.workers.compile_pool import CompilePool
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Candidate, Workload
@@ -37,7 +37,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
         return children[-1]
 
     monkeypatch.setattr(child_module, "Child", start)
-    monkeypatch.setattr(gpus, "Child", start)
     return children
 
 
@@ -77,6 +76,21 @@ def test_a_released_child_is_acquired_again_and_ended_with_the_pool(started: lis
         worker_pool.release(child)
     worker_pool.release(late)  # to a closed pool
     assert (child.is_running(), late.is_running(), len(started)) == (False, False, 2)
+
+
+def test_a_child_that_was_started_early_is_the_first_that_is_asked_for(started: list[Child]) -> None:
+    start_early(MODULE, "0")
+    with closing(start_child(MODULE, "1")) as elsewhere, closing(start_child(MODULE, "0")) as early:
+        assert started == [early, elsewhere]
+    with closing(start_child(MODULE, "0")) as next_one:
+        assert next_one is not early
+
+
+def test_an_early_start_that_fails_is_left_to_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotile.workers.child.sys.executable", "/nowhere/python")
+    start_early(MODULE)
+    with pytest.raises(WorkerError, match="cannot start bad_worker"):
+        start_child(MODULE)
 
 
 def test_only_a_child_of_the_same_module_that_lives_is_acquired(worker_pool: WorkerPool) -> None:
