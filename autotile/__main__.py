@@ -29,6 +29,9 @@ def main() -> None:
             interrupted.append(True)
         raise
     finally:
+        workers = sys.modules.get("autotile.workers.child")
+        if workers is not None:
+            workers.end_early()
         import signal
 
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left to do that Ctrl-C could interrupt in order

@@ -482,6 +482,20 @@ def past_measured() -> str:
     return table(headings, [wanted, *rows])
 
 
+def quick() -> str:
+    """Return how soon sessions have their first trial, a good configuration, and their answer."""
+    found = record("h200/quick")
+    names = [name for name in found["rows"][0] if name not in ("kernel", "version", "best_us")]
+    now = [row for row in found["rows"] if row["version"] == "now"]
+    rows: list[tuple[Any, ...]] = [
+        (f"`{row['kernel']}`", *(f"{row[name]:.1f}" if row[name] is not None else "-" for name in names)) for row in now
+    ]
+    missed = {name: [row[name] if row[name] is not None else np.inf for row in now] for name in names}
+    rows.append(("median", *(f"{np.median(missed[name]):.1f}" for name in names)))
+    text = f"Seconds, {found['cores']} cores, `--budget {found['budget_s']:.0f}s`, empty caches; one session each."
+    return linked(f"{table(('', *names), rows)}\n\n{text} {source('h200/quick')}", "guide")
+
+
 def headers() -> str:
     """Return what precompiled headers take off the compilations of a kernel."""
     found = record("headers")
@@ -497,6 +511,7 @@ def headers() -> str:
 
 FIGURES: dict[str, Callable[[], str]] = {
     "headers": headers,
+    "quick": quick,
     "simulated": simulated,
     "simulated_claims": simulated_claims,
     "trial_costs": trial_costs,

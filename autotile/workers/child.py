@@ -628,6 +628,13 @@ def start_early(module: str, place: str = "") -> None:
         _early.release(Child(module, place))
 
 
+def end_early() -> None:
+    """Kill the children that were started early and not asked for."""
+    for module, place in list(_early._idle):
+        while child := _early.acquire_idle(module, place):
+            child.kill()
+
+
 def start_child(module: str, place: str = "") -> Child:
     """Return a child without earlier requests: one that was started early, or a new one, whose errors are raised."""
     return _early.acquire_idle(module, place) or Child(module, place)
