@@ -128,13 +128,13 @@ def is_decided(times: Sequence[Sequence[float]], racing: Sequence[int], precisio
     Returns
     -------
     bool
-        Whether the time of the fastest is known to the precision, and of each other one either that it is slower, or
-        the ratio of their times to the precision.
+        Whether the time of the fastest is known to the precision, and of each other one either the ratio of their
+        times, or that it is slower by more than that.
     """
     leader = min(racing, key=lambda i: float(np.median(times[i])))
     ratios = [paired_ratio(times[leader], times[i]) for i in racing if i != leader]
     return median_interval(times[leader]).relative_half_width <= precision and all(
-        ratio.low > 1.0 or ratio.relative_half_width <= precision for ratio in ratios
+        ratio.low > 1.0 + precision or ratio.relative_half_width <= precision for ratio in ratios
     )
 
 

@@ -206,13 +206,13 @@ class ProblemInstance:
         read = [buffer.name for buffer in self._spec.buffers if not buffer.is_written]
         zeroed = [name for name in bound.workspaces if name in bound.zeroed]
         # outputs without expected values are compared by the process that tunes, or with those of other configurations
-        compared = [] if self._spec.reference.comparison is not None or self.is_unconfirmed else [*self._expected]
+        outputs = [] if self._spec.reference.comparison is not None or self.is_unconfirmed else [*self._expected]
         words = self._support.results(
             [
                 *(buffer.count_broken for buffer in guarded.values()),
                 *(partial(self._buffers[name].count_unlike, self._pristine[name]) for name in read),
                 *(bound.workspaces[name].count_nonzero for name in zeroed),
-                *(self._comparison(name, self._expected[name]) for name in compared),
+                *(self._comparison(name, self._expected[name]) for name in outputs),
             ]
         )
         broken, changed, left, found = np.split(words, np.cumsum([len(guarded), len(read), len(zeroed)]))
@@ -232,7 +232,7 @@ class ProblemInstance:
                 return Verdict(Outcome.WRONG_RESULT, f"{reason}, at {at}")
         if self.is_unconfirmed and self._spec.reference.comparison is None:
             return self._compared_with_others(bound)
-        verdicts = [self._verdict_on(name, row) for name, row in zip(compared, found, strict=True)]
+        verdicts = [self._verdict_on(name, row) for name, row in zip(outputs, found, strict=True)]
         wrong = next((one for one in verdicts if one.outcome is not Outcome.OK), None)
         return wrong or Verdict(Outcome.OK, max_error=max((one.max_error for one in verdicts), default=0.0))
 

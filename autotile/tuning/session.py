@@ -794,17 +794,18 @@ class Session:
         There are no finals where they are disabled or no candidate can race.
         """
         finals: Finals | None = None
-        best = self._log.best
         rules = FinalRules(
             self._plan.default,
             self._plan.incumbent,
             self._options.seed,
             hurried=self._stop.requested,
-            limit_s=finals_limit_s(best.time_us or 0.0 if best is not None else 0.0, self._clock.elapsed_s),
             precision=self._options.precision,
             scorer=self._scorer,
             observe=self._report_finals,
         )
+        best = self._log.best
+        if best is not None and best.time_us is not None and self._backend.source == "cuda":
+            rules = replace(rules, limit_s=finals_limit_s(best.time_us, self._clock.elapsed_s))
         with self._phase("finals"):
             finalists: list[Trial] = []
             if self._options.finals:
