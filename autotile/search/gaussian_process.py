@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from threading import Lock
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,6 @@ from threadpoolctl import ThreadpoolController
 from autotile.core.model import Trial, Value
 from autotile.kernel.spec import Parameter
 from autotile.settings import variable_set
-
-# OpenBLAS makes a thread a core when SciPy is imported. On 16 cores each of them then spun for 0.12 s, beside the first
-# compilers, before it went to sleep; now after 2 ** 4 clock cycles instead of 2 ** 26.
-with variable_set("OPENBLAS_THREAD_TIMEOUT", "4"):
-    from scipy.linalg.lapack import dpotrf, dpotri, dpotrs, dtrtri
-    from scipy.special import ndtr
 
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
@@ -62,9 +57,22 @@ def one_blas_thread() -> Iterator[None]:
 
 @cache
 def _blas_controller() -> ThreadpoolController:
-    import scipy.linalg  # noqa: F401 - SciPy has a BLAS of its own, which the controller must find
-
     return ThreadpoolController()
+
+
+@cache
+def load_scipy() -> tuple[ModuleType, ModuleType]:
+    """Import SciPy's LAPACK and special functions, which take as long as a compilation; the first fit needs them."""
+    # OpenBLAS makes a thread a core when SciPy is imported. On 16 cores each of them then spun for 0.12 s, beside the
+    # first compilers, before it went to sleep; now after 2 ** 4 clock cycles instead of 2 ** 26.
+    with variable_set("OPENBLAS_THREAD_TIMEOUT", "4"):
+        import scipy.special
+        from scipy.linalg import lapack
+    with _blas_lock:
+        _blas_controller.cache_clear()  # SciPy has a BLAS of its own
+        if _blas_limits:
+            _blas_limits[0].enter_context(_blas_controller().limit(limits=1, user_api="blas"))
+    return lapack, scipy.special
 
 
 def positions(values: Sequence[Value]) -> Rows | None:
@@ -259,8 +267,9 @@ class GaussianProcess:
         covariance.flat[:: count + 1] += self._noise + noise
         self._factor: Floats = np.zeros((count + _SPARE,) * 2)
         self._factor[:count, :count] = np.linalg.cholesky(covariance)
+        lapack, _ = load_scipy()
         self._inverse: Floats = np.zeros_like(self._factor)
-        self._inverse[:count, :count] = np.tril(dtrtri(self._factor[:count, :count], lower=1)[0])
+        self._inverse[:count, :count] = np.tril(lapack.dtrtri(self._factor[:count, :count], lower=1)[0])
         self._single_inverse: Singles = self._inverse.astype(np.float32)
         self._points: Singles = np.zeros((0, len(self._scale)), np.float32)
         self._squares: Singles = np.zeros(0, np.float32)
@@ -393,7 +402,8 @@ def log_expected_improvement(mean: Floats, deviation: Floats, best: float) -> Fl
     """Return the logarithm of the expected improvement of normal values over the lowest so far (Ament et al., 2023)."""
     standard = (best - mean) / deviation
     near = np.maximum(standard, _TAIL)
-    logarithm = np.log(near * ndtr(near) + np.exp(-0.5 * near * near) / np.sqrt(2 * np.pi))
+    _, special = load_scipy()
+    logarithm = np.log(near * special.ndtr(near) + np.exp(-0.5 * near * near) / np.sqrt(2 * np.pi))
     tail = np.flatnonzero(standard <= _TAIL)
     far = standard[tail]
     logarithm[tail] = -0.5 * far * far - 0.5 * np.log(2 * np.pi) - 2 * np.log(-far)
@@ -502,6 +512,7 @@ def density_of(
     for group, column in zip(groups, points.T, strict=True):
         squares[group] += np.square(column[first] - column[second])
     length = np.log(_LENGTH) + 0.25 * np.log(group_count)
+    lapack, _ = load_scipy()
     center: Floats = np.append(np.full(group_count, length), np.log(_NOISE))
     spread: Floats = np.append(np.full(group_count, _LENGTH_SPREAD), _NOISE_SPREAD)
 
@@ -512,12 +523,12 @@ def density_of(
         covariance: Floats = np.zeros(count**2)
         covariance[pairs] = (1 + reach * (1 + reach / 3)) * decay
         covariance[:: count + 1] = 1 + noise + known_noise
-        factor, fault = dpotrf(covariance.reshape(count, count).T, lower=1, clean=0, overwrite_a=1)
+        factor, fault = lapack.dpotrf(covariance.reshape(count, count).T, lower=1, clean=0, overwrite_a=1)
         if fault:
             raise np.linalg.LinAlgError("the covariance is not positive definite")
         determinant = np.log(np.diag(factor)).sum()
-        solved, _ = dpotrs(factor, targets, lower=1)
-        inverse, _ = dpotri(factor, lower=1, overwrite_c=1)
+        solved, _ = lapack.dpotrs(factor, targets, lower=1)
+        inverse, _ = lapack.dpotri(factor, lower=1, overwrite_c=1)
         freedom = count + _AMPLITUDE_TRIALS
         amplitude = (float(targets @ solved) + _AMPLITUDE_TRIALS) / freedom
         slope = inverse.T.ravel()[pairs] - np.outer(solved / amplitude, solved).ravel()[pairs]

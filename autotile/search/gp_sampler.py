@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from scipy.special import ndtri
 
 from autotile.search.gaussian_process import (
     Embedding,
@@ -23,6 +22,7 @@ from autotile.search.gaussian_process import (
     compiled_points,
     fit,
     informative,
+    load_scipy,
     log_expected_improvement,
     one_blas_thread,
 )
@@ -181,7 +181,8 @@ def _scaled(values: Floats, direction: StudyDirection) -> Floats:
         return standardized(-_speeds(values, direction))
     ascending = values if direction is StudyDirection.MINIMIZE else -values
     ranks = np.searchsorted(np.sort(ascending), ascending, side="left")
-    return standardized(np.asarray(ndtri((ranks + 0.5) / len(values))))
+    _, special = load_scipy()
+    return standardized(np.asarray(special.ndtri((ranks + 0.5) / len(values))))
 
 
 def _speeds(values: Floats, direction: StudyDirection) -> Floats:

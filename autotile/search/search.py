@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import optuna
@@ -13,7 +14,6 @@ from numpy.typing import ArrayLike
 from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from scipy.special import ndtri
 
 from autotile.core.model import OBJECTIVES, TIME, Config, Trial, Value, objective_values
 from autotile.errors import ConfigError, InputError
@@ -125,7 +125,7 @@ def relative_error(trial: Trial) -> float:
         return 0.0
     samples = len(measurement.samples_us)
     coverage = 1 - 2.0 ** (1 - samples) if 1 < samples < _MIN_SAMPLES_OF_COVERAGE else _COVERAGE
-    deviations = float(ndtri((1 + coverage) / 2))
+    deviations = NormalDist().inv_cdf((1 + coverage) / 2)
     return (measurement.high_us - measurement.low_us) / (2 * deviations * measurement.time_us)
 
 

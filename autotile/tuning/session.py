@@ -18,6 +18,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -403,7 +404,9 @@ class Session:
                             gaussian_process = import_module("autotile.search.gaussian_process")
                             searching.enter_context(gaussian_process.one_blas_thread())
                             self._compile_ahead()  # while the GPU worker starts
-                            import_module("autotile.search.importance")  # imports SciPy
+                            loading = Thread(target=_load_scipy)
+                            loading.start()
+                            searching.callback(loading.join)
                         self._backend.wait()
                         self._align_scale()
                     with self._phase("search"):
@@ -1267,6 +1270,12 @@ class Pipeline:
         plan = LaunchPlan.of(spec, trial.config, problem.sizes, self._device)
         names = known_names(spec, trial.config, problem.sizes, self._device)
         return trial.cubin_hash, plan, LaunchData.of(spec, problem.dtype, names)
+
+
+def _load_scipy() -> None:
+    """Load what the first model needs while the session waits for its first candidates."""
+    with fork_guard.use():
+        import_module("autotile.search.gaussian_process").load_scipy()
 
 
 def gated_trial(

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from child_python import python
 from scipy.integrate import quad
 from scipy.optimize import minimize
 from scipy.stats import norm
@@ -93,6 +94,25 @@ def test_points_may_be_replaced(drawn) -> None:
     known = np.ones(90, np.bool_)
     for found, expected in zip(process.predict(targets[None], known), fresh.predict(targets[None], known), strict=True):
         assert found == pytest.approx(expected, abs=2e-2)
+
+
+LOADS_SCIPY = """
+import sys
+from threadpoolctl import threadpool_info
+from autotile.search.gaussian_process import load_scipy, one_blas_thread
+threads = lambda: [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+assert "scipy" not in sys.modules
+with one_blas_thread():
+    load_scipy()
+    print(threads())
+print(threads())
+"""
+
+
+def test_the_blas_of_scipy_has_one_thread_too_if_it_is_loaded_later() -> None:
+    """And as many as before afterwards."""
+    done = python("-c", LOADS_SCIPY, env={"OPENBLAS_NUM_THREADS": "2"}, check=True)
+    assert done.stdout.split("\n") == ["[1, 1]", "[2, 2]", ""]
 
 
 def test_one_blas_thread_may_be_entered_within_itself() -> None:
