@@ -442,6 +442,8 @@ class Child:
     def has_reply(self) -> bool:
         """Return True if `receive` is certain not to wait: a reply has arrived, or the child has ended."""
         with self._lock:
+            if self._stdout.closed:
+                return True
             poll = select.poll()
             poll.register(self._stdout, select.POLLIN)
             if poll.poll(0):

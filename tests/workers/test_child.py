@@ -55,6 +55,7 @@ def test_a_reply_is_seen_before_it_is_waited_for() -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert child.has_reply()
     child.kill()
+    assert child.has_reply()
 
 
 @pytest.mark.parametrize(
