@@ -493,6 +493,18 @@ def sources_with_options(
     return own_sources(path, lines + source, (*folders, *include_folders))
 
 
+@lru_cache(maxsize=64)  # a kernel's files are read at each of its calls
+def _scanned(text: str) -> tuple[str, str, frozenset[str]]:
+    """Return the code that stands for a file, its spliced lines without comments, and its template parameters."""
+    stripped = strip_comments(text)
+    code = normalize(stripped)
+    if has_trigraphs(text):
+        code = text
+        stripped += "\n" + strip_comments(text.replace("??=", "#").replace("??/", "\\"))
+    spliced = stripped.replace(SPLICE, "")
+    return code, spliced, template_names(spliced)
+
+
 class _Sources:
     """The author's files that a template can include, found as the compiler finds them.
 
@@ -542,15 +554,10 @@ class _Sources:
                 self._add_macro_operands()
                 continue
             path, label, text = self._waiting.pop()
-            stripped = strip_comments(text)
-            code = normalize(stripped)
-            if has_trigraphs(text):
-                code = text
-                stripped += "\n" + strip_comments(text.replace("??=", "#").replace("??/", "\\"))
+            code, spliced, declared = _scanned(text)
             self._digest.update(f"{label}\0{len(code)}\0{code}".encode(errors="surrogateescape"))
-            spliced = stripped.replace(SPLICE, "")
             self._read.append((path, spliced))
-            self.template_names |= template_names(spliced)
+            self.template_names |= declared
             if self._names:
                 self.used_names |= self._names.intersection(re.findall(r"\w+", spliced))
             for name in included_names(spliced):
