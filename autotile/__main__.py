@@ -10,6 +10,8 @@ _INTERRUPTED = 130
 _WITHOUT_GPU = {"--help", "-h", "--replay", "--scheduler"}
 """Options with which `autotile tune` starts no worker on this machine's GPU."""
 _GPU_DRIVER = Path("/dev/nvidiactl")
+_MAX_EARLY = 16
+"""Compile workers at most: a container may have fewer cores than it sees."""
 
 
 def main() -> None:
@@ -29,17 +31,17 @@ def main() -> None:
             interrupted.append(True)
         raise
     finally:
-        workers = sys.modules.get("autotile.workers.child")
-        if workers is not None:
-            workers.end_early()
         import signal
 
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left to do that Ctrl-C could interrupt in order
+        workers = sys.modules.get("autotile.workers.child")
+        if workers is not None:
+            workers.end_early()
 
 
 def _run() -> None:
     try:
-        if sys.argv[1:2] == ["tune"] and not _WITHOUT_GPU.intersection(sys.argv):
+        if sys.argv[1:2] == ["tune"] and not _WITHOUT_GPU.intersection(word.partition("=")[0] for word in sys.argv):
             _start_workers()
         from autotile.cli.application import main as run
     except ModuleNotFoundError as error:
@@ -56,7 +58,7 @@ def _start_workers() -> None:
     from autotile.workers.child import COMPILE_WORKER, GPU_WORKER, start_early
 
     start_early(GPU_WORKER, "0")
-    for _ in range(1 if "--workers" in sys.argv else max(1, available_cores() - 2)):
+    for _ in range(1 if "--workers" in sys.argv else max(1, min(_MAX_EARLY, available_cores() - 2))):
         start_early(COMPILE_WORKER)
 
 

@@ -334,12 +334,13 @@ def variable_set(name: str, value: str) -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[name]
+        os.environ.pop(name, None)
 
 
 def child_environment() -> dict[str, str]:
     """Return the environment of a child process, in which it imports the same autotile, installed or not."""
-    environment = dict(os.environ)
+    # another thread may change it meanwhile
+    environment = {name: value for name in list(os.environ) if (value := os.environ.get(name)) is not None}
     paths = [str(_PACKAGE.parent), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     return environment

@@ -133,7 +133,7 @@ def is_decided(times: Sequence[Sequence[float]], racing: Sequence[int], precisio
     """
     leader = min(racing, key=lambda i: float(np.median(times[i])))
     ratios = [paired_ratio(times[leader], times[i]) for i in racing if i != leader]
-    return median_interval(times[leader]).relative_half_width <= precision and all(
+    return 0.0 < precision >= median_interval(times[leader]).relative_half_width and all(
         ratio.low > 1.0 + precision or ratio.relative_half_width <= precision for ratio in ratios
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -94,8 +95,8 @@ def has_driver() -> bool:
 
 
 def device_count() -> int:
-    """Return the number of CUDA devices visible to this process; 0 without a driver or a device."""
-    if not has_driver():
+    """Return the number of CUDA devices visible to this process; 0 without a driver, a device or CuPy."""
+    if not has_driver() or find_spec("cupy") is None:
         return 0
     count = ctypes.c_int()
     return count.value if load_driver().cuDeviceGetCount(ctypes.byref(count)) == 0 else 0

@@ -28,6 +28,7 @@ from autotile.workers.jobs import (
     INPUTS_STAGE,
     MAX_ROUNDS,
     MIN_ROUNDS,
+    RACE_S,
     REPEATS,
     SECOND_SEED,
     Candidate,
@@ -106,7 +107,7 @@ class FinalRules:
     incumbent: Config | None = None
     seed: int = 0
     hurried: bool = False
-    limit_s: float = 10.0
+    limit_s: float = math.inf
     precision: float = 0.0
     scorer: Scorer | None = None
     observe: Callable[[float], None] = lambda _: None
@@ -191,7 +192,7 @@ def hold_race(
         for trial, candidate in (racing[i] for i in left)
     )
     most = MIN_ROUNDS if rules.hurried else MAX_ROUNDS
-    limit_s = _RACE_SHARE * rules.limit_s
+    limit_s = min(RACE_S, _RACE_SHARE * rules.limit_s)
     job = Race.lasting(entries, round_us, rules.seed, limit_s=limit_s, most=most, precision=rules.precision)
     raced = backend.race(job)
     return None if raced is None else dict(zip(left, raced, strict=True))
@@ -199,11 +200,11 @@ def hold_race(
 
 _HURRIED_REPEATS = 10
 _FEW_REPEATS = 4
-"""Repeats of a finalist that neither wins nor ties: two with each set of inputs."""
+"""Repeats of a finalist that neither wins nor ties, or for which no time is left: two with each set of inputs."""
 _HURRIED_CHECKS_S = 0.5
 """Time of the repeated verification of all finalists but the winner after an interrupt, in seconds."""
-_MIN_CHECK_S = 0.01
-"""Time for one of them where none is left."""
+_MIN_CHECK_S = 0.1
+"""Time for one of them where none is left, and it gets a few repeats."""
 _FAULTS_S = 10.0
 """Time that faulty finalists may cost together, in seconds: what they run until they fail, a race that they break, and
 new workers."""
@@ -278,7 +279,7 @@ class FinalistChecks:
         others get a few, after which their times are not reported as a tie.
         """
         known = self._readings.get(index)
-        repeats = self._repeats if wins or ties else min(self._repeats, _FEW_REPEATS)
+        repeats = self._repeats if wins or (ties and self._left_s > 0) else min(self._repeats, _FEW_REPEATS)
         more = known is not None and known.outcome is Outcome.OK and _repeats(known) < repeats
         if known is None or (more and (wins or self._left_s > 0)):
             limit_s = None if wins else max(self._left_s, _MIN_CHECK_S)

@@ -240,7 +240,7 @@ def open_session(
         )
         default = kernel.spec.default
         if not check_config(kernel.spec, default, problem.sizes, backend.device, problem.dtype):
-            pipeline.prefetch(default)  # which every study begins with; it compiles during all that follows
+            pipeline.prefetch(default)  # with which a new study begins; it compiles during all that follows
         space = feasible_space(kernel.spec, problem.sizes, backend.device, problem.dtype)
         with fork_guard.use():  # a child that is forked while a module is imported waits for it for ever
             from autotile.database.database import Database

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -220,7 +221,7 @@ def serve(handler: Handler, prepare: Callable[[], object] = lambda: None) -> Non
     ``prepare`` loads what most requests need while the first may be on its way; what fails there fails in a request.
     """
     channel = Channel()
-    with suppress(AutotileError):
+    with suppress(Exception):
         prepare()
     while (request := channel.receive()) is not None:
         try:
@@ -632,9 +633,12 @@ def start_early(module: str, place: str = "") -> None:
 
 def end_early() -> None:
     """Kill the children that were started early and not asked for."""
-    for module, place in list(_early._idle):
-        while child := _early.acquire_idle(module, place):
-            child.kill()
+    places = list(_early._idle)
+    children = [child for place in places for child in iter(partial(_early.acquire_idle, *place), None)]
+    for child in children:
+        kill_group(child._process)
+    for child in children:
+        child.kill()
 
 
 def start_child(module: str, place: str = "") -> Child:

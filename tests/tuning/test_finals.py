@@ -1,3 +1,4 @@
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -95,7 +96,7 @@ def hold(
     incumbent: Config | None = None,
     *,
     hurried: bool = False,
-    limit_s: float = 10.0,
+    limit_s: float = math.inf,
     observe: Callable[[float], None] = lambda _: None,
 ) -> Finals:
     racing = [(trial, Candidate(trial.config, f"{trial.config}.cubin")) for trial in finalists]
@@ -120,7 +121,9 @@ def test_finalists_are_chosen(
     assert configs_of(choose_finalists(trials, FinalRules(D, incumbent), count)) == expected
 
 
-@pytest.mark.parametrize(("limit_s", "expected"), [(10.0, [A, B, C, D]), (1.0, [A, B, D]), (0.1, [A, B, D])])
+@pytest.mark.parametrize(
+    ("limit_s", "expected"), [(10.0, [A, B, C, D]), (math.inf, [A, B, C, D]), (1.0, [A, B, D]), (0.1, [A, B, D])]
+)
 def test_those_who_cannot_race_in_time_stay_out(limit_s: float, expected: list[Config]) -> None:
     trials = [timed(A, 10_000.0), timed(B, 11_000.0), timed(C, 12_000.0), timed(D, 13_000.0)]
     assert configs_of(choose_finalists(trials, FinalRules(D, limit_s=limit_s), 12)) == expected
@@ -255,14 +258,16 @@ class TestChecks:
         assert (finals.winner.config, finals.winner.time_us) == (B, 2.0)
         assert sorted(t["TILE"] for t in racer.verified) == [1, 2, 3, 4]
 
-    def test_a_tie_that_could_not_be_verified_as_often_is_none(self) -> None:
+    def test_a_tie_that_could_not_be_verified_as_often_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_MIN_CHECK_S", 0.01)
         times = {tile: [2.0] * 9 for tile in (1, 2, 3, 4)}
         finals = hold([timed(c, 2.0) for c in (A, B, C, D)], Racer(times, takes_s=0.03), limit_s=0.07)
         assert (finals.ties, len(finals.ranked)) == ((B,), 4)
         said = "2 configurations as fast as the winner could not be verified as often within 0.07 s, and are not listed"
         assert finals.notices == (f"{said} as ties",)
 
-    def test_a_new_winner_gets_all_repeats(self) -> None:
+    def test_a_new_winner_gets_all_repeats(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_MIN_CHECK_S", 0.01)
         racer = Racer({1: [1.0] * 9, 2: [1.0] * 9, 4: [4.0] * 9}, wrong_when_timed=[A], takes_s=0.02)
         assert hold([timed(A, 1.0), timed(B, 1.0), timed(D, 4.0)], racer, limit_s=0.01).winner.config == B
         assert racer.limits_s[racer.verified.index(B)] is None
