@@ -150,9 +150,9 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
     start = time.perf_counter()
     raced = hold_race(backend, racing, left, rules)
     race_s = time.perf_counter() - start
-    if raced is not None:
+    if raced is not None and not rules.hurried:
         checks.spend(race_s)
-    elif len(left) > 1:  # in replay, or because a finalist broke the race
+    if raced is None and len(left) > 1:  # in replay, or because a finalist broke the race
         checks.lose(race_s)
         while (failed := checks.first_that_fails(left, left)) is not None:
             left.remove(failed)

@@ -266,6 +266,12 @@ class TestChecks:
         said = "2 configurations as fast as the winner could not be verified as often within 0.07 s, and are not listed"
         assert finals.notices == (f"{said} as ties",)
 
+    def test_after_an_interrupt_the_race_takes_no_time_from_the_checks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_HURRIED_CHECKS_S", 0.1)
+        racer = Racer({tile: [2.0] * 9 for tile in (1, 2, 4)})
+        monkeypatch.setattr(racer, "race", lambda job, race=racer.race: time.sleep(0.15) or race(job))
+        assert hold([timed(c, 2.0) for c in (A, B, D)], racer, hurried=True).ties == (B, D)
+
     def test_a_new_winner_gets_all_repeats(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(import_module("autotile.tuning.finals"), "_MIN_CHECK_S", 0.01)
         racer = Racer({1: [1.0] * 9, 2: [1.0] * 9, 4: [4.0] * 9}, wrong_when_timed=[A], takes_s=0.02)
