@@ -119,13 +119,19 @@ def in_fresh_folder(checkout: Path, *words: str) -> str:
         return python(checkout, Path(folder), *words)
 
 
-def python(checkout: Path, folder: Path, *words: str) -> str:
-    """Run Python with the package of a checkout and with its own database and cache."""
+def environment_of(checkout: Path, folder: Path) -> dict[str, str]:
+    """Return the environment of a process that uses the package of a checkout, with a database and cache of its own."""
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path) != ROOT]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), *inherited])}
-    environment |= {"AUTOTILE_DB": str(folder / "tuning.db"), "AUTOTILE_CACHE": str(folder / "cache")}
+    return environment | {"AUTOTILE_DB": str(folder / "tuning.db"), "AUTOTILE_CACHE": str(folder / "cache")}
+
+
+def python(checkout: Path, folder: Path, *words: str) -> str:
+    """Run Python with the package of a checkout and with its own database and cache."""
     command = [sys.executable, *words]
-    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=checkout, env=environment_of(checkout, folder), capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)[:300]} in {checkout} failed:\n{done.stderr}")
     return done.stdout

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -28,12 +27,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from checkouts import ROOT, environment_of
 from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 from suites import bat_calls, run_tool, script_calls
 
-ROOT = Path(__file__).resolve().parents[1]
 SUITES = ("bat/gemm", "bat/nbody", "bat/convolution", "bat/triad", "bat/pnpoly", "bat/hotspot", "kt/spmv", "kt/stencil")
 EXAMPLES = ("reduction", "softmax_template", "attention", "stencil_2d")
 LIMIT_S = 120.0
@@ -86,11 +85,7 @@ def write(report: Mapping[str, Any], output: Path | None) -> None:
 def run(name: str, checkout: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run one session; return the seconds and the time of each trial, and the seconds of the finals and in all."""
     with tempfile.TemporaryDirectory() as folder:
-        database = Path(folder) / "tuning.db"
-        inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-        others = [path for path in inherited if Path(path).resolve() != ROOT]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), *others])}
-        environment |= {"AUTOTILE_DB": str(database), "AUTOTILE_CACHE": f"{folder}/cache"}
+        environment = environment_of(checkout, Path(folder))
         if name in EXAMPLES:
             command = ["-m", "autotile", "tune", str(ROOT / "examples" / name / f"{name}.toml"), "--json"]
             command += ["--budget", f"{arguments.budget}s"]
@@ -115,7 +110,7 @@ def run(name: str, checkout: Path, arguments: argparse.Namespace) -> dict[str, A
         if name not in EXAMPLES:
             called = json.loads(done.stdout.splitlines()[-1])
             start_s, end_s = called["start_s"], called["end_s"]
-        with closing(sqlite3.connect(database)) as connection:
+        with closing(sqlite3.connect(environment["AUTOTILE_DB"])) as connection:
             found = connection.execute(
                 "SELECT created_at, time_us FROM trials WHERE phase = 'search' AND outcome = 'ok' ORDER BY id"
             ).fetchall()

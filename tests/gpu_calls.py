@@ -7,6 +7,7 @@ from typing import Any
 
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome
+from autotile.cuda.support import SupportKernels, compared
 from autotile.workers.child import Handler, Stage
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
@@ -31,6 +32,11 @@ def race(gpu: Gpu, candidates: Sequence[Candidate], rounds: int, seed: int) -> l
 def raced(times_us: Sequence[float], outcome: Outcome = Outcome.OK, reason: str = "") -> Reading:
     """Return the reading of a candidate in a race."""
     return Reading(outcome, reason, rounds_us=tuple(times_us))
+
+
+def compare(support: SupportKernels, *output: Any, **criterion: Any) -> tuple[int, int, float]:
+    """Compare an output with its expected values, as `SupportKernels.comparison` does."""
+    return compared(support.results([support.comparison(*output, **criterion)])[0])
 
 
 Run = Callable[[Mapping[str, Any], float | None, Stage], Reading]

@@ -131,9 +131,11 @@ def is_decided(times: Sequence[Sequence[float]], racing: Sequence[int], precisio
         Whether the time of the fastest is known to the precision, and of each other one either the ratio of their
         times, or that it is slower by more than that.
     """
+    if not precision:
+        return False
     leader = min(racing, key=lambda i: float(np.median(times[i])))
     ratios = [paired_ratio(times[leader], times[i]) for i in racing if i != leader]
-    return 0.0 < precision >= median_interval(times[leader]).relative_half_width and all(
+    return median_interval(times[leader]).relative_half_width <= precision and all(
         ratio.low > 1.0 + precision or ratio.relative_half_width <= precision for ratio in ratios
     )
 

@@ -81,13 +81,6 @@ class SupportKernels:
         first, second, _ = self.results([queued])[0]
         return int(first), int(second)
 
-    def compare(
-        self, got: int, want: Any, elements: int, dtype: Dtype, *, tolerance: Tolerance, scale: float
-    ) -> tuple[int, int, float]:
-        """Compare an output with its expected values; see `comparison`."""
-        queued = self.comparison(got, want, elements, dtype, tolerance=tolerance, scale=scale)
-        return compared(self.results([queued])[0])
-
     def comparison(
         self, got: int, want: Any, elements: int, dtype: Dtype, *, tolerance: Tolerance, scale: float
     ) -> Queued:

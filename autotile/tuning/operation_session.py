@@ -45,7 +45,7 @@ from autotile.tuning.session import Pipeline
 from autotile.workers.child import GPU_WORKER, WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
 from autotile.workers.gpu import Backend, Gpu
-from autotile.workers.jobs import LIBRARY_VERSION, MAX_ROUNDS, RACE_S, Entry, LibraryCall, Race, Reading
+from autotile.workers.jobs import LIBRARY_VERSION, MAX_ROUNDS, RACE_S, REPEATS, Entry, LibraryCall, Race, Reading
 
 ContenderState = Literal["won", "raced", "dropped", "failed", "inapplicable"]
 
@@ -258,8 +258,8 @@ _CONTEST_S = 2.0
 """Time of the last race besides its launches: compiling from the cache, the checks."""
 _COMPARING_S = 2e-3
 """Time to verify a candidate, excluding its two launches: on an H200, the checks at 4096 cubed take 0.6 s."""
-_FINALS_CHECKS, _CHECKS_S = 75, 15.0
-"""Limits of the checks of the finals: runs, as in `autotile.tuning.finals`, and seconds."""
+_CHECKS_S = 15.0
+"""Limit of the checks of the finals, in seconds."""
 _CHECKS = 4
 """Verifications of a candidate or a library before the race; a kernel's own finals verified its winner repeatedly."""
 
@@ -518,7 +518,7 @@ class _Halving:
             return 0.0
         launch_s = 1e-6 * fastest_us
         race_s = min(MAX_ROUNDS * (finals + 2) * launch_s, RACE_S)
-        checks_s = min(_FINALS_CHECKS * (2 * launch_s + _COMPARING_S), _CHECKS_S)
+        checks_s = min(REPEATS * (2 * launch_s + _COMPARING_S), _CHECKS_S)
         contest_s = min(MAX_ROUNDS * (_MAX_RACED + len(self.libraries)) * launch_s, RACE_S)
         return race_s + checks_s + contest_s + _CONTEST_S
 

@@ -47,6 +47,7 @@ from autotile.workers.jobs import (
     JOBS,
     LIBRARY_VERSION,
     RACE_STAGE,
+    REPEATS,
     SECOND_SEED,
     Candidate,
     Check,
@@ -71,9 +72,9 @@ _FLOOR_US = 5.0
 launch alone between two events is a few microseconds longer than one in a graph."""
 _CHECKS_S = 2.0
 """Time after which the verifications before a race end."""
-_GRID_REPEATS, _RAGGED_REPEATS = 75, 8
-"""In a grid, verifications of the fastest configuration of each kernel at a problem, as in finals, and of each
-configuration at the ragged sizes."""
+_RAGGED_REPEATS = 8
+"""In a grid, verifications of each configuration at the ragged sizes; of the fastest one of each kernel at a problem,
+there are as many as in finals."""
 _GRID_CHECK_S = 0.2
 """Time after which these end, in seconds: the fastest of the finals of a problem alone have longer."""
 _UNCONFIRMED = (
@@ -192,7 +193,7 @@ class Bench:
                 candidate = job.entries[fastest].candidate
                 assert candidate is not None
                 stage("verify" if len(problems) == 1 else f"verify {fastest}")
-                verdict = problem.verified_in_grid(candidate, _GRID_REPEATS)
+                verdict = problem.verified_in_grid(candidate, REPEATS)
                 if verdict.outcome is Outcome.OK:
                     break
                 readings[fastest] = Reading(verdict.outcome, verdict.reason, "verify")

@@ -252,6 +252,8 @@ _MAX_UNREAD_BYTES = 1 << 24
 _LIVENESS_CHECK_S = 0.1
 """Interval of the liveness check while no output arrives: processes that the child started may hold its streams open
 after its death."""
+_LOOK_S = 0.001
+"""Time in which a look for a reply is over."""
 _EXIT_GRACE_S = 2.0
 """Time that a child has to exit by itself; an interpreter with a CUDA context takes a few tenths of a second."""
 _REAP_S = 30.0
@@ -443,15 +445,12 @@ class Child:
     def has_reply(self) -> bool:
         """Return True if `receive` is certain not to wait: a reply has arrived, or the child has ended."""
         with self._lock:
-            if self._stdout.closed:
+            try:
+                self._check_open()
+                with suppress(TimeoutError):
+                    self._await_child(time.monotonic() + _LOOK_S)
+            except (EOFError, ValueError):
                 return True
-            poll = select.poll()
-            poll.register(self._stdout, select.POLLIN)
-            if poll.poll(0):
-                data = os.read(self._stdout.fileno(), _CHUNK_BYTES)
-                if not data:
-                    return True
-                self._received += data
             return b'"reply"' in self._received[: self._received.rfind(b"\n") + 1]
 
     def last_line(self, containing: str = "") -> str:

@@ -154,7 +154,7 @@ REPEATS = 75
 probability, 1 - 0.98 ** 150."""
 _BASE_S, _SEARCH_SHARE, _BRIEF_US = 0.8, 0.1, 1000.0
 """Finals take a second and a tenth of the time of the search at most, and those of kernels of less than a millisecond a
-second: this, and what compiling and one repeat of each check take in any case."""
+second: this, and what compiling and a few repeats of each check take in any case."""
 
 
 def finals_limit_s(time_us: float, search_s: float) -> float:

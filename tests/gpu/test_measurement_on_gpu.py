@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_calls import evaluate
+from gpu_calls import compare, evaluate
 
 import autotile
 from autotile.core.ceilings import DeviceCeilings
@@ -167,7 +167,9 @@ class TestError:
         got[[7, 100_002]] += np.float32([1e-3, 3e-3])
         expected = np.max(np.abs(got.astype(np.float64) - want) / np.maximum(np.abs(want), 0.5))
         device_got, device_want = cupy.asarray(got), cupy.asarray(want)
-        found = support.compare(device_got.data.ptr, device_want, want.size, FLOAT, tolerance=Tolerance(1.0), scale=0.5)
+        found = compare(
+            support, device_got.data.ptr, device_want, want.size, FLOAT, tolerance=Tolerance(1.0), scale=0.5
+        )
         assert found[:2] == (0, 2**64 - 1)
         assert found[2] == pytest.approx(expected, rel=1e-12)
 
@@ -177,7 +179,7 @@ class TestError:
     ) -> None:
         got, want = cupy.zeros(70, np.float32), cupy.zeros(70)
         got[69] = np.nan
-        found = support.compare(got.data.ptr, want, 70, FLOAT, tolerance=Tolerance(0.0), scale=scale)
+        found = compare(support, got.data.ptr, want, 70, FLOAT, tolerance=Tolerance(0.0), scale=scale)
         assert found == (1, 69, 0.0)
 
 
