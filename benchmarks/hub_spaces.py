@@ -58,7 +58,7 @@ def main() -> None:
                 raise SystemExit(f"{arguments.checkout} has no {file}: expected a checkout of the Benchmark Hub")
             document = json.loads(gzip.decompress((arguments.checkout / file).read_bytes()))
             rows = _of_ktt(document) if "Results" in document else _of_kernel_tuner(document)
-            ran, total = _write(arguments.folder / half / f"{name}.npz", dict(rows))
+            ran, total = write_space(arguments.folder / half / f"{name}.npz", dict(rows))
             print(f"{half:<9} {name:<15} {total:>7,} rows, {ran:,} ran")
 
 
@@ -81,7 +81,7 @@ def _of_ktt(document: Mapping[str, Any]) -> Iterator[Row]:
         yield tuple((each["Name"], each["Value"]) for each in result["Configuration"]), time_us / 1e3
 
 
-def _write(path: Path, times_ms: Mapping[tuple[tuple[str, int | str], ...], float]) -> tuple[int, int]:
+def write_space(path: Path, times_ms: Mapping[tuple[tuple[str, int | str], ...], float]) -> tuple[int, int]:
     """Write a space, without the parameters that have a single value; return how many rows ran, and how many it has."""
     configs = [dict(row) for row in times_ms]
     values = {name: sorted({config[name] for config in configs}) for name in configs[0]}
