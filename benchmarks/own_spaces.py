@@ -68,7 +68,7 @@ def main() -> None:
     """Record the spaces that are missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--data", type=Path, help="folder of the suites")
+    parser.add_argument("--data", type=lambda text: Path(text).resolve(), help="folder of the suites")
     parser.add_argument("--names", nargs="+")
     parser.add_argument("--seconds", type=float, default=110.0, help="limit of each space")
     parser.add_argument("--one", help=argparse.SUPPRESS)
