@@ -98,7 +98,7 @@ def example(text: str) -> list[str]:
 def run(command: list[str], path: Path, limit_s: float) -> str:
     """Run a command on an empty database; return what it took, or its error."""
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         try:
             done = subprocess.run(
                 [*command, str(path)],
