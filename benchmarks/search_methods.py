@@ -15,6 +15,7 @@ import json
 import random
 import signal
 import time
+import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -88,8 +89,9 @@ class RecordedSpace:
         times_ms = np.where(recording.ok, recording.columns["time_us"], np.nan).astype(np.float64)[order] / 1e3
         key, device = recording.header.key, recording.header.device
         assert device is not None
-        spec = load_kernel(key.kernel).spec
-        return cls(name, space, times_ms, partial(_estimate, spec, key.sizes, device, key.dtype))
+        spec = load_kernel(_example_files().get(key.kernel, key.kernel)).spec
+        estimate = partial(_estimate, spec, key.sizes, device, key.dtype) if spec.objective is None else None
+        return cls(name, space, times_ms, estimate)  # a session estimates times, not other objectives
 
     @cached_property
     def best_ms(self) -> float:
@@ -102,6 +104,14 @@ class RecordedSpace:
         measured = np.array([self.times_ms[row] if row >= 0 else np.nan for row in rows[:budget]], np.float64)
         times[: len(measured)] = np.where(np.isnan(measured), np.inf, measured)
         return np.asarray(self.best_ms / np.minimum.accumulate(times))
+
+
+@cache
+def _example_files() -> dict[str, str]:
+    """Return the search-space file of each example, by the name of its kernel."""
+    examples = Path(__file__).resolve().parents[1] / "examples"
+    tables = {path: tomllib.loads(path.read_text(encoding="utf-8")) for path in examples.glob("*/*.toml")}
+    return {table["kernel"]["name"]: str(path) for path, table in tables.items() if "kernel" in table}
 
 
 _SPACES = Path(__file__).with_name("spaces")

@@ -175,6 +175,13 @@ def live_device(index: int = 0) -> DeviceProperties:
     )
 
 
+def make_context(index: int) -> None:
+    """Make the primary context of a device, which CuPy then finds; an error is reported by whatever needs it first."""
+    driver, device, context = load_driver(), ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuDeviceGet(ctypes.byref(device), index) == 0:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+
 def device_uuid(index: int = 0) -> str:
     """Return the UUID of a CUDA device as ``nvidia-smi -L`` lists it, ``GPU-...``; empty if it cannot be queried."""
     try:

@@ -462,6 +462,10 @@ _SWITCH_VALUES = 2
 _ESTIMATED_TRIALS = 12
 """Number of trials after which an estimate is not used: by then the results say more than it does."""
 
+_LIKELY_SHARE, _MIN_LIKELY_ROWS = 0.03, 8
+"""Share of the rows that are likely the best by an estimate, from which half of the first rows are spread, and their
+number in a small space: the very best ones are much alike, so that an estimate that is wrong about one is about all."""
+
 _SPREAD_DRAWS = 200
 """Number of rows drawn for each of the first proposals; the row farthest from those proposed before is taken."""
 
@@ -505,7 +509,7 @@ class FeasibleGPSampler(RowSampler):
         without a prior, and depend only on each other's results. A prior that misleads therefore costs no more than the
         proposals that followed it.
     estimate
-        Speeds by estimated times, used unless there is a prior: half of the first rows are the best by them, and
+        Speeds by estimated times, used unless there is a prior: half of the first rows are likely ones by them, and
         they are the mean of the model, with a fitted slope, until twelve trials have ended.
 
     Examples
@@ -693,12 +697,15 @@ class FeasibleGPSampler(RowSampler):
         if _is_starting(history):
             if guided:
                 return self._first(rng())
-            if self._estimate is not None:  # unless more than half of the rows before this one are the best by it
-                best = self._estimate.best
-                untaken = self.candidates.free[best]
-                if 2 * sum(row in self._offered for row in best[:turn].tolist()) <= turn and untaken.any():
-                    return int(best[np.argmax(untaken)])
-            return self._farthest(rng())
+            if self._estimate is not None:  # unless more than half of the rows before this one are likely ones
+                count = max(_MIN_LIKELY_ROWS, int(_LIKELY_SHARE * len(self._estimate.best)))
+                likely = self._estimate.best[:count]
+                free = likely[self.candidates.free[likely]]
+                if len(free) and free[0] == likely[0]:
+                    return int(free[0])
+                if len(free) and 2 * len(self._offered.keys() & set(likely.tolist())) <= turn:
+                    return self._farthest(free[rng().permutation(len(free))[:_SPREAD_DRAWS]])
+            return self._farthest(self._drawn(rng()))
         state = (history.begun, history.ended)
         known, ranking = self._rankings.get((False, guided), ((), None))
         if ranking is None or known != state or len(study.directions) > 1:
@@ -744,19 +751,22 @@ class FeasibleGPSampler(RowSampler):
         flip = len(self._offered) % 2 == 1
         return int(free[min(flipped)]) if flipped and flip else int(free[0])
 
-    def _farthest(self, rng: np.random.Generator) -> int:
-        """Return a row far from those proposed before, so that the first results show the effect of each parameter."""
+    def _drawn(self, rng: np.random.Generator) -> Rows:
+        """Draw rows of which the first is to be proposed, at least one."""
         untaken = self._free(guided=False)
         drawn = np.flatnonzero(untaken)[[rng.integers(np.count_nonzero(untaken))]]
+        drawn = np.append(drawn, rng.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
+        return drawn[untaken[drawn]]
+
+    def _farthest(self, rows: Rows) -> int:
+        """Return the row farthest from those proposed before, so that the first results show each parameter's effect."""
         offered = np.array([row for row in self._offered if row not in self._guided], np.int64)
         if not len(offered):
-            return int(drawn[0])
-        drawn = np.append(drawn, rng.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
-        drawn = drawn[untaken[drawn]]
+            return int(rows[0])
         codes = self.candidates.space.codes
         of_each = self._embedding.of_each
-        distances = of_each(codes[drawn])[:, None, :] - of_each(codes[offered])[None, :, :]
-        return int(drawn[np.argmax(np.square(distances).sum(axis=2).min(axis=1))])
+        distances = of_each(codes[rows])[:, None, :] - of_each(codes[offered])[None, :, :]
+        return int(rows[np.argmax(np.square(distances).sum(axis=2).min(axis=1))])
 
     def _best(self, ranking: RowRanking, free: NDArray[np.bool_], turn: int) -> int:
         """Return the row with the largest expected improvement; without progress, sometimes that of the lowest mean."""

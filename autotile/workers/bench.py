@@ -27,7 +27,7 @@ from autotile.core.documents import canonical_json, convert, to_fields
 from autotile.core.model import OUTPUT_DIGEST, STEP_TIME, VARYING_OUTPUTS, Config, Measurement, Outcome, config_text
 from autotile.core.statistics import discard_reason
 from autotile.cuda.compiler import CubinCache
-from autotile.cuda.driver import live_device, rejected
+from autotile.cuda.driver import live_device, make_context, rejected
 from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.function import LaunchSequence, SizedFunctions, StepFunctions
 from autotile.cuda.instance import MEMORY_SHARE, BoundArguments, Instances, ProblemInstance, Verdict
@@ -794,12 +794,13 @@ class GpuWorker:
 
     def __init__(self) -> None:
         self._bench = Bench()
-        self._compiling: threading.Thread | None = None
+        self._preparing: list[threading.Thread] = []
 
     def prepare(self) -> None:
-        """Load what every request needs while the kernels that verify compile; the context follows with the device."""
-        self._compiling = threading.Thread(target=_compile_support, daemon=True)
-        self._compiling.start()
+        """Load what every request needs while the device's context is made and the kernels that verify compile."""
+        self._preparing = [threading.Thread(target=each, daemon=True) for each in (_make_context, _compile_support)]
+        for thread in self._preparing:
+            thread.start()
         load_cupy()
         import_module("numpy.ma")  # by the first median
 
@@ -818,10 +819,10 @@ class GpuWorker:
                 case "open":
                     enter("open")
                     device = live_device(message["device_index"])
+                    for thread in self._preparing:
+                        thread.join()
                     cuda.Device(message["device_index"]).use()
-                    cuda.runtime.free(0)  # makes the context
-                    if self._compiling is not None:
-                        self._compiling.join()
+                    cuda.runtime.free(0)  # makes the context, if there is none
                     if message["workload"] is None:  # each entry has one
                         return device.to_json()
                     return self._bench.open(convert(message["workload"], Workload)).to_json()
@@ -883,6 +884,12 @@ def _fault(error: Any) -> tuple[Outcome | None, str]:
     """Return the outcome of a launch that was merely rejected, None after an error that ends the worker; and why."""
     hint = f" ({_LAUNCH_FAILED_HINT})" if int(error.status) == _LAUNCH_FAILED else ""
     return rejected(error), f"{error}{hint}"
+
+
+def _make_context() -> None:
+    """Make the primary context of the device that this process was started for, without CuPy, if it has one."""
+    if len(sys.argv) > 1:
+        make_context(int(sys.argv[1]))
 
 
 def _compile_support() -> None:

@@ -324,7 +324,7 @@ class Child:
         try:
             with nullcontext() if place else _equal_addresses():
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", module],
+                    [sys.executable, "-P", "-m", module, *([place] if place else ())],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._stderr,

@@ -184,12 +184,15 @@ def times_by(estimate: Any, seed: int, trials: int) -> list[float]:
     return [trial.time_us or 0.0 for trial in advance(estimating(estimate, seed), trials, tile_ok)]
 
 
-def test_the_first_rows_are_the_best_estimates_and_others_in_turn() -> None:
-    found, least = times_by(exact, 0, 6), np.sort(exact(TILES))
-    assert found[0] == least[0]
-    assert found[2] in least[:2]
-    assert found[4] in least[:3]
-    assert min(found[1], found[3], found[5]) > least[5]
+LIKELY_US = np.sort(exact(TILES))[: max(8, int(0.03 * len(TILES)))].tolist()
+"""Times of the rows that are spread first, ascending."""
+
+
+def test_the_first_rows_are_likely_ones_and_others_in_turn() -> None:
+    found = times_by(exact, 0, 6)
+    assert found[0] == LIKELY_US[0]
+    assert {found[2], found[4]} <= {*LIKELY_US}
+    assert not {found[1], found[3], found[5]} & {*LIKELY_US}
 
 
 def test_a_right_estimate_saves_trials() -> None:
@@ -227,7 +230,8 @@ def test_configurations_that_go_first_do_not_take_the_place_of_estimates() -> No
     first = [TILES.config(row) for row in np.argsort(-exact(TILES))[:2].tolist()]
     done = advance(estimating(exact, 0, first=first), 5, tile_ok)
     assert [trial.config for trial in done[:2]] == first
-    assert [trial.time_us for trial in done[2:4]] == np.sort(exact(TILES))[:2].tolist()
+    assert done[2].time_us == LIKELY_US[0]
+    assert done[3].time_us in LIKELY_US
 
 
 @pytest.mark.parametrize("sizes", ["1024x1024x1024", "128x4096x4096", "4096x4096x4096"])
