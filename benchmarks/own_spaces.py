@@ -106,6 +106,7 @@ def run(command: list[str], path: Path, limit_s: float) -> str:
                 capture_output=True,
                 text=True,
                 timeout=limit_s,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return f"stopped after {limit_s:.0f} s"
@@ -122,7 +123,9 @@ def record_suite(data: Path, name: str, path: Path) -> None:
     call = replace(call, parameters={**call.parameters, **FEWER_VALUES.get(name, {})})
     if name == "bat/nbody":
         call = fewer_bodies(call)
-    kept = {key: value for key, value in call.options.items() if key not in ("verbose", "cache", "observers", "metrics")}
+    kept = {
+        key: value for key, value in call.options.items() if key not in ("verbose", "cache", "observers", "metrics")
+    }
     rows, _ = tune_kernel(
         call.kernel_name,
         call.source,

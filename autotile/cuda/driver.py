@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
 from autotile.core.device import DeviceProperties, limits_for
 from autotile.core.model import LaunchGeometry, Outcome, Value
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError, ToolchainError
-from autotile.kernel.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from autotile.kernel.spec import KernelSpec
 
 PER_THREAD_STREAM = 2
 """cudaStreamPerThread: one handle that stands for a different stream in each thread."""
@@ -176,10 +178,10 @@ def live_device(index: int = 0) -> DeviceProperties:
 
 
 def make_context(index: int) -> None:
-    """Make the primary context of a device, which CuPy then finds; an error is reported by whatever needs it first."""
-    driver, device, context = load_driver(), ctypes.c_int(), ctypes.c_void_p()
-    if driver.cuDeviceGet(ctypes.byref(device), index) == 0:
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    """Make the primary context of a device, which CuPy then finds, if that is possible."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if has_driver() and load_driver().cuDeviceGet(ctypes.byref(device), index) == 0:
+        load_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
 def device_uuid(index: int = 0) -> str:

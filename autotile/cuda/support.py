@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import numpy as np
 
 from autotile.core.dtypes import DTYPES, Array, Dtype
 from autotile.cuda.compiler import CompileJob, CubinCache
+from autotile.cuda.driver import live_device
 from autotile.cuda.function import Function, Module
 from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.arguments import Workspace
 from autotile.kernel.spec import Tolerance
+from autotile.settings import read_settings
 
 _SOURCE = Path(__file__).with_name("support.cu")
 _THREADS = 256
@@ -166,6 +169,14 @@ def support_job(architecture: str, dtype: Dtype = DTYPES["float32"]) -> CompileJ
         *([f"-DLARGEST={dtype.largest!r}"] if math.isfinite(dtype.largest) else []),
     )
     return CompileJob(source, source, str(_SOURCE), "compare_elements", architecture, options)
+
+
+def compile_support() -> None:
+    """Compile the kernels for outputs of float32 and the first device into the user's cache, if that is possible."""
+    with suppress(Exception):  # whatever needs them reports it
+        settings = read_settings()
+        job = support_job(live_device().architecture)
+        CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
 
 
 def _blocks(elements: int) -> int:

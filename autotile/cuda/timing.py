@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -220,25 +221,37 @@ class Timer:
         self._stream: Any = cupy.cuda.Stream()
         self._flush_bytes = max(l2_bytes, 1 << 20)
         self._flush_memory: Any = cupy.cuda.alloc(self._flush_bytes)
-        self._spinning: Any = None
+        self._warming: threading.Thread | None = None
         self._used_at = -math.inf
         """Time of the last measurement, by `time.perf_counter`."""
 
     def begin_warm_up(self, spin: Callable[[int], object]) -> None:
-        """Queue 0.3 s of launches of ``spin``, given its iterations, so that `warm_up` is short."""
-        self._spinning = load_cupy().cuda.Stream(non_blocking=True)
-        with self._spinning:
-            for _ in range(round(_MIN_WARM_UP_S / 6e-3)):
-                spin(_BRIEF_SPIN)
-        self._used_at = time.perf_counter() + _MIN_WARM_UP_S
+        """Launch ``spin``, given its iterations, for 0.3 s in a thread, so that `warm_up` is short.
+
+        Each launch ends before the next: the driver loads no module while any is queued.
+        """
+        cuda = load_cupy().cuda
+        device, stream, end = cuda.Device(), cuda.Stream(non_blocking=True), time.perf_counter() + _MIN_WARM_UP_S
+        with stream:
+            spin(_BRIEF_SPIN)  # here, where an error of loading it is raised
+
+        def warm() -> None:
+            with suppress(Exception), device, stream:
+                while time.perf_counter() < end:
+                    spin(_BRIEF_SPIN)
+                    stream.synchronize()
+
+        self._used_at = end
+        self._warming = threading.Thread(target=warm, daemon=True)
+        self._warming.start()
 
     def warm_up(self, launch: Launch, prepare: Launch = _nothing) -> None:
         """Launch until the clock has settled, so that two consecutive medians agree within 1 %.
 
         That is for at least 0.3 s, unless something was timed in the last second.
         """
-        if self._spinning is not None:
-            self._spinning.synchronize()
+        if self._warming is not None:
+            self._warming.join()
         start = time.perf_counter()
         least_s = _MIN_WARM_UP_S if start - self._used_at > _KEEPS_CLOCK_S else 0.0
         last = float("inf")

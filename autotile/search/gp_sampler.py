@@ -700,11 +700,11 @@ class FeasibleGPSampler(RowSampler):
             if self._estimate is not None:  # unless more than half of the rows before this one are likely ones
                 count = max(_MIN_LIKELY_ROWS, int(_LIKELY_SHARE * len(self._estimate.best)))
                 likely = self._estimate.best[:count]
-                free = likely[self.candidates.free[likely]]
-                if len(free) and free[0] == likely[0]:
-                    return int(free[0])
-                if len(free) and 2 * len(self._offered.keys() & set(likely.tolist())) <= turn:
-                    return self._farthest(free[rng().permutation(len(free))[:_SPREAD_DRAWS]])
+                untaken = likely[self.candidates.free[likely]]
+                if len(untaken) and untaken[0] == likely[0]:
+                    return int(untaken[0])
+                if len(untaken) and 2 * len(self._offered.keys() & set(likely.tolist())) <= turn:
+                    return self._farthest(untaken[rng().permutation(len(untaken))[:_SPREAD_DRAWS]])
             return self._farthest(self._drawn(rng()))
         state = (history.begun, history.ended)
         known, ranking = self._rankings.get((False, guided), ((), None))
@@ -759,7 +759,7 @@ class FeasibleGPSampler(RowSampler):
         return drawn[untaken[drawn]]
 
     def _farthest(self, rows: Rows) -> int:
-        """Return the row farthest from those proposed before, so that the first results show each parameter's effect."""
+        """Return the row farthest from those proposed before, so that results show the effect of each parameter."""
         offered = np.array([row for row in self._offered if row not in self._guided], np.int64)
         if not len(offered):
             return int(rows[0])

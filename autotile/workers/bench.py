@@ -7,18 +7,29 @@ problem is therefore kept: while it still passes, the data are intact.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from autotile.cuda.driver import live_device, make_context, rejected
+
+if __name__ == "__main__":  # while the imports below run: the context and the kernels that verify take as long
+    _PREPARING = [
+        threading.Thread(target=lambda: import_module("autotile.cuda.support").compile_support(), daemon=True),
+        *(threading.Thread(target=make_context, args=(int(index),), daemon=True) for index in sys.argv[1:]),
+    ]
+    for _thread in _PREPARING:
+        _thread.start()
 
 import numpy as np
 
@@ -27,18 +38,16 @@ from autotile.core.documents import canonical_json, convert, to_fields
 from autotile.core.model import OUTPUT_DIGEST, STEP_TIME, VARYING_OUTPUTS, Config, Measurement, Outcome, config_text
 from autotile.core.statistics import discard_reason
 from autotile.cuda.compiler import CubinCache
-from autotile.cuda.driver import live_device, make_context, rejected
 from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.function import LaunchSequence, SizedFunctions, StepFunctions
 from autotile.cuda.instance import MEMORY_SHARE, BoundArguments, Instances, ProblemInstance, Verdict
-from autotile.cuda.support import SupportKernels, support_job
+from autotile.cuda.support import SupportKernels
 from autotile.cuda.timing import EnergyMeter, Launch, Nvml, Timer, drift_us
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.inputs import ragged_problem, with_captured_call
 from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec
-from autotile.settings import read_settings
 from autotile.space.limits import check_config
 from autotile.workers.child import FinalReply, Stage, files_of_any_size, serve
 from autotile.workers.jobs import (
@@ -122,9 +131,9 @@ class Bench:
             It does not fit in memory, or its reference cannot be computed.
         """
         self._present = None  # none is left if an error follows
+        self._kernel_of(workload).begin_warm_up()
         self._present = problem = self._laid_out(workload, None)
         problem.lay_out()
-        self._kernel_of(workload).begin_warm_up()
         return problem.device
 
     def run(self, job: Job, stage: Stage, readings: list[Reading]) -> None:
@@ -400,7 +409,7 @@ class _LoadedKernel:
         return functions
 
     def begin_warm_up(self) -> None:
-        """Let the clocks rise while the first candidate compiles; modules cannot be loaded meanwhile."""
+        """Let the clocks rise while the problem is laid out and the first candidate compiles."""
         if self.event_floor_us is None:
             self.timer.begin_warm_up(partial(self.support.spin, self.device.sm_count))
 
@@ -792,15 +801,13 @@ _LAUNCH_FAILED_HINT = "a trap, or an address outside shared or local memory"
 class GpuWorker:
     """Handler of all requests: ``open``, the jobs ``time``, ``check`` and ``race``, and ``ceilings``."""
 
-    def __init__(self) -> None:
+    def __init__(self, preparing: Sequence[threading.Thread] = ()) -> None:
         self._bench = Bench()
-        self._preparing: list[threading.Thread] = []
+        self._preparing = preparing
+        """What the first request waits for."""
 
     def prepare(self) -> None:
-        """Load what every request needs while the device's context is made and the kernels that verify compile."""
-        self._preparing = [threading.Thread(target=each, daemon=True) for each in (_make_context, _compile_support)]
-        for thread in self._preparing:
-            thread.start()
+        """Load what every request needs."""
         load_cupy()
         import_module("numpy.ma")  # by the first median
 
@@ -886,20 +893,7 @@ def _fault(error: Any) -> tuple[Outcome | None, str]:
     return rejected(error), f"{error}{hint}"
 
 
-def _make_context() -> None:
-    """Make the primary context of the device that this process was started for, without CuPy, if it has one."""
-    if len(sys.argv) > 1:
-        make_context(int(sys.argv[1]))
-
-
-def _compile_support() -> None:
-    """Compile the kernels that verify, for the first device, into the user's cache."""
-    with suppress(Exception):  # a request that needs them reports it
-        settings = read_settings()
-        cache = CubinCache(settings.cache, settings.cache_limit_bytes)
-        cache.get_or_compile(support_job(live_device().architecture))
-
-
 if __name__ == "__main__":
-    worker = GpuWorker()
+    worker = GpuWorker(_PREPARING)
     serve(worker, worker.prepare)
+    os._exit(0)  # the system frees what the GPU holds sooner than the interpreter

@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -606,12 +605,23 @@ class WorkerPool:
 
     def close(self) -> None:
         """End the idle children, and those that are released from now on."""
+        self._closed = True
+        for child in self._take_idle():
+            child.close()
+
+    def kill_idle(self) -> None:
+        """Kill the idle children, without waiting for the end of their interpreters."""
+        children = self._take_idle()
+        for child in children:  # all of them, before the first is waited for
+            kill_group(child._process)
+        for child in children:
+            child.kill()
+
+    def _take_idle(self) -> list[Child]:
         with self._lock:
-            self._closed = True
             children = [child for idle in self._idle.values() for child in idle]
             self._idle.clear()
-        for child in children:
-            child.close()
+        return children
 
     def __enter__(self) -> Self:
         return self
@@ -632,12 +642,7 @@ def start_early(module: str, place: str = "") -> None:
 
 def end_early() -> None:
     """Kill the children that were started early and not asked for."""
-    places = list(_early._idle)
-    children = [child for place in places for child in iter(partial(_early.acquire_idle, *place), None)]
-    for child in children:
-        kill_group(child._process)
-    for child in children:
-        child.kill()
+    _early.kill_idle()
 
 
 def start_child(module: str, place: str = "") -> Child:

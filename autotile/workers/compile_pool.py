@@ -213,8 +213,8 @@ class CompilePool:
         for child in compiling:
             child.kill()
         self._threads.shutdown(wait=True)
-        while self._owns_workers and (idle := self._worker_pool.acquire_idle(self._module)):
-            idle.kill()  # without waiting for the end of its interpreter
+        if self._owns_workers:
+            self._worker_pool.kill_idle()
 
     def _begin_waiting(self) -> None:
         """Begin the compilations for which there is a core, on this machine before the others."""
