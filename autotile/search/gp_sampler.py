@@ -456,15 +456,14 @@ class RowRanking:
 _PRIOR_ROWS = 512
 """Number of the best rows by the prior, which a model always evaluates."""
 
-_SWITCH_VALUES = 2
-"""Number of values of a switch, whose effect may be reversed in other studies; each value is tried early on."""
-
 _ESTIMATED_TRIALS = 12
 """Number of trials after which an estimate is not used: by then the results say more than it does."""
 
 _LIKELY_SHARE, _MIN_LIKELY_ROWS = 0.03, 8
-"""Share of the rows that are likely the best by an estimate, from which half of the first rows are spread, and their
-number in a small space: the very best ones are much alike, so that an estimate that is wrong about one is about all."""
+"""Share of the rows that are likely the best by what is expected, and their number in a small space. First rows are
+spread over them: the very best ones are much alike, so that an expectation that is wrong about one is about all."""
+_BEST_EVERY = 3
+"""Period of the likely rows that are the best of those left, not the farthest from others."""
 
 _SPREAD_DRAWS = 200
 """Number of rows drawn for each of the first proposals; the row farthest from those proposed before is taken."""
@@ -695,17 +694,11 @@ class FeasibleGPSampler(RowSampler):
         """Return the row that the search with the prior proposes, or that without, which may be a guided row."""
         history = self._history if guided else self._unguided
         if _is_starting(history):
-            if guided:
-                return self._first(rng())
-            if self._estimate is not None:  # unless more than half of the rows before this one are likely ones
-                count = max(_MIN_LIKELY_ROWS, int(_LIKELY_SHARE * len(self._estimate.best)))
-                likely = self._estimate.best[:count]
-                untaken = likely[self.candidates.free[likely]]
-                if len(untaken) and untaken[0] == likely[0]:
-                    return int(untaken[0])
-                if len(untaken) and 2 * len(self._offered.keys() & set(likely.tolist())) <= turn:
-                    return self._farthest(untaken[rng().permutation(len(untaken))[:_SPREAD_DRAWS]])
-            return self._farthest(self._drawn(rng()))
+            expected = self._prior if guided else self._estimate
+            if expected is not None and (row := self._likely(expected.best, turn, rng, only=guided)) is not None:
+                return row
+            unguided = [row for row in self._offered if row not in self._guided]
+            return self._farthest(self._drawn(rng()), unguided)
         state = (history.begun, history.ended)
         known, ranking = self._rankings.get((False, guided), ((), None))
         if ranking is None or known != state or len(study.directions) > 1:
@@ -733,39 +726,35 @@ class FeasibleGPSampler(RowSampler):
         untaken[list(self._guided)] = True
         return untaken
 
-    def _first(self, rng: np.random.Generator) -> int:
-        """Return one of the first rows that follow the prior: its best, with both values of each switch."""
-        assert self._prior is not None
-        order = self._prior.best
-        free = order[self.candidates.free[order]]
-        if not len(free):
-            return self.candidates.uniform(rng)
-        codes = self.candidates.space.codes
-        untried = [
-            index
-            for index, parameter in enumerate(self.candidates.space.parameters)
-            if len(parameter.values) == _SWITCH_VALUES
-            and all(codes[row, index] == codes[order[0], index] for row in self._offered)
-        ]
-        flipped = [np.argmax(codes[free, index] != codes[order[0], index]) for index in untried]
-        flip = len(self._offered) % 2 == 1
-        return int(free[min(flipped)]) if flipped and flip else int(free[0])
+    def _likely(self, expected: Rows, turn: int, rng: Draws, *, only: bool) -> int | None:
+        """Return a free row that is likely fast, given all rows that are expected, the best first.
+
+        Unless ``only`` such rows are wanted, return None if more than half of the rows before this one were.
+        """
+        free = self.candidates.free[expected]
+        count = max(_MIN_LIKELY_ROWS, int(_LIKELY_SHARE * len(expected)))
+        taken = len(self._offered.keys() & set(expected[:count].tolist()))
+        if not free.any() or not (only or free[0] or 2 * taken <= turn):
+            return None
+        likely = expected[:count][free[:count]]
+        if free[0] or not len(likely) or taken % _BEST_EVERY == 0:
+            return int(expected[np.argmax(free)])
+        return self._farthest(likely[rng().permutation(len(likely))[:_SPREAD_DRAWS]], list(self._offered))
 
     def _drawn(self, rng: np.random.Generator) -> Rows:
-        """Draw rows of which the first is to be proposed, at least one."""
+        """Draw rows of which the first is free, at least one."""
         untaken = self._free(guided=False)
         drawn = np.flatnonzero(untaken)[[rng.integers(np.count_nonzero(untaken))]]
         drawn = np.append(drawn, rng.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
         return drawn[untaken[drawn]]
 
-    def _farthest(self, rows: Rows) -> int:
-        """Return the row farthest from those proposed before, so that results show the effect of each parameter."""
-        offered = np.array([row for row in self._offered if row not in self._guided], np.int64)
-        if not len(offered):
+    def _farthest(self, rows: Rows, others: Sequence[int]) -> int:
+        """Return the row farthest from others, the first if there are none, so that results show each parameter."""
+        if not others:
             return int(rows[0])
         codes = self.candidates.space.codes
         of_each = self._embedding.of_each
-        distances = of_each(codes[rows])[:, None, :] - of_each(codes[offered])[None, :, :]
+        distances = of_each(codes[rows])[:, None, :] - of_each(codes[np.array(others)])[None, :, :]
         return int(rows[np.argmax(np.square(distances).sum(axis=2).min(axis=1))])
 
     def _best(self, ranking: RowRanking, free: NDArray[np.bool_], turn: int) -> int:
