@@ -36,7 +36,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left to do that Ctrl-C could interrupt in order
         workers = sys.modules.get("autotile.workers.child")
         if workers is not None:
-            workers.end_early()
+            workers.EARLY.kill_idle()
 
 
 def _run() -> None:

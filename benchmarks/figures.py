@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -483,17 +483,29 @@ def past_measured() -> str:
 
 
 def quick() -> str:
-    """Return how soon sessions have their first trial, a good configuration, and their answer."""
-    found = record("h200/quick")
-    names = [name for name in found["rows"][0] if name not in ("kernel", "version", "best_us")]
-    now = [row for row in found["rows"] if row["version"] == "now"]
-    rows: list[tuple[Any, ...]] = [
-        (f"`{row['kernel']}`", *(f"{row[name]:.1f}" if row[name] is not None else "-" for name in names)) for row in now
-    ]
-    missed = {name: [row[name] if row[name] is not None else np.inf for row in now] for name in names}
-    rows.append(("median", *(f"{np.median(missed[name]):.1f}" for name in names)))
-    text = f"Seconds, {found['cores']} cores, `--budget {found['budget_s']:.0f}s`, empty caches; one session each."
-    return linked(f"{table(('', *names), rows)}\n\n{text} {source('h200/quick')}", "guide")
+    """Return how soon sessions have their first trial, a good configuration, and their answer; before and now."""
+    parts = []
+    for each in recorded("quick"):
+        found = record(each)
+        names = [name for name in found["rows"][0] if name not in ("kernel", "version", "best_us")]
+        versions: dict[str, list[dict[str, Any]]] = {}
+        for row in found["rows"]:
+            versions.setdefault(row["version"], []).append(row)
+
+        def cells(rows: Sequence[Mapping[str, float | None]], names: Sequence[str] = names) -> list[str]:
+            shown = [[f"{row[name]:.1f}" if row[name] is not None else "-" for row in rows] for name in names]
+            return [" -> ".join(texts) for texts in shown]
+
+        kernels = zip(*versions.values(), strict=True)
+        lines: list[tuple[Any, ...]] = [(f"`{rows[0]['kernel']}`", *cells(rows)) for rows in kernels]
+        medians = [
+            {name: float(np.median([np.inf if row[name] is None else row[name] for row in rows])) for name in names}
+            for rows in versions.values()
+        ]
+        lines.append(("median", *cells(medians)))
+        text = f"Seconds, {found['cores']} cores, `--budget {found['budget_s']:.0f}s`, empty caches; one session each."
+        parts.append(f"{table(('', *names), lines)}\n\n{found['device']}. {text} {source(each)}")
+    return linked("\n\n".join(parts), "guide")
 
 
 def headers() -> str:

@@ -319,7 +319,10 @@ class Timer:
                 return self._measurement(times, resolution_us), True
             affordable = int(np.clip(self._limit_us / probe_us, _MIN_SAMPLES, _MAX_SAMPLES))
             times += self._sample(timers, _MIN_SAMPLES - len(times))
-            while not _is_precise(times, resolution_us) and len(times) < affordable:
+            while len(times) < affordable:
+                interval = median_interval(times)
+                if (interval.high - interval.low) / 2 <= max(_TARGET_HALF_WIDTH * interval.value, resolution_us / 2):
+                    break
                 times += self._sample(timers, min(len(times), affordable - len(times)))
         return self._measurement(times, resolution_us), False
 
@@ -426,11 +429,6 @@ class Timer:
         interval, slack_us = median_interval(times), resolution_us / 2
         low, high = min(interval.low, interval.value - slack_us), max(interval.high, interval.value + slack_us)
         return Measurement(interval.value, low, high, tuple(round(t, 3) for t in times), self.l2)
-
-
-def _is_precise(times: Sequence[float], resolution_us: float) -> bool:
-    interval = median_interval(times)
-    return (interval.high - interval.low) / 2 <= max(_TARGET_HALF_WIDTH * interval.value, resolution_us / 2)
 
 
 _SPIN_ITERATIONS = 12_000

@@ -698,7 +698,10 @@ class FeasibleGPSampler(RowSampler):
             if expected is not None and (row := self._likely(expected.best, turn, rng, only=guided)) is not None:
                 return row
             unguided = [row for row in self._offered if row not in self._guided]
-            return self._farthest(self._drawn(rng()), unguided)
+            untaken, draws = self._free(guided=False), rng()
+            drawn = np.flatnonzero(untaken)[[draws.integers(np.count_nonzero(untaken))]]
+            drawn = np.append(drawn, draws.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
+            return self._farthest(drawn[untaken[drawn]], unguided)
         state = (history.begun, history.ended)
         known, ranking = self._rankings.get((False, guided), ((), None))
         if ranking is None or known != state or len(study.directions) > 1:
@@ -740,13 +743,6 @@ class FeasibleGPSampler(RowSampler):
         if free[0] or not len(likely) or taken % _BEST_EVERY == 0:
             return int(expected[np.argmax(free)])
         return self._farthest(likely[rng().permutation(len(likely))[:_SPREAD_DRAWS]], list(self._offered))
-
-    def _drawn(self, rng: np.random.Generator) -> Rows:
-        """Draw rows of which the first is free, at least one."""
-        untaken = self._free(guided=False)
-        drawn = np.flatnonzero(untaken)[[rng.integers(np.count_nonzero(untaken))]]
-        drawn = np.append(drawn, rng.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
-        return drawn[untaken[drawn]]
 
     def _farthest(self, rows: Rows, others: Sequence[int]) -> int:
         """Return the row farthest from others, the first if there are none, so that results show each parameter."""

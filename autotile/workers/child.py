@@ -630,21 +630,16 @@ class WorkerPool:
         self.close()
 
 
-_early = WorkerPool()
+EARLY = WorkerPool()
 """Children that were started before a session asks for them."""
 
 
 def start_early(module: str, place: str = "") -> None:
     """Start a child that `start_child` returns later, so that its imports run beside those of this process."""
     with suppress(InputError, WorkerError):  # the session reports it
-        _early.release(Child(module, place))
-
-
-def end_early() -> None:
-    """Kill the children that were started early and not asked for."""
-    _early.kill_idle()
+        EARLY.release(Child(module, place))
 
 
 def start_child(module: str, place: str = "") -> Child:
     """Return a child without earlier requests: one that was started early, or a new one, whose errors are raised."""
-    return _early.acquire_idle(module, place) or Child(module, place)
+    return EARLY.acquire_idle(module, place) or Child(module, place)

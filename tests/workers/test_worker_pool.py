@@ -15,7 +15,7 @@ from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
 from autotile.errors import WorkerError
 from autotile.workers import child as child_module
-from autotile.workers.child import Child, WorkerPool, end_early, start_child, start_early
+from autotile.workers.child import EARLY, Child, WorkerPool, start_child, start_early
 from autotile.workers.compile_pool import CompilePool
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Candidate, Workload
@@ -85,7 +85,7 @@ def test_a_child_that_was_started_early_is_the_first_that_is_asked_for(started: 
     with closing(start_child(MODULE, "0")) as next_one:
         assert next_one is not early
     start_early(MODULE)
-    end_early()
+    EARLY.kill_idle()
     assert not started[-1].is_running()
 
 
