@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -214,6 +214,10 @@ class Timer:
     memory. ``limit_s`` is the maximum GPU time of the samples of a measurement, beyond the first nine.
     """
 
+    _warming: ClassVar[threading.Thread | None] = None
+    """Lets the clocks rise, whichever timer of the process began it."""
+    _is_awaited: ClassVar[threading.Event] = threading.Event()
+
     def __init__(self, l2_bytes: int, l2: L2Mode, limit_s: float) -> None:
         cupy = load_cupy()
         self.l2 = l2
@@ -221,37 +225,41 @@ class Timer:
         self._stream: Any = cupy.cuda.Stream()
         self._flush_bytes = max(l2_bytes, 1 << 20)
         self._flush_memory: Any = cupy.cuda.alloc(self._flush_bytes)
-        self._warming: threading.Thread | None = None
         self._used_at = -math.inf
-        """Time of the last measurement, by `time.perf_counter`."""
+        """Time of the last measurement or warming launch, by `time.perf_counter`."""
 
     def begin_warm_up(self, spin: Callable[[int], object]) -> None:
-        """Launch ``spin``, given its iterations, for 0.3 s in a thread, so that `warm_up` is short.
+        """Launch ``spin``, given its iterations, in a thread until a `warm_up`, for 0.3 s at least and 2 s at most.
 
-        Each launch ends before the next: the driver loads no module while any is queued.
+        Each launch ends before the next: the driver loads no module while any is queued. Once in a process.
         """
+        if Timer._warming is not None:
+            return
         cuda = load_cupy().cuda
-        device, stream, end = cuda.Device(), cuda.Stream(non_blocking=True), time.perf_counter() + _MIN_WARM_UP_S
+        device, stream, start = cuda.Device(), cuda.Stream(non_blocking=True), time.perf_counter()
         with stream:
             spin(_BRIEF_SPIN)  # here, where an error of loading it is raised
 
         def warm() -> None:
             with suppress(Exception), device, stream:
-                while time.perf_counter() < end:
+                while (spent_s := time.perf_counter() - start) < _MAX_WARM_UP_S:
+                    if spent_s >= _MIN_WARM_UP_S and Timer._is_awaited.is_set():
+                        return
                     spin(_BRIEF_SPIN)
                     stream.synchronize()
+                    self._used_at = time.perf_counter()
 
-        self._used_at = end
-        self._warming = threading.Thread(target=warm, daemon=True)
-        self._warming.start()
+        Timer._warming = threading.Thread(target=warm, daemon=True)
+        Timer._warming.start()
 
     def warm_up(self, launch: Launch, prepare: Launch = _nothing) -> None:
         """Launch until the clock has settled, so that two consecutive medians agree within 1 %.
 
-        That is for at least 0.3 s, unless something was timed in the last second.
+        That is for at least 0.3 s, unless the device was in use in the last second.
         """
-        if self._warming is not None:
-            self._warming.join()
+        if Timer._warming is not None:
+            Timer._is_awaited.set()
+            Timer._warming.join()
         start = time.perf_counter()
         least_s = _MIN_WARM_UP_S if start - self._used_at > _KEEPS_CLOCK_S else 0.0
         last = float("inf")

@@ -131,7 +131,9 @@ class Bench:
             It does not fit in memory, or its reference cannot be computed.
         """
         self._present = None  # none is left if an error follows
-        self._kernel_of(workload).begin_warm_up()
+        kernel = self._kernel_of(workload)
+        # the clocks rise while the problem is laid out and the first candidate compiles
+        kernel.timer.begin_warm_up(partial(kernel.support.spin, kernel.device.sm_count))
         self._present = problem = self._laid_out(workload, None)
         problem.lay_out()
         return problem.device
@@ -407,11 +409,6 @@ class _LoadedKernel:
                 self._modules.popitem(last=False)
             self._modules[candidate.cubin_path] = functions
         return functions
-
-    def begin_warm_up(self) -> None:
-        """Let the clocks rise while the problem is laid out and the first candidate compiles."""
-        if self.event_floor_us is None:
-            self.timer.begin_warm_up(partial(self.support.spin, self.device.sm_count))
 
     def warm_up(self, launch: Launch, prepare: Launch) -> float:
         """Let the clocks settle before the first measurement; return the time between two events in microseconds."""
