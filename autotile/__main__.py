@@ -9,6 +9,8 @@ _INTERRUPTED = 130
 """128 + SIGINT, as in a shell."""
 _WITHOUT_GPU = {"--help", "-h", "--replay", "--scheduler"}
 """Options with which `autotile tune` starts no worker on this machine's GPU."""
+_GPUS = {"--device", "--devices"}
+"""Options that name the GPUs, which may be others than the first."""
 _GPU_DRIVER = Path("/dev/nvidiactl")
 _MAX_EARLY = 16
 """Compile workers at most: a container may have fewer cores than it sees."""
@@ -41,8 +43,8 @@ def main() -> None:
 
 def _run() -> None:
     try:
-        if sys.argv[1:2] == ["tune"] and not _WITHOUT_GPU.intersection(word.partition("=")[0] for word in sys.argv):
-            _start_workers()
+        if sys.argv[1:2] == ["tune"]:
+            _start_workers({word.partition("=")[0] for word in sys.argv})
         from autotile.cli.application import main as run
     except ModuleNotFoundError as error:
         cure = 'pip install -e ".[cuda13]" in a checkout, pip install "autotile[cuda13]" elsewhere'
@@ -50,15 +52,16 @@ def _run() -> None:
     run()
 
 
-def _start_workers() -> None:
+def _start_workers(options: set[str]) -> None:
     """Start the workers of a session, whose imports take as long as those of the command line, if there is a GPU."""
-    if not _GPU_DRIVER.exists():
+    if options & _WITHOUT_GPU or not _GPU_DRIVER.exists():
         return
     from autotile.settings import available_cores
     from autotile.workers.child import COMPILE_WORKER, GPU_WORKER, start_early
 
-    start_early(GPU_WORKER, "0")
-    for _ in range(1 if "--workers" in sys.argv else max(1, min(_MAX_EARLY, available_cores() - 2))):
+    if not options & _GPUS:
+        start_early(GPU_WORKER, "0")
+    for _ in range(1 if "--workers" in options else max(1, min(_MAX_EARLY, available_cores() - 2))):
         start_early(COMPILE_WORKER)
 
 

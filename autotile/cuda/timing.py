@@ -241,13 +241,15 @@ class Timer:
             spin(_BRIEF_SPIN)  # here, where an error of loading it is raised
 
         def warm() -> None:
-            with suppress(Exception), device, stream:
-                while (spent_s := time.perf_counter() - start) < _MAX_WARM_UP_S:
-                    if spent_s >= _MIN_WARM_UP_S and Timer._is_awaited.is_set():
-                        return
-                    spin(_BRIEF_SPIN)
-                    stream.synchronize()
-                    self._used_at = time.perf_counter()
+            with suppress(Exception):
+                device.use()  # to leave it would make a context on the first device
+                with stream:
+                    while (spent_s := time.perf_counter() - start) < _MAX_WARM_UP_S:
+                        if spent_s >= _MIN_WARM_UP_S and Timer._is_awaited.is_set():
+                            return
+                        spin(_BRIEF_SPIN)
+                        stream.synchronize()
+                        self._used_at = time.perf_counter()
 
         Timer._warming = threading.Thread(target=warm, daemon=True)
         Timer._warming.start()

@@ -697,11 +697,11 @@ class FeasibleGPSampler(RowSampler):
             expected = self._prior if guided else self._estimate
             if expected is not None and (row := self._likely(expected.best, turn, rng, only=guided)) is not None:
                 return row
-            unguided = [row for row in self._offered if row not in self._guided]
-            untaken, draws = self._free(guided=False), rng()
+            untaken, draws = self._free(guided), rng()
             drawn = np.flatnonzero(untaken)[[draws.integers(np.count_nonzero(untaken))]]
             drawn = np.append(drawn, draws.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
-            return self._farthest(drawn[untaken[drawn]], unguided)
+            others = [row for row in self._offered if row not in self._guided]
+            return self._farthest(drawn[untaken[drawn]], others)
         state = (history.begun, history.ended)
         known, ranking = self._rankings.get((False, guided), ((), None))
         if ranking is None or known != state or len(study.directions) > 1:
@@ -729,19 +729,20 @@ class FeasibleGPSampler(RowSampler):
         untaken[list(self._guided)] = True
         return untaken
 
-    def _likely(self, expected: Rows, turn: int, rng: Draws, *, only: bool) -> int | None:
-        """Return a free row that is likely fast, given all rows that are expected, the best first.
+    def _likely(self, best: Rows, turn: int, rng: Draws, *, only: bool) -> int | None:
+        """Return a free row that is likely fast, given all rows that are expected to run, the best first.
 
-        Unless ``only`` such rows are wanted, return None if more than half of the rows before this one were.
+        That is the very best, if it is free. Unless ``only`` such rows are wanted, return None if more than half of the
+        rows before this one were likely ones.
         """
-        free = self.candidates.free[expected]
-        count = max(_MIN_LIKELY_ROWS, int(_LIKELY_SHARE * len(expected)))
-        taken = len(self._offered.keys() & set(expected[:count].tolist()))
+        free = self.candidates.free[best]
+        count = max(_MIN_LIKELY_ROWS, int(_LIKELY_SHARE * len(best)))
+        taken = len(self._offered.keys() & set(best[: max(count, turn)].tolist()))
         if not free.any() or not (only or free[0] or 2 * taken <= turn):
             return None
-        likely = expected[:count][free[:count]]
+        likely = best[:count][free[:count]]
         if free[0] or not len(likely) or taken % _BEST_EVERY == 0:
-            return int(expected[np.argmax(free)])
+            return int(best[np.argmax(free)])
         return self._farthest(likely[rng().permutation(len(likely))[:_SPREAD_DRAWS]], list(self._offered))
 
     def _farthest(self, rows: Rows, others: Sequence[int]) -> int:

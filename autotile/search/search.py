@@ -612,7 +612,7 @@ class Shortlist:
                 if due is None:
                     return
                 if due in self._waiting:
-                    self._describe(due, self._earlier[due])  # as `choose` did: those chosen next differ by it
+                    self._describe(due, self._earlier[due])  # as `choose` did: models know what is being measured
                     self._begin(due)
                     continue
             row = next(iter(self._earlier)) if due is None else due

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from autotile.cuda.driver import live_device, make_context, rejected
+from autotile.workers.child import Channel, FinalReply, Stage, files_of_any_size, serve
 
 if __name__ == "__main__":  # while the imports below run: the context and the kernels that verify take as long
+    _CHANNEL = Channel()
     _PREPARING = [
         threading.Thread(target=lambda: import_module("autotile.cuda.support").compile_support(), daemon=True),
         *(threading.Thread(target=make_context, args=(int(index),), daemon=True) for index in sys.argv[1:]),
@@ -49,7 +51,6 @@ from autotile.kernel.inputs import ragged_problem, with_captured_call
 from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
-from autotile.workers.child import FinalReply, Stage, files_of_any_size, serve
 from autotile.workers.jobs import (
     CHECK_STAGE,
     INPUTS_STAGE,
@@ -131,10 +132,10 @@ class Bench:
             It does not fit in memory, or its reference cannot be computed.
         """
         self._present = None  # none is left if an error follows
+        self._present = problem = self._laid_out(workload, None)
         kernel = self._kernel_of(workload)
         # the clocks rise while the problem is laid out and the first candidate compiles
         kernel.timer.begin_warm_up(partial(kernel.support.spin, kernel.device.sm_count))
-        self._present = problem = self._laid_out(workload, None)
         problem.lay_out()
         return problem.device
 
@@ -892,5 +893,5 @@ def _fault(error: Any) -> tuple[Outcome | None, str]:
 
 if __name__ == "__main__":
     worker = GpuWorker(_PREPARING)
-    serve(worker, worker.prepare)
+    serve(worker, worker.prepare, _CHANNEL)
     os._exit(0)  # the system frees what the GPU holds sooner than the interpreter

@@ -214,12 +214,12 @@ class Channel:
         self._output.flush()
 
 
-def serve(handler: Handler, prepare: Callable[[], object] = lambda: None) -> None:
+def serve(handler: Handler, prepare: Callable[[], object] = lambda: None, channel: Channel | None = None) -> None:
     """Answer requests until the parent closes the pipe; errors of autotile are replies.
 
     ``prepare`` loads what most requests need while the first may be on its way; what fails there fails in a request.
     """
-    channel = Channel()
+    channel = channel or Channel()
     with suppress(Exception):
         prepare()
     while (request := channel.receive()) is not None:
@@ -254,7 +254,7 @@ after its death."""
 _LOOK_S = 0.001
 """Time in which a look for a reply is over."""
 _EXIT_GRACE_S = 2.0
-"""Time that a child has to exit by itself; an interpreter with a CUDA context takes a few tenths of a second."""
+"""Time that a child has to exit by itself; a process with a CUDA context takes a tenth of a second."""
 _REAP_S = 30.0
 """Time that the system has to remove a killed child; one that the GPU driver holds on to is left after that."""
 _STDERR_TAIL_BYTES = 65536
@@ -294,7 +294,8 @@ class Child:
     module
         Name of a module that runs `serve`.
     place
-        What the child holds beside its module, such as the index of its GPU; `WorkerPool` lends it for the same one.
+        What the child holds, such as the index of its GPU, which the module has as its argument; `WorkerPool` lends the
+        child for the same one.
 
     Raises
     ------

@@ -552,6 +552,7 @@ def test_an_option_that_is_written_as_in_python_is_recognized(run, command, word
     [
         (["tune", "sgemm_2d"], {"autotile.workers.bench": 1, "autotile.workers.compile_pool": 3}),
         (["tune", "sgemm_2d", "--workers", "2"], {"autotile.workers.bench": 1, "autotile.workers.compile_pool": 1}),
+        (["tune", "sgemm_2d", "--devices=1"], {"autotile.workers.compile_pool": 3}),
         (["tune", "sgemm_2d", "--replay"], {}),
         (["tune", "--help"], {}),
         (["list"], {}),

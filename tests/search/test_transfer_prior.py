@@ -195,6 +195,13 @@ def test_the_first_rows_are_likely_ones_and_others_in_turn() -> None:
     assert not {found[1], found[3], found[5]} & {*LIKELY_US}
 
 
+def test_half_of_the_rows_are_likely_ones_until_there_are_results() -> None:
+    search = estimating(exact, 0)
+    rows = [found[0] for _ in range(40) if (found := search.nominate()) is not None]
+    fastest = set(np.argsort(exact(TILES), kind="stable")[:40].tolist())
+    assert 18 <= len(fastest.intersection(rows)) <= 22
+
+
 def test_a_right_estimate_saves_trials() -> None:
     right, none = ([min(times_by(of, seed, n)) for seed in range(3)] for of, n in ((exact, 3), (None, 10)))
     assert np.mean(right) < np.mean(none)
