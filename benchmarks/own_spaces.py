@@ -3,8 +3,8 @@
     python benchmarks/own_spaces.py FOLDER [--data SUITES] [--names NAME ...] [--seconds 110]
 
 Measures every configuration of examples, and of kernels of other people's suites (``--data``, see suites.py), on this
-machine's GPU. FOLDER/choosing has the spaces by which changes of the sampler are judged, FOLDER/final those that are
-looked at when everything is chosen. Values of a parameter are left out where a space would have more than 3,000 rows;
+machine's GPU. FOLDER/choosing has the spaces by which changes of the sampler are judged, FOLDER/final those that
+nothing is chosen by. Values of a parameter are left out where a space would have more than 3,000 rows;
 what is left is measured as a whole. A file that exists is not measured again.
 """
 
@@ -123,16 +123,13 @@ def record_suite(data: Path, name: str, path: Path) -> None:
     call = replace(call, parameters={**call.parameters, **FEWER_VALUES.get(name, {})})
     if name == "bat/nbody":
         call = fewer_bodies(call)
-    kept = {
-        key: value for key, value in call.options.items() if key not in ("verbose", "cache", "observers", "metrics")
-    }
     rows, _ = tune_kernel(
         call.kernel_name,
         call.source,
         call.problem_size,
         call.arguments,
         call.parameters,
-        **{**kept, "strategy": "brute_force", "quiet": True},
+        **{**call.searched, "strategy": "brute_force", "quiet": True},
     )
     write_space(path, dict(row_of(row, call.parameters) for row in rows))
 

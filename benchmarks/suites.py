@@ -63,6 +63,12 @@ class Call:
     parameters: dict[str, list[Any]]
     options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def searched(self) -> dict[str, Any]:
+        """Options without those of output, of earlier results and of what is measured besides the time."""
+        left_out = ("verbose", "cache", "observers", "metrics")
+        return {name: value for name, value in self.options.items() if name not in left_out}
+
 
 class RecordedCallError(Exception):
     """Ends a script at its first call of `tune_kernel`."""
@@ -199,10 +205,7 @@ def literal(text: str) -> list[Any]:
 
 def run_tool(tool: str, call: Call, seconds: float, strategy: str) -> dict[str, Any]:
     """Tune, and return the winner, what was measured, and when."""
-    kept = {
-        name: value for name, value in call.options.items() if name not in ("verbose", "cache", "observers", "metrics")
-    }
-    options = {**kept, "verbose": False, "quiet": True, "strategy_options": {"time_limit": seconds}}
+    options = {**call.searched, "verbose": False, "quiet": True, "strategy_options": {"time_limit": seconds}}
     if tool == "kernel_tuner":
         options["strategy"] = strategy
         from kernel_tuner import tune_kernel

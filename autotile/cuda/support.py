@@ -171,11 +171,10 @@ def support_job(architecture: str, dtype: Dtype = DTYPES["float32"]) -> CompileJ
     return CompileJob(source, source, str(_SOURCE), "compare_elements", architecture, options)
 
 
-def compile_support() -> None:
-    """Compile the kernels for outputs of float32 and the first device into the user's cache, if that is possible."""
+def compile_support(index: int) -> None:
+    """Compile the kernels for outputs of float32 on a device into the user's cache, if that is possible."""
     with suppress(Exception):  # whatever needs them reports it
-        settings = read_settings()
-        job = support_job(live_device().architecture)
+        settings, job = read_settings(), support_job(live_device(index).architecture)
         CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
 
 

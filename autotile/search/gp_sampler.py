@@ -700,8 +700,7 @@ class FeasibleGPSampler(RowSampler):
             untaken, draws = self._free(guided), rng()
             drawn = np.flatnonzero(untaken)[[draws.integers(np.count_nonzero(untaken))]]
             drawn = np.append(drawn, draws.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
-            others = [row for row in self._offered if row not in self._guided]
-            return self._farthest(drawn[untaken[drawn]], others)
+            return self._farthest(drawn[untaken[drawn]], [row for row in self._offered if row not in self._guided])
         state = (history.begun, history.ended)
         known, ranking = self._rankings.get((False, guided), ((), None))
         if ranking is None or known != state or len(study.directions) > 1:
@@ -730,18 +729,19 @@ class FeasibleGPSampler(RowSampler):
         return untaken
 
     def _likely(self, best: Rows, turn: int, rng: Draws, *, only: bool) -> int | None:
-        """Return a free row that is likely fast, given all rows that are expected to run, the best first.
+        """Return a free row that is likely fast, the very best if it is free; ``best`` are all, the best first.
 
-        That is the very best, if it is free. Unless ``only`` such rows are wanted, return None if more than half of the
-        rows before this one were likely ones.
+        Unless ``only`` such rows are wanted, return None if more than half of those before this one were likely ones.
         """
         free = self.candidates.free[best]
+        if free[0]:
+            return int(best[0])
         count = max(_MIN_LIKELY_ROWS, int(_LIKELY_SHARE * len(best)))
         taken = len(self._offered.keys() & set(best[: max(count, turn)].tolist()))
-        if not free.any() or not (only or free[0] or 2 * taken <= turn):
+        if not free.any() or (not only and 2 * taken > turn):
             return None
         likely = best[:count][free[:count]]
-        if free[0] or not len(likely) or taken % _BEST_EVERY == 0:
+        if not len(likely) or taken % _BEST_EVERY == 0:
             return int(best[np.argmax(free)])
         return self._farthest(likely[rng().permutation(len(likely))[:_SPREAD_DRAWS]], list(self._offered))
 

@@ -27,8 +27,9 @@ from autotile.workers.child import Channel, FinalReply, Stage, files_of_any_size
 if __name__ == "__main__":  # while the imports below run: the context and the kernels that verify take as long
     _CHANNEL = Channel()
     _PREPARING = [
-        threading.Thread(target=lambda: import_module("autotile.cuda.support").compile_support(), daemon=True),
-        *(threading.Thread(target=make_context, args=(int(index),), daemon=True) for index in sys.argv[1:]),
+        threading.Thread(target=prepare, args=(int(index),), daemon=True)
+        for index in sys.argv[1:]
+        for prepare in (make_context, lambda index: import_module("autotile.cuda.support").compile_support(index))
     ]
     for _thread in _PREPARING:
         _thread.start()
@@ -802,7 +803,7 @@ class GpuWorker:
     def __init__(self, preparing: Sequence[threading.Thread] = ()) -> None:
         self._bench = Bench()
         self._preparing = preparing
-        """What the first request waits for."""
+        """Threads that the first request waits for."""
 
     def prepare(self) -> None:
         """Load what every request needs."""
