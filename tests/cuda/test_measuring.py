@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -154,6 +155,25 @@ class TestOnGpu:
         times = timer.race([buffer.poison] * 3, rounds=7, seed=0)
         assert [len(row) for row in times] == [7, 7, 7]
         assert all(t > 0 for row in times for t in row)
+
+    @pytest.mark.parametrize("iterations", [2_000, 40_000])  # in a batch, and alone
+    def test_the_time_of_a_slow_host_is_not_measured(self, support: SupportKernels, iterations: int) -> None:
+        timer = Timer(live_device().l2_bytes, "hot", 0.1)
+
+        def launch(late_us: float = 0.0) -> None:
+            begin = time.perf_counter()
+            while 1e6 * (time.perf_counter() - begin) < late_us:
+                pass
+            support.spin(1, iterations)
+
+        def late() -> None:
+            launch(25.0)
+
+        timer.warm_up(launch)
+        prompt_us = min(timer.samples(launch, 32))
+        assert max(timer.samples(late, 1)[0] for _ in range(9)) < prompt_us + 15.0
+        (alone,) = timer.race([late], rounds=9, seed=0)
+        assert np.median(alone) < prompt_us + 15.0
 
     def test_the_reference_kernel_takes_the_same_time_again(self, support: SupportKernels) -> None:
         device = live_device()
