@@ -194,8 +194,8 @@ _MIN_SAMPLES = 9
 _MAX_SAMPLES = 200
 _QUEUED_SAMPLES = 16
 """Samples that are queued before the host waits, so that the GPU does not idle."""
-_HOLD_NODES = 40
-"""Writes of a word, in a CUDA graph, that occupy the GPU for about 60 us."""
+_HOLD_NODES, _HOLD_BYTES = 64, 1 << 14
+"""Fills in a CUDA graph that occupy the GPU for about 75 us; the host takes as long for those of a few bytes."""
 _MIN_WARM_UP_S = 0.3
 _MAX_WARM_UP_S = 2.0
 _KEEPS_CLOCK_S = 1.0
@@ -439,7 +439,7 @@ class Timer:
     def _hold(self) -> None:
         """Queue work in which the host gets ahead: an idle GPU would time the host between an event and a launch."""
         if self._held is None:
-            self._held = _capture([lambda: self._flush_memory.memset_async(0, 4)], _HOLD_NODES)
+            self._held = _capture([lambda: self._flush_memory.memset_async(0, _HOLD_BYTES)], _HOLD_NODES)
         self._held()
 
     def flush(self) -> None:
@@ -462,10 +462,9 @@ def drift_us(support: SupportKernels, timer: Timer, sm_count: int) -> float:
     """Return the current time of a kernel of dependent multiply-adds, one block per SM, in microseconds.
 
     It takes a fixed number of clock cycles, so that its time varies with the clock and with other load on the GPU, but
-    not with the candidates.
+    not with the candidates. The least of a few samples, as a host that stalls lengthens one or two of them.
     """
-    samples = timer.samples(lambda: support.spin(sm_count, _SPIN_ITERATIONS), _DRIFT_SAMPLES)
-    return round(float(np.median(samples)), 3)
+    return round(min(timer.samples(lambda: support.spin(sm_count, _SPIN_ITERATIONS), _DRIFT_SAMPLES)), 3)
 
 
 _IDLE_PERCENT = 5
