@@ -42,7 +42,7 @@ _EAGER_BUDGET_US = 500_000.0
 _BATCH, _BATCH_US = 50, 10_000.0
 """Launches of a sample of these, and the time that it may take if they are long, in microseconds."""
 _FLUSHES = 4
-"""Flushes before a launch, about 80 us on an H100, in which the host queues it, so that its own time is not measured."""
+"""Flushes before a launch, about 80 us on an H100, in which the host queues it: its own time is not measured."""
 _CHUNK = 1 << 24
 """Elements that are compared at once, which bounds the memory for it."""
 
