@@ -47,6 +47,8 @@ class EventTimer:
         self._launch = launch
         self._flush = flush
         self.resolution_us = _EVENT_STEP_US
+        self.is_late = False
+        """Whether the GPU reached the first event before all was queued, so that it may have waited for the host."""
         self._start, self._stop = _events(2)
 
     def start(self) -> None:
@@ -55,6 +57,7 @@ class EventTimer:
         self._start.record()
         self._launch()
         self._stop.record()
+        self.is_late = self._start.done
 
     def time_us(self) -> float:
         """Wait, and return the time between the events in microseconds."""
@@ -66,12 +69,14 @@ class BatchTimer:
     """Times a CUDA graph of many launches, each after a flush, and subtracts the time of a graph of the flushes alone.
 
     Every sample runs both graphs, one after the other, so that both are affected alike by a drift of the memory clock.
-    The number of launches is chosen by their approximate time so that the batch takes about 200 us.
+    The number of launches is chosen by their approximate time so that the batch takes about 200 us. ``is_late`` is as
+    for `EventTimer`.
     """
 
     def __init__(self, launch: Launch, flush: Launch, probe_us: float) -> None:
         self._count = _batched(probe_us)
         self.resolution_us = _EVENT_STEP_US / self._count
+        self.is_late = False
         self._empty = _capture([flush], self._count)
         self._full = _capture([flush, launch], self._count)
         self._start, self._middle, self._stop = _events(3)
@@ -85,6 +90,7 @@ class BatchTimer:
         self._middle.record()
         self._full()
         self._stop.record()
+        self.is_late = self._start.done
 
     def time_us(self) -> float:
         """Wait, and return the difference of the graphs' times per launch; at least the resolution."""
@@ -196,6 +202,10 @@ _QUEUED_SAMPLES = 16
 """Samples that are queued before the host waits, so that the GPU does not idle."""
 _HOLD_NODES, _HOLD_BYTES = 64, 1 << 14
 """Fills in a CUDA graph that occupy the GPU for about 75 us; the host takes as long for those of a few bytes."""
+_MAX_HOLDS = 32
+"""Such graphs before a sample, 2.4 ms, where the host is that slow."""
+_MAX_LATE_S = 0.02
+"""Time in which late samples are repeated: longer kernels hide the host, and a library may wait for the GPU."""
 _MIN_WARM_UP_S = 0.3
 _MAX_WARM_UP_S = 2.0
 _KEEPS_CLOCK_S = 1.0
@@ -228,6 +238,8 @@ class Timer:
         self._flush_bytes = max(l2_bytes, 1 << 20)
         self._flush_memory: Any = cupy.cuda.alloc(self._flush_bytes)
         self._held: Launch | None = None
+        self._holds = 1
+        """Number of graphs that let the host get ahead: doubled where it was late, and less by one where it was not."""
         self._used_at = -math.inf
         """Time of the last measurement or warming launch, by `time.perf_counter`."""
 
@@ -378,11 +390,9 @@ class Timer:
             racing = list(range(len(launches)))
             for number in range(1, rounds + 1):
                 order = generator.permutation(racing)
-                self._hold()
-                for index in order:
-                    timers[index].start()
-                for index in order:
-                    times[index].append(timers[index].time_us())
+                row = self._in_time([timers[index] for index in order], repeats=graphs)
+                for index, time_us in zip(order, row, strict=True):
+                    times[index].append(time_us)
                 if number in _LOOKS:
                     weighted = [
                         [weight * time_us for time_us in row] for weight, row in zip(factors, times, strict=True)
@@ -428,19 +438,31 @@ class Timer:
     def _sample(self, timers: Sequence[LaunchTimer], count: int) -> list[float]:
         times: list[float] = []
         while len(times) < count:
-            queued = timers[: count - len(times)]
-            self._hold()
-            for timer in queued:
-                timer.start()
-            times += [timer.time_us() for timer in queued]
+            times += self._in_time(timers[: count - len(times)])
         self._used_at = time.perf_counter()
         return times
+
+    def _in_time(self, timers: Sequence[LaunchTimer], *, repeats: bool = True) -> list[float]:
+        """Return a sample of each timer, queued one behind the other; they are repeated where the host was late."""
+        end_s = time.perf_counter() + (_MAX_LATE_S if repeats else 0.0)
+        while True:
+            self._hold()
+            for timer in timers:
+                timer.start()
+            times = [timer.time_us() for timer in timers]
+            if not any(timer.is_late for timer in timers):
+                self._holds = max(self._holds - 1, 1)
+                return times
+            if time.perf_counter() > end_s:
+                return times
+            self._holds = min(2 * self._holds, _MAX_HOLDS)
 
     def _hold(self) -> None:
         """Queue work in which the host gets ahead: an idle GPU would time the host between an event and a launch."""
         if self._held is None:
             self._held = _capture([lambda: self._flush_memory.memset_async(0, _HOLD_BYTES)], _HOLD_NODES)
-        self._held()
+        for _ in range(self._holds):
+            self._held()
 
     def flush(self) -> None:
         """Queue a flush of the L2 cache; do nothing if it is to stay hot."""
