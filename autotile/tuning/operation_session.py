@@ -6,6 +6,7 @@ import math
 import platform
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -41,11 +42,20 @@ from autotile.tuning.lanes import Lane
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.schedule import Schedule, ScheduleResult, device_of
-from autotile.tuning.session import Pipeline
+from autotile.tuning.session import Compiling, Pipeline, compiled_sizes
 from autotile.workers.child import GPU_WORKER, WorkerPool
-from autotile.workers.compile_pool import CompilePool, worker_count
+from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend, Gpu
-from autotile.workers.jobs import LIBRARY_VERSION, MAX_ROUNDS, RACE_S, REPEATS, Entry, LibraryCall, Race, Reading
+from autotile.workers.jobs import (
+    LIBRARY_VERSION,
+    MAX_ROUNDS,
+    RACE_S,
+    Entry,
+    LibraryCall,
+    Race,
+    Reading,
+    finals_limit_s,
+)
 
 ContenderState = Literal["won", "raced", "dropped", "failed", "inapplicable"]
 
@@ -252,14 +262,12 @@ _FINALISTS = 6
 """Finalists of a kernel where the time is short."""
 _SHORT_S = 120.0
 _MIN_SEARCH_S = 0.5
+_LEAST_SHARE_S = 1.0
+"""Where a session would get less, each kernel tries what is proposed, and the fastest gets all of the other time."""
 _MAX_SEEDS = 4
 """Configurations of a kernel that a model proposes."""
-_CONTEST_S = 2.0
-"""Time of the last race besides its launches: compiling from the cache, the checks."""
-_COMPARING_S = 2e-3
-"""Time to verify a candidate, excluding its two launches: on an H200, the checks at 4096 cubed take 0.6 s."""
-_CHECKS_S = 15.0
-"""Limit of the checks of the finals, in seconds."""
+_CONTEST_S = 0.8
+"""Time of the last finals and the last race besides their limits: compiling from the cache, laying out, the checks."""
 _CHECKS = 4
 """Verifications of a candidate or a library before the race; a kernel's own finals verified its winner repeatedly."""
 
@@ -282,6 +290,8 @@ class _Entrant:
     """Why it cannot compute the problem on the device; empty if it can."""
     seeds: list[Config] = field(default_factory=list)
     """Configurations to try first."""
+    begun: list[Future[Compiled]] | None = None
+    """Their compilations, begun before the first session."""
 
     @property
     def name(self) -> str:
@@ -399,6 +409,8 @@ class _Halving:
     served: Served
     entrants: list[_Entrant]
     _device: DeviceProperties | None = None
+    _compile_pool: CompilePool | None = None
+    """Compiles what a kernel tries first, before its first session; None where others compile, or nothing is run."""
     _sharing: threading.Lock = field(default_factory=threading.Lock)
     """Held while the sessions of several threads take their shares."""
 
@@ -411,8 +423,16 @@ class _Halving:
         is_unlimited = options.trials is None and options.budget_s is None and options.until is None
         self._trials_left = DEFAULT_TRIALS if is_unlimited else options.trials
         contenders: list[TunedContender] = []
+        workers = worker_count(options.workers)
+        self._ahead = max(1, workers // (2 * _MAX_SEEDS))
         try:
-            self._share_out(possible)
+            with ExitStack() as stack:
+                if schedule.lane.cluster is None and schedule.device is not None:
+                    made = CompilePool(
+                        schedule.settings, workers, options.compile_deadline_s, worker_pool=schedule.worker_pool
+                    )
+                    self._compile_pool = stack.enter_context(closing(made))
+                self._share_out(possible)
             if not schedule.interrupted:
                 contenders = self._contest()
         except KeyboardInterrupt:
@@ -443,20 +463,26 @@ class _Halving:
     def _share_out(self, live: list[_Entrant]) -> None:
         """Tune kernels in rounds; after each one the slower half is dropped, and remembers why."""
         options, schedule = self.options, self.schedule
-        for number in range(1, self._rounds + 1):
-            is_last = number == self._rounds or len(live) == 1
-            left = 1 if is_last else self._rounds - number + 1
+        rounds = self._rounds
+        is_short = options.budget_s is not None and options.budget_s < rounds * len(live) * _LEAST_SHARE_S
+        is_short = is_short and any(one.seeds for one in live)
+        if is_short:
+            rounds = min(rounds, 2)
+        for number in range(1, rounds + 1):
+            is_last = number == rounds or len(live) == 1
+            left = 1 if is_last else rounds - number + 1
+            self._tries_only = is_short and not is_last
             self._finals = options.finals if is_last else 0
             if options.budget_s is not None:  # an equal part of what is left for each of the rounds left
                 if options.budget_s < _SHORT_S:
                     self._finals = min(self._finals, _FINALISTS)
                 left_s = options.budget_s - schedule.elapsed_s
-                self._round_end_s = schedule.elapsed_s + (left_s - self._reserve_s(self._finals)) / left
+                self._round_end_s = schedule.elapsed_s + (left_s - self._reserve_s()) / left
             if self._trials_left is not None:
                 self._round_trials = self._trials_left // left
                 self._trials_left -= self._round_trials
             for _ in schedule.run(
-                [partial(self._tune, one, len(live) - place, number) for place, one in enumerate(live)]
+                [partial(self._tune, live[place:], Place("round", number, rounds)) for place in range(len(live))]
             ):
                 pass
             if schedule.interrupted:
@@ -465,17 +491,34 @@ class _Halving:
             if is_last or not ranked:
                 return
             leader = ranked[0]
-            half = ranked[: math.ceil(len(ranked) / 2)]
+            half = ranked[: 1 if is_short else math.ceil(len(ranked) / 2)]
             live = [one for one in half if one.time_us <= _HOPELESS * leader.time_us]
             for one in ranked[len(live) :]:
                 after = f"{leader.name} after {plural(one.tried, 'configuration')}"
                 one.dropped = f"{one.time_us / leader.time_us:.2f}x the time of {after}"
 
-    def _tune(self, one: _Entrant, left: int, number: int, lane: Lane) -> None:
-        """Hold a session of a kernel with its share of a round, in which so many kernels are left, with this one."""
-        schedule = self.schedule
+    def _begin_compiling(self, coming: Sequence[_Entrant]) -> None:
+        """Begin to compile what the next kernels try first, so that none waits for the compiler while cores idle."""
+        device, pool = self.schedule.device, self._compile_pool
+        if pool is None or device is None:
+            return
+        for one in coming:
+            if one.begun is not None:
+                continue
+            others = compiled_sizes(one.kernel.spec, one.problem, ())
+            first = [
+                Compiling.begin(one.kernel, one.problem, config, device, submit=pool.submit, other_sizes=others)
+                for config in one.seeds or [one.kernel.spec.default]
+            ]
+            one.begun = [future for each in first for future in (each.main, *(other for _, other in each.others))]
+
+    def _tune(self, coming: Sequence[_Entrant], place: Place, lane: Lane) -> None:
+        """Hold a session of the first of some kernels with its share of a round, in which these are left."""
+        schedule, one, left = self.schedule, coming[0], len(coming)
         started_s = schedule.elapsed_s
         try:
+            self._begin_compiling(coming[1 : 1 + self._ahead])
+            wait(one.begun or ())
             budget_s, trials = None, None
             if self.options.budget_s is not None:
                 turns = math.ceil(left / schedule.lane.count)
@@ -486,12 +529,13 @@ class _Halving:
                     self._round_trials -= share
                 one.target += share
                 trials = one.target
+            elif self._tries_only:
+                trials = max(len(one.seeds), 1)
             chosen = replace(self.options, budget_s=budget_s, trials=trials, finals=self._finals)
             if not one.sessions:
                 if chosen.served is None and chosen.transfer and chosen.replay is None:
                     chosen = replace(chosen, served=self.served(one.kernel, one.problem))
                 chosen = replace(chosen, tries=tuple(one.seeds))
-            place = Place("round", number, self._rounds)
             result = schedule.tune(one.kernel, one.problem, chosen, lane, place)
         except (DatabaseError, ToolchainError):
             raise
@@ -511,16 +555,12 @@ class _Halving:
         one.tried, one.best = sum(result.outcomes.values()), result.winner
         one.failed = "" if result.winner is not None else "no configuration ran"
 
-    def _reserve_s(self, finals: int) -> float:
+    def _reserve_s(self) -> float:
         """Return the expected time of the last finals and of the last race."""
-        fastest_us = min((one.time_us for one in self.entrants), default=math.inf)
-        if math.isinf(fastest_us):
-            return 0.0
-        launch_s = 1e-6 * fastest_us
-        race_s = min(MAX_ROUNDS * (finals + 2) * launch_s, RACE_S)
-        checks_s = min(REPEATS * (2 * launch_s + _COMPARING_S), _CHECKS_S)
-        contest_s = min(MAX_ROUNDS * (_MAX_RACED + len(self.libraries)) * launch_s, RACE_S)
-        return race_s + checks_s + contest_s + _CONTEST_S
+        best_us = [one.time_us for one in self.entrants if one.best is not None]
+        fastest_us, entrants = min(best_us, default=0.0), _MAX_RACED + len(self.libraries)
+        contest_s = min(1e-6 * MAX_ROUNDS * entrants * fastest_us, RACE_S)
+        return _CONTEST_S + contest_s + finals_limit_s(fastest_us, self.options.budget_s or 0.0)
 
     def _contest(self) -> list[TunedContender]:
         """Race the best of the kernels and the libraries, and store the times; return all of them, fastest first."""

@@ -1,16 +1,18 @@
 """Operations tuned by replay: how the budget is shared, who wins, what is stored and shown, and what is refused."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from judges import timed
 
 from autotile.core.device import device_profile
-from autotile.core.model import Measurement, Outcome, Trial
+from autotile.core.model import Outcome, Trial
 from autotile.core.statistics import Interval
 from autotile.errors import InputError
 from autotile.kernel.operation import Library, Operation
@@ -44,10 +46,10 @@ def recorded(record: Callable[..., None]) -> None:
 def run(bench: Any, operation: Operation) -> Callable[..., OperationResult]:
     def tune(observe: Callable[[Progress], None] = lambda _: None, n: int = 4096, **options: Any) -> Any:
         settings = replace(read_settings(), recording_folders=(bench.folder,))
-        libraries = options.pop("libraries", ())
+        given = {name: options.pop(name) for name in ("libraries", "proposed") if name in options}
         chosen = TuneOptions(**{"replay": "auto", "workers": 1, **options})
         problem = operation.resolve({"n": n})
-        return tune_operation(operation, problem, settings, chosen, libraries=libraries, observe=observe)
+        return tune_operation(operation, problem, settings, chosen, observe=observe, **given)
 
     return tune
 
@@ -94,6 +96,42 @@ class TestHalving:
         result = run(trials=30)
         assert result.winner.trial.config in [trial.config for trial in bench.stored("final")]
         assert len(bench.stored()) == sum(one.trials for one in result.contenders)
+
+    def test_a_short_budget_tries_what_is_proposed_and_goes_on_with_the_fastest(
+        self, recorded: None, run: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(operation_session, "device_of", lambda *_: device_profile("h200"))
+        seen: dict[tuple[int, str], None] = {}
+        result = run(
+            lambda step: seen.update({(step.path[0].number, step.problem.kernel): None}),
+            proposed=lambda *_: [(name, {"THREADS": 64, "WORK": work}) for name in NAMES for work in (1, 2)],
+            budget_s=2.5,
+        )
+        assert list(seen) == [*((1, name) for name in NAMES), (2, "second")]
+        by_name = {one.name: one for one in result.contenders}
+        assert [by_name[name].trials for name in ("first", "third")] == [2, 2]
+        assert by_name["second"].trials > 2
+
+    def test_what_a_kernel_tries_first_is_compiled_before_its_turn(self, operation: Operation) -> None:
+        """The compilation of each begins once: of what is proposed, or else of the default."""
+        kernel = operation.members[0].load()
+        seeds = [{**kernel.spec.default, "WORK": work} for work in (1, 2)]
+        entrants = [operation_session._Entrant(kernel, operation.resolve({"n": 4096})) for _ in range(2)]
+        entrants[1].seeds = seeds
+        schedule: Any = SimpleNamespace(device=device_profile("h200"))
+        halving = operation_session._Halving(operation, entrants[0].problem, schedule, (), lambda *_: None, entrants)
+        jobs: list[Any] = []
+
+        def submit(make_job: Callable[[], Any]) -> Future[Any]:
+            jobs.append(make_job())
+            return Future()
+
+        pool: Any = SimpleNamespace(submit=submit)
+        halving._compile_pool = pool
+        halving._begin_compiling(entrants)
+        halving._begin_compiling(entrants)
+        assert len(jobs) == 3
+        assert [len(one.begun or ()) for one in entrants] == [1, 2]
 
     def test_a_kernel_that_does_not_run_costs_nothing_more(self, record: Any, run: Any) -> None:
         record(first=1.0, second=2.0)  # nothing is recorded of the third
@@ -156,15 +194,19 @@ class TestResuming:
         assert result.best is not None
 
 
-def test_time_is_reserved_for_all_checks_of_the_finals_and_for_the_last_race(operation: Operation) -> None:
+@pytest.mark.parametrize(("time_us", "finals_s"), [(10_000.0, 6.8), (100.0, 0.8), (None, 0.8)])
+def test_time_is_reserved_for_the_finals_and_for_the_last_race(
+    operation: Operation, time_us: float | None, finals_s: float
+) -> None:
     kernel = operation.members[0].load()
     problem = operation.resolve({"n": 4096})
-    trial = Trial({}, Outcome.OK, measurement=Measurement(10_000.0, 9_900.0, 10_100.0))
+    trial = timed({}, time_us) if time_us is not None else None
     entrants = [operation_session._Entrant(kernel, problem, best=trial)]
     schedule: Any = None
     halving = operation_session._Halving(operation, problem, schedule, (), lambda kernel, problem: None, entrants)
-    checks_s, contest_s = 75 * (2 * 0.01 + 0.002), 60 * 4 * 0.01
-    assert halving._reserve_s(4) == pytest.approx(3 + checks_s + contest_s + 2)
+    halving.options = TuneOptions(budget_s=60.0)
+    contest_s = 60 * 4 * 1e-6 * (time_us or 0.0)
+    assert halving._reserve_s() == pytest.approx(finals_s + contest_s + 0.8)
 
 
 @pytest.mark.parametrize(
