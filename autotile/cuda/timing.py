@@ -293,7 +293,10 @@ class Timer:
         return float(np.median(self.samples(lambda: None, 20)))
 
     def samples(self, launch: Launch, count: int, prepare: Launch = _nothing) -> list[float]:
-        """Return the times of ``count`` single launches, in microseconds; ``prepare`` as for `measure`."""
+        """Return the times of ``count`` single launches, in microseconds; ``prepare`` as for `measure`.
+
+        Late samples are repeated: what adds to its outputs must be prepared here.
+        """
         before = self._before(prepare)
         with self._stream:
             single = _as_one(launch)

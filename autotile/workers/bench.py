@@ -695,11 +695,11 @@ class LaidOut:
             instance = instances.of(config)
             bound = instance.bind(config, self.device)
             launch = _launch_sequence(functions.at(instances.sizes), instance, bound)
-            instance.prepare(bound)
             self.fresh = False
             if as_measured:
-                self.timer.samples(launch, 1)
+                self.timer.samples(launch, 1, partial(instance.prepare, bound))
             else:
+                instance.prepare(bound)
                 launch()
             verdict = instance.verdict(bound)
             if verdict.outcome is not Outcome.OK:

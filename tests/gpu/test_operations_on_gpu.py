@@ -22,6 +22,7 @@ from autotile.core.documents import to_fields
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
+from autotile.cuda.timing import EventTimer
 from autotile.database.database import Database
 from autotile.database.learned import read_models
 from autotile.errors import ArgumentError
@@ -41,7 +42,7 @@ from autotile.tuning.operation_session import OperationResult, tune_operation
 from autotile.tuning.options import TuneOptions
 from autotile.workers import gpu as gpu_module
 from autotile.workers.bench import GpuWorker
-from autotile.workers.jobs import Candidate, Entry, Time, Workload, job_message
+from autotile.workers.jobs import Candidate, Check, Entry, Time, Workload, job_message
 
 pytestmark = pytest.mark.gpu
 
@@ -105,12 +106,35 @@ def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_
 
     problems = []
     for workload in (first, second, first):
-        ask({"op": "open", "workload": to_fields(workload)})
+        ask({"op": "open", "workload": to_fields(workload), "device_index": 0})
         problems.append(worker._bench._present)
         reply = ask(job_message(Time((Entry(Candidate(config, str(cubin.path), cubin.symbols)),))))
         assert [one.outcome for one in reply["readings"]] == [Outcome.OK]
     assert problems[0] is problems[2]
     assert problems[0] is not problems[1]
+
+
+def test_what_adds_to_its_outputs_is_right_where_samples_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = EventTimer.start
+
+    def late(timer: EventTimer) -> None:
+        start(timer)
+        timer.is_late = True
+
+    monkeypatch.setattr(EventTimer, "start", late)
+    kernel, sizes = load_kernel("sgemm_2d"), {"M": 256, "N": 256, "K": 256}
+    config = dict(kernel.spec.default)
+    job = compile_job(kernel, config, "float32", live_device().architecture, sizes)
+    cubin = CubinCache(tmp_path, 10**9).get_or_compile(job)
+    of = kernel.spec.text, kernel.spec.source, sizes, "float32", "cold", str(tmp_path), 10**9, 0.02
+    entry = Entry(Candidate(config, str(cubin.path), cubin.symbols))
+    worker = GpuWorker()
+    worker({"op": "open", "workload": to_fields(Workload(*of)), "device_index": 0}, lambda stage: None)
+    for asked in (Time((entry,)), Check((entry,), 4)):
+        reply = worker(job_message(asked), lambda stage: None)
+        assert [(one.outcome, one.reason) for one in reply["readings"]] == [(Outcome.OK, "")]
 
 
 def test_a_family_is_measured_and_its_model_stored(scaling_toml: Path) -> None:
