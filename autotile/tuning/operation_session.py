@@ -337,8 +337,9 @@ def tune_operation(
     """Tune the kernels that compute a problem within one budget, and race the best of each with the libraries.
 
     The budget is shared by successive halving: each round gets an equal part of it, and the slower half of the kernels
-    gets no more. Each kernel's sessions resume one another, and share the worker processes and the inputs. The times of
-    the last race are stored, those of the libraries under keys of their own.
+    gets no more; of a short one, all is left to the fastest kernel after a round of what a model proposes. Each
+    kernel's sessions resume one another, and share the worker processes and the inputs. The times of the last race are
+    stored, those of the libraries under keys of their own.
 
     Parameters
     ----------
@@ -502,15 +503,16 @@ class _Halving:
         device, pool = self.schedule.device, self._compile_pool
         if pool is None or device is None:
             return
-        for one in coming:
-            if one.begun is not None:
-                continue
-            others = compiled_sizes(one.kernel.spec, one.problem, ())
-            first = [
-                Compiling.begin(one.kernel, one.problem, config, device, submit=pool.submit, other_sizes=others)
-                for config in one.seeds or [one.kernel.spec.default]
-            ]
-            one.begun = [future for each in first for future in (each.main, *(other for _, other in each.others))]
+        with self._sharing:
+            for one in coming:
+                if one.begun is not None:
+                    continue
+                of, others = (one.kernel, one.problem), compiled_sizes(one.kernel.spec, one.problem, ())
+                first = [
+                    Compiling.begin(*of, config, device, submit=pool.submit, other_sizes=others)
+                    for config in one.seeds or [one.kernel.spec.default]
+                ]
+                one.begun = [future for each in first for future in (each.main, *(other for _, other in each.others))]
 
     def _tune(self, coming: Sequence[_Entrant], place: Place, lane: Lane) -> None:
         """Hold a session of the first of some kernels with its share of a round, in which these are left."""
@@ -518,9 +520,10 @@ class _Halving:
         started_s = schedule.elapsed_s
         try:
             self._begin_compiling(coming[1 : 1 + self._ahead])
-            wait(one.begun or ())
+            has_budget = self.options.budget_s is not None
+            wait(one.begun or (), max(self._round_end_s - started_s, _MIN_SEARCH_S) if has_budget else None)
             budget_s, trials = None, None
-            if self.options.budget_s is not None:
+            if has_budget:
                 turns = math.ceil(left / schedule.lane.count)
                 budget_s = max((self._round_end_s - schedule.elapsed_s) / turns, _MIN_SEARCH_S)
             if self._trials_left is not None:
