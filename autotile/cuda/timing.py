@@ -47,8 +47,6 @@ class EventTimer:
         self._launch = launch
         self._flush = flush
         self.resolution_us = _EVENT_STEP_US
-        self.is_late = False
-        """Whether the GPU reached the first event before all was queued, so that it may have waited for the host."""
         self._start, self._stop = _events(2)
 
     def start(self) -> None:
@@ -57,7 +55,11 @@ class EventTimer:
         self._start.record()
         self._launch()
         self._stop.record()
-        self.is_late = self._start.done
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the GPU may have waited for the host after the first event, right after `start`."""
+        return bool(self._start.done)
 
     def time_us(self) -> float:
         """Wait, and return the time between the events in microseconds."""
@@ -69,14 +71,13 @@ class BatchTimer:
     """Times a CUDA graph of many launches, each after a flush, and subtracts the time of a graph of the flushes alone.
 
     Every sample runs both graphs, one after the other, so that both are affected alike by a drift of the memory clock.
-    The number of launches is chosen by their approximate time so that the batch takes about 200 us. ``is_late`` is as
-    for `EventTimer`.
+    The number of launches is chosen by their approximate time so that the batch takes about 200 us.
     """
 
     def __init__(self, launch: Launch, flush: Launch, probe_us: float) -> None:
         self._count = _batched(probe_us)
         self.resolution_us = _EVENT_STEP_US / self._count
-        self.is_late = False
+        self._began_late = False
         self._empty = _capture([flush], self._count)
         self._full = _capture([flush, launch], self._count)
         self._start, self._middle, self._stop = _events(3)
@@ -87,10 +88,15 @@ class BatchTimer:
         """Launch the two graphs between three events."""
         self._start.record()
         self._empty()
+        self._began_late = self._start.done
         self._middle.record()
         self._full()
         self._stop.record()
-        self.is_late = self._start.done
+
+    @property
+    def is_late(self) -> bool:
+        """As for `EventTimer`, after the first or the second event."""
+        return self._began_late or bool(self._middle.done)
 
     def time_us(self) -> float:
         """Wait, and return the difference of the graphs' times per launch; at least the resolution."""
@@ -200,12 +206,12 @@ _MIN_SAMPLES = 9
 _MAX_SAMPLES = 200
 _QUEUED_SAMPLES = 16
 """Samples that are queued before the host waits, so that the GPU does not idle."""
-_HOLD_NODES, _HOLD_BYTES = 64, 1 << 14
+_FILLS, _FILL_BYTES = 64, 1 << 14
 """Fills in a CUDA graph that occupy the GPU for about 75 us; the host takes as long for those of a few bytes."""
-_MAX_HOLDS = 32
+_MAX_GRAPHS = 32
 """Such graphs before a sample, 2.4 ms, where the host is that slow."""
-_MAX_LATE_S = 0.02
-"""Time in which late samples are repeated: longer kernels hide the host, and a library may wait for the GPU."""
+_MAX_REPEATING_S = 0.1
+"""Time of a measurement, or a race, in which samples are taken again where the host was late."""
 _MIN_WARM_UP_S = 0.3
 _MAX_WARM_UP_S = 2.0
 _KEEPS_CLOCK_S = 1.0
@@ -237,9 +243,12 @@ class Timer:
         self._stream: Any = cupy.cuda.Stream()
         self._flush_bytes = max(l2_bytes, 1 << 20)
         self._flush_memory: Any = cupy.cuda.alloc(self._flush_bytes)
-        self._held: Launch | None = None
-        self._holds = 1
-        """Number of graphs that let the host get ahead: doubled where it was late, and less by one where it was not."""
+        self._fills: Launch | None = None
+        """A graph in which the host gets ahead."""
+        self._graphs = 1
+        """Number of these: doubled where the host was late, and less by one where it was not."""
+        self._repeating_s = 0.0
+        """Time that is left for samples to be taken again."""
         self._used_at = -math.inf
         """Time of the last measurement or warming launch, by `time.perf_counter`."""
 
@@ -292,12 +301,13 @@ class Timer:
         """Return the time between two consecutive events in microseconds, the shortest that can be measured."""
         return float(np.median(self.samples(lambda: None, 20)))
 
-    def samples(self, launch: Launch, count: int, prepare: Launch = _nothing) -> list[float]:
+    def samples(self, launch: Launch, count: int, prepare: Launch = _nothing, *, repeats: bool = True) -> list[float]:
         """Return the times of ``count`` single launches, in microseconds; ``prepare`` as for `measure`.
 
-        Late samples are repeated: what adds to its outputs must be prepared here.
+        With ``repeats``, there are more launches where the host was late.
         """
         before = self._before(prepare)
+        self._repeating_s = _MAX_REPEATING_S * repeats
         with self._stream:
             single = _as_one(launch)
             return self._sample([EventTimer(single, before) for _ in range(min(count, _QUEUED_SAMPLES))], count)
@@ -308,7 +318,7 @@ class Timer:
         rows = []
         with self._stream:
             for _ in range(_PART_SAMPLES):
-                self._hold()
+                self._occupy()
                 before()
                 events = _events(len(parts) + 1)
                 events[0].record()
@@ -391,9 +401,10 @@ class Timer:
                 for launch, prepare in pairs
             ]
             racing = list(range(len(launches)))
+            self._repeating_s = _MAX_REPEATING_S * graphs  # what cannot be captured may wait for the GPU itself
             for number in range(1, rounds + 1):
                 order = generator.permutation(racing)
-                row = self._in_time([timers[index] for index in order], repeats=graphs)
+                row = self._punctual([timers[index] for index in order])
                 for index, time_us in zip(order, row, strict=True):
                     times[index].append(time_us)
                 if number in _LOOKS:
@@ -441,31 +452,34 @@ class Timer:
     def _sample(self, timers: Sequence[LaunchTimer], count: int) -> list[float]:
         times: list[float] = []
         while len(times) < count:
-            times += self._in_time(timers[: count - len(times)])
+            times += self._punctual(timers[: count - len(times)])
         self._used_at = time.perf_counter()
         return times
 
-    def _in_time(self, timers: Sequence[LaunchTimer], *, repeats: bool = True) -> list[float]:
-        """Return a sample of each timer, queued one behind the other; they are repeated where the host was late."""
-        end_s = time.perf_counter() + (_MAX_LATE_S if repeats else 0.0)
+    def _punctual(self, timers: Sequence[LaunchTimer]) -> list[float]:
+        """Return a sample of each timer, queued one behind the other; of a late host only if no time is left."""
         while True:
-            self._hold()
+            begin_s, is_late = time.perf_counter(), False
+            self._occupy()
             for timer in timers:
                 timer.start()
+                is_late = is_late or timer.is_late
             times = [timer.time_us() for timer in timers]
-            if not any(timer.is_late for timer in timers):
-                self._holds = max(self._holds - 1, 1)
+            if not is_late:
+                self._graphs = max(self._graphs - 1, 1)
                 return times
-            if time.perf_counter() > end_s:
+            if self._repeating_s <= 0.0:
+                self._graphs = max(self._graphs // 2, 1)
                 return times
-            self._holds = min(2 * self._holds, _MAX_HOLDS)
+            self._repeating_s -= time.perf_counter() - begin_s
+            self._graphs = min(2 * self._graphs, _MAX_GRAPHS)
 
-    def _hold(self) -> None:
+    def _occupy(self) -> None:
         """Queue work in which the host gets ahead: an idle GPU would time the host between an event and a launch."""
-        if self._held is None:
-            self._held = _capture([lambda: self._flush_memory.memset_async(0, _HOLD_BYTES)], _HOLD_NODES)
-        for _ in range(self._holds):
-            self._held()
+        if self._fills is None:
+            self._fills = _capture([lambda: self._flush_memory.memset_async(0, _FILL_BYTES)], _FILLS)
+        for _ in range(self._graphs):
+            self._fills()
 
     def flush(self) -> None:
         """Queue a flush of the L2 cache; do nothing if it is to stay hot."""

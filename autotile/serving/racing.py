@@ -8,6 +8,7 @@ For programs that launch without CUDA graphs, contenders are raced on arrays of 
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,8 +42,9 @@ _EAGER_BUDGET_US = 500_000.0
 """Time of a race of launches by the host, of the wall."""
 _BATCH, _BATCH_US = 50, 10_000.0
 """Launches of a sample of these, and the time that it may take if they are long, in microseconds."""
-_FLUSHES = 4
-"""Flushes before a launch, about 80 us on an H100, in which the host queues it: its own time is not measured."""
+_AHEAD_US, _MAX_FLUSHES = 80.0, 8
+"""Time of the flushes before a launch, in which the host queues it, so that its own time is not measured; and of how
+many of them."""
 _CHUNK = 1 << 24
 """Elements that are compared at once, which bounds the memory for it."""
 
@@ -186,24 +188,27 @@ def _race(
     racing = list(entrants)
     memory = load_cupy().cuda.alloc(max(ordered[0].device.l2_bytes, 1 << 20))
 
-    def flush() -> None:  # the L2 cache
-        for _ in range(_FLUSHES):
+    def flush(count: int = 1) -> None:  # the L2 cache
+        for _ in range(count):
             memory.memset_async(0, memory.mem.size)
 
     flushing = EventTimer(flush, lambda: None)
-    flushing.start()
-    flush_us = flushing.time_us()
+    for _ in range(2):  # the first loads it
+        flushing.start()
+        flush_us = flushing.time_us()
+    flushes = min(math.ceil(_AHEAD_US / max(flush_us, 1.0)), _MAX_FLUSHES)
     timers: list[EventTimer | _HostTimer] = []
     for one in entrants:
         launch = partial(one.kernel, *scratch.written, **scalars)
-        timers.append(_HostTimer(launch, once_us[one.kernel]) if is_eager else EventTimer(launch, flush))
+        own = _HostTimer(launch, once_us[one.kernel]) if is_eager else EventTimer(launch, partial(flush, flushes))
+        timers.append(own)
     for turn in range(_MAX_ROUNDS):
         for one, timer in zip(entrants, timers, strict=True):
             if one in racing and spent_us < budget_us:
                 timer.start()
                 one.times_us.append(timer.time_us())
                 count = timer.count if isinstance(timer, _HostTimer) else 1
-                spent_us += count * one.times_us[-1] + flush_us
+                spent_us += count * one.times_us[-1] + (0.0 if is_eager else flushes * flush_us)
         if turn + 1 >= _ROUNDS_BEFORE_DROPPING:
             medians_us = [(one.measurement.time_us, one) for one in racing if one.times_us]
             best_us = min(median_us for median_us, _ in medians_us)

@@ -7,7 +7,7 @@ import platform
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -29,7 +29,15 @@ from autotile.core.text import (
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import CONTEST
 from autotile.database.keys import TuningKey, key_of, library_key
-from autotile.errors import DatabaseError, DeviceError, EmptySpaceError, InputError, ToolchainError, WorkerError
+from autotile.errors import (
+    AutotileError,
+    DatabaseError,
+    DeviceError,
+    EmptySpaceError,
+    InputError,
+    ToolchainError,
+    WorkerError,
+)
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, resolve_problem
@@ -266,6 +274,9 @@ _LEAST_SHARE_S = 1.0
 """Where a session would get less, each kernel tries what is proposed, and the fastest gets all of the other time."""
 _MAX_SEEDS = 4
 """Configurations of a kernel that a model proposes."""
+_AHEAD, _MIN_CORES_AHEAD = 2, 4
+"""Kernels of which the first configurations are compiled before their turn, on half of the cores, of so many at least:
+the session that runs has the others."""
 _CONTEST_S = 0.8
 """Time of the last finals and the last race besides their limits: compiling from the cache, laying out, the checks."""
 _CHECKS = 4
@@ -291,7 +302,7 @@ class _Entrant:
     seeds: list[Config] = field(default_factory=list)
     """Configurations to try first."""
     begun: list[Future[Compiled]] | None = None
-    """Their compilations, begun before the first session."""
+    """Compilations that were begun for the first session; None before that, if there are any."""
 
     @property
     def name(self) -> str:
@@ -425,12 +436,11 @@ class _Halving:
         self._trials_left = DEFAULT_TRIALS if is_unlimited else options.trials
         contenders: list[TunedContender] = []
         workers = worker_count(options.workers)
-        self._ahead = max(1, workers // (2 * _MAX_SEEDS))
         try:
             with ExitStack() as stack:
-                if schedule.lane.cluster is None and schedule.device is not None:
+                if workers >= _MIN_CORES_AHEAD and schedule.lane.cluster is None and schedule.device is not None:
                     made = CompilePool(
-                        schedule.settings, workers, options.compile_deadline_s, worker_pool=schedule.worker_pool
+                        schedule.settings, workers // 2, options.compile_deadline_s, worker_pool=schedule.worker_pool
                     )
                     self._compile_pool = stack.enter_context(closing(made))
                 self._share_out(possible)
@@ -464,9 +474,13 @@ class _Halving:
     def _share_out(self, live: list[_Entrant]) -> None:
         """Tune kernels in rounds; after each one the slower half is dropped, and remembers why."""
         options, schedule = self.options, self.schedule
-        rounds = self._rounds
-        is_short = options.budget_s is not None and options.budget_s < rounds * len(live) * _LEAST_SHARE_S
-        is_short = is_short and any(one.seeds for one in live)
+        rounds, turns = self._rounds, math.ceil(len(live) / schedule.lane.count)
+        is_short = (
+            options.budget_s is not None
+            and options.budget_s < rounds * turns * _LEAST_SHARE_S
+            and self._trials_left is None
+            and any(one.seeds for one in live)
+        )
         if is_short:
             rounds = min(rounds, 2)
         for number in range(1, rounds + 1):
@@ -478,7 +492,7 @@ class _Halving:
                 if options.budget_s < _SHORT_S:
                     self._finals = min(self._finals, _FINALISTS)
                 left_s = options.budget_s - schedule.elapsed_s
-                self._round_end_s = schedule.elapsed_s + (left_s - self._reserve_s()) / left
+                self._round_end_s = schedule.elapsed_s + (left_s - self._reserve_s(left_s / left)) / left
             if self._trials_left is not None:
                 self._round_trials = self._trials_left // left
                 self._trials_left -= self._round_trials
@@ -489,6 +503,8 @@ class _Halving:
             if schedule.interrupted:
                 return
             ranked = sorted((one for one in live if one.best is not None), key=lambda one: one.time_us)
+            if not ranked and is_short and not is_last:
+                continue  # with what the searches choose
             if is_last or not ranked:
                 return
             leader = ranked[0]
@@ -505,13 +521,13 @@ class _Halving:
             return
         with self._sharing:
             for one in coming:
-                if one.begun is not None:
+                if one.begun is not None or one.sessions:
                     continue
-                of, others = (one.kernel, one.problem), compiled_sizes(one.kernel.spec, one.problem, ())
-                first = [
-                    Compiling.begin(*of, config, device, submit=pool.submit, other_sizes=others)
-                    for config in one.seeds or [one.kernel.spec.default]
-                ]
+                of, sizes = (one.kernel, one.problem), compiled_sizes(one.kernel.spec, one.problem, ())
+                first = []
+                with suppress(AutotileError):  # its own session states it
+                    for config in one.seeds or [one.kernel.spec.default]:
+                        first.append(Compiling.begin(*of, config, device, submit=pool.submit, other_sizes=sizes))
                 one.begun = [future for each in first for future in (each.main, *(other for _, other in each.others))]
 
     def _tune(self, coming: Sequence[_Entrant], place: Place, lane: Lane) -> None:
@@ -519,13 +535,15 @@ class _Halving:
         schedule, one, left = self.schedule, coming[0], len(coming)
         started_s = schedule.elapsed_s
         try:
-            self._begin_compiling(coming[1 : 1 + self._ahead])
-            has_budget = self.options.budget_s is not None
-            wait(one.begun or (), max(self._round_end_s - started_s, _MIN_SEARCH_S) if has_budget else None)
+            count = schedule.lane.count
+            self._begin_compiling(coming[count : count + _AHEAD])
             budget_s, trials = None, None
-            if has_budget:
-                turns = math.ceil(left / schedule.lane.count)
-                budget_s = max((self._round_end_s - schedule.elapsed_s) / turns, _MIN_SEARCH_S)
+            if self.options.budget_s is not None:
+                budget_s = max((self._round_end_s - started_s) / math.ceil(left / count), _MIN_SEARCH_S)
+            if one.begun and not one.sessions:
+                wait(one.begun, budget_s)
+                if budget_s is not None:
+                    budget_s = max(budget_s - (schedule.elapsed_s - started_s), _MIN_SEARCH_S)
             if self._trials_left is not None:
                 with self._sharing:
                     share = max(1, self._round_trials // left)
@@ -558,12 +576,12 @@ class _Halving:
         one.tried, one.best = sum(result.outcomes.values()), result.winner
         one.failed = "" if result.winner is not None else "no configuration ran"
 
-    def _reserve_s(self) -> float:
-        """Return the expected time of the last finals and of the last race."""
+    def _reserve_s(self, search_s: float) -> float:
+        """Return the time that the last finals, after a search of about so many seconds, and the last race may take."""
         best_us = [one.time_us for one in self.entrants if one.best is not None]
         fastest_us, entrants = min(best_us, default=0.0), _MAX_RACED + len(self.libraries)
         contest_s = min(1e-6 * MAX_ROUNDS * entrants * fastest_us, RACE_S)
-        return _CONTEST_S + contest_s + finals_limit_s(fastest_us, self.options.budget_s or 0.0)
+        return _CONTEST_S + contest_s + finals_limit_s(fastest_us, search_s)
 
     def _contest(self) -> list[TunedContender]:
         """Race the best of the kernels and the libraries, and store the times; return all of them, fastest first."""

@@ -403,7 +403,8 @@ class Session:
                             self._shortlist = searching.enter_context(closing(self._plan.begin(self._log)))
                             gaussian_process = import_module("autotile.search.gaussian_process")
                             searching.enter_context(gaussian_process.one_blas_thread())
-                            self._compile_ahead()  # while the GPU worker starts
+                            untried = sum(self._log.find(config) is None for config in self._options.tries)
+                            self._compile_ahead(untried)  # while the GPU worker starts
                             loading = Thread(target=_load_scipy)
                             loading.start()
                             searching.callback(loading.join)
@@ -627,10 +628,14 @@ class Session:
                     break
                 time.sleep(_WAIT_S)
 
-    def _compile_ahead(self) -> None:
-        """Take proposals from the search, valid by rules and static limits, and start their compilation."""
+    def _compile_ahead(self, others: int = 0) -> None:
+        """Take proposals from the search, valid by rules and static limits, and start their compilation.
+
+        As many trials as ``others`` begin besides.
+        """
         assert self._shortlist is not None
-        self._pipeline.compile_ahead(self._shortlist, self._rules.room)
+        room = self._rules.room
+        self._pipeline.compile_ahead(self._shortlist, max(room - others, 0) if room is not None else None)
         self._rules.observe(self._shortlist)
 
     def _end_running(self) -> list[tuple[Compiling, Trial]]:

@@ -595,7 +595,7 @@ class LaidOut:
         """Return the verdict on repeated launches of a library."""
         verdict = Verdict(Outcome.OK)
         for _ in range(repeats):
-            self.timer.samples(runner.launch, 1, runner.prepare)
+            self.timer.samples(runner.launch, 1, runner.prepare, repeats=False)
             verdict = runner.verdict()
             if verdict.outcome is not Outcome.OK:
                 break
@@ -697,7 +697,7 @@ class LaidOut:
             launch = _launch_sequence(functions.at(instances.sizes), instance, bound)
             self.fresh = False
             if as_measured:
-                self.timer.samples(launch, 1, partial(instance.prepare, bound))
+                self.timer.samples(launch, 1, partial(instance.prepare, bound), repeats=False)
             else:
                 instance.prepare(bound)
                 launch()

@@ -205,7 +205,9 @@ class CompilePool:
             compiling, waiting, elsewhere = list(self._compiling), list(self._waiting), list(self._elsewhere)
             self._waiting.clear()
         for one in waiting:
-            if not one.done.cancel():  # the farm has given it back
+            if one.done.cancel():
+                one.done.set_running_or_notify_cancel()  # `concurrent.futures.wait` returns only then
+            else:  # the farm has given it back
                 one.done.set_result(_ENDED)
         for remote in elsewhere:
             remote.cancel()
@@ -289,6 +291,9 @@ class CompilePool:
         """Compile in a worker; the worker's death is a result, and if the system killed it, a second attempt."""
         try:
             with self._worker_pool.compile_slots:
+                if self._closing:  # meanwhile
+                    one.done.set_result(_ENDED)
+                    return
                 start = self.begun_at = time.perf_counter()
                 self._update_busy(+1)
                 try:

@@ -344,29 +344,28 @@ class ScriptedTimer:
 class TestLateHost:
     @pytest.fixture
     def timer(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-        """A timer that notes how many graphs it holds the GPU by, and takes a millisecond for each sample."""
+        """A timer that notes how many graphs occupy the GPU, and takes a millisecond for each row of samples."""
         clock = iter(range(10**6))
         monkeypatch.setattr(energy.time, "perf_counter", lambda: 1e-3 * next(clock))
         timer: Any = object.__new__(Timer)
-        timer._holds, timer.held = 1, []
-        timer._hold = lambda: timer.held.append(timer._holds)
+        timer._graphs, timer._repeating_s, timer.occupied = 1, 0.1, []
+        timer._occupy = lambda: timer.occupied.append(timer._graphs)
         return timer
 
     def test_late_samples_are_taken_again_behind_more_work(self, timer: Any) -> None:
         first, second = ScriptedTimer([False]), ScriptedTimer([True, True, False])
-        assert timer._in_time([first, second]) == [3.0, 3.0]
-        assert timer.held == [1, 2, 4]
-        assert timer._in_time([first]) == [4.0]
-        assert timer.held[3:] == [3]  # one less each time that the host is ahead
+        assert timer._punctual([first, second]) == [3.0, 3.0]
+        assert timer.occupied == [1, 2, 4]
+        assert timer._punctual([first]) == [4.0]
+        assert timer.occupied[3:] == [3]  # one less each time that the host is ahead
 
-    def test_what_is_always_late_counts_in_the_end(self, timer: Any) -> None:
+    def test_what_is_always_late_counts_when_the_time_is_used_up(self, timer: Any) -> None:
         always = ScriptedTimer([True])
-        timer._in_time([always])
-        assert 2 <= always.started <= 30
-        assert max(timer.held) == 32
-
-    def test_what_cannot_be_captured_is_not_repeated(self, timer: Any) -> None:
-        assert timer._in_time([ScriptedTimer([True])], repeats=False) == [1.0]
+        timer._punctual([always])
+        assert 50 <= always.started <= 110
+        assert max(timer.occupied) == 32
+        assert timer._punctual([always]) == [always.started]
+        assert timer._graphs < 32
 
 
 def test_what_expressions_are_evaluated_with_is_freed_before_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:

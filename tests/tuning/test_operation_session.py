@@ -112,6 +112,22 @@ class TestHalving:
         assert [by_name[name].trials for name in ("first", "third")] == [2, 2]
         assert by_name["second"].trials > 2
 
+    def test_where_nothing_that_is_proposed_runs_all_kernels_are_searched(
+        self, recorded: None, run: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(operation_session, "device_of", lambda *_: device_profile("h200"))
+        tune, turns = operation_session._Halving._tune, list[tuple[int, str]]()
+
+        def fails_first(halving: Any, coming: Any, place: Any, lane: Any) -> None:
+            turns.append((place.number, coming[0].name))
+            if place.number > 1:
+                tune(halving, coming, place, lane)
+
+        monkeypatch.setattr(operation_session._Halving, "_tune", fails_first)
+        result = run(proposed=lambda *_: [("first", {"THREADS": 64, "WORK": 1})], budget_s=2.5)
+        assert turns == [(number, name) for number in (1, 2) for name in NAMES]
+        assert result.winner.name == "second"
+
     def test_what_a_kernel_tries_first_is_compiled_before_its_turn(self, operation: Operation) -> None:
         """The compilation of each begins once: of what is proposed, or else of the default."""
         kernel = operation.members[0].load()
@@ -204,9 +220,8 @@ def test_time_is_reserved_for_the_finals_and_for_the_last_race(
     entrants = [operation_session._Entrant(kernel, problem, best=trial)]
     schedule: Any = None
     halving = operation_session._Halving(operation, problem, schedule, (), lambda kernel, problem: None, entrants)
-    halving.options = TuneOptions(budget_s=60.0)
     contest_s = 60 * 4 * 1e-6 * (time_us or 0.0)
-    assert halving._reserve_s() == pytest.approx(finals_s + contest_s + 0.8)
+    assert halving._reserve_s(60.0) == pytest.approx(finals_s + contest_s + 0.8)
 
 
 @pytest.mark.parametrize(
