@@ -523,9 +523,9 @@ class _Halving:
             for one in coming:
                 if one.begun is not None or one.sessions:
                     continue
-                of, sizes = (one.kernel, one.problem), compiled_sizes(one.kernel.spec, one.problem, ())
                 first = []
                 with suppress(AutotileError):  # its own session states it
+                    of, sizes = (one.kernel, one.problem), compiled_sizes(one.kernel.spec, one.problem, ())
                     for config in one.seeds or [one.kernel.spec.default]:
                         first.append(Compiling.begin(*of, config, device, submit=pool.submit, other_sizes=sizes))
                 one.begun = [future for each in first for future in (each.main, *(other for _, other in each.others))]
@@ -541,7 +541,7 @@ class _Halving:
             if self.options.budget_s is not None:
                 budget_s = max((self._round_end_s - started_s) / math.ceil(left / count), _MIN_SEARCH_S)
             if one.begun and not one.sessions:
-                wait(one.begun, budget_s)
+                wait(one.begun)  # as the session would, whose limits begin behind what it tries first
                 if budget_s is not None:
                     budget_s = max(budget_s - (schedule.elapsed_s - started_s), _MIN_SEARCH_S)
             if self._trials_left is not None:
