@@ -64,6 +64,16 @@ VARYING_OUTPUTS = "varies"
 """Digest of outputs whose bits differed between launches on the same inputs."""
 
 
+_CLOCK_LIMITS = {
+    0x4: "the power limit",
+    0x8: "a hardware slowdown",
+    0x20: "a thermal slowdown",
+    0x40: "a thermal slowdown",
+    0x80: "an external power brake",
+}
+"""Bits of NVML's clock event reasons that lower the clock, as in ``nvml.h``."""
+
+
 class Outcome(StrEnum):
     """Outcome of a candidate. All but ``OK`` and ``PRUNED`` are failures; none ends the session."""
 
@@ -204,6 +214,13 @@ class Trial:
     (``event_floor_us``); the maximum error in verification (``max_error``); if requested, the energy of a run
     (``energy_mj``) and whether NVML's energy ``counter`` or its ``power`` readings gave it (``energy_source``); and
     `OUTPUT_DIGEST`."""
+
+    @property
+    def clock_limits(self) -> tuple[str, ...]:
+        """What lowered the clock of the GPU right after it was measured, as far as NVML states it."""
+        mask = self.telemetry.get("throttle_reasons")
+        found = (text for bit, text in _CLOCK_LIMITS.items() if isinstance(mask, int) and mask & bit)
+        return tuple(dict.fromkeys(found))
 
     @property
     def time_us(self) -> float | None:

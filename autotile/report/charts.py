@@ -827,14 +827,6 @@ _TELEMETRY = {
     "power_w": "power, W",
     "temperature_c": "temperature, \N{DEGREE SIGN}C",
 }
-_THROTTLE_REASONS = {
-    0x4: "the power limit",
-    0x8: "a hardware slowdown",
-    0x20: "a thermal slowdown",
-    0x40: "a thermal slowdown",
-    0x80: "an external power brake",
-}
-"""Bits of NVML's clock event reasons that lower the clock, as in ``nvml.h``."""
 
 
 def drift_chart(study: StudyData) -> Chart:
@@ -875,11 +867,9 @@ def drift_chart(study: StudyData) -> Chart:
     summary = ""
     if reference is not None:
         summary = f"The reference kernel, timed beside each trial, varied by {np.nanmax(reference):.2g} %."
-    stated = (one.trial.telemetry.get("throttle_reasons") for one in study.trials)
-    masks = [mask for mask in stated if isinstance(mask, int)]
-    limits = dict.fromkeys(text for bit, text in _THROTTLE_REASONS.items() if any(mask & bit for mask in masks))
-    limited = sum(any(mask & bit for bit in _THROTTLE_REASONS) for mask in masks)
-    note = f"During {plural(limited, 'trial')}, {' and '.join(limits)} lowered the clock." if limits else ""
+    limited = [limits for one in study.trials if (limits := one.trial.clock_limits)]
+    names = " and ".join(dict.fromkeys(name for limits in limited for name in limits))
+    note = f"During {plural(len(limited), 'trial')}, {names} lowered the clock." if limited else ""
     return Chart(name, title, grid, summary, ResultTable(("", "minimum", "median", "maximum"), rows), note)
 
 

@@ -66,10 +66,13 @@ class Drift:
         The ``first``, the ``least`` and the ``greatest`` time of the reference kernel, in microseconds.
     spread
         Relative excess of the greatest over the least, 0.02 for 2 %.
+    clock_limits
+        What lowered the clock beside the greatest time, such as the power limit; empty where NVML states nothing.
     """
 
     reference_us: Mapping[str, float]
     spread: float
+    clock_limits: tuple[str, ...] = ()
 
 
 def measure_drift(trials: Iterable[Trial]) -> Drift | None:
@@ -77,15 +80,15 @@ def measure_drift(trials: Iterable[Trial]) -> Drift | None:
 
     None where none of the trials timed the reference kernel.
     """
-    times: dict[str, list[float]] = {}
+    times: dict[str, dict[float, tuple[str, ...]]] = {}
     for trial in trials:
         if trial.telemetry.get("reference_us"):
-            times.setdefault(trial.gpu, []).append(float(trial.telemetry["reference_us"]))
+            times.setdefault(trial.gpu, {})[float(trial.telemetry["reference_us"])] = trial.clock_limits
     if not times:
         return None
     most = max(times.values(), key=lambda own: max(own) / min(own))
-    reference_us = {"first": most[0], "least": min(most), "greatest": max(most)}
-    return Drift(reference_us, round(max(most) / min(most) - 1.0, 5))
+    reference_us = {"first": next(iter(most)), "least": min(most), "greatest": max(most)}
+    return Drift(reference_us, round(max(most) / min(most) - 1.0, 5), most[max(most)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,9 +357,11 @@ class TuneResult(Result, Reported, StudyPlots):
         ]
         if drift is not None and drift.spread > _MIN_DRIFT_SHOWN:
             times = f"{drift.reference_us['least']:.4g} to {drift.reference_us['greatest']:.4g} us ({drift.spread:.1%})"
-            cause = " through the search; the finals are free of that"
-            if drift.spread > _MIN_FOREIGN_LOAD_DRIFT:
+            cause = f", as {' and '.join(drift.clock_limits)} lowered the clock" if drift.clock_limits else ""
+            if drift.spread > _MIN_FOREIGN_LOAD_DRIFT and not cause:
                 cause = ": something else ran on the GPU; tune again where the winner matters"
+            else:
+                cause += " through the search; the finals are free of that"
             facts.append(("drift", f"a reference kernel took {times}{cause}"))
         facts += [
             ("learnt", f"from {'; '.join(self.learnt_from)}" if self.learnt_from else ""),

@@ -242,7 +242,21 @@ def test_the_drift_is_that_of_the_reference_kernel(
     assert to_document(measure_drift(of)) == {
         "reference_us": {"first": first, "least": least, "greatest": greatest},
         "spread": pytest.approx(greatest / least - 1, abs=1e-5),
+        "clock_limits": [],
     }
+
+
+def test_a_clock_that_the_gpu_lowers_is_no_load_of_others(bench: Any) -> None:
+    """Bit 0x4 is the power limit, 0x1 an idle GPU; those beside the greatest time count."""
+    result = bench.tune(bench.record(), trials=3)
+    for mask, said in (
+        (0x4, "60 to 70 us (16.7%), as the power limit lowered the clock through the search; the finals are free of"),
+        (0x1, "60 to 70 us (16.7%): something else ran on the GPU"),
+    ):
+        slow = replace(DRIFTING[0], telemetry={"reference_us": 70.0, "throttle_reasons": mask})
+        assert (
+            f"a reference kernel took {said}" in replace(result, drift=measure_drift([*DRIFTING, slow]))._repr_html_()
+        )
 
 
 def test_trials_without_the_reference_kernel_say_nothing() -> None:
