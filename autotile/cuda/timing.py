@@ -393,7 +393,10 @@ class Timer:
         factors = weights or [1.0] * len(launches)
         generator = np.random.default_rng(seed)
         pairs = list(zip(launches, prepares, strict=True))
-        fastest_us = min(min(self.samples(launch, _PROBE_SAMPLES, prepare)) for launch, prepare in pairs)
+        # what cannot be captured may wait for the GPU itself
+        fastest_us = min(
+            min(self.samples(launch, _PROBE_SAMPLES, prepare, repeats=graphs)) for launch, prepare in pairs
+        )
         times: list[list[float]] = [[] for _ in launches]
         with self._stream:
             timers = [
@@ -401,7 +404,7 @@ class Timer:
                 for launch, prepare in pairs
             ]
             racing = list(range(len(launches)))
-            self._repeating_s = _MAX_REPEATING_S * graphs  # what cannot be captured may wait for the GPU itself
+            self._repeating_s = _MAX_REPEATING_S * graphs
             for number in range(1, rounds + 1):
                 order = generator.permutation(racing)
                 row = self._punctual([timers[index] for index in order])

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -327,45 +328,114 @@ class TestEnergy:
             subject.read(lambda: None, LAUNCH_US)
 
 
-class ScriptedTimer:
-    """A timer of which each sample is late or not, and takes as long as its number."""
+class SimulatedCuda:
+    """The part of `cupy.cuda` that a timer uses, on a GPU and a host with clocks of their own, in microseconds."""
 
-    def __init__(self, late: Sequence[bool]) -> None:
-        self.late, self.started, self.is_late = list(late), 0, False
+    def __init__(self) -> None:
+        self.host_us = self.gpu_us = 0.0
+        self.launches = 0
+        self.captured: list[float] | None = None
+        self.stream: Any = None
 
-    def start(self) -> None:
-        self.is_late = self.late[min(self.started, len(self.late) - 1)]
-        self.started += 1
+    def launch(self, time_us: float, host_us: float = 8.0) -> None:
+        """Queue a kernel, which takes the host some time, or capture it in a graph."""
+        if self.captured is not None:
+            self.captured.append(time_us)
+            return
+        self.launches += 1
+        self.host_us += host_us
+        self.gpu_us = max(self.gpu_us, self.host_us) + time_us
 
-    def time_us(self) -> float:
-        return float(self.started)
+    def alloc(self, size_bytes: int) -> Any:
+        return SimpleNamespace(memset_async=lambda _, count: self.launch(1.2 if count < 1 << 20 else 20.0))
+
+    def get_current_stream(self) -> Any:
+        return self.stream
+
+    def get_elapsed_time(self, start: Any, stop: Any) -> float:
+        return float(1e-3 * (stop.at_us - start.at_us))
+
+    def Stream(self) -> Any:  # noqa: N802
+        cuda = self
+
+        class Stream:
+            def __enter__(self) -> None:
+                cuda.stream = self
+
+            def __exit__(self, *error: object) -> None:
+                pass
+
+            def begin_capture(self) -> None:
+                cuda.captured = []
+
+            def end_capture(self) -> Any:
+                times_us, cuda.captured = cuda.captured or [], None
+
+                def launch(stream: object) -> None:
+                    for number, time_us in enumerate(times_us):
+                        cuda.launch(time_us, 0.0 if number else 5.0)
+
+                return SimpleNamespace(launch=launch)
+
+        return Stream()
+
+    def Event(self) -> Any:  # noqa: N802
+        cuda = self
+
+        class Event:
+            def record(self) -> None:
+                cuda.host_us += 3.0
+                self.at_us = cuda.gpu_us = max(cuda.gpu_us, cuda.host_us)
+
+            @property
+            def done(self) -> bool:
+                return self.at_us <= cuda.host_us
+
+            def synchronize(self) -> None:
+                cuda.host_us = max(cuda.host_us, self.at_us)
+
+        return Event()
 
 
-class TestLateHost:
+class TestSlowHost:
+    """What a kernel takes is measured, not what the host takes to launch it."""
+
     @pytest.fixture
-    def timer(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-        """A timer that notes how many graphs occupy the GPU, and takes a millisecond for each row of samples."""
-        clock = iter(range(10**6))
-        monkeypatch.setattr(energy.time, "perf_counter", lambda: 1e-3 * next(clock))
-        timer: Any = object.__new__(Timer)
-        timer._graphs, timer._repeating_s, timer.occupied = 1, 0.1, []
-        timer._occupy = lambda: timer.occupied.append(timer._graphs)
-        return timer
+    def cuda(self, monkeypatch: pytest.MonkeyPatch) -> SimulatedCuda:
+        cuda = SimulatedCuda()
+        monkeypatch.setattr(energy, "load_cupy", lambda: SimpleNamespace(cuda=cuda))
+        monkeypatch.setattr(energy.time, "perf_counter", lambda: 1e-6 * cuda.host_us)
+        return cuda
 
-    def test_late_samples_are_taken_again_behind_more_work(self, timer: Any) -> None:
-        first, second = ScriptedTimer([False]), ScriptedTimer([True, True, False])
-        assert timer._punctual([first, second]) == [3.0, 3.0]
-        assert timer.occupied == [1, 2, 4]
-        assert timer._punctual([first]) == [4.0]
-        assert timer.occupied[3:] == [3]  # one less each time that the host is ahead
+    @pytest.mark.parametrize("l2", ["cold", "hot"])
+    @pytest.mark.parametrize("time_us", [3.0, 20.0, 59.0, 400.0])
+    def test_the_time_of_the_kernel_is_measured(self, cuda: SimulatedCuda, l2: Any, time_us: float) -> None:
+        """The host stalls at every third launch."""
+        timer, stalls = Timer(50 << 20, l2, 0.1), cycle([15.0, 15.0, 200.0])
 
-    def test_what_is_always_late_counts_when_the_time_is_used_up(self, timer: Any) -> None:
-        always = ScriptedTimer([True])
-        timer._punctual([always])
-        assert 50 <= always.started <= 110
-        assert max(timer.occupied) == 32
-        assert timer._punctual([always]) == [always.started]
-        assert timer._graphs < 32
+        def launch() -> None:
+            cuda.launch(time_us, next(stalls))
+
+        assert timer.samples(launch, 20) == pytest.approx([time_us] * 20)
+        assert timer.measure(launch, None)[0].time_us == pytest.approx(time_us)
+        assert [max(row) for row in timer.race([launch, launch], 12, 0)] == pytest.approx([time_us] * 2)
+        assert timer.parts([[launch]]) == pytest.approx([time_us])
+
+    def test_what_waits_for_the_gpu_itself_counts_in_the_end(self, cuda: SimulatedCuda) -> None:
+        timer, made = Timer(50 << 20, "cold", 0.1), list[int]()
+
+        def launch() -> None:
+            made.append(1)
+            cuda.launch(60.0)
+            cuda.host_us = max(cuda.host_us, cuda.gpu_us)
+
+        assert timer.samples(launch, 3) == pytest.approx([60.0] * 3, abs=20.0)
+        made.clear()
+        assert len(timer.race([launch], 9, 0, graphs=False)[0]) == 9
+        assert len(made) == 3 + 9  # nothing is repeated in such a race
+        made.clear()
+        timer.samples(launch, 1, repeats=False)
+        assert len(made) == 1
 
 
 def test_what_expressions_are_evaluated_with_is_freed_before_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
