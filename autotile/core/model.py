@@ -217,7 +217,7 @@ class Trial:
 
     @property
     def clock_limits(self) -> tuple[str, ...]:
-        """What lowered the clock of the GPU right after it was measured, as far as NVML states it."""
+        """Limits that lowered the clock of the GPU right after it was measured, as far as NVML states them."""
         mask = self.telemetry.get("throttle_reasons")
         found = (text for bit, text in _CLOCK_LIMITS.items() if isinstance(mask, int) and mask & bit)
         return tuple(dict.fromkeys(found))

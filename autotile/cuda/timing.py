@@ -208,7 +208,7 @@ _QUEUED_SAMPLES = 16
 """Samples that are queued before the host waits, so that the GPU does not idle."""
 _FILLS, _FILL_BYTES = 64, 1 << 14
 """Fills in a CUDA graph that occupy the GPU for about 75 us; the host takes as long for those of a few bytes."""
-_MAX_GRAPHS = 32
+_MAX_FILL_GRAPHS = 32
 """Such graphs before a sample, 2.4 ms, where the host is that slow."""
 _MAX_REPEATING_S = 0.1
 """Time of a measurement, or a race, in which samples are taken again where the host was late."""
@@ -243,9 +243,9 @@ class Timer:
         self._stream: Any = cupy.cuda.Stream()
         self._flush_bytes = max(l2_bytes, 1 << 20)
         self._flush_memory: Any = cupy.cuda.alloc(self._flush_bytes)
-        self._fills: Launch | None = None
+        self._fill: Launch | None = None
         """A graph in which the host gets ahead."""
-        self._graphs = 1
+        self._fill_graphs = 1
         """Number of these: doubled where the host was late, and less by one where it was not."""
         self._repeating_s = 0.0
         """Time that is left for samples to be taken again."""
@@ -393,10 +393,8 @@ class Timer:
         factors = weights or [1.0] * len(launches)
         generator = np.random.default_rng(seed)
         pairs = list(zip(launches, prepares, strict=True))
-        # what cannot be captured may wait for the GPU itself
-        fastest_us = min(
-            min(self.samples(launch, _PROBE_SAMPLES, prepare, repeats=graphs)) for launch, prepare in pairs
-        )
+        probes = [self.samples(launch, _PROBE_SAMPLES, prepare, repeats=graphs) for launch, prepare in pairs]
+        fastest_us = min(map(min, probes))
         times: list[list[float]] = [[] for _ in launches]
         with self._stream:
             timers = [
@@ -404,11 +402,10 @@ class Timer:
                 for launch, prepare in pairs
             ]
             racing = list(range(len(launches)))
-            self._repeating_s = _MAX_REPEATING_S * graphs
+            self._repeating_s = _MAX_REPEATING_S * graphs  # what cannot be captured may wait for the GPU itself
             for number in range(1, rounds + 1):
                 order = generator.permutation(racing)
-                row = self._punctual([timers[index] for index in order])
-                for index, time_us in zip(order, row, strict=True):
+                for index, time_us in zip(order, self._punctual([timers[n] for n in order]), strict=True):
                     times[index].append(time_us)
                 if number in _LOOKS:
                     weighted = [
@@ -466,23 +463,20 @@ class Timer:
             self._occupy()
             for timer in timers:
                 timer.start()
-                is_late = is_late or timer.is_late
+                is_late |= timer.is_late
             times = [timer.time_us() for timer in timers]
-            if not is_late:
-                self._graphs = max(self._graphs - 1, 1)
-                return times
-            if self._repeating_s <= 0.0:
-                self._graphs = max(self._graphs // 2, 1)
+            if not is_late or self._repeating_s <= 0.0:
+                self._fill_graphs = max(self._fill_graphs // 2 if is_late else self._fill_graphs - 1, 1)
                 return times
             self._repeating_s -= time.perf_counter() - begin_s
-            self._graphs = min(2 * self._graphs, _MAX_GRAPHS)
+            self._fill_graphs = min(2 * self._fill_graphs, _MAX_FILL_GRAPHS)
 
     def _occupy(self) -> None:
         """Queue work in which the host gets ahead: an idle GPU would time the host between an event and a launch."""
-        if self._fills is None:
-            self._fills = _capture([lambda: self._flush_memory.memset_async(0, _FILL_BYTES)], _FILLS)
-        for _ in range(self._graphs):
-            self._fills()
+        if self._fill is None:
+            self._fill = _capture([lambda: self._flush_memory.memset_async(0, _FILL_BYTES)], _FILLS)
+        for _ in range(self._fill_graphs):
+            self._fill()
 
     def flush(self) -> None:
         """Queue a flush of the L2 cache; do nothing if it is to stay hot."""

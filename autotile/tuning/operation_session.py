@@ -51,7 +51,7 @@ from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.schedule import Schedule, ScheduleResult, device_of
 from autotile.tuning.session import Compiling, Pipeline, compiled_sizes
-from autotile.workers.child import GPU_WORKER, WorkerPool
+from autotile.workers.child import GPU_WORKER, WorkerPool, memory_share_bytes
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend, Gpu
 from autotile.workers.jobs import (
@@ -439,10 +439,11 @@ class _Halving:
         try:
             with ExitStack() as stack:
                 if workers >= _MIN_CORES_AHEAD and schedule.lane.cluster is None and schedule.device is not None:
-                    made = CompilePool(
-                        schedule.settings, workers // 2, options.compile_deadline_s, worker_pool=schedule.worker_pool
+                    of = schedule.settings, workers // 2, options.compile_deadline_s
+                    memory_bytes = memory_share_bytes(workers)  # the session compiles beside it
+                    self._compile_pool = stack.enter_context(
+                        closing(CompilePool(*of, memory_bytes=memory_bytes, worker_pool=schedule.worker_pool))
                     )
-                    self._compile_pool = stack.enter_context(closing(made))
                 self._share_out(possible)
             if not schedule.interrupted:
                 contenders = self._contest()
@@ -521,14 +522,13 @@ class _Halving:
             return
         with self._sharing:
             for one in coming:
-                if one.begun is not None or one.sessions:
-                    continue
-                first = []
-                with suppress(AutotileError):  # its own session states it
-                    of, sizes = (one.kernel, one.problem), compiled_sizes(one.kernel.spec, one.problem, ())
-                    for config in one.seeds or [one.kernel.spec.default]:
-                        first.append(Compiling.begin(*of, config, device, submit=pool.submit, other_sizes=sizes))
-                one.begun = [future for each in first for future in (each.main, *(other for _, other in each.others))]
+                if one.begun is None and not one.sessions:
+                    one.begun = []
+                    with suppress(AutotileError):  # its own session states it
+                        of, sizes = (one.kernel, one.problem), compiled_sizes(one.kernel.spec, one.problem, ())
+                        for config in one.seeds or [one.kernel.spec.default]:
+                            first = Compiling.begin(*of, config, device, submit=pool.submit, other_sizes=sizes)
+                            one.begun += [first.main, *(other for _, other in first.others)]
 
     def _tune(self, coming: Sequence[_Entrant], place: Place, lane: Lane) -> None:
         """Hold a session of the first of some kernels with its share of a round, in which these are left."""
@@ -537,13 +537,12 @@ class _Halving:
         try:
             count = schedule.lane.count
             self._begin_compiling(coming[count : count + _AHEAD])
-            budget_s, trials = None, None
-            if self.options.budget_s is not None:
-                budget_s = max((self._round_end_s - started_s) / math.ceil(left / count), _MIN_SEARCH_S)
             if one.begun and not one.sessions:
                 wait(one.begun)  # as the session would, whose limits begin behind what it tries first
-                if budget_s is not None:
-                    budget_s = max(budget_s - (schedule.elapsed_s - started_s), _MIN_SEARCH_S)
+            budget_s, trials = None, None
+            if self.options.budget_s is not None:
+                share_s = (self._round_end_s - started_s) / math.ceil(left / count)
+                budget_s = max(share_s - (schedule.elapsed_s - started_s), _MIN_SEARCH_S)
             if self._trials_left is not None:
                 with self._sharing:
                     share = max(1, self._round_trials // left)
@@ -551,7 +550,7 @@ class _Halving:
                 one.target += share
                 trials = one.target
             elif self._tries_only:
-                trials = max(len(one.seeds), 1)
+                trials = len(one.seeds) or 1
             chosen = replace(self.options, budget_s=budget_s, trials=trials, finals=self._finals)
             if not one.sessions:
                 if chosen.served is None and chosen.transfer and chosen.replay is None:

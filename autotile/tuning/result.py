@@ -67,7 +67,7 @@ class Drift:
     spread
         Relative excess of the greatest over the least, 0.02 for 2 %.
     clock_limits
-        What lowered the clock beside the greatest time, such as the power limit; empty where NVML states nothing.
+        Limits that lowered the clock beside the greatest time, such as that of the power, as far as NVML states them.
     """
 
     reference_us: Mapping[str, float]
@@ -80,15 +80,16 @@ def measure_drift(trials: Iterable[Trial]) -> Drift | None:
 
     None where none of the trials timed the reference kernel.
     """
-    times: dict[str, dict[float, tuple[str, ...]]] = {}
+    times: dict[str, list[tuple[float, tuple[str, ...]]]] = {}
     for trial in trials:
-        if trial.telemetry.get("reference_us"):
-            times.setdefault(trial.gpu, {})[float(trial.telemetry["reference_us"])] = trial.clock_limits
+        if time_us := trial.telemetry.get("reference_us"):
+            times.setdefault(trial.gpu, []).append((float(time_us), trial.clock_limits))
     if not times:
         return None
-    most = max(times.values(), key=lambda own: max(own) / min(own))
-    reference_us = {"first": next(iter(most)), "least": min(most), "greatest": max(most)}
-    return Drift(reference_us, round(max(most) / min(most) - 1.0, 5), most[max(most)])
+    most = max(times.values(), key=lambda own: max(own)[0] / min(own)[0])
+    (first, _), (least, _), (greatest, clock_limits) = most[0], min(most), max(most)
+    reference_us = {"first": first, "least": least, "greatest": greatest}
+    return Drift(reference_us, round(greatest / least - 1.0, 5), clock_limits)
 
 
 @dataclass(frozen=True, slots=True)
