@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from autotile.core.documents import Name
 from autotile.core.dtypes import DTYPES
+from autotile.core.forks import cached_property
 from autotile.core.model import Value, config_text
 from autotile.core.text import html_of, plural
 from autotile.errors import ConfigError, SpecError, nearest
@@ -805,7 +806,7 @@ def computed_values(computed: Iterable[Computed], config: Mapping[str, Value]) -
     }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KernelSpec:
     """Content of a search-space file, parsed and checked."""
 
@@ -926,28 +927,32 @@ class KernelSpec:
 
     def argument(self, name: str) -> Argument:
         """Return the argument of the given name; raise `KeyError` if there is none."""
-        return {argument.name: argument for argument in self.arguments}[name]
+        return self._arguments[name]
 
     def buffer(self, name: str) -> BufferArgument:
         """Return the buffer of the given name; raise `KeyError` if there is none."""
         return {buffer.name: buffer for buffer in self.buffers}[name]
 
-    @property
+    @cached_property
+    def _arguments(self) -> dict[str, Argument]:
+        return {argument.name: argument for argument in self.arguments}
+
+    @cached_property
     def buffers(self) -> tuple[BufferArgument, ...]:
         """The buffers, in order."""
         return arguments_of_kind(self.arguments, BufferArgument)
 
-    @property
+    @cached_property
     def scalars(self) -> tuple[ScalarArgument, ...]:
         """The scalars, in order."""
         return arguments_of_kind(self.arguments, ScalarArgument)
 
-    @property
+    @cached_property
     def workspaces(self) -> tuple[WorkspaceArgument, ...]:
         """The workspaces, in order."""
         return arguments_of_kind(self.arguments, WorkspaceArgument)
 
-    @property
+    @cached_property
     def tensor_maps(self) -> tuple[TensorMapArgument, ...]:
         """The tensor maps, in order."""
         return arguments_of_kind(self.arguments, TensorMapArgument)

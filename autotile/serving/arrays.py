@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -284,6 +284,12 @@ def on_stream(arrays: Sequence[Any], stream: Any = None) -> Iterator[None]:
         yield
 
 
+def on_handle(pointer: int) -> AbstractContextManager[Any]:
+    """Make the stream with a handle CuPy's current one, if it is not."""
+    current: Any = load_cupy().cuda.get_current_stream()
+    return nullcontext() if current.ptr == pointer else _as_cupy_stream(None, pointer)
+
+
 def _pointer(stream: Any) -> int:
     """Return the handle of a stream."""
     for attribute in ("ptr", "cuda_stream"):  # CuPy's and PyTorch's
@@ -325,6 +331,11 @@ class CheckedArrays(NamedTuple):
 
     views: Mapping[str, Any]
     arrays: tuple[Any, ...]
+
+    @property
+    def pointers(self) -> dict[str, int]:
+        """Addresses of the buffers, by name."""
+        return {name: int(view.data.ptr) for name, view in self.views.items()}
 
 
 class CallArrays:

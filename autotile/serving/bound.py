@@ -607,10 +607,10 @@ class BoundKernel:
         return self._launched(launcher.launch(arrays, stream, scalars))
 
     def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
-        """Launch on arrays at these addresses without a check; return False, and launch nothing, before a call has.
+        """Launch on arrays at these addresses without a check; return False, and launch nothing, where only a call can.
 
-        The addresses are of all buffers in order, with the shapes, dtypes, layout, alignment and device of an earlier
-        call.
+        The addresses are of all buffers in order, with the shapes, dtypes, layout, alignment and device that a call
+        requires. Only a call computes by a library but cuBLAS, races, is captured, or changes the current device.
         """
         launcher = self._launcher or self._load()
         if not launcher.launch_at(stream, pointers):

@@ -55,6 +55,7 @@ from autotile.serving.arrays import (
     accepted_pointers,
     cupy_library,
     library_of,
+    on_handle,
     on_stream,
 )
 from autotile.settings import read_settings
@@ -377,14 +378,13 @@ class CallArguments(CallArrays):
         self.workspaces = StreamWorkspaces(data.workspaces)
 
     def pack(
-        self, views: Mapping[str, Any], scalars: Mapping[str, float], workspaces: Mapping[str, int]
+        self, pointers: Mapping[str, int], scalars: Mapping[str, float], workspaces: Mapping[str, int]
     ) -> tuple[Any, ...]:
-        """Return the parameters of all launches, in order.
+        """Return the parameters of all launches, in order, given the address of each buffer.
 
         Raise `ArgumentError` if a scalar is unknown, its value does not fit in its type, or a buffer with a tensor map
         is not aligned; `ToolchainError` if the driver refuses a tensor map.
         """
-        pointers = {name: int(view.data.ptr) for name, view in views.items()}
         values = dict(self._scalars)
         free = {s.name: s for s in self._spec.scalars if s.default is not None}
         for name, value in scalars.items():
@@ -433,11 +433,11 @@ class CallArguments(CallArrays):
         places = tuple(word[b.name] for b in buffers)
         return ParameterLayout(places, tuple(map_places), (*repeated, *copies))
 
-    def place(self, block: ParameterBlock, views: Mapping[str, Any]) -> tuple[int, ...]:
+    def place(self, block: ParameterBlock, pointers: Mapping[str, int]) -> tuple[int, ...]:
         """Write the addresses of the buffers to a block with spare words, and return the word of each."""
         words = self.layout(block.starts, len(block.words)).words
         for buffer, word in zip(self._spec.buffers, words, strict=True):
-            block.words[word] = int(views[buffer.name].data.ptr)
+            block.words[word] = pointers[buffer.name]
         return words
 
 
@@ -529,13 +529,14 @@ class KernelLauncher(ArrayLauncher):
         return arrays if found is not None else None
 
     def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
-        """Launch on arrays at these addresses, if `launch` has launched in this thread and on this stream before.
-
-        The caller answers for the arrays: they have the shapes, dtypes, layout and alignment of the call before.
-        """
-        state = self._states.by_stream.get(stream)
-        if state is None or not (self._one_device or self._current_device() == self._device_index):
+        """Launch on arrays at these addresses, if the device is the current one; the caller answers for the arrays."""
+        if not (self._one_device or self._current_device() == self._device_index):
             return False
+        state = self._states.by_stream.get(stream)
+        if state is None:
+            with load_cupy().cuda.Device(self._device_index), on_handle(stream):
+                self._launch_first(stream, dict(zip(self.arguments.shapes, pointers, strict=True)), {}, keeps=True)
+            return True
         is_captured = stream != 0 and self._with_graphs and self._is_capturing(stream)
         graph = state.graphs.get(pointers)
         if graph is not None and not is_captured:
@@ -569,23 +570,29 @@ class KernelLauncher(ArrayLauncher):
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
         """Launch on CuPy's current stream, and prepare the fast path for such arrays."""
-        load_cupy().cuda.runtime.setDevice(self._device_index)  # it makes a context current
-        stream = self._cupy.stream(self._device_index)
-        workspaces = self.arguments.workspaces.current()
-        values = self.arguments.pack(checked.views, scalars, workspaces.pointers)
-        block = ParameterBlock(values, spare_words=len(checked.arrays))
-        launch = self._launch
-        if self._preparation is not None:
-            words = self.arguments.place(block, checked.views)
-            launch = self._preparation.launch(launch, block, words, stream)
-        launch(stream, block.address, 0)
         library = library_of(checked.arrays[0])
-        if library is not None and not scalars:
-            if stream not in self._states.by_stream:  # an existing state, with its graphs, stays valid
-                layout = self.arguments.layout(block.starts, len(block.words))
-                self._states.keep(stream, StreamState(launch, block, layout, (self._functions, workspaces)))
+        keeps = library is not None and not scalars
+        self._launch_first(self._cupy.stream(self._device_index), checked.pointers, scalars, keeps=keeps)
+        if library is not None and keeps:
             specs = self.arguments.array_specs(library)
             self._libraries.setdefault(type(checked.arrays[0]), (library.stream, library.signature, specs))
+
+    def _launch_first(
+        self, stream: int, pointers: Mapping[str, int], scalars: Mapping[str, float], *, keeps: bool
+    ) -> None:
+        """Launch on CuPy's current stream with new parameters, which ``keeps`` lets further launches there use."""
+        load_cupy().cuda.runtime.setDevice(self._device_index)  # it makes a context current
+        workspaces = self.arguments.workspaces.current()
+        values = self.arguments.pack(pointers, scalars, workspaces.pointers)
+        block = ParameterBlock(values, spare_words=len(pointers))
+        launch = self._launch
+        if self._preparation is not None:
+            words = self.arguments.place(block, pointers)
+            launch = self._preparation.launch(launch, block, words, stream)
+        launch(stream, block.address, 0)
+        if keeps and stream not in self._states.by_stream:  # an existing state, with its graphs, stays valid
+            layout = self.arguments.layout(block.starts, len(block.words))
+            self._states.keep(stream, StreamState(launch, block, layout, (self._functions, workspaces)))
 
     def _bind_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> Callable[[], None]:
         current_stream = (library_of(checked.arrays[0]) or self._cupy).stream
@@ -597,15 +604,14 @@ class KernelLauncher(ArrayLauncher):
             load_cupy().cuda.runtime.setDevice(index)  # it makes a context current
             with on_stream(checked.arrays):
                 workspaces = self.arguments.workspaces.current()
-            values = self.arguments.pack(checked.views, scalars, workspaces.pointers)
+            values = self.arguments.pack(checked.pointers, scalars, workspaces.pointers)
             launch, own = self._launch, None
             if self._preparation is None:
                 block = ParameterBlock(values)
             else:
                 block = ParameterBlock(values, spare_words=len(checked.arrays))
-                launch, own = self._preparation.bound_launch(
-                    launch, block, self.arguments.place(block, checked.views), stream
-                )
+                words = self.arguments.place(block, checked.pointers)
+                launch, own = self._preparation.bound_launch(launch, block, words, stream)
             state = StreamState(launch, block, ParameterLayout((), (), ()), (self._functions, (workspaces, own)))
             states.keep(stream, state)
             return state
@@ -688,7 +694,7 @@ class LibraryLauncher(ArrayLauncher):
             return arrays
         with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
             checked = self._arrays.check(arrays)
-            pointers = [int(checked.views[buffer.name].data.ptr) for buffer in self._spec.buffers]
+            pointers = [checked.pointers[buffer.name] for buffer in self._spec.buffers]
             self._launch(checked.arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
             library = library_of(checked.arrays[0])
             if library is not None:

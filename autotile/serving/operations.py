@@ -540,7 +540,7 @@ class KnownProduct(NamedTuple):
     def launch(self, a: Any, b: Any, out: Any = None) -> Any:
         """Compute the product of such arrays into one like a new one, or a new one, and return it.
 
-        Return None, and launch nothing, before a call has.
+        Return None, and launch nothing, where only a call of the kernel can.
         """
         library = self.library
         if out is None:

@@ -156,7 +156,7 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
     if known is None:
         return _multiply(a, b, emulate)
     made: Tensor | None = known.launch(a, b)
-    if made is None:  # nothing was launched in this thread and on this stream before
+    if made is None:
         made = known.kernel(*(one.detach() if one.is_contiguous() else one.detach().mT for one in (a, b)))
     return made
 
@@ -345,7 +345,7 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
         kernel.count_call()
         return _torch_linear(input, weight, bias)
     result: Tensor | None = known.launch(input, weight)
-    if result is None:  # nothing was launched in this thread and on this stream before
+    if result is None:
         n, k = weight.shape
         factor = weight.detach() if is_transposed(n, k) else weight.detach().t()
         result = kernel(input.detach().view(-1, k), factor).view(*input.shape[:-1], n)

@@ -456,6 +456,17 @@ class TestCalls:
         with pytest.raises(ArgumentError, match="scale has no scalar 'offset' to set; scalars with a default: factor"):
             kernel(x, y, offset=1.0)
 
+    def test_launches_on_addresses_need_no_call_before(self, kernel: BoundKernel, calls: CallCuda) -> None:
+        x, y, z = (array_at(i) for i in range(3))
+        for out in (y, z, z, z):
+            assert kernel.launch_at(7, (x.data.ptr, out.data.ptr))
+        assert [words[:4] for _, words in calls.launches] == [*(parameters(x, out) for out in (y, z, z)), [99]]
+        assert calls.launches[0][0] == 7
+        assert kernel.calls == 4
+        calls.current = 1
+        assert not kernel.launch_at(7, (x.data.ptr, y.data.ptr))
+        assert (len(calls.launches), kernel.calls) == (4, 4)
+
     def test_a_bound_launch(self, kernel: BoundKernel, calls: CallCuda) -> None:
         x, y = array_at(0), array_at(1)
         launch = kernel.bind(x, y, factor=4.0)
