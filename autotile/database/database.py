@@ -50,6 +50,7 @@ from autotile.database.engine import (
     Location,
     ServerLocation,
     check_integrity,
+    driver_connection,
     ensure_schema,
     insert_for,
     is_current,
@@ -258,9 +259,13 @@ def run_text(connection: Connection, statement: str, values: Row | Sequence[Row]
     A session commits several short transactions for each batch of trials. SQLAlchemy's statements would take several
     times as long as the database itself.
     """
-    is_server = connection.dialect.name == "postgresql"
-    result = connection.exec_driver_sql(_server_text(statement) if is_server else statement, values)
-    return [tuple(row) for row in result] if result.returns_rows else ()
+    if connection.dialect.name == "postgresql":
+        result = connection.exec_driver_sql(_server_text(statement), values)
+        return [tuple(row) for row in result] if result.returns_rows else ()
+    driver = driver_connection(connection)
+    run = driver.execute if isinstance(values, Mapping) else driver.executemany
+    rows: Sequence[tuple[Any, ...]] = run(statement, values).fetchall()
+    return rows
 
 
 @cache

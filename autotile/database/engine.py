@@ -555,9 +555,14 @@ def open_engine(location: Location, timeout_s: float = LOCK_TIMEOUT_S, *, readon
         # A transaction that reads first and requests the lock later can fail without waiting; one that begins with
         # BEGIN IMMEDIATE waits for the lock: https://sqlite.org/lang_transaction.html.
         writes = connection.get_execution_options().get("autotile_write")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        driver_connection(connection).execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def driver_connection(connection: Connection) -> Any:
+    """Return the connection of the driver itself, as of `sqlite3`."""
+    return connection.connection.driver_connection
 
 
 def _server_engine(location: ServerLocation, timeout_s: float, *, readonly: bool) -> Engine:
