@@ -448,19 +448,16 @@ ReadSignature = Callable[[Sequence[Any]], Signature]
 class ArrayLauncher:
     """Base of the launchers of kernels and of libraries: requirements on arrays, and the CUDA runtime."""
 
-    def __init__(self, make_arrays: Callable[[], CallArrays], device_index: int) -> None:
-        self._make_arrays, self._device_index = make_arrays, device_index
+    _arrays: CallArrays
+
+    def __init__(self, device_index: int) -> None:
+        self._device_index = device_index
         self._one_device = device_count() == 1
         runtime = load_cupy().cuda.runtime
         self._current_device: Callable[[], int] = runtime.getDevice
         self._launch_graph: Callable[[int, int], None] = runtime.graphLaunch
         self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
         """Not to be called with stream 0, which cannot be captured."""
-
-    @cached_property
-    def _arrays(self) -> CallArrays:
-        """The requirements, made at the first call that is checked."""
-        return self._make_arrays()
 
     def capture(
         self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
@@ -490,8 +487,8 @@ class KernelLauncher(ArrayLauncher):
         with_graphs: bool,
         preparation: Preparation | None = None,
     ) -> None:
-        super().__init__(lambda: arguments, device_index)
-        self.arguments = arguments
+        super().__init__(device_index)
+        self.arguments = self._arrays = arguments
         self._functions = functions
         self._with_graphs = with_graphs
         self._preparation = preparation
@@ -651,8 +648,8 @@ class LibraryLauncher(ArrayLauncher):
     def __init__(
         self, spec: KernelSpec, find_problem: Callable[[], Problem], library: Library, asked: Problem, device_index: int
     ) -> None:
-        super().__init__(lambda: CallArrays(spec, find_problem(), spec.default, device_index), device_index)
-        self._spec, self._asked = spec, asked
+        super().__init__(device_index)
+        self._spec, self._find_problem, self._asked = spec, find_problem, asked
         self._call = library.call
         layout = GemmLayout.of(asked.sizes, asked.dtype) if self._call is None else None
         self._gemm = Gemm(layout, device_index) if layout is not None else None
@@ -661,6 +658,11 @@ class LibraryLauncher(ArrayLauncher):
         self._with_graphs = layout is not None and not layout.rounds_afterwards and read_settings().graphs
         self._graphs: dict[int, LaunchGraphs] = {}
         """Graphs of the products that came again, by stream."""
+
+    @cached_property
+    def _arrays(self) -> CallArrays:
+        """The requirements, made at the first call that is checked."""
+        return CallArrays(self._spec, self._find_problem(), self._spec.default, self._device_index)
 
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """Launch on arrays like those of an earlier call; None if nothing was launched."""
