@@ -555,7 +555,12 @@ def open_engine(location: Location, timeout_s: float = LOCK_TIMEOUT_S, *, readon
         # A transaction that reads first and requests the lock later can fail without waiting; one that begins with
         # BEGIN IMMEDIATE waits for the lock: https://sqlite.org/lang_transaction.html.
         writes = connection.get_execution_options().get("autotile_write")
-        driver_connection(connection).execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+        driver = driver_connection(connection)
+        try:
+            driver.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+        except BaseException:  # such as Ctrl-C while it waits for the lock, which it then holds
+            driver.rollback()
+            raise
 
     return engine
 

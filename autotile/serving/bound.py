@@ -606,14 +606,15 @@ class BoundKernel:
         launcher = launcher or self._load()
         return self._launched(launcher.launch(arrays, stream, scalars))
 
-    def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
-        """Launch on arrays at these addresses without a check; return False, and launch nothing, where only a call can.
+    def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
+        """Launch on arrays at these addresses without a check; return False, and launch nothing, before a call has.
 
-        The addresses are of all buffers in order, with the shapes, dtypes, layout, alignment and device that a call
-        requires. Only a call computes by a library but cuBLAS, races, is captured, or changes the current device.
+        The addresses are of all buffers in order, with the shapes, dtypes, layout, alignment and device of an earlier
+        call in this thread and on this stream, or with ``starts`` of those that a call requires. Only a call computes
+        by a library but cuBLAS, races, is captured, or changes the current device.
         """
         launcher = self._launcher or self._load()
-        if not launcher.launch_at(stream, pointers):
+        if not launcher.launch_at(stream, pointers, starts=starts):
             return False
         self.count_call()
         return True
@@ -870,9 +871,9 @@ class CapturingLauncher:
         """Leave calls that are to be captured to `launch`."""
         return self.plain.launch_fast(arrays) if self._folder.is_full else None
 
-    def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
+    def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
         """Leave calls that are to be captured to `launch`."""
-        return self._folder.is_full and self.plain.launch_at(stream, pointers)
+        return self._folder.is_full and self.plain.launch_at(stream, pointers, starts=starts)
 
     def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
         """Capture and launch."""
@@ -910,7 +911,7 @@ class FirstUseRace:
         """Leave calls to `launch`."""
         return None
 
-    def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
+    def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
         """Leave calls to `launch`."""
         return False
 

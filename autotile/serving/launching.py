@@ -525,11 +525,11 @@ class KernelLauncher(ArrayLauncher):
             self._launch_parameters(state, stream, found, signature, is_captured)
         return arrays if found is not None else None
 
-    def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
-        """Launch on arrays at these addresses, if the device is the current one; the caller answers for the arrays."""
-        if not (self._one_device or self._current_device() == self._device_index):
-            return False
+    def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
+        """Launch on arrays at these addresses, see `autotile.serving.bound.BoundKernel.launch_at`."""
         state = self._states.by_stream.get(stream)
+        if not ((state or starts) and (self._one_device or self._current_device() == self._device_index)):
+            return False
         if state is None:
             with load_cupy().cuda.Device(self._device_index), on_handle(stream):
                 self._launch_first(stream, dict(zip(self.arguments.shapes, pointers, strict=True)), {}, keeps=True)
@@ -670,7 +670,7 @@ class LibraryLauncher(ArrayLauncher):
             arrays = self._arrays.complete(arrays)
         return arrays if self._launch_fast(arrays, {}) else None
 
-    def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
+    def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = True) -> bool:
         """Compute on arrays at these addresses, which meet the requirements; False if nothing was done."""
         gemm, graphs = self._gemm, self._graphs.get(stream)
         if gemm is None or not (self._one_device or self._current_device() == self._device_index):

@@ -529,25 +529,47 @@ class MatmulOptions(NamedTuple):
     database: str | None = None
 
 
+def takes_product(kernel: BoundKernel) -> bool:
+    """Return True if the arrays that a kernel declares are those of the product that it is served for.
+
+    A kernel of the user's in the operation may declare others, which only a call refuses.
+    """
+    asked, own, buffers = kernel.operation, kernel.problem, kernel.definition.spec.buffers
+    if kernel.is_library or asked is None:
+        return False
+    sizes = asked.sizes
+    m, n, k = sizes["M"], sizes["N"], sizes["K"]
+    matrices = (k, m) if sizes["TRANS_A"] else (m, k), (n, k) if sizes["TRANS_B"] else (k, n), (m, n)
+    dtypes = asked.dtype, asked.dtype, "float32" if sizes["OUT_FP32"] else asked.dtype
+    expected = [((sizes["BATCH"], *matrix), dtype) for matrix, dtype in zip(matrices, dtypes, strict=True)]
+    declared = zip(kernel.shapes.values(), (one.element_type(own.dtype, own.sizes) for one in buffers), strict=True)
+    return expected == list(declared)
+
+
 class KnownProduct(NamedTuple):
-    """Products of arrays of one kind: what computes them, the function that allocates the result, and the device."""
+    """Products of arrays of one kind: what computes them, the function that allocates the result, and the device.
+
+    ``starts`` is that of `BoundKernel.launch_at`.
+    """
 
     kernel: BoundKernel
     allocate: Callable[[], Any]
     device_index: int
     library: ArrayLibrary
+    starts: bool
 
     def launch(self, a: Any, b: Any, out: Any = None) -> Any:
         """Compute the product of such arrays into one like a new one, or a new one, and return it.
 
-        Return None, and launch nothing, where only a call of the kernel can.
+        Return None, and launch nothing, where only a call can.
         """
         library = self.library
         if out is None:
             out = self.allocate()
         address = library.address
         pointers = address(a), address(b), address(out)
-        return out if self.kernel.launch_at(library.stream(self.device_index), pointers) else None
+        is_launched = self.kernel.launch_at(library.stream(self.device_index), pointers, starts=self.starts)
+        return out if is_launched else None
 
 
 class Products(RecentCache[tuple[object, ...], KnownProduct]):
@@ -608,17 +630,13 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
     ) -> Callable[[BoundKernel], KnownProduct] | None:
         """Return a function that keeps what computes such products, and holds no array; None if none may be kept."""
         library, kinds = library_of(a), (type(a), type(b))
-        for kind in kinds:
-            module = kind.__module__.partition(".")[0]
-            if kind.__name__ not in ("Tensor", "Parameter") if module == "torch" else module != "cupy":
-                return None  # a subclass may compute products in a way of its own
-        if library is None or not (key := library.kind(a, b, options)):
+        if not all(map(_is_plain, kinds)) or library is None or not (key := library.kind(a, b, options)):
             return None
         allocate, device = library.allocator(a, shape), _device_index(a)
 
         def keep(kernel: BoundKernel) -> KnownProduct:
             self._libraries.update(dict.fromkeys(kinds, library))
-            return self.keep(key, KnownProduct(kernel, allocate, device, library))
+            return self.keep(key, KnownProduct(kernel, allocate, device, library, takes_product(kernel)))
 
         return keep
 
@@ -703,7 +721,8 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
             and is_plain
             and made is not None
             and type(left) is type(right) is type(out)
-            and kernel.launch_at(made.stream(device), tuple(map(made.address, stored)))  # nothing is left to be checked
+            and _is_plain(type(out))
+            and kernel.launch_at(made.stream(device), tuple(map(made.address, stored)), starts=takes_product(kernel))
         ):
             kernel(*stored, **scalars)
         is_direct = left is a and right is b and left_order and right_order and options.database is None
@@ -730,6 +749,12 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         if key not in deferred:
             deferred[key] = True
             choices.add(choose_and_load)
+
+
+def _is_plain(kind: type) -> bool:
+    """Return True for a class of arrays that no library derived from another one, to compute in a way of its own."""
+    module = kind.__module__.partition(".")[0]
+    return kind.__name__ in ("Tensor", "Parameter") if module == "torch" else module == "cupy"
 
 
 def _native(array: Any, name: str) -> Any:

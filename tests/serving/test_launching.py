@@ -25,6 +25,7 @@ from autotile.serving import bound as bound_module
 from autotile.serving import launching
 from autotile.serving.arrays import ArraySpec, Signature, accepted_pointers, cupy_library
 from autotile.serving.bound import BoundKernel
+from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.launching import CheckedArrays, KernelLauncher, ParameterLayout, StreamState, StreamWorkspaces
 from autotile.serving.selection import RecentCache
 
@@ -459,12 +460,12 @@ class TestCalls:
     def test_launches_on_addresses_need_no_call_before(self, kernel: BoundKernel, calls: CallCuda) -> None:
         x, y, z = (array_at(i) for i in range(3))
         for out in (y, z, z, z):
-            assert kernel.launch_at(7, (x.data.ptr, out.data.ptr))
+            assert kernel.launch_at(7, (x.data.ptr, out.data.ptr), starts=True)
         assert [words[:4] for _, words in calls.launches] == [*(parameters(x, out) for out in (y, z, z)), [99]]
         assert calls.launches[0][0] == 7
         assert kernel.calls == 4
         calls.current = 1
-        assert not kernel.launch_at(7, (x.data.ptr, y.data.ptr))
+        assert not kernel.launch_at(7, (x.data.ptr, y.data.ptr), starts=True)
         assert (len(calls.launches), kernel.calls) == (4, 4)
 
     def test_a_bound_launch(self, kernel: BoundKernel, calls: CallCuda) -> None:
@@ -716,3 +717,61 @@ class TestWorkspaces:
                 workspaces.current()
         assert len(workspaces._sets) == launching._MAX_WORKSPACE_SETS
         assert len(workspaces._captured) == captured * (launching._MAX_WORKSPACE_SETS + 8)
+
+
+OPERATION = """
+[operation]
+name = "matmul"
+sizes = { M = 4096, N = 4096, K = 4096, BATCH = 1 }
+flags = { TRANS_A = 0, TRANS_B = 0, OUT_FP32 = 0 }
+conditions = { NONDETERMINISTIC = 0, ALIGNED = 1, EMULATE = 1 }
+dtypes = ["float16"]
+[kernels.mine]
+kernel = "./mine.toml"
+"""
+MEMBER = """
+[kernel]
+name = "mine"
+template = "mine.cu"
+entry = "mine"
+[problem]
+sizes = { M = 256, N = 256, K = 256, BATCH = 1 }
+ragged = { M = 17, N = 19, K = 23 }
+dtypes = ["float16"]
+[parameters]
+T = [256, 512]
+[default]
+T = 256
+[launch]
+block = ["T"]
+grid = ["ceil_div(M * N, T)"]
+[arguments]
+A = { buffer = "dtype", shape = ["BATCH", "M", "K"], access = "in" }
+B = { buffer = "dtype", shape = ["BATCH", "K", "N"], access = "in" }
+C = { buffer = "%s", shape = ["BATCH", "M", "N"], access = "out" }
+M = { scalar = "int32", value = "M" }
+[reference]
+outputs = { C = "A @ B" }
+reduction = "K"
+"""
+
+
+@pytest.mark.usefixtures("live_gpu")
+@pytest.mark.parametrize("dtype", ["dtype", "float32"])
+def test_a_member_of_ones_own_that_declares_other_arrays_is_not_launched(
+    calls: CallCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    (tmp_path / "matmul.toml").write_text(OPERATION)
+    (tmp_path / "mine.toml").write_text(MEMBER % dtype)
+    (tmp_path / "mine.cu").write_text('extern "C" __global__ void mine(const void*, const void*, void*, int M) {}')
+    monkeypatch.setenv("AUTOTILE_OPERATIONS", str(tmp_path))
+    default_dispatcher.clear()
+    cubin = SimpleNamespace(path=Path("mine.cubin"), symbols={}, cubin_hash="0")
+    monkeypatch.setattr(bound_module.KernelCode, "_find_cubin", lambda self, *, may_compile: cubin)
+    for name in ("_loaded", "_absent"):
+        monkeypatch.setattr(bound_module, name, RecentCache(8))
+    a, b = array_at(0, (64, 32), np.float16), array_at(1, (32, 48), np.float16)
+    fits = dtype == "dtype"
+    with nullcontext() if fits else pytest.raises(ArgumentError, match="C has dtype float16, expected float32"):
+        default_dispatcher.matmul(a, b, library=False)
+    assert len(calls.launches) == fits
