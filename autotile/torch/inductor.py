@@ -52,6 +52,9 @@ def choices_of_inductor() -> Any:
     from torch._inductor.choices import InductorChoices
 
     class KernelChoices(InductorChoices):  # type: ignore[misc]
+        def uuid(self) -> str:  # its part of the key of Inductor's cache since PyTorch 2.13, which requires it
+            return f"{choices_of_inductor.__module__}.{choices_of_inductor.__name__}"
+
         def get_template_configs(
             self, kernel_inputs: Any, templates: Any, op_name: str, *rest: Any, **named: Any
         ) -> Any:
