@@ -169,6 +169,8 @@ class RunRecord:
         self._run: Mapping[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
         """Rows of the table ``trials``, without the ids: the same in a rescue file, so that both merge."""
+        self._unsure = 0
+        """Number of the last of these that may not be stored, as Ctrl-C came meanwhile."""
         self._summary: Mapping[str, Any] | None = None
         with database.reading() as connection:
             self._first_id = self._newest_id = int(run_text(connection, _NEWEST, {})[0][0])
@@ -293,7 +295,11 @@ class RunRecord:
             insert_trials(connection, [row | ids for row in kept])
             return kept
 
-        stored = self._write(store)
+        try:
+            stored = self._write(store)
+        except KeyboardInterrupt:
+            self._unsure = len(rows)
+            raise
         for row in rows:
             if row not in stored:
                 self._rows.remove(row)
@@ -476,7 +482,8 @@ class RunRecord:
             started_at, ended_at = run.one_or_none() or (None, None)
         ended = self._summary is None or ended_at is not None
         expected = [tuple(row[name] for name in _COMPARED) for row in self._rows]
-        if started_at != self._run["started_at"] or not ended or stored != expected:
+        whole = expected, expected[: len(expected) - self._unsure]
+        if started_at != self._run["started_at"] or not ended or stored not in whole:
             raise DatabaseError(
                 f"the database {self._database.location} does not hold what was stored in it: another program "
                 "overwrote it or its log during the run"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +192,32 @@ class TestAccidents:
     def test_overwriting_is_found_although_nothing_fails(self, bench: Any) -> None:
         with pytest.raises(RescuedRunError, match=r"damaged|malformed|not a database|does not hold"):
             bench.tune(bench.record(), Loss(overwrite, TRIALS))
+
+    @pytest.mark.parametrize("is_committed", [False, True])
+    def test_ctrl_c_while_a_trial_is_stored_loses_nothing(
+        self, bench: Any, monkeypatch: pytest.MonkeyPatch, is_committed: bool
+    ) -> None:
+        insert, places = runs.insert_trials, [*[""] * 4, "after" if is_committed else "before"]
+
+        @contextmanager
+        def writing(database: Database, *given: Any) -> Iterator[Any]:
+            left = len(places)
+            with begun(database, *given) as connection:
+                yield connection
+            if is_committed and left and not places:
+                raise KeyboardInterrupt
+
+        def insert_trials(connection: Any, rows: Any) -> None:
+            if (places.pop(0) if places else "") == "before":
+                raise KeyboardInterrupt
+            insert(connection, rows)
+
+        begun = Database.writing
+        monkeypatch.setattr(Database, "writing", writing)
+        monkeypatch.setattr(runs, "insert_trials", insert_trials)
+        result = bench.tune(bench.record())
+        assert result.interrupted
+        assert len(searched(read_settings().database)) == 4 + is_committed
 
 
 class TestRescueFile:
