@@ -670,7 +670,7 @@ class LibraryLauncher(ArrayLauncher):
             arrays = self._arrays.complete(arrays)
         return arrays if self._launch_fast(arrays, {}) else None
 
-    def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = True) -> bool:
+    def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
         """Compute on arrays at these addresses, which meet the requirements; False if nothing was done."""
         gemm, graphs = self._gemm, self._graphs.get(stream)
         if gemm is None or not (self._one_device or self._current_device() == self._device_index):
