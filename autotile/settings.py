@@ -274,6 +274,25 @@ def expand_path(path: str | os.PathLike[str], what: str) -> Path:
         raise InputError(f"{str(path)!r}: there is no home folder {user}; give the whole path of {what}") from None
 
 
+_SOURCES = {".toml", ".cu", ".c", ".cc", ".cpp", ".py"}
+
+
+def output_path(path: str | Path, what: str = "an output file") -> Path:
+    """Return the path of a file to write, which messages call ``what``; ``~`` is expanded.
+
+    Raises
+    ------
+    InputError
+        The path is empty, or that of a folder or of a source file, or in the home folder of a user who does not exist.
+    """
+    found = user_path(path, what)
+    if not found.name or found.is_dir():
+        raise InputError(f"cannot write {str(found)!r}: it names a folder, expected a file")
+    if found.suffix in _SOURCES and found.exists():
+        raise InputError(f"cannot write {found}: it is a source file, which is not overwritten; name another file")
+    return found
+
+
 def user_path(path: str | os.PathLike[str], what: str) -> Path:
     """Return the path of a file or folder that the user named, which need not exist.
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from autotile.api.targets import merge_sizes, named_operation, open_problem, output_file, resolve_device, sizes_notice
+from autotile.api.targets import merge_sizes, named_operation, open_problem, resolve_device, sizes_notice
 from autotile.core.argument_types import checked, checked_except
 from autotile.core.dtypes import dtype_name
-from autotile.core.model import Problem
+from autotile.core.model import L2Mode, Problem
 from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, StoredTrial, StudySummary, open_for_reading
 from autotile.database.learned import read_models
@@ -30,7 +30,7 @@ from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.shipped import write_models
 from autotile.kernel.library import Kernel, KernelHolder, KernelName, load_kernel
 from autotile.kernel.operation import Operation
-from autotile.settings import read_settings, user_path
+from autotile.settings import output_path, read_settings, user_path
 from autotile.version import __version__
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def export(
     measure: bool = False,
     sample: int | None = None,
     seed: int = 0,
-    l2: Literal["cold", "hot"] = "cold",
+    l2: Literal["cold", "hot"] | None = None,
     workers: int | None = None,
     captured: Iterable[str | Path] = (),
     architectures: Sequence[str] = (),
@@ -319,7 +319,8 @@ def export(
     seed
         Seed of the random sample.
     l2
-        Whether inputs start in memory or in the L2 cache.
+        Whether inputs start in memory (cold) or in the L2 cache (hot). None for cold where it is measured, else for
+        the newest study.
     workers
         Compile processes, at most two a core. None for one a core.
     captured
@@ -382,7 +383,7 @@ def export(
                     raise InputError(f"{one} is an operation, which is bundled for all sizes: give none")
                 spec = load_kernel(one).spec
                 announce(sizes_notice(spec, spec.sizes, own))
-        return _write_bundle(selected, output_file(str(output)), architectures, dtype, database)
+        return _write_bundle(selected, output_path(str(output)), architectures, dtype, database)
     if len(selected) > 1:
         raise InputError(f"one kernel is exported, and {selected[1][0]!r} is another; several go into a bundle")
     name, given = selected[0][0], dict(selected[0][1] or {})
@@ -397,7 +398,7 @@ def export(
         if device is not None:
             raise InputError("--device is not for --format c-header: a header holds the results of all GPUs")
         (shipment,) = _prepare(selected, architectures, dtype, database)
-        header, element_type = output_file(str(output)), dtype or shipment.bundled.kernel.spec.dtypes[0]
+        header, element_type = output_path(str(output)), dtype or shipment.bundled.kernel.spec.dtypes[0]
         cubins = write_shipped_header(shipment, element_type, header)
         problems = sum(winner.key.dtype == element_type for winner in shipment.bundled.winners)
         namespace = f"autotile::{namespace_of(shipment.bundled.kernel.spec, element_type)}"
@@ -410,7 +411,7 @@ def export(
         from autotile.api.tuning import record
         from autotile.tuning.options import TuneOptions
 
-        options = TuneOptions(seed=seed, l2=l2, workers=workers)
+        options = TuneOptions(seed=seed, l2=l2 or "cold", workers=workers)
         place: dict[str, Any] = {"device": device, "database": database, "progress": progress}
         done = record(name, given, output=output, sample=sample, dtype=dtype, options=options, **place)
         if done.path is None:
@@ -418,7 +419,7 @@ def export(
         details = {"valid": done.header.valid_configs, "seconds": round(done.seconds, 3)}
         gpu = done.header.key.gpu_name
         return Transfer("recorded", done.path, "recording", problem, gpu, done.configurations, details)
-    found = _read_trials(loaded, problem, output_file(str(output)), device, database)
+    found = _read_trials(loaded, problem, output_path(str(output)), device, database, l2=l2)
     _WRITERS[format](found)
     gpu = source_text(found.study.key.gpu_name, found.study.key.source)
     return Transfer("exported", found.path, format, problem, gpu, len(found.trials), {"study": found.study.study_id})
@@ -441,7 +442,7 @@ def export_models(
             models = read_models(opened, operation.name, dtype_name(dtype) if dtype is not None else None)
     if not models:
         name = operation.name
-        raise InputError(f"the database holds no model of {name}; run `autotile tune {name} --family ...` on a GPU")
+        raise InputError(f"the database holds no model of {name}; tune a range of sizes on a GPU, such as SIZE=1..8192")
     path = user_path(folder, "the models")
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -494,7 +495,7 @@ def import_(
     key = cache.key(merge_sizes(sizes, named_sizes) or None, dtype)
     details: dict[str, object]
     if output is not None:
-        import_into_recording(output_file(output), cache, key)
+        import_into_recording(output_path(output), cache, key)
         details = {"recording": str(output)}
     else:
         with Database.open(database if database is not None else read_settings().database) as opened:
@@ -544,7 +545,7 @@ def bundle(
     <WrittenBundle: app.autotile (1.2 MiB): sgemm_2d, matmul_tiled>
     """
     entries: Sequence[Any] = kernels if isinstance(kernels, Sequence) and not isinstance(kernels, str) else [kernels]
-    return _write_bundle(list(map(_selection, entries)), output_file(output), architectures, dtype, database)
+    return _write_bundle(list(map(_selection, entries)), output_path(output), architectures, dtype, database)
 
 
 def _write_bundle(
@@ -598,20 +599,28 @@ class _Export:
 
 
 def _read_trials(
-    kernel: Kernel, problem: Problem, path: Path, device: int | str | None, database: str | Path | None
+    kernel: Kernel,
+    problem: Problem,
+    path: Path,
+    device: int | str | None,
+    database: str | Path | None,
+    *,
+    l2: L2Mode | None,
 ) -> _Export:
     opened = open_for_reading(str(database) if database is not None else None)
     if opened is None:
         raise InputError("nothing is tuned yet, so nothing can be exported; run `autotile tune` first")
     with opened:
         gpu_name = resolve_device(device).device.name if device is not None else None
-        study = _newest_study(opened.studies(problem.kernel), problem, gpu_name)
+        study = _newest_study(opened.studies(problem.kernel), problem, gpu_name, l2)
         names = {parameter.name for parameter in kernel.spec.parameters}
         trials = [one for one in opened.standing_trials(study.study_id) if one.trial.config.keys() == names]
         return _Export(path, kernel, study, trials)
 
 
-def _newest_study(studies: Sequence[StudySummary], problem: Problem, gpu_name: str | None) -> StudySummary:
+def _newest_study(
+    studies: Sequence[StudySummary], problem: Problem, gpu_name: str | None, l2: L2Mode | None
+) -> StudySummary:
     matching = [
         study
         for study in studies
@@ -619,12 +628,16 @@ def _newest_study(studies: Sequence[StudySummary], problem: Problem, gpu_name: s
         and dict(study.key.sizes) == dict(problem.sizes)
         and study.key.dtype == problem.dtype
         and gpu_name in (None, study.key.gpu_name)
+        and l2 in (None, study.key.l2_mode)
     ]
     if matching:
         return max(matching, key=lambda study: (study.last_at is not None, study.last_at, study.study_id))
-    tuned = dict.fromkeys(f"{sizes_text(study.key.sizes)} on {study.key.gpu_name}" for study in studies)
+    tuned = dict.fromkeys(
+        f"{sizes_text(study.key.sizes)} on {study.key.gpu_name}, {study.key.l2_mode} L2" for study in studies
+    )
     known = f"tuned are: {'; '.join(tuned)}" if tuned else f"nothing is tuned of {problem.kernel}"
-    raise InputError(f"{problem} was not tuned{f' on {gpu_name}' if gpu_name else ''}; {known}")
+    asked = f"{f' on {gpu_name}' if gpu_name else ''}{f' with a {l2} L2' if l2 else ''}"
+    raise InputError(f"{problem} was not tuned{asked}; {known}")
 
 
 def _write_optuna(export: _Export) -> None:

@@ -18,7 +18,6 @@ from autotile.api.targets import (
     merge_sizes,
     named_operation,
     open_problem,
-    output_file,
     resolve_device,
     resolve_served_device,
     sizes_notice,
@@ -52,7 +51,7 @@ from autotile.kernel.sources import signature_fault
 from autotile.kernel.spec import STEP, KernelSpec
 from autotile.serving.choice import Contender
 from autotile.serving.dispatcher import find_best_kernel
-from autotile.settings import read_settings
+from autotile.settings import output_path, read_settings
 from autotile.space import limits
 from autotile.space.enumeration import SpaceStage
 from autotile.space.limits import UNLIMITED, CompiledStep, check_config, compiled_steps, demand_of, is_met, limits_of
@@ -668,7 +667,7 @@ def space(
     """
     given = merge_sizes(sizes, named_sizes)
     if compile or sample is not None:
-        page = output_file(output) if output is not None else None
+        page = output_path(output) if output is not None else None
         place: Any = {"dtype": dtype, "device": device}
         found = survey(kernel, given, sample=sample, seed=seed, workers=workers, observe=observe, **place)
         if page is None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotile.api.targets import merge_sizes, named_operation, output_file, resolve_served_device, sizes_notice
+from autotile.api.targets import merge_sizes, named_operation, resolve_served_device, sizes_notice
 from autotile.core.argument_types import checked
-from autotile.core.device import DeviceProperties
+from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import to_document
 from autotile.core.model import (
     Config,
@@ -68,7 +69,7 @@ from autotile.report.notebook import StudyPlots
 from autotile.report.study import study_without_trials
 from autotile.serving.choice import Compared, Contender, resources_document
 from autotile.serving.dispatcher import find_best_kernel
-from autotile.settings import read_settings, user_path
+from autotile.settings import output_path, read_settings, user_path
 from autotile.tuning.plan import AssessedMiss, assess_misses
 
 if TYPE_CHECKING:
@@ -966,7 +967,7 @@ def report(
 
     given = merge_sizes(sizes, named_sizes)
     path = user_path("report.html" if output is None else output, "a report")
-    path = path / "report.html" if path.is_dir() else output_file(path)
+    path = path / "report.html" if path.is_dir() else output_path(path)
     if other is not None:
         for name, value in (("dtype", dtype), ("device", device), ("db", database)):
             if value is not None:
@@ -1032,6 +1033,8 @@ def _stored(
             load_kernel(kernel)  # a misspelt name is an error of its own
         asked = f"autotile tune {kernel or 'KERNEL'}"
         raise InputError(f"there is no database {location_text(database)} yet; run `{asked}` first")
+    with suppress(InputError):  # the GPU of a result may have no profile
+        device = device_profile(device).name if device is not None else None
     with opened:
         if operation is not None:
             found = read_operation_report(opened, operation, sizes, dtype=dtype, gpu_name=device)

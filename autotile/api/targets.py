@@ -27,7 +27,7 @@ from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec, Parameter
-from autotile.settings import read_settings, user_path
+from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 
 if TYPE_CHECKING:
@@ -263,20 +263,6 @@ def merge_sizes(mapping: Mapping[str, Any] | None, named: Mapping[str, Any]) -> 
     if twice := merged.keys() & named.keys():
         raise InputError(f"{min(twice)} is given twice, in the mapping and by keyword; give it once")
     return merged | dict(named)
-
-
-def output_file(output: str | Path) -> Path:
-    """Return the path of a file to write; ``~`` is expanded.
-
-    Raises
-    ------
-    InputError
-        The path is empty, or that of a folder, or in the home folder of a user who does not exist.
-    """
-    path = user_path(output, "an output file")
-    if not path.name or path.is_dir():
-        raise InputError(f"cannot write {str(path)!r}: it names a folder, expected a file")
-    return path
 
 
 def complete_config(spec: KernelSpec, given: Mapping[str, Any]) -> Config:
@@ -546,11 +532,11 @@ def _number_text(given: object) -> str:
 def _replay(given: Any) -> Any:
     if isinstance(given, bool):
         return _BUILT_IN if given else None
-    return given if given in (None, _BUILT_IN) else Path(given)
+    return given if given in (None, _BUILT_IN) or not isinstance(given, str) else Path(given)
 
 
 def _one_or_several(given: Any, one: type) -> tuple[Any, ...]:
-    return (given,) if isinstance(given, one) else tuple(given or ())
+    return (given,) if isinstance(given, one) else tuple(given) if isinstance(given, Iterable) else given or ()
 
 
 _READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(

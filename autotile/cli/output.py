@@ -108,9 +108,9 @@ def check_csv(csv: str | None, *, as_json: bool) -> None:
 
 def check_output(file: str | None) -> None:
     """Raise if a file cannot be written because its path is none of a file, or its folder does not exist."""
-    from autotile.api.targets import output_file
+    from autotile.settings import output_path
 
-    if file is not None and not (folder := output_file(file).absolute().parent).is_dir():
+    if file is not None and not (folder := output_path(file).absolute().parent).is_dir():
         raise InputError(f"cannot write {file!r}: there is no folder {str(folder)!r}; make it, or name another")
 
 
@@ -131,16 +131,14 @@ def write_table_file(file: str, columns: ColumnTable, row: str, *, as_parquet: b
     Raises
     ------
     InputError
-        The path is none of a file.
+        The path is none of a file, or the file cannot be written.
     ToolchainError
         pyarrow is not installed.
-    OSError
-        The file cannot be written.
     """
     from io import TextIOWrapper
 
-    from autotile.api.targets import output_file
     from autotile.database.paths import atomic_write
+    from autotile.settings import output_path
 
     if file == STANDARD_OUTPUT:
         if as_parquet:
@@ -151,14 +149,17 @@ def write_table_file(file: str, columns: ColumnTable, row: str, *, as_parquet: b
             columns.write_csv(sys.stdout)
             sys.stdout.flush()
         return
-    path = output_file(file)
-    with atomic_write(path) as stream:
-        if as_parquet:
-            columns.write_parquet(stream)
-        else:
-            text = TextIOWrapper(stream, "utf-8", newline="", write_through=True)
-            columns.write_csv(text)
-            text.detach()
+    path = output_path(file)
+    try:
+        with atomic_write(path) as stream:
+            if as_parquet:
+                columns.write_parquet(stream)
+            else:
+                text = TextIOWrapper(stream, "utf-8", newline="", write_through=True)
+                columns.write_csv(text)
+                text.detach()
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; name another file") from None
     notice(f"wrote {plural(len(columns), row)} to {path}")
 
 

@@ -27,7 +27,7 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 import msgspec
 from msgspec import Meta
 
-from autotile.errors import DataError
+from autotile.errors import DataError, InputError
 
 Schema = TypeVar("Schema")
 
@@ -196,7 +196,8 @@ def _data_error(error: Exception) -> DataError:
     fault = (message[: place.start()] if place else message).replace("`", "")[:_SHOWN_CHARACTERS]
     fault = fault.replace(f"got {NotJson.__name__}", "got something that is not JSON")
     field = (f"a key of {place[2]}" if place[1] else place[2]) if place else ""
-    return DataError(fault[:1].lower() + fault[1:], field=field[:_SHOWN_CHARACTERS])
+    is_word = fault[1:2].islower()
+    return DataError(fault[:1].lower() + fault[1:] if is_word else fault, field=field[:_SHOWN_CHARACTERS])
 
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -244,6 +245,8 @@ def toml_value(value: Any) -> str:
         return f"{{ {entries} }}" if entries else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, float):
+        raise InputError(f"expected a finite number, got {value!r}")
     raise TypeError(f"{value!r} is a {type(value).__name__}, which TOML cannot hold")
 
 

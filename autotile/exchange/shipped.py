@@ -169,7 +169,7 @@ def write_models(folder: Path, models: Iterable[StoredModel]) -> list[Path]:
         if not learned.verified:
             raise InputError(
                 f"the model of {model.operation} was learned by an earlier version, which verified configurations only "
-                f"at the measured sizes; run `autotile tune {model.operation} --family ...` again"
+                f"at the measured sizes; tune its family again, such as SIZE=1..8192"
             )
         try:
             with atomic_write(path, follow_link=False) as stream:

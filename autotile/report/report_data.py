@@ -151,7 +151,7 @@ def read_report(
     wanted = [study for study in listed if _matches(study, given, dtype, gpu_name)]
     tried = [study for study in wanted if study.trials]
     if not tried:
-        raise _nothing(database.location, str(kernel or ""), given, listed, wanted)
+        raise _nothing(database.location, str(kernel or ""), given, listed, wanted, dtype=dtype, gpu_name=gpu_name)
     stored_name = None if kernel is None else tried[0].key.kernel  # its files may be gone
     families = () if given else tuple(database.rules(stored_name))
     families = tuple(one for one in families if dtype in (None, one.key.dtype))
@@ -186,7 +186,7 @@ def read_operation_report(
         members = {member.name for member in operation.members}
         own = [study for study in listed if study.key.kernel in members and study.trials]
         if not own or sizes:
-            raise _nothing(database.location, operation.name, sizes, own, [])
+            raise _nothing(database.location, operation.name, sizes, own, [], dtype=dtype, gpu_name=gpu_name)
         tried = {study.study_id: study for study in own}
     title = found[0].title if len(found) == 1 else " ".join(filter(None, [operation.name, sizes_text(sizes)]))
     return _report(database, title, list(tried.values()), operations=tuple(found))
@@ -240,7 +240,14 @@ def _matches(study: StudySummary, sizes: Mapping[str, int], dtype: str | None, g
 
 
 def _nothing(
-    location: str, kernel: str, sizes: Mapping[str, int], listed: Sequence[StudySummary], wanted: Sequence[StudySummary]
+    location: str,
+    kernel: str,
+    sizes: Mapping[str, int],
+    listed: Sequence[StudySummary],
+    wanted: Sequence[StudySummary],
+    *,
+    dtype: str | None,
+    gpu_name: str | None,
 ) -> InputError:
     """Return an error with the reason why a report would be empty, and the remedy."""
     asked = " ".join(filter(None, [kernel, sizes_text(sizes)]))
@@ -251,7 +258,9 @@ def _nothing(
     if listed:
         shown = ", ".join(dict.fromkeys(f"{study.key.kernel} {key_text(study.key)}" for study in listed[:_SHOWN]))
         more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""
-        return InputError(f"{location} has no trials of {asked}; it has {shown}{more}")
+        of = " ".join(filter(None, [asked, dtype]))
+        where = f"{f' of {of}' if of else ''}{f' on {gpu_name}' if gpu_name else ''}"
+        return InputError(f"{location} has no trials{where}; it has {shown}{more}")
     hint = f"autotile tune {asked or 'KERNEL'}"
     of = f" of {asked}" if asked else ""
     return InputError(f"{location} has no trials{of}; run `{hint}` first, or name another with --db")

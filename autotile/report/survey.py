@@ -281,7 +281,7 @@ class Survey(Result):
         return np.where(column == _MISSING, np.nan, column)
 
     def _headline(self) -> str:
-        what = plural(len(self), "configuration")
+        what = plural(int(self.is_compiled.sum()), "configuration")
         end = ", interrupted" if self.interrupted else ""
         return f"{self._heading()}: {what} compiled, {self.is_usable.sum():,} usable{end}"
 
@@ -291,8 +291,9 @@ class Survey(Result):
     def _facts(self) -> list[tuple[str, str]]:
         """Return the counts of configurations and the time that they took, as pairs of a label and its text."""
         part = "" if self.planned == len(self.space) else f", a sample of {self.planned:,}"
-        facts = [("configurations", f"{len(self.space):,} valid{part}, {len(self):,} compiled")]
         compiled, usable = int(self.is_compiled.sum()), int(self.is_usable.sum())
+        tried = "" if compiled == len(self) else f", {len(self):,} tried"
+        facts = [("configurations", f"{len(self.space):,} valid{part}{tried}, {compiled:,} compiled")]
         if len(self):
             share = percent_text(usable / len(self))
             facts.append(("usable", f"{usable:,} ({share}); {len(self) - usable:,} cannot be launched"))
@@ -364,7 +365,7 @@ class Survey(Result):
             "device": self.device.identity,
             "valid": len(self.space),
             "planned": self.planned,
-            "compiled": len(self),
+            "compiled": int(self.is_compiled.sum()),
             "usable": int(self.is_usable.sum()),
             "distinct_code": self.distinct,
             "interrupted": self.interrupted,

@@ -234,6 +234,8 @@ def _reason(choice: Choice) -> str:
         return "It was tuned for exactly this problem on this GPU."
     if tier == "model":
         where = f"{choice.tuned_on}, which has the same SMs," if choice.tuned_on else "this GPU"
+        if not choice.config:
+            return f"By a model of the times that were measured on {where}, no kernel is faster than it for sure."
         return f"A model of the times that were measured on {where} expects it to be the fastest."
     if tier == "library":
         return "Nothing that is known here is faster than this library; `autotile tune` may find a kernel that is."

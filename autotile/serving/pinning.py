@@ -269,9 +269,10 @@ class Pin:
             self._resume_s = end_s + (end_s - start_s) / _MAX_SHARE
 
     def flush_quietly(self) -> None:
-        """Write the file as `flush` does, if it can be written."""
+        """Write the file as `flush` does, if there is anything to write and it can be written."""
         with suppress(PinError):  # it is tried again, at exit at last
-            self.flush()
+            if self._choices:
+                self.flush()
 
     def abandon(self) -> None:
         """Neither add choices nor write the file any more."""
@@ -305,6 +306,8 @@ class Pins:
             return here
         if not self._is_decided:
             settings = read_settings()
+            if settings.pin is None and settings.pin_strict:
+                raise PinError("only pinned choices are allowed (AUTOTILE_PIN_STRICT), but AUTOTILE_PIN names no file")
             self._pin = _pin_of_setting(settings.pin, strict=settings.pin_strict) if settings.pin is not None else None
             self._is_decided = True
         return self._pin
@@ -449,6 +452,11 @@ def _pin_of_setting(path: Path, *, strict: bool) -> Pin:
         pin = _by_setting.get(key)
         if pin is None:
             exists = path.exists()
+            if strict and not exists:
+                raise PinError(
+                    f"there is no file {path}, and no other choices are allowed (AUTOTILE_PIN_STRICT); correct "
+                    "AUTOTILE_PIN, or let a program write the file without AUTOTILE_PIN_STRICT first"
+                )
             choices = read_choices(path) if exists else []
             pin = _by_setting[key] = Pin(str(path), choices, strict=strict, path=None if exists else path)
         return pin

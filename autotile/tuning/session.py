@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import platform
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, closing, contextmanager
@@ -42,13 +43,13 @@ from autotile.cuda.compiler import CompileJob, check_signatures, compile_job
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of
 from autotile.database.paths import atomic_write
-from autotile.errors import ConfigError, InputError
+from autotile.errors import ConfigError, DataWarning, InputError
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import Workrate, check_memory
 from autotile.kernel.spec import KernelSpec, computed_values
 from autotile.search.samplers import BRUTE_FORCE, check_sampler
-from autotile.settings import Settings, user_path
+from autotile.settings import Settings, output_path
 from autotile.space.limits import check_config, compiled_steps
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import choose_backend
@@ -214,7 +215,7 @@ def open_session(
     """
     check_sampler(options.sampler, options.objectives)
     check_until(options)
-    if options.trace is not None and not user_path(options.trace, "a timeline").absolute().parent.is_dir():
+    if options.trace is not None and not output_path(options.trace).absolute().parent.is_dir():
         raise InputError(f"{options.trace}: the folder of the timeline does not exist; make it, or name another")
     with ExitStack() as stack:
         chosen = choose_backend(kernel, problem, settings, options, worker_pool, lane=lane)
@@ -518,7 +519,9 @@ class Session:
                 with atomic_write(path) as stream:
                     stream.write(encode_json(self._timeline.to_json()).encode())
             except (OSError, InputError) as error:
-                self._notices += (f"the timeline could not be written to {path}: {error}",)
+                said = f"the timeline could not be written to {path}: {error}"
+                self._notices += (said,)
+                warnings.warn(said, DataWarning, stacklevel=2)  # what was shown of the session is shown by now
 
     def _start_run(self) -> None:
         others = self._record.start(

@@ -21,12 +21,12 @@ import autotile
 from autotile.api import devices, doctor, inspection, targets
 from autotile.api.doctor import HealthCheck, HealthReport
 from autotile.api.inspection import SurveyProgress, survey
-from autotile.api.targets import output_file
 from autotile.core.device import DeviceProperties, device_profile, profile_names
 from autotile.core.text import Result
 from autotile.database.database import Database
 from autotile.database.learned import save_ceilings
 from autotile.errors import ConfigError, DatabaseError, InputError, ProblemError, UnknownKernelError
+from autotile.settings import output_path
 from autotile.tuning.options import TuneOptions
 from autotile.workers import compile_pool
 
@@ -402,11 +402,18 @@ class TestOutputFile:
     @pytest.mark.parametrize("output", ["", ".", "..", "/", Path(), "~autotile-nobody/file", "~"])
     def test_what_is_no_file(self, output: str | Path) -> None:
         with pytest.raises(InputError, match=r"names a folder|expected the path of a file|there is no home folder"):
-            output_file(output)
+            output_path(output)
 
     def test_the_home_folder_is_expanded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", str(tmp_path))
-        assert output_file("~/results.json") == tmp_path / "results.json"
+        assert output_path("~/results.json") == tmp_path / "results.json"
+
+    def test_a_source_file_is_kept(self, tmp_path: Path) -> None:
+        source = tmp_path / "mine.toml"
+        assert output_path(source) == source
+        source.touch()
+        with pytest.raises(InputError, match="it is a source file, which is not overwritten"):
+            output_path(source)
 
 
 def test_profiles_and_gpus_are_listed() -> None:

@@ -140,6 +140,8 @@ def tuned(tune: Run) -> None:
         ("trials scale n=x", "whole number"),
         ("export KERNEL n=7 -o x.json", "tuned are: n=1048576 on NVIDIA H200"),
         (f"{EXPORT} -o x.json --device t4", "was not tuned on Tesla T4"),
+        (f"{EXPORT} -o x.json --l2 hot", "was not tuned with a hot L2; tuned are: n=1048576 on NVIDIA H200, cold L2"),
+        ("report --dtype int8 -o x.html", "has no trials of int8; it has scale n=1048576 float32"),
         (f"{EXPORT} -o x.json --format xml", "--format"),
         (EXPORT, "no file is named to write to; add -o FILE"),
         (f"{EXPORT} -o no/such/folder/x.json", "cannot write"),

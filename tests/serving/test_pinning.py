@@ -125,6 +125,22 @@ class TestFile:
             autotile.pin(tmp_path / "none" / "choices.json")
         assert default_dispatcher.pins.in_force() is None
 
+    @pytest.mark.parametrize("named", [False, True])
+    def test_a_strict_setting_without_a_file_serves_nothing(
+        self, store: Any, file: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+    ) -> None:
+        monkeypatch.setenv("AUTOTILE_PIN_STRICT", "on")
+        if named:
+            monkeypatch.setenv("AUTOTILE_PIN", str(file))
+        default_dispatcher.clear()
+        with pytest.raises(PinError, match="there is no file" if named else "AUTOTILE_PIN names no file"):
+            ask(store, 4096)
+        assert not file.exists()
+
+    def test_where_nothing_was_served_no_file_is_left(self, file: Path) -> None:
+        Pin(str(file), [], path=file).flush_quietly()
+        assert not file.exists()
+
     def test_equal_choices_make_equal_files(self, store: Any) -> None:
         for n in (8192, 4096, 2048):
             ask(store, n)
