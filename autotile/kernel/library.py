@@ -269,6 +269,8 @@ def _find(name: str, folders: Sequence[Path]) -> Path:
         path = folder / f"{name}.toml"
         if is_file(path):
             return path
+    if any(is_file(folder / f"{name}.toml") for folder in read_settings().operation_folders):
+        raise UnknownKernelError(f"{name} is an operation, not a kernel; name one of its kernels")
     names = kernel_names(folders)
     import difflib  # needed for errors only
 

@@ -655,13 +655,16 @@ class Dispatcher:
     ) -> tuple[int | None, DeviceProperties]:
         """Return the CUDA device to launch on, None if the kernel can only be inspected, and its properties.
 
-        A device to inspect is the named one, else that of the user's newest result, measured before replayed.
+        A device to inspect is the named one, else that of the user's newest result: measured ones come before replayed
+        ones, and imported ones last.
         """
         if not isinstance(device, str):
             index = self.current_device() if device is None else device
             if index is not None:
                 return index, live_device(index)
-        own_first = sorted(read_stored(), key=lambda best: (best.shipped, best.key.source != "cuda"))
+        own_first = sorted(
+            read_stored(), key=lambda best: (best.shipped, not best.key.template_hash, best.key.source != "cuda")
+        )
         tuned = [best.device for best in own_first if best.device is not None]
         if not isinstance(device, str):
             return None, tuned[0] if tuned else device_profile(_FALLBACK_PROFILE)

@@ -368,7 +368,7 @@ class TuneResult(Result, Reported, StudyPlots):
             ("learnt", f"from {'; '.join(self.learnt_from)}" if self.learnt_from else ""),
             ("not learnt", f"from {'; '.join(map(str, self.not_learnt_from))}" if self.not_learnt_from else ""),
         ]
-        if load is not None:
+        if load is not None and max(load.compilers_busy, load.gpu_busy) >= 0.005:  # a replay waits for neither
             shares = f"the compilers {load.compilers_busy:.0%} of the search, the GPU {load.gpu_busy:.0%}"
             facts.append(
                 ("busy", f"{shares}: the search waits for the {'GPU' if load.binds == 'gpu' else 'compilers'}")

@@ -136,6 +136,7 @@ def tuned(tune: Run) -> None:
     [
         ("trials scale --outcome splendid", "expected one of ok, infeasible"),
         ("trials scale m=1", "no size 'm'"),
+        ("trials matmul", "matmul is an operation, not a kernel"),
         ("trials scale --limit 0", "--limit"),
         ("trials scale n=x", "whole number"),
         ("export KERNEL n=7 -o x.json", "tuned are: n=1048576 on NVIDIA H200"),

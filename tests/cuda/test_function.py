@@ -131,8 +131,7 @@ class TestSteps:
     def test_new_addresses_reach_every_launch(self, tmp_path: Path) -> None:
         kernel = load_kernel(str(write_steps(tmp_path, "split_rows")))
         arguments = call_arguments(kernel.spec, {**kernel.spec.default, "SPLIT": 4}, "float32")
-        views = {name: SimpleNamespace(data=SimpleNamespace(ptr=at)) for name, at in (("x", 100), ("y", 200))}
-        values = arguments.pack(views, {}, {"partials": 300})
+        values = arguments.pack({"x": 100, "y": 200}, {}, {"partials": 300})
         assert [int(value) for value in values] == [100, 200, 300, 1000, 512, 200, 300, 1000]
         block = ParameterBlock(values, spare_words=2)
         layout = arguments.layout(block.starts, len(block.words))
@@ -144,10 +143,9 @@ class TestSteps:
         spec = load_kernel("gemm_wgmma_padded").spec
         arguments = call_arguments(spec, spec.default, "float16")
         monkeypatch.setattr(packing, "encode_tensor_map", lambda _, pointer: np.full(16, pointer, np.uint64))
-        views = {name: SimpleNamespace(data=SimpleNamespace(ptr=at)) for name, at in (("A", 2), ("B", 4), ("C", 6))}
         named = LaunchData.of(spec, "float16", known_names(spec, spec.default, spec.sizes, H200)).workspaces
         workspaces = {workspace.name: 256 * index for index, workspace in enumerate(named, 1)}
-        values = arguments.pack(views, {}, workspaces)
+        values = arguments.pack({"A": 2, "B": 4, "C": 6}, {}, workspaces)
         block = ParameterBlock(values, spare_words=3)
         layout = arguments.layout(block.starts, len(block.words))
         assert [block.words[word] for word in layout.words] == [2, 4, 6]

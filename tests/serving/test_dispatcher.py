@@ -272,6 +272,12 @@ class TestStrict:
         assert {name for name, _, _ in caught.value.differences} == fields
         assert all(name in str(caught.value) for name in fields)
 
+    @pytest.mark.usefixtures("no_gpu")
+    def test_an_imported_result_does_not_choose_the_gpu(self, store: Any) -> None:
+        store.put(4096, BEST, device=replace(device_profile("h200"), source="replayed"))
+        store.put(7, BEST, template_hash="", space_hash="")
+        assert store.ask(4096, device=None, strict=True).tier == "exact"
+
     def test_another_gpu(self, store: Any) -> None:
         store.put(4096, BEST, device=replace(device_profile("a100"), source="cuda"))
         with pytest.raises(
