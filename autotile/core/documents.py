@@ -27,7 +27,7 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 import msgspec
 from msgspec import Meta
 
-from autotile.errors import DataError, InputError
+from autotile.errors import DataError
 
 Schema = TypeVar("Schema")
 
@@ -245,8 +245,6 @@ def toml_value(value: Any) -> str:
         return f"{{ {entries} }}" if entries else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
-    if isinstance(value, float):
-        raise InputError(f"expected a finite number, got {value!r}")
     raise TypeError(f"{value!r} is a {type(value).__name__}, which TOML cannot hold")
 
 

@@ -214,9 +214,13 @@ class RunRecord:
             "host": host,
             "gates": dict(gates),
         }
-        with self._database.writing() as connection:
-            self.run_id = insert_run(connection, self._run)
-            others = forget_dead(connection, self.study_id) if shares else 0
+
+        def begin() -> int:
+            with self._database.writing() as connection:
+                self.run_id = insert_run(connection, self._run)
+                return forget_dead(connection, self.study_id) if shares else 0
+
+        others = across_restarts(begin)  # a run whose commit was lost with the connection stays empty
         if shares:
             self._owner = f"{self.run_id} {os.getpid()} {_start_time(os.getpid())} {_machine()}"
         return others
