@@ -277,15 +277,15 @@ def expand_path(path: str | os.PathLike[str], what: str) -> Path:
 _SOURCES = {".toml", ".cu", ".c", ".cc", ".cpp", ".py"}
 
 
-def output_path(path: str | Path, what: str = "an output file") -> Path:
-    """Return the path of a file to write, which messages call ``what``; ``~`` is expanded.
+def output_path(path: str | Path) -> Path:
+    """Return the path of a file to write; ``~`` is expanded.
 
     Raises
     ------
     InputError
         The path is empty, or that of a folder or of a source file, or in the home folder of a user who does not exist.
     """
-    found = user_path(path, what)
+    found = user_path(path, "an output file")
     if not found.name or found.is_dir():
         raise InputError(f"cannot write {str(found)!r}: it names a folder, expected a file")
     if found.suffix in _SOURCES and found.exists():
