@@ -150,6 +150,10 @@ def doctor(database: str | Path | None = None) -> HealthReport:
     kernels = "\n".join(faults) or ", ".join(names) or "none found"
     remedy = "set AUTOTILE_DB to another path, or look at it with `autotile db check`"
     location = str(settings.database if database is None else database)
+    folders = *settings.kernel_folders, *settings.operation_folders, *settings.include_folders
+    named = [*folders, settings.bundle, settings.pin if settings.pin_strict else None]
+    absent = [str(path) for path in named if path is not None and not path.exists()]
+    where = "correct AUTOTILE_KERNELS, _OPERATIONS, _INCLUDE, _BUNDLE or _PIN, or the key of config.toml"
     checks = [
         _check("CuPy", lambda: f"version {load_cupy().__version__}", missing),
         _check_driver(missing),
@@ -162,6 +166,7 @@ def doctor(database: str | Path | None = None) -> HealthReport:
         _check("database", lambda: _database_text(location), remedy=remedy),
         HealthCheck("kernels", "ok" if names and not faults else "warn", kernels),
         *(HealthCheck("recording", "warn", problem, "record it again, or delete it") for problem in damaged),
+        *(HealthCheck("settings", "warn", f"{path} does not exist", where) for path in absent),
     ]
     if not gpus:
         cure = "tune by replay here, or run on a machine with an NVIDIA GPU"

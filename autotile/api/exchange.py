@@ -357,6 +357,8 @@ def export(
     is_measured = measure or sample is not None
     if is_measured and format != "recording":
         raise InputError("--measure and --sample are of a recording; add --format recording")
+    if workers is not None and not is_measured:
+        raise InputError("--workers is of a measurement; add --measure")
     if captured and format != "plan":
         raise InputError("--captured is of a plan; add --format plan")
     given = merge_sizes(sizes, named_sizes)

@@ -64,8 +64,6 @@ if TYPE_CHECKING:
 
 
 CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]
-_MAX_PER_BLOCK = 2**31 - 1
-"""Largest accepted number of threads, registers or bytes of a block."""
 _AHEAD = 8
 """Configurations for each worker that are compiled or wait for it at a time, which bounds the memory of jobs."""
 _POLL_S = 0.25
@@ -676,7 +674,7 @@ def space(
 
         write_page(found.page(), page)
         return replace(found, shown=limit, notices=(*found.notices, f"wrote {page}"))
-    for name, option in (("--output", output), ("--workers", workers)):
+    for name, option in (("--output", output), ("--workers", workers), ("--seed", seed or None)):
         if option is not None:
             raise InputError(f"{name} is of compiled configurations; add --compile")
     return summarize(kernel, given, dtype, device)
@@ -877,7 +875,7 @@ def occupancy(
     Raises
     ------
     InputError
-        The device is unknown, a count is negative or over 2**31 - 1, or there are no threads.
+        The device is unknown, a count is negative or more than a block of it may have, or there are no threads.
 
     Examples
     --------
@@ -885,10 +883,14 @@ def occupancy(
     1
     """
     target = resolve_device(device)
-    if threads < 1 or registers < 0 or smem_bytes < 0 or max(threads, registers, smem_bytes) > _MAX_PER_BLOCK:
+    of = target.device
+    most = of.max_threads_per_block, of.max_registers_per_thread, of.smem_per_block_optin_bytes
+    given = threads, registers, smem_bytes
+    if threads < 1 or min(given) < 0 or any(count > limit for count, limit in zip(given, most, strict=True)):
         raise InputError(
             f"{threads} threads, {registers} registers per thread and {smem_bytes} bytes of shared memory are no "
-            f"block; expected at least 1 thread, no negative number, and at most {_MAX_PER_BLOCK:,} of each"
+            f"block; expected at least 1 thread, no negative number, and at most {most[0]:,} threads, {most[1]} "
+            f"registers and {most[2]:,} bytes on {of.name}"
         )
     block = BlockResources(threads, registers, smem_bytes)
     return OccupancyResult(target.device, block, block.occupancy(target.device), _nonempty(target.notice))

@@ -6,17 +6,18 @@ file is executed.
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard
 
 import msgspec
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.documents import Count, Name, NonNegative, Text, convert, decode_json, encode_json, read_regular
+from autotile.core.documents import Count, Name, NonNegative, Text, convert, encode_json, read_regular
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Outcome, Trial, Value
 from autotile.database.database import Database, StoredTrial, standing_trials
@@ -118,7 +119,7 @@ class CacheDocument(msgspec.Struct):
     """Schema of a cache file."""
 
     device_name: Name
-    kernel_name: Name
+    kernel_name: Annotated[Name, msgspec.Meta(min_length=1)]
     tune_params_keys: tuple[Name, ...]
     tune_params: dict[Name, tuple[Value, ...]]
     cache: dict[Text, dict[Name, Any]]
@@ -252,9 +253,11 @@ def _load(path: Path) -> CacheDocument:
     without_last_line = text.rpartition("\n")[0].removesuffix(",") + "}\n}"
     for candidate in (text, closed, without_last_line):
         try:
-            data = decode_json(candidate, dict[str, Any])
-        except DataError:
+            data = json.loads(candidate, parse_constant=lambda _: None)  # observers may write NaN
+        except (ValueError, RecursionError):
             continue
+        if not isinstance(data, dict):
+            break
         try:
             return convert(data, CacheDocument)
         except DataError as error:

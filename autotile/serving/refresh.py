@@ -114,8 +114,10 @@ class MissCounter:
         self._write(counts, counts.watched, _EXIT_TIMEOUT_S, wait_s=_EXIT_TIMEOUT_S)
 
     def clear(self) -> None:
-        """Forget all kernels and their unwritten counts."""
-        self._counts().watched.clear()
+        """Forget all kernels with their unwritten counts, and the pause."""
+        counts = self._counts()
+        counts.watched.clear()
+        counts.resume_s, counts.failed = 0.0, False
 
     @property
     def kernels(self) -> tuple[BoundKernel, ...]:

@@ -216,7 +216,10 @@ class TestOccupancy:
             in inspection.occupancy(32, device="h200")._repr_html_()
         )
 
-    @pytest.mark.parametrize("resources", [(0, 0, 0), (-1, 0, 0), (32, -1, 0), (32, 0, -1), (32, 0, 2**31)])
+    @pytest.mark.parametrize(
+        "resources",
+        [(0, 0, 0), (-1, 0, 0), (32, -1, 0), (32, 0, -1), (32, 0, 2**31), (1025, 0, 0), (32, 256, 0), (32, 0, 232449)],
+    )
     def test_impossible_blocks(self, resources):
         with pytest.raises(InputError, match="are no block; expected at least 1 thread"):
             inspection.occupancy(*resources, device="h200")
@@ -465,3 +468,17 @@ def test_a_database_is_given_as_a_path(tmp_path: Path, monkeypatch: pytest.Monke
     found = {check.name: check for check in doctor.doctor(tmp_path / "none.db").checks}
     assert found["database"].detail.startswith(f"{tmp_path / 'none.db'}: not there yet")
     assert found["compiler"].detail == "sm_80"
+
+
+def test_a_path_of_the_settings_that_does_not_exist_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "_check_compiler", lambda target, _: HealthCheck("compiler", "ok", target))
+    monkeypatch.setenv("AUTOTILE_KERNELS", f"{tmp_path}{os.pathsep}{tmp_path / 'gone'}")
+    warned = [check.detail for check in doctor.doctor().checks if check.name == "settings"]
+    assert warned == [f"{tmp_path / 'gone'} does not exist"]
+
+
+def test_options_of_a_compilation_need_one(tmp_path: Path):
+    with pytest.raises(InputError, match="--seed is of compiled configurations; add --compile"):
+        autotile.space("matmul_tiled", seed=2)
+    with pytest.raises(InputError, match="--workers is of a measurement; add --measure"):
+        autotile.export("matmul_tiled", output=tmp_path / "x.json", workers=2)

@@ -219,6 +219,10 @@ class TestImport:
         pytest.importorskip("kernel_tuner.util").close_cache(str(theirs))
         assert len(read_cache(theirs).trials) == 5
 
+    def test_what_an_observer_could_not_measure_is_left_out(self, theirs: Path) -> None:
+        theirs.write_text(theirs.read_text().replace('"time": 0.5', '"time": 0.5, "power_w": NaN, "energy_j": 2.5', 1))
+        assert read_cache(theirs).trials[0].telemetry == {"GFLOP/s": 12.5, "energy_j": 2.5}
+
     def test_a_size_that_is_not_said_must_be_given(self, theirs: Path) -> None:
         theirs.write_text(theirs.read_text().replace("[\n4096,\n2\n]", '"callable"'))
         cache = read_cache(theirs)
@@ -236,7 +240,8 @@ class TestImport:
             ('"kind": [', '"sort": [', "lacks values for 'kind'"),
             ('"block_size_x": 32, "v', '"block_size_x": 48, "v', "lacks a listed value of 'block_size_x'"),
             ('"vector": true, "kind"', '"vector": 1, "kind"', "lacks a listed value of 'vector'"),
-            ('"time": 0.5', '"time": NaN', "it is not a JSON object"),
+            ('"time": 0.5', '"time": NaN', "entry '32,True,a': time: expected float, got null"),
+            ('"kernel_name": "add"', '"kernel_name": ""', "kernel_name: expected str of length >= 1"),
             ('"time": 0.5', '"seconds": 0.5', "entry '32,True,a': object missing required field time"),
             ('"time": 0.5', '"time": "__import__(\'os\')"', "entry '32,True,a': time: expected float, got str"),
             ('"32,True,a": {', '"32,True,a": 3, "x": {', "cache[...]: expected object, got int"),

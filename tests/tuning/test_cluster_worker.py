@@ -110,10 +110,10 @@ def test_the_requests_of_a_session_share_what_was_set_up(idle: Idle) -> None:
     assert idle._plugin._backend is not kept[0]
 
 
-def timers() -> list[threading.Timer]:
+def timers() -> set[threading.Timer]:
     """Return the timers that were not called off."""
     running = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
-    return [timer for timer in running if not timer.finished.is_set()]
+    return {timer for timer in running if not timer.finished.is_set()}
 
 
 def test_the_gpu_worker_of_an_idle_gpu_ends(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +130,12 @@ def test_the_gpu_worker_of_an_idle_gpu_ends(idle: Idle, monkeypatch: pytest.Monk
 
 def test_the_next_session_takes_it_over_and_keeps_it(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_worker, "_IDLE_S", 1000.0)
-    before = timers()
+    before = timers()  # of other tests, which end at any time
     idle.open("first")
     idle.close("first")
-    assert len(timers()) == len(before) + 1
+    assert len(timers() - before) == 1
     idle.open("second")
-    wait_until(lambda: len(timers()) == len(before))  # what would end it is called off
+    assert not timers() - before  # what would end it is called off
     idle.close("second")
     idle.open("third")
     assert len({*idle.pids}) == 1
