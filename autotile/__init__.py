@@ -41,10 +41,7 @@ if TYPE_CHECKING:
     from autotile.api.plans import tune_misses as tune_misses
     from autotile.api.plans import tune_plan as tune_plan
     from autotile.api.results import best as best
-    from autotile.api.results import families as families
     from autotile.api.results import list as list
-    from autotile.api.results import misses as misses
-    from autotile.api.results import recordings as recordings
     from autotile.api.results import report as report
     from autotile.api.results import trials as trials
     from autotile.api.tunable import TunableKernel as TunableKernel

@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 
 
 CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]
+_MAX_PER_BLOCK = 2**31 - 1
+"""Largest accepted number of threads, registers or bytes of a block."""
 _AHEAD = 8
 """Configurations for each worker that are compiled or wait for it at a time, which bounds the memory of jobs."""
 _POLL_S = 0.25
@@ -875,7 +877,7 @@ def occupancy(
     Raises
     ------
     InputError
-        The device is unknown, a count is negative or more than a block of it may have, or there are no threads.
+        The device is unknown, a count is negative or over 2**31 - 1, or there are no threads.
 
     Examples
     --------
@@ -883,17 +885,17 @@ def occupancy(
     1
     """
     target = resolve_device(device)
-    of = target.device
-    most = of.max_threads_per_block, of.max_registers_per_thread, of.smem_per_block_optin_bytes
-    given = threads, registers, smem_bytes
-    if threads < 1 or min(given) < 0 or any(count > limit for count, limit in zip(given, most, strict=True)):
+    if threads < 1 or registers < 0 or smem_bytes < 0 or max(threads, registers, smem_bytes) > _MAX_PER_BLOCK:
         raise InputError(
             f"{threads} threads, {registers} registers per thread and {smem_bytes} bytes of shared memory are no "
-            f"block; expected at least 1 thread, no negative number, and at most {most[0]:,} threads, {most[1]} "
-            f"registers and {most[2]:,} bytes on {of.name}"
+            f"block; expected at least 1 thread, no negative number, and at most {_MAX_PER_BLOCK:,} of each"
         )
+    of = target.device
+    most = of.max_threads_per_block, of.max_registers_per_thread, of.smem_per_block_optin_bytes
+    allows = f"a block has at most {most[0]:,} threads, {most[1]} registers a thread and {most[2]:,} bytes on {of.name}"
+    fits = threads <= most[0] and registers <= most[1] and smem_bytes <= most[2]
     block = BlockResources(threads, registers, smem_bytes)
-    return OccupancyResult(target.device, block, block.occupancy(target.device), _nonempty(target.notice))
+    return OccupancyResult(of, block, block.occupancy(of), _nonempty(target.notice, "" if fits else allows))
 
 
 def _nonempty(*notices: str) -> tuple[str, ...]:

@@ -698,17 +698,6 @@ def best(
     )
 
 
-@checked
-def families(kernel: KernelName | None = None, *, database: str | Path | None = None) -> FamilyList:
-    """Return the tuned families of a kernel, or of all kernels, each with its rule; arguments as for `list`."""
-    opened = open_for_reading(database)
-    if opened is None:
-        return FamilyList((), location_text(database))
-    with opened:
-        rules = rows_of_kernel(opened.rules, kernel)
-        return FamilyList(tuple(TunedFamily(rule, _is_in_force(rule)) for rule in rules), opened.location)
-
-
 def _is_in_force(stored: StoredRule) -> bool | None:
     try:
         loaded = load_named_kernel(stored.key.kernel)
@@ -716,30 +705,6 @@ def _is_in_force(stored: StoredRule) -> bool | None:
         return None
     is_current = (stored.key.template_hash, stored.key.space_hash) == (loaded.source_hash, space_hash(loaded.spec))
     return is_current and stored.rule.in_force
-
-
-@checked
-def recordings(kernel: KernelName | None = None) -> RecordingList:
-    """Return the installed recordings of a kernel, or of all kernels, which a replay finds without a path."""
-    found = list_recordings(read_settings().recording_folders)
-    if kernel is None:
-        return RecordingList(tuple(found))
-    name = load_kernel(kernel).name
-    return RecordingList(tuple(one for one in found if one.header is not None and one.header.key.kernel == name))
-
-
-@checked
-def misses(kernel: KernelName | None = None, *, database: str | Path | None = None) -> MissList:
-    """Return the problems that programs were served by a fallback, the costliest first; arguments as for `list`."""
-    opened = open_for_reading(database)
-    if opened is None:
-        return MissList(())
-    with opened:
-        assessed = assess_misses(opened, kernel)
-    return MissList(tuple(sorted(assessed, key=lambda miss: (-(miss.lost_s or 0.0), -miss.count))))
-
-
-_families, _recordings, _misses = families, recordings, misses  # `list` has arguments of these names
 
 
 @checked
@@ -761,11 +726,11 @@ def list(
     kernel
         Name of a kernel, or path of a search-space file (path/to/mine.toml). Or a kernel from `autotile.kernel`.
     misses
-        List what programs asked for and could not be served exactly instead.
+        List what programs asked for and could not be served exactly, the costliest first, instead.
     families
         List the families that were tuned, each with its rule, instead.
     recordings
-        List the recordings that can be replayed instead.
+        List the recordings that a replay finds without a path instead.
     database
         Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
 
@@ -776,16 +741,22 @@ def list(
     """
     if misses + families + recordings > 1:
         raise InputError("--misses, --families and --recordings are lists of their own; give one of them")
-    if misses:
-        return _misses(kernel, database=database)
-    if families:
-        return _families(kernel, database=database)
     if recordings:
-        return _recordings(kernel)
+        found = list_recordings(read_settings().recording_folders)
+        name = None if kernel is None else load_kernel(kernel).name
+        own = (one for one in found if one.header is not None and one.header.key.kernel == name)
+        return RecordingList(tuple(found if name is None else own))
     opened = open_for_reading(database)
     if opened is None:
-        return StudyList((), location_text(database))
+        place = location_text(database)
+        return MissList(()) if misses else FamilyList((), place) if families else StudyList((), place)
     with opened:
+        if misses:
+            assessed = assess_misses(opened, kernel)
+            return MissList(tuple(sorted(assessed, key=lambda miss: (-(miss.lost_s or 0.0), -miss.count))))
+        if families:
+            rules = rows_of_kernel(opened.rules, kernel)
+            return FamilyList(tuple(TunedFamily(rule, _is_in_force(rule)) for rule in rules), opened.location)
         return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location)
 
 

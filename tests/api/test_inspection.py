@@ -216,10 +216,13 @@ class TestOccupancy:
             in inspection.occupancy(32, device="h200")._repr_html_()
         )
 
-    @pytest.mark.parametrize(
-        "resources",
-        [(0, 0, 0), (-1, 0, 0), (32, -1, 0), (32, 0, -1), (32, 0, 2**31), (1025, 0, 0), (32, 256, 0), (32, 0, 232449)],
-    )
+    @pytest.mark.parametrize("resources", [(1024, 255, 232448), (1025, 0, 0), (32, 256, 0), (32, 0, 232449)])
+    def test_a_block_that_cannot_be_launched_has_a_reason(self, resources):
+        allows = "a block has at most 1,024 threads, 255 registers a thread and 232,448 bytes on NVIDIA H200"
+        found = inspection.occupancy(*resources, device="h200").notices
+        assert found == (() if resources == (1024, 255, 232448) else (allows,))
+
+    @pytest.mark.parametrize("resources", [(0, 0, 0), (-1, 0, 0), (32, -1, 0), (32, 0, -1), (32, 0, 2**31)])
     def test_impossible_blocks(self, resources):
         with pytest.raises(InputError, match="are no block; expected at least 1 thread"):
             inspection.occupancy(*resources, device="h200")

@@ -126,17 +126,17 @@ class TestLists:
 
     def test_nothing_is_stored(self) -> None:
         assert results.list().studies == ()
-        assert results.families().families == ()
-        assert results.misses().misses == ()
+        assert results.list(families=True).families == ()
+        assert results.list(misses=True).misses == ()
         assert databases.db_check().check is None
         assert "does not exist yet" in repr(databases.db_check())
 
     def test_recordings(self) -> None:
-        found = results.recordings("sgemm_2d")
+        found = results.list("sgemm_2d", recordings=True)
         assert {one.header.key.kernel for one in found.recordings if one.header is not None} == {"sgemm_2d"}
         assert str(len(found.recordings)) in repr(found)
         assert "<td>sgemm_2d</td>" in html(found)
-        assert len(results.recordings().recordings) > len(found.recordings)
+        assert len(results.list(recordings=True).recordings) > len(found.recordings)
 
     def test_families(self) -> None:
         file = data_folder("tuned") / "families" / "nvidia-h200.sgemm.json"
@@ -178,7 +178,7 @@ class TestLists:
         with Database.open(read_settings().database) as database:
             for kernel, count in (("scale", 1000), ("gone", 5)):
                 record_miss(database, Problem(kernel, {"n": 4096}, "float32"), "NVIDIA H200", "default", count)
-        found = results.misses()
+        found = results.list(misses=True)
         assert [(miss.problem.kernel, miss.lost_s, miss.tuned) for miss in found.misses] == [
             ("scale", pytest.approx(1000 * 10e-6), True),
             ("gone", None, False),
