@@ -34,7 +34,7 @@ from provenance import provenance
 from rich.console import Console
 
 from autotile.api.targets import open_problem, tune_problem
-from autotile.cli.tables import Trimmed, render
+from autotile.cli.output import Trimmed, render
 from autotile.core.model import Resources, Value
 from autotile.cuda.compiler import CachedCubin, CompiledFunction, CompileJob
 from autotile.exchange.recording import Recording

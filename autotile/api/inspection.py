@@ -478,8 +478,7 @@ class SpaceSummary(Result):
 
     def plot_rules(self, *, dark: bool | None = None) -> go.Figure:
         """Return a Plotly figure of the number of configurations that each rule and limit leaves."""
-        from autotile.report.space_charts import space_chart
-        from autotile.report.theme import figure_of
+        from autotile.report.theme import figure_of, space_chart
 
         return figure_of(space_chart(tuple(self.funnel())), dark=dark)
 
@@ -542,8 +541,7 @@ class OccupancyResult(Result):
 
     def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
         """Return a Plotly figure of the number of blocks that each resource of an SM allows."""
-        from autotile.report.space_charts import block_limits_chart
-        from autotile.report.theme import figure_of
+        from autotile.report.theme import block_limits_chart, figure_of
 
         return figure_of(block_limits_chart(self.device, self.occupancy), dark=dark)
 
@@ -557,8 +555,7 @@ class OccupancyResult(Result):
         InputError
             There is no such resource.
         """
-        from autotile.report.space_charts import occupancy_chart
-        from autotile.report.theme import figure_of
+        from autotile.report.theme import figure_of, occupancy_chart
 
         device, block = self.device, self.block
         axes = {

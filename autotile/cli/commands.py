@@ -13,7 +13,23 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from autotile.cli.derivation import PANELS, Described, describe, flags_of, in_options, parameter_of
+from autotile.cli.derivation import (
+    PANELS,
+    Described,
+    describe,
+    fill_in_replay,
+    flags_of,
+    in_options,
+    parameter_of,
+    read_assignments,
+    read_extents,
+    read_followed,
+    read_problems,
+    read_selections,
+    read_sizes,
+    read_subject,
+    read_values,
+)
 from autotile.cli.output import (
     INTERRUPTED,
     NOTHING_FOUND,
@@ -29,17 +45,6 @@ from autotile.cli.output import (
     show,
     show_text,
     write_table_file,
-)
-from autotile.cli.words import (
-    fill_in_replay,
-    read_assignments,
-    read_extents,
-    read_followed,
-    read_problems,
-    read_selections,
-    read_sizes,
-    read_subject,
-    read_values,
 )
 from autotile.core.text import plural
 from autotile.errors import InputError

@@ -51,6 +51,8 @@ _QUEUED = 1
 """Trials chosen while others have no result, by samplers whose results may arrive in any order or that do not learn."""
 _AHEAD_PER_WORKER = 4
 """Candidates proposed per compile worker by samplers that do not learn: a slow compilation leaves no worker idle."""
+_FEW_TRIALS = 24
+"""Trials until which each of several GPUs holds a single candidate."""
 _BATCHES_PER_DELAY = 4
 """Batches of nominations between the nomination of a candidate and its first choice."""
 _UNINFORMED = 6
@@ -76,7 +78,7 @@ class Lookahead:
     ``compiling`` is the maximum number of the newest candidates, which may still compile, and ``max_waiting`` that of
     compiled ones that wait. Per measured candidate, ``per_measured`` are proposed; 1 if they are measured in the order
     of the proposals. Another one is chosen when ``queued`` chosen ones have no result: the GPU has it at hand when it
-    has measured these.
+    has measured these. With several GPUs, fewer are chosen at first, see `held`.
     """
 
     compiling: int
@@ -101,9 +103,17 @@ class Lookahead:
             size *= 2
         return _nominated(self, size)[begun]
 
+    def held(self, begun: int) -> int:
+        """Number of chosen candidates without a result at which another one is chosen, when some trials had begun.
+
+        Several GPUs have no second candidate at hand while trials are few: each result that a choice knows is worth
+        more then than the milliseconds in which a GPU waits for its next candidate.
+        """
+        return self.gpus - 1 if self.gpus > 1 and begun < _FEW_TRIALS else self.queued
+
     def compiled(self, begun: int) -> int:
         """Number of these that are ready to choose among, including those that had begun."""
-        if begun < _UNINFORMED + self.queued:  # in the order of the proposals, which there is no model to improve on
+        if begun < _UNINFORMED + self.held(0):  # in the order of the proposals, which there is no model to improve on
             return begun + 1
         return self.nominated(max(0, begun - self._delay(begun) + self._together(begun) - 1))
 
@@ -120,7 +130,7 @@ class Lookahead:
 @cache
 def _nominated(lookahead: Lookahead, size: int) -> list[int]:
     """Return `Lookahead.nominated` for up to ``size`` trials."""
-    uninformed = _UNINFORMED + lookahead.queued
+    uninformed = _UNINFORMED + lookahead.held(0)
     counts = [max(lookahead.compiling // 2, uninformed + _MIN_DELAY * lookahead.gpus)] * uninformed
     while len(counts) < size:
         begun, together = len(counts), lookahead._together(len(counts))

@@ -430,7 +430,7 @@ class Shortlist:
     it takes no GPU time.
 
     The set to choose from depends on the number of trials and not on the order in which candidates finish compiling,
-    and a trial is chosen when exactly `Lookahead.queued` chosen ones have no result, so that a search is repeatable on
+    and a trial is chosen when exactly `Lookahead.held` chosen ones have no result, so that a search is repeatable on
     any machine. The caller repeats: `propose` until None, `ready`, `tell` a rejected one of these if there is one, else
     `choose`; and while none is ready, `tell` the oldest of the chosen ones.
 
@@ -494,7 +494,7 @@ class Shortlist:
     def ready(self) -> list[int]:
         """Return the rows to choose the next trial from, the oldest first; empty if none waits.
 
-        It is also empty while more than `Lookahead.queued` chosen rows have no result.
+        It is also empty while more than `Lookahead.held` chosen rows have no result.
         """
         self._replay()
         return [row for row in self._ready() if row not in self._again]
@@ -556,7 +556,7 @@ class Shortlist:
     @property
     def _is_full(self) -> bool:
         """Whether a result must be told before the next trial may be chosen."""
-        return len(self._running) > self._lookahead.queued
+        return len(self._running) > self._lookahead.held(self._begun)
 
     def _wanted(self, room: int | None = None) -> int:
         """Return the number of candidates that should wait."""

@@ -556,8 +556,7 @@ class BoundKernel:
         ToolchainError
             Plotly is not installed.
         """
-        from autotile.report.space_charts import block_limits_chart
-        from autotile.report.theme import figure_of
+        from autotile.report.theme import block_limits_chart, figure_of
 
         if self.occupancy is None:
             raise InputError(f"the occupancy of {self!r} is not known: it was not compiled, or is a library")

@@ -1,7 +1,7 @@
 """Several GPUs that evaluate the candidates of one session: a backend made of backends, each with a thread of its own.
 
-The parent puts candidates into one queue, from which each GPU takes two: it runs one and has the next at hand. A slow
-GPU takes fewer, and one that fails gives back what it holds.
+The parent puts candidates into one queue, from which each GPU takes two while there are as many: it runs one and has
+the next at hand. A slow GPU takes fewer, and one that fails gives back what it holds.
 """
 
 from __future__ import annotations

@@ -26,9 +26,16 @@ from autotile import __version__
 from autotile.cli.application import CommandLine, app, made_command, report_crash
 from autotile.cli.commands import COMMANDS
 from autotile.cli.commands import add_command as add
-from autotile.cli.derivation import REQUIRED, describe, in_options, parameter_of
+from autotile.cli.derivation import (
+    REQUIRED,
+    describe,
+    in_options,
+    parameter_of,
+    read_assignments,
+    read_sizes,
+    read_values,
+)
 from autotile.cli.output import examples
-from autotile.cli.words import read_assignments, read_sizes, read_values
 from autotile.errors import InputError, ProblemError
 from autotile.kernel.library import load_kernel
 from autotile.settings import child_environment

@@ -17,7 +17,7 @@ from autotile.api.devices import DeviceList
 from autotile.api.inspection import OperationExplanation
 from autotile.api.plans import PlanEntry, PlanResult
 from autotile.api.results import MissList, RecordingList, StudyList, StudyTrial, TrialList
-from autotile.cli.tables import Listing, Trimmed, below, facts, render, table, title
+from autotile.cli.output import Listing, Trimmed, below, facts, render, table, title
 from autotile.core.device import device_profile, profile_names
 from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial
 from autotile.core.statistics import Interval

@@ -20,8 +20,8 @@ from stored_runs import record_miss
 import autotile
 from autotile.api import targets, tuning
 from autotile.api.targets import read_duration, read_share
+from autotile.cli.derivation import fill_in_replay
 from autotile.cli.progress import TuneProgress
-from autotile.cli.words import fill_in_replay
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Trial, config_key
 from autotile.database.database import Database

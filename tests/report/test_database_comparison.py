@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from autotile.api.results import read_percentage, report
 from autotile.cli.application import app
-from autotile.cli.words import read_subject
+from autotile.cli.derivation import read_subject
 from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.core.statistics import median_interval

@@ -357,6 +357,8 @@ def delay_of(nominated: list[int], compiled: int, begun: int) -> int:
 
 def test_several_gpus_look_as_many_times_further_ahead() -> None:
     one, four = lookahead_of("feasible", 64), lookahead_of("feasible", 64, gpu_count=4)
+    assert [one.held(begun) for begun in (0, 23, 24)] == [1, 1, 1]
+    assert [four.held(begun) for begun in (0, 23, 24)] == [3, 3, 7]  # at first, no GPU has a second candidate
     assert (four.compiling, four.queued) == (4 * one.compiling, 7)
     assert lookahead_of("kernel-tuner:pso", 64, gpu_count=4) == Lookahead(1)
     nominated = [four.nominated(begun) for begun in range(400)]

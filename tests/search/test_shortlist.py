@@ -106,11 +106,12 @@ def test_what_is_set_aside_is_tried_in_the_end_and_survives_a_kill() -> None:
         assert configs(rest) == configs(whole[killed:]), killed
 
 
-def test_a_killed_session_goes_on_as_if_it_had_not_been_killed() -> None:
+@pytest.mark.parametrize("lookahead", [RANKED, Lookahead(32, per_measured=2, queued=7, gpus=4)], ids=["1", "4"])
+def test_a_killed_session_goes_on_as_if_it_had_not_been_killed(lookahead: Lookahead) -> None:
     space = tile_space()
-    whole, _ = go(shortlist_of(space, []), 70)
-    for killed in (1, 5, 6, 7, 20, 44, 69):
-        rest, _ = go(shortlist_of(space, whole[:killed]), 70, done=killed)
+    whole, _ = go(shortlist_of(space, [], lookahead), 70)
+    for killed in (1, 5, 6, 7, 20, 27, 44, 69):
+        rest, _ = go(shortlist_of(space, whole[:killed], lookahead), 70, done=killed)
         assert configs(rest) == configs(whole[killed:]), killed
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from autotile.api import exchange
-from autotile.cli.words import read_selections
+from autotile.cli.derivation import read_selections
 from autotile.core.device import device_profile
 from autotile.database.database import Database
 from autotile.database.learned import FamilyState, save_family_state, save_rule
