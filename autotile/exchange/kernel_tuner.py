@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import msgspec
 
@@ -119,7 +119,7 @@ class CacheDocument(msgspec.Struct):
     """Schema of a cache file."""
 
     device_name: Name
-    kernel_name: Annotated[Name, msgspec.Meta(min_length=1)]
+    kernel_name: Name
     tune_params_keys: tuple[Name, ...]
     tune_params: dict[Name, tuple[Value, ...]]
     cache: dict[Text, dict[Name, Any]]
@@ -256,12 +256,13 @@ def _load(path: Path) -> CacheDocument:
             data = json.loads(candidate, parse_constant=lambda _: None)  # observers may write NaN
         except (ValueError, RecursionError):
             continue
-        if not isinstance(data, dict):
-            break
         try:
-            return convert(data, CacheDocument)
+            document = convert(data, CacheDocument)
         except DataError as error:
             raise _malformed(path, str(error)) from None
+        if not document.kernel_name:
+            raise _malformed(path, "kernel_name is empty")
+        return document
     raise _malformed(path, "it is not a JSON object")
 
 

@@ -106,8 +106,7 @@ class Lookahead:
     def held(self, begun: int) -> int:
         """Number of chosen candidates without a result at which another one is chosen, when some trials had begun.
 
-        Several GPUs have no second candidate at hand while trials are few: each result that a choice knows is worth
-        more then than the milliseconds in which a GPU waits for its next candidate.
+        Several GPUs have none at hand while trials are few: a result that a choice knows is worth more than a wait.
         """
         return self.gpus - 1 if self.gpus > 1 and begun < _FEW_TRIALS else self.queued
 
