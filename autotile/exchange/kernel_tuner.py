@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeGuard
 import msgspec
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.documents import Count, Name, NonNegative, Text, convert, encode_json, read_regular
+from autotile.core.documents import Count, Name, NonNegative, Text, convert, decode_json, encode_json, read_regular
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Outcome, Trial, Value
 from autotile.database.database import Database, StoredTrial, standing_trials
@@ -253,11 +253,11 @@ def _load(path: Path) -> CacheDocument:
     without_last_line = text.rpartition("\n")[0].removesuffix(",") + "}\n}"
     for candidate in (text, closed, without_last_line):
         try:
-            data = json.loads(candidate, parse_constant=lambda _: None)  # observers may write NaN
+            plain = json.dumps(json.loads(candidate, parse_constant=lambda _: None))  # observers may write NaN
         except (ValueError, RecursionError):
             continue
         try:
-            document = convert(data, CacheDocument)
+            document = decode_json(plain, CacheDocument)
         except DataError as error:
             raise _malformed(path, str(error)) from None
         if not document.kernel_name:

@@ -242,6 +242,7 @@ class TestImport:
             ('"vector": true, "kind"', '"vector": 1, "kind"', "lacks a listed value of 'vector'"),
             ('"time": 0.5', '"time": NaN', "entry '32,True,a': time: expected float, got null"),
             ('"kernel_name": "add"', '"kernel_name": ""', "kernel_name is empty"),
+            ('"time": 0.5', '"name": "\\udc00", "time": 0.5', "invalid utf-16 surrogate pair"),
             ('"time": 0.5', '"seconds": 0.5', "entry '32,True,a': object missing required field time"),
             ('"time": 0.5', '"time": "__import__(\'os\')"', "entry '32,True,a': time: expected float, got str"),
             ('"32,True,a": {', '"32,True,a": 3, "x": {', "cache[...]: expected object, got int"),

@@ -112,8 +112,7 @@ def test_the_requests_of_a_session_share_what_was_set_up(idle: Idle) -> None:
 
 def timers() -> set[threading.Timer]:
     """Return the timers that were not called off."""
-    running = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
-    return {timer for timer in running if not timer.finished.is_set()}
+    return {one for one in threading.enumerate() if isinstance(one, threading.Timer) and not one.finished.is_set()}
 
 
 def test_the_gpu_worker_of_an_idle_gpu_ends(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
