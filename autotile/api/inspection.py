@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 
 from autotile.api.targets import (
@@ -263,8 +264,9 @@ class Explanation(Result):
             "checks": self.checks,
             "geometry": self.geometry and _geometry_document(self.geometry),
             **({"launches": launches, "steps": steps} if several else {}),
-            "workspaces": data and [{**asdict(one), "bytes": one.size_bytes} for one in data.workspaces],
-            "tensor_maps": data and [asdict(one) for one in data.tensor_maps],
+            "workspaces": data
+            and [{**msgspec.structs.asdict(one), "bytes": one.size_bytes} for one in data.workspaces],
+            "tensor_maps": data and [msgspec.structs.asdict(one) for one in data.tensor_maps],
             "resources": self.resources and _resources_document(self.resources),
             "not_compiled": self.not_compiled,
             "occupancy": self.occupancy and {**to_document(self.occupancy), "compiled": self.resources is not None},

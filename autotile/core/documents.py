@@ -144,8 +144,9 @@ def encode_json(value: Any, *, indent: int | str | None = None, compact: bool = 
 def to_document(value: Any) -> Any:
     """Return the JSON values of a value, whatever is nested in it.
 
-    An object with a method ``to_json`` is what that returns, another dataclass is an object of its fields; an enum is
-    its value, a mapping an object, another collection a list, a date ISO 8601, a path text, a NumPy scalar a number.
+    An object with a method ``to_json`` is what that returns, another dataclass or structure is an object of its fields,
+    an enum is its value, a mapping an object, another collection a list, a date ISO 8601, a path text, a NumPy scalar a
+    number.
     """
     if value is None or type(value) in (str, int, float, bool):
         return value
@@ -159,6 +160,8 @@ def to_document(value: Any) -> Any:
         return [to_document(each) for each in value]
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, msgspec.Struct):
+        return {name: to_document(getattr(value, name)) for name in value.__struct_fields__}
     if is_dataclass(value):
         return {field.name: to_document(getattr(value, field.name)) for field in fields(value)}
     return value.item() if hasattr(value, "item") else str(value)

@@ -8,11 +8,11 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,8 +22,7 @@ from autotile.errors import DataError
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Dtype:
+class Dtype(msgspec.Struct, frozen=True):
     """An element type of buffers and scalars.
 
     A vector, such as ``float4``, is stored as a last axis of its components: see `array_shape`. Its encoding, its

@@ -8,6 +8,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from autotile.core.documents import (
     Bytes,
     Count,
@@ -115,8 +117,7 @@ class Problem:
         return " ".join([self.kernel, *sizes, self.dtype])
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchGeometry:
+class LaunchGeometry(msgspec.Struct, frozen=True):
     """Grid, block and dynamic shared memory per block of a launch."""
 
     grid: tuple[Count, Count, Count]
@@ -134,8 +135,7 @@ class LaunchGeometry:
         return self.grid[0] * self.grid[1] * self.grid[2]
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(msgspec.Struct, frozen=True):
     """Resources of a kernel, as reported by the compiler."""
 
     registers: Count
@@ -151,8 +151,7 @@ class Resources:
         return self.spill_store_bytes + self.spill_load_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Occupancy:
+class Occupancy(msgspec.Struct, frozen=True):
     """Resident blocks per SM, and the resources that limit them."""
 
     blocks_per_sm: Count

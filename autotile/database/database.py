@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -172,8 +172,8 @@ def warn_of(connection: Connection, rows: Iterable[BadRowError]) -> None:
 
 Phase = Literal["search", "final"]
 
-_GEOMETRY_COLUMNS = tuple(field.name for field in fields(LaunchGeometry))
-_OCCUPANCY_COLUMNS = tuple(field.name for field in fields(Occupancy))
+_GEOMETRY_COLUMNS = LaunchGeometry.__struct_fields__
+_OCCUPANCY_COLUMNS = Occupancy.__struct_fields__
 _TIME_COLUMNS = ("samples_us", *MEASUREMENT_COLUMNS)
 _FIGURES = ("energy_mj", "max_error", "reference_us", "repeats")
 """Telemetry that other modules calculate with."""

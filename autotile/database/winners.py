@@ -50,7 +50,7 @@ Value = TypeVar("Value")
 Row = Mapping[str, Any]
 
 MEASUREMENT_COLUMNS = ("time_us", "low_us", "high_us", "l2")
-RESOURCE_COLUMNS = tuple(field.name for field in fields(Resources))
+RESOURCE_COLUMNS = Resources.__struct_fields__
 
 WINNER_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "studies": (*(field.name for field in fields(TuningKey)), "device"),

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -68,8 +69,7 @@ _MAX_LOG = 700.0
 """Logarithm of nearly the largest float64."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tuned:
+class Tuned(msgspec.Struct, frozen=True):
     """A tuned problem.
 
     Attributes

@@ -20,6 +20,7 @@ from functools import reduce
 from itertools import accumulate, chain
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 
+import msgspec
 import numpy as np
 
 from autotile.core.dtypes import DTYPES, Dtype, canonical_dtype
@@ -67,8 +68,7 @@ def clipped(value: Column, low: int, high: int) -> Column:
     return min(max(value, low), high) if isinstance(value, int) else np.clip(value, low, high)
 
 
-@dataclass(frozen=True, slots=True)
-class ElementType:
+class ElementType(msgspec.Struct, frozen=True):
     """A declared type: ``float32``, ``dtype``, or ``float32 if OUT_FP32 else dtype``.
 
     Attributes
@@ -216,8 +216,7 @@ class ArgumentKind:
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
+class Workspace(msgspec.Struct, frozen=True):
     """A workspace of known shape and element type."""
 
     name: str
@@ -752,8 +751,7 @@ SWIZZLES = (0, 32, 64, 128)
 L2_PROMOTIONS = (0, 64, 128, 256)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMap:
+class TensorMap(msgspec.Struct, frozen=True):
     """A tensor map except for the address: axes from the outermost to the innermost, extents and box in elements."""
 
     name: str
@@ -806,8 +804,7 @@ def _or(values: tuple[int, ...]) -> str:
     return f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMapDemand:
+class TensorMapDemand(msgspec.Struct, frozen=True):
     """One tensor map over columns of configurations; see `autotile.space.limits.Demand`."""
 
     name: str

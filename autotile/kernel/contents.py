@@ -14,11 +14,11 @@ import re
 import stat
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -95,8 +95,7 @@ class Generator(NamedTuple):
         return draw_chunks(key, shape, seed, fill, np.float64)
 
 
-@dataclass(frozen=True, slots=True)
-class InputExpression:
+class InputExpression(msgspec.Struct, frozen=True):
     """Content that an array expression gives, over sizes, scalars, other inputs and generators.
 
     Attributes
@@ -150,8 +149,7 @@ _hashes: dict[tuple[str, int, int, int], str] = {}
 """Hash of each file that was read, by path, inode, size and time of its last change."""
 
 
-@dataclass(frozen=True, slots=True)
-class InputFile:
+class InputFile(msgspec.Struct, frozen=True):
     """Content of a buffer in a ``.npy`` file.
 
     Attributes

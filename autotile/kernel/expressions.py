@@ -26,6 +26,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from autotile.core.forks import cached_property
@@ -116,8 +117,7 @@ def _python_argument(key: str) -> str:
     return first + "".join(f"[{part!r}]" for part in rest)
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(msgspec.Struct, frozen=True):
     """Location of an entry: the file, the dotted key, and the line if known."""
 
     source: str = ""
@@ -155,8 +155,7 @@ class ExpressionError(Exception):
         super().__init__(problem)
 
 
-@dataclass(frozen=True, slots=True)
-class ExpressionText:
+class ExpressionText(msgspec.Struct, frozen=True):
     """Text of an expression, on one line."""
 
     text: str

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
 from autotile.core.forks import cached_property
 from autotile.core.model import Config, LaunchGeometry, Value
@@ -76,8 +78,7 @@ def known_names(
     return names
 
 
-@dataclass(frozen=True, slots=True)
-class StepLaunch:
+class StepLaunch(msgspec.Struct, frozen=True):
     """One launch of a call."""
 
     step: int
@@ -206,8 +207,7 @@ def _dimensions(expressions: Sequence[Expression], names: Mapping[str, Value]) -
     return x, y, z
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchData:
+class LaunchData(msgspec.Struct, frozen=True):
     """Workspaces, tensor maps, structs and textures of one configuration, in order; compares by value."""
 
     workspaces: tuple[Workspace, ...]

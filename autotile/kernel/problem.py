@@ -7,8 +7,9 @@ import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
+
+import msgspec
 
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, dtype_name
@@ -282,8 +283,7 @@ def derived_default(
 _FP32 = "float32"
 
 
-@dataclass(frozen=True, slots=True)
-class Workrate:
+class Workrate(msgspec.Struct, frozen=True):
     """Amount of work of a problem, from which a time gives a rate.
 
     Attributes

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from autotile.core.documents import Name
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
@@ -389,7 +391,7 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
     arguments += [replace(buffer, is_passed=False) for buffer in further]  # which it reads in other ways
     if kernel.element_type is not None:  # constant memory has the type that the source declares
         arguments = [_widened(argument, dtype, sizes) if argument.is_passed else argument for argument in arguments]
-    launch = replace(
+    launch = msgspec.structs.replace(
         spec.steps[0].launch,
         block=kernel.block,
         grid=kernel.grid,
@@ -400,7 +402,9 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
         min_registers=None,
     )
     passed = tuple(argument.name for argument in arguments if argument.is_passed)
-    step = replace(spec.steps[0], entry=kernel.entry, launch=launch, arguments=passed, when=None, times=None, swap=())
+    step = msgspec.structs.replace(
+        spec.steps[0], entry=kernel.entry, launch=launch, arguments=passed, when=None, times=None, swap=()
+    )
     return replace(spec, steps=(step,), arguments=tuple(arguments))
 
 
@@ -698,8 +702,7 @@ class Rule(NamedTuple):
         return f"{'heuristic' if self.is_heuristic else 'rule'} {self.name!r}"
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(msgspec.Struct, frozen=True):
     """Launch geometry and declared resources, as expressions over parameters, sizes and ``device.*``."""
 
     block: tuple[Expression, ...]
@@ -719,8 +722,7 @@ STEP = "step"
 """Number of a launch among those of its step, from 0, in the step's expressions and in the values of scalars."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """A function that a call of the kernel launches, once or several times, after those of the steps before it."""
 
     entry: str

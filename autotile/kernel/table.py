@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import msgspec
+
 from autotile.core.documents import MAX_KEY_PARTS, parse_toml
 from autotile.errors import SpecError, listing, nearest
 from autotile.kernel.expressions import (
@@ -43,8 +45,7 @@ _Path: TypeAlias = "tuple[_Path, str] | None"
 _POSITION = r" \(at line (\d+), column \d+\)$"
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(msgspec.Struct, frozen=True):
     """Source locations in a file, for messages: its name and the line of each key."""
 
     source: str
@@ -58,8 +59,7 @@ class Document:
         return Location(self.source, key, line)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(msgspec.Struct, frozen=True):
     """A table of the file. Methods that read a key raise `SpecError` if it is missing or has the wrong type."""
 
     document: Document

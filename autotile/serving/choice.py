@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+import msgspec
+
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources, config_text
@@ -15,8 +17,7 @@ from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, 
 Tier = Literal["exact", "family", "model", "library", "nearest", "transferred", "default"]
 
 
-@dataclass(frozen=True, slots=True)
-class Estimated:
+class Estimated(msgspec.Struct, frozen=True):
     """Reason to serve another configuration than the default: how their launches differ, as a clause.
 
     Both times are estimates, within about a factor of two. A default that cannot run here, or that a search would not

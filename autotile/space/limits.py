@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -305,8 +306,7 @@ _MAX_CLUSTER_BLOCKS = 8
 """Portable maximum of blocks per cluster: CUDA C++ Programming Guide, thread block clusters."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(msgspec.Struct, frozen=True):
     """A named limit: the rows that meet it, and an explanation for a first row that does not, in one line."""
 
     name: str

@@ -7,13 +7,13 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from step_kernels import KERNELS, write_steps
@@ -90,7 +90,7 @@ class TestSteps:
         assert steps[0].geometry == plan.main.geometry
         assert {step.entry for step in steps} == {spec.steps[launch.step].entry for launch in plan.launches}
         last = spec.steps[plan.launches[-1].step].entry
-        resources[last] = replace(resources[last], static_smem_bytes=10**6)
+        resources[last] = msgspec.structs.replace(resources[last], static_smem_bytes=10**6)
         faults = {step.entry: step.fault for step in compiled_steps(spec, plan, resources, H200)}
         named = f"{last}: " if len(spec.steps) > 1 else ""
         assert faults[last].startswith(f"{named}no block fits on an SM")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from feature_kernels import CLUSTER_SPACE, SPLIT_SPACE
@@ -278,7 +279,7 @@ class TestCapabilities:
 
 SQUARE = Workrate(flops=2 * 4096**3, bytes=12 * 4096**2, dtype="float32")
 HALF = Workrate(2 * 4096**3, 6 * 4096**2, "float16", "tensor_float16")
-PRODUCTS = replace(SQUARE, unit="tensor_bfloat16", passes=6)
+PRODUCTS = msgspec.structs.replace(SQUARE, unit="tensor_bfloat16", passes=6)
 
 
 @pytest.mark.parametrize(
