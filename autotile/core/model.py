@@ -117,7 +117,7 @@ class Problem:
         return " ".join([self.kernel, *sizes, self.dtype])
 
 
-class LaunchGeometry(msgspec.Struct, frozen=True):
+class LaunchGeometry(msgspec.Struct, frozen=True, gc=False):
     """Grid, block and dynamic shared memory per block of a launch."""
 
     grid: tuple[Count, Count, Count]

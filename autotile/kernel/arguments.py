@@ -216,7 +216,7 @@ class ArgumentKind:
         """
 
 
-class Workspace(msgspec.Struct, frozen=True):
+class Workspace(msgspec.Struct, frozen=True, gc=False):
     """A workspace of known shape and element type."""
 
     name: str

@@ -6,13 +6,11 @@ They are declared in ``[launch]``, or in ``[[steps]]`` for several kernels of on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
-from autotile.core.forks import cached_property
 from autotile.core.model import Config, LaunchGeometry, Value
 from autotile.errors import ConfigError, ProblemError, listing, nearest
 from autotile.kernel.arguments import (
@@ -78,7 +76,7 @@ def known_names(
     return names
 
 
-class StepLaunch(msgspec.Struct, frozen=True):
+class StepLaunch(msgspec.Struct, frozen=True, gc=False):
     """One launch of a call."""
 
     step: int
@@ -101,8 +99,7 @@ class StepLaunch(msgspec.Struct, frozen=True):
         return self.geometry.blocks * self.geometry.threads
 
 
-@dataclass(frozen=True)
-class LaunchPlan:
+class LaunchPlan(msgspec.Struct, frozen=True, gc=False):
     """Launches of a call of one configuration, in order; compares by value."""
 
     launches: tuple[StepLaunch, ...]
@@ -139,12 +136,12 @@ class LaunchPlan:
                     memory |= {first: memory.get(second, second), second: memory.get(first, first)}
         return cls(tuple(launches))
 
-    @cached_property
+    @property
     def main(self) -> StepLaunch:
         """The launch that a table shows: of the main step, or else that with the most threads, the first of equals."""
         return max(self.launches, key=lambda launch: (launch.is_main, launch.threads))
 
-    @cached_property
+    @property
     def steps(self) -> Mapping[int, StepLaunch]:
         """For each launched step, by its index, the launch with the most dynamic shared memory."""
         largest: dict[int, StepLaunch] = {}
@@ -207,7 +204,7 @@ def _dimensions(expressions: Sequence[Expression], names: Mapping[str, Value]) -
     return x, y, z
 
 
-class LaunchData(msgspec.Struct, frozen=True):
+class LaunchData(msgspec.Struct, frozen=True, gc=False):
     """Workspaces, tensor maps, structs and textures of one configuration, in order; compares by value."""
 
     workspaces: tuple[Workspace, ...]

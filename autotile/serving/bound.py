@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from autotile.exchange.bundle import Bundle
     from autotile.kernel.operation import Library
     from autotile.serving.launching import KernelLauncher, LibraryLauncher
+    from autotile.serving.operations import OperationShelf
 
     Code: TypeAlias = "KernelCode | LibraryCode"
     Launcher: TypeAlias = "KernelLauncher | LibraryLauncher | FirstUseRace | CapturingLauncher"
@@ -299,10 +300,8 @@ class BoundKernel:
         The configuration that was chosen, with the reason and with the differences from the request.
     request
         Call of `get_best_kernel` that returns this kernel; None if it was not served by it.
-    find_contenders
-        Function that returns the best ways to compute the problem of an operation; None otherwise.
-    find_library
-        Function that returns a library with its time for that problem, measured or expected; None where it has none.
+    shelf
+        Results of the operation that it is served for, from which it was chosen; None otherwise, and if it is pinned.
     find_stand_in
         Function that returns what is served while the kernel is compiled, None for nothing; None if calls wait.
     operation
@@ -344,8 +343,7 @@ class BoundKernel:
         self.choice = choice
         self.calls = 0
         self.request: Call | None = None
-        self.find_contenders: Callable[[], tuple[Contender, ...]] | None = None
-        self.find_library: Callable[[], Contender | None] | None = None
+        self.shelf: OperationShelf | None = None
         self.operation: Problem | None = None
         self.library_allowed = True
         self.lookup: Lookup | None = None
@@ -471,9 +469,14 @@ class BoundKernel:
     @property
     def contenders(self) -> tuple[Contender, ...]:
         """For an operation: the best ways to compute the problem, that which is served first."""
-        if self.find_contenders is not None and len(self.choice.contenders) < 2:
-            self.choice = replace(self.choice, contenders=self.find_contenders())
+        if len(self.choice.contenders) < 2 and not self.choice.awaited:  # what stands in is no contender
+            self.choice = replace(self.choice, contenders=self.find_contenders() or self.choice.contenders)
         return self.choice.contenders
+
+    def find_contenders(self) -> tuple[Contender, ...]:
+        """Return the best ways to compute the problem of an operation, that which was chosen first; none otherwise."""
+        shelf, problem = self.shelf, self.operation
+        return shelf.shown(problem, library=self.library_allowed) if shelf is not None and problem is not None else ()
 
     def explain(self) -> str:
         """Return a short paragraph: the configuration, the reason, the differences, and the age of the result."""
@@ -729,7 +732,9 @@ class BoundKernel:
                     self._retired.append(self._launcher)
                 self._launcher = other._launcher if other._first_use is None else None  # a race is of one kernel
                 self._code, self._first_use = other._code, other._first_use
-            self.choice, self.find_contenders = other.choice, other.find_contenders
+            self.choice = other.choice
+            if not other.choice.awaited:  # it stands in for a choice that is still of these results
+                self.shelf = other.shelf
         return True
 
     def _launch_device(self) -> int:
@@ -774,7 +779,7 @@ class BoundKernel:
         if other is None or not self.has_shapes_of(other):
             return
         chosen = BoundKernel(code, self.choice, self.device, self._device_index)
-        chosen.find_contenders, report = self.find_contenders, self._report
+        chosen.shelf, report = self.shelf, self._report
         named = f"{chosen.kernel} {config_text(chosen.config)}"
         awaited = f"{named}, which is being compiled and takes over when it is ready"
         other.choice = replace(other.choice, awaited=awaited)

@@ -29,8 +29,7 @@ class Estimated(msgspec.Struct, frozen=True):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Contender:
+class Contender(msgspec.Struct, frozen=True, gc=False):
     """A kernel in one configuration, or a library without one, with its time for a problem of an operation.
 
     ``time_us`` is measured or expected; None if nothing is known of it. ``doubt`` is one standard deviation of the

@@ -162,7 +162,7 @@ class Dispatcher:
         self.only_device: int | None = None
         self._products: Products | None = None
         self.misses = MissCounter()
-        self.refresher = Refresher(self.misses)
+        self.refresher = Refresher(self.misses, self._find_again)
         self.asked: dict[BoundKernel, None] | None = None
         self.may_race = True
         self._pins: Pins | None = None
@@ -342,7 +342,7 @@ class Dispatcher:
             if pin is not None:
                 pin.record(kernel)
             if lookup.bundle is None:
-                self.refresher.add(lookup.location, kernel, partial(self._find_again, lookup))
+                self.refresher.add(kernel)
         return served
 
     def note_requests(self) -> list[BoundKernel]:
@@ -361,8 +361,10 @@ class Dispatcher:
         if asked is not None:
             asked[served] = None
 
-    def _find_again(self, lookup: Lookup, served: BoundKernel) -> BoundKernel:
+    def _find_again(self, served: BoundKernel) -> BoundKernel:
         """Return the kernel that would be served now; the one that is served if that must not change."""
+        lookup = served.lookup
+        assert lookup is not None
         pins = self._pins_in_use
         pin = pins.in_force() if pins is not None else None
         must_match = pin is None and (lookup.numerics or read_settings().numerics) == "same"

@@ -100,12 +100,12 @@ class Gain:
         """
         choice, operation = served.choice, served.operation
         found = choice.contenders
-        if final and choice.awaited and served.find_contenders is not None:
-            found = served.find_contenders()
+        if final and choice.awaited:
+            found = served.find_contenders() or found
         first = found[0] if found else None
         is_library = first.is_library if first is not None else served.is_library
-        find_library = served.find_library or (lambda: None)
-        library = first if is_library else find_library()
+        shelf = served.shelf
+        library = first if is_library or shelf is None or operation is None else shelf.library_contender(operation)
         bias_us = 0.0
         if operation is not None:
             count = operation.sizes["M"] * operation.sizes["N"] * operation.sizes["BATCH"]

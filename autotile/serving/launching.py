@@ -132,6 +132,8 @@ class StreamWorkspaces:
         return WorkspaceSet(stream, tuple(arrays.values()), pointers)
 
 
+_NO_WORKSPACES = StreamWorkspaces(())
+
 _MAX_STREAMS = 64
 """Streams whose state is kept in a thread; beyond that all states of the thread are made anew."""
 _MAX_GRAPHS = 32
@@ -375,7 +377,7 @@ class CallArguments(CallArrays):
         self.plan = plan
         self._scalars = scalars
         self._data = data
-        self.workspaces = StreamWorkspaces(data.workspaces)
+        self.workspaces = StreamWorkspaces(data.workspaces) if data.workspaces else _NO_WORKSPACES
 
     def pack(
         self, pointers: Mapping[str, int], scalars: Mapping[str, float], workspaces: Mapping[str, int]

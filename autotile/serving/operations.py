@@ -239,8 +239,7 @@ class OperationShelf:
                 first_use = partial(FirstUseRace, present[0], race_all)
                 served = self.bind(way, first_use=first_use)
 
-        served.find_contenders = partial(self._shown, problem, library)
-        served.find_library = partial(self.library_contender, problem)
+        served.shelf = self
         return served
 
     def library_contender(self, problem: Problem) -> Contender | None:
@@ -259,7 +258,7 @@ class OperationShelf:
             present += map(self.bind, islice(nearest(request), 1))
         return present
 
-    def _shown(self, problem: Problem, library: bool) -> tuple[Contender, ...]:
+    def shown(self, problem: Problem, *, library: bool) -> tuple[Contender, ...]:
         """Return the best ways to compute a problem with their times, the one that is served first."""
         shown: dict[tuple[str, tuple[tuple[str, Any], ...]], Contender] = {}
         for way in OperationRequest(self, problem, library=library, expected=SHOWN).ways():

@@ -385,13 +385,14 @@ class Pins:
     def served_choices(self) -> list[PinnedChoice]:
         """Return the served kernels, except those of bundles."""
         wait_for_compilations()  # what stands in for a choice is not the choice
-        found = (PinnedChoice.of(kernel) for kernel, *_ in self._refresher.kernels())
+        found = (PinnedChoice.of(kernel) for kernel, _ in self._refresher.kernels())
         return list({one.request: one for one in found}.values())
 
     def _checked(self, pin: Pin) -> list[Exchange]:
         """Return the kernels whose choices would change, loaded; errors are those of `pin`."""
         with self.instead(pin):
-            found = [(where, kernel, again(kernel)) for kernel, where, again in self._refresher.kernels()]
+            again = self._refresher.choose_again
+            found = [(where, kernel, again(kernel)) for kernel, where in self._refresher.kernels()]
             for _, kernel, fresh in found:
                 if fresh is kernel:
                     pin.check(kernel)

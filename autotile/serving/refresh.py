@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from autotile.core.forks import FORK_LOCK
 from autotile.database.paths import looks_like_url
@@ -60,6 +60,7 @@ _EXIT_TIMEOUT_S = 5.0
 class _Watched:
     """A kernel whose calls are counted for a database, which has ``written`` of them."""
 
+    counter: MissCounter
     location: str
     kernel: BoundKernel
     written: int
@@ -69,6 +70,11 @@ class _Watched:
     def calls(self) -> int:
         """Number of calls so far; a kernel that was requested and never called counts as one."""
         return max(1, self.kernel.calls)
+
+    def report(self, calls: int) -> int:
+        """Write the counts after a call; return the number of calls at which to do so again."""
+        self.counter.report(self, calls)
+        return 2 * calls
 
 
 @dataclass(slots=True, eq=False)
@@ -94,9 +100,9 @@ class MissCounter:
 
     def watch(self, location: str, kernel: BoundKernel) -> None:
         """Count the calls of a kernel from now on, for the database at ``location``; none is created."""
-        watched = _Watched(location, kernel, kernel.calls)
+        watched = _Watched(self, location, kernel, kernel.calls)
         self._list(watched)
-        kernel.report_calls(partial(self._report, watched))
+        kernel.report_calls(watched.report)
 
     def release(self, kernel: BoundKernel) -> None:
         """Write the counts of a kernel, if it is counted, and count its calls no longer."""
@@ -149,11 +155,8 @@ class MissCounter:
         watched.is_listed = True
         counts.watched.append(watched)
 
-    def _report(self, watched: _Watched, calls: int) -> int:
-        """Write the counts after a call, unless this is a pause or another thread is writing.
-
-        Return the number of calls at which to do so again.
-        """
+    def report(self, watched: _Watched, calls: int) -> None:
+        """Write the counts after a call, unless this is a pause or another thread is writing."""
         counts = self._counts()
         if not watched.is_listed:
             self._list(watched)
@@ -161,7 +164,6 @@ class MissCounter:
             self._write(counts, counts.watched, _CALL_TIMEOUT_S, wait_s=0.0)
         elif calls == 1 and not counts.failed:
             self._write(counts, [watched], _CALL_TIMEOUT_S, wait_s=0.0)
-        return 2 * calls
 
     @staticmethod
     def _write(counts: _ProcessCounts, watched: Iterable[_Watched], timeout_s: float, wait_s: float) -> None:
@@ -264,16 +266,16 @@ class WatchedDatabase:
         return frozenset(rows)
 
 
-ChooseAgain = Callable[["BoundKernel"], "BoundKernel"]
-"""Function that returns what would be served now in place of a kernel, or the kernel itself."""
-
-
 class Refresher:
-    """Chooses again what a dispatcher has served, as long as the program or the dispatcher keeps it."""
+    """Chooses again what a dispatcher has served, as long as the program or the dispatcher keeps it.
 
-    def __init__(self, misses: MissCounter) -> None:
+    ``choose_again`` returns what would be served now in place of a kernel, or the kernel itself.
+    """
+
+    def __init__(self, misses: MissCounter, choose_again: Callable[[BoundKernel], BoundKernel]) -> None:
         self._misses = misses
-        self._kernels: WeakKeyDictionary[BoundKernel, tuple[str, ChooseAgain]] = WeakKeyDictionary()
+        self.choose_again = choose_again
+        self._kernels: WeakSet[BoundKernel] = WeakSet()
         self._databases: dict[str, WatchedDatabase] = {}
         self.renew_locks()
 
@@ -282,17 +284,17 @@ class Refresher:
         self._lock = threading.Lock()
         self._polling = threading.Lock()
 
-    def add(self, location: str, kernel: BoundKernel, choose_again: ChooseAgain) -> None:
-        """Refresh a kernel that is served from a database from now on; ``choose_again`` must not refer to it."""
+    def add(self, kernel: BoundKernel) -> None:
+        """Refresh a kernel that was looked up in a database from now on."""
         with self._lock:
-            self._kernels[kernel] = location, choose_again
+            self._kernels.add(kernel)
         if kernel.can_launch:
             _thread.watch(self)
 
-    def kernels(self) -> list[tuple[BoundKernel, str, ChooseAgain]]:
+    def kernels(self) -> list[tuple[BoundKernel, str]]:
         """Return the kernels that the program or the dispatcher keeps, each with its database."""
         with FORK_LOCK, self._lock:
-            return [(kernel, *known) for kernel, known in self._kernels.items()]
+            return [(kernel, kernel.lookup.location) for kernel in self._kernels if kernel.lookup is not None]
 
     def poll(self, pause: Pause = lambda _: None) -> int:
         """Choose again what new results concern; return the number of replacements.
@@ -301,7 +303,7 @@ class Refresher:
         """
         replaced = 0
         with self._polling:
-            for location in sorted({location for _, location, _ in self.kernels()}):
+            for location in sorted({location for _, location in self.kernels()}):
                 database = self._databases.setdefault(location, WatchedDatabase(location))
                 found = database.read()
                 if found is not None:
@@ -320,12 +322,12 @@ class Refresher:
         ``changed``; None for all. Operations are chosen again in any case.
         """
         replaced = 0
-        for kernel, place, choose_again in sorted(self.kernels(), key=lambda one: -one[0].calls):
+        for kernel, place in sorted(self.kernels(), key=lambda one: -one[0].calls):
             is_concerned = changed is None or (kernel.kernel, kernel.problem.dtype) in changed
             if location in (None, place) and (is_concerned or kernel.operation is not None):
                 start_s = time.monotonic()
                 with suppress(Exception):  # the program goes on with what it has
-                    fresh = choose_again(kernel)
+                    fresh = self.choose_again(kernel)
                     if fresh is not kernel and not fresh.choice.unread and kernel.has_shapes_of(fresh):
                         replaced += self.exchange(place, kernel, fresh)
                 pause((time.monotonic() - start_s) * (1 / _SHARE - 1))

@@ -351,7 +351,7 @@ class TestThread:
 
     def test_a_long_refresh_ends_with_the_process(self, store: Any) -> None:
         thread = refreshing._RefreshThread()
-        refresher = refreshing.Refresher(default_dispatcher.misses)
+        refresher = refreshing.Refresher(default_dispatcher.misses, lambda kernel: kernel)
         refresher.poll = lambda pause: pause(1000.0)  # type: ignore[method-assign]
         thread._refreshers.add(refresher)
         thread.add(partial(thread._poll, 0.001))
@@ -397,7 +397,7 @@ class TestPause:
         monkeypatch.setenv("AUTOTILE_REFRESH", setting)
         thread, polled = refreshing._RefreshThread(), []
         thread._stop = pauses = Pauses(3)
-        refresher = refreshing.Refresher(default_dispatcher.misses)
+        refresher = refreshing.Refresher(default_dispatcher.misses, lambda kernel: kernel)
         monkeypatch.setattr(refresher, "poll", lambda pause: polled.append(pause_s and pause(pause_s)))
         thread.watch(refresher)
         thread._threads[0].join(60)
