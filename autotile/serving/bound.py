@@ -356,7 +356,7 @@ class BoundKernel:
         outputs = [i for i, b in enumerate(code.definition.spec.buffers) if b.access != "in"]
         self._only_output = outputs[0] if len(outputs) == 1 else None
         self._launcher: Launcher | None = None
-        self._retired: list[object] = []
+        self._retired: tuple[object, ...] = ()
         """Launchers of earlier choices: their code may still run, or be part of a graph that the caller captured."""
         self._lock = threading.Lock()
         if choice.tier != "model" and isinstance(code, KernelCode):  # a model has checked the configuration
@@ -729,7 +729,7 @@ class BoundKernel:
                 if self._launcher is not None:
                     if other._launcher is None or other._first_use is not None:
                         return False
-                    self._retired.append(self._launcher)
+                    self._retired += (self._launcher,)
                 self._launcher = other._launcher if other._first_use is None else None  # a race is of one kernel
                 self._code, self._first_use = other._code, other._first_use
             self.choice = other.choice

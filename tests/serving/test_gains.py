@@ -54,6 +54,21 @@ class TestGain:
         assert not replace(gain, library_us=None).is_worthwhile()
         assert pinned.is_worthwhile(bias=True, recorded=True)
 
+    def test_while_something_stands_in_what_was_chosen_decides(self) -> None:
+        served = find_product(512, 4096, 4096, "float32", trans_b=True, device="h200", keeps=False)
+        assert served is not None
+        assert served.shelf is not None
+        assert served.operation is not None
+        chosen = Gain.of(served)
+        other = next(one for one in served.shelf.contenders(served.operation, library=True) if one.is_library)
+        other.choice = replace(other.choice, awaited="the kernel, which is being compiled")
+        assert served.adopt(other)
+        now, final = Gain.of(served), Gain.of(served, final=True)
+        assert (now.kernel, now.launches) == ("cublas", 0)
+        assert (final.kernel, final.time_us, final.library_us) == (chosen.kernel, chosen.time_us, chosen.library_us)
+        assert final.is_worthwhile()
+        assert served.contenders == other.choice.contenders
+
     def test_only_looked_at_it_is_not_kept(self) -> None:
         served = find_product(3, 5, 7, "float32", device="h200", keeps=False)
         assert served is not None

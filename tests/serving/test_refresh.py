@@ -174,7 +174,7 @@ class TestLoading:
         assert loads == ["MainThread", "refresh"]
         assert kernel._launcher is not first
         assert kernel._launcher.config == BEST
-        assert kernel._retired == [first]  # a graph that the program captured may launch its code
+        assert kernel._retired == (first,)  # a graph that the program captured may launch its code
         kernel(1.0, 2.0)
         assert (first.launches, kernel._launcher.launches) == (0, 1)
 
