@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from autotile.exchange.bundle import Bundle
     from autotile.kernel.operation import Library
     from autotile.serving.launching import KernelLauncher, LibraryLauncher
-    from autotile.serving.operations import OperationShelf
 
     Code: TypeAlias = "KernelCode | LibraryCode"
     Launcher: TypeAlias = "KernelLauncher | LibraryLauncher | FirstUseRace | CapturingLauncher"
@@ -300,8 +299,8 @@ class BoundKernel:
         The configuration that was chosen, with the reason and with the differences from the request.
     request
         Call of `get_best_kernel` that returns this kernel; None if it was not served by it.
-    shelf
-        Results of the operation that it is served for, from which it was chosen; None otherwise, and if it is pinned.
+    find_ways
+        Function that returns the best ways to compute a problem of an operation; None otherwise, and if it is pinned.
     find_stand_in
         Function that returns what is served while the kernel is compiled, None for nothing; None if calls wait.
     operation
@@ -343,7 +342,7 @@ class BoundKernel:
         self.choice = choice
         self.calls = 0
         self.request: Call | None = None
-        self.shelf: OperationShelf | None = None
+        self.find_ways: Callable[[Problem, bool, bool], tuple[Contender, ...]] | None = None
         self.operation: Problem | None = None
         self.library_allowed = True
         self.lookup: Lookup | None = None
@@ -473,10 +472,14 @@ class BoundKernel:
             self.choice = replace(self.choice, contenders=self.find_contenders() or self.choice.contenders)
         return self.choice.contenders
 
-    def find_contenders(self) -> tuple[Contender, ...]:
-        """Return the best ways to compute the problem of an operation, that which was chosen first; none otherwise."""
-        shelf, problem = self.shelf, self.operation
-        return shelf.shown(problem, library=self.library_allowed) if shelf is not None and problem is not None else ()
+    def find_contenders(self, *, kernels: bool = True) -> tuple[Contender, ...]:
+        """Return the best ways to compute the problem of an operation, that which was chosen first; none otherwise.
+
+        Without ``kernels``, return the fastest library.
+        """
+        if self.find_ways is None or self.operation is None:
+            return ()
+        return self.find_ways(self.operation, self.library_allowed, kernels)
 
     def explain(self) -> str:
         """Return a short paragraph: the configuration, the reason, the differences, and the age of the result."""
@@ -734,7 +737,7 @@ class BoundKernel:
                 self._code, self._first_use = other._code, other._first_use
             self.choice = other.choice
             if not other.choice.awaited:  # it stands in for a choice that is still of these results
-                self.shelf = other.shelf
+                self.find_ways = other.find_ways
         return True
 
     def _launch_device(self) -> int:
@@ -779,7 +782,7 @@ class BoundKernel:
         if other is None or not self.has_shapes_of(other):
             return
         chosen = BoundKernel(code, self.choice, self.device, self._device_index)
-        chosen.shelf, report = self.shelf, self._report
+        chosen.find_ways, report = self.find_ways, self._report
         named = f"{chosen.kernel} {config_text(chosen.config)}"
         awaited = f"{named}, which is being compiled and takes over when it is ready"
         other.choice = replace(other.choice, awaited=awaited)

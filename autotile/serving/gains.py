@@ -104,8 +104,7 @@ class Gain:
             found = served.find_contenders() or found
         first = found[0] if found else None
         is_library = first.is_library if first is not None else served.is_library
-        shelf = served.shelf
-        library = first if is_library or shelf is None or operation is None else shelf.library_contender(operation)
+        library = first if is_library else next(iter(served.find_contenders(kernels=False)), None)
         bias_us = 0.0
         if operation is not None:
             count = operation.sizes["M"] * operation.sizes["N"] * operation.sizes["BATCH"]

@@ -239,13 +239,8 @@ class OperationShelf:
                 first_use = partial(FirstUseRace, present[0], race_all)
                 served = self.bind(way, first_use=first_use)
 
-        served.shelf = self
+        served.find_ways = self.find_ways
         return served
-
-    def library_contender(self, problem: Problem) -> Contender | None:
-        """Return the fastest library for a problem, with its time if that is known; None if there is none."""
-        ways = OperationRequest(self, problem, accepts=lambda _: False).ways()
-        return next((way.contender for way in ways if way.contender.is_library), None)
 
     def contenders(self, problem: Problem, *, library: bool) -> list[BoundKernel]:
         """Return the best few ways to compute a problem, that which is served first, and the libraries."""
@@ -258,8 +253,14 @@ class OperationShelf:
             present += map(self.bind, islice(nearest(request), 1))
         return present
 
-    def shown(self, problem: Problem, *, library: bool) -> tuple[Contender, ...]:
-        """Return the best ways to compute a problem with their times, the one that is served first."""
+    def find_ways(self, problem: Problem, library: bool, kernels: bool) -> tuple[Contender, ...]:
+        """Return the best ways to compute a problem with their times, the one that is served first.
+
+        Without ``kernels``, return the fastest library, whether a ``library`` may be served or not.
+        """
+        if not kernels:
+            ways = OperationRequest(self, problem, accepts=lambda _: False).ways()
+            return tuple(way.contender for way in ways if way.contender.is_library)[:1]
         shown: dict[tuple[str, tuple[tuple[str, Any], ...]], Contender] = {}
         for way in OperationRequest(self, problem, library=library, expected=SHOWN).ways():
             shown.setdefault((way.contender.kernel, tuple(way.contender.config.items())), way.contender)
