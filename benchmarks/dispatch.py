@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -190,13 +191,18 @@ def _captured(launch: Call) -> Call:
 
 
 def _race(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Return microseconds per call for each burst, with the contenders interleaved."""
+    """Return microseconds per call for each burst, with the contenders interleaved, in another order each round.
+
+    What a burst leaves behind, such as freed memory, would otherwise always meet the same next one.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(50):
             call()
+    order, draws = list(calls.items()), random.Random(0)
     for _ in range(rounds):
-        for name, call in calls.items():
+        draws.shuffle(order)
+        for name, call in order:
             torch.cuda.synchronize()
             start = time.perf_counter()
             for _ in range(BURST):
