@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -118,15 +119,11 @@ class FamilyResult(ScheduleResult, Reported):
         ]
         yield ResultTable(("point", f"{RIGHT}best", *losses), rows)
         yield rule.facts()
-        yield [*self._facts(rule)]
-
-    def _facts(self, rule: FamilyRule) -> Iterator[tuple[str, str]]:
-        yield "loss", rule.loss_text()
-        yield "in force", f"{'yes' if rule.in_force else 'no'}: {rule.verdict}"
+        facts = [("loss", rule.loss_text()), ("in force", f"{'yes' if rule.in_force else 'no'}: {rule.verdict}")]
         if self.default_loss is not None:
-            yield "default", f"{percent_text(self.default_loss)} mean loss of the default configuration alone"
-        yield "chosen", f"{plural(len(rule.configs), 'configuration')} of {self.candidates} measured at every point"
-        yield from self._effort("point", is_served=rule.in_force)
+            facts.append(("default", f"{percent_text(self.default_loss)} mean loss of the default configuration alone"))
+        chosen = f"{plural(len(rule.configs), 'configuration')} of {self.candidates} measured at every point"
+        yield [*facts, ("chosen", chosen), *self._effort("point", is_served=rule.in_force)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --json`` prints."""
@@ -274,12 +271,13 @@ class _Spread:
     def _measure(self, candidates: Sequence[Config]) -> bool:
         """Measure all candidates at every point; return False if the user interrupted."""
         count, spec, database = len(self.points), self.kernel.spec, self.schedule.database
-
-        def lacks_measurements(sizes: Mapping[str, int]) -> bool:
+        lacking = []  # points at which a valid candidate was not tried
+        for number, sizes in enumerate(self.points[self._progress.measured :], start=self._progress.measured):
             study_id = database.find_study(self._key_at(sizes))
             tried = database.tried(study_id) if study_id is not None else {}
-            left = [config for config in candidates if config_key(config) not in tried]
-            return any(not check_config(spec, config, sizes, self.device, self.dtype) for config in left)
+            untried = [config for config in candidates if config_key(config) not in tried]
+            if any(not check_config(spec, config, sizes, self.device, self.dtype) for config in untried):
+                lacking.append(number)
 
         def measure(number: int, lane: Lane) -> TuneResult:
             options = replace(
@@ -295,8 +293,7 @@ class _Spread:
             )
             return self._session("measuring", number, options, lane)
 
-        left = [n for n in range(self._progress.measured, count) if lacks_measurements(self.points[n])]
-        return self._at_points(left, measure, "measured")
+        return self._at_points(lacking, measure, "measured")
 
     def _at_points(
         self, numbers: Sequence[int], run: Callable[[int, Lane], TuneResult], counter: Literal["tuned", "measured"]
@@ -447,19 +444,18 @@ def read_matrix(
     ran = [number for number, study in enumerate(timed) if any(key in study for key in kept)]
     by_point = [{config_key(config) for config in proposed[number]} for number in ran]
     first = {key: next(study[key] for study in timed if key in study) for key in kept}
-
-    def times(trial: Trial | None) -> tuple[float, float, float]:
-        if trial is None or trial.measurement is None:
-            return np.nan, np.nan, np.nan
-        return trial.measurement.time_us, trial.measurement.low_us, trial.measurement.high_us
-
+    measurements = np.full((len(ran), len(kept), 3), np.nan)
+    for row, column in itertools.product(range(len(ran)), range(len(kept))):
+        trial = timed[ran[row]].get(kept[column])
+        if trial is not None and (measured := trial.measurement) is not None:
+            measurements[row, column] = measured.time_us, measured.low_us, measured.high_us
     return FamilyMatrix(
         points=tuple(keys[number].sizes for number in ran),
         configs=tuple(
             RuleConfig(one.config, one.resources, one.occupancy.blocks_per_sm if one.occupancy else 0)
             for one in first.values()
         ),
-        measurements=np.array([[times(timed[number].get(key)) for key in kept] for number in ran]),
+        measurements=measurements,
         proposed_by=np.array([[key in found for key in kept] for found in by_point], np.bool_),
     )
 

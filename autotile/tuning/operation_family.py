@@ -19,7 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
@@ -34,7 +33,6 @@ from autotile.errors import InputError, ToolchainError
 from autotile.exchange.shipped import shipped_winners
 from autotile.families.family import Extent, Family, parse_family, spread_members
 from autotile.families.operation_model import (
-    Fitted,
     MeasuredProblem,
     ModelCandidate,
     OperationModel,
@@ -167,22 +165,21 @@ class OperationFamilyResult(ScheduleResult):
 
     def _parts(self) -> Iterator[Part]:
         """Yield how well the model chooses."""
-        yield [*self._facts()]
-
-    def _facts(self) -> Iterator[tuple[str, str]]:
-        yield "measured", f"{plural(self.pairs, 'time')} at {plural(self.problems, 'problem')}"
+        facts = [("measured", f"{plural(self.pairs, 'time')} at {plural(self.problems, 'problem')}")]
         if (one := self.losses) is not None:
-            yield "model", f"chooses among {plural(self.candidates, 'configuration')}"
-            mean, at_99, worst_text = (percent_text(loss) for loss in (one.mean, one.percentile_99, one.worst))
+            mean, at_99, worst_text = map(percent_text, (one.mean, one.percentile_99, one.worst))
             loss = f"{mean} on average, {at_99} at the 99th percentile, at most {worst_text}"
-            yield "loss", f"{loss}, at problems that were held out"
+            facts += [
+                ("model", f"chooses among {plural(self.candidates, 'configuration')}"),
+                ("loss", f"{loss}, at problems that were held out"),
+            ]
             if one.over_library is not None:
                 average, low, worst = one.over_library
                 speed = f"{average:.3f}x its speed on average, {low:.3f}x at the 1st percentile"
-                yield "library", f"{speed}, at least {worst:.3f}x"
+                facts.append(("library", f"{speed}, at least {worst:.3f}x"))
         if self.refused:
-            yield "refused", f"{plural(self.refused, 'configuration')} that failed at a problem"
-        yield from self._effort("problem")
+            facts.append(("refused", f"{plural(self.refused, 'configuration')} that failed at a problem"))
+        yield [*facts, *self._effort("problem")]
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --json`` prints."""
@@ -672,10 +669,30 @@ class _Coverage(Sweep):
         )
 
     def _chosen(self, problem: Problem, kernels: KernelSizes) -> list[ModelCandidate]:
-        """Return the configurations to measure at a problem: those expected to be the fastest, then others."""
+        """Return the configurations to measure at a problem: those expected to be the fastest, then others.
+
+        Without a model, the expected loss is the mean of the losses nearby, weighted by distance.
+        """
         valid = self.valid(problem, kernels, self.candidates.values())
-        sizes = self.proper(problem)
-        losses = self._nearby_losses(sizes, [one.key for one in valid])
+        sizes, flags = self.proper(problem), self.operation.flags
+        numbers = {one.key: number for number, one in enumerate(valid)}
+        total = np.full(len(valid), _UNKNOWN_WEIGHT * _UNKNOWN_LOSS)
+        weights = np.full(len(valid), _UNKNOWN_WEIGHT)
+        for near in self.measured:
+            doublings = sum(
+                _FLAG_DOUBLINGS * (size != near.sizes[name])
+                if name in flags
+                else abs(math.log2(size / near.sizes[name]))
+                for name, size in sizes.items()
+            )
+            weight = math.exp(-doublings / _NEAR_DOUBLINGS)
+            timed = {key: trial.time_us for key, trial in near.trials.items() if trial.time_us is not None}
+            best_us = min(timed.values(), default=math.nan)
+            for key, time_us in timed.items():
+                if (number := numbers.get(key)) is not None:
+                    total[number] += weight * min(math.log(time_us / best_us), _MAX_LOSS)
+                    weights[number] += weight
+        losses = total / weights
         order = list(losses)
         if self._model is not None:
             specs = {name: kernel.spec for name, kernel in self.kernels.items()}
@@ -686,26 +703,6 @@ class _Coverage(Sweep):
         best, others = ordered[:_TRIED], ordered[_TRIED:]
         rest = self._random.permutation(len(others))[:_RANDOM]
         return [*best, *(others[int(number)] for number in rest)]
-
-    def _nearby_losses(self, sizes: Mapping[str, int], keys: Sequence[CandidateKey]) -> NDArray[np.float64]:
-        """Return the expected loss of configurations: the mean of the losses nearby, weighted by distance."""
-        total = np.full(len(keys), _UNKNOWN_WEIGHT * _UNKNOWN_LOSS)
-        weights = np.full(len(keys), _UNKNOWN_WEIGHT)
-        numbers = {key: number for number, key in enumerate(keys)}
-        flags = self.operation.flags
-        for one in self.measured:
-            doublings = sum(
-                _FLAG_DOUBLINGS * (size != one.sizes[name]) if name in flags else abs(math.log2(size / one.sizes[name]))
-                for name, size in sizes.items()
-            )
-            weight = math.exp(-doublings / _NEAR_DOUBLINGS)
-            timed = {key: trial.time_us for key, trial in one.trials.items() if trial.time_us is not None}
-            best_us = min(timed.values(), default=math.nan)
-            for key, time_us in timed.items():
-                if (number := numbers.get(key)) is not None:
-                    total[number] += weight * min(math.log(time_us / best_us), _MAX_LOSS)
-                    weights[number] += weight
-        return np.asarray(total / weights)
 
     def _learn(self) -> Losses:
         """Learn the model from everything that was measured, and return how well it chooses where it was held out."""
@@ -731,7 +728,20 @@ class _Coverage(Sweep):
         what = self.operation.name, self.dtype, self.device, specs
         fitted = fit_model(*what, candidates=candidates, problems=problems, flags=self.operation.flags)
         self._model = fitted.model
-        return _held_out_losses(fitted)
+        # what the networks choose at problems that they were not fitted to
+        times, log2_us, _ = fitted.held_out
+        chosen_by = np.where(np.isfinite(times), log2_us, np.inf)
+        rows = np.flatnonzero(np.isfinite(chosen_by).any(axis=1))
+        times = times[rows]
+        served_us = times[np.arange(len(rows)), np.argmin(chosen_by[rows], axis=1)]
+        losses = served_us / np.nanmin(times, axis=1) - 1.0
+        over: tuple[float, float, float] | None = None
+        if library := [number for number, one in enumerate(fitted.candidates) if one.is_library]:
+            library_us = np.where(np.isfinite(times[:, library]), times[:, library], np.inf).min(axis=1)
+            ratios = (library_us / served_us)[np.isfinite(library_us)]
+            if ratios.size:
+                over = float(np.exp(np.log(ratios).mean())), float(np.percentile(ratios, 1)), float(ratios.min())
+        return Losses(float(losses.mean()), float(np.percentile(losses, 99)), float(losses.max()), over)
 
     def _try_variants(self) -> None:
         """Try neighbours of the best configuration in one parameter, in random order, where a library is faster."""
@@ -764,21 +774,3 @@ class _Coverage(Sweep):
                 trials, libraries = {**one.trials, **again.trials}, {**one.libraries, **again.libraries}
                 self.measured[number] = one._replace(trials=trials, libraries=libraries)
             self._report("measuring", problem)
-
-
-def _held_out_losses(fitted: Fitted) -> Losses:
-    """Return the losses of what the networks choose at problems that they were not fitted to."""
-    times_us, log2_us, _ = fitted.held_out
-    chosen_by = np.where(np.isfinite(times_us), log2_us, np.inf)
-    rows = np.flatnonzero(np.isfinite(chosen_by).any(axis=1))
-    times_us = times_us[rows]
-    served_us = times_us[np.arange(len(rows)), np.argmin(chosen_by[rows], axis=1)]
-    losses = served_us / np.nanmin(times_us, axis=1) - 1.0
-    library = [number for number, one in enumerate(fitted.candidates) if one.is_library]
-    over: tuple[float, float, float] | None = None
-    if library:
-        library_us = np.where(np.isfinite(times_us[:, library]), times_us[:, library], np.inf).min(axis=1)
-        ratios = (library_us / served_us)[np.isfinite(library_us)]
-        if ratios.size:
-            over = float(np.exp(np.log(ratios).mean())), float(np.percentile(ratios, 1)), float(ratios.min())
-    return Losses(float(losses.mean()), float(np.percentile(losses, 99)), float(losses.max()), over)

@@ -186,21 +186,31 @@ class OperationResult(ScheduleResult, Reported):
         return "interrupted before the last race" if self.interrupted else "nothing ran"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield what each kernel and library reached, then facts about the session."""
+        """Yield the result of each kernel and library, then facts about the session."""
         figures = (f"{RIGHT}over the winner", f"{RIGHT}tried", f"{RIGHT}of the time")
         headings = ("", f"{RIGHT}time", "95 % interval, us", *figures, "remark")
-        rows = [self.row(one) for one in self.contenders]
+        rows: list[tuple[str, ...]] = []
+        seconds = sum(one.seconds for one in self.contenders)
+        for one in self.contenders:
+            measured = one.trial.measurement if one.trial is not None else None
+            cells = (
+                one.name,
+                time_text(one.time_us) if measured is not None else NOTHING,
+                interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
+                f"{one.ratio.value:.3f}x" if one.ratio is not None else NOTHING,
+                NOTHING if one.is_library else f"{one.trials:,}",
+                percent_text(one.seconds / seconds) if seconds and not one.is_library else NOTHING,
+            )
+            rows.append((*cells, one.remark))
         yield ResultTable(headings, rows, ("remark", "of the time", "95 % interval, us"))
-        yield [*self._facts()]
-
-    def _facts(self) -> Iterator[tuple[str, str]]:
-        best = self.best
+        best, facts = self.best, list[tuple[str, str]]()
         if self.interrupted:
-            yield "interrupted", "the last race was not held; the same command goes on from there"
+            facts.append(("interrupted", "the last race was not held; the same command goes on from there"))
         if best is not None:
             config = f" {config_text(best.trial.config)}" if best.trial is not None and not best.is_library else ""
-            yield ("winner" if best.state == "won" else "best so far"), best.name + config
-            yield "rate", self.rate_text()
+            work = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)
+            rate = work.text(best.time_us, self.device) if best.time_us is not None else NOTHING
+            facts += [("winner" if best.state == "won" else "best so far", best.name + config), ("rate", rate)]
         for one in self.libraries:
             if one is best:
                 continue
@@ -208,32 +218,9 @@ class OperationResult(ScheduleResult, Reported):
             if one.ratio is not None:
                 text = f"{one.ratio.value:.3f}x the winner's time, {one.ratio.low:.3f}x to {one.ratio.high:.3f}x"
                 text += ": not told apart" if is_tie(one.ratio) else ""
-            yield one.name, text
-        yield from (("note", text) for text in self.notices)
-        yield "tried", self.tried_text()
-        yield from self._effort(is_served=self.winner is not None)
-
-    def row(self, one: TunedContender) -> tuple[str, ...]:
-        """Return the cells of a contender: name, time, interval, ratio, configurations, share of the time, remark."""
-        measured = one.trial.measurement if one.trial is not None else None
-        share = sum(other.seconds for other in self.contenders)
-        return (
-            one.name,
-            time_text(one.time_us) if measured is not None else NOTHING,
-            interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
-            f"{one.ratio.value:.3f}x" if one.ratio is not None else NOTHING,
-            NOTHING if one.is_library else f"{one.trials:,}",
-            percent_text(one.seconds / share) if share and not one.is_library else NOTHING,
-            one.remark,
-        )
-
-    def rate_text(self) -> str:
-        """Return the rate of the best contender, such as ``612.3 TFLOP/s``."""
-        best = self.best
-        if best is None or best.time_us is None:
-            return NOTHING
-        work = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)
-        return work.text(best.time_us, self.device)
+            facts.append((one.name, text))
+        facts += [*(("note", text) for text in self.notices), ("tried", self.tried_text())]
+        yield [*facts, *self._effort(is_served=self.winner is not None)]
 
     def tried_text(self) -> str:
         """Return the number of configurations that were tried, and of the kernels."""
@@ -629,22 +616,19 @@ class _Halving:
         if not racing:
             return contenders
         winner = min(racing, key=lambda one: one.time_us or math.inf)
-
-        def judged(one: TunedContender) -> TunedContender:
+        for place, one in enumerate(contenders):
             if one.trial is None:
-                return one
-            if one.name == winner.name:
-                return replace(one, state="won", reason="", ratio=Interval(1.0, 1.0, 1.0))
-            pair = [(one.name, one.trial.measurement if one.trial is not None else None) for one in (winner, one)]
+                continue
+            ratio = Interval(1.0, 1.0, 1.0) if one.name == winner.name else None
+            pair = [(each.name, each.trial.measurement) for each in (winner, one) if each.trial is not None]
             rounds = [raced[name].times_us if name in raced else () for name, _ in pair]
-            ratio = None
-            if all(rounds):
+            if ratio is None and all(rounds):
                 ratio = raced_ratio(*rounds)
-            elif all(found is not None for _, found in pair):
+            elif ratio is None and all(found is not None for _, found in pair):
                 ratio = ratio_of(*(Interval(m.time_us, m.low_us, m.high_us) for _, m in pair if m is not None))
-            return replace(one, state="raced", reason="", ratio=ratio) if one in racing else replace(one, ratio=ratio)
-
-        return sorted(map(judged, contenders), key=lambda one: (one.state != "won", one.time_us or math.inf))
+            judged = replace(one, state="won" if one.name == winner.name else "raced", reason="")
+            contenders[place] = replace(judged if one in racing else one, ratio=ratio)
+        return sorted(contenders, key=lambda one: (one.state != "won", one.time_us or math.inf))
 
     def _store(self, key: TuningKey, trial: Trial, device: DeviceProperties) -> None:
         """Store a time of the last race, or the refusal of a configuration that failed in it."""

@@ -181,11 +181,6 @@ class TuneOptions:
         return DEFAULT_TRIALS if self.trials is None and not unbounded else self.trials
 
     @property
-    def granted(self) -> int | None:
-        """Number of trials that are certain to be made if the space is large enough; None where it is not known."""
-        return self.trial_target if self.until is None else None
-
-    @property
     def drops_slow(self) -> bool:
         """Whether slow candidates are pruned."""
         return self.discard and len(self.objectives) == 1

@@ -50,8 +50,8 @@ from autotile.tuning.options import TuneOptions
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
-    from autotile.search.search import Search, Shortlist
-    from autotile.search.transfer import MisleadingSource, Source
+    from autotile.search.search import Search
+    from autotile.search.transfer import Source
     from autotile.tuning.progress_state import TrialLog
     from autotile.workers.gpu import Backend
 
@@ -336,7 +336,11 @@ class SearchPlan:
     max_trials
         Maximum number of trials that the study can hold.
     seed
-        Seed of the search; to be changed before `begin` in a session that joins others.
+        Seed of the search; to be changed before `make_search` in a session that joins others.
+    lookahead
+        How far its sampler looks ahead.
+    search
+        The search, after `make_search`.
     """
 
     def __init__(
@@ -369,29 +373,14 @@ class SearchPlan:
         self._problem = problem
         self._spec = kernel.spec
         self._served = prior.served
-        self._sampler = resolve_sampler(options.sampler, space, self._available, options.granted)
-        self._lookahead = lookahead_of(self._sampler, workers, backend.gpu_count)
+        granted = options.trial_target if options.until is None else None  # trials that are certain to be made
+        self._sampler = resolve_sampler(options.sampler, space, self._available, granted)
+        self.lookahead = lookahead_of(self._sampler, workers, backend.gpu_count)
         self.seed = options.seed
         self.default: Config = dict(kernel.spec.default)
         self.incumbent = prior.incumbent
         self.max_trials = min(candidates, options.trial_target or candidates)
-        self._search: Search | None = None
-
-    @property
-    def learnt_from(self) -> tuple[str, ...]:
-        """Names of the studies that the search learns from; empty before `begin`."""
-        return self._search.learnt_from if self._search is not None else ()
-
-    @property
-    def misleading_sources(self) -> tuple[MisleadingSource, ...]:
-        """The studies that the search ignores, as its results contradict them; empty before `begin`."""
-        return self._search.misleading_sources if self._search is not None else ()
-
-    def begin(self, log: TrialLog) -> Shortlist:
-        """Return the search, which has learned from the trials of earlier sessions."""
-        from autotile.search.search import Shortlist
-
-        return Shortlist(self.make_search(log), self._lookahead, self._device.sm_count, earlier=log.trials)
+        self.search: Search | None = None
 
     def make_search(self, log: TrialLog) -> Search:
         """Return the search, which has not learned from trials yet."""
@@ -401,19 +390,19 @@ class SearchPlan:
         new = self.incumbent if self.incumbent is not None and log.find(self.incumbent) is None else None
         seeded = [config for config in (self.default, self._served, new) if config is not None]
         by_time = self._options.objectives == (TIME,) and session_objective(self._spec, self._options) is None
-        self._search = Search(
+        self.search = Search(
             self._space,
             self._sampler,
             self.seed,
             first={config_key(config): config for config in seeded}.values(),
             available=self._available,
             trials=self._options.trial_target,
-            ahead=self._lookahead.compiling,
+            ahead=self.lookahead.compiling,
             objectives=self._options.objectives,
             sources=self._sources,
             estimate=self._estimated_us if by_time else None,
         )
-        return self._search
+        return self.search
 
     def _estimated_us(self, space: SearchSpace) -> NDArray[np.float64] | None:
         """Estimate the time of each row in microseconds, shape (rows,); None if the file does not say enough."""

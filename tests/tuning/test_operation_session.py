@@ -71,7 +71,7 @@ class TestHalving:
         html = result._repr_html_()
         assert "over the winner" in html
         assert "dropped" in html
-        assert result.row(result.winner)[-1] == "winner"
+        assert result.winner.remark == "winner"
         assert result.winner.ratio == Interval(1.0, 1.0, 1.0)
         # the same command measures nothing again
         before = len(bench.stored())
@@ -171,7 +171,7 @@ class TestHalving:
         assert (third_one.name, third_one.state) == ("third", "inapplicable")
         assert third_one.reason.startswith("the rule 'small' leaves none of ")
         assert third_one.reason.endswith(": n <= 2000")
-        assert result.row(third_one)[-1].startswith("not applicable: the rule 'small'")
+        assert third_one.remark.startswith("not applicable: the rule 'small'")
         assert result.tried_text().endswith(" of 2 kernels")
 
     def test_where_none_runs_the_reasons_are_stated(self, run: Any) -> None:
