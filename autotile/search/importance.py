@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -373,8 +372,8 @@ def find_parameter_effects(space: SearchSpace, trials: Sequence[Trial]) -> Param
             favoured[name] = tuple(value for value, _ in best.most_common())
     found: list[tuple[float, Threshold]] = []
     for name in [*_DERIVED, *(name for name in mattering if name not in favoured)]:
-        read, text = _DERIVED.get(name, (itemgetter(name), f"{name}={{:g}}"))
-        readings = [read(trial if name in _DERIVED else trial.config) for trial in timed]
+        read, text = _DERIVED.get(name, (None, f"{name}={{:g}}"))
+        readings = [trial.config[name] if read is None else read(trial) for trial in timed]
         if count < _MIN_BEST_TRIALS or any(reading is None or isinstance(reading, bool | str) for reading in readings):
             continue
         values = np.array(readings, np.float64)  # in the order of the times

@@ -97,6 +97,8 @@ CandidateKey = tuple[str, str]
 """Name of a kernel, and `config_key` of its configuration."""
 KernelSizes = Mapping[str, Mapping[str, int]]
 """Sizes and flags of a problem by the names of each kernel that computes it."""
+CompilingProblem = tuple[Problem, KernelSizes, Sequence[tuple[ModelCandidate, Compiling]]]
+"""A problem, its sizes of each kernel, and the configurations that are being compiled for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +208,6 @@ class SweptProblem(NamedTuple):
     libraries: Mapping[str, float]
 
 
-class CompilingProblem(NamedTuple):
-    """A problem whose configurations are being compiled."""
-
-    problem: Problem
-    kernels: KernelSizes
-    candidates: Sequence[ModelCandidate]
-    compilations: Sequence[Compiling]
-
-
 def grid_gpu(lane: Lane, worker_pool: WorkerPool, options: TuneOptions) -> Gpu | FreeGpu:
     """Return the GPU of a sweep: that of this machine which the options name, or one of a cluster."""
     if lane.cluster is None:
@@ -274,14 +267,12 @@ class Sweep:
                 self._compiled[job.key] = self.compile_pool.submit(lambda: job)
             return self._compiled[job.key]
 
-        valid, compilations = self.valid(problem, kernels, candidates), []
-        for one in valid:
+        begun = []
+        for one in self.valid(problem, kernels, candidates):
             kernel, own = self.kernels[one.kernel], Problem(one.kernel, kernels[one.kernel], self.dtype)
-            others = compiled_sizes(kernel.spec, own, ())
-            compilations.append(
-                Compiling.begin(kernel, own, one.config, self.device, submit=submit, other_sizes=others)
-            )
-        return CompilingProblem(problem, kernels, valid, compilations)
+            of, others = (kernel, own, one.config, self.device), compiled_sizes(kernel.spec, own, ())
+            begun.append((one, Compiling.begin(*of, submit=submit, other_sizes=others)))
+        return problem, kernels, begun
 
     def valid(
         self, problem: Problem, kernels: KernelSizes, candidates: Iterable[ModelCandidate]
@@ -301,16 +292,17 @@ class Sweep:
         """Measure a prepared problem, and store the results; None if it cannot be laid out or nothing was measured."""
         trials: dict[CandidateKey, Trial] = {}
         ready: list[tuple[CandidateKey, Trial]] = []
-        dtype = job.problem.dtype
-        problems = {name: Problem(name, sizes, dtype) for name, sizes in job.kernels.items()}
+        problem, kernels, begun = job
+        dtype = problem.dtype
+        problems = {name: Problem(name, sizes, dtype) for name, sizes in kernels.items()}
         workloads = {
             name: workload_of(self.kernels[name], own, self.settings, self.options) for name, own in problems.items()
         }
         buffers = next(iter(workloads.values()))
         entries = [
-            Entry(library=LibraryCall(one.name, job.problem.sizes, dtype), workload=buffers) for one in self.libraries
+            Entry(library=LibraryCall(one.name, problem.sizes, dtype), workload=buffers) for one in self.libraries
         ]
-        for one, compilation in zip(job.candidates, job.compilations, strict=True):
+        for one, compilation in begun:
             trial, candidate = compilation.trial(), compilation.candidate()
             if trial.resources is not None:
                 self.resources.setdefault(one.key, trial.resources)
@@ -347,8 +339,8 @@ class Sweep:
             if reading.measurement is not None:
                 times[library.name] = reading.measurement.time_us
                 trial = _with_result(Trial({}, Outcome.OK), reading)
-                add(self._library_key(job.problem, library), [trial], phase="final", is_ranked=True)
-        return SweptProblem(self.proper(job.problem), job.kernels, trials, times)
+                add(self._library_key(problem, library), [trial], phase="final", is_ranked=True)
+        return SweptProblem(self.proper(problem), kernels, trials, times)
 
     def stored(self, problem: Problem, kernels: KernelSizes, studies: Mapping[str, int]) -> SweptProblem | None:
         """Return the results of an earlier run at a problem; None if there are none.
@@ -648,7 +640,7 @@ class _Coverage(Sweep):
             swept = self.run(job)
             if swept is not None:
                 self.measured.append(swept)
-            self._report("measuring", job.problem)
+            self._report("measuring", job[0])
             job = following
 
     def _report(self, phase: Literal["measuring", "learning"], problem: Problem | None = None) -> None:

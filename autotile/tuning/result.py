@@ -450,17 +450,9 @@ class TuneResult(Result, Reported, StudyPlots):
     def _entry(self, trial: Trial | None) -> dict[str, Any] | None:
         if trial is None or trial.measurement is None:
             return None
-        found = trial.occupancy
-        return {
-            "config": dict(trial.config),
-            "time_us": trial.measurement.time_us,
-            "interval_us": [trial.measurement.low_us, trial.measurement.high_us],
-            "gflops_per_s": self.gflops_per_s(trial),
-            "occupancy": found.occupancy if found is not None else None,
-            "limited_by": list(found.limited_by) if found is not None else [],
-            "registers": trial.resources.registers if trial.resources is not None else None,
-            **({"scores": trial.scores} if trial.scores else {}),
-        }
+        known = {**trial_entry(trial), "gflops_per_s": self.gflops_per_s(trial)}
+        names = ("config", "time_us", "interval_us", "gflops_per_s", "occupancy", "limited_by", "registers")
+        return {**{name: known[name] for name in names}, **({"scores": trial.scores} if trial.scores else {})}
 
 
 _MIN_GAIN_SHOWN = 0.001
