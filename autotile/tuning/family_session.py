@@ -20,6 +20,7 @@ from autotile.core.text import (
     RIGHT,
     Part,
     ResultTable,
+    device_text,
     percent_text,
     plural,
     sizes_text,
@@ -91,15 +92,15 @@ class FamilyResult(ScheduleResult, Reported):
         """As for `Reported`."""
         return PageContent(self.database, self.kernel, {}, self.dtype, self.device.name)
 
-    def _asked(self) -> str:
-        return f"{self.kernel} {self.family} {self.dtype}"
+    def _heading(self) -> str:
+        return f"{self.kernel} {self.family} {self.dtype} on {device_text(self.device)}"
 
-    def _found(self) -> str:
-        rule = self.rule
-        if rule is None:
-            return "interrupted before there was a rule"
-        found = f"{plural(len(rule.configs), 'configuration')}, {percent_text(rule.mean_loss)} mean loss"
-        return found if rule.in_force else f"{found}, not in force"
+    def _headline(self) -> str:
+        rule, found = self.rule, "interrupted before there was a rule"
+        if rule is not None:
+            found = f"{plural(len(rule.configs), 'configuration')}, {percent_text(rule.mean_loss)} mean loss"
+            found += "" if rule.in_force else ", not in force"
+        return f"{self._heading()}: {found}"
 
     def _parts(self) -> Iterator[Part]:
         """Yield the points with the loss at each, the rule, and facts about the session."""

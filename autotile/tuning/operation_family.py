@@ -23,7 +23,7 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
 from autotile.core.model import Config, Outcome, Problem, Resources, Trial, config_key
-from autotile.core.text import Part, percent_text, plural
+from autotile.core.text import Part, device_text, percent_text, plural
 from autotile.cuda.compiler import CompileJob
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
@@ -157,13 +157,12 @@ class OperationFamilyResult(ScheduleResult):
     losses: Losses | None
     refused: int
 
-    def _asked(self) -> str:
-        return f"{self.operation} {self.family} {self.dtype}"
+    def _heading(self) -> str:
+        return f"{self.operation} {self.family} {self.dtype} on {device_text(self.device)}"
 
-    def _found(self) -> str:
-        if self.losses is None:
-            return "interrupted before there was a model"
-        return f"{percent_text(self.losses.mean)} mean loss"
+    def _headline(self) -> str:
+        mean = f"{percent_text(self.losses.mean)} mean loss" if self.losses is not None else ""
+        return f"{self._heading()}: {mean or 'interrupted before there was a model'}"
 
     def _parts(self) -> Iterator[Part]:
         """Yield how well the model chooses."""

@@ -21,6 +21,7 @@ from autotile.core.text import (
     RIGHT,
     Part,
     ResultTable,
+    device_text,
     interval_text,
     percent_text,
     plural,
@@ -177,13 +178,14 @@ class OperationResult(ScheduleResult, Reported):
         of = self.problem
         return PageContent(self.database, of.kernel, of.sizes, of.dtype, self.device.name)
 
-    def _asked(self) -> str:
-        return str(self.problem)
+    def _heading(self) -> str:
+        return f"{self.problem} on {device_text(self.device)}"
 
-    def _found(self) -> str:
+    def _headline(self) -> str:
+        found = "interrupted before the last race" if self.interrupted else "nothing ran"
         if (winner := self.winner) is not None:
-            return f"{winner.name}, {time_text(winner.time_us)}"
-        return "interrupted before the last race" if self.interrupted else "nothing ran"
+            found = f"{winner.name}, {time_text(winner.time_us)}"
+        return f"{self._heading()}: {found}"
 
     def _parts(self) -> Iterator[Part]:
         """Yield the result of each kernel and library, then facts about the session."""

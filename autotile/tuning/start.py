@@ -432,9 +432,21 @@ def independent_groups(kernel: Kernel) -> list[StepGroup]:
     tied = spec.build.names | {*spec.shaping}
     if len(spec.steps) < 2 or spec.computed or spec.objective is not None or _OWN_INCLUDE.search(kernel.source):
         return []
-    bodies, outside = _split_source(strip_comments(kernel.source), spec.entries)
-    if bodies is None:
-        return []
+    source = strip_comments(kernel.source)
+    spans: dict[str, tuple[int, int]] = {}
+    for entry in spec.entries:
+        name = entry.partition("<")[0].rpartition("::")[2].strip()
+        starts = [match.start() for match in re.finditer(rf"\b{re.escape(name)}\s*\(", source)]
+        spanned = [span for start in starts if (span := _definition(source, start)) is not None]
+        if len(spanned) != 1:
+            return []
+        spans[entry] = spanned[0]
+    bodies = {entry: set(_WORD.findall(source[start:end])) for entry, (start, end) in spans.items()}
+    rest, at = [], 0
+    for start, end in sorted(spans.values()):
+        rest.append(source[at:start])
+        at = max(at, end)
+    outside = set(_WORD.findall(" ".join([*rest, source[at:]])))
     parameters = {parameter.name for parameter in spec.parameters}
     used = []  # the names that each step depends on: those of its launch, and of its code
     for step in spec.steps:
@@ -459,24 +471,6 @@ def independent_groups(kernel: Kernel) -> list[StepGroup]:
         groups.append((steps.union(*(group[0] for group in touching)), names.union(*(group[1] for group in touching))))
     free = sorted(StepGroup(tuple(sorted(steps)), tuple(sorted(names))) for steps, names in groups if names)
     return free if len(free) > 1 and all(group.steps for group in free) else []
-
-
-def _split_source(source: str, entries: Iterable[str]) -> tuple[dict[str, set[str]] | None, set[str]]:
-    """Return the words of each function and those of everything else; no functions if one is not found."""
-    spans: dict[str, tuple[int, int]] = {}
-    for entry in entries:
-        name = entry.partition("<")[0].rpartition("::")[2].strip()
-        found = [match.start() for match in re.finditer(rf"\b{re.escape(name)}\s*\(", source)]
-        spanned = [span for start in found if (span := _definition(source, start)) is not None]
-        if len(spanned) != 1:
-            return None, set()
-        spans[entry] = spanned[0]
-    words = {entry: set(_WORD.findall(source[start:end])) for entry, (start, end) in spans.items()}
-    rest, at = [], 0
-    for start, end in sorted(spans.values()):
-        rest.append(source[at:start])
-        at = max(at, end)
-    return words, set(_WORD.findall(" ".join([*rest, source[at:]])))
 
 
 def _definition(source: str, name_at: int) -> tuple[int, int] | None:
