@@ -59,7 +59,6 @@ from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Entry, LibraryCall, Reading, Time
 
 if TYPE_CHECKING:
-    from autotile.database.database import Database
     from autotile.tuning.cluster.gpus import FreeGpu
 
 _PROBLEMS = 400
@@ -97,6 +96,8 @@ CandidateKey = tuple[str, str]
 """Name of a kernel, and `config_key` of its configuration."""
 KernelSizes = Mapping[str, Mapping[str, int]]
 """Sizes and flags of a problem by the names of each kernel that computes it."""
+_PlannedSizes = tuple[Problem, dict[str, dict[str, int]]]
+"""A problem, and its sizes by the names of each kernel that computes it."""
 CompilingProblem = tuple[Problem, KernelSizes, Sequence[tuple[ModelCandidate, Compiling]]]
 """A problem, its sizes of each kernel, and the configurations that are being compiled for it."""
 
@@ -218,13 +219,17 @@ def grid_gpu(lane: Lane, worker_pool: WorkerPool, options: TuneOptions) -> Gpu |
 
 @dataclass
 class Sweep:
-    """Measures problems of an operation, and stores the results.
+    """Times at the problems of a family of an operation, which it stores, and the model that is learned from them.
 
-    The libraries are those that the operation file names; the database is open for writing. An `InputError` is raised
-    if the reference of a kernel cannot be computed in the GPU worker alone.
+    The libraries are those that the operation file names. An `InputError` is raised if the reference of a kernel cannot
+    be computed in the GPU worker alone.
 
     Attributes
     ----------
+    measured
+        The problems that were measured.
+    candidates
+        Configurations to measure.
     banned
         Configurations that failed at any problem, with the reason.
     resources
@@ -235,15 +240,17 @@ class Sweep:
     dtype: str
     kernels: Mapping[str, Kernel]
     libraries: Sequence[Library]
-    settings: Settings
-    options: TuneOptions
+    family: Family
+    schedule: Schedule
     device: DeviceProperties
-    database: Database
     compile_pool: CompilePool
     gpu: Gpu | FreeGpu
+    measured: list[SweptProblem] = field(default_factory=list)
+    candidates: dict[CandidateKey, ModelCandidate] = field(default_factory=dict)
     banned: dict[CandidateKey, str] = field(default_factory=dict)
     resources: dict[CandidateKey, Resources] = field(default_factory=dict)
     _compiled: dict[str, Future[Compiled]] = field(default_factory=dict)
+    _model: OperationModel | None = None
 
     def __post_init__(self) -> None:
         for kernel in self.kernels.values():
@@ -252,7 +259,8 @@ class Sweep:
                 raise InputError(
                     f"{kernel.spec.source}: a family of an operation needs references that are expressions or kernels"
                 )
-        self.options = replace(self.options, sample_limit_s=_SAMPLE_LIMIT_S, captured=None)
+        self.database, options = self.schedule.database, self.schedule.options
+        self.options = replace(options, sample_limit_s=_SAMPLE_LIMIT_S, captured=None)
 
     def prepare(self, problem: Problem, kernels: KernelSizes, candidates: Sequence[ModelCandidate]) -> CompilingProblem:
         """Start the compilation of the configurations that are valid for a problem, best first.
@@ -295,7 +303,8 @@ class Sweep:
         dtype = problem.dtype
         problems = {name: Problem(name, sizes, dtype) for name, sizes in kernels.items()}
         workloads = {
-            name: workload_of(self.kernels[name], own, self.settings, self.options) for name, own in problems.items()
+            name: workload_of(self.kernels[name], own, self.schedule.settings, self.options)
+            for name, own in problems.items()
         }
         buffers = next(iter(workloads.values()))
         entries = [
@@ -394,129 +403,6 @@ class Sweep:
         nvrtc, l2 = nvrtc_version(), self.options.l2
         name, version = library.name, library.version
         return library_key(self.operation, problem, self.device, name, version, nvrtc_version=nvrtc, l2_mode=l2)
-
-
-def _with_result(trial: Trial, reading: Reading) -> Trial:
-    return replace(
-        trial,
-        outcome=reading.outcome,
-        reason=reading.reason,
-        stage="measure" if reading.outcome.has_time else "verify",
-        measurement=reading.measurement,
-        telemetry={**trial.telemetry, **reading.telemetry},
-    )
-
-
-def problem_of(
-    operation: Operation, kernels: Mapping[str, Kernel], problem: Problem, device: DeviceProperties
-) -> dict[str, dict[str, int]]:
-    """Return the kernels that compute a problem, each with its sizes and flags."""
-    return {
-        member.name: dict(resolve_problem(kernels[member.name].spec, sizes, problem.dtype).sizes)
-        for member, sizes in operation.fitting(problem, device)
-        if member.name in kernels
-    }
-
-
-def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> Family:
-    """Return a family of an operation; a flag that is not given takes both values if inputs are laid out by it."""
-    words = list(words)
-    family = parse_family(operation, words, (*operation.flags, *operation.conditions))
-    given = {word.partition("=")[0] for word in words}
-    left = [name for name in operation.flags if name not in given]
-    mixed = {name: Extent(((0, 1),)) for name in left if _changes_layout(operation, name, dtype)}
-    return Family({**family.extents, **mixed})
-
-
-def _changes_layout(operation: Operation, flag: str, dtype: str) -> bool:
-    """Return True if the shape of an input depends on a flag."""
-    sizes = {name: 64 + 16 * place for place, name in enumerate(operation.proper_sizes)}
-    plain = {name: operation.sizes[name] for name in (*operation.flags, *operation.conditions)}
-    shapes = []
-    for value in (0, 1):
-        problem = operation.resolve({**sizes, **plain, flag: value}, dtype)
-        found: dict[tuple[str, str], Any] = {}
-        for member, own in operation.fitting(problem):
-            spec = member.load().spec
-            for buffer in spec.buffers if not spec.shaping else ():
-                if buffer.is_initialized:
-                    found[member.name, buffer.name] = buffer.extents({**spec.sizes, **own})
-        shapes.append(found)
-    return any(shapes[0][name] != shapes[1][name] for name in shapes[0].keys() & shapes[1].keys())
-
-
-def tune_operation_family(
-    operation: Operation,
-    family: Family,
-    dtype: str,
-    settings: Settings,
-    options: TuneOptions,
-    *,
-    libraries: Sequence[Library] = (),
-    observe: Observer = lambda _: None,
-    lane: Lane | None = None,
-) -> OperationFamilyResult:
-    """Measure many configurations at sizes spread over a family, learn a model of time from them, and store it.
-
-    Half of the time goes to a first round, at sizes that cover the family evenly, with the configurations that were the
-    fastest nearby, and others; in the second the model chooses the configurations, and variants of them are tried where
-    the library is faster. Every time is stored as a trial. A run that was killed goes on where it stopped.
-
-    Parameters
-    ----------
-    options
-        ``budget_s`` is the wall time of everything, and
-        ``trials`` the number of problems.
-    libraries
-        Libraries that the operation file names.
-    lane
-        GPUs of a cluster, of which one is used; None for that of the options.
-
-    Raises
-    ------
-    InputError
-        There is no GPU, no kernel computes any problem of the family, too few problems were measured, or the database
-        cannot be written.
-    """
-    lane = lane or Lane(options.devices)
-    device = device_of(options, lane)
-    if device is None:
-        raise InputError("a family of an operation is measured on a GPU, and there is none here")
-    kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
-    farm = lane.cluster.compilers if lane.cluster is not None else None
-    workers, deadline_s = worker_count(options.workers), options.compile_deadline_s
-    with Schedule.open(settings, options, observe, lane) as schedule:
-        pool = CompilePool(settings, workers, deadline_s, worker_pool=schedule.worker_pool, farm=farm)
-        with closing(pool), closing(grid_gpu(lane, schedule.worker_pool, options)) as gpu:
-            return _Coverage(
-                operation,
-                dtype,
-                kernels,
-                tuple(one for one in libraries if one.call is None),
-                settings=settings,
-                options=options,
-                device=device,
-                database=schedule.database,
-                compile_pool=pool,
-                gpu=gpu,
-                family=family,
-                schedule=schedule,
-            ).cover()
-
-
-_PlannedSizes = tuple[Problem, dict[str, dict[str, int]]]
-"""A problem, and its sizes by the names of each kernel that computes it."""
-
-
-@dataclass(kw_only=True)
-class _Coverage(Sweep):
-    """Times at the problems of a family, and the model that is learned from them."""
-
-    family: Family
-    schedule: Schedule
-    measured: list[SweptProblem] = field(default_factory=list)
-    candidates: dict[CandidateKey, ModelCandidate] = field(default_factory=dict)
-    _model: OperationModel | None = None
 
     def cover(self) -> OperationFamilyResult:
         """Measure, learn, measure what the model proposes, and learn again."""
@@ -765,3 +651,99 @@ class _Coverage(Sweep):
                 trials, libraries = {**one.trials, **again.trials}, {**one.libraries, **again.libraries}
                 self.measured[number] = one._replace(trials=trials, libraries=libraries)
             self._report("measuring", problem)
+
+
+def _with_result(trial: Trial, reading: Reading) -> Trial:
+    return replace(
+        trial,
+        outcome=reading.outcome,
+        reason=reading.reason,
+        stage="measure" if reading.outcome.has_time else "verify",
+        measurement=reading.measurement,
+        telemetry={**trial.telemetry, **reading.telemetry},
+    )
+
+
+def problem_of(
+    operation: Operation, kernels: Mapping[str, Kernel], problem: Problem, device: DeviceProperties
+) -> dict[str, dict[str, int]]:
+    """Return the kernels that compute a problem, each with its sizes and flags."""
+    return {
+        member.name: dict(resolve_problem(kernels[member.name].spec, sizes, problem.dtype).sizes)
+        for member, sizes in operation.fitting(problem, device)
+        if member.name in kernels
+    }
+
+
+def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> Family:
+    """Return a family of an operation; a flag that is not given takes both values if inputs are laid out by it."""
+    words = list(words)
+    family = parse_family(operation, words, (*operation.flags, *operation.conditions))
+    given = {word.partition("=")[0] for word in words}
+    left = [name for name in operation.flags if name not in given]
+    mixed = {name: Extent(((0, 1),)) for name in left if _changes_layout(operation, name, dtype)}
+    return Family({**family.extents, **mixed})
+
+
+def _changes_layout(operation: Operation, flag: str, dtype: str) -> bool:
+    """Return True if the shape of an input depends on a flag."""
+    sizes = {name: 64 + 16 * place for place, name in enumerate(operation.proper_sizes)}
+    plain = {name: operation.sizes[name] for name in (*operation.flags, *operation.conditions)}
+    shapes = []
+    for value in (0, 1):
+        problem = operation.resolve({**sizes, **plain, flag: value}, dtype)
+        found: dict[tuple[str, str], Any] = {}
+        for member, own in operation.fitting(problem):
+            spec = member.load().spec
+            for buffer in spec.buffers if not spec.shaping else ():
+                if buffer.is_initialized:
+                    found[member.name, buffer.name] = buffer.extents({**spec.sizes, **own})
+        shapes.append(found)
+    return any(shapes[0][name] != shapes[1][name] for name in shapes[0].keys() & shapes[1].keys())
+
+
+def tune_operation_family(
+    operation: Operation,
+    family: Family,
+    dtype: str,
+    settings: Settings,
+    options: TuneOptions,
+    *,
+    libraries: Sequence[Library] = (),
+    observe: Observer = lambda _: None,
+    lane: Lane | None = None,
+) -> OperationFamilyResult:
+    """Measure many configurations at sizes spread over a family, learn a model of time from them, and store it.
+
+    Half of the time goes to a first round, at sizes that cover the family evenly, with the configurations that were the
+    fastest nearby, and others; in the second the model chooses the configurations, and variants of them are tried where
+    the library is faster. Every time is stored as a trial. A run that was killed goes on where it stopped.
+
+    Parameters
+    ----------
+    options
+        ``budget_s`` is the wall time of everything, and
+        ``trials`` the number of problems.
+    libraries
+        Libraries that the operation file names.
+    lane
+        GPUs of a cluster, of which one is used; None for that of the options.
+
+    Raises
+    ------
+    InputError
+        There is no GPU, no kernel computes any problem of the family, too few problems were measured, or the database
+        cannot be written.
+    """
+    lane = lane or Lane(options.devices)
+    device = device_of(options, lane)
+    if device is None:
+        raise InputError("a family of an operation is measured on a GPU, and there is none here")
+    kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
+    farm = lane.cluster.compilers if lane.cluster is not None else None
+    workers, deadline_s = worker_count(options.workers), options.compile_deadline_s
+    with Schedule.open(settings, options, observe, lane) as schedule:
+        pool = CompilePool(settings, workers, deadline_s, worker_pool=schedule.worker_pool, farm=farm)
+        with closing(pool), closing(grid_gpu(lane, schedule.worker_pool, options)) as gpu:
+            named = tuple(one for one in libraries if one.call is None)
+            return Sweep(operation, dtype, kernels, named, family, schedule, device, pool, gpu).cover()
