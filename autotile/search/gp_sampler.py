@@ -374,12 +374,8 @@ class Surrogate:
             best=float(loss_of_ended[best]),
             since_best=len(ended) - 1 - best,
             speed=speed,
-            among=self.among,
+            among=lambda indices: self._process.among(self._order[indices]),
         )
-
-    def among(self, indices: Rows) -> Callable[[int], Floats]:
-        """Return `GaussianProcess.among` for some of the rows, by their indices, until the next call of `predict`."""
-        return self._process.among(self._order[indices])
 
     def _prior_losses(self, rows: Rows, values: Floats, loss: Floats) -> Floats:
         """Return the losses of rows that the prior predicts, given values and losses of the first trials that ended."""
@@ -402,7 +398,8 @@ class RowRanking:
 
     All arrays have shape (rows,). ``deviation`` is the standard deviation of the loss; ``best`` the lowest loss so far,
     ``since_best`` trials ago; ``speed`` the speed, relative to the fastest trial, of one unit of the loss, None if
-    losses are not speeds; ``among`` is `Surrogate.among`. ``count`` rows were chosen, the last of them ``chosen``.
+    losses are not speeds; ``among`` is `GaussianProcess.among` for some of the rows, by their indices, until the model
+    predicts again. ``count`` rows were chosen, the last of them ``chosen``.
     """
 
     rows: Rows
@@ -693,8 +690,18 @@ class FeasibleGPSampler(RowSampler):
         history = self._history if guided else self._unguided
         if _is_starting(history):
             expected = self._prior if guided else self._estimate
-            if expected is not None and (row := self._likely(expected.best, turn, rng, only=guided)) is not None:
-                return row
+            if expected is not None:  # half of the rows are likely ones, with the prior all of them
+                best, free = expected.best, self.candidates.free[expected.best]
+                if free[0]:
+                    return int(best[0])
+                count = max(_MIN_LIKELY_ROWS, int(_LIKELY_SHARE * len(best)))
+                taken = len(self._offered.keys() & set(best[: max(count, turn)].tolist()))
+                if free.any() and (guided or 2 * taken <= turn):
+                    likely = best[:count][free[:count]]
+                    if not len(likely) or taken % _BEST_EVERY == 0:
+                        return int(best[np.argmax(free)])
+                    drawn = rng().permutation(len(likely))[:_SPREAD_DRAWS]
+                    return self._farthest(likely[drawn], list(self._offered))
             untaken, draws = self._free(guided), rng()
             drawn = np.flatnonzero(untaken)[[draws.integers(np.count_nonzero(untaken))]]
             drawn = np.append(drawn, draws.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
@@ -725,23 +732,6 @@ class FeasibleGPSampler(RowSampler):
         untaken = self.candidates.free.copy()
         untaken[list(self._guided)] = True
         return untaken
-
-    def _likely(self, best: Rows, turn: int, rng: Draws, *, only: bool) -> int | None:
-        """Return a free row that is likely fast, the very best if it is free; ``best`` are all, the best first.
-
-        Unless ``only`` such rows are wanted, return None if more than half of those before this one were likely ones.
-        """
-        free = self.candidates.free[best]
-        if free[0]:
-            return int(best[0])
-        count = max(_MIN_LIKELY_ROWS, int(_LIKELY_SHARE * len(best)))
-        taken = len(self._offered.keys() & set(best[: max(count, turn)].tolist()))
-        if not free.any() or (not only and 2 * taken > turn):
-            return None
-        likely = best[:count][free[:count]]
-        if not len(likely) or taken % _BEST_EVERY == 0:
-            return int(best[np.argmax(free)])
-        return self._farthest(likely[rng().permutation(len(likely))[:_SPREAD_DRAWS]], list(self._offered))
 
     def _farthest(self, rows: Rows, others: Sequence[int]) -> int:
         """Return the row farthest from others, the first if there are none, so that results show each parameter."""

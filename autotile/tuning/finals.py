@@ -148,32 +148,41 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
     checks.sanitize()
     left = list(range(len(finalists)))
     start = time.perf_counter()
-    raced = hold_race(backend, racing, left, rules)
+    readings = hold_race(backend, racing, left, rules)
     race_s = time.perf_counter() - start
-    if raced is not None and not rules.hurried:
+    if readings is not None and not rules.hurried:
         checks.left_s -= race_s
-    if raced is None and len(left) > 1:  # in replay, or because a finalist broke the race
+    if readings is None and len(left) > 1:  # in replay, or because a finalist broke the race
         checks.lost_s += race_s
         while (failed := checks.first_that_fails(left, left)) is not None:
             left.remove(failed)
         if 1 < len(left) < len(finalists):
-            raced = hold_race(backend, racing, left, rules)
-    for i, result in (raced or {}).items():
+            readings = hold_race(backend, racing, left, rules)
+    raced, trials, scorer = readings or {}, list(finalists), rules.scorer
+    for i, result in raced.items():
         if result.outcome is not Outcome.OK:
             checks.refuse(i, result.outcome, result.reason, "finals")
-    race = _RacedFinalists(finalists, raced or {}, rules.scorer)
+        if result.rounds_us:  # else it failed before the first round, and has the times of the search
+            timed = with_times(finalists[i], result.rounds_us)
+            trials[i] = timed if scorer is None else scorer.scored(timed)
+    keys = [config_key(trial.config) for trial in finalists]
+    default_key = config_key(rules.default)
+    incumbent_key = config_key(rules.incumbent) if rules.incumbent is not None else None
     while left:
-        order, tied = race.rank(left, rules.incumbent)
+        fastest, *others = sorted(left, key=lambda i: _cost(trials[i]))
+        alike = [fastest, *(i for i in others if _cost_ratio(i, fastest, trials, raced, scorer).low <= 1.0)]
+        winner = next((i for i in alike if keys[i] == incumbent_key), fastest)
+        order = [winner, *(i for i in (fastest, *others) if i != winner)]
+        tied = [i for i in alike if i != winner]
         failed = checks.first_that_fails(order, tied)
         if failed is None:
-            ties = checks.verified_like(order[0], tied)
-            key = config_key(rules.default)
-            baseline = next((i for i in order if config_key(finalists[i].config) == key), None)
+            ties = checks.verified_like(winner, tied)
+            default = next((i for i in order if keys[i] == default_key), None)
             return Finals(
-                ranked=tuple(checks.with_digest(i, race.trials[i]) for i in order),
-                default=race.trials[baseline] if baseline is not None else None,
-                speedup=race.ratio(baseline, order[0]) if baseline is not None else None,
-                ties=tuple(race.trials[i].config for i in ties),
+                ranked=tuple(checks.with_digest(i, trials[i]) for i in order),
+                default=trials[default] if default is not None else None,
+                speedup=_cost_ratio(default, winner, trials, raced, scorer) if default is not None else None,
+                ties=tuple(trials[i].config for i in ties),
                 refused=checks.refused(finalists),
                 notices=tuple(checks.notices),
             )
@@ -188,10 +197,10 @@ def hold_race(
     if len(left) < 2:
         return None
     round_us = sum(interval_of(racing[i][0]).value for i in left)
-    entries = tuple(
-        Entry(candidate, weight=rules.scorer.weight(trial) if rules.scorer is not None else 1.0)
+    entries = [
+        Entry(candidate, weight=(trial.cost or 1.0) / (trial.time_us or 1.0))
         for trial, candidate in (racing[i] for i in left)
-    )
+    ]
     most = MIN_ROUNDS if rules.hurried else MAX_ROUNDS
     limit_s = min(RACE_S, _RACE_SHARE * rules.limit_s)
     job = Race.lasting(entries, round_us, rules.seed, limit_s=limit_s, most=most, precision=rules.precision)
@@ -406,45 +415,22 @@ def _repeats(reading: Reading) -> float:
     return float(reading.telemetry.get("repeats", math.inf))
 
 
-class _RacedFinalists:
-    """Finalists with their interleaved times, or with the times of the search where no race was possible."""
-
-    def __init__(self, finalists: Sequence[Trial], raced: Mapping[int, Reading], scorer: Scorer | None) -> None:
-        self._raced, self._scorer = raced, scorer
-        self.trials = list(finalists)
-        for i, reading in raced.items():
-            if not reading.rounds_us:  # it failed before the first round, and has the times of the search
-                continue
-            timed = with_times(finalists[i], reading.rounds_us)
-            self.trials[i] = timed if scorer is None else scorer.scored(timed)
-
-    def rank(self, participants: Sequence[int], incumbent: Config | None) -> tuple[list[int], list[int]]:
-        """Return the finalists that still take part, winner first, and those that tie with it."""
-        order = sorted(participants, key=lambda i: _cost(self.trials[i]))
-        tied = [i for i in order if i == order[0] or self.ratio(i, order[0]).low <= 1.0]
-        key = config_key(incumbent) if incumbent is not None else None
-        winner = next((i for i in tied if config_key(self.trials[i].config) == key), order[0])
-        return [winner, *(i for i in order if i != winner)], [i for i in tied if i != winner]
-
-    def ratio(self, slower: int, faster: int) -> Interval:
-        """Return the ratio of the costs of two finalists."""
-        if slower == faster and self._raced:
-            return Interval(1.0, 1.0, 1.0)
-        pair = (faster, slower)
-        rounds = [self._raced[one].rounds_us if one in self._raced else () for one in pair]
-        if all(rounds):
-            return raced_ratio(*map(self._costs, pair, rounds))
-        intervals = []
-        for one in pair:
-            times = interval_of(self.trials[one])
-            value, *bounds = self._costs(one, [times.value, times.low, times.high])
-            intervals.append(Interval(value, min(bounds), max(bounds)))
-        return ratio_of(*intervals)
-
-    def _costs(self, index: int, times_us: Sequence[float]) -> list[float]:
-        if self._scorer is None:
-            return list(times_us)
-        return [self._scorer.cost(self.trials[index], time_us) for time_us in times_us]
+def _cost_ratio(
+    slower: int, faster: int, trials: Sequence[Trial], raced: Mapping[int, Reading], scorer: Scorer | None
+) -> Interval:
+    """Return the ratio of the costs of two finalists: by their rounds if both raced, else by their intervals."""
+    if slower == faster and raced:
+        return Interval(1.0, 1.0, 1.0)
+    pair = (faster, slower)
+    rounds: list[Sequence[float]] = [raced[i].rounds_us if i in raced else () for i in pair]
+    costs = rounds
+    if not all(rounds):
+        costs = [(times.value, times.low, times.high) for times in (interval_of(trials[i]) for i in pair)]
+    if scorer is not None:
+        costs = [[scorer.cost(trials[i], time_us) for time_us in each] for i, each in zip(pair, costs, strict=True)]
+    if all(rounds):
+        return raced_ratio(*costs)
+    return ratio_of(*(Interval(value, min(bounds), max(bounds)) for value, *bounds in costs))
 
 
 def with_times(trial: Trial, times_us: Sequence[float]) -> Trial:

@@ -326,13 +326,7 @@ class GpuGroup(Backend):
             self._changed.notify_all()
 
     def _is_to_blame(self, member: _GroupGpu, task: _Submitted) -> bool:
-        """Return True if a candidate is at fault for the death of the worker; it is tried elsewhere otherwise.
-
-        Raises
-        ------
-        WorkerError, ToolchainError
-            The GPU is at fault.
-        """
+        """Return True if a candidate is at fault for the worker's death, False if it is tried elsewhere."""
         with self._changed:
             task.suspects.append(member)
             others = [other for other in member.tasks if other is not task]

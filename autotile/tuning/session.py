@@ -299,6 +299,7 @@ class Session:
         self._observe = observe
         self._stopped: Stopped | None = None
         self._effects: ParameterEffects | None = None
+        self._finals: Finals | None = None
         self._confirmation: Confirmation | None = None
         self._receives_stop = stop is None
         self._stop = stop or StopRequest()
@@ -398,7 +399,7 @@ class Session:
         """
         self._start_run()
         with self._resources:  # leaves the record, which reads the run back
-            finals, aborted = None, False
+            aborted = False
             with ExitStack() as searching:
                 if self._receives_stop:
                     searching.enter_context(self._stop)
@@ -423,13 +424,12 @@ class Session:
                         self._align_scale()
                     with self._phase("search"):
                         self._search()
-                    finals = self._hold_finals()
-                    self._find_effects()  # an interrupt of it leaves the finals
+                    self._hold_finals()
                 except KeyboardInterrupt:
                     aborted = True
                 finally:
                     self._close_workers()
-            result = self._result(finals, interrupted=aborted or self._stop.requested)
+            result = self._result(interrupted=aborted or self._stop.requested)
             if not aborted:
                 self._record.end(result.to_json())
             return result
@@ -502,9 +502,8 @@ class Session:
         try:
             for _ in self.evaluate([self._plan.default]):  # the winner is compared with it
                 pass
-            finals = self._hold_finals()
-            self._find_effects()
-            result = self._result(finals, interrupted=False)
+            self._hold_finals()
+            result = self._result(interrupted=False)
             self._record.end(result.to_json())
         finally:
             self.abort()
@@ -573,14 +572,8 @@ class Session:
     def _measure(self, proposer: Proposer, *, is_limited: bool) -> Iterator[Trial]:
         """Try what a proposer chooses until a stopping rule holds or it has nothing left; yield what is stored.
 
-        Trials of several GPUs that end at the same time are stored together, and as many are claimed together.
-
-        Parameters
-        ----------
-        proposer
-            Source of candidates, of which the first are compiling.
-        is_limited
-            Whether the stopping rules apply.
+        The proposer's first candidates are compiling; the stopping rules apply if ``is_limited``. Trials of several
+        GPUs that end at the same time are stored together, and as many are claimed together.
         """
         target = self._options.trial_target
         while (stopped := self._rules.stopped if is_limited else None) is None or self._chosen:
@@ -779,10 +772,7 @@ class Session:
         measure it, too, and multiply their times by the ratio of its stored time to their own. Without it, because it
         does not run or its GPU is not known, times stay as they are: finals are held on one GPU in any case.
 
-        Raises
-        ------
-        WorkerError
-            The GPU workers die repeatedly.
+        A `WorkerError` is raised if the GPU workers die repeatedly.
         """
         reference, own = self._log.find(self._plan.default), self._backend.uuid
         if reference is None or reference.outcome is not Outcome.OK or reference.time_us is None:
@@ -798,12 +788,8 @@ class Session:
                 f"{time_text(reference.time_us)} on {reference.gpu}, where the study began",
             )
 
-    def _hold_finals(self) -> Finals | None:
-        """Race the finalists and store their trials.
-
-        There are no finals where they are disabled or no candidate can race.
-        """
-        finals: Finals | None = None
+    def _hold_finals(self) -> None:
+        """Race the finalists, where any can and finals are not disabled, and store their trials; find the effects."""
         rules = FinalRules(
             self._plan.default,
             self._plan.incumbent,
@@ -829,9 +815,7 @@ class Session:
                         self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
                     for trial in finals.refused:
                         self._record.add(trial, phase="final")
-        return finals
-
-    def _find_effects(self) -> None:
+                    self._finals = finals
         from autotile.search.importance import find_parameter_effects  # imports SciPy
 
         self._effects = find_parameter_effects(self.space, self.trials)
@@ -843,7 +827,8 @@ class Session:
             self._finals_end_s = end_s
             self._report("finals")
 
-    def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:
+    def _result(self, interrupted: bool) -> TuneResult:
+        finals = self._finals
         log, tries, search = self._log, self._options.tries, self._plan.search
         winner = finals.winner if finals is not None else log.best
         workrate = Workrate.of(self._kernel.spec, self._problem, winner.config if winner is not None else None)

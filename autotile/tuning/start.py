@@ -152,12 +152,6 @@ class Scorer:
             return None
         return math.sqrt(low * high)
 
-    def weight(self, trial: Trial) -> float:
-        """Return the ratio of a measured trial's cost to its time."""
-        if trial.time_us is None or trial.cost is None:
-            return 1.0
-        return trial.cost / trial.time_us
-
     def _value(self, config: Config, names: Mapping[str, Any]) -> float:
         assert self._objective is not None
         expression = self._objective.expression
