@@ -191,7 +191,32 @@ def tune_family(
     """
     plan = plan or FamilyPlan()
     with Schedule.open(settings, options, observe) as schedule:
-        device, points = _points(kernel, family, dtype, schedule, plan.points)
+        if options.replay not in (None, "auto"):
+            raise InputError(
+                "a family is replayed from the installed recordings, one a problem; leave the file's name out"
+            )
+        if (live := schedule.device) is not None:
+            points = select_points(family, plan.points, lambda sizes: is_possible(kernel.spec, sizes, dtype, live))
+            return _Spread(kernel, family, dtype, schedule, plan, live, points).run()
+        # in replay, the points are selected from the problems of the family that were recorded
+        version = kernel.name, dtype, options.l2, kernel.source_hash, space_hash(kernel.spec)
+        recorded = []
+        for entry in list_recordings(settings.recording_folders):
+            if entry.header is not None and entry.header.device is not None:
+                key = entry.header.key
+                if (key.kernel, key.dtype, key.l2_mode, key.template_hash, key.space_hash) == version:
+                    recorded.append(entry.header)
+        members = [header for header in recorded if header.key.sizes in family]
+        if not members:
+            known = "; ".join(str(header.problem) for header in recorded) or "none"
+            raise InputError(
+                f"launches are replayed, and no problem of the family {family} is recorded of {kernel.name} as it is "
+                f"now; recorded are: {known}"
+            )
+        simulated = next(header.device for header in members if header.device is not None)
+        here = [header.key.sizes for header in members if header.device == simulated]
+        points = select_points_from(family, here, plan.points)
+        device = replace(simulated, source="replayed")
         return _Spread(kernel, family, dtype, schedule, plan, device, points).run()
 
 
@@ -356,37 +381,6 @@ class _Spread:
             for row, sizes in enumerate(matrix.points)
         )
         return FamilyRule(self.family, tuple(matrix.configs[column] for column in chosen), learned.tree, points)
-
-
-def _points(
-    kernel: Kernel, family: Family, dtype: str, schedule: Schedule, count: int
-) -> tuple[DeviceProperties, list[dict[str, int]]]:
-    """Return the device, and the sizes of the problems to tune.
-
-    In replay, the points are selected from the problems of the family that were recorded.
-    """
-    settings, options = schedule.settings, schedule.options
-    if options.replay not in (None, "auto"):
-        raise InputError("a family is replayed from the installed recordings, one a problem; leave the file's name out")
-    if (device := schedule.device) is not None:
-        return device, select_points(family, count, lambda sizes: is_possible(kernel.spec, sizes, dtype, device))
-    version = kernel.name, dtype, options.l2, kernel.source_hash, space_hash(kernel.spec)
-    recorded = []
-    for entry in list_recordings(settings.recording_folders):
-        if entry.header is not None and entry.header.device is not None:
-            key = entry.header.key
-            if (key.kernel, key.dtype, key.l2_mode, key.template_hash, key.space_hash) == version:
-                recorded.append(entry.header)
-    members = [header for header in recorded if header.key.sizes in family]
-    if not members:
-        known = "; ".join(str(header.problem) for header in recorded) or "none"
-        raise InputError(
-            f"launches are replayed, and no problem of the family {family} is recorded of {kernel.name} as it is now; "
-            f"recorded are: {known}"
-        )
-    simulated = next(header.device for header in members if header.device is not None)
-    here = [header.key.sizes for header in members if header.device == simulated]
-    return replace(simulated, source="replayed"), select_points_from(family, here, count)
 
 
 def is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: DeviceProperties) -> bool:

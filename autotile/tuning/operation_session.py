@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
@@ -579,35 +579,34 @@ class _Halving:
         near = [one for one in ran if not one.dropped or one.time_us <= _RACED_WITHIN * ran[0].time_us][:_MAX_RACED]
         device, schedule = self._device, self.schedule
         assert device is not None
-        if _is_replayed(device):
-            if self.libraries:
-                schedule.notices["launches are replayed: no library can be timed here"] = None
-            return self._compared(near, {})
-        finalists = [(one.kernel, one.problem, one.best) for one in near if one.best is not None]
-        try:
-            contest = hold_contest(finalists, self.libraries, self.problem, device=device, schedule=schedule)
-        except (WorkerError, InputError, ToolchainError) as error:
-            text = f"the last race could not be held, and the times of the kernels' own finals are compared: {error}"
-            schedule.notices[text] = None
-            return self._compared(near, {})
-        raced = dict(zip([*(one.name for one in near), *(one.name for one in self.libraries)], contest, strict=True))
-        nvrtc, l2 = nvrtc_version(), self.options.l2
-        for one in near:
-            trial = raced[one.name].trial
-            self._store(key_of(one.kernel, one.problem, device, nvrtc_version=nvrtc, l2_mode=l2), trial, device)
-            one.best = trial if trial.outcome is Outcome.OK else None
-            one.failed = trial.reason if one.best is None else ""
-        for library in self.libraries:
-            found = raced[library.name]
-            of = self.operation, self.problem, device, library.name, found.version or library.version
-            self._store(library_key(*of, nvrtc_version=nvrtc, l2_mode=l2), found.trial, device)
+        raced: dict[str, Trial] = {}
+        if not _is_replayed(device):
+            finalists = [(one.kernel, one.problem, one.best) for one in near if one.best is not None]
+            try:
+                contest = hold_contest(finalists, self.libraries, self.problem, device=device, schedule=schedule)
+            except (WorkerError, InputError, ToolchainError) as error:
+                cause = "the last race could not be held, and the times of the kernels' own finals are compared"
+                schedule.notices[f"{cause}: {error}"] = None
+                return self._compared(near, {})
+            nvrtc, l2 = nvrtc_version(), self.options.l2
+            for one, (trial, _) in zip(near, contest, strict=False):  # the libraries follow
+                raced[one.name] = trial
+                self._store(key_of(one.kernel, one.problem, device, nvrtc_version=nvrtc, l2_mode=l2), trial, device)
+                one.best = trial if trial.outcome is Outcome.OK else None
+                one.failed = trial.reason if one.best is None else ""
+            for library, (trial, version) in zip(self.libraries, contest[len(near) :], strict=True):
+                raced[library.name] = trial
+                of = self.operation, self.problem, device, library.name, version or library.version
+                self._store(library_key(*of, nvrtc_version=nvrtc, l2_mode=l2), trial, device)
+        elif self.libraries:
+            schedule.notices["launches are replayed: no library can be timed here"] = None
         return self._compared(near, raced)
 
-    def _compared(self, near: Sequence[_Entrant], raced: Mapping[str, RacedTrial]) -> list[TunedContender]:
+    def _compared(self, near: Sequence[_Entrant], raced: Mapping[str, Trial]) -> list[TunedContender]:
         """Return all contenders with their ratios to the fastest of those that were raced."""
         contenders = [one.contender() for one in self.entrants]
         for library in self.libraries:
-            trial = raced[library.name].trial if raced else None
+            trial = raced.get(library.name)
             one = TunedContender(library.name, is_library=True, trial=trial)
             if trial is None or trial.outcome is not Outcome.OK:
                 reason = trial.reason if trial is not None else "it was not timed"
@@ -622,12 +621,13 @@ class _Halving:
             if one.trial is None:
                 continue
             ratio = Interval(1.0, 1.0, 1.0) if one.name == winner.name else None
-            pair = [(each.name, each.trial.measurement) for each in (winner, one) if each.trial is not None]
-            rounds = [raced[name].times_us if name in raced else () for name, _ in pair]
-            if ratio is None and all(rounds):
-                ratio = raced_ratio(*rounds)
-            elif ratio is None and all(found is not None for _, found in pair):
-                ratio = ratio_of(*(Interval(m.time_us, m.low_us, m.high_us) for _, m in pair if m is not None))
+            pair = [each.trial.measurement for each in (winner, one) if each.trial is not None]
+            times = [measured for measured in pair if measured is not None]
+            if ratio is None and len(times) == len(pair):
+                if winner.name in raced and one.name in raced:
+                    ratio = raced_ratio(*(each.samples_us for each in times))
+                else:
+                    ratio = ratio_of(*(Interval(each.time_us, each.low_us, each.high_us) for each in times))
             judged = replace(one, state="won" if one.name == winner.name else "raced", reason="")
             contenders[place] = replace(judged if one in racing else one, ratio=ratio)
         return sorted(contenders, key=lambda one: (one.state != "won", one.time_us or math.inf))
@@ -652,17 +652,6 @@ def _is_replayed(device: DeviceProperties) -> bool:
     return device.source == "replayed"
 
 
-class RacedTrial(NamedTuple):
-    """A trial with its time in the race, or its fault, and the times of the rounds in microseconds.
-
-    ``version`` is that of a library on another machine, empty otherwise.
-    """
-
-    trial: Trial
-    times_us: tuple[float, ...]
-    version: str = ""
-
-
 def hold_contest(
     finalists: Sequence[tuple[Kernel, Problem, Trial]],
     libraries: Sequence[Library],
@@ -670,8 +659,11 @@ def hold_contest(
     *,
     device: DeviceProperties,
     schedule: Schedule,
-) -> list[RacedTrial]:
+) -> list[tuple[Trial, str]]:
     """Verify and race configurations of several kernels, and libraries, in interleaved rounds; in this order.
+
+    Return the trial of each with its times in the race, or its fault, and of a library on another machine its version,
+    else an empty text.
 
     Libraries that an operation file names run in the GPU worker. A Python function cannot be sent there; with one, the
     whole race is held in this process, among candidates that finals have verified. A race on a GPU of a cluster leaves
@@ -749,11 +741,11 @@ def hold_contest(
     for trial, reading in zip(known, readings, strict=True):
         if reading.outcome is not Outcome.OK:
             fault = replace(trial, outcome=reading.outcome, reason=reading.reason, stage="finals", measurement=None)
-            raced.append(RacedTrial(fault, ()))
+            raced.append((fault, ""))
             continue
         timed = with_times(trial, reading.rounds_us)
         assert timed.measurement is not None
         timed = replace(timed, measurement=replace(timed.measurement, l2=options.l2))
         version = str(reading.telemetry.get(LIBRARY_VERSION, "")) if lane.cluster is not None else ""
-        raced.append(RacedTrial(timed, reading.rounds_us, version))
+        raced.append((timed, version))
     return raced

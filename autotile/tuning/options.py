@@ -19,6 +19,8 @@ from autotile.core.model import TIME, Config, L2Mode
 from autotile.errors import InputError
 from autotile.search.samplers import is_exhaustive
 
+_hints_of = cache(get_type_hints)
+
 DEFAULT_TRIALS = 200
 _L2_MODES: tuple[L2Mode, ...] = ("cold", "hot")
 
@@ -163,7 +165,7 @@ class TuneOptions:
         InputError
             An option is of another type or out of range, or ``l2`` is neither ``cold`` nor ``hot``.
         """
-        for name, hint in _hints().items():
+        for name, hint in _hints_of(TuneOptions, include_extras=True).items():
             value = getattr(self, name)
             if isinstance(value, os.PathLike) and name in ("database", "captured"):
                 value = os.fspath(value)
@@ -218,11 +220,6 @@ class FamilyPlan:
         """
         check_whole("points", self.points, 1)
         check_whole("max_configs", self.max_configs, 1)
-
-
-@cache
-def _hints() -> Mapping[str, Any]:
-    return get_type_hints(TuneOptions, include_extras=True)
 
 
 def _plain(value: Any) -> Any:

@@ -209,11 +209,6 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
     imported one with size names of its own, cannot be compared. Configurations of these trials may be invalid here: a
     model fitted to them predicts the rows of this space, and only these are proposed.
     """
-
-    def distance(other: TuningKey) -> tuple[int, int, float]:
-        foreign = (other.gpu_name != key.gpu_name) + (other.compute_capability != key.compute_capability)
-        return foreign, *size_distance(other.sizes, key.sizes)
-
     others = [
         study
         for study in database.studies(key.kernel)
@@ -226,8 +221,14 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
         return []
     from autotile.search.transfer import Source  # imports SciPy
 
+    others.sort(
+        key=lambda study: (
+            (study.key.gpu_name != key.gpu_name) + (study.key.compute_capability != key.compute_capability),
+            *size_distance(study.key.sizes, key.sizes),
+        )
+    )
     sources = []
-    for study in sorted(others, key=lambda study: distance(study.key))[:_MAX_SOURCES]:
+    for study in others[:_MAX_SOURCES]:
         other = study.key
         name = " ".join(f"{name}={value}" for name, value in other.sizes.items())
         name += f" on {other.gpu_name}" if other.gpu_name != key.gpu_name else ""

@@ -57,8 +57,7 @@ def sweep_of() -> Iterator[Callable[..., Sweep]]:
         def opened(operation: Operation, dtype: str, libraries: Sequence[Library] = ()) -> Sweep:
             settings, options, lane = read_settings(), TuneOptions(), Lane()
             schedule = stack.enter_context(Schedule.open(settings, options, lambda _: None, lane))
-            pool = schedule.worker_pool
-            compilers = stack.enter_context(closing(CompilePool(settings, None, 120.0, worker_pool=pool)))
+            compilers = CompilePool(settings, None, 120.0, worker_pool=schedule.worker_pool)
             return Sweep(
                 operation,
                 dtype,
@@ -67,8 +66,8 @@ def sweep_of() -> Iterator[Callable[..., Sweep]]:
                 Family({}),
                 schedule,
                 device=live_device(),
-                compile_pool=compilers,
-                gpu=stack.enter_context(closing(grid_gpu(lane, pool, options))),
+                compile_pool=stack.enter_context(closing(compilers)),
+                gpu=stack.enter_context(closing(grid_gpu(lane, schedule.worker_pool, options))),
             )
 
         yield opened
