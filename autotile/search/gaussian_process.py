@@ -29,6 +29,7 @@ PointsOf = Callable[[Rows], Floats]
 """Returns the coordinates of rows, shape (rows, coordinates)."""
 
 _blas_lock = Lock()
+_blas_controller = cache(ThreadpoolController)
 _blas_limits: list[ExitStack] = []
 """A context for each entry of `one_blas_thread`; the first one limits the threads."""
 
@@ -53,11 +54,6 @@ def one_blas_thread() -> Iterator[None]:
                 _blas_limits.clear()
             else:
                 _blas_limits.pop()
-
-
-@cache
-def _blas_controller() -> ThreadpoolController:
-    return ThreadpoolController()
 
 
 @cache
@@ -505,9 +501,8 @@ def density_of(
     count, group_count = len(targets), int(groups.max()) + 1
     known_noise = known_noise + _MIN_NOISE
     first, second = np.tril_indices(count, -1)
-    pairs = (
-        first + count * second
-    )  # index of each pair in a matrix whose columns are contiguous, as LAPACK expects them
+    # index of each pair in a matrix whose columns are contiguous, as LAPACK expects them
+    pairs = first + count * second
     squares: Floats = np.zeros((group_count, len(first)))
     for group, column in zip(groups, points.T, strict=True):
         squares[group] += np.square(column[first] - column[second])

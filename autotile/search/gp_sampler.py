@@ -143,11 +143,22 @@ class History:
 def losses(values: Floats, directions: Sequence[StudyDirection], weights: Floats) -> Floats:
     """Return the loss of each trial, with mean 0 and deviation 1 over the successful trials, at least one.
 
+    Times become speeds relative to the fastest, which spreads the fast trials and compresses the slow ones, whose
+    differences do not matter to the search. Values of any sign become normal scores of their ranks.
+
     ``values`` have shape (trials, objectives), NaN for failures. The weights of the objectives are ignored if there is
     one objective.
     """
     ran = ~np.isnan(values[:, 0])
-    columns = [_scaled(column, direction) for column, direction in zip(values[ran].T, directions, strict=True)]
+    columns = []
+    for column, direction in zip(values[ran].T, directions, strict=True):
+        if column.min() > 0:
+            columns.append(standardized(-_speeds(column, direction)))
+            continue
+        ascending = column if direction is StudyDirection.MINIMIZE else -column
+        ranks = np.searchsorted(np.sort(ascending), ascending, side="left")
+        _, special = load_scipy()
+        columns.append(standardized(np.asarray(special.ndtri((ranks + 0.5) / len(column)))))
     loss = columns[0]
     if len(columns) > 1:
         weighted = weights[:, None] * np.stack(columns)
@@ -169,20 +180,6 @@ def speed_of_loss(values: Floats, directions: Sequence[StudyDirection]) -> float
     if values.shape[1] > 1 or measured.min() <= 0:
         return None
     return _deviation(_speeds(measured, directions[0]))
-
-
-def _scaled(values: Floats, direction: StudyDirection) -> Floats:
-    """Return the standardized loss of one objective.
-
-    Times become speeds relative to the fastest, which spreads the fast trials and compresses the slow ones, whose
-    differences do not matter to the search. Values of any sign become normal scores of their ranks.
-    """
-    if values.min() > 0:
-        return standardized(-_speeds(values, direction))
-    ascending = values if direction is StudyDirection.MINIMIZE else -values
-    ranks = np.searchsorted(np.sort(ascending), ascending, side="left")
-    _, special = load_scipy()
-    return standardized(np.asarray(special.ndtri((ranks + 0.5) / len(values))))
 
 
 def _speeds(values: Floats, direction: StudyDirection) -> Floats:
@@ -285,16 +282,32 @@ class Surrogate:
 
         At least one trial must have succeeded.
         """
-        first = max(STARTUP, self._history.first_success + 1)
-        due = max(due_fit(self._history.ended), first)
+        history, directions = self._history, self._directions
+        first = max(STARTUP, history.first_success + 1)
+        due = max(due_fit(history.ended), first)
         if due == self.fitted:
             return False
-        for count in range(max(first, self.fitted + 1), due + 1):
-            if max(due_fit(count), first) == count:
-                self._fit(count)
-        history, directions = self._history, self._directions
-        ended = history.first_ended(self.fitted)
-        ascending = np.argsort(losses(history.values(self.fitted), directions, np.ones(len(directions))), kind="stable")
+        for count in range(max(first, self.fitted + 1), due + 1):  # fits up to the due one, each from the one before
+            if max(due_fit(count), first) != count:
+                continue
+            ended, values = history.first_ended(count), history.values(count)
+            observed = history.rows(ended)
+            self._points, groups = self._points_by_parameters, self._groups
+            if self._features is not None:
+                self._points, groups = compiled_points(self._points, groups, self._features, observed)
+            loss = losses(values, directions, np.ones(len(directions)))
+            ascending = np.argsort(loss, kind="stable")
+            residual = loss if self.prior is None else loss - self._prior_losses(observed, values, loss)
+            chosen = informative(ascending, _MAX_FITTED)
+            self.parameters = fit(
+                self._points(observed[chosen]),
+                standardized(residual[chosen]),
+                groups,
+                history.noise(count, directions)[chosen],
+                start=self.parameters if self.fitted else None,
+                max_steps=_LATER_STEPS if self.fitted else _FIRST_STEPS,
+            )
+            self.fitted = count
         self.best = history.rows(ended[ascending[:_BEST]])
         chosen = informative(ascending, self._max_first)
         self._indices: Rows = ended[chosen]
@@ -308,29 +321,9 @@ class Surrogate:
         """The same in the order of the rows."""
         self._free: list[int] = []
         """Points of the process of rows that are not evaluated any more."""
-        observed, noise = self._points(history.rows(self._indices)), history.noise(self.fitted, directions)[chosen]
-        self._process = GaussianProcess(self.parameters, self._points(self._rows), observed, noise)
+        points, noise = self._points(history.rows(self._indices)), history.noise(self.fitted, directions)[chosen]
+        self._process = GaussianProcess(self.parameters, self._points(self._rows), points, noise)
         return True
-
-    def _fit(self, count: int) -> None:
-        """Fit hyperparameters to the first trials that ended."""
-        history, directions = self._history, self._directions
-        observed, values = history.rows(history.first_ended(count)), history.values(count)
-        self._points, groups = self._points_by_parameters, self._groups
-        if self._features is not None:
-            self._points, groups = compiled_points(self._points, groups, self._features, observed)
-        loss = losses(values, directions, np.ones(len(directions)))
-        residual = loss if self.prior is None else loss - self._prior_losses(observed, values, loss)
-        chosen = informative(np.argsort(loss, kind="stable"), _MAX_FITTED)
-        self.parameters = fit(
-            self._points(observed[chosen]),
-            standardized(residual[chosen]),
-            groups,
-            history.noise(count, directions)[chosen],
-            start=self.parameters if self.fitted else None,
-            max_steps=_LATER_STEPS if self.fitted else _FIRST_STEPS,
-        )
-        self.fitted = count
 
     def set_rows(self, rows: Rows) -> None:
         """Set the rows that `predict` evaluates; those that it evaluates already cost nothing."""
@@ -381,12 +374,8 @@ class Surrogate:
             best=float(loss_of_ended[best]),
             since_best=len(ended) - 1 - best,
             speed=speed,
-            among=self.among,
+            among=lambda indices: self._process.among(self._order[indices]),
         )
-
-    def among(self, indices: Rows) -> Callable[[int], Floats]:
-        """Return `GaussianProcess.among` for some of the rows, by their indices, until the next call of `predict`."""
-        return self._process.among(self._order[indices])
 
     def _prior_losses(self, rows: Rows, values: Floats, loss: Floats) -> Floats:
         """Return the losses of rows that the prior predicts, given values and losses of the first trials that ended."""
@@ -409,7 +398,8 @@ class RowRanking:
 
     All arrays have shape (rows,). ``deviation`` is the standard deviation of the loss; ``best`` the lowest loss so far,
     ``since_best`` trials ago; ``speed`` the speed, relative to the fastest trial, of one unit of the loss, None if
-    losses are not speeds; ``among`` is `Surrogate.among`. ``count`` rows were chosen, the last of them ``chosen``.
+    losses are not speeds; ``among`` is `GaussianProcess.among` for some of the rows, by their indices, until the model
+    predicts again. ``count`` rows were chosen, the last of them ``chosen``.
     """
 
     rows: Rows
@@ -700,8 +690,18 @@ class FeasibleGPSampler(RowSampler):
         history = self._history if guided else self._unguided
         if _is_starting(history):
             expected = self._prior if guided else self._estimate
-            if expected is not None and (row := self._likely(expected.best, turn, rng, only=guided)) is not None:
-                return row
+            if expected is not None:  # half of the rows are likely ones, with the prior all of them
+                best, free = expected.best, self.candidates.free[expected.best]
+                if free[0]:
+                    return int(best[0])
+                count = max(_MIN_LIKELY_ROWS, int(_LIKELY_SHARE * len(best)))
+                taken = len(self._offered.keys() & set(best[: max(count, turn)].tolist()))
+                if free.any() and (guided or 2 * taken <= turn):
+                    likely = best[:count][free[:count]]
+                    if not len(likely) or taken % _BEST_EVERY == 0:
+                        return int(best[np.argmax(free)])
+                    drawn = rng().permutation(len(likely))[:_SPREAD_DRAWS]
+                    return self._farthest(likely[drawn], list(self._offered))
             untaken, draws = self._free(guided), rng()
             drawn = np.flatnonzero(untaken)[[draws.integers(np.count_nonzero(untaken))]]
             drawn = np.append(drawn, draws.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
@@ -732,23 +732,6 @@ class FeasibleGPSampler(RowSampler):
         untaken = self.candidates.free.copy()
         untaken[list(self._guided)] = True
         return untaken
-
-    def _likely(self, best: Rows, turn: int, rng: Draws, *, only: bool) -> int | None:
-        """Return a free row that is likely fast, the very best if it is free; ``best`` are all, the best first.
-
-        Unless ``only`` such rows are wanted, return None if more than half of those before this one were likely ones.
-        """
-        free = self.candidates.free[best]
-        if free[0]:
-            return int(best[0])
-        count = max(_MIN_LIKELY_ROWS, int(_LIKELY_SHARE * len(best)))
-        taken = len(self._offered.keys() & set(best[: max(count, turn)].tolist()))
-        if not free.any() or (not only and 2 * taken > turn):
-            return None
-        likely = best[:count][free[:count]]
-        if not len(likely) or taken % _BEST_EVERY == 0:
-            return int(best[np.argmax(free)])
-        return self._farthest(likely[rng().permutation(len(likely))[:_SPREAD_DRAWS]], list(self._offered))
 
     def _farthest(self, rows: Rows, others: Sequence[int]) -> int:
         """Return the row farthest from others, the first if there are none, so that results show each parameter."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
-from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -363,30 +362,21 @@ def find_parameter_effects(space: SearchSpace, trials: Sequence[Trial]) -> Param
     placed = [(row, _cost(trial)) for trial in timed if (row := space.row_of(trial.config)) is not None]
     effects, doubt = importance_of(space, [row for row, _ in placed], [time_us for _, time_us in placed])
     mattering = [effect.parameter for effect in effects if effect.matters]
-    favoured = {name: values for name in mattering if (values := _favoured(name, timed))}
-    others = [name for name in mattering if name not in favoured]
-    return ParameterEffects(effects, favoured, tuple(_thresholds(others, timed)), doubt)
-
-
-def _favoured(parameter: str, timed: Sequence[Trial]) -> tuple[Value, ...]:
-    """Return the values of the best trials, most frequent first; none where they are many, or others hardly tried."""
-    values = [trial.config[parameter] for trial in timed]
-    best = Counter(values[: _best_count(timed)])
-    others = sum(value not in best for value in values)
-    few = len(best) <= min(_MAX_FAVOURED, len(set(values)) // 2)
-    return tuple(value for value, _ in best.most_common()) if few and others >= _MIN_OTHER_TRIALS else ()
-
-
-def _thresholds(parameters: Sequence[str], timed: Sequence[Trial]) -> list[Threshold]:
-    """Return the thresholds that the trials support, most significant first."""
+    times, count = np.array([_cost(trial) for trial in timed]), math.ceil(_BEST_SHARE * len(timed))
+    favoured: dict[str, tuple[Value, ...]] = {}
+    for name in mattering:  # unless the values of the best trials are many, or others were hardly tried
+        tried = [trial.config[name] for trial in timed]
+        best = Counter(tried[:count])
+        others = sum(value not in best for value in tried)
+        if len(best) <= min(_MAX_FAVOURED, len(set(tried)) // 2) and others >= _MIN_OTHER_TRIALS:
+            favoured[name] = tuple(value for value, _ in best.most_common())
     found: list[tuple[float, Threshold]] = []
-    for name in [*_DERIVED, *parameters]:
-        read, text = _DERIVED.get(name, (partial(_number, name), f"{name}={{:g}}"))
-        readings = [(value, _cost(trial)) for trial in timed if (value := read(trial)) is not None]
-        count = _best_count(timed)
-        if len(readings) < len(timed) or count < _MIN_BEST_TRIALS:
+    for name in [*_DERIVED, *(name for name in mattering if name not in favoured)]:
+        read, text = _DERIVED.get(name, (None, f"{name}={{:g}}"))
+        readings = [trial.config[name] if read is None else read(trial) for trial in timed]
+        if count < _MIN_BEST_TRIALS or any(reading is None or isinstance(reading, bool | str) for reading in readings):
             continue
-        values, times = np.array(readings, np.float64).T  # in the order of the times
+        values = np.array(readings, np.float64)  # in the order of the times
         sides: tuple[tuple[Literal["above", "below"], float], ...] = (
             ("above", values[:count].max()),
             ("below", values[:count].min()),
@@ -394,20 +384,12 @@ def _thresholds(parameters: Sequence[str], timed: Sequence[Trial]) -> list[Thres
         for side, value in sides:
             beyond = times[values > value] if side == "above" else times[values < value]
             loss = float(beyond.min() / times[0] - 1) if len(beyond) else 0.0
-            chance = prod((len(times) - len(beyond) - place) / (len(times) - place) for place in range(count))
+            chance = math.prod((len(times) - len(beyond) - place) / (len(times) - place) for place in range(count))
             if len(beyond) >= _MIN_OTHER_TRIALS and loss >= _MIN_LOSS and chance <= _MAX_CHANCE:
                 threshold = Threshold(name, side, float(value), len(beyond), loss, text.format(value))
                 found.append((chance, threshold))
-    return [threshold for _, threshold in sorted(found, key=lambda pair: (pair[0], -pair[1].loss))]
-
-
-def _number(parameter: str, trial: Trial) -> float | None:
-    value = trial.config[parameter]
-    return None if isinstance(value, bool | str) else float(value)
-
-
-def _best_count(timed: Sequence[Any]) -> int:
-    return int(np.ceil(_BEST_SHARE * len(timed)))
+    found.sort(key=lambda pair: (pair[0], -pair[1].loss))  # the most significant first
+    return ParameterEffects(effects, favoured, tuple(threshold for _, threshold in found), doubt)
 
 
 def _cost(trial: Trial) -> float:

@@ -144,7 +144,32 @@ class KernelTunerSampler(RowSampler):
                 self._wanted.popleft()
             if self._wanted or self._fruitless_runs >= _MAX_FRUITLESS_RUNS:
                 break
-            self._advance()
+            # the strategy runs until it asks for an unknown time, or ends
+            times, self._unsent = self._unsent.items(), {}
+            try:
+                if self._process is None:
+                    self._process = self._start()
+                if self._is_running:
+                    step = self._process.resume(times)
+                else:
+                    seed = int(np.random.SeedSequence((self._seed, self._runs)).generate_state(1)[0])
+                    step = self._process.run(seed, self._evaluations, times)
+            except WorkerError as error:
+                step = StrategyState([], failure=str(error))
+                self._process = None
+                for tried in self._times_ms:  # a new process knows no times
+                    self._note_time(tried)
+            self._is_running = bool(step.wanted)
+            self._wanted = deque(self._rows[step.wanted].tolist())
+            self._has_asked = self._has_asked or self._is_running or step.new > 0
+            if step.failure and not self._has_asked:
+                raise InputError(
+                    f"Kernel Tuner's strategy {self._strategy} cannot search these {len(self._rows)} configurations "
+                    f"({step.failure}); choose another sampler"
+                )
+            if not self._is_running:
+                self._runs += 1
+                self._fruitless_runs = 0 if step.new else self._fruitless_runs + 1
         for row in self._wanted:
             if self.candidates.free[row]:
                 return row
@@ -168,33 +193,3 @@ class KernelTunerSampler(RowSampler):
     def _start(self) -> StrategyProcess:
         space = self.candidates.space
         return StrategyProcess(self._strategy, space.parameters, space.codes[self._rows])
-
-    def _advance(self) -> None:
-        """Let the strategy run until it asks for an unknown time, or ends."""
-        times, self._unsent = self._unsent.items(), {}
-        try:
-            if self._process is None:
-                self._process = self._start()
-            if self._is_running:
-                step = self._process.resume(times)
-            else:
-                seed = int(np.random.SeedSequence((self._seed, self._runs)).generate_state(1)[0])
-                step = self._process.run(seed, self._evaluations, times)
-        except WorkerError as error:
-            step = StrategyState([], failure=str(error))
-            self._process = None
-            for row in self._times_ms:  # a new process knows no times
-                self._note_time(row)
-        self._is_running = bool(step.wanted)
-        self._wanted = deque(self._rows[step.wanted].tolist())
-        if step.wanted:
-            self._has_asked = True
-            return
-        if step.failure and not self._has_asked and not step.new:
-            raise InputError(
-                f"Kernel Tuner's strategy {self._strategy} cannot search these {len(self._rows)} configurations "
-                f"({step.failure}); choose another sampler"
-            )
-        self._has_asked = self._has_asked or step.new > 0
-        self._runs += 1
-        self._fruitless_runs = 0 if step.new else self._fruitless_runs + 1

@@ -228,7 +228,7 @@ class RowSampler(BaseSampler):
             self._observe(study, trial.number)
             if not self.candidates.remaining:
                 raise InputError("every configuration of the space was tried; there is nothing left to propose")
-            row = self._choose(study, trial.number, self._next_rng())
+            row = self._choose(study, trial.number, np.random.default_rng((self._seed, self._begun)))
             self._begin(trial.number, row)
         return self.candidates.space.config(row)
 
@@ -256,7 +256,7 @@ class RowSampler(BaseSampler):
             if row is None:
                 row = self.candidates.space.row_of(trial.params)
                 if row is not None:
-                    self._adopt(study, number, row, self._next_rng())
+                    self._adopt(study, number, row, np.random.default_rng((self._seed, self._begun)))
                     self._begin(number, row)
             if not trial.state.is_finished():
                 self._open[number] = row
@@ -269,9 +269,6 @@ class RowSampler(BaseSampler):
         self.candidates.take(row)
         self._open[number] = row
         self._begun += 1
-
-    def _next_rng(self) -> np.random.Generator:
-        return np.random.default_rng((self._seed, self._begun))
 
 
 class BaselineSampler(RowSampler):

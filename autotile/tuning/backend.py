@@ -170,6 +170,10 @@ def workload_of(kernel: Kernel, problem: Problem, settings: Settings, options: T
             f"{kernel.spec.source}: [reference] comparison {kernel.spec.reference.comparison!r} is a Python function; "
             "tune the kernel from Python, with autotile.kernel(..., verify=...)"
         )
+    found, sent = reference_source(kernel), None
+    if found is not None:
+        folders, names = tuple(map(str, found.include_folders)), tuple(sorted(found.template_names))
+        sent = ReferenceSource(found.source, str(found.template_path), found.source_hash, folders, names)
     return Workload(
         spec_text=kernel.spec.text,
         spec_source=kernel.spec.source,
@@ -184,7 +188,7 @@ def workload_of(kernel: Kernel, problem: Problem, settings: Settings, options: T
         device_index=options.device_index,
         verify_sizes=options.verify_sizes,
         energy=ENERGY in options.objectives or measures_energy(kernel.spec, session_objective(kernel.spec, options)),
-        reference_source=sent_reference(kernel),
+        reference_source=sent,
         captured=kernel.inspection.buffers if kernel.inspection is not None else (),
         capture_folder=kernel.inspection.folder if kernel.inspection is not None else "",
     )
@@ -214,12 +218,3 @@ def expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> E
         for sizes in shaped_problems(spec, given)
     ]
     return ExpectedFolder(spec, problem.dtype, kernel.reference_function, inputs)
-
-
-def sent_reference(kernel: Kernel) -> ReferenceSource | None:
-    """Return the source of a kernel's reference kernel, as a worker takes it; None if its reference is none."""
-    found = reference_source(kernel)
-    if found is None:
-        return None
-    folders, names = tuple(map(str, found.include_folders)), tuple(sorted(found.template_names))
-    return ReferenceSource(found.source, str(found.template_path), found.source_hash, folders, names)

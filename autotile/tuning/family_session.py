@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from autotile.core.text import (
     RIGHT,
     Part,
     ResultTable,
+    device_text,
     percent_text,
     plural,
     sizes_text,
@@ -90,15 +92,15 @@ class FamilyResult(ScheduleResult, Reported):
         """As for `Reported`."""
         return PageContent(self.database, self.kernel, {}, self.dtype, self.device.name)
 
-    def _asked(self) -> str:
-        return f"{self.kernel} {self.family} {self.dtype}"
+    def _heading(self) -> str:
+        return f"{self.kernel} {self.family} {self.dtype} on {device_text(self.device)}"
 
-    def _found(self) -> str:
-        rule = self.rule
-        if rule is None:
-            return "interrupted before there was a rule"
-        found = f"{plural(len(rule.configs), 'configuration')}, {percent_text(rule.mean_loss)} mean loss"
-        return found if rule.in_force else f"{found}, not in force"
+    def _headline(self) -> str:
+        rule, found = self.rule, "interrupted before there was a rule"
+        if rule is not None:
+            found = f"{plural(len(rule.configs), 'configuration')}, {percent_text(rule.mean_loss)} mean loss"
+            found += "" if rule.in_force else ", not in force"
+        return f"{self._heading()}: {found}"
 
     def _parts(self) -> Iterator[Part]:
         """Yield the points with the loss at each, the rule, and facts about the session."""
@@ -118,15 +120,11 @@ class FamilyResult(ScheduleResult, Reported):
         ]
         yield ResultTable(("point", f"{RIGHT}best", *losses), rows)
         yield rule.facts()
-        yield [*self._facts(rule)]
-
-    def _facts(self, rule: FamilyRule) -> Iterator[tuple[str, str]]:
-        yield "loss", rule.loss_text()
-        yield "in force", f"{'yes' if rule.in_force else 'no'}: {rule.verdict}"
+        facts = [("loss", rule.loss_text()), ("in force", f"{'yes' if rule.in_force else 'no'}: {rule.verdict}")]
         if self.default_loss is not None:
-            yield "default", f"{percent_text(self.default_loss)} mean loss of the default configuration alone"
-        yield "chosen", f"{plural(len(rule.configs), 'configuration')} of {self.candidates} measured at every point"
-        yield from self._effort("point", is_served=rule.in_force)
+            facts.append(("default", f"{percent_text(self.default_loss)} mean loss of the default configuration alone"))
+        chosen = f"{plural(len(rule.configs), 'configuration')} of {self.candidates} measured at every point"
+        yield [*facts, ("chosen", chosen), *self._effort("point", is_served=rule.in_force)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --json`` prints."""
@@ -193,7 +191,32 @@ def tune_family(
     """
     plan = plan or FamilyPlan()
     with Schedule.open(settings, options, observe) as schedule:
-        device, points = _points(kernel, family, dtype, schedule, plan.points)
+        if options.replay not in (None, "auto"):
+            raise InputError(
+                "a family is replayed from the installed recordings, one a problem; leave the file's name out"
+            )
+        if (live := schedule.device) is not None:
+            points = select_points(family, plan.points, lambda sizes: is_possible(kernel.spec, sizes, dtype, live))
+            return _Spread(kernel, family, dtype, schedule, plan, live, points).run()
+        # in replay, the points are selected from the problems of the family that were recorded
+        version = kernel.name, dtype, options.l2, kernel.source_hash, space_hash(kernel.spec)
+        recorded = []
+        for entry in list_recordings(settings.recording_folders):
+            if entry.header is not None and entry.header.device is not None:
+                key = entry.header.key
+                if (key.kernel, key.dtype, key.l2_mode, key.template_hash, key.space_hash) == version:
+                    recorded.append(entry.header)
+        members = [header for header in recorded if header.key.sizes in family]
+        if not members:
+            known = "; ".join(str(header.problem) for header in recorded) or "none"
+            raise InputError(
+                f"launches are replayed, and no problem of the family {family} is recorded of {kernel.name} as it is "
+                f"now; recorded are: {known}"
+            )
+        simulated = next(header.device for header in members if header.device is not None)
+        here = [header.key.sizes for header in members if header.device == simulated]
+        points = select_points_from(family, here, plan.points)
+        device = replace(simulated, source="replayed")
         return _Spread(kernel, family, dtype, schedule, plan, device, points).run()
 
 
@@ -274,12 +297,13 @@ class _Spread:
     def _measure(self, candidates: Sequence[Config]) -> bool:
         """Measure all candidates at every point; return False if the user interrupted."""
         count, spec, database = len(self.points), self.kernel.spec, self.schedule.database
-
-        def lacks_measurements(sizes: Mapping[str, int]) -> bool:
+        lacking = []  # points at which a valid candidate was not tried
+        for number, sizes in enumerate(self.points[self._progress.measured :], start=self._progress.measured):
             study_id = database.find_study(self._key_at(sizes))
             tried = database.tried(study_id) if study_id is not None else {}
-            left = [config for config in candidates if config_key(config) not in tried]
-            return any(not check_config(spec, config, sizes, self.device, self.dtype) for config in left)
+            untried = [config for config in candidates if config_key(config) not in tried]
+            if any(not check_config(spec, config, sizes, self.device, self.dtype) for config in untried):
+                lacking.append(number)
 
         def measure(number: int, lane: Lane) -> TuneResult:
             options = replace(
@@ -295,8 +319,7 @@ class _Spread:
             )
             return self._session("measuring", number, options, lane)
 
-        left = [n for n in range(self._progress.measured, count) if lacks_measurements(self.points[n])]
-        return self._at_points(left, measure, "measured")
+        return self._at_points(lacking, measure, "measured")
 
     def _at_points(
         self, numbers: Sequence[int], run: Callable[[int, Lane], TuneResult], counter: Literal["tuned", "measured"]
@@ -360,37 +383,6 @@ class _Spread:
         return FamilyRule(self.family, tuple(matrix.configs[column] for column in chosen), learned.tree, points)
 
 
-def _points(
-    kernel: Kernel, family: Family, dtype: str, schedule: Schedule, count: int
-) -> tuple[DeviceProperties, list[dict[str, int]]]:
-    """Return the device, and the sizes of the problems to tune.
-
-    In replay, the points are selected from the problems of the family that were recorded.
-    """
-    settings, options = schedule.settings, schedule.options
-    if options.replay not in (None, "auto"):
-        raise InputError("a family is replayed from the installed recordings, one a problem; leave the file's name out")
-    if (device := schedule.device) is not None:
-        return device, select_points(family, count, lambda sizes: is_possible(kernel.spec, sizes, dtype, device))
-    version = kernel.name, dtype, options.l2, kernel.source_hash, space_hash(kernel.spec)
-    recorded = []
-    for entry in list_recordings(settings.recording_folders):
-        if entry.header is not None and entry.header.device is not None:
-            key = entry.header.key
-            if (key.kernel, key.dtype, key.l2_mode, key.template_hash, key.space_hash) == version:
-                recorded.append(entry.header)
-    members = [header for header in recorded if header.key.sizes in family]
-    if not members:
-        known = "; ".join(str(header.problem) for header in recorded) or "none"
-        raise InputError(
-            f"launches are replayed, and no problem of the family {family} is recorded of {kernel.name} as it is now; "
-            f"recorded are: {known}"
-        )
-    simulated = next(header.device for header in members if header.device is not None)
-    here = [header.key.sizes for header in members if header.device == simulated]
-    return replace(simulated, source="replayed"), select_points_from(family, here, count)
-
-
 def is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: DeviceProperties) -> bool:
     """Return True if a problem fits in the device's memory and any configuration is valid for it."""
     try:
@@ -447,19 +439,18 @@ def read_matrix(
     ran = [number for number, study in enumerate(timed) if any(key in study for key in kept)]
     by_point = [{config_key(config) for config in proposed[number]} for number in ran]
     first = {key: next(study[key] for study in timed if key in study) for key in kept}
-
-    def times(trial: Trial | None) -> tuple[float, float, float]:
-        if trial is None or trial.measurement is None:
-            return np.nan, np.nan, np.nan
-        return trial.measurement.time_us, trial.measurement.low_us, trial.measurement.high_us
-
+    measurements = np.full((len(ran), len(kept), 3), np.nan)
+    for row, column in itertools.product(range(len(ran)), range(len(kept))):
+        trial = timed[ran[row]].get(kept[column])
+        if trial is not None and (measured := trial.measurement) is not None:
+            measurements[row, column] = measured.time_us, measured.low_us, measured.high_us
     return FamilyMatrix(
         points=tuple(keys[number].sizes for number in ran),
         configs=tuple(
             RuleConfig(one.config, one.resources, one.occupancy.blocks_per_sm if one.occupancy else 0)
             for one in first.values()
         ),
-        measurements=np.array([[times(timed[number].get(key)) for key in kept] for number in ran]),
+        measurements=measurements,
         proposed_by=np.array([[key in found for key in kept] for found in by_point], np.bool_),
     )
 

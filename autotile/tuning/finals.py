@@ -148,31 +148,41 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
     checks.sanitize()
     left = list(range(len(finalists)))
     start = time.perf_counter()
-    raced = hold_race(backend, racing, left, rules)
+    readings = hold_race(backend, racing, left, rules)
     race_s = time.perf_counter() - start
-    if raced is not None and not rules.hurried:
-        checks.spend(race_s)
-    if raced is None and len(left) > 1:  # in replay, or because a finalist broke the race
-        checks.lose(race_s)
+    if readings is not None and not rules.hurried:
+        checks.left_s -= race_s
+    if readings is None and len(left) > 1:  # in replay, or because a finalist broke the race
+        checks.lost_s += race_s
         while (failed := checks.first_that_fails(left, left)) is not None:
             left.remove(failed)
         if 1 < len(left) < len(finalists):
-            raced = hold_race(backend, racing, left, rules)
-    for i, result in (raced or {}).items():
+            readings = hold_race(backend, racing, left, rules)
+    raced, trials, scorer = readings or {}, list(finalists), rules.scorer
+    for i, result in raced.items():
         if result.outcome is not Outcome.OK:
             checks.refuse(i, result.outcome, result.reason, "finals")
-    race = _RacedFinalists(finalists, raced or {}, rules.scorer)
+        if result.rounds_us:  # else it failed before the first round, and has the times of the search
+            timed = with_times(finalists[i], result.rounds_us)
+            trials[i] = timed if scorer is None else scorer.scored(timed)
+    keys = [config_key(trial.config) for trial in finalists]
+    default_key = config_key(rules.default)
+    incumbent_key = config_key(rules.incumbent) if rules.incumbent is not None else None
     while left:
-        order, tied = race.rank(left, rules.incumbent)
+        fastest, *others = sorted(left, key=lambda i: _cost(trials[i]))
+        alike = [fastest, *(i for i in others if _cost_ratio(i, fastest, trials, raced, scorer).low <= 1.0)]
+        winner = next((i for i in alike if keys[i] == incumbent_key), fastest)
+        order = [winner, *(i for i in (fastest, *others) if i != winner)]
+        tied = [i for i in alike if i != winner]
         failed = checks.first_that_fails(order, tied)
         if failed is None:
-            ties = checks.verified_like(order[0], tied)
-            baseline = next((i for i in order if race.is_of(i, rules.default)), None)
+            ties = checks.verified_like(winner, tied)
+            default = next((i for i in order if keys[i] == default_key), None)
             return Finals(
-                ranked=tuple(checks.with_digest(i, race.trials[i]) for i in order),
-                default=race.trials[baseline] if baseline is not None else None,
-                speedup=race.ratio(baseline, order[0]) if baseline is not None else None,
-                ties=tuple(race.trials[i].config for i in ties),
+                ranked=tuple(checks.with_digest(i, trials[i]) for i in order),
+                default=trials[default] if default is not None else None,
+                speedup=_cost_ratio(default, winner, trials, raced, scorer) if default is not None else None,
+                ties=tuple(trials[i].config for i in ties),
                 refused=checks.refused(finalists),
                 notices=tuple(checks.notices),
             )
@@ -187,10 +197,10 @@ def hold_race(
     if len(left) < 2:
         return None
     round_us = sum(interval_of(racing[i][0]).value for i in left)
-    entries = tuple(
-        Entry(candidate, weight=rules.scorer.weight(trial) if rules.scorer is not None else 1.0)
+    entries = [
+        Entry(candidate, weight=(trial.cost or 1.0) / (trial.time_us or 1.0))
         for trial, candidate in (racing[i] for i in left)
-    )
+    ]
     most = MIN_ROUNDS if rules.hurried else MAX_ROUNDS
     limit_s = min(RACE_S, _RACE_SHARE * rules.limit_s)
     job = Race.lasting(entries, round_us, rules.seed, limit_s=limit_s, most=most, precision=rules.precision)
@@ -223,6 +233,10 @@ class FinalistChecks:
         Checks that could not be made, one line each.
     sanitized
         Tools of compute-sanitizer that found nothing, for each finalist that they ran.
+    left_s
+        Time that is left, in seconds, after the race and the checks of those that passed.
+    lost_s
+        Time that faulty finalists have cost, in seconds.
     """
 
     def __init__(
@@ -238,14 +252,14 @@ class FinalistChecks:
         self._candidates = candidates
         self._hurried = hurried
         self._observe = observe
-        self._lost_s = 0.0
+        self.lost_s = 0.0
         self._right_s, self._wrong_s = list[float](), list[float]()
         """Time of a repeat of each finalist that passed, and of each one that failed, in seconds."""
         self._given_up: set[int] = set()
         """Finalists that were left out unverified."""
         self._gives_up = False
         self._repeats = _HURRIED_REPEATS if hurried else REPEATS
-        self._left_s = self._limit_s = _HURRIED_CHECKS_S if hurried else limit_s
+        self.left_s = self._limit_s = _HURRIED_CHECKS_S if hurried else limit_s
         self._readings: dict[int, Reading] = {}
         self._second_seed = SECOND_SEED
         self.notices: list[str] = []
@@ -279,31 +293,23 @@ class FinalistChecks:
         others get a few, after which their times are not reported as a tie.
         """
         known = self._readings.get(index)
-        repeats = self._repeats if wins or (ties and self._left_s > 0) else min(self._repeats, _FEW_REPEATS)
+        repeats = self._repeats if wins or (ties and self.left_s > 0) else min(self._repeats, _FEW_REPEATS)
         more = known is not None and known.outcome is Outcome.OK and _repeats(known) < repeats
-        if known is None or (more and (wins or self._left_s > 0)):
-            limit_s = None if wins else max(self._left_s, _MIN_CHECK_S)
+        if known is None or (more and (wins or self.left_s > 0)):
+            limit_s = None if wins else max(self.left_s, _MIN_CHECK_S)
             start = time.perf_counter()
             known = self._readings[index] = self._checked(self._candidates[index], repeats, limit_s)
             elapsed_s = time.perf_counter() - start
             is_right = known.outcome is Outcome.OK
             if is_right and not (wins and self._hurried):
-                self.spend(elapsed_s)
-            self.lose(max(0.0, elapsed_s - known.seconds.get("verify", elapsed_s)) if is_right else elapsed_s)
+                self.left_s -= elapsed_s
+            self.lost_s += max(0.0, elapsed_s - known.seconds.get("verify", elapsed_s)) if is_right else elapsed_s
             if is_right:
                 self._right_s.append(elapsed_s / max(1.0, float(known.telemetry.get("repeats", 1))))
             else:
                 self._wrong_s.append(elapsed_s)
             self._observe(self.remaining_s)
         return known.outcome is Outcome.OK
-
-    def spend(self, seconds: float) -> None:
-        """Count time that the race or the check of one that passed took; the others have what is left."""
-        self._left_s -= seconds
-
-    def lose(self, seconds: float) -> None:
-        """Count time that faulty finalists have cost."""
-        self._lost_s += seconds
 
     @property
     def remaining_s(self) -> float:
@@ -314,7 +320,7 @@ class FinalistChecks:
             return right_s
         each_s = sum(self._wrong_s) / len(self._wrong_s)
         faulty = left * len(self._wrong_s) / (len(self._right_s) + len(self._wrong_s))
-        return right_s + min(faulty * each_s, max(0.0, _FAULTS_S - self._lost_s) + each_s)
+        return right_s + min(faulty * each_s, max(0.0, _FAULTS_S - self.lost_s) + each_s)
 
     def first_that_fails(self, order: Sequence[int], tied: Sequence[int]) -> int | None:
         """Verify finalists until one fails or is given up unverified, and return that one; None if all of them pass.
@@ -335,7 +341,7 @@ class FinalistChecks:
                 i: sum(faulty[item] for item in self._candidates[i].config.items() if item not in cleared)
                 for i in unverified
             }
-            is_over = self._lost_s > _FAULTS_S
+            is_over = self.lost_s > _FAULTS_S
             if not is_over and not any(suspicion.values()):
                 break
             chosen = (min if is_over else max)(unverified, key=lambda i: suspicion[i])
@@ -409,48 +415,22 @@ def _repeats(reading: Reading) -> float:
     return float(reading.telemetry.get("repeats", math.inf))
 
 
-class _RacedFinalists:
-    """Finalists with their interleaved times, or with the times of the search where no race was possible."""
-
-    def __init__(self, finalists: Sequence[Trial], raced: Mapping[int, Reading], scorer: Scorer | None) -> None:
-        self._raced = raced
-        self._scorer = scorer
-        self.trials = list(finalists)
-        for i, reading in raced.items():
-            if not reading.rounds_us:  # it failed before the first round, and has the times of the search
-                continue
-            timed = with_times(finalists[i], reading.rounds_us)
-            self.trials[i] = timed if scorer is None else scorer.scored(timed)
-
-    def rank(self, participants: Sequence[int], incumbent: Config | None) -> tuple[list[int], list[int]]:
-        """Return the finalists that still take part, winner first, and those that tie with it."""
-        order = sorted(participants, key=lambda i: _cost(self.trials[i]))
-        tied = [i for i in order if i == order[0] or self.ratio(i, order[0]).low <= 1.0]
-        winner = next((i for i in tied if self.is_of(i, incumbent)), order[0])
-        return [winner, *(i for i in order if i != winner)], [i for i in tied if i != winner]
-
-    def ratio(self, slower: int, faster: int) -> Interval:
-        """Return the ratio of the costs of two finalists."""
-        if slower == faster and self._raced:
-            return Interval(1.0, 1.0, 1.0)
-        rounds = [self._raced[one].rounds_us if one in self._raced else () for one in (faster, slower)]
-        if not all(rounds):
-            return ratio_of(self._interval(faster), self._interval(slower))
-        return raced_ratio(*map(self._costs, (faster, slower), rounds))
-
-    def is_of(self, index: int, config: Config | None) -> bool:
-        """Return True if a finalist has a configuration."""
-        return config is not None and config_key(self.trials[index].config) == config_key(config)
-
-    def _costs(self, index: int, times_us: Sequence[float]) -> list[float]:
-        if self._scorer is None:
-            return list(times_us)
-        return [self._scorer.cost(self.trials[index], time_us) for time_us in times_us]
-
-    def _interval(self, index: int) -> Interval:
-        times = interval_of(self.trials[index])
-        value, *bounds = self._costs(index, [times.value, times.low, times.high])
-        return Interval(value, min(bounds), max(bounds))
+def _cost_ratio(
+    slower: int, faster: int, trials: Sequence[Trial], raced: Mapping[int, Reading], scorer: Scorer | None
+) -> Interval:
+    """Return the ratio of the costs of two finalists: by their rounds if both raced, else by their intervals."""
+    if slower == faster and raced:
+        return Interval(1.0, 1.0, 1.0)
+    pair = (faster, slower)
+    rounds: list[Sequence[float]] = [raced[i].rounds_us if i in raced else () for i in pair]
+    costs = rounds
+    if not all(rounds):
+        costs = [(times.value, times.low, times.high) for times in (interval_of(trials[i]) for i in pair)]
+    if scorer is not None:
+        costs = [[scorer.cost(trials[i], time_us) for time_us in each] for i, each in zip(pair, costs, strict=True)]
+    if all(rounds):
+        return raced_ratio(*costs)
+    return ratio_of(*(Interval(value, min(bounds), max(bounds)) for value, *bounds in costs))
 
 
 def with_times(trial: Trial, times_us: Sequence[float]) -> Trial:

@@ -235,7 +235,8 @@ class GpuGroup(Backend):
         """Release all GPUs."""
         with self._changed:
             self._closing = True
-            self._wake_all()
+            self._changed.notify_all()
+            self._queued.notify_all()
             busy = [one for one in self._members if one.tasks or one.state != "working"]
         # in threads, as a driver that hangs keeps its process, and what waits for that
         threads = [threading.Thread(target=one.backend.close, name="close GPU", daemon=True) for one in busy]
@@ -325,13 +326,7 @@ class GpuGroup(Backend):
             self._changed.notify_all()
 
     def _is_to_blame(self, member: _GroupGpu, task: _Submitted) -> bool:
-        """Return True if a candidate is at fault for the death of the worker; it is tried elsewhere otherwise.
-
-        Raises
-        ------
-        WorkerError, ToolchainError
-            The GPU is at fault.
-        """
+        """Return True if a candidate is at fault for the worker's death, False if it is tried elsewhere."""
         with self._changed:
             task.suspects.append(member)
             others = [other for other in member.tasks if other is not task]
@@ -401,9 +396,6 @@ class GpuGroup(Backend):
     def _give_back(self, tasks: Iterable[_Submitted]) -> None:
         """Put candidates back to the front of the queue."""
         self._queue.extendleft(reversed([task for task in tasks if not task.is_done]))
-        self._wake_all()
-
-    def _wake_all(self) -> None:
         self._changed.notify_all()
         self._queued.notify_all()
 

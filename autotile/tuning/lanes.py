@@ -41,6 +41,11 @@ class Lane:
     The user's interrupt is that which all sessions share; None in the main thread, whose session takes it itself. With
     a connection to a scheduler that offers the GPUs, these may be added while a session runs, and their properties are
     known; GPUs of this machine, and simulated ones, have none.
+
+    Attributes
+    ----------
+    device
+        Properties of the GPUs of a cluster; None where they are of several models, of this machine, or simulated.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class Lane:
         device: DeviceProperties | None = None,
     ) -> None:
         self._devices = tuple(devices)
-        self._device = device
+        self.device = device
         self.stop = stop
         self.cluster = cluster
 
@@ -66,18 +71,13 @@ class Lane:
         return max(1, len(self.devices))
 
     @property
-    def device(self) -> DeviceProperties | None:
-        """Properties of the GPUs of a cluster; None where they are of this machine, or simulated."""
-        return self._device
-
-    @property
     def is_parallel(self) -> bool:
         """Whether sessions run in several threads: there are several GPUs, or there may be."""
         return self.cluster is not None or len(self.devices) > 1
 
     def device_of(self, gpu: GpuName) -> DeviceProperties | None:
         """Return the properties of one of the GPUs; see `device`."""
-        return self._device
+        return self.device
 
     def free(self, held: Collection[GpuName]) -> list[GpuName]:
         """Return the GPUs that can begin with a problem, without those that hold one."""
@@ -138,20 +138,13 @@ def _run_in_threads(
     running: dict[int, tuple[threading.Thread, Lane]] = {}
     ended: queue.Queue[tuple[int, Ended | BaseException]] = queue.Queue()
 
-    def begin(number: int, taken: tuple[GpuName, ...]) -> None:
-        own = Lane(taken, stop, lane.cluster, lane.device_of(taken[0]))
-
-        def work() -> None:
-            outcome: Ended | BaseException
-            try:
-                outcome = jobs[number](own)
-            except BaseException as error:
-                outcome = error
-            ended.put((number, outcome))
-
-        thread = threading.Thread(target=work, name=f"problem {number}", daemon=True)
-        running[number] = thread, own
-        thread.start()
+    def work(number: int, own: Lane) -> None:
+        outcome: Ended | BaseException
+        try:
+            outcome = jobs[number](own)
+        except BaseException as error:
+            outcome = error
+        ended.put((number, outcome))
 
     def lend(lanes: Mapping[int, Lane], free: Sequence[GpuName], limit: int | None = None) -> list[GpuName]:
         """Add GPUs to running sessions, to those with the fewest first; return those that are left."""
@@ -184,7 +177,10 @@ def _run_in_threads(
             taken = tuple(allowed[: max(1, len(allowed) // count)])
             del waiting[chosen]
             free = [gpu for gpu in free if gpu not in taken]
-            begin(chosen, taken)
+            own = Lane(taken, stop, lane.cluster, lane.device_of(taken[0]))
+            thread = threading.Thread(target=work, args=(chosen, own), name=f"problem {chosen}", daemon=True)
+            running[chosen] = thread, own
+            thread.start()
         if lane.cluster is not None and not waiting:
             lend({number: own for number, (_, own) in running.items()}, free)
 

@@ -19,12 +19,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
 from autotile.core.model import Config, Outcome, Problem, Resources, Trial, config_key
-from autotile.core.text import Part, percent_text, plural
+from autotile.core.text import Part, device_text, percent_text, plural
 from autotile.cuda.compiler import CompileJob
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
@@ -34,7 +33,6 @@ from autotile.errors import InputError, ToolchainError
 from autotile.exchange.shipped import shipped_winners
 from autotile.families.family import Extent, Family, parse_family, spread_members
 from autotile.families.operation_model import (
-    Fitted,
     MeasuredProblem,
     ModelCandidate,
     OperationModel,
@@ -61,7 +59,6 @@ from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Entry, LibraryCall, Reading, Time
 
 if TYPE_CHECKING:
-    from autotile.database.database import Database
     from autotile.tuning.cluster.gpus import FreeGpu
 
 _PROBLEMS = 400
@@ -99,6 +96,10 @@ CandidateKey = tuple[str, str]
 """Name of a kernel, and `config_key` of its configuration."""
 KernelSizes = Mapping[str, Mapping[str, int]]
 """Sizes and flags of a problem by the names of each kernel that computes it."""
+_PlannedSizes = tuple[Problem, dict[str, dict[str, int]]]
+"""A problem, and its sizes by the names of each kernel that computes it."""
+CompilingProblem = tuple[Problem, KernelSizes, Sequence[tuple[ModelCandidate, Compiling]]]
+"""A problem, its sizes of each kernel, and the configurations that are being compiled for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,32 +158,30 @@ class OperationFamilyResult(ScheduleResult):
     losses: Losses | None
     refused: int
 
-    def _asked(self) -> str:
-        return f"{self.operation} {self.family} {self.dtype}"
+    def _heading(self) -> str:
+        return f"{self.operation} {self.family} {self.dtype} on {device_text(self.device)}"
 
-    def _found(self) -> str:
-        if self.losses is None:
-            return "interrupted before there was a model"
-        return f"{percent_text(self.losses.mean)} mean loss"
+    def _headline(self) -> str:
+        mean = f"{percent_text(self.losses.mean)} mean loss" if self.losses is not None else ""
+        return f"{self._heading()}: {mean or 'interrupted before there was a model'}"
 
     def _parts(self) -> Iterator[Part]:
         """Yield how well the model chooses."""
-        yield [*self._facts()]
-
-    def _facts(self) -> Iterator[tuple[str, str]]:
-        yield "measured", f"{plural(self.pairs, 'time')} at {plural(self.problems, 'problem')}"
+        facts = [("measured", f"{plural(self.pairs, 'time')} at {plural(self.problems, 'problem')}")]
         if (one := self.losses) is not None:
-            yield "model", f"chooses among {plural(self.candidates, 'configuration')}"
-            mean, at_99, worst_text = (percent_text(loss) for loss in (one.mean, one.percentile_99, one.worst))
+            mean, at_99, worst_text = map(percent_text, (one.mean, one.percentile_99, one.worst))
             loss = f"{mean} on average, {at_99} at the 99th percentile, at most {worst_text}"
-            yield "loss", f"{loss}, at problems that were held out"
+            facts += [
+                ("model", f"chooses among {plural(self.candidates, 'configuration')}"),
+                ("loss", f"{loss}, at problems that were held out"),
+            ]
             if one.over_library is not None:
                 average, low, worst = one.over_library
                 speed = f"{average:.3f}x its speed on average, {low:.3f}x at the 1st percentile"
-                yield "library", f"{speed}, at least {worst:.3f}x"
+                facts.append(("library", f"{speed}, at least {worst:.3f}x"))
         if self.refused:
-            yield "refused", f"{plural(self.refused, 'configuration')} that failed at a problem"
-        yield from self._effort("problem")
+            facts.append(("refused", f"{plural(self.refused, 'configuration')} that failed at a problem"))
+        yield [*facts, *self._effort("problem")]
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --json`` prints."""
@@ -209,15 +208,6 @@ class SweptProblem(NamedTuple):
     libraries: Mapping[str, float]
 
 
-class CompilingProblem(NamedTuple):
-    """A problem whose configurations are being compiled."""
-
-    problem: Problem
-    kernels: KernelSizes
-    candidates: Sequence[ModelCandidate]
-    compilations: Sequence[Compiling]
-
-
 def grid_gpu(lane: Lane, worker_pool: WorkerPool, options: TuneOptions) -> Gpu | FreeGpu:
     """Return the GPU of a sweep: that of this machine which the options name, or one of a cluster."""
     if lane.cluster is None:
@@ -229,13 +219,17 @@ def grid_gpu(lane: Lane, worker_pool: WorkerPool, options: TuneOptions) -> Gpu |
 
 @dataclass
 class Sweep:
-    """Measures problems of an operation, and stores the results.
+    """Times at the problems of a family of an operation, which it stores, and the model that is learned from them.
 
-    The libraries are those that the operation file names; the database is open for writing. An `InputError` is raised
-    if the reference of a kernel cannot be computed in the GPU worker alone.
+    The libraries are those that the operation file names. An `InputError` is raised if the reference of a kernel cannot
+    be computed in the GPU worker alone.
 
     Attributes
     ----------
+    measured
+        The problems that were measured.
+    candidates
+        Configurations to measure.
     banned
         Configurations that failed at any problem, with the reason.
     resources
@@ -246,15 +240,17 @@ class Sweep:
     dtype: str
     kernels: Mapping[str, Kernel]
     libraries: Sequence[Library]
-    settings: Settings
-    options: TuneOptions
+    family: Family
+    schedule: Schedule
     device: DeviceProperties
-    database: Database
     compile_pool: CompilePool
     gpu: Gpu | FreeGpu
+    measured: list[SweptProblem] = field(default_factory=list)
+    candidates: dict[CandidateKey, ModelCandidate] = field(default_factory=dict)
     banned: dict[CandidateKey, str] = field(default_factory=dict)
     resources: dict[CandidateKey, Resources] = field(default_factory=dict)
     _compiled: dict[str, Future[Compiled]] = field(default_factory=dict)
+    _model: OperationModel | None = None
 
     def __post_init__(self) -> None:
         for kernel in self.kernels.values():
@@ -263,7 +259,8 @@ class Sweep:
                 raise InputError(
                     f"{kernel.spec.source}: a family of an operation needs references that are expressions or kernels"
                 )
-        self.options = replace(self.options, sample_limit_s=_SAMPLE_LIMIT_S, captured=None)
+        self.database, options = self.schedule.database, self.schedule.options
+        self.options = replace(options, sample_limit_s=_SAMPLE_LIMIT_S, captured=None)
 
     def prepare(self, problem: Problem, kernels: KernelSizes, candidates: Sequence[ModelCandidate]) -> CompilingProblem:
         """Start the compilation of the configurations that are valid for a problem, best first.
@@ -277,14 +274,12 @@ class Sweep:
                 self._compiled[job.key] = self.compile_pool.submit(lambda: job)
             return self._compiled[job.key]
 
-        valid, compilations = self.valid(problem, kernels, candidates), []
-        for one in valid:
+        begun = []
+        for one in self.valid(problem, kernels, candidates):
             kernel, own = self.kernels[one.kernel], Problem(one.kernel, kernels[one.kernel], self.dtype)
-            others = compiled_sizes(kernel.spec, own, ())
-            compilations.append(
-                Compiling.begin(kernel, own, one.config, self.device, submit=submit, other_sizes=others)
-            )
-        return CompilingProblem(problem, kernels, valid, compilations)
+            of, others = (kernel, own, one.config, self.device), compiled_sizes(kernel.spec, own, ())
+            begun.append((one, Compiling.begin(*of, submit=submit, other_sizes=others)))
+        return problem, kernels, begun
 
     def valid(
         self, problem: Problem, kernels: KernelSizes, candidates: Iterable[ModelCandidate]
@@ -304,16 +299,18 @@ class Sweep:
         """Measure a prepared problem, and store the results; None if it cannot be laid out or nothing was measured."""
         trials: dict[CandidateKey, Trial] = {}
         ready: list[tuple[CandidateKey, Trial]] = []
-        dtype = job.problem.dtype
-        problems = {name: Problem(name, sizes, dtype) for name, sizes in job.kernels.items()}
+        problem, kernels, begun = job
+        dtype = problem.dtype
+        problems = {name: Problem(name, sizes, dtype) for name, sizes in kernels.items()}
         workloads = {
-            name: workload_of(self.kernels[name], own, self.settings, self.options) for name, own in problems.items()
+            name: workload_of(self.kernels[name], own, self.schedule.settings, self.options)
+            for name, own in problems.items()
         }
         buffers = next(iter(workloads.values()))
         entries = [
-            Entry(library=LibraryCall(one.name, job.problem.sizes, dtype), workload=buffers) for one in self.libraries
+            Entry(library=LibraryCall(one.name, problem.sizes, dtype), workload=buffers) for one in self.libraries
         ]
-        for one, compilation in zip(job.candidates, job.compilations, strict=True):
+        for one, compilation in begun:
             trial, candidate = compilation.trial(), compilation.candidate()
             if trial.resources is not None:
                 self.resources.setdefault(one.key, trial.resources)
@@ -350,8 +347,8 @@ class Sweep:
             if reading.measurement is not None:
                 times[library.name] = reading.measurement.time_us
                 trial = _with_result(Trial({}, Outcome.OK), reading)
-                add(self._library_key(job.problem, library), [trial], phase="final", is_ranked=True)
-        return SweptProblem(self.proper(job.problem), job.kernels, trials, times)
+                add(self._library_key(problem, library), [trial], phase="final", is_ranked=True)
+        return SweptProblem(self.proper(problem), kernels, trials, times)
 
     def stored(self, problem: Problem, kernels: KernelSizes, studies: Mapping[str, int]) -> SweptProblem | None:
         """Return the results of an earlier run at a problem; None if there are none.
@@ -406,129 +403,6 @@ class Sweep:
         nvrtc, l2 = nvrtc_version(), self.options.l2
         name, version = library.name, library.version
         return library_key(self.operation, problem, self.device, name, version, nvrtc_version=nvrtc, l2_mode=l2)
-
-
-def _with_result(trial: Trial, reading: Reading) -> Trial:
-    return replace(
-        trial,
-        outcome=reading.outcome,
-        reason=reading.reason,
-        stage="measure" if reading.outcome.has_time else "verify",
-        measurement=reading.measurement,
-        telemetry={**trial.telemetry, **reading.telemetry},
-    )
-
-
-def problem_of(
-    operation: Operation, kernels: Mapping[str, Kernel], problem: Problem, device: DeviceProperties
-) -> dict[str, dict[str, int]]:
-    """Return the kernels that compute a problem, each with its sizes and flags."""
-    return {
-        member.name: dict(resolve_problem(kernels[member.name].spec, sizes, problem.dtype).sizes)
-        for member, sizes in operation.fitting(problem, device)
-        if member.name in kernels
-    }
-
-
-def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> Family:
-    """Return a family of an operation; a flag that is not given takes both values if inputs are laid out by it."""
-    words = list(words)
-    family = parse_family(operation, words, (*operation.flags, *operation.conditions))
-    given = {word.partition("=")[0] for word in words}
-    left = [name for name in operation.flags if name not in given]
-    mixed = {name: Extent(((0, 1),)) for name in left if _changes_layout(operation, name, dtype)}
-    return Family({**family.extents, **mixed})
-
-
-def _changes_layout(operation: Operation, flag: str, dtype: str) -> bool:
-    """Return True if the shape of an input depends on a flag."""
-    sizes = {name: 64 + 16 * place for place, name in enumerate(operation.proper_sizes)}
-    plain = {name: operation.sizes[name] for name in (*operation.flags, *operation.conditions)}
-    shapes = []
-    for value in (0, 1):
-        problem = operation.resolve({**sizes, **plain, flag: value}, dtype)
-        found: dict[tuple[str, str], Any] = {}
-        for member, own in operation.fitting(problem):
-            spec = member.load().spec
-            for buffer in spec.buffers if not spec.shaping else ():
-                if buffer.is_initialized:
-                    found[member.name, buffer.name] = buffer.extents({**spec.sizes, **own})
-        shapes.append(found)
-    return any(shapes[0][name] != shapes[1][name] for name in shapes[0].keys() & shapes[1].keys())
-
-
-def tune_operation_family(
-    operation: Operation,
-    family: Family,
-    dtype: str,
-    settings: Settings,
-    options: TuneOptions,
-    *,
-    libraries: Sequence[Library] = (),
-    observe: Observer = lambda _: None,
-    lane: Lane | None = None,
-) -> OperationFamilyResult:
-    """Measure many configurations at sizes spread over a family, learn a model of time from them, and store it.
-
-    Half of the time goes to a first round, at sizes that cover the family evenly, with the configurations that were the
-    fastest nearby, and others; in the second the model chooses the configurations, and variants of them are tried where
-    the library is faster. Every time is stored as a trial. A run that was killed goes on where it stopped.
-
-    Parameters
-    ----------
-    options
-        ``budget_s`` is the wall time of everything, and
-        ``trials`` the number of problems.
-    libraries
-        Libraries that the operation file names.
-    lane
-        GPUs of a cluster, of which one is used; None for that of the options.
-
-    Raises
-    ------
-    InputError
-        There is no GPU, no kernel computes any problem of the family, too few problems were measured, or the database
-        cannot be written.
-    """
-    lane = lane or Lane(options.devices)
-    device = device_of(options, lane)
-    if device is None:
-        raise InputError("a family of an operation is measured on a GPU, and there is none here")
-    kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
-    farm = lane.cluster.compilers if lane.cluster is not None else None
-    workers, deadline_s = worker_count(options.workers), options.compile_deadline_s
-    with Schedule.open(settings, options, observe, lane) as schedule:
-        pool = CompilePool(settings, workers, deadline_s, worker_pool=schedule.worker_pool, farm=farm)
-        with closing(pool), closing(grid_gpu(lane, schedule.worker_pool, options)) as gpu:
-            return _Coverage(
-                operation,
-                dtype,
-                kernels,
-                tuple(one for one in libraries if one.call is None),
-                settings=settings,
-                options=options,
-                device=device,
-                database=schedule.database,
-                compile_pool=pool,
-                gpu=gpu,
-                family=family,
-                schedule=schedule,
-            ).cover()
-
-
-_PlannedSizes = tuple[Problem, dict[str, dict[str, int]]]
-"""A problem, and its sizes by the names of each kernel that computes it."""
-
-
-@dataclass(kw_only=True)
-class _Coverage(Sweep):
-    """Times at the problems of a family, and the model that is learned from them."""
-
-    family: Family
-    schedule: Schedule
-    measured: list[SweptProblem] = field(default_factory=list)
-    candidates: dict[CandidateKey, ModelCandidate] = field(default_factory=dict)
-    _model: OperationModel | None = None
 
     def cover(self) -> OperationFamilyResult:
         """Measure, learn, measure what the model proposes, and learn again."""
@@ -651,7 +525,7 @@ class _Coverage(Sweep):
             swept = self.run(job)
             if swept is not None:
                 self.measured.append(swept)
-            self._report("measuring", job.problem)
+            self._report("measuring", job[0])
             job = following
 
     def _report(self, phase: Literal["measuring", "learning"], problem: Problem | None = None) -> None:
@@ -672,10 +546,30 @@ class _Coverage(Sweep):
         )
 
     def _chosen(self, problem: Problem, kernels: KernelSizes) -> list[ModelCandidate]:
-        """Return the configurations to measure at a problem: those expected to be the fastest, then others."""
+        """Return the configurations to measure at a problem: those expected to be the fastest, then others.
+
+        Without a model, the expected loss is the mean of the losses nearby, weighted by distance.
+        """
         valid = self.valid(problem, kernels, self.candidates.values())
-        sizes = self.proper(problem)
-        losses = self._nearby_losses(sizes, [one.key for one in valid])
+        sizes, flags = self.proper(problem), self.operation.flags
+        numbers = {one.key: number for number, one in enumerate(valid)}
+        total = np.full(len(valid), _UNKNOWN_WEIGHT * _UNKNOWN_LOSS)
+        weights = np.full(len(valid), _UNKNOWN_WEIGHT)
+        for near in self.measured:
+            doublings = sum(
+                _FLAG_DOUBLINGS * (size != near.sizes[name])
+                if name in flags
+                else abs(math.log2(size / near.sizes[name]))
+                for name, size in sizes.items()
+            )
+            weight = math.exp(-doublings / _NEAR_DOUBLINGS)
+            timed = {key: trial.time_us for key, trial in near.trials.items() if trial.time_us is not None}
+            best_us = min(timed.values(), default=math.nan)
+            for key, time_us in timed.items():
+                if (number := numbers.get(key)) is not None:
+                    total[number] += weight * min(math.log(time_us / best_us), _MAX_LOSS)
+                    weights[number] += weight
+        losses = total / weights
         order = list(losses)
         if self._model is not None:
             specs = {name: kernel.spec for name, kernel in self.kernels.items()}
@@ -686,26 +580,6 @@ class _Coverage(Sweep):
         best, others = ordered[:_TRIED], ordered[_TRIED:]
         rest = self._random.permutation(len(others))[:_RANDOM]
         return [*best, *(others[int(number)] for number in rest)]
-
-    def _nearby_losses(self, sizes: Mapping[str, int], keys: Sequence[CandidateKey]) -> NDArray[np.float64]:
-        """Return the expected loss of configurations: the mean of the losses nearby, weighted by distance."""
-        total = np.full(len(keys), _UNKNOWN_WEIGHT * _UNKNOWN_LOSS)
-        weights = np.full(len(keys), _UNKNOWN_WEIGHT)
-        numbers = {key: number for number, key in enumerate(keys)}
-        flags = self.operation.flags
-        for one in self.measured:
-            doublings = sum(
-                _FLAG_DOUBLINGS * (size != one.sizes[name]) if name in flags else abs(math.log2(size / one.sizes[name]))
-                for name, size in sizes.items()
-            )
-            weight = math.exp(-doublings / _NEAR_DOUBLINGS)
-            timed = {key: trial.time_us for key, trial in one.trials.items() if trial.time_us is not None}
-            best_us = min(timed.values(), default=math.nan)
-            for key, time_us in timed.items():
-                if (number := numbers.get(key)) is not None:
-                    total[number] += weight * min(math.log(time_us / best_us), _MAX_LOSS)
-                    weights[number] += weight
-        return np.asarray(total / weights)
 
     def _learn(self) -> Losses:
         """Learn the model from everything that was measured, and return how well it chooses where it was held out."""
@@ -731,7 +605,20 @@ class _Coverage(Sweep):
         what = self.operation.name, self.dtype, self.device, specs
         fitted = fit_model(*what, candidates=candidates, problems=problems, flags=self.operation.flags)
         self._model = fitted.model
-        return _held_out_losses(fitted)
+        # what the networks choose at problems that they were not fitted to
+        times, log2_us, _ = fitted.held_out
+        chosen_by = np.where(np.isfinite(times), log2_us, np.inf)
+        rows = np.flatnonzero(np.isfinite(chosen_by).any(axis=1))
+        times = times[rows]
+        served_us = times[np.arange(len(rows)), np.argmin(chosen_by[rows], axis=1)]
+        losses = served_us / np.nanmin(times, axis=1) - 1.0
+        over: tuple[float, float, float] | None = None
+        if library := [number for number, one in enumerate(fitted.candidates) if one.is_library]:
+            library_us = np.where(np.isfinite(times[:, library]), times[:, library], np.inf).min(axis=1)
+            ratios = (library_us / served_us)[np.isfinite(library_us)]
+            if ratios.size:
+                over = float(np.exp(np.log(ratios).mean())), float(np.percentile(ratios, 1)), float(ratios.min())
+        return Losses(float(losses.mean()), float(np.percentile(losses, 99)), float(losses.max()), over)
 
     def _try_variants(self) -> None:
         """Try neighbours of the best configuration in one parameter, in random order, where a library is faster."""
@@ -766,19 +653,97 @@ class _Coverage(Sweep):
             self._report("measuring", problem)
 
 
-def _held_out_losses(fitted: Fitted) -> Losses:
-    """Return the losses of what the networks choose at problems that they were not fitted to."""
-    times_us, log2_us, _ = fitted.held_out
-    chosen_by = np.where(np.isfinite(times_us), log2_us, np.inf)
-    rows = np.flatnonzero(np.isfinite(chosen_by).any(axis=1))
-    times_us = times_us[rows]
-    served_us = times_us[np.arange(len(rows)), np.argmin(chosen_by[rows], axis=1)]
-    losses = served_us / np.nanmin(times_us, axis=1) - 1.0
-    library = [number for number, one in enumerate(fitted.candidates) if one.is_library]
-    over: tuple[float, float, float] | None = None
-    if library:
-        library_us = np.where(np.isfinite(times_us[:, library]), times_us[:, library], np.inf).min(axis=1)
-        ratios = (library_us / served_us)[np.isfinite(library_us)]
-        if ratios.size:
-            over = float(np.exp(np.log(ratios).mean())), float(np.percentile(ratios, 1)), float(ratios.min())
-    return Losses(float(losses.mean()), float(np.percentile(losses, 99)), float(losses.max()), over)
+def _with_result(trial: Trial, reading: Reading) -> Trial:
+    return replace(
+        trial,
+        outcome=reading.outcome,
+        reason=reading.reason,
+        stage="measure" if reading.outcome.has_time else "verify",
+        measurement=reading.measurement,
+        telemetry={**trial.telemetry, **reading.telemetry},
+    )
+
+
+def problem_of(
+    operation: Operation, kernels: Mapping[str, Kernel], problem: Problem, device: DeviceProperties
+) -> dict[str, dict[str, int]]:
+    """Return the kernels that compute a problem, each with its sizes and flags."""
+    return {
+        member.name: dict(resolve_problem(kernels[member.name].spec, sizes, problem.dtype).sizes)
+        for member, sizes in operation.fitting(problem, device)
+        if member.name in kernels
+    }
+
+
+def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> Family:
+    """Return a family of an operation; a flag that is not given takes both values if inputs are laid out by it."""
+    words = list(words)
+    family = parse_family(operation, words, (*operation.flags, *operation.conditions))
+    given = {word.partition("=")[0] for word in words}
+    left = [name for name in operation.flags if name not in given]
+    mixed = {name: Extent(((0, 1),)) for name in left if _changes_layout(operation, name, dtype)}
+    return Family({**family.extents, **mixed})
+
+
+def _changes_layout(operation: Operation, flag: str, dtype: str) -> bool:
+    """Return True if the shape of an input depends on a flag."""
+    sizes = {name: 64 + 16 * place for place, name in enumerate(operation.proper_sizes)}
+    plain = {name: operation.sizes[name] for name in (*operation.flags, *operation.conditions)}
+    shapes = []
+    for value in (0, 1):
+        problem = operation.resolve({**sizes, **plain, flag: value}, dtype)
+        found: dict[tuple[str, str], Any] = {}
+        for member, own in operation.fitting(problem):
+            spec = member.load().spec
+            for buffer in spec.buffers if not spec.shaping else ():
+                if buffer.is_initialized:
+                    found[member.name, buffer.name] = buffer.extents({**spec.sizes, **own})
+        shapes.append(found)
+    return any(shapes[0][name] != shapes[1][name] for name in shapes[0].keys() & shapes[1].keys())
+
+
+def tune_operation_family(
+    operation: Operation,
+    family: Family,
+    dtype: str,
+    settings: Settings,
+    options: TuneOptions,
+    *,
+    libraries: Sequence[Library] = (),
+    observe: Observer = lambda _: None,
+    lane: Lane | None = None,
+) -> OperationFamilyResult:
+    """Measure many configurations at sizes spread over a family, learn a model of time from them, and store it.
+
+    Half of the time goes to a first round, at sizes that cover the family evenly, with the configurations that were the
+    fastest nearby, and others; in the second the model chooses the configurations, and variants of them are tried where
+    the library is faster. Every time is stored as a trial. A run that was killed goes on where it stopped.
+
+    Parameters
+    ----------
+    options
+        ``budget_s`` is the wall time of everything, and
+        ``trials`` the number of problems.
+    libraries
+        Libraries that the operation file names.
+    lane
+        GPUs of a cluster, of which one is used; None for that of the options.
+
+    Raises
+    ------
+    InputError
+        There is no GPU, no kernel computes any problem of the family, too few problems were measured, or the database
+        cannot be written.
+    """
+    lane = lane or Lane(options.devices)
+    device = device_of(options, lane)
+    if device is None:
+        raise InputError("a family of an operation is measured on a GPU, and there is none here")
+    kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
+    farm = lane.cluster.compilers if lane.cluster is not None else None
+    workers, deadline_s = worker_count(options.workers), options.compile_deadline_s
+    with Schedule.open(settings, options, observe, lane) as schedule:
+        pool = CompilePool(settings, workers, deadline_s, worker_pool=schedule.worker_pool, farm=farm)
+        with closing(pool), closing(grid_gpu(lane, schedule.worker_pool, options)) as gpu:
+            named = tuple(one for one in libraries if one.call is None)
+            return Sweep(operation, dtype, kernels, named, family, schedule, device, pool, gpu).cover()

@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
@@ -21,6 +21,7 @@ from autotile.core.text import (
     RIGHT,
     Part,
     ResultTable,
+    device_text,
     interval_text,
     percent_text,
     plural,
@@ -177,30 +178,41 @@ class OperationResult(ScheduleResult, Reported):
         of = self.problem
         return PageContent(self.database, of.kernel, of.sizes, of.dtype, self.device.name)
 
-    def _asked(self) -> str:
-        return str(self.problem)
+    def _heading(self) -> str:
+        return f"{self.problem} on {device_text(self.device)}"
 
-    def _found(self) -> str:
+    def _headline(self) -> str:
+        found = "interrupted before the last race" if self.interrupted else "nothing ran"
         if (winner := self.winner) is not None:
-            return f"{winner.name}, {time_text(winner.time_us)}"
-        return "interrupted before the last race" if self.interrupted else "nothing ran"
+            found = f"{winner.name}, {time_text(winner.time_us)}"
+        return f"{self._heading()}: {found}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield what each kernel and library reached, then facts about the session."""
+        """Yield the result of each kernel and library, then facts about the session."""
         figures = (f"{RIGHT}over the winner", f"{RIGHT}tried", f"{RIGHT}of the time")
         headings = ("", f"{RIGHT}time", "95 % interval, us", *figures, "remark")
-        rows = [self.row(one) for one in self.contenders]
+        rows: list[tuple[str, ...]] = []
+        seconds = sum(one.seconds for one in self.contenders)
+        for one in self.contenders:
+            measured = one.trial.measurement if one.trial is not None else None
+            cells = (
+                one.name,
+                time_text(one.time_us) if measured is not None else NOTHING,
+                interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
+                f"{one.ratio.value:.3f}x" if one.ratio is not None else NOTHING,
+                NOTHING if one.is_library else f"{one.trials:,}",
+                percent_text(one.seconds / seconds) if seconds and not one.is_library else NOTHING,
+            )
+            rows.append((*cells, one.remark))
         yield ResultTable(headings, rows, ("remark", "of the time", "95 % interval, us"))
-        yield [*self._facts()]
-
-    def _facts(self) -> Iterator[tuple[str, str]]:
-        best = self.best
+        best, facts = self.best, list[tuple[str, str]]()
         if self.interrupted:
-            yield "interrupted", "the last race was not held; the same command goes on from there"
+            facts.append(("interrupted", "the last race was not held; the same command goes on from there"))
         if best is not None:
             config = f" {config_text(best.trial.config)}" if best.trial is not None and not best.is_library else ""
-            yield ("winner" if best.state == "won" else "best so far"), best.name + config
-            yield "rate", self.rate_text()
+            work = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)
+            rate = work.text(best.time_us, self.device) if best.time_us is not None else NOTHING
+            facts += [("winner" if best.state == "won" else "best so far", best.name + config), ("rate", rate)]
         for one in self.libraries:
             if one is best:
                 continue
@@ -208,32 +220,9 @@ class OperationResult(ScheduleResult, Reported):
             if one.ratio is not None:
                 text = f"{one.ratio.value:.3f}x the winner's time, {one.ratio.low:.3f}x to {one.ratio.high:.3f}x"
                 text += ": not told apart" if is_tie(one.ratio) else ""
-            yield one.name, text
-        yield from (("note", text) for text in self.notices)
-        yield "tried", self.tried_text()
-        yield from self._effort(is_served=self.winner is not None)
-
-    def row(self, one: TunedContender) -> tuple[str, ...]:
-        """Return the cells of a contender: name, time, interval, ratio, configurations, share of the time, remark."""
-        measured = one.trial.measurement if one.trial is not None else None
-        share = sum(other.seconds for other in self.contenders)
-        return (
-            one.name,
-            time_text(one.time_us) if measured is not None else NOTHING,
-            interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
-            f"{one.ratio.value:.3f}x" if one.ratio is not None else NOTHING,
-            NOTHING if one.is_library else f"{one.trials:,}",
-            percent_text(one.seconds / share) if share and not one.is_library else NOTHING,
-            one.remark,
-        )
-
-    def rate_text(self) -> str:
-        """Return the rate of the best contender, such as ``612.3 TFLOP/s``."""
-        best = self.best
-        if best is None or best.time_us is None:
-            return NOTHING
-        work = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)
-        return work.text(best.time_us, self.device)
+            facts.append((one.name, text))
+        facts += [*(("note", text) for text in self.notices), ("tried", self.tried_text())]
+        yield [*facts, *self._effort(is_served=self.winner is not None)]
 
     def tried_text(self) -> str:
         """Return the number of configurations that were tried, and of the kernels."""
@@ -590,35 +579,34 @@ class _Halving:
         near = [one for one in ran if not one.dropped or one.time_us <= _RACED_WITHIN * ran[0].time_us][:_MAX_RACED]
         device, schedule = self._device, self.schedule
         assert device is not None
-        if _is_replayed(device):
-            if self.libraries:
-                schedule.notices["launches are replayed: no library can be timed here"] = None
-            return self._compared(near, {})
-        finalists = [(one.kernel, one.problem, one.best) for one in near if one.best is not None]
-        try:
-            contest = hold_contest(finalists, self.libraries, self.problem, device=device, schedule=schedule)
-        except (WorkerError, InputError, ToolchainError) as error:
-            text = f"the last race could not be held, and the times of the kernels' own finals are compared: {error}"
-            schedule.notices[text] = None
-            return self._compared(near, {})
-        raced = dict(zip([*(one.name for one in near), *(one.name for one in self.libraries)], contest, strict=True))
-        nvrtc, l2 = nvrtc_version(), self.options.l2
-        for one in near:
-            trial = raced[one.name].trial
-            self._store(key_of(one.kernel, one.problem, device, nvrtc_version=nvrtc, l2_mode=l2), trial, device)
-            one.best = trial if trial.outcome is Outcome.OK else None
-            one.failed = trial.reason if one.best is None else ""
-        for library in self.libraries:
-            found = raced[library.name]
-            of = self.operation, self.problem, device, library.name, found.version or library.version
-            self._store(library_key(*of, nvrtc_version=nvrtc, l2_mode=l2), found.trial, device)
+        raced: dict[str, Trial] = {}
+        if not _is_replayed(device):
+            finalists = [(one.kernel, one.problem, one.best) for one in near if one.best is not None]
+            try:
+                contest = hold_contest(finalists, self.libraries, self.problem, device=device, schedule=schedule)
+            except (WorkerError, InputError, ToolchainError) as error:
+                cause = "the last race could not be held, and the times of the kernels' own finals are compared"
+                schedule.notices[f"{cause}: {error}"] = None
+                return self._compared(near, {})
+            nvrtc, l2 = nvrtc_version(), self.options.l2
+            for one, (trial, _) in zip(near, contest, strict=False):  # the libraries follow
+                raced[one.name] = trial
+                self._store(key_of(one.kernel, one.problem, device, nvrtc_version=nvrtc, l2_mode=l2), trial, device)
+                one.best = trial if trial.outcome is Outcome.OK else None
+                one.failed = trial.reason if one.best is None else ""
+            for library, (trial, version) in zip(self.libraries, contest[len(near) :], strict=True):
+                raced[library.name] = trial
+                of = self.operation, self.problem, device, library.name, version or library.version
+                self._store(library_key(*of, nvrtc_version=nvrtc, l2_mode=l2), trial, device)
+        elif self.libraries:
+            schedule.notices["launches are replayed: no library can be timed here"] = None
         return self._compared(near, raced)
 
-    def _compared(self, near: Sequence[_Entrant], raced: Mapping[str, RacedTrial]) -> list[TunedContender]:
+    def _compared(self, near: Sequence[_Entrant], raced: Mapping[str, Trial]) -> list[TunedContender]:
         """Return all contenders with their ratios to the fastest of those that were raced."""
         contenders = [one.contender() for one in self.entrants]
         for library in self.libraries:
-            trial = raced[library.name].trial if raced else None
+            trial = raced.get(library.name)
             one = TunedContender(library.name, is_library=True, trial=trial)
             if trial is None or trial.outcome is not Outcome.OK:
                 reason = trial.reason if trial is not None else "it was not timed"
@@ -629,22 +617,20 @@ class _Halving:
         if not racing:
             return contenders
         winner = min(racing, key=lambda one: one.time_us or math.inf)
-
-        def judged(one: TunedContender) -> TunedContender:
+        for place, one in enumerate(contenders):
             if one.trial is None:
-                return one
-            if one.name == winner.name:
-                return replace(one, state="won", reason="", ratio=Interval(1.0, 1.0, 1.0))
-            pair = [(one.name, one.trial.measurement if one.trial is not None else None) for one in (winner, one)]
-            rounds = [raced[name].times_us if name in raced else () for name, _ in pair]
-            ratio = None
-            if all(rounds):
-                ratio = raced_ratio(*rounds)
-            elif all(found is not None for _, found in pair):
-                ratio = ratio_of(*(Interval(m.time_us, m.low_us, m.high_us) for _, m in pair if m is not None))
-            return replace(one, state="raced", reason="", ratio=ratio) if one in racing else replace(one, ratio=ratio)
-
-        return sorted(map(judged, contenders), key=lambda one: (one.state != "won", one.time_us or math.inf))
+                continue
+            ratio = Interval(1.0, 1.0, 1.0) if one.name == winner.name else None
+            pair = [each.trial.measurement for each in (winner, one) if each.trial is not None]
+            times = [measured for measured in pair if measured is not None]
+            if ratio is None and len(times) == len(pair):
+                if winner.name in raced and one.name in raced:
+                    ratio = raced_ratio(*(each.samples_us for each in times))
+                else:
+                    ratio = ratio_of(*(Interval(each.time_us, each.low_us, each.high_us) for each in times))
+            judged = replace(one, state="won" if one.name == winner.name else "raced", reason="")
+            contenders[place] = replace(judged if one in racing else one, ratio=ratio)
+        return sorted(contenders, key=lambda one: (one.state != "won", one.time_us or math.inf))
 
     def _store(self, key: TuningKey, trial: Trial, device: DeviceProperties) -> None:
         """Store a time of the last race, or the refusal of a configuration that failed in it."""
@@ -666,17 +652,6 @@ def _is_replayed(device: DeviceProperties) -> bool:
     return device.source == "replayed"
 
 
-class RacedTrial(NamedTuple):
-    """A trial with its time in the race, or its fault, and the times of the rounds in microseconds.
-
-    ``version`` is that of a library on another machine, empty otherwise.
-    """
-
-    trial: Trial
-    times_us: tuple[float, ...]
-    version: str = ""
-
-
 def hold_contest(
     finalists: Sequence[tuple[Kernel, Problem, Trial]],
     libraries: Sequence[Library],
@@ -684,8 +659,11 @@ def hold_contest(
     *,
     device: DeviceProperties,
     schedule: Schedule,
-) -> list[RacedTrial]:
+) -> list[tuple[Trial, str]]:
     """Verify and race configurations of several kernels, and libraries, in interleaved rounds; in this order.
+
+    Return the trial of each with its times in the race, or its fault, and of a library on another machine its version,
+    else an empty text.
 
     Libraries that an operation file names run in the GPU worker. A Python function cannot be sent there; with one, the
     whole race is held in this process, among candidates that finals have verified. A race on a GPU of a cluster leaves
@@ -763,11 +741,11 @@ def hold_contest(
     for trial, reading in zip(known, readings, strict=True):
         if reading.outcome is not Outcome.OK:
             fault = replace(trial, outcome=reading.outcome, reason=reading.reason, stage="finals", measurement=None)
-            raced.append(RacedTrial(fault, ()))
+            raced.append((fault, ""))
             continue
         timed = with_times(trial, reading.rounds_us)
         assert timed.measurement is not None
         timed = replace(timed, measurement=replace(timed.measurement, l2=options.l2))
         version = str(reading.telemetry.get(LIBRARY_VERSION, "")) if lane.cluster is not None else ""
-        raced.append(RacedTrial(timed, reading.rounds_us, version))
+        raced.append((timed, version))
     return raced

@@ -19,6 +19,8 @@ from autotile.core.model import TIME, Config, L2Mode
 from autotile.errors import InputError
 from autotile.search.samplers import is_exhaustive
 
+_hints_of = cache(get_type_hints)
+
 DEFAULT_TRIALS = 200
 _L2_MODES: tuple[L2Mode, ...] = ("cold", "hot")
 
@@ -163,7 +165,7 @@ class TuneOptions:
         InputError
             An option is of another type or out of range, or ``l2`` is neither ``cold`` nor ``hot``.
         """
-        for name, hint in _hints().items():
+        for name, hint in _hints_of(TuneOptions, include_extras=True).items():
             value = getattr(self, name)
             if isinstance(value, os.PathLike) and name in ("database", "captured"):
                 value = os.fspath(value)
@@ -179,11 +181,6 @@ class TuneOptions:
         """Number of trials at which the search ends; None where only the budget, the gain or the space ends it."""
         unbounded = self.budget_s is not None or self.until is not None or is_exhaustive(self.sampler)
         return DEFAULT_TRIALS if self.trials is None and not unbounded else self.trials
-
-    @property
-    def granted(self) -> int | None:
-        """Number of trials that are certain to be made if the space is large enough; None where it is not known."""
-        return self.trial_target if self.until is None else None
 
     @property
     def drops_slow(self) -> bool:
@@ -223,11 +220,6 @@ class FamilyPlan:
         """
         check_whole("points", self.points, 1)
         check_whole("max_configs", self.max_configs, 1)
-
-
-@cache
-def _hints() -> Mapping[str, Any]:
-    return get_type_hints(TuneOptions, include_extras=True)
 
 
 def _plain(value: Any) -> Any:

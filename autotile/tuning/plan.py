@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,7 +147,17 @@ def read_plan(path: Path) -> TuningPlan:
     except OSError as error:
         raise InputError(f"the plan {path} cannot be read: {error.strerror}") from None
     except (DataError, ValueError, InputError) as error:
-        raise InputError(f"the plan {path} cannot be read: {_hint(str(error))}") from None
+        message = str(error)
+        if unknown := message.partition("unknown field ")[2].strip("`'\" "):
+            tables = {
+                "at the top level": _PlanDocument.__struct_fields__,
+                "in [plan]": _PlanTable.__struct_fields__,
+                "in [[tune]]": _TuneTable.__struct_fields__,
+            }
+            belongs = [place for place, fields in tables.items() if unknown in fields]
+            known = [field for fields in tables.values() for field in fields]
+            message += f"; it belongs {' or '.join(belongs)}" if belongs else nearest(unknown, known)
+        raise InputError(f"the plan {path} cannot be read: {message}") from None
     found: dict[tuple[str, str, tuple[str | int, ...]], PlannedProblem] = {}
     for number, entry in enumerate(document.tune, start=1):
         try:
@@ -161,23 +171,19 @@ def read_plan(path: Path) -> TuningPlan:
     return TuningPlan(document.plan.name or path.stem, tuple(ordered), document.plan.total_budget_s)
 
 
-def _hint(message: str) -> str:
-    tables = {schema: schema.__struct_fields__ for schema in (_PlanDocument, _PlanTable, _TuneTable)}
-    unknown = message.partition("unknown field ")[2].strip("`'\" ")
-    if not unknown:
-        return message
-    known = [field for fields in tables.values() if unknown not in fields for field in fields]
-    places = {_PlanDocument: "at the top level", _PlanTable: "in [plan]", _TuneTable: "in [[tune]]"}
-    belongs = [places[schema] for schema, fields in tables.items() if unknown in fields]
-    return message + (f"; it belongs {' or '.join(belongs)}" if belongs else nearest(unknown, known))
-
-
 def _problems_of(entry: _TuneTable, head: _PlanTable, folder: Path, room: int) -> list[PlannedProblem]:
     name = entry.kernel
     if "/" in name or name.endswith(".toml"):
         name = str((folder / name).absolute())
+    own = (entry.trials, entry.budget_s, entry.until)
     if entry.captured:
-        return [_captured_problem(entry, folder, name)]
+        if entry.sizes or entry.problems or entry.dtypes:
+            raise InputError("a captured call states its sizes and its dtype; leave sizes, problems and dtypes out")
+        path = call_folder((folder / entry.captured).absolute())
+        call = read_captured_call(path)
+        kernel = load_kernel(name)
+        problem = resolve_problem(kernel.spec, call.sizes, call.dtype)
+        return [PlannedProblem(name, kernel, problem, tuple(entry.gpus), *own, entry.priority, str(path))]
     choices = {size: value if isinstance(value, list) else [value] for size, value in entry.sizes.items()}
     count = math.prod(map(len, choices.values())) if choices or not entry.problems else 0
     dtypes: Sequence[str | None] = entry.dtypes or [None]
@@ -189,8 +195,7 @@ def _problems_of(entry: _TuneTable, head: _PlanTable, folder: Path, room: int) -
         listed = itertools.chain(listed, (dict(zip(choices, row, strict=True)) for row in combined))
     target: Kernel | Operation
     target = load_operation(name) if find_operation(name) is not None else load_kernel(name)
-    own = (entry.trials, entry.budget_s, entry.until)
-    trials, budget_s, until = own if any(own) else (head.trials, head.budget_s, head.until)
+    effort = own if any(own) else (head.trials, head.budget_s, head.until)
     return [
         PlannedProblem(
             name,
@@ -199,25 +204,12 @@ def _problems_of(entry: _TuneTable, head: _PlanTable, folder: Path, room: int) -
             if isinstance(target, Operation)
             else resolve_problem(target.spec, sizes, dtype, defaults=True),
             tuple(entry.gpus),
-            trials,
-            budget_s,
-            until,
+            *effort,
             entry.priority,
         )
         for sizes in listed
         for dtype in dtypes
     ]
-
-
-def _captured_problem(entry: _TuneTable, folder: Path, name: str) -> PlannedProblem:
-    if entry.sizes or entry.problems or entry.dtypes:
-        raise InputError("a captured call states its sizes and its dtype; leave sizes, problems and dtypes out")
-    path = call_folder((folder / entry.captured).absolute())
-    call = read_captured_call(path)
-    kernel = load_kernel(name)
-    problem = resolve_problem(kernel.spec, call.sizes, call.dtype)
-    effort = (entry.trials, entry.budget_s, entry.until)
-    return PlannedProblem(name, kernel, problem, tuple(entry.gpus), *effort, entry.priority, str(path))
 
 
 def is_done(database: Database | None, planned: PlannedProblem, options: TuneOptions, gpu_name: str) -> bool:
@@ -348,14 +340,6 @@ class MissedProblem:
     lost_s: float | None
 
 
-def assess_misses(database: Database, kernel: KernelName | None) -> list[AssessedMiss]:
-    """Return the misses of a kernel, or of all kernels, with their costs; the most frequent first.
-
-    An `InputError` is raised if the database cannot be read, or there is no such kernel.
-    """
-    return list(_assessed(database, kernel, rows_of_kernel(database.misses, kernel)))
-
-
 def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[MissedProblem]:
     """Return the missed problems that are not tuned yet on the GPU that would tune them, the costliest first.
 
@@ -368,8 +352,7 @@ def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[Mis
     if opened is None:
         return []
     with opened:
-        misses = [miss for miss in rows_of_kernel(opened.misses, kernel) if gpu_name in (None, miss.gpu_name)]
-        assessed = list(_assessed(opened, kernel, misses))
+        assessed = assess_misses(opened, kernel, gpu_name)
     found: dict[str, MissedProblem] = {}
     for one in assessed:
         if one.kernel is None or one.tuned:
@@ -384,10 +367,18 @@ def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[Mis
     return sorted(found.values(), key=lambda missed: (-(missed.lost_s or 0.0), -missed.count))
 
 
-def _assessed(database: Database, kernel: KernelName | None, misses: Sequence[StoredMiss]) -> Iterator[AssessedMiss]:
+def assess_misses(database: Database, kernel: KernelName | None, gpu_name: str | None = None) -> list[AssessedMiss]:
+    """Return the misses of a kernel, or of all kernels, with their costs; the most frequent first.
+
+    They are those on one GPU, or on all. An `InputError` is raised if the database cannot be read, or there is no such
+    kernel.
+    """
+    found: list[AssessedMiss] = []
     kernels: dict[str, Kernel | None] = {}
     estimators: dict[str, MissCostEstimator] = {}
-    for miss in misses:
+    for miss in rows_of_kernel(database.misses, kernel):
+        if gpu_name not in (None, miss.gpu_name):
+            continue
         name = miss.problem.kernel
         if name not in kernels:
             kernels[name] = None
@@ -401,7 +392,7 @@ def _assessed(database: Database, kernel: KernelName | None, misses: Sequence[St
                 problem = resolve_problem(current.spec, miss.problem.sizes, miss.problem.dtype)
         counts = (miss.gpu_name, miss.tier, miss.count, miss.last_at)
         if current is None or problem is None:
-            yield AssessedMiss(miss.problem, *counts, None, None, tuned=False)
+            found.append(AssessedMiss(miss.problem, *counts, None, None, tuned=False))
             continue
         if name not in estimators:
             rules = database.rules(name)
@@ -410,4 +401,5 @@ def _assessed(database: Database, kernel: KernelName | None, misses: Sequence[St
         stored = database.best(name, dtype=problem.dtype, sizes=problem.sizes, gpu_name=miss.gpu_name)
         tuned = any(best.confirmed and (best.key.template_hash, best.key.space_hash) == version for best in stored)
         cost = estimators[name].cost(replace(miss, problem=problem))
-        yield AssessedMiss(problem, *counts, current, cost, tuned)
+        found.append(AssessedMiss(problem, *counts, current, cost, tuned))
+    return found

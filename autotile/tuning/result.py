@@ -285,7 +285,7 @@ class TuneResult(Result, Reported, StudyPlots):
         return f"{time_text(self.winner.time_us)}{ratio}{', interrupted' if self.interrupted else ''}"
 
     def _headline(self) -> str:
-        return f"{self.problem} on {device_text(self.device)}: {self.summary}"
+        return f"{self._heading()}: {self.summary}"
 
     def _heading(self) -> str:
         return f"{self.problem} on {device_text(self.device)}"
@@ -293,7 +293,21 @@ class TuneResult(Result, Reported, StudyPlots):
     def _parts(self) -> Iterator[Part]:
         """Yield winner and default side by side, the front, and facts about the session."""
         if self.winner is not None:
-            yield self._compared()
+            scores = list(self.winner.scores)
+            rate = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)
+            rows: list[tuple[str, ...]] = []
+            for label, trial in ((self._winner_label, self.winner), ("default", self.default)):
+                measured = trial.measurement if trial is not None else None
+                if trial is None or measured is None:
+                    outcome = str(trial.outcome) if trial is not None else "not run"
+                    rows.append((label, NOTHING, NOTHING, outcome, *("" for _ in scores)))
+                    continue
+                interval = interval_text(measured.low_us, measured.high_us)
+                values = [f"{trial.scores[name]:.6g}" if name in trial.scores else NOTHING for name in scores]
+                speed = rate.text(measured.time_us, self.device)
+                rows.append((label, time_text(measured.time_us), interval, speed, *values))
+            headings = ("", f"{RIGHT}time", "95 % interval, us", "rate", *(f"{RIGHT}{name}" for name in scores))
+            yield ResultTable(headings, rows, is_wrapped=True)
             if self.front is not None:
                 yield self.front.table(self.winner.config)
         yield self._facts()
@@ -301,22 +315,6 @@ class TuneResult(Result, Reported, StudyPlots):
     @property
     def _winner_label(self) -> str:
         return "best so far" if self.interrupted else "winner"
-
-    def _compared(self) -> ResultTable:
-        scores = list(self.winner.scores) if self.winner is not None else []
-        rate = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)
-        rows: list[tuple[str, ...]] = []
-        for label, trial in ((self._winner_label, self.winner), ("default", self.default)):
-            measured = trial.measurement if trial is not None else None
-            if trial is None or measured is None:
-                left = ["" for _ in scores]
-                rows.append((label, NOTHING, NOTHING, str(trial.outcome) if trial is not None else "not run", *left))
-                continue
-            interval, speed = interval_text(measured.low_us, measured.high_us), rate.text(measured.time_us, self.device)
-            values = [f"{trial.scores[name]:.6g}" if name in trial.scores else NOTHING for name in scores]
-            rows.append((label, time_text(measured.time_us), interval, speed, *values))
-        headings = ("", f"{RIGHT}time", "95 % interval, us", "rate", *(f"{RIGHT}{name}" for name in scores))
-        return ResultTable(headings, rows, is_wrapped=True)
 
     def _facts(self) -> Facts:
         winner, default, load, drift = self.winner, self.default, self.load, self.drift
@@ -345,15 +343,14 @@ class TuneResult(Result, Reported, StudyPlots):
             shown += [f"  and {more} more, listed by --json"] if more > 0 else []
             told = f"{plural(len(self.ties), 'configuration')} cannot be told apart from the winner:"
             facts.append(("ties", [told, *shown]))
+        tried_texts = [
+            time_text(one.time_us) if one.outcome is Outcome.OK else f"{one.outcome}, {one.reason}"
+            for one in self.tried
+        ]
+        refused = [f"{config_text(t.config)}: {t.outcome} in stage {t.stage}: {t.reason}" for t in self.refused]
         facts += [
-            ("tried", [f"{config_text(one.config)}: {_ending(one)}" for one in self.tried]),
-            (
-                "refused",
-                [
-                    f"{config_text(one.config)}: {one.outcome} in stage {one.stage}: {one.reason}"
-                    for one in self.refused
-                ],
-            ),
+            ("tried", [f"{config_text(t.config)}: {text}" for t, text in zip(self.tried, tried_texts, strict=True)]),
+            ("refused", refused),
             ("matters", self.insight.sentence if self.insight is not None and winner is not None else ""),
         ]
         if drift is not None and drift.spread > _MIN_DRIFT_SHOWN:
@@ -453,17 +450,9 @@ class TuneResult(Result, Reported, StudyPlots):
     def _entry(self, trial: Trial | None) -> dict[str, Any] | None:
         if trial is None or trial.measurement is None:
             return None
-        found = trial.occupancy
-        return {
-            "config": dict(trial.config),
-            "time_us": trial.measurement.time_us,
-            "interval_us": [trial.measurement.low_us, trial.measurement.high_us],
-            "gflops_per_s": self.gflops_per_s(trial),
-            "occupancy": found.occupancy if found is not None else None,
-            "limited_by": list(found.limited_by) if found is not None else [],
-            "registers": trial.resources.registers if trial.resources is not None else None,
-            **({"scores": trial.scores} if trial.scores else {}),
-        }
+        known = {**trial_entry(trial), "gflops_per_s": self.gflops_per_s(trial)}
+        names = ("config", "time_us", "interval_us", "gflops_per_s", "occupancy", "limited_by", "registers")
+        return {**{name: known[name] for name in names}, **({"scores": trial.scores} if trial.scores else {})}
 
 
 _MIN_GAIN_SHOWN = 0.001
@@ -475,10 +464,6 @@ _MIN_DRIFT_SHOWN = 0.02
 _MIN_FOREIGN_LOAD_DRIFT = 0.1
 """Clocks alone moved the reference kernel by 2.3 % at most on an H200; matrix products of another process by 22 to
 230 %."""
-
-
-def _ending(trial: Trial) -> str:
-    return time_text(trial.time_us) if trial.outcome is Outcome.OK else f"{trial.outcome}, {trial.reason}"
 
 
 def _stopped(stopped: Stopped) -> str:

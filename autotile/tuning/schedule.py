@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem
-from autotile.core.text import Result, device_text, duration_text, plural
+from autotile.core.text import Result, duration_text, plural
 from autotile.cuda.driver import device_count, live_device
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings
@@ -172,26 +172,10 @@ class ScheduleResult(Result):
     call: str = ""
     resumed: int = 0
 
-    def _asked(self) -> str:
-        """Return the tuned problem."""
-        raise NotImplementedError
-
-    def _found(self) -> str:
-        """Return the outcome, in a clause."""
-        raise NotImplementedError
-
-    def _heading(self) -> str:
-        return f"{self._asked()} on {device_text(self.device)}"
-
-    def _headline(self) -> str:
-        return f"{self._heading()}: {self._found()}"
-
     def _effort(self, resumed: str = "", *, is_served: bool = False) -> Iterator[tuple[str, str]]:
         """Yield the last facts; ``resumed`` is the unit that is counted."""
-        yield (
-            "took",
-            duration_text(self.seconds) + (f", {plural(self.resumed, resumed)} resumed" if self.resumed else ""),
-        )
+        more = f", {plural(self.resumed, resumed)} resumed" if self.resumed else ""
+        yield "took", duration_text(self.seconds) + more
         yield "saved in", self.database
         if is_served and self.call:
             yield "serve it", self.call

@@ -77,7 +77,14 @@ from autotile.tuning.progress_state import (
     check_until,
 )
 from autotile.tuning.result import Recorded, TuneResult, measure_drift, pareto_front
-from autotile.tuning.start import Scorer, SearchPlan, read_prior_results, session_objective
+from autotile.tuning.start import (
+    Scorer,
+    SearchPlan,
+    StepTimes,
+    independent_groups,
+    read_prior_results,
+    session_objective,
+)
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend
@@ -88,7 +95,6 @@ if TYPE_CHECKING:
     from autotile.database.runs import Claimed
     from autotile.search.importance import ParameterEffects
     from autotile.search.search import Search, Shortlist
-    from autotile.tuning.start import StepTimes
 
 
 Proposer: TypeAlias = "Shortlist | GivenCandidates"
@@ -292,8 +298,8 @@ class Session:
         self._database = database
         self._observe = observe
         self._stopped: Stopped | None = None
-        self._step_times: StepTimes | None = None
         self._effects: ParameterEffects | None = None
+        self._finals: Finals | None = None
         self._confirmation: Confirmation | None = None
         self._receives_stop = stop is None
         self._stop = stop or StopRequest()
@@ -393,7 +399,7 @@ class Session:
         """
         self._start_run()
         with self._resources:  # leaves the record, which reads the run back
-            finals, aborted = None, False
+            aborted = False
             with ExitStack() as searching:
                 if self._receives_stop:
                     searching.enter_context(self._stop)
@@ -401,25 +407,29 @@ class Session:
                     self._report("starting")
                     with self._phase("start"):
                         with fork_guard.use():  # a fork waits for the imports, which are most of what a session needs
-                            self._shortlist = searching.enter_context(closing(self._plan.begin(self._log)))
+                            from autotile.search.search import Shortlist
+
+                            search, trials = self._plan.make_search(self._log), self._log.trials
+                            shortlist = Shortlist(search, self._plan.lookahead, self.device.sm_count, earlier=trials)
+                            self._shortlist = searching.enter_context(closing(shortlist))
                             gaussian_process = import_module("autotile.search.gaussian_process")
                             searching.enter_context(gaussian_process.one_blas_thread())
                             untried = sum(self._log.find(config) is None for config in self._options.tries)
                             self._compile_ahead(untried)  # while the GPU worker starts
-                            loading = Thread(target=_load_scipy)
+                            # what the first model needs, while the session waits for its first candidates
+                            loading = Thread(target=fork_guard.use()(gaussian_process.load_scipy))
                             loading.start()
                             searching.callback(loading.join)
                         self._backend.wait()
                         self._align_scale()
                     with self._phase("search"):
                         self._search()
-                    finals = self._hold_finals()
-                    self._find_effects()  # an interrupt of it leaves the finals
+                    self._hold_finals()
                 except KeyboardInterrupt:
                     aborted = True
                 finally:
                     self._close_workers()
-            result = self._result(finals, interrupted=aborted or self._stop.requested)
+            result = self._result(interrupted=aborted or self._stop.requested)
             if not aborted:
                 self._record.end(result.to_json())
             return result
@@ -492,9 +502,8 @@ class Session:
         try:
             for _ in self.evaluate([self._plan.default]):  # the winner is compared with it
                 pass
-            finals = self._hold_finals()
-            self._find_effects()
-            result = self._result(finals, interrupted=False)
+            self._hold_finals()
+            result = self._result(interrupted=False)
             self._record.end(result.to_json())
         finally:
             self.abort()
@@ -542,46 +551,29 @@ class Session:
         shortlist = self._shortlist
         assert shortlist is not None
         self._try_and_learn(self._options.tries)
-        if not self._tune_steps_apart():
+        groups = independent_groups(self._kernel) if self._backend.source == "cuda" else []
+        times = StepTimes(groups, self.space, self._plan.default, self._options.seed) if groups else None
+        room, before = self._rules.room, len(self._log)
+        if times is not None and (room is None or times.count <= room):  # else the search tries the better ones
+            for configs in times.chunks(lambda: self.trials):
+                if self._rules.stopped is not None:
+                    break
+                self._try_and_learn(configs)
+            else:
+                if len(self._log) > before:
+                    self._notices += (times.notice(self._kernel.spec, len(self._log) - before),)
+                self._stopped = Stopped("space")
+        if self._stopped is None:
             for _ in self._measure(shortlist, is_limited=True):
                 pass
-        if self._step_times is not None and not self._stop.requested:
-            self._try_and_learn(self._step_times.best_configs(self.trials))
-
-    def _tune_steps_apart(self) -> bool:
-        """Try every setting of steps that share no parameters in common trials; return whether that was all."""
-        if self._backend.source != "cuda" or len(self._kernel.spec.steps) < 2:
-            return False
-        from autotile.tuning.start import StepTimes, independent_groups
-
-        groups = independent_groups(self._kernel)
-        if not groups:
-            return False
-        self._step_times = times = StepTimes(groups, self.space, self._plan.default, self._options.seed)
-        room = self._rules.room
-        if room is not None and times.count > room:
-            return False  # the search tries the better ones
-        before = len(self._log)
-        for configs in times.chunks(lambda: self.trials):
-            if self._rules.stopped is not None:
-                return False
-            self._try_and_learn(configs)
-        if len(self._log) > before:
-            self._notices += (times.notice(self._kernel.spec, len(self._log) - before),)
-        self._stopped = Stopped("space")
-        return True
+        if times is not None and not self._stop.requested:
+            self._try_and_learn(times.best_configs(self.trials))
 
     def _measure(self, proposer: Proposer, *, is_limited: bool) -> Iterator[Trial]:
         """Try what a proposer chooses until a stopping rule holds or it has nothing left; yield what is stored.
 
-        Trials of several GPUs that end at the same time are stored together, and as many are claimed together.
-
-        Parameters
-        ----------
-        proposer
-            Source of candidates, of which the first are compiling.
-        is_limited
-            Whether the stopping rules apply.
+        The proposer's first candidates are compiling; the stopping rules apply if ``is_limited``. Trials of several
+        GPUs that end at the same time are stored together, and as many are claimed together.
         """
         target = self._options.trial_target
         while (stopped := self._rules.stopped if is_limited else None) is None or self._chosen:
@@ -780,10 +772,7 @@ class Session:
         measure it, too, and multiply their times by the ratio of its stored time to their own. Without it, because it
         does not run or its GPU is not known, times stay as they are: finals are held on one GPU in any case.
 
-        Raises
-        ------
-        WorkerError
-            The GPU workers die repeatedly.
+        A `WorkerError` is raised if the GPU workers die repeatedly.
         """
         reference, own = self._log.find(self._plan.default), self._backend.uuid
         if reference is None or reference.outcome is not Outcome.OK or reference.time_us is None:
@@ -799,12 +788,8 @@ class Session:
                 f"{time_text(reference.time_us)} on {reference.gpu}, where the study began",
             )
 
-    def _hold_finals(self) -> Finals | None:
-        """Race the finalists and store their trials.
-
-        There are no finals where they are disabled or no candidate can race.
-        """
-        finals: Finals | None = None
+    def _hold_finals(self) -> None:
+        """Race the finalists, where any can and finals are not disabled, and store their trials; find the effects."""
         rules = FinalRules(
             self._plan.default,
             self._plan.incumbent,
@@ -830,9 +815,7 @@ class Session:
                         self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
                     for trial in finals.refused:
                         self._record.add(trial, phase="final")
-        return finals
-
-    def _find_effects(self) -> None:
+                    self._finals = finals
         from autotile.search.importance import find_parameter_effects  # imports SciPy
 
         self._effects = find_parameter_effects(self.space, self.trials)
@@ -844,8 +827,9 @@ class Session:
             self._finals_end_s = end_s
             self._report("finals")
 
-    def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:
-        log, tries = self._log, self._options.tries
+    def _result(self, interrupted: bool) -> TuneResult:
+        finals = self._finals
+        log, tries, search = self._log, self._options.tries, self._plan.search
         winner = finals.winner if finals is not None else log.best
         workrate = Workrate.of(self._kernel.spec, self._problem, winner.config if winner is not None else None)
         raced = {config_key(t.config): t for t in (*finals.ranked, *finals.refused)} if finals is not None else {}
@@ -878,8 +862,8 @@ class Session:
             passes=workrate.passes,
             notices=self.notices,
             tried=tuple(trial for trial in tried if trial is not None),
-            learnt_from=self._plan.learnt_from,
-            not_learnt_from=self._plan.misleading_sources,
+            learnt_from=search.learnt_from if search is not None else (),
+            not_learnt_from=search.misleading_sources if search is not None else (),
             gpus=self._backend.uses,
             confirmation=self._confirmation,
         )
@@ -1278,12 +1262,6 @@ class Pipeline:
         plan = LaunchPlan.of(spec, trial.config, problem.sizes, self._device)
         names = known_names(spec, trial.config, problem.sizes, self._device)
         return trial.cubin_hash, plan, LaunchData.of(spec, problem.dtype, names)
-
-
-def _load_scipy() -> None:
-    """Load what the first model needs while the session waits for its first candidates."""
-    with fork_guard.use():
-        import_module("autotile.search.gaussian_process").load_scipy()
 
 
 def gated_trial(

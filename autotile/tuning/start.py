@@ -50,8 +50,8 @@ from autotile.tuning.options import TuneOptions
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
-    from autotile.search.search import Search, Shortlist
-    from autotile.search.transfer import MisleadingSource, Source
+    from autotile.search.search import Search
+    from autotile.search.transfer import Source
     from autotile.tuning.progress_state import TrialLog
     from autotile.workers.gpu import Backend
 
@@ -152,12 +152,6 @@ class Scorer:
             return None
         return math.sqrt(low * high)
 
-    def weight(self, trial: Trial) -> float:
-        """Return the ratio of a measured trial's cost to its time."""
-        if trial.time_us is None or trial.cost is None:
-            return 1.0
-        return trial.cost / trial.time_us
-
     def _value(self, config: Config, names: Mapping[str, Any]) -> float:
         assert self._objective is not None
         expression = self._objective.expression
@@ -215,11 +209,6 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
     imported one with size names of its own, cannot be compared. Configurations of these trials may be invalid here: a
     model fitted to them predicts the rows of this space, and only these are proposed.
     """
-
-    def distance(other: TuningKey) -> tuple[int, int, float]:
-        foreign = (other.gpu_name != key.gpu_name) + (other.compute_capability != key.compute_capability)
-        return foreign, *size_distance(other.sizes, key.sizes)
-
     others = [
         study
         for study in database.studies(key.kernel)
@@ -232,8 +221,14 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
         return []
     from autotile.search.transfer import Source  # imports SciPy
 
+    others.sort(
+        key=lambda study: (
+            (study.key.gpu_name != key.gpu_name) + (study.key.compute_capability != key.compute_capability),
+            *size_distance(study.key.sizes, key.sizes),
+        )
+    )
     sources = []
-    for study in sorted(others, key=lambda study: distance(study.key))[:_MAX_SOURCES]:
+    for study in others[:_MAX_SOURCES]:
         other = study.key
         name = " ".join(f"{name}={value}" for name, value in other.sizes.items())
         name += f" on {other.gpu_name}" if other.gpu_name != key.gpu_name else ""
@@ -336,7 +331,11 @@ class SearchPlan:
     max_trials
         Maximum number of trials that the study can hold.
     seed
-        Seed of the search; to be changed before `begin` in a session that joins others.
+        Seed of the search; to be changed before `make_search` in a session that joins others.
+    lookahead
+        How far its sampler looks ahead.
+    search
+        The search, after `make_search`.
     """
 
     def __init__(
@@ -369,29 +368,14 @@ class SearchPlan:
         self._problem = problem
         self._spec = kernel.spec
         self._served = prior.served
-        self._sampler = resolve_sampler(options.sampler, space, self._available, options.granted)
-        self._lookahead = lookahead_of(self._sampler, workers, backend.gpu_count)
+        granted = options.trial_target if options.until is None else None  # trials that are certain to be made
+        self._sampler = resolve_sampler(options.sampler, space, self._available, granted)
+        self.lookahead = lookahead_of(self._sampler, workers, backend.gpu_count)
         self.seed = options.seed
         self.default: Config = dict(kernel.spec.default)
         self.incumbent = prior.incumbent
         self.max_trials = min(candidates, options.trial_target or candidates)
-        self._search: Search | None = None
-
-    @property
-    def learnt_from(self) -> tuple[str, ...]:
-        """Names of the studies that the search learns from; empty before `begin`."""
-        return self._search.learnt_from if self._search is not None else ()
-
-    @property
-    def misleading_sources(self) -> tuple[MisleadingSource, ...]:
-        """The studies that the search ignores, as its results contradict them; empty before `begin`."""
-        return self._search.misleading_sources if self._search is not None else ()
-
-    def begin(self, log: TrialLog) -> Shortlist:
-        """Return the search, which has learned from the trials of earlier sessions."""
-        from autotile.search.search import Shortlist
-
-        return Shortlist(self.make_search(log), self._lookahead, self._device.sm_count, earlier=log.trials)
+        self.search: Search | None = None
 
     def make_search(self, log: TrialLog) -> Search:
         """Return the search, which has not learned from trials yet."""
@@ -401,19 +385,19 @@ class SearchPlan:
         new = self.incumbent if self.incumbent is not None and log.find(self.incumbent) is None else None
         seeded = [config for config in (self.default, self._served, new) if config is not None]
         by_time = self._options.objectives == (TIME,) and session_objective(self._spec, self._options) is None
-        self._search = Search(
+        self.search = Search(
             self._space,
             self._sampler,
             self.seed,
             first={config_key(config): config for config in seeded}.values(),
             available=self._available,
             trials=self._options.trial_target,
-            ahead=self._lookahead.compiling,
+            ahead=self.lookahead.compiling,
             objectives=self._options.objectives,
             sources=self._sources,
             estimate=self._estimated_us if by_time else None,
         )
-        return self._search
+        return self.search
 
     def _estimated_us(self, space: SearchSpace) -> NDArray[np.float64] | None:
         """Estimate the time of each row in microseconds, shape (rows,); None if the file does not say enough."""
@@ -443,9 +427,21 @@ def independent_groups(kernel: Kernel) -> list[StepGroup]:
     tied = spec.build.names | {*spec.shaping}
     if len(spec.steps) < 2 or spec.computed or spec.objective is not None or _OWN_INCLUDE.search(kernel.source):
         return []
-    bodies, outside = _split_source(strip_comments(kernel.source), spec.entries)
-    if bodies is None:
-        return []
+    source = strip_comments(kernel.source)
+    spans: dict[str, tuple[int, int]] = {}
+    for entry in spec.entries:
+        name = entry.partition("<")[0].rpartition("::")[2].strip()
+        starts = [match.start() for match in re.finditer(rf"\b{re.escape(name)}\s*\(", source)]
+        spanned = [span for start in starts if (span := _definition(source, start)) is not None]
+        if len(spanned) != 1:
+            return []
+        spans[entry] = spanned[0]
+    bodies = {entry: set(_WORD.findall(source[start:end])) for entry, (start, end) in spans.items()}
+    rest, at = [], 0
+    for start, end in sorted(spans.values()):
+        rest.append(source[at:start])
+        at = max(at, end)
+    outside = set(_WORD.findall(" ".join([*rest, source[at:]])))
     parameters = {parameter.name for parameter in spec.parameters}
     used = []  # the names that each step depends on: those of its launch, and of its code
     for step in spec.steps:
@@ -470,24 +466,6 @@ def independent_groups(kernel: Kernel) -> list[StepGroup]:
         groups.append((steps.union(*(group[0] for group in touching)), names.union(*(group[1] for group in touching))))
     free = sorted(StepGroup(tuple(sorted(steps)), tuple(sorted(names))) for steps, names in groups if names)
     return free if len(free) > 1 and all(group.steps for group in free) else []
-
-
-def _split_source(source: str, entries: Iterable[str]) -> tuple[dict[str, set[str]] | None, set[str]]:
-    """Return the words of each function and those of everything else; no functions if one is not found."""
-    spans: dict[str, tuple[int, int]] = {}
-    for entry in entries:
-        name = entry.partition("<")[0].rpartition("::")[2].strip()
-        found = [match.start() for match in re.finditer(rf"\b{re.escape(name)}\s*\(", source)]
-        spanned = [span for start in found if (span := _definition(source, start)) is not None]
-        if len(spanned) != 1:
-            return None, set()
-        spans[entry] = spanned[0]
-    words = {entry: set(_WORD.findall(source[start:end])) for entry, (start, end) in spans.items()}
-    rest, at = [], 0
-    for start, end in sorted(spans.values()):
-        rest.append(source[at:start])
-        at = max(at, end)
-    return words, set(_WORD.findall(" ".join([*rest, source[at:]])))
 
 
 def _definition(source: str, name_at: int) -> tuple[int, int] | None:

@@ -113,7 +113,7 @@ class CandidateCheck(Result):
         }
 
     def _headline(self) -> str:
-        return f"{self.source} for {self.problem} on {device_text(self.device)}: {self.summary}"
+        return f"{self._heading()}: {self.summary}"
 
     @property
     def summary(self) -> str:
@@ -357,7 +357,15 @@ def retime(
         NVRTC, CuPy or the driver does not work.
     """
     database = database_location(options.database)
-    candidates = _candidates(tuned, served, database)
+    found = {config_key(served): served}  # then the fastest ones of each study
+    if (opened := Database.open_readonly(database)) is not None:
+        with opened:
+            for best in tuned.bests:
+                stored = [opened.trials(best.study_id, phase=phase) for phase in ("final", "search")]
+                ran = [[t for t in each if t.outcome is Outcome.OK and t.time_us is not None] for each in stored]
+                for trial in [best.trial, *(t for each in ran for t in sorted(each, key=lambda t: t.cost or 0.0))]:
+                    found.setdefault(config_key(trial.config), trial.config)
+    candidates = list(found.values())[:MAX_RETIMED]
     chosen = replace(
         options,
         fresh=True,
@@ -376,21 +384,6 @@ def retime(
     except InputError as error:  # every configuration fails for the same reason
         fault = str(error)
     return result, fault, _refuse_failed(tuned, candidates, database)
-
-
-def _candidates(tuned: TunedProblem, served: Config, database: str | Path) -> list[Config]:
-    """Return the served configuration, then the fastest ones of each study, `MAX_RETIMED` in all."""
-    found = {config_key(served): served}
-    opened = Database.open_readonly(database)
-    if opened is None:
-        return [served]
-    with opened:
-        for best in tuned.bests:
-            stored = [opened.trials(best.study_id, phase=phase) for phase in ("final", "search")]
-            ran = [[one for one in each if one.outcome is Outcome.OK and one.time_us is not None] for each in stored]
-            for trial in [best.trial, *(one for each in ran for one in sorted(each, key=lambda one: one.cost or 0.0))]:
-                found.setdefault(config_key(trial.config), trial.config)
-    return list(found.values())[:MAX_RETIMED]
 
 
 def _refuse_failed(tuned: TunedProblem, candidates: Sequence[Config], database: str | Path) -> dict[str, str]:

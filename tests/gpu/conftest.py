@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from autotile.cuda.driver import live_device
-from autotile.database.database import Database
+from autotile.families.family import Family
 from autotile.kernel.operation import Library, Operation
 from autotile.settings import read_settings
 from autotile.tuning.lanes import Lane
 from autotile.tuning.operation_family import Sweep, grid_gpu
 from autotile.tuning.options import TuneOptions
-from autotile.workers.child import WorkerPool
+from autotile.tuning.schedule import Schedule
 from autotile.workers.compile_pool import CompilePool
 
 
@@ -55,20 +55,19 @@ def sweep_of() -> Iterator[Callable[..., Sweep]]:
     with ExitStack() as stack:
 
         def opened(operation: Operation, dtype: str, libraries: Sequence[Library] = ()) -> Sweep:
-            settings, options = read_settings(), TuneOptions()
-            database, pool = stack.enter_context(Database.open(settings.database)), stack.enter_context(WorkerPool())
-            compilers = stack.enter_context(closing(CompilePool(settings, None, 120.0, worker_pool=pool)))
+            settings, options, lane = read_settings(), TuneOptions(), Lane()
+            schedule = stack.enter_context(Schedule.open(settings, options, lambda _: None, lane))
+            compilers = CompilePool(settings, None, 120.0, worker_pool=schedule.worker_pool)
             return Sweep(
                 operation,
                 dtype,
                 {member.name: member.load() for member in operation.members if dtype in member.dtypes},
                 libraries,
-                settings=settings,
-                options=options,
+                Family({}),
+                schedule,
                 device=live_device(),
-                database=database,
-                compile_pool=compilers,
-                gpu=stack.enter_context(closing(grid_gpu(Lane(), pool, options))),
+                compile_pool=stack.enter_context(closing(compilers)),
+                gpu=stack.enter_context(closing(grid_gpu(lane, schedule.worker_pool, options))),
             )
 
         yield opened

@@ -21,7 +21,7 @@ from gpu_calls import raced
 from judges import BEST, by_threads
 
 from autotile.core.documents import decode_json, encode_json, to_fields
-from autotile.core.model import Outcome
+from autotile.core.model import Outcome, Trial
 from autotile.errors import WorkerError
 from autotile.kernel.operation import Library
 from autotile.settings import read_settings
@@ -32,7 +32,7 @@ from autotile.tuning.cluster.gpus import FreeGpu
 from autotile.tuning.cluster.requests import AbsentGpuError, Cluster, SentRequest
 from autotile.tuning.cluster.worker import GpuPlugin, GpuReply, GpuRequest, OfferedGpu
 from autotile.tuning.lanes import Lane
-from autotile.tuning.operation_session import RacedTrial, hold_contest
+from autotile.tuning.operation_session import hold_contest
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.schedule import Schedule
 from autotile.workers.child import WorkerPool
@@ -239,7 +239,7 @@ def race(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(cluster_gpus, "_FIRST_GPU_S", 0.1)
     FakeGpu.seen = []
 
-    def hold(*gpus: str) -> list[RacedTrial]:
+    def hold(*gpus: str) -> list[tuple[Trial, str]]:
         cluster, problem = NearCluster(GpuPlugin(OfferedGpu("GPU-a", bench.device, 3))), bench.problem()
         finalists = [(bench.kernel, problem, by_threads(config)) for config in bench.configs()[:2]]
         options, lane = TuneOptions(scheduler="tcp://127.0.0.1:1", workers=1), Lane(gpus, None, cluster, bench.device)
@@ -251,8 +251,8 @@ def race(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_kernels_and_the_library_of_its_machine_are_raced(bench: Any, race: Any) -> None:
     raced = race("GPU-a")
-    assert [one.trial.time_us for one in raced] == [10.0, 11.0, 12.0]
-    assert [one.version for one in raced] == ["", "", "13.1.0"]
+    assert [trial.time_us for trial, _ in raced] == [10.0, 11.0, 12.0]
+    assert [version for _, version in raced] == ["", "", "13.1.0"]
     assert FakeGpu.seen == [*(({"n": 4096}, 3, config) for config in bench.configs()[:2]), "closed"]
 
 

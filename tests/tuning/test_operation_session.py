@@ -18,7 +18,8 @@ from autotile.errors import InputError
 from autotile.kernel.operation import Library, Operation
 from autotile.settings import read_settings
 from autotile.tuning import operation_session
-from autotile.tuning.operation_session import OperationResult, RacedTrial, tune_operation
+from autotile.tuning.finals import with_times
+from autotile.tuning.operation_session import OperationResult, tune_operation
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 
@@ -71,7 +72,7 @@ class TestHalving:
         html = result._repr_html_()
         assert "over the winner" in html
         assert "dropped" in html
-        assert result.row(result.winner)[-1] == "winner"
+        assert result.winner.remark == "winner"
         assert result.winner.ratio == Interval(1.0, 1.0, 1.0)
         # the same command measures nothing again
         before = len(bench.stored())
@@ -171,7 +172,7 @@ class TestHalving:
         assert (third_one.name, third_one.state) == ("third", "inapplicable")
         assert third_one.reason.startswith("the rule 'small' leaves none of ")
         assert third_one.reason.endswith(": n <= 2000")
-        assert result.row(third_one)[-1].startswith("not applicable: the rule 'small'")
+        assert third_one.remark.startswith("not applicable: the rule 'small'")
         assert result.tried_text().endswith(" of 2 kernels")
 
     def test_where_none_runs_the_reasons_are_stated(self, run: Any) -> None:
@@ -244,10 +245,10 @@ class TestLastRace:
     @pytest.fixture
     def raced(self, recorded: None, run: Any, bench: Any, monkeypatch: Any) -> Callable[..., OperationResult]:
 
-        def tune(library: RacedTrial) -> OperationResult:
-            def contest(finalists: Any, libraries: Any, problem: Any, **context: Any) -> list[RacedTrial]:
+        def tune(library: Trial) -> OperationResult:
+            def contest(finalists: Any, libraries: Any, problem: Any, **context: Any) -> list[tuple[Trial, str]]:
                 assert [one.name for one in libraries] == ["mine"]
-                return [RacedTrial(trial, _rounds(trial.time_us)) for _, _, trial in finalists] + [library]
+                return [*((with_times(t, _rounds(t.time_us)), "") for _, _, t in finalists), (library, "")]
 
             monkeypatch.setattr(operation_session, "hold_contest", contest)
             monkeypatch.setattr(operation_session, "_is_replayed", lambda device: False)
@@ -256,7 +257,7 @@ class TestLastRace:
         return tune
 
     def test_a_library_that_is_faster_wins_and_is_stored(self, raced: Any, operation: Operation) -> None:
-        result = raced(RacedTrial(timed({}, 2.0), _rounds(2.0)))
+        result = raced(with_times(timed({}, 2.0), _rounds(2.0)))
         assert (result.winner.name, result.winner.is_library) == ("mine", True)
         second = result.contenders[1]
         assert second.name == "second"
@@ -266,7 +267,7 @@ class TestLastRace:
 
     def test_a_wrong_library_does_not_win(self, raced: Any, operation: Operation) -> None:
         wrong = Trial({}, Outcome.WRONG_RESULT, "3 of 9 elements are wrong", "finals")
-        result = raced(RacedTrial(wrong, ()))
+        result = raced(wrong)
         assert result.winner.name == "second"
         mine = result.libraries[0]
         assert (mine.state, mine.trial) == ("failed", None)

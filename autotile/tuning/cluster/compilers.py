@@ -334,13 +334,7 @@ class ClusterCompilers:
 
 
 def _read(answer: object) -> tuple[CompileReply, bytes]:
-    """Parse what `compile_remotely` has returned.
-
-    Raises
-    ------
-    DataError
-        It is something else, or damaged.
-    """
+    """Parse what `compile_remotely` has returned; a `DataError` if it is something else, or damaged."""
     if not isinstance(answer, bytes):
         raise DataError("the answer of a compiler is malformed")
     line, _, cubin = answer.partition(b"\n")

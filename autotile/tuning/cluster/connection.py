@@ -124,13 +124,7 @@ def check_scheduler(address: str, *, insecure: bool) -> distributed.Security:
 
 
 def _is_file(name: str, value: str) -> bool:
-    """Return True if an entry of Dask's configuration names a file, or is the content of one in place of its name.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read.
-    """
+    """Return True if an entry of Dask's configuration names a file, False if it is the content of one."""
     if "\n" in value:
         return False
     try:

@@ -184,7 +184,13 @@ class ClusterGpus(GpuGroup):
         self._session_thread = threading.get_ident()
         self._reported = ""
         """Remark that was reported last; empty while nothing is waited for."""
-        super().__init__(self._first(), work.deadline_s)
+        end = time.monotonic() + _FIRST_GPU_S
+        while not (found := list(self._arriving(None))):
+            if time.monotonic() + _POLL_S > end:
+                raise no_gpu_error([str(gpu) for gpu in self._lane.devices])
+            time.sleep(_POLL_S)
+        cluster.compilers.look()
+        super().__init__(found, work.deadline_s)
         self._watch = threading.Thread(target=self._let_join, name="cluster", daemon=True)
         self._watch.start()
 
@@ -206,16 +212,6 @@ class ClusterGpus(GpuGroup):
         self._watch.join()
         super().close()
         self._end()
-
-    def _first(self) -> list[RemoteGpu]:
-        """Wait for GPUs, and return those that are there."""
-        end = time.monotonic() + _FIRST_GPU_S
-        while time.monotonic() < end:
-            if found := list(self._arriving(None)):
-                self._cluster.compilers.look()
-                return found
-            time.sleep(_POLL_S)
-        raise no_gpu_error([str(gpu) for gpu in self._lane.devices])
 
     def _let_join(self) -> None:
         renewed_at = time.monotonic()
@@ -391,6 +387,7 @@ class ClusterLane(Lane):
                         "tunes for each"
                     )
                 self._model = next(iter(models.values()))
+                self.device = None if self._is_replay else self._model
         except BaseException:
             self.close()
             raise
@@ -401,11 +398,6 @@ class ClusterLane(Lane):
         present = self._present()
         self._ask([gpu for gpu in present if gpu not in self._replies])  # one that joins late
         return tuple(gpu for gpu in present if self._is_of_use(gpu))
-
-    @property
-    def device(self) -> DeviceProperties | None:
-        """Properties of the GPUs of the only model; None in replay."""
-        return None if self._is_replay else self._model
 
     def device_of(self, gpu: GpuName) -> DeviceProperties | None:
         """Return the properties of a GPU; None in replay."""

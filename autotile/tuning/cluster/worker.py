@@ -330,26 +330,23 @@ def offer(
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        tasks = [asyncio.create_task(_await_scheduler(scheduler, observe, security))]
+        start = local_host(scheduler, security, _FIRST_ANSWER_S)
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(start)]
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, lambda: [task.cancel() for task in tasks])
         with suppress(asyncio.CancelledError):
-            await tasks[0]
+            try:
+                await tasks[0]
+            except InputError:  # one that is started at the same time as this program is waited for
+                left_s = _START_S - _FIRST_ANSWER_S
+                observe(f"no scheduler answers at {scheduler} yet; it is tried for another {left_s:.0f} s")
+                tasks.append(asyncio.create_task(local_host(scheduler, security, left_s)))
+                await tasks[-1]
             for name, given in offers.items():
                 tasks.append(asyncio.create_task(_keep_offering(scheduler, name, given, observe, security)))
             await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(run())
-
-
-async def _await_scheduler(scheduler: str, observe: Callable[[str], None], security: distributed.Security) -> None:
-    """Wait for a scheduler that is started at the same time as this program."""
-    try:
-        await local_host(scheduler, security, _FIRST_ANSWER_S)
-    except InputError:
-        left_s = _START_S - _FIRST_ANSWER_S
-        observe(f"no scheduler answers at {scheduler} yet; it is tried for another {left_s:.0f} s")
-        await local_host(scheduler, security, left_s)
 
 
 async def _keep_offering(
