@@ -340,14 +340,38 @@ def db_diff(a: str | Path, b: str | Path) -> DatabaseDiff:
     InputError
         One of them does not exist or cannot be read.
     """
-    winners_a, winners_b = ({winner.key.digest: winner for winner in _read_winners(place)} for place in (a, b))
+    places, found = [], []
+    for place in (a, b):
+        is_url = looks_like_url(str(place))
+        if str(place).endswith(".json") and not is_url:
+            winners = read_winners(user_path(place, "a file of winners"))
+        else:
+            with open_existing(place) as opened:
+                winners = [best.winner for best in opened.best()]
+        places.append(location_text(place) if is_url else str(place))  # without a password
+        found.append({winner.key.digest: winner for winner in winners})
+    winners_a, winners_b = found
+    both = []
+    for first, second in ((winners_a[key], winners_b[key]) for key in winners_a if key in winners_b):
+        ratio = None
+        if first.measurement is not None and second.measurement is not None:
+            ratio = ratio_of_sessions(first.measurement, second.measurement)
+        both.append(ComparedWinners(first, second, config_key(first.config) == config_key(second.config), ratio))
     return DatabaseDiff(
-        a=_place_text(a),
-        b=_place_text(b),
+        a=places[0],
+        b=places[1],
         only_a=tuple(_unmatched(one, winners_b.values()) for key, one in winners_a.items() if key not in winners_b),
         only_b=tuple(_unmatched(one, winners_a.values()) for key, one in winners_b.items() if key not in winners_a),
-        both=tuple(_compare(winners_a[key], winners_b[key]) for key in winners_a if key in winners_b),
+        both=tuple(both),
     )
+
+
+def _unmatched(winner: Winner, others: Iterable[Winner]) -> UnmatchedWinner:
+    """Return a winner with its differences from the nearest of the same problem and GPU, whatever their versions."""
+    key = winner.key
+    subject = key.problem, key.gpu_name
+    found = [key_differences(key, one.key) for one in others if (one.key.problem, one.key.gpu_name) == subject]
+    return UnmatchedWinner(winner, tuple(name for name, _, _ in min(found, key=len, default=())))
 
 
 @checked
@@ -465,36 +489,6 @@ def read_moment(text: str) -> datetime:
     if moment > datetime.now(UTC):
         raise InputError(f"{text} lies in the future, so everything is older; expected a date that has been")
     return moment
-
-
-def _place_text(place: str | Path) -> str:
-    """Return a location as given, but with the password of a URL masked."""
-    return location_text(place) if looks_like_url(str(place)) else str(place)
-
-
-def _read_winners(place: str | Path) -> list[Winner]:
-    if str(place).endswith(".json") and not looks_like_url(str(place)):
-        return read_winners(user_path(place, "a file of winners"))
-    with open_existing(place) as opened:
-        return [best.winner for best in opened.best()]
-
-
-def _unmatched(winner: Winner, others: Iterable[Winner]) -> UnmatchedWinner:
-    found = [key_differences(winner.key, other.key) for other in others if _subject(other) == _subject(winner)]
-    return UnmatchedWinner(winner, tuple(name for name, _, _ in min(found, key=len, default=())))
-
-
-def _subject(winner: Winner) -> tuple[object, ...]:
-    """Return the problem and the GPU of a winner, whatever the kernel's version and the compiler."""
-    key = winner.key
-    return key.kernel, key.dtype, dict(key.sizes), key.gpu_name
-
-
-def _compare(a: Winner, b: Winner) -> ComparedWinners:
-    same_config = config_key(a.config) == config_key(b.config)
-    if a.measurement is None or b.measurement is None:
-        return ComparedWinners(a, b, same_config, None)
-    return ComparedWinners(a, b, same_config, ratio_of_sessions(a.measurement, b.measurement))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -43,7 +43,6 @@ from autotile.core.text import (
 )
 from autotile.cuda.compiler import compile_job
 from autotile.errors import ConfigError, InputError, SpecError, ToolchainError, WorkerError
-from autotile.kernel.arguments import TensorMap, Workspace
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem, unsupported_reason
@@ -215,10 +214,27 @@ class Explanation(Result):
             yield "not compiled", self.not_compiled
         if len(self.launches) > 1:
             yield "launches", f"{len(self.launches):,} in a call, of which the above is the main one"
-            yield from ((f"step {step.entry}", _step_text(step)) for step in self.steps)
-        if self.data is not None:
-            yield from (("workspace", _workspace_text(workspace)) for workspace in self.data.workspaces)
-            yield from (("tensor map", _tensor_map_text(tensor_map)) for tensor_map in self.data.tensor_maps)
+            for step in self.steps:
+                used, launch = step.resources, step.geometry
+                yield (
+                    f"step {step.entry}",
+                    f"{launch.blocks:,} blocks of {launch.threads:,} threads, {used.registers} registers a thread, "
+                    f"{used.static_smem_bytes + launch.dynamic_smem_bytes:,} B shared, {used.spill_bytes:,} B spilled, "
+                    f"occupancy {percent_text(step.occupancy.occupancy)}",
+                )
+        for workspace in self.data.workspaces if self.data is not None else ():
+            text = "none for this configuration"
+            if workspace.size_bytes:
+                zeroed = ", zero before and after" if workspace.zeroed else ""
+                shape = f"{_shape_text(workspace.shape)} {workspace.dtype}"
+                text = f"{shape}, {bytes_text(workspace.size_bytes)}{zeroed}"
+            yield "workspace", f"{workspace.name}: {text}"
+        for one in self.data.tensor_maps if self.data is not None else ():
+            text = "none for this configuration"
+            if not one.is_absent:
+                swizzle = f"{one.swizzle_bytes} B swizzle" if one.swizzle_bytes else "no swizzle"
+                text = f"{one.buffer} in boxes of {_shape_text(one.box)} {one.dtype}, {swizzle}"
+            yield "tensor map", f"{one.name}: {text}"
 
     def _headline(self) -> str:
         verdict = "cannot be used" if self.fault else "valid"
@@ -405,31 +421,6 @@ def _compiled(
     )
     resources = {entry: function.resources for entry, function in functions.items()}
     return resources, next(filter(None, faults), ""), ""
-
-
-def _step_text(step: CompiledStep) -> str:
-    used = step.resources
-    smem_bytes = used.static_smem_bytes + step.geometry.dynamic_smem_bytes
-    return (
-        f"{step.geometry.blocks:,} blocks of {step.geometry.threads:,} threads, {used.registers} registers a thread, "
-        f"{smem_bytes:,} B shared, {used.spill_bytes:,} B spilled, occupancy {percent_text(step.occupancy.occupancy)}"
-    )
-
-
-def _workspace_text(workspace: Workspace) -> str:
-    if not workspace.size_bytes:
-        return f"{workspace.name}: none for this configuration"
-    zeroed = ", zero before and after" if workspace.zeroed else ""
-    shape = f"{_shape_text(workspace.shape)} {workspace.dtype}"
-    return f"{workspace.name}: {shape}, {bytes_text(workspace.size_bytes)}{zeroed}"
-
-
-def _tensor_map_text(tensor_map: TensorMap) -> str:
-    if tensor_map.is_absent:
-        return f"{tensor_map.name}: none for this configuration"
-    swizzle = f"{tensor_map.swizzle_bytes} B swizzle" if tensor_map.swizzle_bytes else "no swizzle"
-    box = f"{tensor_map.buffer} in boxes of {_shape_text(tensor_map.box)} {tensor_map.dtype}"
-    return f"{tensor_map.name}: {box}, {swizzle}"
 
 
 def _shape_text(dimensions: tuple[int, ...]) -> str:

@@ -656,18 +656,16 @@ def read_keywords(
         name, known = described.name, dict(described.sizes)
     for word in named:
         if word not in known and word not in OPTION_NAMES:
-            raise ProblemError(_unknown(name, word, known))
+            lowered = {other.lower(): other for other in (*OPTION_NAMES, *known)}
+            alike = difflib.get_close_matches(word.lower()[:100], lowered, n=_MAX_NAMED, cutoff=0.5)
+            close = [lowered[one] for one in alike]
+            hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+            others = [one for one in close if one not in known] or ["trials", "budget", "sampler"]
+            stated = f"sizes and flags: {', '.join(known)}; " if known else ""
+            lacks = (
+                f"{name} has no size {word!r}, and no option is named so" if known else f"no option is named {word!r}"
+            )
+            raise ProblemError(f"{lacks}{hint} ({stated}options: {', '.join(others)} ...)")
     own = {word: value for word, value in named.items() if word in known}
     given = {word: value for word, value in named.items() if word not in known}
     return merge_sizes(sizes, own), session_options(options, given=given, **place)
-
-
-def _unknown(name: str, word: str, sizes: Collection[str]) -> str:
-    """Return the message for a keyword that is neither a size nor an option: the sizes, and options of like names."""
-    lowered = {other.lower(): other for other in (*OPTION_NAMES, *sizes)}
-    close = [lowered[one] for one in difflib.get_close_matches(word.lower()[:100], lowered, n=_MAX_NAMED, cutoff=0.5)]
-    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-    options = [one for one in close if one not in sizes] or ["trials", "budget", "sampler"]
-    stated = f"sizes and flags: {', '.join(sizes)}; " if sizes else ""
-    lacks = f"{name} has no size {word!r}, and no option is named so" if sizes else f"no option is named {word!r}"
-    return f"{lacks}{hint} ({stated}options: {', '.join(options)} ...)"
