@@ -13,7 +13,7 @@ from typing import Any
 from autotile.api.results import counted_text
 from autotile.core.argument_types import checked
 from autotile.core.documents import to_document
-from autotile.core.model import Measurement, config_key, config_text, timed_config
+from autotile.core.model import config_key, config_text, timed_config
 from autotile.core.statistics import Interval, is_tie
 from autotile.core.text import NOTHING, RIGHT, Facts, Part, Result, ResultTable, interval_text, plural, time_text
 from autotile.database.care import (
@@ -136,17 +136,17 @@ class DatabaseDiff(Result):
         yield counts
         if shown := [*other, *(pair for pair in same if pair.verdict.endswith("faster"))]:
             headings = (*STUDY_HEADINGS, "A", "B", f"{RIGHT}B / A", "difference")
-            rows = [
-                (
-                    *study_columns(pair.a.key),
-                    f"{config_text(pair.a.config)}, {_measured_text(pair.a.measurement)}",
-                    f"{'the same' if pair.same_config else config_text(pair.b.config)}, "
-                    f"{_measured_text(pair.b.measurement)}",
-                    f"{pair.ratio.value:.3f}" if pair.ratio is not None else NOTHING,
-                    pair.verdict,
-                )
-                for pair in shown
-            ]
+            rows = []
+            for pair in shown:
+                configs = config_text(pair.a.config), "the same" if pair.same_config else config_text(pair.b.config)
+                sides = []
+                for config, measured in zip(configs, (pair.a.measurement, pair.b.measurement), strict=True):
+                    text = "not measured"
+                    if measured is not None:
+                        text = f"{time_text(measured.time_us)} ({interval_text(measured.low_us, measured.high_us)})"
+                    sides.append(f"{config}, {text}")
+                ratio = f"{pair.ratio.value:.3f}" if pair.ratio is not None else NOTHING
+                rows.append((*study_columns(pair.a.key), *sides, ratio, pair.verdict))
             yield ResultTable(headings, rows, ("device", "A", "B"))
         for name, only in (("A", self.only_a), ("B", self.only_b)):
             if only:
@@ -185,12 +185,6 @@ class DatabaseDiff(Result):
             for pair in self.both
         ]
         return to_document({"a": self.a, "b": self.b, "only_a": only_a, "only_b": only_b, "both": both})
-
-
-def _measured_text(measurement: Measurement | None) -> str:
-    if measurement is None:
-        return "not measured"
-    return f"{time_text(measurement.time_us)} ({interval_text(measurement.low_us, measurement.high_us)})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -259,13 +259,13 @@ class Explanation(Result):
         """Return everything, with null for what is unknown."""
         data, several = self.data, len(self.launches) > 1
         launches = [
-            {"step": one.step, **_geometry_document(one.geometry), "arguments": one.arguments} for one in self.launches
+            {"step": one.step, **_fields(one.geometry, _GEOMETRY), "arguments": one.arguments} for one in self.launches
         ]
         steps = [
             {
                 "entry": step.entry,
-                **_geometry_document(step.geometry),
-                "resources": _resources_document(step.resources),
+                **_fields(step.geometry, _GEOMETRY),
+                "resources": _fields(step.resources, _RESOURCES),
                 "occupancy": step.occupancy,
             }
             for step in self.steps
@@ -277,11 +277,11 @@ class Explanation(Result):
             "valid": not self.fault,
             "fault": self.fault,
             "checks": self.checks,
-            "geometry": self.geometry and _geometry_document(self.geometry),
+            "geometry": self.geometry and _fields(self.geometry, _GEOMETRY),
             **({"launches": launches, "steps": steps} if several else {}),
             "workspaces": data and [{**asdict(one), "bytes": one.size_bytes} for one in data.workspaces],
             "tensor_maps": data and [asdict(one) for one in data.tensor_maps],
-            "resources": self.resources and _resources_document(self.resources),
+            "resources": self.resources and _fields(self.resources, _RESOURCES),
             "not_compiled": self.not_compiled,
             "occupancy": self.occupancy and {**to_document(self.occupancy), "compiled": self.resources is not None},
         }
@@ -292,14 +292,12 @@ def _problem_document(problem: Problem, name: str) -> dict[str, Any]:
     return {name: problem.kernel, "problem": problem.sizes, "dtype": problem.dtype}
 
 
-def _geometry_document(geometry: LaunchGeometry) -> dict[str, Any]:
-    names = ("grid", "block", "blocks", "threads", "dynamic_smem_bytes")
-    return {name: getattr(geometry, name) for name in names}
+def _fields(value: LaunchGeometry | Resources, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
-def _resources_document(resources: Resources) -> dict[str, Any]:
-    names = ("registers", "static_smem_bytes", "stack_bytes", "spill_bytes", "spill_store_bytes", "spill_load_bytes")
-    return {name: getattr(resources, name) for name in names}
+_GEOMETRY = ("grid", "block", "blocks", "threads", "dynamic_smem_bytes")
+_RESOURCES = ("registers", "static_smem_bytes", "stack_bytes", "spill_bytes", "spill_store_bytes", "spill_load_bytes")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -557,12 +555,13 @@ class OccupancyResult(Result):
         if resource not in axes:
             raise InputError(f"there is no resource {resource!r}; there are {', '.join(axes)}")
         name, unit, amounts = axes[resource]
-
-        def warps_at(amount: int) -> int:
-            return replace(block, **{resource: amount}).occupancy(device).warps_per_sm
-
-        present = int(getattr(block, resource))
-        chart = occupancy_chart((name, unit), amounts, present, warps_at=warps_at, max_warps=device.max_warps_per_sm)
+        chart = occupancy_chart(
+            (name, unit),
+            amounts,
+            int(getattr(block, resource)),
+            warps_at=lambda amount: replace(block, **{resource: amount}).occupancy(device).warps_per_sm,
+            max_warps=device.max_warps_per_sm,
+        )
         return figure_of(chart, dark=dark)
 
     def _headline(self) -> str:

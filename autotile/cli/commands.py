@@ -42,8 +42,9 @@ from autotile.cli.output import (
     examples,
     help_without_command,
     notice,
+    print_json,
+    print_line,
     show,
-    show_text,
     write_table_file,
 )
 from autotile.core.text import plural
@@ -79,14 +80,6 @@ _ASK_TELL = Described("ask_tell", "bool", False, False, "Let another program sea
 _JSON = Described(
     "as_json", "bool", False, False, "Print one JSON document on standard output; all else goes to standard error.", ""
 )
-
-
-def _never(_: Any) -> int:
-    return 0
-
-
-def _unwatched(_: Mapping[str, Any], __: ExitStack) -> Mapping[str, Any]:
-    return {}
 
 
 def _announced(_: Mapping[str, Any], __: ExitStack) -> Mapping[str, Any]:
@@ -131,9 +124,9 @@ class Command:
     shown: frozenset[str] = frozenset()
     words: tuple[str, Callable[[Sequence[str]], Mapping[str, Any]]] | None = None
     remark: str = ""
-    code: Callable[[Any], int] = _never
+    code: Callable[[Any], int] = lambda _: 0
     has_notices: bool = False
-    watched: Callable[[Mapping[str, Any], ExitStack], Mapping[str, Any]] = _unwatched
+    watched: Callable[[Mapping[str, Any], ExitStack], Mapping[str, Any]] = lambda _, __: {}
     has_json: bool = True
 
 
@@ -149,10 +142,6 @@ def _verified(result: Any) -> int:
         return NOTHING_FOUND if not result.is_right else SLOWER if result.verdict == "slower" else 0
     verdicts = {problem.verdict for problem in result.problems}
     return INTERRUPTED if "interrupted" in verdicts else NOTHING_FOUND if "failed" in verdicts else 0
-
-
-def _surveyed(result: Any) -> int:
-    return 0 if not hasattr(result, "is_usable") or result.is_usable.any() else NOTHING_FOUND
 
 
 def _compared(result: Any) -> int:
@@ -275,7 +264,7 @@ COMMANDS: Mapping[str, Command] = {
         EVERYDAY,
         {"limit": "N 0..", "output": "-o --output FILE.html"},
         own=(_CSV,),
-        code=_surveyed,
+        code=lambda result: 0 if not hasattr(result, "is_usable") or result.is_usable.any() else NOTHING_FOUND,
         has_notices=True,
         watched=_compilation,
     ),
@@ -510,7 +499,10 @@ def _run(command: Command, described: Sequence[Described], given: dict[str, Any]
     for text in result.notices if command.has_notices and hasattr(result, "notices") else ():
         notice(text)
     if isinstance(result, str):
-        show_text(result, {"database": result}, as_json=bool(as_json))
+        if as_json:
+            print_json({"database": result})
+        else:
+            print_line(result)
     elif csv is not None or parquet is not None:
         _write(result, csv, parquet, as_json=bool(as_json))
     elif result is not None:
