@@ -33,16 +33,16 @@ Status = Literal["ok", "warn", "fail"]
 
 _TINY_KERNEL = 'extern "C" __global__ void tiny(float* x) { x[threadIdx.x] = 1.0f; }\n'
 _HEADERS = (
-    *(
-        "cuda_runtime.h",
-        "cuda_fp16.h",
-        "cuda_bf16.h",
-        "cuda_fp8.h",
-        "cooperative_groups.h",
-        "crt/mma.h",
-        "cuda/std/limits",
-    ),
-    *("cuda/pipeline", "cub/block/block_reduce.cuh", "curand_kernel.h"),
+    "cuda_runtime.h",
+    "cuda_fp16.h",
+    "cuda_bf16.h",
+    "cuda_fp8.h",
+    "cooperative_groups.h",
+    "crt/mma.h",
+    "cuda/std/limits",
+    "cuda/pipeline",
+    "cub/block/block_reduce.cuh",
+    "curand_kernel.h",
 )
 """Headers that kernels include, by the files that they need."""
 _INCLUDED_AS = {"crt/mma.h": "mma.h", "cub/block/block_reduce.cuh": "cub/cub.cuh"}

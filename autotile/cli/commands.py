@@ -24,7 +24,6 @@ from autotile.cli.derivation import (
     read_assignments,
     read_extents,
     read_followed,
-    read_problems,
     read_selections,
     read_sizes,
     read_subject,
@@ -171,10 +170,6 @@ def _session(given: Mapping[str, Any], stack: ExitStack) -> Mapping[str, Any]:
     before = "reading the plan" if "plan" in given else "enumerating the search space"
     shown = stack.enter_context(TuneProgress(error_console(), before))
     return {"progress": shown, "announce": shown.remark}
-
-
-def _measurement(given: Mapping[str, Any], stack: ExitStack) -> Mapping[str, Any]:
-    return _session(given, stack) if given.keys() & {"measure", "sample"} else {"announce": notice}
 
 
 def _compilation(given: Mapping[str, Any], stack: ExitStack) -> Mapping[str, Any]:
@@ -343,7 +338,9 @@ COMMANDS: Mapping[str, Command] = {
         RESULTS,
         {"captured": "FOLDER"},
         words=("KERNEL [SIZE=N]...", lambda words: {"kernel": read_selections(words)}),
-        watched=_measurement,
+        watched=lambda given, stack: (
+            _session(given, stack) if given.keys() & {"measure", "sample"} else {"announce": notice}
+        ),
     ),
     "import": Command(
         "api.exchange.import_",
@@ -521,7 +518,8 @@ def _read_words(given: dict[str, Any], *, is_extent: bool) -> None:
     if isinstance(given.get("sizes"), list):
         given["sizes"] = (read_extents if is_extent else read_sizes)(given["sizes"])
     if given.get("verify_problem"):
-        given["verify_problem"] = read_problems(given["verify_problem"])
+        problems = (text.replace(",", " ").split() for text in given["verify_problem"])
+        given["verify_problem"] = tuple(map(read_sizes, problems))
     tries = [text.split(",") for text in given.get("tries") or ()]
     config = given["config"].split(",") if given.get("config") else None
     if not (tries or config or given.get("assignments")):

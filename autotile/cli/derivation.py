@@ -301,11 +301,6 @@ def read_values(spec: KernelSpec, words: Iterable[str]) -> dict[str, Value]:
     return values
 
 
-def read_problems(texts: Iterable[str]) -> tuple[dict[str, int], ...]:
-    """Read problems that are each given as ``SIZE=N[,...]``."""
-    return tuple(read_sizes(text.replace(",", " ").split()) for text in texts)
-
-
 def read_selections(words: Iterable[str]) -> list[tuple[str, dict[str, int] | None]]:
     """Parse ``KERNEL [SIZE=N ...] ...``, where sizes belong to the kernel before them; None for a kernel without sizes.
 

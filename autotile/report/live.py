@@ -116,7 +116,23 @@ class LiveSession:
         silent_s = (now - self.last_at).total_seconds()
         state = "ended" if self.ended_at is not None else "silent" if silent_s > _SILENT_S else "running"
         last = self.ended_at or (self.last_at if state == "silent" else now)
-        key = self.study.key
+        key, progress = self.study.key, None
+        if self.tried is not None:  # how far the search is, and about how long it takes yet
+            passed_s, target, shares, left = (now - self.started_at).total_seconds(), self.target, [0.0], list[float]()
+            if target is not None:
+                shares.append(self.tried / max(target, 1))
+                if self.pace_s is not None:
+                    left.append(self.pace_s * max(target - self.tried, 0) - min(silent_s, self.pace_s))
+            if self.budget_s is not None:
+                shares.append(passed_s / self.budget_s if self.budget_s else 0.0)
+                left.append(self.budget_s - passed_s)
+            share, of = min(max(shares), 1.0), f" of {target:,}" if target is not None else ""
+            ends = f"about {duration_text(max(0.0, min(left)))} left" if left else ""
+            progress = {
+                "share": share,
+                "text": f"{self.tried:,}{of} configurations tried",
+                "left": ends if share < 1.0 else "the search ends, then the finals",
+            }
         return {
             "name": self.name,
             "version": self.version,
@@ -128,28 +144,8 @@ class LiveSession:
             "state": state,
             "trials": self.trials,
             "elapsed": duration_text(max((last - self.started_at).total_seconds(), 0.0)),
-            "progress": self._progress(now, silent_s),
+            "progress": progress,
             "silent": duration_text(max(silent_s, 0.0)),
-        }
-
-    def _progress(self, now: datetime, waited_s: float) -> dict[str, Any] | None:
-        """Return how far the search is, and about how long it takes yet."""
-        if self.tried is None:
-            return None
-        passed_s, target, shares, left = (now - self.started_at).total_seconds(), self.target, [0.0], list[float]()
-        if target is not None:
-            shares.append(self.tried / max(target, 1))
-            if self.pace_s is not None:
-                left.append(self.pace_s * max(target - self.tried, 0) - min(waited_s, self.pace_s))
-        if self.budget_s is not None:
-            shares.append(passed_s / self.budget_s if self.budget_s else 0.0)
-            left.append(self.budget_s - passed_s)
-        share, of = min(max(shares), 1.0), f" of {target:,}" if target is not None else ""
-        ends = f"about {duration_text(max(0.0, min(left)))} left" if left else ""
-        return {
-            "share": share,
-            "text": f"{self.tried:,}{of} configurations tried",
-            "left": ends if share < 1.0 else "the search ends, then the finals",
         }
 
 

@@ -117,6 +117,21 @@ def study_sections(
     lines = drawn("parallel", wide=True, table=f"{prefix}trials-table")
     trials = page.data_table(trial_table(study), prefix)
     serving = _serving_of(study, "Serve this kernel alone" if of_operation else "Serve it", path)
+    failures: Markup | None = None
+    if study.failures:
+        described = [
+            (
+                f"{place}. {str(group.outcome).replace('_', ' ')}",
+                group.stage or NOTHING,
+                f"{group.count:,}",
+                tag("span", group.reason or NOTHING, class_="words"),
+                tag("code", config_text(group.examples[0])),
+            )
+            for place, group in enumerate(study.failures[:_MAX_ROWS], start=1)
+        ]
+        caption = "Failures, with the words of the compiler, verification or sanitizer"
+        headings = ("outcome", "stage", "configurations", "what was said", "for example")
+        failures = static_table(headings, described, caption=caption)
     ceilings: Markup | None = None
     if study.ceilings is not None:
         table = study.ceilings.table
@@ -133,7 +148,7 @@ def study_sections(
             "Parameters",
             [drawn("importance"), tag("div", times, class_="grid"), drawn("heat_map")],
         ),
-        ("gates", "Gates and failures", "Gates", [drawn("funnel"), drawn("failures"), _failure_words(study)]),
+        ("gates", "Gates and failures", "Gates", [drawn("funnel"), drawn("failures"), failures]),
         ("trials", "All trials", "Trials", [lines, trials]),
         ("roofline", "Roofline", "Roofline", [drawn("roofline"), ceilings]),
         ("session", "The session", "Session", [drawn("drift"), _runs(study)]),
@@ -251,23 +266,6 @@ def _answer_facts(study: StudyData, winner: Trial, default: Trial | None) -> Ite
     yield "Trials", f"{plural(len(study.newest), 'configuration')} tried in {plural(len(study.runs) or 1, 'session')}"
     if notices := study.summary.notices:
         yield "Remarks", tag("ul", [tag("li", notice) for notice in notices])
-
-
-def _failure_words(study: StudyData) -> Markup | None:
-    """Return the reasons of the failures in full, with a configuration that each is of."""
-    rows = [
-        (
-            f"{place}. {str(group.outcome).replace('_', ' ')}",
-            group.stage or NOTHING,
-            f"{group.count:,}",
-            tag("span", group.reason or NOTHING, class_="words"),
-            tag("code", config_text(group.examples[0])),
-        )
-        for place, group in enumerate(study.failures[:_MAX_ROWS], start=1)
-    ]
-    headings = ("outcome", "stage", "configurations", "what was said", "for example")
-    caption = "Failures, with the words of the compiler, verification or sanitizer"
-    return static_table(headings, rows, caption=caption) if rows else None
 
 
 def trial_table(study: StudyData) -> DataTable:
