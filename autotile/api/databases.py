@@ -13,7 +13,7 @@ from typing import Any
 from autotile.api.results import counted_text
 from autotile.core.argument_types import checked
 from autotile.core.documents import to_document
-from autotile.core.model import Measurement, config_key, config_text, timed_config
+from autotile.core.model import config_key, config_text, timed_config
 from autotile.core.statistics import Interval, is_tie
 from autotile.core.text import NOTHING, RIGHT, Facts, Part, Result, ResultTable, interval_text, plural, time_text
 from autotile.database.care import (
@@ -136,17 +136,17 @@ class DatabaseDiff(Result):
         yield counts
         if shown := [*other, *(pair for pair in same if pair.verdict.endswith("faster"))]:
             headings = (*STUDY_HEADINGS, "A", "B", f"{RIGHT}B / A", "difference")
-            rows = [
-                (
-                    *study_columns(pair.a.key),
-                    f"{config_text(pair.a.config)}, {_measured_text(pair.a.measurement)}",
-                    f"{'the same' if pair.same_config else config_text(pair.b.config)}, "
-                    f"{_measured_text(pair.b.measurement)}",
-                    f"{pair.ratio.value:.3f}" if pair.ratio is not None else NOTHING,
-                    pair.verdict,
-                )
-                for pair in shown
-            ]
+            rows = []
+            for pair in shown:
+                configs = config_text(pair.a.config), "the same" if pair.same_config else config_text(pair.b.config)
+                sides = []
+                for config, measured in zip(configs, (pair.a.measurement, pair.b.measurement), strict=True):
+                    text = "not measured"
+                    if measured is not None:
+                        text = f"{time_text(measured.time_us)} ({interval_text(measured.low_us, measured.high_us)})"
+                    sides.append(f"{config}, {text}")
+                ratio = f"{pair.ratio.value:.3f}" if pair.ratio is not None else NOTHING
+                rows.append((*study_columns(pair.a.key), *sides, ratio, pair.verdict))
             yield ResultTable(headings, rows, ("device", "A", "B"))
         for name, only in (("A", self.only_a), ("B", self.only_b)):
             if only:
@@ -185,12 +185,6 @@ class DatabaseDiff(Result):
             for pair in self.both
         ]
         return to_document({"a": self.a, "b": self.b, "only_a": only_a, "only_b": only_b, "both": both})
-
-
-def _measured_text(measurement: Measurement | None) -> str:
-    if measurement is None:
-        return "not measured"
-    return f"{time_text(measurement.time_us)} ({interval_text(measurement.low_us, measurement.high_us)})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -340,14 +334,38 @@ def db_diff(a: str | Path, b: str | Path) -> DatabaseDiff:
     InputError
         One of them does not exist or cannot be read.
     """
-    winners_a, winners_b = ({winner.key.digest: winner for winner in _read_winners(place)} for place in (a, b))
+    places, found = [], []
+    for place in (a, b):
+        is_url = looks_like_url(str(place))
+        if str(place).endswith(".json") and not is_url:
+            winners = read_winners(user_path(place, "a file of winners"))
+        else:
+            with open_existing(place) as opened:
+                winners = [best.winner for best in opened.best()]
+        places.append(location_text(place) if is_url else str(place))  # without a password
+        found.append({winner.key.digest: winner for winner in winners})
+    winners_a, winners_b = found
+    both = []
+    for first, second in ((winners_a[key], winners_b[key]) for key in winners_a if key in winners_b):
+        ratio = None
+        if first.measurement is not None and second.measurement is not None:
+            ratio = ratio_of_sessions(first.measurement, second.measurement)
+        both.append(ComparedWinners(first, second, config_key(first.config) == config_key(second.config), ratio))
     return DatabaseDiff(
-        a=_place_text(a),
-        b=_place_text(b),
+        a=places[0],
+        b=places[1],
         only_a=tuple(_unmatched(one, winners_b.values()) for key, one in winners_a.items() if key not in winners_b),
         only_b=tuple(_unmatched(one, winners_a.values()) for key, one in winners_b.items() if key not in winners_a),
-        both=tuple(_compare(winners_a[key], winners_b[key]) for key in winners_a if key in winners_b),
+        both=tuple(both),
     )
+
+
+def _unmatched(winner: Winner, others: Iterable[Winner]) -> UnmatchedWinner:
+    """Return a winner with its differences from the nearest of the same problem and GPU, whatever their versions."""
+    key = winner.key
+    subject = key.problem, key.gpu_name
+    found = [key_differences(key, one.key) for one in others if (one.key.problem, one.key.gpu_name) == subject]
+    return UnmatchedWinner(winner, tuple(name for name, _, _ in min(found, key=len, default=())))
 
 
 @checked
@@ -465,36 +483,6 @@ def read_moment(text: str) -> datetime:
     if moment > datetime.now(UTC):
         raise InputError(f"{text} lies in the future, so everything is older; expected a date that has been")
     return moment
-
-
-def _place_text(place: str | Path) -> str:
-    """Return a location as given, but with the password of a URL masked."""
-    return location_text(place) if looks_like_url(str(place)) else str(place)
-
-
-def _read_winners(place: str | Path) -> list[Winner]:
-    if str(place).endswith(".json") and not looks_like_url(str(place)):
-        return read_winners(user_path(place, "a file of winners"))
-    with open_existing(place) as opened:
-        return [best.winner for best in opened.best()]
-
-
-def _unmatched(winner: Winner, others: Iterable[Winner]) -> UnmatchedWinner:
-    found = [key_differences(winner.key, other.key) for other in others if _subject(other) == _subject(winner)]
-    return UnmatchedWinner(winner, tuple(name for name, _, _ in min(found, key=len, default=())))
-
-
-def _subject(winner: Winner) -> tuple[object, ...]:
-    """Return the problem and the GPU of a winner, whatever the kernel's version and the compiler."""
-    key = winner.key
-    return key.kernel, key.dtype, dict(key.sizes), key.gpu_name
-
-
-def _compare(a: Winner, b: Winner) -> ComparedWinners:
-    same_config = config_key(a.config) == config_key(b.config)
-    if a.measurement is None or b.measurement is None:
-        return ComparedWinners(a, b, same_config, None)
-    return ComparedWinners(a, b, same_config, ratio_of_sessions(a.measurement, b.measurement))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

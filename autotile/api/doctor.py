@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,16 +33,16 @@ Status = Literal["ok", "warn", "fail"]
 
 _TINY_KERNEL = 'extern "C" __global__ void tiny(float* x) { x[threadIdx.x] = 1.0f; }\n'
 _HEADERS = (
-    *(
-        "cuda_runtime.h",
-        "cuda_fp16.h",
-        "cuda_bf16.h",
-        "cuda_fp8.h",
-        "cooperative_groups.h",
-        "crt/mma.h",
-        "cuda/std/limits",
-    ),
-    *("cuda/pipeline", "cub/block/block_reduce.cuh", "curand_kernel.h"),
+    "cuda_runtime.h",
+    "cuda_fp16.h",
+    "cuda_bf16.h",
+    "cuda_fp8.h",
+    "cooperative_groups.h",
+    "crt/mma.h",
+    "cuda/std/limits",
+    "cuda/pipeline",
+    "cub/block/block_reduce.cuh",
+    "curand_kernel.h",
 )
 """Headers that kernels include, by the files that they need."""
 _INCLUDED_AS = {"crt/mma.h": "mma.h", "cub/block/block_reduce.cuh": "cub/cub.cuh"}
@@ -154,14 +154,20 @@ def doctor(database: str | Path | None = None) -> HealthReport:
     named = [*folders, settings.bundle, settings.pin if settings.pin_strict else None]
     absent = [str(path) for path in named if path is not None and not path.exists()]
     where = "correct AUTOTILE_KERNELS, _OPERATIONS, _INCLUDE, _BUNDLE or _PIN, or the key of config.toml"
+    architecture = _DEFAULT_ARCHITECTURE
+    with suppress(ToolchainError):
+        architecture = live_device().architecture if gpus else architecture
+    driver = HealthCheck("driver", missing, "no NVIDIA driver", "install the driver of your GPU; replay needs none")
+    if has_driver():
+        driver = HealthCheck("driver", "ok", f"supports CUDA {driver_version()}")
     checks = [
         _check("CuPy", lambda: f"version {load_cupy().__version__}", missing),
-        _check_driver(missing),
+        driver,
         *(_check(f"GPU {index}", partial(_gpu_text, index)) for index in range(gpus)),
         _check("NVRTC", lambda: f"version {nvrtc_version()}"),
         *_check_headers(),
         HealthCheck("nvcc", "ok", f"version {nvcc} in {find_nvcc()}" if nvcc else _NO_NVCC),
-        _check_compiler(_architecture(gpus), settings),
+        _check_compiler(architecture, settings),
         _check_cache(settings),
         _check("database", lambda: _database_text(location), remedy=remedy),
         HealthCheck("kernels", "ok" if names and not faults else "warn", kernels),
@@ -197,12 +203,6 @@ def _check(name: str, describe: Callable[[], str], missing: Status = "fail", rem
         return HealthCheck(name, missing, str(error), remedy)
 
 
-def _check_driver(missing: Status) -> HealthCheck:
-    if not has_driver():
-        return HealthCheck("driver", missing, "no NVIDIA driver", "install the driver of your GPU; replay needs none")
-    return HealthCheck("driver", "ok", f"supports CUDA {driver_version()}")
-
-
 def _gpu_text(index: int) -> str:
     gpu = live_device(index)
     return f"{gpu.name}, compute capability {gpu.compute_capability}, {bytes_text(gpu.memory_bytes)}"
@@ -228,13 +228,6 @@ def _check_headers() -> Iterator[HealthCheck]:
         )
 
 
-def _architecture(gpus: int) -> str:
-    try:
-        return live_device().architecture if gpus else _DEFAULT_ARCHITECTURE
-    except ToolchainError:
-        return _DEFAULT_ARCHITECTURE
-
-
 def _check_compiler(architecture: str, settings: Settings) -> HealthCheck:
     """Compile a tiny kernel in a worker process, with a temporary cache."""
     job = CompileJob(_TINY_KERNEL, "tiny", "tiny.cu", "tiny", architecture, ())
@@ -249,13 +242,13 @@ def _check_compiler(architecture: str, settings: Settings) -> HealthCheck:
 
 
 def _check_cache(settings: Settings) -> HealthCheck:
-    def describe() -> str:
+    try:
         cache = CubinCache(settings.cache, settings.cache_limit_bytes)
         with tempfile.TemporaryFile(dir=settings.cache):
-            return f"{settings.cache}: {bytes_text(cache.size_bytes())} of {bytes_text(settings.cache_limit_bytes)}"
-
-    try:
-        return _check("cubin cache", describe)
+            used, limit = bytes_text(cache.size_bytes()), bytes_text(settings.cache_limit_bytes)
+        return HealthCheck("cubin cache", "ok", f"{settings.cache}: {used} of {limit}")
+    except AutotileError as error:
+        return HealthCheck("cubin cache", "fail", str(error))
     except OSError as error:
         detail = f"cannot write {settings.cache}: {error.strerror}"
         return HealthCheck("cubin cache", "fail", detail, "set AUTOTILE_CACHE")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from autotile.api.targets import merge_sizes, named_operation, open_problem, resolve_device, sizes_notice
 from autotile.core.argument_types import checked, checked_except
 from autotile.core.dtypes import dtype_name
-from autotile.core.model import L2Mode, Problem
+from autotile.core.model import L2Mode, Problem, Trial
 from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text, source_text
-from autotile.database.database import Database, StoredTrial, StudySummary, open_for_reading
+from autotile.database.database import Database, open_for_reading
 from autotile.database.learned import read_models
 from autotile.errors import InputError
 from autotile.exchange.bundle import Shipment, prepare_shipments, write_bundle
@@ -30,6 +30,7 @@ from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.shipped import write_models
 from autotile.kernel.library import Kernel, KernelHolder, KernelName, load_kernel
 from autotile.kernel.operation import Operation
+from autotile.kernel.spec import Parameter
 from autotile.settings import output_path, read_settings, user_path
 from autotile.version import __version__
 
@@ -362,7 +363,9 @@ def export(
     if captured and format != "plan":
         raise InputError("--captured is of a plan; add --format plan")
     given = merge_sizes(sizes, named_sizes)
-    entries = [] if kernel is None else kernel if isinstance(kernel, list | tuple) else [(kernel, given or None)]
+    entries: Sequence[Any] = (
+        [] if kernel is None else kernel if isinstance(kernel, list | tuple) else [(kernel, given or None)]
+    )
     selected = list(map(_selection, entries))
     if format == "plan":
         if len(selected) > 1 or any(sizes for _, sizes in selected):
@@ -385,7 +388,7 @@ def export(
                     raise InputError(f"{one} is an operation, which is bundled for all sizes: give none")
                 spec = load_kernel(one).spec
                 announce(sizes_notice(spec, spec.sizes, own))
-        return _write_bundle(selected, output_path(str(output)), architectures, dtype, database)
+        return bundle(entries, output=str(output), architectures=architectures, dtype=dtype, database=database)
     if len(selected) > 1:
         raise InputError(f"one kernel is exported, and {selected[1][0]!r} is another; several go into a bundle")
     name, given = selected[0][0], dict(selected[0][1] or {})
@@ -421,10 +424,7 @@ def export(
         details = {"valid": done.header.valid_configs, "seconds": round(done.seconds, 3)}
         gpu = done.header.key.gpu_name
         return Transfer("recorded", done.path, "recording", problem, gpu, done.configurations, details)
-    found = _read_trials(loaded, problem, output_path(str(output)), device, database, l2=l2)
-    _WRITERS[format](found)
-    gpu = source_text(found.study.key.gpu_name, found.study.key.source)
-    return Transfer("exported", found.path, format, problem, gpu, len(found.trials), {"study": found.study.study_id})
+    return _export_trials(loaded, problem, output_path(str(output)), format, device=device, database=database, l2=l2)
 
 
 def export_models(
@@ -547,16 +547,7 @@ def bundle(
     <WrittenBundle: app.autotile (1.2 MiB): sgemm_2d, matmul_tiled>
     """
     entries: Sequence[Any] = kernels if isinstance(kernels, Sequence) and not isinstance(kernels, str) else [kernels]
-    return _write_bundle(list(map(_selection, entries)), output_path(output), architectures, dtype, database)
-
-
-def _write_bundle(
-    selected: Sequence[_Selection],
-    file: Path,
-    architectures: Sequence[str],
-    dtype: str | None,
-    database: str | Path | None,
-) -> WrittenBundle:
+    selected, file = list(map(_selection, entries)), output_path(output)
     shipments = _prepare(selected, architectures, dtype, database)
     packed = [shipment.bundled for shipment in shipments]
     images = {member: image for shipment in shipments for member, image in shipment.images.items()}
@@ -565,11 +556,11 @@ def _write_bundle(
         raise InputError(f"a bundle holds a kernel once, and two of {', '.join(names)} have the same name; make two")
     digest = write_bundle(file, packed, images, __version__)
     notices = tuple(notice for shipment in shipments for notice in shipment.notices)
-    entries = tuple(
+    contents = tuple(
         BundleEntry(one.kernel.name, len(one.winners), len(one.cubins), (*dict.fromkeys(c.target for c in one.cubins),))
         for one in packed
     )
-    return WrittenBundle(file, digest, file.stat().st_size, entries, notices)
+    return WrittenBundle(file, digest, file.stat().st_size, contents, notices)
 
 
 def _selection(entry: Any) -> _Selection:
@@ -590,92 +581,71 @@ def _prepare(
         return prepare_shipments(selections, architectures, opened, dtype=dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class _Export:
-    """Trials of a study, and the file to write them to."""
-
-    path: Path
-    kernel: Kernel
-    study: StudySummary
-    trials: Sequence[StoredTrial]
-
-
-def _read_trials(
+def _export_trials(
     kernel: Kernel,
     problem: Problem,
     path: Path,
+    file_format: ExportFormat,
+    *,
     device: int | str | None,
     database: str | Path | None,
-    *,
     l2: L2Mode | None,
-) -> _Export:
+) -> Transfer:
+    """Write the trials of the newest study of a problem to a file."""
     opened = open_for_reading(str(database) if database is not None else None)
     if opened is None:
         raise InputError("nothing is tuned yet, so nothing can be exported; run `autotile tune` first")
+    parameters = kernel.spec.parameters
     with opened:
         gpu_name = resolve_device(device).device.name if device is not None else None
-        study = _newest_study(opened.studies(problem.kernel), problem, gpu_name, l2)
-        names = {parameter.name for parameter in kernel.spec.parameters}
+        studies = opened.studies(problem.kernel)
+        matching = [
+            study
+            for study in studies
+            if study.trials
+            and (dict(study.key.sizes), study.key.dtype) == (dict(problem.sizes), problem.dtype)
+            and gpu_name in (None, study.key.gpu_name)
+            and l2 in (None, study.key.l2_mode)
+        ]
+        if not matching:
+            tuned = dict.fromkeys(
+                f"{sizes_text(study.key.sizes)} on {study.key.gpu_name}, {study.key.l2_mode} L2" for study in studies
+            )
+            known = f"tuned are: {'; '.join(tuned)}" if tuned else f"nothing is tuned of {problem.kernel}"
+            asked = f"{f' on {gpu_name}' if gpu_name else ''}{f' with a {l2} L2' if l2 else ''}"
+            raise InputError(f"{problem} was not tuned{asked}; {known}")
+        study = max(matching, key=lambda study: (study.last_at is not None, study.last_at, study.study_id))
+        names = {parameter.name for parameter in parameters}
         trials = [one for one in opened.standing_trials(study.study_id) if one.trial.config.keys() == names]
-        return _Export(path, kernel, study, trials)
+    key = study.key
+    if file_format == "t4":
+        write_t4(path, trials, study.device)
+    elif file_format == "kernel-tuner":
+        write_cache(path, key, parameters, trials)
+    elif file_format == "optuna":
+        _write_optuna(path, f"{key.problem} on {key.gpu_name}", parameters, [stored.trial for stored in trials])
+    else:
+        if key.source == "replayed":
+            raise InputError("these results were replayed from a recording already; expected ones that a GPU measured")
+        header = RecordingHeader(
+            key=key,
+            parameters=parameters,
+            device=study.device,
+            settings={"exported_from": "the tuning database"},
+            chosen="those that a search tried",
+        )
+        write_recording(path, header, [stored.trial for stored in trials if stored.trial.outcome.is_finding])
+    gpu = source_text(key.gpu_name, key.source)
+    return Transfer("exported", path, file_format, problem, gpu, len(trials), {"study": study.study_id})
 
 
-def _newest_study(
-    studies: Sequence[StudySummary], problem: Problem, gpu_name: str | None, l2: L2Mode | None
-) -> StudySummary:
-    matching = [
-        study
-        for study in studies
-        if study.trials
-        and dict(study.key.sizes) == dict(problem.sizes)
-        and study.key.dtype == problem.dtype
-        and gpu_name in (None, study.key.gpu_name)
-        and l2 in (None, study.key.l2_mode)
-    ]
-    if matching:
-        return max(matching, key=lambda study: (study.last_at is not None, study.last_at, study.study_id))
-    tuned = dict.fromkeys(
-        f"{sizes_text(study.key.sizes)} on {study.key.gpu_name}, {study.key.l2_mode} L2" for study in studies
-    )
-    known = f"tuned are: {'; '.join(tuned)}" if tuned else f"nothing is tuned of {problem.kernel}"
-    asked = f"{f' on {gpu_name}' if gpu_name else ''}{f' with a {l2} L2' if l2 else ''}"
-    raise InputError(f"{problem} was not tuned{asked}; {known}")
-
-
-def _write_optuna(export: _Export) -> None:
+def _write_optuna(path: Path, name: str, parameters: Sequence[Parameter], trials: Sequence[Trial]) -> None:
     from autotile.search.search import study_of_trials, study_to_storage
 
     tables: set[str] = set()
-    if export.path.is_file():
-        with (
-            suppress(sqlite3.Error),
-            closing(sqlite3.connect(f"{export.path.resolve().as_uri()}?mode=ro", uri=True)) as db,
-        ):
+    if path.is_file():
+        with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
             tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and _OPTUNA_TABLE not in tables:  # Optuna would add its own to them
-        raise InputError(f"{export.path} is a database of something else than Optuna's studies; name another file")
-    trials = [stored.trial for stored in export.trials]
-    name = f"{export.study.key.problem} on {export.study.key.gpu_name}"
-    study_to_storage(study_of_trials(export.kernel.spec.parameters, trials, name), export.path)
-
-
-def _write_recording(export: _Export) -> None:
-    if export.study.key.source == "replayed":
-        raise InputError("these results were replayed from a recording already; expected ones that a GPU measured")
-    trials = [stored.trial for stored in export.trials if stored.trial.outcome.is_finding]
-    header = RecordingHeader(
-        key=export.study.key,
-        parameters=export.kernel.spec.parameters,
-        device=export.study.device,
-        settings={"exported_from": "the tuning database"},
-        chosen="those that a search tried",
-    )
-    write_recording(export.path, header, trials)
-
-
-_WRITERS: Mapping[str, Callable[[_Export], object]] = {
-    "t4": lambda e: write_t4(e.path, e.trials, e.study.device),
-    "kernel-tuner": lambda e: write_cache(e.path, e.study.key, e.kernel.spec.parameters, e.trials),
-    "optuna": _write_optuna,
-    "recording": _write_recording,
-}
+        raise InputError(f"{path} is a database of something else than Optuna's studies; name another file")
+    study_to_storage(study_of_trials(parameters, trials, name), path)

@@ -44,7 +44,6 @@ from autotile.core.text import (
 )
 from autotile.cuda.compiler import compile_job
 from autotile.errors import ConfigError, InputError, SpecError, ToolchainError, WorkerError
-from autotile.kernel.arguments import TensorMap, Workspace
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem, unsupported_reason
@@ -216,10 +215,27 @@ class Explanation(Result):
             yield "not compiled", self.not_compiled
         if len(self.launches) > 1:
             yield "launches", f"{len(self.launches):,} in a call, of which the above is the main one"
-            yield from ((f"step {step.entry}", _step_text(step)) for step in self.steps)
-        if self.data is not None:
-            yield from (("workspace", _workspace_text(workspace)) for workspace in self.data.workspaces)
-            yield from (("tensor map", _tensor_map_text(tensor_map)) for tensor_map in self.data.tensor_maps)
+            for step in self.steps:
+                used, launch = step.resources, step.geometry
+                yield (
+                    f"step {step.entry}",
+                    f"{launch.blocks:,} blocks of {launch.threads:,} threads, {used.registers} registers a thread, "
+                    f"{used.static_smem_bytes + launch.dynamic_smem_bytes:,} B shared, {used.spill_bytes:,} B spilled, "
+                    f"occupancy {percent_text(step.occupancy.occupancy)}",
+                )
+        for workspace in self.data.workspaces if self.data is not None else ():
+            text = "none for this configuration"
+            if workspace.size_bytes:
+                zeroed = ", zero before and after" if workspace.zeroed else ""
+                shape = f"{_shape_text(workspace.shape)} {workspace.dtype}"
+                text = f"{shape}, {bytes_text(workspace.size_bytes)}{zeroed}"
+            yield "workspace", f"{workspace.name}: {text}"
+        for one in self.data.tensor_maps if self.data is not None else ():
+            text = "none for this configuration"
+            if not one.is_absent:
+                swizzle = f"{one.swizzle_bytes} B swizzle" if one.swizzle_bytes else "no swizzle"
+                text = f"{one.buffer} in boxes of {_shape_text(one.box)} {one.dtype}, {swizzle}"
+            yield "tensor map", f"{one.name}: {text}"
 
     def _headline(self) -> str:
         verdict = "cannot be used" if self.fault else "valid"
@@ -244,13 +260,13 @@ class Explanation(Result):
         """Return everything, with null for what is unknown."""
         data, several = self.data, len(self.launches) > 1
         launches = [
-            {"step": one.step, **_geometry_document(one.geometry), "arguments": one.arguments} for one in self.launches
+            {"step": one.step, **_fields(one.geometry, _GEOMETRY), "arguments": one.arguments} for one in self.launches
         ]
         steps = [
             {
                 "entry": step.entry,
-                **_geometry_document(step.geometry),
-                "resources": _resources_document(step.resources),
+                **_fields(step.geometry, _GEOMETRY),
+                "resources": _fields(step.resources, _RESOURCES),
                 "occupancy": step.occupancy,
             }
             for step in self.steps
@@ -262,12 +278,12 @@ class Explanation(Result):
             "valid": not self.fault,
             "fault": self.fault,
             "checks": self.checks,
-            "geometry": self.geometry and _geometry_document(self.geometry),
+            "geometry": self.geometry and _fields(self.geometry, _GEOMETRY),
             **({"launches": launches, "steps": steps} if several else {}),
             "workspaces": data
             and [{**msgspec.structs.asdict(one), "bytes": one.size_bytes} for one in data.workspaces],
             "tensor_maps": data and [msgspec.structs.asdict(one) for one in data.tensor_maps],
-            "resources": self.resources and _resources_document(self.resources),
+            "resources": self.resources and _fields(self.resources, _RESOURCES),
             "not_compiled": self.not_compiled,
             "occupancy": self.occupancy and {**to_document(self.occupancy), "compiled": self.resources is not None},
         }
@@ -278,14 +294,12 @@ def _problem_document(problem: Problem, name: str) -> dict[str, Any]:
     return {name: problem.kernel, "problem": problem.sizes, "dtype": problem.dtype}
 
 
-def _geometry_document(geometry: LaunchGeometry) -> dict[str, Any]:
-    names = ("grid", "block", "blocks", "threads", "dynamic_smem_bytes")
-    return {name: getattr(geometry, name) for name in names}
+def _fields(value: LaunchGeometry | Resources, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
-def _resources_document(resources: Resources) -> dict[str, Any]:
-    names = ("registers", "static_smem_bytes", "stack_bytes", "spill_bytes", "spill_store_bytes", "spill_load_bytes")
-    return {name: getattr(resources, name) for name in names}
+_GEOMETRY = ("grid", "block", "blocks", "threads", "dynamic_smem_bytes")
+_RESOURCES = ("registers", "static_smem_bytes", "stack_bytes", "spill_bytes", "spill_store_bytes", "spill_load_bytes")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -407,31 +421,6 @@ def _compiled(
     )
     resources = {entry: function.resources for entry, function in functions.items()}
     return resources, next(filter(None, faults), ""), ""
-
-
-def _step_text(step: CompiledStep) -> str:
-    used = step.resources
-    smem_bytes = used.static_smem_bytes + step.geometry.dynamic_smem_bytes
-    return (
-        f"{step.geometry.blocks:,} blocks of {step.geometry.threads:,} threads, {used.registers} registers a thread, "
-        f"{smem_bytes:,} B shared, {used.spill_bytes:,} B spilled, occupancy {percent_text(step.occupancy.occupancy)}"
-    )
-
-
-def _workspace_text(workspace: Workspace) -> str:
-    if not workspace.size_bytes:
-        return f"{workspace.name}: none for this configuration"
-    zeroed = ", zero before and after" if workspace.zeroed else ""
-    shape = f"{_shape_text(workspace.shape)} {workspace.dtype}"
-    return f"{workspace.name}: {shape}, {bytes_text(workspace.size_bytes)}{zeroed}"
-
-
-def _tensor_map_text(tensor_map: TensorMap) -> str:
-    if tensor_map.is_absent:
-        return f"{tensor_map.name}: none for this configuration"
-    swizzle = f"{tensor_map.swizzle_bytes} B swizzle" if tensor_map.swizzle_bytes else "no swizzle"
-    box = f"{tensor_map.buffer} in boxes of {_shape_text(tensor_map.box)} {tensor_map.dtype}"
-    return f"{tensor_map.name}: {box}, {swizzle}"
 
 
 def _shape_text(dimensions: tuple[int, ...]) -> str:
@@ -568,12 +557,13 @@ class OccupancyResult(Result):
         if resource not in axes:
             raise InputError(f"there is no resource {resource!r}; there are {', '.join(axes)}")
         name, unit, amounts = axes[resource]
-
-        def warps_at(amount: int) -> int:
-            return replace(block, **{resource: amount}).occupancy(device).warps_per_sm
-
-        present = int(getattr(block, resource))
-        chart = occupancy_chart((name, unit), amounts, present, warps_at=warps_at, max_warps=device.max_warps_per_sm)
+        chart = occupancy_chart(
+            (name, unit),
+            amounts,
+            int(getattr(block, resource)),
+            warps_at=lambda amount: replace(block, **{resource: amount}).occupancy(device).warps_per_sm,
+            max_warps=device.max_warps_per_sm,
+        )
         return figure_of(chart, dark=dark)
 
     def _headline(self) -> str:

@@ -538,9 +538,18 @@ def plan(
     folders = [*captured]
     if folders and kernel is not None:
         raise InputError("captured calls state their kernels; leave the kernel out")
-    if folders:
-        found = TuningPlan("captured", tuple(_captured_problems(folders)))
-    else:
+    problems = []
+    for given in folders:
+        folder = user_path(given, "a captured call")
+        inner = sorted(one.parent for one in folder.glob("*/call.json")) if folder.is_dir() else []
+        for path in inner or [call_folder(folder)]:  # a folder may hold several calls
+            call = read_captured_call(path)
+            named = kernel_of_call(call)
+            target = load_kernel(named)
+            problem = resolve_problem(target.spec, call.sizes, call.dtype)
+            problems.append(PlannedProblem(named, target, problem, captured=str(path.absolute())))
+    found = TuningPlan("captured", tuple(problems))
+    if not folders:
         found = _plan_of_misses(missed_problems(kernel, session_options(None, device, database)))
     if not found.problems:
         raise InputError(_NO_MISSES)
@@ -552,19 +561,6 @@ def plan(
 def _plan_of_misses(missed: Iterable[MissedProblem]) -> TuningPlan:
     """Return a plan of missed problems, in their order."""
     return TuningPlan("misses", tuple(PlannedProblem(one.asked_as, one.kernel, one.problem) for one in missed))
-
-
-def _captured_problems(folders: Iterable[str | Path]) -> Iterator[PlannedProblem]:
-    """Yield the problems of captured calls, each on its own arguments; a folder may hold several of them."""
-    for given in folders:
-        folder = user_path(given, "a captured call")
-        inner = sorted(one.parent for one in folder.glob("*/call.json")) if folder.is_dir() else []
-        for path in inner or [call_folder(folder)]:
-            call = read_captured_call(path)
-            named = kernel_of_call(call)
-            kernel = load_kernel(named)
-            problem = resolve_problem(kernel.spec, call.sizes, call.dtype)
-            yield PlannedProblem(named, kernel, problem, captured=str(path.absolute()))
 
 
 def write_plan(plan: TuningPlan, output: str | Path) -> Path:

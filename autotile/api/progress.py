@@ -34,7 +34,11 @@ class TerminalDisplay:
 
     def show(self, line: str, share: float | None = None) -> None:
         """Replace the line, cut to the width of the terminal: a line that wraps could not be rewritten."""
-        line = _cut(line, _width(self._stream) - 1)
+        try:
+            width = (os.get_terminal_size(self._stream.fileno()).columns or _DEFAULT_WIDTH) - 1
+        except (OSError, ValueError):
+            width = _DEFAULT_WIDTH - 1
+        line = line if len(line) <= width else line[: max(0, width - 3)] + "..."
         self._write(f"\r{line.ljust(self._shown)}")
         self._shown = len(line)
 
@@ -71,10 +75,13 @@ class NotebookDisplay:
 
     def show(self, line: str, share: float | None = None) -> None:
         """Replace the line, and move the bar to the share of the whole that is done, if that is known."""
+        from html import escape  # a program without a notebook does not need it
+
         self._line = line
         data = {"text/plain": "\n".join(filter(None, [*self._notices, line]))}
         if self._bar is not None:
-            self._texts[0].value, self._texts[1].value = "<br>".join(map(_as_html, self._notices)), _as_html(line)
+            *notices, shown = (f"<span>{escape(shown_text(text))}</span>" for text in (*self._notices, line))
+            self._texts[0].value, self._texts[1].value = "<br>".join(notices), shown
             if share is not None:
                 self._bar.value = min(max(share, 0.0), 1.0)
             if self._handle is None:
@@ -94,12 +101,6 @@ class NotebookDisplay:
         """Leave the line, and remove the bar, which would look as if something still ran."""
         if self._bar is not None:
             self._bar.layout.display = "none"
-
-
-def _as_html(text: str) -> str:
-    from html import escape
-
-    return f"<span>{escape(shown_text(text))}</span>"
 
 
 class ProgressLine:
@@ -125,10 +126,18 @@ class ProgressLine:
             if notice not in self._noticed:
                 self._noticed.add(notice)
                 self._write(methodcaller("notice", notice))
-        head = _head(progress)
+        head, problem = "", progress.problem
+        if problem is not None and progress.gates:  # the kernel, and the place of its session with its sizes
+            places = "".join(f" {place.of} {place.number}/{place.count}," for place in progress.path)
+            head = f"{problem.kernel}{places} {sizes_text(problem.sizes)}: " if places else f"{problem.kernel}: "
         now_s, stage = time.monotonic(), (head, progress.phase, progress.waiting)
         self._pending = f"{head}{short_line(progress)}"
-        self._share = done_share(progress)
+        target, shares = trial_target(progress), list[float]()
+        if target:
+            shares.append(trial_count(progress) / target)
+        if progress.budget_s:
+            shares.append(progress.elapsed_s / progress.budget_s)
+        self._share = max(shares, default=None)
         if stage != self._stage or now_s - self._shown_s >= _MIN_INTERVAL_S:
             self._stage, self._shown_s = stage, now_s
             self._flush()
@@ -149,15 +158,6 @@ class ProgressLine:
                 write(self._display)
             except (OSError, ValueError):
                 self._display = None
-
-
-def _head(progress: Progress) -> str:
-    """Return the beginning of a line: the kernel, and the place of its session in a schedule with its sizes."""
-    problem = progress.problem
-    if problem is None or not progress.gates:
-        return ""
-    places = "".join(f" {place.of} {place.number}/{place.count}," for place in progress.path)
-    return f"{problem.kernel}{places} {sizes_text(problem.sizes)}: " if places else f"{problem.kernel}: "
 
 
 def default_display() -> TerminalDisplay | NotebookDisplay | None:
@@ -193,17 +193,6 @@ def observing(progress: bool | Observer) -> Iterator[Observer]:
         yield line.show
     finally:
         line.close()
-
-
-def done_share(progress: Progress) -> float | None:
-    """Return the share of a session that is done, by trials or time; None where it has no end that is known."""
-    shares = []
-    target = trial_target(progress)
-    if target:
-        shares.append(trial_count(progress) / target)
-    if progress.budget_s:
-        shares.append(progress.elapsed_s / progress.budget_s)
-    return max(shares, default=None)
 
 
 def plain_line(progress: Progress) -> str:
@@ -278,16 +267,3 @@ def trial_target(progress: Progress) -> int | None:
     if progress.target is None:
         return None
     return max(trial_count(progress), min(progress.target, progress.gates["limits"]))
-
-
-def _width(stream: TextIO) -> int:
-    """Return the width of a terminal in characters."""
-    try:
-        columns = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):
-        return _DEFAULT_WIDTH
-    return columns or _DEFAULT_WIDTH
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(0, width - 3)] + "..."

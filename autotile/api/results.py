@@ -61,7 +61,7 @@ from autotile.database.keys import (
     study_document,
 )
 from autotile.database.winners import StoredRule
-from autotile.errors import InputError, ProblemError
+from autotile.errors import InputError
 from autotile.exchange.recording import RecordingFile, list_recordings, read_recording
 from autotile.kernel.library import KernelName, is_path, load_kernel, load_named_kernel
 from autotile.kernel.problem import Workrate
@@ -77,7 +77,6 @@ if TYPE_CHECKING:
 
     from autotile.exchange.column_table import ColumnTable
     from autotile.report.comparison import DatabaseComparison
-    from autotile.report.report_data import ReportData
     from autotile.report.study import StudyData
 
 
@@ -360,35 +359,36 @@ class TrialList(Result, StudyPlots):
 
     def to_json(self) -> Any:
         """Return one entry for each trial."""
-        return to_document([_trial_document(entry.key, entry.stored) for entry in self.trials])
-
-
-def _trial_document(key: TuningKey, stored: StoredTrial) -> dict[str, Any]:
-    trial = stored.trial
-    measured, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
-    return {
-        "trial": stored.trial_id,
-        "study": stored.study_id,
-        "run": stored.run_id,
-        **study_document(key),
-        "phase": stored.phase,
-        "rank": stored.rank,
-        "config": trial.config,
-        "outcome": str(trial.outcome),
-        "stage": trial.stage,
-        "reason": trial.reason,
-        "time_us": trial.time_us,
-        "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
-        "samples": len(measured.samples_us) if measured is not None else 0,
-        "registers": resources and resources.registers,
-        "spill_bytes": resources and resources.spill_bytes,
-        "static_smem_bytes": resources and resources.static_smem_bytes,
-        "occupancy": occupancy and occupancy.occupancy,
-        "limited_by": occupancy.limited_by if occupancy is not None else [],
-        "seconds": trial.seconds,
-        "telemetry": trial.telemetry,
-        "created_at": stored.created_at,
-    }
+        documents = []
+        for stored, key in ((entry.stored, entry.key) for entry in self.trials):
+            trial = stored.trial
+            measured, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
+            documents.append(
+                {
+                    "trial": stored.trial_id,
+                    "study": stored.study_id,
+                    "run": stored.run_id,
+                    **study_document(key),
+                    "phase": stored.phase,
+                    "rank": stored.rank,
+                    "config": trial.config,
+                    "outcome": str(trial.outcome),
+                    "stage": trial.stage,
+                    "reason": trial.reason,
+                    "time_us": trial.time_us,
+                    "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+                    "samples": len(measured.samples_us) if measured is not None else 0,
+                    "registers": resources and resources.registers,
+                    "spill_bytes": resources and resources.spill_bytes,
+                    "static_smem_bytes": resources and resources.static_smem_bytes,
+                    "occupancy": occupancy and occupancy.occupancy,
+                    "limited_by": occupancy.limited_by if occupancy is not None else [],
+                    "seconds": trial.seconds,
+                    "telemetry": trial.telemetry,
+                    "created_at": stored.created_at,
+                }
+            )
+        return to_document(documents)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -545,14 +545,6 @@ class BestResult(Result):
 
     def _parts(self) -> Iterator[Part]:
         """Yield the configuration with its figures, the reason, and the contenders of an operation."""
-        yield self._facts()
-        yield self.explanation
-        if self.contenders:
-            from autotile.api.inspection import contenders_table
-
-            yield contenders_table(self.contenders)
-
-    def _facts(self) -> Facts:
         facts: Facts = [("tier", self.tier)]
         if self.contenders:
             facts.append(("computed by", self.kernel))
@@ -577,7 +569,12 @@ class BestResult(Result):
             facts.append(("shared memory", f"{smem_bytes:,} B a block"))
         if self.occupancy is not None:
             facts.append(("occupancy", occupancy_text(self.device, self.occupancy)))
-        return facts
+        yield facts
+        yield self.explanation
+        if self.contenders:
+            from autotile.api.inspection import contenders_table
+
+            yield contenders_table(self.contenders)
 
     def to_json(self) -> Any:
         """Return everything that is known of the configuration."""
@@ -698,15 +695,6 @@ def best(
     )
 
 
-def _is_in_force(stored: StoredRule) -> bool | None:
-    try:
-        loaded = load_named_kernel(stored.key.kernel)
-    except InputError:
-        return None
-    is_current = (stored.key.template_hash, stored.key.space_hash) == (loaded.source_hash, space_hash(loaded.spec))
-    return is_current and stored.rule.in_force
-
-
 @checked
 def list(
     kernel: KernelName | None = None,
@@ -755,8 +743,16 @@ def list(
             assessed = assess_misses(opened, kernel)
             return MissList(tuple(sorted(assessed, key=lambda miss: (-(miss.lost_s or 0.0), -miss.count))))
         if families:
-            rules = rows_of_kernel(opened.rules, kernel)
-            return FamilyList(tuple(TunedFamily(rule, _is_in_force(rule)) for rule in rules), opened.location)
+            tuned = []
+            for stored in rows_of_kernel(opened.rules, kernel):
+                in_force = None
+                with suppress(InputError):  # there may be no kernel of its name any more
+                    current = load_named_kernel(stored.key.kernel)
+                    versions = current.source_hash, space_hash(current.spec)
+                    is_current = (stored.key.template_hash, stored.key.space_hash) == versions
+                    in_force = is_current and stored.rule.in_force
+                tuned.append(TunedFamily(stored, in_force))
+            return FamilyList(tuple(tuned), opened.location)
         return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location)
 
 
@@ -803,16 +799,15 @@ def trials(
     if outcome is not None and outcome not in [*Outcome]:
         raise InputError(f"no outcome is named {outcome!r}; expected one of {', '.join(Outcome)}")
     given = merge_sizes(sizes, named_sizes)
+    from autotile.report.report_data import check_sizes
+
     opened = open_for_reading(database)
     if opened is None:
         load_kernel(kernel)  # a misspelt name is an error, not an empty list
         return TrialList(())
     with opened:
         studies = [study for study in rows_of_kernel(opened.studies, kernel) if dtype in (None, study.key.dtype)]
-        for name in given if studies else ():
-            if not any(name in study.key.sizes for study in studies):
-                known = ", ".join(dict.fromkeys(size for study in studies for size in study.key.sizes))
-                raise ProblemError(f"{studies[0].key.kernel} has no size {name!r}; its sizes are {known}")
+        check_sizes(given, studies)
         studies = [study for study in studies if given.items() <= study.key.sizes.items()]
         found = [
             StudyTrial(study.key, stored)
@@ -828,12 +823,8 @@ def trials(
             stored = [one for one in opened.stored_trials(alone.study_id) if config_key(one.trial.config) in kept]
             searched, finals = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))
             study = replace(study, trials=searched or finals, final_trials=finals)
-
-    def by_time(entry: StudyTrial) -> tuple[bool, float, int]:
-        time_us = entry.stored.trial.time_us
-        return time_us is None, time_us or 0.0, entry.stored.trial_id
-
-    return TrialList(tuple(sorted(found, key=by_time)[:limit]), study)
+    found.sort(key=lambda one: (one.stored.trial.time_us is None, one.stored.trial.time_us or 0.0, one.stored.trial_id))
+    return TrialList(tuple(found[:limit]), study)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -953,7 +944,7 @@ def report(
         return compared
     if fail_if_slower is not None:
         raise InputError("--fail-if-slower compares two databases; give them as A.db B.db")
-    from autotile.report.report_data import report_of_study
+    from autotile.report.report_data import read_operation_report, read_report, report_of_study
     from autotile.report.sections import report_page
     from autotile.report.study import study_of_recording
 
@@ -963,7 +954,22 @@ def report(
             raise InputError(f"there is no recording {recording}; see `autotile list --recordings`")
         data = report_of_study(study_of_recording(read_recording(recording), str(recording)))
     else:
-        data = _stored(kernel, given, dtype, device, database)
+        operation = named_operation(kernel)
+        opened = open_for_reading(database)
+        if opened is None:
+            if kernel is not None and operation is None:
+                load_kernel(kernel)  # a misspelt name is an error of its own
+            asked = f"autotile tune {kernel or 'KERNEL'}"
+            raise InputError(f"there is no database {location_text(database)} yet; run `{asked}` first")
+        with suppress(InputError):  # the GPU of a result may have no profile
+            device = device_profile(device).name if device is not None else None
+        with opened:
+            if operation is not None:
+                data = read_operation_report(opened, operation, given, dtype=dtype, gpu_name=device)
+            else:
+                data = read_report(opened, kernel, given, dtype=dtype, gpu_name=device)
+        if isinstance(kernel, str | Path) and is_path(str(kernel)):
+            data = replace(data, path=str(kernel))
     write_page(report_page(data), path)
     shown = sum(len(study.newest) for study in data.studies)
     return WrittenReport(path, data.title, len(data.studies), shown, path.stat().st_size)
@@ -986,29 +992,3 @@ def read_percentage(given: str | float) -> float:
     if found is None:
         raise InputError(f"--fail-if-slower {given!r} is no percentage; expected one such as 5% or 2.5%")
     return float(found[1]) / 100.0
-
-
-def _stored(
-    kernel: KernelName | None,
-    sizes: Mapping[str, int],
-    dtype: str | None,
-    device: str | None,
-    database: str | Path | None,
-) -> ReportData:
-    from autotile.report.report_data import read_operation_report, read_report
-
-    operation = named_operation(kernel)
-    opened = open_for_reading(database)
-    if opened is None:
-        if kernel is not None and operation is None:
-            load_kernel(kernel)  # a misspelt name is an error of its own
-        asked = f"autotile tune {kernel or 'KERNEL'}"
-        raise InputError(f"there is no database {location_text(database)} yet; run `{asked}` first")
-    with suppress(InputError):  # the GPU of a result may have no profile
-        device = device_profile(device).name if device is not None else None
-    with opened:
-        if operation is not None:
-            found = read_operation_report(opened, operation, sizes, dtype=dtype, gpu_name=device)
-        else:
-            found = read_report(opened, kernel, sizes, dtype=dtype, gpu_name=device)
-    return replace(found, path=str(kernel)) if isinstance(kernel, str | Path) and is_path(str(kernel)) else found

@@ -23,7 +23,7 @@ from autotile.core.model import Config, Problem, Value, split_objectives
 from autotile.core.text import sizes_text
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import ConfigError, InputError, ProblemError, nearest
-from autotile.kernel.library import Kernel, KernelName, load_kernel
+from autotile.kernel.library import Kernel, KernelName, held_kernel, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec, Parameter
@@ -464,21 +464,25 @@ def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> T
     return options
 
 
-def serving_call(kernel: str, problem: Problem, *, dtype: str | None, database: str | None) -> str:
-    """Return the line of Python that serves a tuned problem; the password of a database's URL is shown as ``***``.
+def serving_call(kernel: KernelName, problem: Problem, *, dtype: str | None, database: str | None) -> str:
+    """Return the line of Python that serves a tuned problem; empty for a kernel that is no file.
+
+    The password of a database's URL is shown as ``***``.
 
     Parameters
     ----------
     kernel, dtype, database
         As the user gave them; None is left out.
     """
+    if held_kernel(kernel):
+        return ""
     if database is not None:
         from autotile.database.engine import parse_location  # which inspections do without
 
         database = str(parse_location(database))
     sizes = [f"{name}={value}" for name, value in problem.sizes.items()]
     choices = [f"{name}={encode_json(value)}" for name, value in (("dtype", dtype), ("database", database)) if value]
-    return f"kernel = autotile.get_best_kernel({', '.join([encode_json(kernel), *sizes, *choices])})"
+    return f"kernel = autotile.get_best_kernel({', '.join([encode_json(str(kernel)), *sizes, *choices])})"
 
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
@@ -596,33 +600,22 @@ def session_options(
         if field in ("sampler", "scheduler", "gpu_model") and not isinstance(value, str):
             raise InputError(f"{field} is {value!r}, expected a text")
         changes[field] = str(value) if field == "database" and value is not None else value
-    options = replace(options, **changes)
-    return replace(options, **_gpus(options, device, given.get("devices")))
-
-
-def _gpus(options: TuneOptions, device: int | str | Sequence[int | str] | None, devices: Any) -> dict[str, Any]:
-    """Return the fields that select GPUs.
-
-    Raises
-    ------
-    InputError
-        This machine has no such GPU, or one GPU and several are named.
-    """
+    options, devices = replace(options, **changes), given.get("devices")
     if options.scheduler and (device is not None or devices is not None):
         if devices is not None or not isinstance(device, str) or device.isdecimal():
             raise InputError("--scheduler uses all GPUs of a model; to choose a model, name it: --device H200")
-        return {"gpu_model": device}
+        return replace(options, gpu_model=device)
     if device is not None and devices is not None:
         raise InputError("--device names one GPU and --devices several; give one of them")
     if device == "all" or (isinstance(device, Sequence) and not isinstance(device, str)):
         device, devices = None, device
     if devices is None:
-        return {} if device is None else {"device_index": resolve_gpu(device), "devices": ()}
+        return options if device is None else replace(options, device_index=resolve_gpu(device), devices=())
     if options.replay is not None:
         text = devices if isinstance(devices, str) else ",".join(map(str, devices))
-        return {"device_index": 0, "devices": simulated_gpus(text)}
+        return replace(options, device_index=0, devices=simulated_gpus(text))
     found = resolve_gpus(devices)
-    return {"device_index": found[0], "devices": found}
+    return replace(options, device_index=found[0], devices=found)
 
 
 def read_keywords(
@@ -656,18 +649,16 @@ def read_keywords(
         name, known = described.name, dict(described.sizes)
     for word in named:
         if word not in known and word not in OPTION_NAMES:
-            raise ProblemError(_unknown(name, word, known))
+            lowered = {other.lower(): other for other in (*OPTION_NAMES, *known)}
+            alike = difflib.get_close_matches(word.lower()[:100], lowered, n=_MAX_NAMED, cutoff=0.5)
+            close = [lowered[one] for one in alike]
+            hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+            others = [one for one in close if one not in known] or ["trials", "budget", "sampler"]
+            stated = f"sizes and flags: {', '.join(known)}; " if known else ""
+            lacks = (
+                f"{name} has no size {word!r}, and no option is named so" if known else f"no option is named {word!r}"
+            )
+            raise ProblemError(f"{lacks}{hint} ({stated}options: {', '.join(others)} ...)")
     own = {word: value for word, value in named.items() if word in known}
     given = {word: value for word, value in named.items() if word not in known}
     return merge_sizes(sizes, own), session_options(options, given=given, **place)
-
-
-def _unknown(name: str, word: str, sizes: Collection[str]) -> str:
-    """Return the message for a keyword that is neither a size nor an option: the sizes, and options of like names."""
-    lowered = {other.lower(): other for other in (*OPTION_NAMES, *sizes)}
-    close = [lowered[one] for one in difflib.get_close_matches(word.lower()[:100], lowered, n=_MAX_NAMED, cutoff=0.5)]
-    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-    options = [one for one in close if one not in sizes] or ["trials", "budget", "sampler"]
-    stated = f"sizes and flags: {', '.join(sizes)}; " if sizes else ""
-    lacks = f"{name} has no size {word!r}, and no option is named so" if sizes else f"no option is named {word!r}"
-    return f"{lacks}{hint} ({stated}options: {', '.join(options)} ...)"

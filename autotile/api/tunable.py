@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -171,6 +172,12 @@ def kernel(
     >>> scale.tune(n=1 << 20)  # doctest: +SKIP
     <TuneResult: scale n=1048576 float32 on NVIDIA H200: ...>
     """
+    reference_keys: dict[str, Any] = {} if tolerance is None else {"tolerance": tolerance}
+    if verify is not None:
+        reference_keys["comparison"] = function_name(verify)
+    further: Any = sections or {}
+    if reference_keys:
+        further = {**further, "reference": {**further.get("reference", {}), **reference_keys}}
     described = build_document(
         source,
         entry,
@@ -195,7 +202,7 @@ def kernel(
         },
         problem={"flags": flags, "ragged": ragged, "dtypes": _strings(dtypes)},
         work={"flops": flops, "bytes": bytes},
-        sections=_with_tolerance(sections or {}, tolerance, verify),
+        sections=further,
     )
     return TunableKernel(described, reference_on, verify)
 
@@ -203,15 +210,6 @@ def kernel(
 def _strings(given: Any) -> list[Any]:
     """Return the entries of a list; a single one may stand alone."""
     return [given] if isinstance(given, str | os.PathLike) else list(given)
-
-
-def _with_tolerance(
-    sections: Mapping[str, Any], tolerance: float | Mapping[str, Any] | None, verify: Callable[..., Any] | None
-) -> Mapping[str, Any]:
-    keys: dict[str, Any] = {} if tolerance is None else {"tolerance": tolerance}
-    if verify is not None:
-        keys["comparison"] = function_name(verify)
-    return {**sections, "reference": {**sections.get("reference", {}), **keys}} if keys else sections
 
 
 class TunableKernel(Result):
@@ -409,7 +407,9 @@ def comparison_of(spec: KernelSpec, function: Callable[..., Any], folder: Path) 
     unchecked = spec.reference.unchecked
     names = [buffer.name for buffer in spec.buffers if buffer.is_written and buffer.name not in unchecked]
     tolerance = spec.reference.tolerance
-    takes_tolerance = _takes_three(function)
+    takes_tolerance, plain = False, (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    with suppress(TypeError, ValueError):  # a function of C without a signature
+        takes_tolerance = sum(one.kind in plain for one in inspect.signature(function).parameters.values()) >= 3
 
     def check(config: Config, contents: Mapping[str, NDArray[Any]]) -> tuple[str, Mapping[str, float | str]]:
         expected, got = ([contents[f"{name}.{what}"] for name in names] for what in ("expected", "value"))
@@ -424,15 +424,6 @@ def comparison_of(spec: KernelSpec, function: Callable[..., Any], folder: Path) 
 
     buffers = tuple(f"{name}.{what}" for name in names for what in ("expected", "value"))
     return Inspection(buffers, check, str(folder))
-
-
-def _takes_three(function: Callable[..., Any]) -> bool:
-    try:
-        arguments = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a function of C without a signature
-        return False
-    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(argument.kind in plain for argument in arguments) >= 3
 
 
 _SOURCE = """\

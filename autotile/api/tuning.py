@@ -203,7 +203,10 @@ def tune(
     {'BM': 128, 'BN': 128, ...}
     """
     given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
-    is_family = any(map(_is_extent, given.values()))
+    is_family = any(
+        isinstance(size, list | tuple | range) or (isinstance(size, str) and (".." in size or "," in size))
+        for size in given.values()
+    )
     if is_family or misses or plan is not None:
         for option, is_given in (
             ("--trace", chosen.trace is not None),
@@ -218,6 +221,7 @@ def tune(
     if not is_family and (points is not None or max_configs is not None):
         raise InputError("--points and --max-configs are of families of sizes; give a range such as M=1..8192")
     shown = observe or progress
+    announced: Any = {} if announce is None else {"announce": announce}
     if plan is not None:
         if kernel is not None or given or dtype is not None or misses:
             raise InputError("--plan states its kernels, sizes and dtypes; leave them out")
@@ -230,7 +234,7 @@ def tune(
             raise InputError("--misses takes its sizes from the database; leave them out")
         from autotile.api.plans import tune_misses
 
-        return tune_misses(kernel, options=chosen, progress=shown, announce=announce or _ignore)
+        return tune_misses(kernel, options=chosen, progress=shown, **announced)
     if chosen.captured is not None:
         if given or dtype is not None:
             raise InputError("--captured takes the sizes and the dtype from the call; leave them out")
@@ -244,9 +248,7 @@ def tune(
         raise InputError("no kernel is named; expected `autotile tune KERNEL SIZE=N ...`, or `autotile tune --misses`")
     if is_family:
         limits: Any = {"points": points, "max_configs": max_configs}
-        return tune_family(
-            kernel, given, dtype=dtype, options=chosen, progress=shown, announce=announce or _ignore, **limits
-        )
+        return tune_family(kernel, given, dtype=dtype, options=chosen, progress=shown, **announced, **limits)
     operation = named_operation(kernel)
     if operation is not None:
         _check_no_session_options(kernel, chosen, search)
@@ -278,14 +280,9 @@ def tune(
         else:
             with observing(shown) as observer, forgetting_served():
                 found = tune_problem(loaded, problem, chosen, observer)
-    line = _serving_call(kernel, replace(problem, sizes=served), dtype, chosen)
+    line = serving_call(kernel, replace(problem, sizes=served), dtype=dtype, database=chosen.database)
     result: TuneResult | OperationResult = replace(found, call=line, notices=(*assumed, *found.notices))
     return result
-
-
-def _is_extent(size: object) -> bool:
-    """Return True if a size is several: a list, a range, or text such as ``1..8192``."""
-    return isinstance(size, list | tuple | range) or (isinstance(size, str) and (".." in size or "," in size))
 
 
 def _announced(notice: str, announce: Callable[[str], None] | None) -> tuple[str, ...]:
@@ -393,7 +390,8 @@ def tune_family(
             loaded, family, problem.dtype, read_settings(), chosen, plan=limited, observe=observer
         )
     forget_served()  # the next get_best_kernel reads the database again
-    return replace(found, call=_serving_call(kernel, replace(problem, sizes=family.largest), dtype, chosen))
+    largest = replace(problem, sizes=family.largest)
+    return replace(found, call=serving_call(kernel, largest, dtype=dtype, database=chosen.database))
 
 
 def _tune_operation_family(
@@ -476,15 +474,6 @@ def record(
     check_device_index(chosen.device_index)
     with observing(observe or progress) as observer:
         return sessions.record(loaded, problem, read_settings(), chosen, sample=sample, output=path, observe=observer)
-
-
-def _serving_call(kernel: KernelName, problem: Problem, dtype: str | None, options: TuneOptions) -> str:
-    """Return the line of Python that serves a tuned problem; empty for a kernel that is no file."""
-    return "" if held_kernel(kernel) else serving_call(str(kernel), problem, dtype=dtype, database=options.database)
-
-
-def _ignore(_: object) -> None:
-    """Observe nothing."""
 
 
 class TuningSession(Result):

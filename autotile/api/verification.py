@@ -120,8 +120,10 @@ class VerifyResult(Result):
             (
                 str(one.problem),
                 one.verdict,
-                _time(one.before_measurement, one.source),
-                _time(one.after_measurement, one.source),
+                *(
+                    source_text(time_text(measured.time_us), one.source) if measured is not None else NOTHING
+                    for measured in (one.before_measurement, one.after_measurement)
+                ),
                 f"{one.speedup.value:.3f}" if one.speedup is not None else NOTHING,
                 config_text(one.after) if one.after is not None else "the default",
                 one.reason,
@@ -152,10 +154,6 @@ class VerifyResult(Result):
                 for one in self.problems
             ]
         )
-
-
-def _time(measured: Measurement | None, source: str) -> str:
-    return source_text(time_text(measured.time_us), source) if measured is not None else NOTHING
 
 
 @checked

@@ -94,6 +94,12 @@ class CommandLine(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         lay_out_help(self)
+        if not self.commands:  # as of the application, which has all of them
+            self.commands = LazyCommands()  # type: ignore[assignment]
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        """Return the names of the commands, none of which is made."""
+        return list(self.commands)
 
     def make_context(self, *given: Any, **named: Any) -> Any:
         """Parse the command line; Ctrl-C becomes a `CommandInterruptedError`."""
@@ -144,7 +150,11 @@ class CommandLine(TyperGroup):
         except UnwrittenAnswerError:
             raise
         except typer.TyperException as error:
-            text, named = _usage_text(error), next((word for word in words if not word.startswith("-")), "")
+            text = error.format_message().rstrip(".").replace(": Value error, ", ": ")
+            text = re.sub(r", unable to parse string as .*", "", text.replace(": Input should be ", ": expected "))
+            if (context := getattr(error, "ctx", None)) is not None:
+                text = f"{text}; see `{context.command_path} --help`"
+            named = next((word for word in words if not word.startswith("-")), "")
             if named in _RENAMED and "No such command" in text:
                 text = f"there is no command {named!r}; it is `autotile {_RENAMED[named]}`"
             show_error(text, "UsageError", as_json=as_json)
@@ -153,7 +163,9 @@ class CommandLine(TyperGroup):
             rescued = error.rescued if isinstance(error, RescuedRunError) else ""
             hint = self._option_hint(error, words) if isinstance(error, ProblemError) else ""
             show_error(f"{error}{hint}", type(error).__name__, as_json=as_json, rescued=rescued)
-            return _exit_code(error)
+            if isinstance(error, CommandInterruptedError):
+                return INTERRUPTED
+            return BAD_INPUT if isinstance(error, InputError) else NOTHING_FOUND
         except OSError as error:
             *_, (frame, _) = traceback.walk_tb(error.__traceback__)
             if frame.f_globals["__name__"].split(".")[0] in ("rich", "typer"):  # they write the help, and nothing else
@@ -179,18 +191,6 @@ class CommandLine(TyperGroup):
         return ""
 
 
-class LazyCommandLine(CommandLine):
-    """Group of the commands of autotile."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.commands = LazyCommands()  # type: ignore[assignment]
-
-    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        """Return the names of the commands, none of which is made."""
-        return list(self.commands)
-
-
 @contextmanager
 def _interruptible() -> Iterator[None]:
     try:
@@ -201,7 +201,7 @@ def _interruptible() -> Iterator[None]:
 
 app = typer.Typer(
     name="autotile",
-    cls=LazyCommandLine,
+    cls=CommandLine,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -240,20 +240,6 @@ def lay_out_help(command: TyperCommand | TyperGroup) -> None:
         lay_out_help(inner)
 
 
-def _exit_code(error: AutotileError) -> int:
-    if isinstance(error, CommandInterruptedError):
-        return INTERRUPTED
-    return BAD_INPUT if isinstance(error, InputError) else NOTHING_FOUND
-
-
-def _usage_text(error: typer.TyperException) -> str:
-    """Return the fault of the command line, and the command that prints the help."""
-    context = getattr(error, "ctx", None)
-    message = error.format_message().rstrip(".").replace(": Value error, ", ": ")
-    message = re.sub(r", unable to parse string as .*", "", message.replace(": Input should be ", ": expected "))
-    return f"{message}; see `{context.command_path} --help`" if context is not None else message
-
-
 def main() -> None:
     """Run the command named by ``sys.argv``; exit with 0 on success, 1 if nothing was found, 2 on bad input.
 
@@ -267,9 +253,11 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-_URL_PASSWORD = re.compile(r"(?<=://)([^\s:/@]*:)(\S*)(?=@)")
-"""User and password of a URL; greedy, as a password may hold any character."""
-_NAMED_PASSWORD = re.compile(r"((?:password|passwd|pwd)=)([^\s&]+)", re.IGNORECASE)
+_PASSWORDS = (
+    re.compile(r"(?<=://)([^\s:/@]*:)(\S*)(?=@)"),
+    re.compile(r"((?:password|passwd|pwd)=)([^\s&]+)", re.IGNORECASE),
+)
+"""Passwords of URLs, behind the user and greedy, as they may hold any character; and passwords by name."""
 _MAX_LINE = 300
 """Characters of an exception's text in the message; the report has it whole."""
 
@@ -286,7 +274,8 @@ def report_crash(error: BaseException, words: Sequence[str]) -> str:
     words
         Arguments of the command line.
     """
-    passwords = set(_passwords_in(words))
+    found = [match[2] for word in words for pattern in _PASSWORDS for match in pattern.finditer(word)]
+    passwords = set(filter(None, (*found, *map(unquote, found))))
     name = f"{type(error).__name__}: {error}".rstrip(": ")
     summary = _masked(" ".join(name.split()), passwords)[:_MAX_LINE]
     lines = (
@@ -304,16 +293,9 @@ def report_crash(error: BaseException, words: Sequence[str]) -> str:
     return f"unexpected {summary}; please report it with the file {path}"
 
 
-def _passwords_in(words: Sequence[str]) -> Iterable[str]:
-    for word in words:
-        for pattern in (_URL_PASSWORD, _NAMED_PASSWORD):
-            for match in pattern.finditer(word):
-                yield from filter(None, (match[2], unquote(match[2])))
-
-
 def _masked(text: str, passwords: Iterable[str]) -> str:
     """Replace the passwords, of URLs and by name, and those of the command line wherever they stand."""
-    for pattern in (_URL_PASSWORD, _NAMED_PASSWORD):
+    for pattern in _PASSWORDS:
         text = pattern.sub(r"\1***", text)
     for password in sorted(passwords, key=len, reverse=True):
         text = text.replace(password, "***")

@@ -64,33 +64,29 @@ def drive(tune: Callable[..., Any], places: Sequence[Any], arguments: Mapping[st
 def serve(session: TuningSession) -> None:
     """Answer each line of standard input by one line on standard output, until the input ends."""
     try:
-        _answer_all(session)
+        _write({"ready": _ready(session)})
+        for line in _lines(sys.stdin.buffer):
+            request: AskTellLine | None = None
+            try:
+                if line is None:
+                    raise DataError(f"the line has more than {MAX_LINE_BYTES} bytes; send fewer configurations in one")
+                request = decode_json(line, AskTellLine)
+                named = [name for name in _REQUESTS if getattr(request, name) is not None]
+                if len(named) != 1:
+                    got = " and ".join(named) or "none"
+                    raise DataError(f"expected one of {', '.join(_REQUESTS)} in a line, got {got}")
+                if request.finish:
+                    return
+                answer = _answer(session, request)
+            except WorkerError as error:  # the device is at fault
+                _write(_error(request, error))
+                raise
+            except AutotileError as error:
+                answer = _error(request, error)
+            _write({"id": request.id, **answer} if request is not None and request.id is not None else answer)
     except BrokenPipeError:
         discard_output(sys.stdout)  # Python would write it again at exit
         notice("the program that reads the answers has ended; the result is stored")
-
-
-def _answer_all(session: TuningSession) -> None:
-    _write({"ready": _ready(session)})
-    for line in _lines(sys.stdin.buffer):
-        request: AskTellLine | None = None
-        try:
-            if line is None:
-                raise DataError(f"the line has more than {MAX_LINE_BYTES} bytes; send fewer configurations in one")
-            request = decode_json(line, AskTellLine)
-            named = [name for name in _REQUESTS if getattr(request, name) is not None]
-            if len(named) != 1:
-                got = " and ".join(named) or "none"
-                raise DataError(f"expected one of {', '.join(_REQUESTS)} in a line, got {got}")
-            if request.finish:
-                return
-            answer = _answer(session, request)
-        except WorkerError as error:  # the device is at fault
-            _write(_error(request, error))
-            raise
-        except AutotileError as error:
-            answer = _error(request, error)
-        _write({"id": request.id, **answer} if request is not None and request.id is not None else answer)
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes | None]:

@@ -24,7 +24,6 @@ from autotile.cli.derivation import (
     read_assignments,
     read_extents,
     read_followed,
-    read_problems,
     read_selections,
     read_sizes,
     read_subject,
@@ -42,8 +41,9 @@ from autotile.cli.output import (
     examples,
     help_without_command,
     notice,
+    print_json,
+    print_line,
     show,
-    show_text,
     write_table_file,
 )
 from autotile.core.text import plural
@@ -79,14 +79,6 @@ _ASK_TELL = Described("ask_tell", "bool", False, False, "Let another program sea
 _JSON = Described(
     "as_json", "bool", False, False, "Print one JSON document on standard output; all else goes to standard error.", ""
 )
-
-
-def _never(_: Any) -> int:
-    return 0
-
-
-def _unwatched(_: Mapping[str, Any], __: ExitStack) -> Mapping[str, Any]:
-    return {}
 
 
 def _announced(_: Mapping[str, Any], __: ExitStack) -> Mapping[str, Any]:
@@ -131,9 +123,9 @@ class Command:
     shown: frozenset[str] = frozenset()
     words: tuple[str, Callable[[Sequence[str]], Mapping[str, Any]]] | None = None
     remark: str = ""
-    code: Callable[[Any], int] = _never
+    code: Callable[[Any], int] = lambda _: 0
     has_notices: bool = False
-    watched: Callable[[Mapping[str, Any], ExitStack], Mapping[str, Any]] = _unwatched
+    watched: Callable[[Mapping[str, Any], ExitStack], Mapping[str, Any]] = lambda _, __: {}
     has_json: bool = True
 
 
@@ -149,10 +141,6 @@ def _verified(result: Any) -> int:
         return NOTHING_FOUND if not result.is_right else SLOWER if result.verdict == "slower" else 0
     verdicts = {problem.verdict for problem in result.problems}
     return INTERRUPTED if "interrupted" in verdicts else NOTHING_FOUND if "failed" in verdicts else 0
-
-
-def _surveyed(result: Any) -> int:
-    return 0 if not hasattr(result, "is_usable") or result.is_usable.any() else NOTHING_FOUND
 
 
 def _compared(result: Any) -> int:
@@ -182,10 +170,6 @@ def _session(given: Mapping[str, Any], stack: ExitStack) -> Mapping[str, Any]:
     before = "reading the plan" if "plan" in given else "enumerating the search space"
     shown = stack.enter_context(TuneProgress(error_console(), before))
     return {"progress": shown, "announce": shown.remark}
-
-
-def _measurement(given: Mapping[str, Any], stack: ExitStack) -> Mapping[str, Any]:
-    return _session(given, stack) if given.keys() & {"measure", "sample"} else {"announce": notice}
 
 
 def _compilation(given: Mapping[str, Any], stack: ExitStack) -> Mapping[str, Any]:
@@ -275,7 +259,7 @@ COMMANDS: Mapping[str, Command] = {
         EVERYDAY,
         {"limit": "N 0..", "output": "-o --output FILE.html"},
         own=(_CSV,),
-        code=_surveyed,
+        code=lambda result: 0 if not hasattr(result, "is_usable") or result.is_usable.any() else NOTHING_FOUND,
         has_notices=True,
         watched=_compilation,
     ),
@@ -354,7 +338,9 @@ COMMANDS: Mapping[str, Command] = {
         RESULTS,
         {"captured": "FOLDER"},
         words=("KERNEL [SIZE=N]...", lambda words: {"kernel": read_selections(words)}),
-        watched=_measurement,
+        watched=lambda given, stack: (
+            _session(given, stack) if given.keys() & {"measure", "sample"} else {"announce": notice}
+        ),
     ),
     "import": Command(
         "api.exchange.import_",
@@ -510,7 +496,10 @@ def _run(command: Command, described: Sequence[Described], given: dict[str, Any]
     for text in result.notices if command.has_notices and hasattr(result, "notices") else ():
         notice(text)
     if isinstance(result, str):
-        show_text(result, {"database": result}, as_json=bool(as_json))
+        if as_json:
+            print_json({"database": result})
+        else:
+            print_line(result)
     elif csv is not None or parquet is not None:
         _write(result, csv, parquet, as_json=bool(as_json))
     elif result is not None:
@@ -529,7 +518,8 @@ def _read_words(given: dict[str, Any], *, is_extent: bool) -> None:
     if isinstance(given.get("sizes"), list):
         given["sizes"] = (read_extents if is_extent else read_sizes)(given["sizes"])
     if given.get("verify_problem"):
-        given["verify_problem"] = read_problems(given["verify_problem"])
+        problems = (text.replace(",", " ").split() for text in given["verify_problem"])
+        given["verify_problem"] = tuple(map(read_sizes, problems))
     tries = [text.split(",") for text in given.get("tries") or ()]
     config = given["config"].split(",") if given.get("config") else None
     if not (tries or config or given.get("assignments")):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -99,12 +99,13 @@ def describe(path: str) -> tuple[str, list[Described]]:
     for parameter, value in zip([*places, *arguments.kwonlyargs], [*defaults, *arguments.kw_defaults], strict=True):
         if parameter.arg not in _INTERNAL:
             hint = ast.unparse(parameter.annotation) if parameter.annotation else ""
-            found.append((parameter.arg, aliases.get(hint, hint), value, parameter in places))
+            known: Any = value.value if isinstance(value, ast.Constant) else None
+            known = REQUIRED if value is None else known
+            found.append((parameter.arg, aliases.get(hint, hint), known, parameter in places))
     if arguments.vararg is not None and arguments.vararg.arg in docs:
-        found.insert(0, (arguments.vararg.arg, "Sequence[str]", ast.Constant(None), True))
+        found.insert(0, (arguments.vararg.arg, "Sequence[str]", None, True))
     described = [
-        Described(one, hint, REQUIRED if value is None else _constant(value), positional, *_said(docs[one][1]))
-        for one, hint, value, positional in found
+        Described(one, hint, value, positional, *_said(docs[one][1])) for one, hint, value, positional in found
     ]
     for one in others:
         hint, _, default = docs[one][0].partition(", default ")
@@ -117,10 +118,6 @@ def _source(module: str) -> str:
     spec = find_spec(module)
     loader: Any = spec.loader if spec is not None else None
     return str(loader.get_source(module))
-
-
-def _constant(node: ast.expr) -> Any:
-    return node.value if isinstance(node, ast.Constant) else None
 
 
 def _said(text: str) -> tuple[str, str]:
@@ -157,13 +154,19 @@ def parameter_of(
     bounds = next((word for word in words if re.fullmatch(r"[\d.]*\.\.[\d.]*", word)), "..")
     least, most = (float(end) if "." in end else int(end) if end else None for end in bounds.split("..", 1))
     metavar = " ".join(word for word in words if not word.startswith("-") and word != bounds)
-    kind = _kind(one.hint)
+    kind, completion = _kind(one.hint), None
+    completable = "kernel" if "KERNEL" in metavar else one.name
+    if completable in _COMPLETED or (one.name == "device" and "INDEX" in metavar):
+
+        def completion(incomplete: str) -> list[str]:
+            return completed(completable, incomplete)
+
     settings: dict[str, Any] = {
         "help": in_options(one.help, flags),
         "metavar": metavar or None,
         "min": least,
         "max": most,
-        "autocompletion": _completion(one.name, metavar),
+        "autocompletion": completion,
         "callback": {"database": _refuse_empty, "seed": _check_seed}.get(one.name),
     }
     if kind == list[str] and one.hint.startswith("Mapping") and not one.is_positional:
@@ -202,18 +205,6 @@ def _kind(hint: str) -> Any:
     if hint.startswith("list of") or (not {"str"} & parts and re.match("(Sequence|Iterable|Mapping)", hint)):
         return list[str]
     return next((kind for kind in (bool, int, float) if parts <= {kind.__name__, "None"}), str)
-
-
-def _completion(name: str, metavar: str) -> Callable[[str], list[str]] | None:
-    is_profile = name == "device" and "INDEX" in metavar
-    values = "kernel" if "KERNEL" in metavar else name
-    if not is_profile and values not in _COMPLETED:
-        return None
-
-    def complete(incomplete: str) -> list[str]:
-        return completed(values, incomplete)
-
-    return complete
 
 
 def _refuse_empty(database: str | None) -> str | None:
@@ -308,11 +299,6 @@ def read_values(spec: KernelSpec, words: Iterable[str]) -> dict[str, Value]:
         else:
             values[name] = float(text) if kind is float and is_short and _REAL.fullmatch(text) else text
     return values
-
-
-def read_problems(texts: Iterable[str]) -> tuple[dict[str, int], ...]:
-    """Read problems that are each given as ``SIZE=N[,...]``."""
-    return tuple(read_sizes(text.replace(",", " ").split()) for text in texts)
 
 
 def read_selections(words: Iterable[str]) -> list[tuple[str, dict[str, int] | None]]:

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotile.core.documents import encode_json
-from autotile.core.text import NOTHING, RIGHT, Part, Result, plain_heading, plural, shown_text
+from autotile.core.text import NOTHING, RIGHT, Result, plain_heading, plural, shown_text
 from autotile.database.paths import masked_message
 from autotile.errors import AutotileError, DataWarning, InputError
 
@@ -72,14 +72,6 @@ def show(result: Result, *, as_json: bool) -> None:
     with _answering():
         console(sys.stdout).print(rendered)
         sys.stdout.flush()
-
-
-def show_text(text: str, document: Any, *, as_json: bool) -> None:
-    """Print an answer of one line, or its document."""
-    if as_json:
-        print_json(document)
-    else:
-        print_line(text)
 
 
 def print_json(document: Any) -> None:
@@ -363,22 +355,24 @@ def table(*headings: str, wrap: bool = True) -> Table:
 
 def render(result: Result) -> RenderableType:
     """Render the heading and the parts of a result."""
-    heading, parts = result._heading(), [_rendered(part) for part in result._parts()]
-    return Group(*([title(heading)] if heading else []), *parts[:1], *map(below, parts[1:]))
-
-
-def _rendered(part: Part) -> RenderableType:
-    if isinstance(part, str):
-        return Text(shown_text(part, lines=True))
-    if isinstance(part, list):
-        return facts((label, text if isinstance(text, str) else lines(text)) for label, text in part)
-    shown: RenderableType = Listing(part.headings, part.rows, part.movable)
-    if part.is_wrapped:
-        shown = table(*part.headings)
-        for index, row in enumerate(part.rows):
-            cells = (shown_text(cell, lines=True) for cell in row)
-            shown.add_row(*cells, style=(part.styles[index] or None) if part.styles else None)
-    return Group(Text(shown_text(part.caption)), shown) if part.caption else shown
+    parts: list[RenderableType] = []
+    for part in result._parts():
+        if isinstance(part, str):
+            shown: RenderableType = Text(shown_text(part, lines=True))
+        elif isinstance(part, list):
+            shown = facts((label, text if isinstance(text, str) else lines(text)) for label, text in part)
+        else:
+            shown = Listing(part.headings, part.rows, part.movable)
+            if part.is_wrapped:
+                shown = table(*part.headings)
+                for index, row in enumerate(part.rows):
+                    cells = (shown_text(cell, lines=True) for cell in row)
+                    shown.add_row(*cells, style=(part.styles[index] or None) if part.styles else None)
+            if part.caption:
+                shown = Group(Text(shown_text(part.caption)), shown)
+        parts.append(below(shown) if parts else shown)
+    heading = result._heading()
+    return Group(*([title(heading)] if heading else []), *parts)
 
 
 def facts(rows: Iterable[tuple[str, RenderableType]], *, min_label_width: int = 0) -> Table:
@@ -445,45 +439,29 @@ class Listing:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render as many columns side by side as fit, and the others under each row."""
-        kept = self._kept(options.max_width)
-        lines = console.render_lines(self._table(kept), options, pad=False)
-        moved = [index for index in range(len(self.headings)) if index not in kept]
+        kept, names = self._kept(options.max_width), list(map(plain_heading, self.headings))
+        filled = table(*(self.headings[index] for index in kept), wrap=False)
+        for row in self.rows:
+            filled.add_row(*(row[index] for index in kept))
+        lines = console.render_lines(filled, options, pad=False)
+        moved = [index for index in range(len(names)) if index not in kept]
+        label_width = max((len(names[index]) for index in moved), default=0)
         for head in lines[:_HEADING_LINES]:
             yield from (*head, Segment.line())
         for line, row in zip(lines[_HEADING_LINES:], self.rows, strict=True):
             yield from (*line, Segment.line())
-            details = list(self._details(row, moved))
+            details = [(names[index], row[index]) for index in moved if row[index] not in ("", NOTHING)]
             if details:
-                yield Padding(
-                    facts(details, min_label_width=self._label_width(moved)), (0, 0, 0, _INDENT), expand=False
-                )
+                yield Padding(facts(details, min_label_width=label_width), (0, 0, 0, _INDENT), expand=False)
 
     def _kept(self, max_width: int) -> list[int]:
         """Return the columns that fit side by side."""
-        columns = zip(map(plain_heading, self.headings), *self.rows, strict=True)
-        widths = [max(map(cell_len, column)) for column in columns]
+        names = list(map(plain_heading, self.headings))
+        widths = [max(map(cell_len, column)) for column in zip(names, *self.rows, strict=True)]
         kept = list(range(len(widths)))
-        for index in self._moving_order():
+        first = [names.index(name) for name in self.movable if name in names]
+        for index in first + [index for index in reversed(range(1, len(names))) if index not in first]:
             if sum(widths[column] for column in kept) + COLUMN_GAP * (len(kept) - 1) <= max_width:
                 break
             kept.remove(index)
         return kept
-
-    def _moving_order(self) -> list[int]:
-        names = [plain_heading(heading) for heading in self.headings]
-        first = [names.index(name) for name in self.movable if name in names]
-        return first + [index for index in reversed(range(1, len(names))) if index not in first]
-
-    def _table(self, kept: Sequence[int]) -> Table:
-        filled = table(*(self.headings[index] for index in kept), wrap=False)
-        for row in self.rows:
-            filled.add_row(*(row[index] for index in kept))
-        return filled
-
-    def _details(self, row: Sequence[str], moved: Sequence[int]) -> Iterator[tuple[str, str]]:
-        for index in moved:
-            if row[index] not in ("", NOTHING):
-                yield plain_heading(self.headings[index]), row[index]
-
-    def _label_width(self, moved: Sequence[int]) -> int:
-        return max((len(plain_heading(self.headings[index])) for index in moved), default=0)

@@ -134,10 +134,19 @@ class TuneProgress(_LivePicture):
             return Text(shown_text(plain_line(progress)))
         since_s = now_s - self._received_s
         title = Text.assemble((str(progress.problem), "bold"), f" on {device_text(progress.device)}")
+        line = Table.grid(padding=(0, 2, 0, 0))
+        elapsed, left = f"{duration_text(progress.elapsed_s + since_s)} elapsed", left_text(progress, since_s)
+        if progress.phase == "searching":
+            done, total = completion(progress, since_s)
+            line.add_row(
+                ProgressBar(total=total, completed=done, width=_BAR_WIDTH), count_text(progress), elapsed, left
+            )
+        else:
+            line.add_row(progress.phase, elapsed, left)
         return Group(
             title,
             *([Text(shown_text(progress.waiting), style="bold")] if progress.waiting else []),
-            _bar_line(progress, since_s),
+            line,
             Text(shown_text(best_text(progress))),
             Text(funnel_text(progress.gates, progress.outcomes), style="dim"),
         )
@@ -215,19 +224,6 @@ def _live(console: Console, picture: Callable[[], RenderableType]) -> Live | Non
         redirect_stdout=False,
         redirect_stderr=False,
     )
-
-
-def _bar_line(progress: Progress, since_s: float) -> Table:
-    line = Table.grid(padding=(0, 2, 0, 0))
-    elapsed = f"{duration_text(progress.elapsed_s + since_s)} elapsed"
-    left = left_text(progress, since_s)
-    if progress.phase != "searching":
-        line.add_row(progress.phase, elapsed, left)
-        return line
-    done, total = completion(progress, since_s)
-    bar = ProgressBar(total=total, completed=done, width=_BAR_WIDTH)
-    line.add_row(bar, count_text(progress), elapsed, left)
-    return line
 
 
 def completion(progress: Progress, since_s: float) -> tuple[float, float | None]:

@@ -450,12 +450,9 @@ def timed_trials(study: StudyData) -> list[Trial]:
 def values_of(trials: Sequence[Trial], name: str) -> tuple[Value, ...]:
     """Return the values that a parameter had, numbers in ascending order."""
     found = {_typed(trial.config[name]): trial.config[name] for trial in trials}
-
-    def order(value: Value) -> tuple[bool, float, str]:
-        is_text = isinstance(value, str)
-        return is_text, 0.0 if is_text else float(value), str(value)
-
-    return tuple(sorted(found.values(), key=order))
+    texts = [value for value in found.values() if isinstance(value, str)]
+    numbers = [value for value in found.values() if not isinstance(value, str)]
+    return (*sorted(numbers, key=lambda value: (float(value), str(value))), *sorted(texts))
 
 
 def _typed(value: Value) -> tuple[type, Value]:
@@ -713,12 +710,12 @@ def front_chart(study: StudyData) -> Chart:
     if not found:
         return Chart("front", title, None, "No configuration has a value for every objective.")
     axes = [_OBJECTIVE_AXES.get(name, name) for name in study.objectives]
-    best = sorted((point for point in found if point.is_on_front), key=lambda point: point.values)
-    others = [point for point in found if not point.is_on_front][:_MAX_POINTS]
+    best = sorted(((trial, values) for trial, values, is_on_front in found if is_on_front), key=lambda pair: pair[1])
+    others = [(trial, values) for trial, values, is_on_front in found if not is_on_front][:_MAX_POINTS]
     traces = [
         points(
-            [point.values[0] for point in chosen],
-            [point.values[1] for point in chosen],
+            [values[0] for _, values in chosen],
+            [values[1] for _, values in chosen],
             name=name,
             symbol="circle",
             color=color,
@@ -727,10 +724,10 @@ def front_chart(study: StudyData) -> Chart:
             line={"color": color, "shape": "hv", "width": 2},
             hover=[
                 hover_text(
-                    *(f"{axis}: {value:.6g}" for axis, value in zip(axes, point.values, strict=True)),
-                    config_text(point.trial.config),
+                    *(f"{axis}: {value:.6g}" for axis, value in zip(axes, values, strict=True)),
+                    config_text(trial.config),
                 )
-                for point in chosen
+                for trial, values in chosen
             ],
         )
         for name, chosen, mode, color, size in (
@@ -739,7 +736,7 @@ def front_chart(study: StudyData) -> Chart:
         )
     ]
     made = figure(traces, height=380, x={"title": axes[0]}, y={"title": axes[1]}, showlegend=True)
-    rows = [(*(f"{value:.6g}" for value in point.values), config_text(point.trial.config)) for point in best]
+    rows = [(*(f"{value:.6g}" for value in values), config_text(trial.config)) for trial, values in best]
     more = f" The chart shows the first two of {len(axes)} objectives." if len(axes) > 2 else ""
     summary = f"{plural(len(best), 'configuration is', 'configurations are')} on the front, of {len(found):,}.{more}"
     return Chart("front", title, made, summary, ResultTable((*axes, "configuration"), rows))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from autotile.core.text import (
     source_text,
     time_text,
 )
-from autotile.database.database import Database, StoredBest, StudySummary, open_existing
+from autotile.database.database import Database, StoredBest, open_existing
 from autotile.database.keys import (
     STUDY_HEADINGS,
     TuningKey,
@@ -295,20 +295,27 @@ class DatabaseComparison(Result):
             facts.append(("intervals", "95 % for all problems together"))
         yield facts
         if self.problems:
-            rows = [
-                (
-                    one.key.kernel,
-                    key_text(one.key),
-                    one.devices_text,
-                    _best_time(one.a),
-                    _best_time(one.b),
-                    _change_text(one.ratio),
-                    {"unresolved": "not told apart", "unknown": "too few samples"}.get(one.verdict, one.verdict)
-                    + one.beyond_text(self.limit),
-                    _configs_text(one),
+            verdicts = {"unresolved": "not told apart", "unknown": "too few samples"}
+            rows = []
+            for one in self.problems:
+                config = config_text(one.a.trial.config) or NOTHING
+                configs = [config if one.same_config else f"{config} -> {config_text(one.b.trial.config)}"]
+                if one.retimed is not None and not one.same_config:
+                    configs.append(f"the former in both: {_change_text(one.retimed)}")
+                if one.common is not None:
+                    configs.append(f"all {one.common_count:,} that both measured: {_change_text(one.common)}")
+                rows.append(
+                    (
+                        one.key.kernel,
+                        key_text(one.key),
+                        one.devices_text,
+                        _best_time(one.a),
+                        _best_time(one.b),
+                        _change_text(one.ratio),
+                        verdicts.get(one.verdict, one.verdict) + one.beyond_text(self.limit),
+                        "; ".join(configs),
+                    )
                 )
-                for one in self.problems
-            ]
             times = (f"{RIGHT}A", f"{RIGHT}B", "B against A", "verdict", "configurations")
             yield ResultTable((*STUDY_HEADINGS, *times), rows, ("configurations", "device"))
         for name, only in (("A", self.only_a), ("B", self.only_b)):
@@ -346,56 +353,45 @@ class DatabaseComparison(Result):
         page.add("answer", "Result", static_table(("", ""), result), link="Result")
         if self.problems:
             page.add("changes", "Changes", page.chart(changes_chart(self)), link="Changes")
-            page.add("problems", "Problems", page.data_table(self._problem_table()), link="Problems")
+            columns = [
+                *words("kernel", "problem", "device"),
+                *(number(name, MICRO_S) for name in ("A", "B")),
+                *(number(name, "%") for name in ("change", "low", "high")),
+                *words("verdict", "configuration in A", "configuration in B"),
+                *(number(name, "%") for name in ("former winner in B", "all that both measured")),
+            ]
+            rows = []
+            for one in self.problems:
+                changes: list[list[float | None]] = []  # in per cent, each with its interval
+                for ratio in (one.ratio, one.retimed, one.common):
+                    known = (ratio.value, ratio.low, ratio.high) if ratio is not None else ()
+                    changes.append([round(100 * (value - 1), 3) for value in known] or [None] * 3)
+                verdict = "too few samples"
+                if one.ratio is not None:
+                    verdict = _VERDICTS[one.verdict][0] + one.beyond_text(self.limit)
+                rows.append(
+                    (
+                        one.key.kernel,
+                        key_text(one.key),
+                        one.devices_text,
+                        one.a.trial.time_us,
+                        one.b.trial.time_us,
+                        *changes[0],
+                        verdict,
+                        config_text(one.a.trial.config),
+                        config_text(one.b.trial.config),
+                        changes[1][0],
+                        changes[2][0],
+                    )
+                )
+            page.add("problems", "Problems", page.data_table(DataTable("comparison", columns, rows)), link="Problems")
         for name, only in (("A", self.only_a), ("B", self.only_b)):
             if only:
-                rows = [(*study_columns(one.key), with_units(_best_time(one.best)), one.remark) for one in only]
-                table = static_table(("kernel", "problem", "device", "time", "remark"), rows)
+                left = [(*study_columns(one.key), with_units(_best_time(one.best)), one.remark) for one in only]
+                table = static_table(("kernel", "problem", "device", "time", "remark"), left)
                 heading = f"Only in {name}"
                 page.add(f"only-{name.lower()}", heading, table, link=heading)
         return page.html()
-
-    def _problem_table(self) -> DataTable:
-        columns = [
-            *words("kernel", "problem", "device"),
-            *(number(name, MICRO_S) for name in ("A", "B")),
-            *(number(name, "%") for name in ("change", "low", "high")),
-            *words("verdict", "configuration in A", "configuration in B"),
-            *(number(name, "%") for name in ("former winner in B", "all that both measured")),
-        ]
-
-        def percents(ratio: Interval | None) -> list[float | None]:
-            values = (ratio.value, ratio.low, ratio.high) if ratio is not None else ()
-            return [round(100 * (value - 1), 3) for value in values] or [None] * 3
-
-        rows = [
-            (
-                one.key.kernel,
-                key_text(one.key),
-                one.devices_text,
-                one.a.trial.time_us,
-                one.b.trial.time_us,
-                *percents(one.ratio),
-                _VERDICTS[one.verdict][0] + one.beyond_text(self.limit) if one.ratio is not None else "too few samples",
-                config_text(one.a.trial.config),
-                config_text(one.b.trial.config),
-                percents(one.retimed)[0],
-                percents(one.common)[0],
-            )
-            for one in self.problems
-        ]
-        return DataTable("comparison", columns, rows)
-
-
-def _configs_text(one: ComparedProblem) -> str:
-    """Format the configurations, and how the times of the same ones changed."""
-    config = config_text(one.a.trial.config) or NOTHING
-    parts = [config if one.same_config else f"{config} -> {config_text(one.b.trial.config)}"]
-    if one.retimed is not None and not one.same_config:
-        parts.append(f"the former in both: {_change_text(one.retimed)}")
-    if one.common is not None:
-        parts.append(f"all {one.common_count:,} that both measured: {_change_text(one.common)}")
-    return "; ".join(parts)
 
 
 def _best_document(best: StoredBest) -> dict[str, Any]:
@@ -503,78 +499,71 @@ def compare(a: str | Path, b: str | Path) -> DatabaseComparison:
         matched = _matched(ours, theirs)
         pairs = [(x, y, x.best, y.best) for x, y in matched if x.best is not None and y.best is not None]
         level = sum(_is_resolved(one.trial) and _is_resolved(other.trial) for _, _, one, other in pairs)
-        problems = [
-            _compared(one, other, x.measured_trials(), y.measured_trials(), max(level, 1)) for x, y, one, other in pairs
-        ]
+        problems = []
+        for _, _, one, other in pairs:
+            both = first.trials(one.study_id), second.trials(other.study_id)
+            timed = (
+                [trial for trial in trials if trial.outcome is Outcome.OK and trial.measurement is not None]
+                for trials in both
+            )
+            problems.append(_compared(one, other, *timed, level=max(level, 1)))
         problems.sort(key=lambda one: -one.ratio.low if one.ratio is not None else math.inf)
         used = {id(study) for x, y, *_ in pairs for study in (x, y)}
 
-        def unmatched(studies: Iterable[_Study], others: Iterable[_Study]) -> tuple[UnmatchedStudy, ...]:
-            failed = {other.subject for other in others if other.best is None}
+        unmatched = []
+        for studies, others in ((ours, theirs), (theirs, ours)):
+            failed = {_subject(other) for other in others if other.best is None}
             left = (one for one in studies if id(one) not in used and one.best is not None)
-            return tuple(UnmatchedStudy(one.key, one.best, one.subject in failed) for one in left)
-
+            unmatched.append(tuple(replace(one, fails=_subject(one) in failed) for one in left))
         return DatabaseComparison(
             a=first.location,
             b=second.location,
             problems=tuple(problems),
-            only_a=unmatched(ours, theirs),
-            only_b=unmatched(theirs, ours),
+            only_a=unmatched[0],
+            only_b=unmatched[1],
             superseded=older_a + older_b,
         )
 
 
-class _Study:
-    """A study of one of the databases; its trials are read when they are needed."""
-
-    def __init__(self, database: Database, summary: StudySummary, best: StoredBest | None) -> None:
-        self._database = database
-        self.key = key = summary.key
-        self.best = best
-        self.subject = (key.kernel, key.dtype, frozenset(key.sizes.items()), key.l2_mode)
-        """The problem, whatever the GPU, the compiler and the version of the kernel."""
-        self.device = (key.gpu_name, key.source)
-        """GPU and source of the times."""
-
-    def measured_trials(self) -> list[Trial]:
-        """Return the trials with a time that may be compared, oldest first."""
-        trials = self._database.trials(self.best.study_id) if self.best is not None else []
-        return [trial for trial in trials if trial.outcome is Outcome.OK and trial.measurement is not None]
+def _subject(study: UnmatchedStudy) -> tuple[object, ...]:
+    """Return the problem of a study, whatever the GPU, the compiler and the version of the kernel."""
+    key = study.key
+    return key.kernel, key.dtype, frozenset(key.sizes.items()), key.l2_mode
 
 
-def _newest(database: Database) -> tuple[list[_Study], int]:
-    """Return the newest study of each problem and GPU, and the number of older ones."""
+def _newest(database: Database) -> tuple[list[UnmatchedStudy], int]:
+    """Return the newest study of each problem, GPU and source of times, and the number of older ones."""
     best = {one.study_id: one for one in database.best()}
-    found = [one for one in database.studies() if one.trials or one.study_id in best]
-    tried = [
-        _Study(database, one, best.get(one.study_id))
-        for one in sorted(found, key=lambda one: one.last_at or one.created_at)
-    ]
-    newest = {(one.subject, one.device): one for one in tried}
+    tried = [one for one in database.studies() if one.trials or one.study_id in best]
+    tried.sort(key=lambda one: one.last_at or one.created_at)
+    studies = [UnmatchedStudy(one.key, best.get(one.study_id)) for one in tried]
+    newest = {(_subject(one), one.key.gpu_name, one.key.source): one for one in studies}
     return list(reversed(newest.values())), len(tried) - len(newest)
 
 
-def _matched(ours: Sequence[_Study], theirs: Sequence[_Study]) -> Iterator[tuple[_Study, _Study]]:
+def _matched(
+    ours: Sequence[UnmatchedStudy], theirs: Sequence[UnmatchedStudy]
+) -> Iterator[tuple[UnmatchedStudy, UnmatchedStudy]]:
     """Yield pairs of studies of the same problem, first those on the same GPU, each study once."""
-    left: dict[object, list[_Study]] = {}
+    left: dict[object, list[UnmatchedStudy]] = {}
     for other in theirs:
-        left.setdefault(other.subject, []).append(other)
-    later: list[_Study] = []
+        left.setdefault(_subject(other), []).append(other)
+    later: list[UnmatchedStudy] = []
     for one in ours:
-        others = left.get(one.subject, [])
-        same_device = next((other for other in others if other.device == one.device), None)
+        others, device = left.get(_subject(one), []), (one.key.gpu_name, one.key.source)
+        same_device = next((other for other in others if (other.key.gpu_name, other.key.source) == device), None)
         if same_device is None:
             later.append(one)
             continue
         others.remove(same_device)
         yield one, same_device
     for one in later:
-        if others := left.get(one.subject, []):
+        if others := left.get(_subject(one), []):
             yield one, others.pop(0)
 
 
 def _compared(
-    a: StoredBest, b: StoredBest, trials_a: Sequence[Trial], trials_b: Sequence[Trial], level: int
+    a: StoredBest, b: StoredBest, trials_a: Sequence[Trial], trials_b: Sequence[Trial], *, level: int
 ) -> ComparedProblem:
     spread = max(SESSION_SPREAD, _repeat_spread(a.trial, trials_a), _repeat_spread(b.trial, trials_b))
     stated = ([one.telemetry.get("reference_us") for one in trials] for trials in (trials_a, trials_b))
@@ -591,6 +580,14 @@ def _compared(
     newest_a, newest_b = ({config_key(trial.config): trial for trial in trials} for trials in (trials_a, trials_b))
     shared = [_time_us(newest_b[key]) / _time_us(newest_a[key]) for key in newest_a if key in newest_b]
     key_a, key_b = config_key(a.trial.config), config_key(b.trial.config)
+    differences = []
+    for name, first, second in key_differences(a.key, b.key):
+        if name not in _SUBJECT:
+            digits = _HASH_DIGITS if name.endswith("_hash") else None
+            differences.append((_LABELS.get(name, name), first[:digits], second[:digits]))
+    for name, field in (("driver", "driver"), ("autotile", "autotile_version"), ("host", "host")):
+        if (first := getattr(a.run, field)) != (second := getattr(b.run, field)):
+            differences.append((name, first, second))
     return ComparedProblem(
         a=a,
         b=b,
@@ -601,7 +598,7 @@ def _compared(
         common_count=len(shared),
         repeat_spread=spread,
         clock_ratio=clock,
-        differences=tuple(_differences(a, b)),
+        differences=tuple(Difference(name, first or NOTHING, second or NOTHING) for name, first, second in differences),
     )
 
 
@@ -633,17 +630,6 @@ def _repeat_spread(best: Trial, trials: Iterable[Trial]) -> float:
         if one.cubin_hash == best.cubin_hash and one.measurement != best.measurement and config_key(one.config) == key
     ]
     return math.expm1(median(others)) if others else 0.0
-
-
-def _differences(a: StoredBest, b: StoredBest) -> Iterator[Difference]:
-    for name, ours, theirs in key_differences(a.key, b.key):
-        if name not in _SUBJECT:
-            digits = _HASH_DIGITS if name.endswith("_hash") else None
-            yield Difference(_LABELS.get(name, name), ours[:digits] or NOTHING, theirs[:digits] or NOTHING)
-    for name, field in (("driver", "driver"), ("autotile", "autotile_version"), ("host", "host")):
-        ours, theirs = getattr(a.run, field), getattr(b.run, field)
-        if ours != theirs:
-            yield Difference(name, ours or NOTHING, theirs or NOTHING)
 
 
 def _is_resolved(trial: Trial | None) -> bool:

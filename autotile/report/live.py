@@ -47,7 +47,7 @@ from autotile.kernel.library import load_kernel
 from autotile.report.charts import study_charts
 from autotile.report.page import asset, plotly_script
 from autotile.report.study import RunSettings, StudyData, StudyReader, lenient
-from autotile.report.theme import DARK, LIGHT, Chart, load_plotly, with_units
+from autotile.report.theme import DARK, LIGHT, load_plotly, with_units
 
 _MAX_SESSIONS = 16
 """Sessions of a database that are listed, the newest first; a session of a family or an operation tunes one problem
@@ -116,7 +116,23 @@ class LiveSession:
         silent_s = (now - self.last_at).total_seconds()
         state = "ended" if self.ended_at is not None else "silent" if silent_s > _SILENT_S else "running"
         last = self.ended_at or (self.last_at if state == "silent" else now)
-        key = self.study.key
+        key, progress = self.study.key, None
+        if self.tried is not None:  # how far the search is, and about how long it takes yet
+            passed_s, target, shares, left = (now - self.started_at).total_seconds(), self.target, [0.0], list[float]()
+            if target is not None:
+                shares.append(self.tried / max(target, 1))
+                if self.pace_s is not None:
+                    left.append(self.pace_s * max(target - self.tried, 0) - min(silent_s, self.pace_s))
+            if self.budget_s is not None:
+                shares.append(passed_s / self.budget_s if self.budget_s else 0.0)
+                left.append(self.budget_s - passed_s)
+            share, of = min(max(shares), 1.0), f" of {target:,}" if target is not None else ""
+            ends = f"about {duration_text(max(0.0, min(left)))} left" if left else ""
+            progress = {
+                "share": share,
+                "text": f"{self.tried:,}{of} configurations tried",
+                "left": ends if share < 1.0 else "the search ends, then the finals",
+            }
         return {
             "name": self.name,
             "version": self.version,
@@ -128,28 +144,8 @@ class LiveSession:
             "state": state,
             "trials": self.trials,
             "elapsed": duration_text(max((last - self.started_at).total_seconds(), 0.0)),
-            "progress": self._progress(now, silent_s),
+            "progress": progress,
             "silent": duration_text(max(silent_s, 0.0)),
-        }
-
-    def _progress(self, now: datetime, waited_s: float) -> dict[str, Any] | None:
-        """Return how far the search is, and about how long it takes yet."""
-        if self.tried is None:
-            return None
-        passed_s, target, shares, left = (now - self.started_at).total_seconds(), self.target, [0.0], list[float]()
-        if target is not None:
-            shares.append(self.tried / max(target, 1))
-            if self.pace_s is not None:
-                left.append(self.pace_s * max(target - self.tried, 0) - min(waited_s, self.pace_s))
-        if self.budget_s is not None:
-            shares.append(passed_s / self.budget_s if self.budget_s else 0.0)
-            left.append(self.budget_s - passed_s)
-        share, of = min(max(shares), 1.0), f" of {target:,}" if target is not None else ""
-        ends = f"about {duration_text(max(0.0, min(left)))} left" if left else ""
-        return {
-            "share": share,
-            "text": f"{self.tried:,}{of} configurations tried",
-            "left": ends if share < 1.0 else "the search ends, then the finals",
         }
 
 
@@ -228,14 +224,11 @@ class DatabaseFollower:
             self._wake.notify_all()
 
     def _run(self) -> None:
-        def is_asked() -> bool:
-            return self._closed.is_set() or time.monotonic() - self._asked_at < _IDLE_S
-
         while not self._closed.is_set():
             self.read()
             self._closed.wait(_TICK_S)
             with self._wake:
-                self._wake.wait_for(is_asked)
+                self._wake.wait_for(lambda: self._closed.is_set() or time.monotonic() - self._asked_at < _IDLE_S)
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -267,7 +260,7 @@ class DatabaseFollower:
                 drawing = self._drawings.setdefault(session.name, SessionDrawing())
                 if drawing.stored_version != session.version:
                     reader = self._readers.setdefault(session.study.study_id, StudyReader(database, session.study))
-                    drawing.give(session.version, reader.read())
+                    drawing.study, drawing.stored_version = reader.read(), session.version
         nothing = "holds no session of these kernels yet" if self._kernels else "is empty yet"
         return "" if sessions else nothing, sessions
 
@@ -350,8 +343,9 @@ class SessionDrawing:
     """Charts of one session; they are drawn at most for a quarter of the time, and only where something has changed."""
 
     def __init__(self) -> None:
+        self.study: StudyData | None = None
         self.stored_version = ""
-        self._study: StudyData | None = None
+        """Newest state of the study that was read, and its version, which is set last."""
         self._lock = Lock()
         self._drawn_version = ""
         self._number = 0
@@ -359,10 +353,6 @@ class SessionDrawing:
         """Charts as JSON, each with the number of the drawing in which it changed last."""
         self._texts = b""
         self._rest_until = 0.0
-
-    def give(self, version: str, study: StudyData) -> None:
-        """Take a newer version of the study."""
-        self._study, self.stored_version = study, version
 
     def changes(self, since: int) -> bytes:
         """Return the changes since the drawing of a number as JSON, drawn anew where it is time; 0 for everything."""
@@ -375,7 +365,7 @@ class SessionDrawing:
             return msgspec.json.encode({**answer, "texts": msgspec.Raw(self._texts)})
 
     def _draw(self) -> None:
-        study, version = self._study, self.stored_version
+        study, version = self.study, self.stored_version
         is_over = version.endswith(".1")
         if study is None or version == self._drawn_version or (time.monotonic() < self._rest_until and not is_over):
             return
@@ -383,27 +373,34 @@ class SessionDrawing:
         self._number = next(_numbers)
         known, self._charts = self._charts, {}
         for chart in study_charts(study, _TIMED_PARAMETERS):
-            text = _chart_json(chart)
+            texts = {
+                "name": chart.name,
+                "title": chart.title,
+                "summary": chart.summary,
+                "note": chart.note,
+                "headings": chart.table.headings,
+                "rows": chart.table.rows,
+            }
+            figure = chart.figure.to_json().encode() if chart.figure is not None else b"null"
+            words = msgspec.Raw(encode_json(texts).encode())
+            text = msgspec.json.encode({"texts": words, "figure": msgspec.Raw(figure)})
             is_same = chart.name in known and known[chart.name][1] == text
             self._charts[chart.name] = known[chart.name] if is_same else (self._number, text)
-        texts = {"facts": list(_facts(study)), "latest": _latest_trials(study), "order": list(self._charts)}
-        self._texts = encode_json(texts).encode()
+        numbered = list(enumerate((*study.trials, *study.final_trials), start=1))
+        latest = [  # the last one first
+            (
+                f"{number:,}" + (" finals" if one.phase == "final" else ""),
+                str(one.trial.outcome),
+                _shown_time(one.trial),
+                config_text(one.trial.config),
+                one.trial.reason.partition("\n")[0],
+            )
+            for number, one in reversed(numbered[-_LATEST:])
+        ]
+        described = {"facts": list(_facts(study)), "latest": latest, "order": list(self._charts)}
+        self._texts = encode_json(described).encode()
         self._drawn_version = version
         self._rest_until = time.monotonic() + (time.monotonic() - start) / _DRAW_SHARE
-
-
-def _chart_json(chart: Chart) -> bytes:
-    """Return all of a chart as JSON; its figure is null where there is nothing to draw."""
-    texts = {
-        "name": chart.name,
-        "title": chart.title,
-        "summary": chart.summary,
-        "note": chart.note,
-        "headings": chart.table.headings,
-        "rows": chart.table.rows,
-    }
-    figure = chart.figure.to_json().encode() if chart.figure is not None else b"null"
-    return msgspec.json.encode({"texts": msgspec.Raw(encode_json(texts).encode()), "figure": msgspec.Raw(figure)})
 
 
 def _facts(study: StudyData) -> Iterator[tuple[str, str]]:
@@ -427,21 +424,6 @@ def _shown_time(trial: Trial) -> str:
     """Return the time of a trial, marked if it was replayed; a dash if there is none."""
     text = with_units(time_text(trial.time_us))
     return text if trial.time_us is None else source_text(text, trial.source)
-
-
-def _latest_trials(study: StudyData) -> list[tuple[str, ...]]:
-    """Return the newest trials, the last one first: number, outcome, time, configuration, reason."""
-    numbered = list(enumerate((*study.trials, *study.final_trials), start=1))
-    return [
-        (
-            f"{number:,}" + (" finals" if one.phase == "final" else ""),
-            str(one.trial.outcome),
-            _shown_time(one.trial),
-            config_text(one.trial.config),
-            one.trial.reason.partition("\n")[0],
-        )
-        for number, one in reversed(numbered[-_LATEST:])
-    ]
 
 
 LOOPBACK = "127.0.0.1"
@@ -503,9 +485,6 @@ def live_application(followers: Sequence[DatabaseFollower], token: str) -> Appli
             "`pip install 'autotile[report]'`"
         ) from None
 
-    def page(_: Request) -> Response:
-        return HTMLResponse(asset("watch.html"))
-
     def file(request: Request) -> Response:
         if request.path_params["name"] not in _FILES:
             return PlainTextResponse("there is no such file\n", status_code=404)
@@ -529,7 +508,12 @@ def live_application(followers: Sequence[DatabaseFollower], token: str) -> Appli
             return PlainTextResponse("there is no such session\n", status_code=404)
         return Response(drawing.changes(number), media_type="application/json")
 
-    routes = [Route("/", page), Route("/state", state), Route("/session/{name}", session), Route("/{name}", file)]
+    routes = [
+        Route("/", lambda _: HTMLResponse(asset("watch.html"))),
+        Route("/state", state),
+        Route("/session/{name}", session),
+        Route("/{name}", file),
+    ]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost"], www_redirect=False)
     application = Starlette(routes=routes, middleware=[hosts])
     application.router.redirect_slashes = False  # a redirection would lack the token

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autotile.core.documents import encode_json
-from autotile.core.text import ResultTable, plain_heading, shown_text
+from autotile.core.text import plain_heading, shown_text
 from autotile.database.paths import atomic_write
 from autotile.errors import InputError
 from autotile.report.theme import DARK, LIGHT, Chart, load_plotly
@@ -126,6 +126,12 @@ class Page:
         document = chart.figure.to_json(engine="json")
         self.size_bytes += len(document)
         self._figures[name] = document
+        numbers: Markup | None = None
+        if rows := chart.table.rows:
+            shown = rows[:_MAX_TABLE_ROWS]
+            more = f" (the first {len(shown):,} of {len(rows):,})" if len(shown) < len(rows) else ""
+            heading_of_numbers = tag("summary", f"The numbers behind it{more}")
+            numbers = tag("details", heading_of_numbers, static_table(chart.table.headings, shown))
         plot = tag(
             "div",
             id=name,
@@ -142,7 +148,7 @@ class Page:
             tag("p", chart.summary, class_="summary", id=f"{name}-summary"),
             tag("div", plot, class_="scroll"),
             tag("p", chart.note, class_="note") if chart.note else None,
-            self._numbers(chart.table) if chart.table.rows else None,
+            numbers,
             class_="chart",
         )
 
@@ -197,13 +203,6 @@ class Page:
         )
         return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
-    @staticmethod
-    def _numbers(table: ResultTable) -> Markup:
-        """Return the numbers behind a chart, folded."""
-        shown = table.rows[:_MAX_TABLE_ROWS]
-        more = f" (the first {len(shown):,} of {len(table.rows):,})" if len(shown) < len(table.rows) else ""
-        return tag("details", tag("summary", f"The numbers behind it{more}"), static_table(table.headings, shown))
-
 
 def static_table(headings: Sequence[str], rows: Iterable[Sequence[Content]], *, caption: str = "") -> Markup:
     """Return a table as it is, without sorting."""
@@ -225,15 +224,15 @@ def content_policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
 
     Plotly sets ``style`` attributes, which can neither load nor send anything under this policy.
     """
-
-    def hashes(texts: Sequence[str]) -> str:
-        return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in texts)
-
+    of_scripts, of_styles = (
+        " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in texts)
+        for texts in (scripts, styles)
+    )
     return "; ".join(
         [
             "default-src 'none'",
-            f"script-src {hashes(scripts)}",
-            f"style-src-elem {hashes(styles)}",
+            f"script-src {of_scripts}",
+            f"style-src-elem {of_styles}",
             "style-src-attr 'unsafe-inline'",
             "img-src data: blob:",
             "base-uri 'none'",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -12,7 +13,7 @@ from autotile.core.model import Problem, Trial
 from autotile.core.statistics import Interval, ratio_of
 from autotile.core.text import NOTHING, plural, sizes_text, source_text, time_text
 from autotile.database.database import CONTEST, Database, StoredBest, StudySummary, rows_of_kernel
-from autotile.database.keys import TuningKey, key_text
+from autotile.database.keys import key_text
 from autotile.database.winners import StoredRule
 from autotile.errors import EmptySpaceError, InputError, ProblemError
 from autotile.kernel.library import KernelName
@@ -277,20 +278,15 @@ def _problems(
         raise ProblemError(f"{operation.name} has no size {unknown[0]!r}; its sizes are {', '.join(operation.sizes)}")
     found: dict[str, Problem] = {}
     for study in listed:
-        problem = _problem_of(operation, study.key)
+        problem, key = None, study.key
+        if not key.kernel.startswith(f"{operation.name}:"):
+            problem = operation.problem_of(key.kernel, key.sizes, key.dtype)
+        else:  # of a library
+            with suppress(ProblemError):  # of another version of the operation
+                problem = operation.resolve(key.sizes, key.dtype)
         if problem is not None and all(problem.sizes[name] == size for name, size in sizes.items()):
             found.setdefault(str(operation.stated(problem)), problem)
     return list(found.values())
-
-
-def _problem_of(operation: Operation, key: TuningKey) -> Problem | None:
-    """Return the problem of an operation that a study of a kernel or a library is of; None if it is of none."""
-    if not key.kernel.startswith(f"{operation.name}:"):
-        return operation.problem_of(key.kernel, key.sizes, key.dtype)
-    try:
-        return operation.resolve(key.sizes, key.dtype)
-    except ProblemError:  # of another version of the operation
-        return None
 
 
 def _operation_data(

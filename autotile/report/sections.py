@@ -21,7 +21,6 @@ from autotile.core.text import (
 )
 from autotile.database.database import open_existing
 from autotile.database.keys import key_text
-from autotile.database.winners import StoredRule
 from autotile.errors import InputError
 from autotile.kernel.operation import find_operation, load_operation
 from autotile.report.charts import (
@@ -56,7 +55,19 @@ def report_page(data: ReportData) -> str:
     page.body += [_operation(page, place, one, data) for place, one in enumerate(data.operations, start=1)]
     if not alone or data.others:
         page.body.append(_overview(page, data))
-    page.body += [_family(page, place, one) for place, one in enumerate(data.families, start=1)]
+    for place, stored in enumerate(data.families, start=1):
+        prefix, rule, key = f"f{place}-", stored.rule, stored.key
+        lines = [tag("li", text, class_=f"depth{min(depth, 12)}") for depth, text in tree_lines(rule.tree)]
+        configs = [(f"#{index}", tag("code", config_text(one.config))) for index, one in enumerate(rule.configs)]
+        page.add(
+            f"family{place}",
+            f"Family {key.kernel} {rule.family} {key.dtype} on {source_text(key.gpu_name, key.source)}",
+            page.chart(family_loss_chart(stored), prefix),
+            page.chart(rule_tree_chart(stored), prefix, wide=True),
+            tag("details", tag("summary", "The rule in words"), tag("ul", lines, class_="tree")),
+            static_table(("number", "configuration"), configs, caption="Configurations of the rule"),
+            link="Family",
+        )
     for place, study in enumerate(data.studies, start=1):
         if page.size_bytes > _MAX_BYTES:
             left = plural(len(data.studies) - place + 1, "study", "studies")
@@ -106,6 +117,26 @@ def study_sections(
     lines = drawn("parallel", wide=True, table=f"{prefix}trials-table")
     trials = page.data_table(trial_table(study), prefix)
     serving = _serving_of(study, "Serve this kernel alone" if of_operation else "Serve it", path)
+    failures: Markup | None = None
+    if study.failures:
+        described = [
+            (
+                f"{place}. {str(group.outcome).replace('_', ' ')}",
+                group.stage or NOTHING,
+                f"{group.count:,}",
+                tag("span", group.reason or NOTHING, class_="words"),
+                tag("code", config_text(group.examples[0])),
+            )
+            for place, group in enumerate(study.failures[:_MAX_ROWS], start=1)
+        ]
+        caption = "Failures, with the words of the compiler, verification or sanitizer"
+        headings = ("outcome", "stage", "configurations", "what was said", "for example")
+        failures = static_table(headings, described, caption=caption)
+    ceilings: Markup | None = None
+    if study.ceilings is not None:
+        table = study.ceilings.table
+        rows = [tuple(map(with_units, row)) for row in table.rows]
+        ceilings = tag("details", tag("summary", "The ceilings"), static_table(table.headings, rows))
     parts: list[tuple[str, str, str, Content]] = [
         ("answer", "The kernel" if of_operation else "The answer", "Answer", [answer(study), serving]),
         ("finals", "Finals", "Finals", drawn("finals")),
@@ -117,9 +148,9 @@ def study_sections(
             "Parameters",
             [drawn("importance"), tag("div", times, class_="grid"), drawn("heat_map")],
         ),
-        ("gates", "Gates and failures", "Gates", [drawn("funnel"), drawn("failures"), _failure_words(study)]),
+        ("gates", "Gates and failures", "Gates", [drawn("funnel"), drawn("failures"), failures]),
         ("trials", "All trials", "Trials", [lines, trials]),
-        ("roofline", "Roofline", "Roofline", [drawn("roofline"), _ceilings(study)]),
+        ("roofline", "Roofline", "Roofline", [drawn("roofline"), ceilings]),
         ("session", "The session", "Session", [drawn("drift"), _runs(study)]),
     ]
     if len(study.objectives) > 1:
@@ -208,28 +239,20 @@ def _answer_facts(study: StudyData, winner: Trial, default: Trial | None) -> Ite
         ", replayed from a recording" if key.source == "replayed" else "",
     ]
     yield "Device", "".join(parts)
-    found = (one.trial.telemetry.get("sm_clock_mhz") for one in study.trials)
-    clocks = [value for value in found if isinstance(value, int | float)]
+    stated = (one.trial.telemetry.get("sm_clock_mhz") for one in study.trials)
+    clocks = [value for value in stated if isinstance(value, int | float)]
     during = "MHz during the trials; L2 cache"
     yield "Clocks", f"SM {min(clocks):,.0f} to {max(clocks):,.0f} {during} {key.l2_mode}" if clocks else "not recorded"
-    yield "Verified", _verification(study, winner)
-    yield "Trials", f"{plural(len(study.newest), 'configuration')} tried in {plural(len(study.runs) or 1, 'session')}"
-    if notices := study.summary.notices:
-        yield "Remarks", tag("ul", [tag("li", notice) for notice in notices])
-
-
-def _verification(study: StudyData, winner: Trial) -> str:
-    """Return how the winner was verified, as far as it is stored."""
     found = []
-    key = config_key(winner.config)
-    tried = [one.trial.telemetry for one in reversed(study.trials) if config_key(one.trial.config) == key]
+    config = config_key(winner.config)
+    tried = [one.trial.telemetry for one in reversed(study.trials) if config_key(one.trial.config) == config]
     error = next((telemetry["max_error"] for telemetry in tried if "max_error" in telemetry), None)
     if winner.outcome.has_time:
         text = "outputs compared with the reference"
         found.append(f"{text}, maximum relative error {error:.2g}" if isinstance(error, int | float) else text)
     if extra := len(study.settings.verify_sizes):
         found.append(f"at {plural(extra, 'further problem')} too")
-    if study.finals is not None and study.key.source == "cuda":
+    if study.finals is not None and key.source == "cuda":
         found.append("repeatedly in the finals, with two sets of inputs")
     if study.settings.sanitize:
         found.append("compute-sanitizer found nothing")
@@ -237,26 +260,12 @@ def _verification(study: StudyData, winner: Trial) -> str:
     if digest is not None:
         same = "differ between launches" if digest == VARYING_OUTPUTS else "are the same at every launch"
         found.append(f"the bits of the outputs {same}")
-    if study.key.source == "replayed":
+    if key.source == "replayed":
         found.append("this was when it was recorded, as nothing ran here")
-    return "; ".join(found)
-
-
-def _failure_words(study: StudyData) -> Markup | None:
-    """Return the reasons of the failures in full, with a configuration that each is of."""
-    rows = [
-        (
-            f"{place}. {str(group.outcome).replace('_', ' ')}",
-            group.stage or NOTHING,
-            f"{group.count:,}",
-            tag("span", group.reason or NOTHING, class_="words"),
-            tag("code", config_text(group.examples[0])),
-        )
-        for place, group in enumerate(study.failures[:_MAX_ROWS], start=1)
-    ]
-    headings = ("outcome", "stage", "configurations", "what was said", "for example")
-    caption = "Failures, with the words of the compiler, verification or sanitizer"
-    return static_table(headings, rows, caption=caption) if rows else None
+    yield "Verified", "; ".join(found)
+    yield "Trials", f"{plural(len(study.newest), 'configuration')} tried in {plural(len(study.runs) or 1, 'session')}"
+    if notices := study.summary.notices:
+        yield "Remarks", tag("ul", [tag("li", notice) for notice in notices])
 
 
 def trial_table(study: StudyData) -> DataTable:
@@ -293,15 +302,6 @@ def trial_table(study: StudyData) -> DataTable:
         ]
         rows.append(row)
     return DataTable("trials", columns, rows)
-
-
-def _ceilings(study: StudyData) -> Markup | None:
-    """Return the ceilings that were measured on the GPU; None if none were."""
-    if study.ceilings is None:
-        return None
-    table = study.ceilings.table
-    rows = [tuple(map(with_units, row)) for row in table.rows]
-    return tag("details", tag("summary", "The ceilings"), static_table(table.headings, rows))
 
 
 _END_REASONS = {
@@ -365,27 +365,12 @@ def _overview(page: Page, data: ReportData) -> Markup:
     return page.section("overview", "Tuned problems", table, notes, charts, link="Problems")
 
 
-def _family(page: Page, place: int, stored: StoredRule) -> Markup:
-    prefix, rule, key = f"f{place}-", stored.rule, stored.key
-    lines = [tag("li", text, class_=f"depth{min(depth, 12)}") for depth, text in tree_lines(rule.tree)]
-    configs = [(f"#{index}", tag("code", config_text(one.config))) for index, one in enumerate(rule.configs)]
-    return page.section(
-        f"family{place}",
-        f"Family {key.kernel} {rule.family} {key.dtype} on {source_text(key.gpu_name, key.source)}",
-        page.chart(family_loss_chart(stored), prefix),
-        page.chart(rule_tree_chart(stored), prefix, wide=True),
-        tag("details", tag("summary", "The rule in words"), tag("ul", lines, class_="tree")),
-        static_table(("number", "configuration"), configs, caption="Configurations of the rule"),
-        link="Family",
-    )
-
-
 def _operation(page: Page, place: int, operation: OperationData, data: ReportData) -> Markup:
     """Return the answer for a problem of an operation: what won and by how much, the race, and the line to serve it."""
     alone = len(data.operations) == 1
     heading, link = ("The answer", "Answer") if alone else (operation.title, f"{operation.problem.kernel} {place}")
-    winner = operation.contenders[0]
-    rival = next((one for one in operation.contenders if one.is_library != winner.is_library), None)
+    winner, *others = operation.contenders
+    rival = next((one for one in others if one.is_library != winner.is_library), None)
     if rival is None or rival.ratio is None:
         text = f"{winner.name} is the fastest"
         known = "no kernel was timed" if winner.is_library else "no library was timed"
@@ -396,29 +381,28 @@ def _operation(page: Page, place: int, operation: OperationData, data: ReportDat
     else:
         text = f"{winner.name} is {rival.ratio.value:.3f}{_TIMES} faster than {rival.name}"
         detail = _interval(rival.ratio)
+    facts: list[tuple[str, str | Markup]] = []
+    libraries = [one for one in others if one.is_library]
+    for name, one in (("Winner", winner), *(("Library", one) for one in libraries)):
+        config = joined(" ", tag("code", config_text(one.trial.config))) if one.trial.config else None
+        measured = measured_text(one.trial) or NOTHING
+        rate = f", {one.rate}" if one.rate != NOTHING else ""
+        facts.append((name, joined(one.name, config, tag("br"), measured, rate)))
+    if not libraries and not winner.is_library:
+        facts.append(("Library", "none was timed"))
+    ties = [one.name for one in others if one.ratio is not None and is_tie(one.ratio)]
+    facts.append(("Ties", f"{', '.join(ties)} cannot be told apart from the winner" if ties else "none"))
+    facts.append(("Device", operation.title.removeprefix(f"{operation.problem} on ")))
     return page.section(
         "answer" if alone else f"operation{place}",
         heading,
         _headline(text, detail),
-        _facts(_operation_facts(operation)),
+        _facts(facts),
         _race(operation, data.studies),
         _serving(operation.problem, f"Serve {winner.name}", data.path),
         page.chart(operation_chart(operation), f"o{place}-"),
         link=link,
     )
-
-
-def _operation_facts(operation: OperationData) -> Iterable[tuple[str, str | Markup]]:
-    winner, *others = operation.contenders
-    for name, one in (("Winner", winner), *(("Library", one) for one in others if one.is_library)):
-        config = joined(" ", tag("code", config_text(one.trial.config))) if one.trial.config else None
-        measured = measured_text(one.trial) or NOTHING
-        yield name, joined(one.name, config, tag("br"), measured, f", {one.rate}" if one.rate != NOTHING else "")
-    if not any(one.is_library for one in operation.contenders):
-        yield "Library", "none was timed"
-    ties = [one.name for one in others if one.ratio is not None and is_tie(one.ratio)]
-    yield "Ties", f"{', '.join(ties)} cannot be told apart from the winner" if ties else "none"
-    yield "Device", operation.title.removeprefix(f"{operation.problem} on ")
 
 
 def _race(operation: OperationData, studies: Sequence[StudyData]) -> Markup:

@@ -167,14 +167,6 @@ class FinalsData(NamedTuple):
     speedup: Interval | None
 
 
-class FrontPoint(NamedTuple):
-    """A measured configuration, its value for each objective, and whether no other dominates it."""
-
-    trial: Trial
-    values: tuple[float, ...]
-    is_on_front: bool
-
-
 @dataclass(frozen=True)
 class StudyData:
     """One study as a report shows it.
@@ -360,14 +352,17 @@ class StudyData:
         return found.groups
 
     @cached_property
-    def front(self) -> tuple[FrontPoint, ...]:
-        """Measured configurations with a value for each of several objectives; empty where time is the only one."""
+    def front(self) -> tuple[tuple[Trial, tuple[float, ...], bool], ...]:
+        """Measured configurations, their values for each of several objectives, and whether no other dominates them.
+
+        Empty where time is the only objective.
+        """
         if len(self.objectives) < 2:
             return ()
         newest = {config_key(one.trial.config): one.trial for one in (*self.trials, *self.final_trials)}
         reached = [(trial, found) for trial in newest.values() if (found := objective_values(trial, self.objectives))]
         kept = non_dominated([values for _, values in reached]) if reached else ()
-        return tuple(FrontPoint(trial, values, bool(best)) for (trial, values), best in zip(reached, kept, strict=True))
+        return tuple((trial, values, bool(best)) for (trial, values), best in zip(reached, kept, strict=True))
 
     @cached_property
     def elapsed_s(self) -> tuple[float, ...]:

@@ -331,16 +331,14 @@ class Survey(Result):
         order, keys = "highest occupancy", [-self.occupancy[usable], self.spill_bytes[usable]]
         if self.estimated_us is not None:
             order, keys = "least estimated time", [self.estimated_us[usable]]
-        if indices := usable[np.lexsort(keys)][: self.shown].tolist():
-            yield self._configs_table(indices, f"{plural(len(indices), 'configuration')} of the {order}:")
-
-    def _configs_table(self, indices: Sequence[int], caption: str) -> ResultTable:
+        indices = usable[np.lexsort(keys)][: self.shown].tolist()
+        if not indices:
+            return
         sizes = ("registers", "spills, B", "static, B", "dynamic, B", "threads", "occupancy")
-        estimated = self.estimated_us
-        estimate = [f"{RIGHT}estimate"] if estimated is not None else []
-        headings = [*(f"{RIGHT}{name}" for name in sizes), "limited by", f"{RIGHT}waves", *estimate, "configuration"]
-        columns = self.columns
-        rows = [
+        estimated, columns = self.estimated_us, self.columns
+        estimate = [] if estimated is None else [f"{RIGHT}estimate"]
+        names = [*(f"{RIGHT}{name}" for name in sizes), "limited by", f"{RIGHT}waves", *estimate, "configuration"]
+        configs = [
             [
                 f"{columns['registers'][index]:,}",
                 f"{self.spill_bytes[index]:,.0f}",
@@ -353,7 +351,8 @@ class Survey(Result):
             ]
             for index in indices
         ]
-        return ResultTable(headings, rows, ("configuration", "limited by"), caption=caption)
+        caption = f"{plural(len(indices), 'configuration')} of the {order}:"
+        yield ResultTable(names, configs, ("configuration", "limited by"), caption=caption)
 
     def to_json(self) -> dict[str, Any]:
         """Return the survey, with an entry for each configuration."""

@@ -301,22 +301,19 @@ def block_limits_chart(device: DeviceProperties, occupancy: Occupancy) -> Chart:
     known = {name: count for name, count in occupancy.limits.items() if count <= device.max_threads_per_sm}
     if not known:
         return Chart("block_limits", title, None, "The limits of this occupancy are not known.")
-
-    def named(name: str) -> str:
-        return "block slots" if name == "blocks" else name.replace("_", " ")
-
+    names = {name: name.replace("_", " ") for name in (*known, *occupancy.limited_by)} | {"blocks": "block slots"}
     made = bars(
-        [label(named(name)) for name in known],
+        [label(names[name]) for name in known],
         list(known.values()),
         x={"title": "blocks per SM that the resource allows", "rangemode": "tozero"},
         color=[ACCENT if name in occupancy.limited_by else FAINT for name in known],
         text=[f"{count:,}" for count in known.values()],
         inside=True,
     )
-    limits = " and ".join(map(named, occupancy.limited_by))
+    limits = " and ".join(names[name] for name in occupancy.limited_by)
     share = percent_text(occupancy.occupancy)
     summary = f"{occupancy.blocks_per_sm} per SM, {share} of its warps: limited by {limits}."
-    table = ResultTable(("limit", "blocks allowed"), [(named(name), f"{count:,}") for name, count in known.items()])
+    table = ResultTable(("limit", "blocks allowed"), [(names[name], f"{count:,}") for name, count in known.items()])
     return Chart("block_limits", title, made, summary, table)
 
 

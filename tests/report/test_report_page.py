@@ -180,10 +180,10 @@ def test_the_table_has_a_row_for_each_trial_and_the_heat_map_the_fastest_times(s
 def test_several_objectives_have_a_front(tmp_path: Path) -> None:
     store_session(tmp_path / "a.db", Session(trials=60, objectives=("time", "registers")))
     found = read_one(tmp_path / "a.db")
-    best = [point.values for point in found.front if point.is_on_front]
+    best = [values for _, values, is_on_front in found.front if is_on_front]
     assert 0 < len(best) < len(found.front)
     for time_us, registers in best:
-        assert not any(p.values[0] < time_us and p.values[1] < registers for p in found.front)
+        assert not any(values[0] < time_us and values[1] < registers for _, values, _ in found.front)
     assert [trace.name for trace in front_chart(found).figure.data] == ["dominated", "front"]
     assert "front" in [attributes["id"] for attributes in Reader(report_page(report_of_study(found))).named("section")]
 
