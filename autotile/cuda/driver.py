@@ -213,16 +213,10 @@ _REQUIRED_CLUSTER_WIDTH = 11
 Cluster = tuple[int, int, int]
 
 
-class _Value(ctypes.Union):
-    """``CUlaunchAttributeValue``, cuda.h."""
-
-    _fields_: ClassVar[Any] = [("bytes", ctypes.c_char * 64), ("words", ctypes.c_uint * 16)]
-
-
 class _Attribute(ctypes.Structure):
-    """``CUlaunchAttribute``, cuda.h."""
+    """``CUlaunchAttribute``, cuda.h; its value is a union of 64 bytes."""
 
-    _fields_: ClassVar[Any] = [("id", ctypes.c_int), ("padding", ctypes.c_char * 4), ("value", _Value)]
+    _fields_: ClassVar[Any] = [("id", ctypes.c_int), ("padding", ctypes.c_char * 4), ("words", ctypes.c_uint * 16)]
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -253,10 +247,10 @@ def attribute_launch(
     attributes = (_Attribute * 2)()
     count = 0
     if is_cooperative:
-        attributes[count].id, attributes[count].value.words[0] = _COOPERATIVE, 1
+        attributes[count].id, attributes[count].words[0] = _COOPERATIVE, 1
         count += 1
     if cluster is not None:
-        attributes[count].id, attributes[count].value.words[:3] = _CLUSTER_DIMENSION, cluster
+        attributes[count].id, attributes[count].words[:3] = _CLUSTER_DIMENSION, cluster
         count += 1
     grid, block = (ctypes.c_uint * 3)(*geometry.grid), (ctypes.c_uint * 3)(*geometry.block)
     function, error = ctypes.c_void_p(function_pointer), load_cupy().cuda.driver.CUDADriverError

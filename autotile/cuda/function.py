@@ -45,13 +45,9 @@ class Function:
         finalize(self, _release, self._held, os.getpid()).atexit = False  # CUDA ends with the process
 
     @property
-    def _function(self) -> Any:
-        return self._held[0]
-
-    @property
     def pointer(self) -> int:
         """Driver handle of the function."""
-        return int(self._function.ptr)
+        return int(self._held[0].ptr)
 
     def opt_in(self, dynamic_smem_bytes: int) -> None:
         """Allow an amount of dynamic shared memory per block.
@@ -62,7 +58,7 @@ class Function:
         with self._opting_in:  # threads share the functions of equal cubins
             if dynamic_smem_bytes > self._opted_in_bytes:  # less would take from another launch of the same function
                 driver = load_cupy().cuda.driver
-                driver.funcSetAttribute(self._function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_smem_bytes)
+                driver.funcSetAttribute(self._held[0].ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_smem_bytes)
                 self._opted_in_bytes = dynamic_smem_bytes
 
     def launch(
@@ -73,12 +69,12 @@ class Function:
         dynamic_smem_bytes: int,
     ) -> None:
         """Launch on CuPy's current stream; arguments are CuPy arrays or NumPy scalars of the exact types."""
-        self._function(grid, block, arguments, dynamic_smem_bytes)
+        self._held[0](grid, block, arguments, dynamic_smem_bytes)
 
     def blocks_per_sm(self, threads: int, dynamic_smem_bytes: int) -> int:
         """Return the occupancy that the driver computes, in blocks per SM."""
         driver = load_cupy().cuda.driver
-        return int(driver.occupancyMaxActiveBlocksPerMultiprocessor(self._function.ptr, threads, dynamic_smem_bytes))
+        return int(driver.occupancyMaxActiveBlocksPerMultiprocessor(self._held[0].ptr, threads, dynamic_smem_bytes))
 
 
 def _release(held: list[object], process: int) -> None:

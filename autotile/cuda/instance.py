@@ -168,10 +168,6 @@ class ProblemInstance:
         key = launch_key(self._spec, config, plan) if self._spec.reference.is_agreement else None
         return BoundArguments(self, plan, arguments, workspaces, zeroed, key)
 
-    def bind_library(self) -> BoundArguments:
-        """Return the arguments of a library, which has no launches of ours and no workspaces."""
-        return BoundArguments(self, LaunchPlan(()), (), {}, frozenset())
-
     @property
     def arrays(self) -> list[Any]:
         """CuPy arrays of the buffers, in the order of the kernel's arguments."""

@@ -50,7 +50,6 @@ from autotile.database.engine import (
     Location,
     ServerLocation,
     check_integrity,
-    driver_connection,
     ensure_schema,
     insert_for,
     is_current,
@@ -262,7 +261,7 @@ def run_text(connection: Connection, statement: str, values: Row | Sequence[Row]
     if connection.dialect.name == "postgresql":
         result = connection.exec_driver_sql(_server_text(statement), values)
         return [tuple(row) for row in result] if result.returns_rows else ()
-    driver = driver_connection(connection)
+    driver: Any = connection.connection.driver_connection
     run = driver.execute if isinstance(values, Mapping) else driver.executemany
     rows: Sequence[tuple[Any, ...]] = run(statement, values).fetchall()
     return rows

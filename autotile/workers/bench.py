@@ -49,6 +49,7 @@ from autotile.cuda.timing import EnergyMeter, Launch, Nvml, Timer, drift_us
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.inputs import ragged_problem, with_captured_call
+from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
@@ -350,7 +351,8 @@ class Bench:
         launch = (
             _launch_of_function(own, instance) if own is not None else _cublas(call, instance, problem.device_index)
         )
-        bound = instance.bind_library()
+        # a library has no launches of ours and no workspaces
+        bound = BoundArguments(instance, LaunchPlan(()), (), {}, frozenset())
         return _Runnable(launch, partial(instance.prepare, bound), partial(instance.verdict, bound))
 
 
@@ -397,6 +399,7 @@ class _LoadedKernel:
         self.telemetry = Nvml(workload.device_index)
         self.energy = EnergyMeter(self.timer, self.telemetry) if workload.energy else None
         self.event_floor_us: float | None = None
+        """Time between two events; None before the first measurement."""
         self.checked: dict[str, Verdict] = {}
         """Verdict at the ragged sizes on each cubin of a grid."""
         self._modules: OrderedDict[str, SizedFunctions] = OrderedDict()
@@ -411,13 +414,6 @@ class _LoadedKernel:
                 self._modules.popitem(last=False)
             self._modules[candidate.cubin_path] = functions
         return functions
-
-    def warm_up(self, launch: Launch, prepare: Launch) -> float:
-        """Let the clocks settle before the first measurement; return the time between two events in microseconds."""
-        if self.event_floor_us is None:
-            self.timer.warm_up(launch, prepare)
-            self.event_floor_us = round(self.timer.event_floor_us(), 3)
-        return self.event_floor_us
 
 
 class LaidOut:
@@ -437,7 +433,8 @@ class LaidOut:
         self._tuned = self._instances(workload.sizes, check=False)
         ragged = ragged_problem(self._spec, workload.sizes, workload.dtype)
         self._ragged = self._instances(ragged, check=True) if ragged is not None else None
-        self._others = [self._instances(sizes, check=True) for sizes in workload.verify_sizes]
+        others = [self._instances(sizes, check=True) for sizes in workload.verify_sizes]
+        self._all = [one for one in (self._ragged, self._tuned, *others) if one is not None]
         self._known_good: tuple[SizedFunctions, Config] | None = None
         """Newest candidate that passed verification."""
         self.fresh = True
@@ -447,10 +444,6 @@ class LaidOut:
     def size_bytes(self) -> int:
         """Device memory of the buffers, the inputs and the expected outputs."""
         return sum(instances.size_bytes for instances in self._all)
-
-    @property
-    def _all(self) -> list[Instances]:
-        return [one for one in (self._ragged, self._tuned, *self._others) if one is not None]
 
     @property
     def default_instance(self) -> ProblemInstance:
@@ -536,7 +529,9 @@ class LaidOut:
         is_quick
             Whether one launch suffices for what takes several times as long as the best.
         """
-        self._kernel.warm_up(runner.launch, runner.prepare)
+        if self._kernel.event_floor_us is None:
+            self.timer.warm_up(runner.launch, runner.prepare)
+            self._kernel.event_floor_us = round(self.timer.event_floor_us(), 3)
         if is_quick and best_us is not None:
             (once_us,) = self.timer.samples(runner.launch, 1, runner.prepare)
             if once_us > max(_SLOW_RATIO * best_us, best_us + _FLOOR_US):
@@ -645,7 +640,7 @@ class LaidOut:
             self._kernel.checked[code] = verdict
         if verdict.outcome is not Outcome.OK:
             return verdict
-        return self._verify_at([self._tuned], functions, candidate.config)
+        return self._verify(functions, candidate.config, [self._tuned])
 
     def verified_in_grid(self, candidate: Candidate, repeats: int) -> Verdict:
         """Verify a candidate repeatedly at the tuned sizes; at the others, its code was."""
@@ -670,7 +665,7 @@ class LaidOut:
             try:
                 while done < 2 * len(seeds) or (done < repeats and time.perf_counter() < end):
                     instance.use_inputs(seeds[done // 2 % len(seeds)])
-                    verdict = self._verify_at([instances], functions, config, as_measured=done % 2 == 1)
+                    verdict = self._verify(functions, config, [instances], as_measured=done % 2 == 1)
                     done += 1
                     if verdict.outcome is not Outcome.OK:
                         return verdict._replace(reason=f"{verdict.reason}, in repeat {done} of {repeats}")
@@ -678,15 +673,17 @@ class LaidOut:
                 instance.use_inputs(0)
         return verdict
 
-    def _verify(self, functions: SizedFunctions, config: Config, *, as_measured: bool = False) -> Verdict:
-        """Verify at the ragged sizes if the rules allow them there, at the tuned sizes, and at the extra ones."""
-        return self._verify_at(self._all, functions, config, as_measured=as_measured)
-
-    def _verify_at(
-        self, all_sizes: Sequence[Instances], functions: SizedFunctions, config: Config, *, as_measured: bool = False
+    def _verify(
+        self,
+        functions: SizedFunctions,
+        config: Config,
+        at: Sequence[Instances] | None = None,
+        *,
+        as_measured: bool = False,
     ) -> Verdict:
+        """Verify at some sizes; None for the ragged ones if the rules allow them, the tuned and the extra ones."""
         max_error = 0.0
-        for instances in all_sizes:
+        for instances in self._all if at is None else at:
             broken_rule = check_config(self._spec, config, instances.sizes, self.device, self._dtype)
             if broken_rule and instances is self._ragged:
                 continue
@@ -839,9 +836,10 @@ class GpuWorker:
                 case job if job in JOBS:
                     return self._run(read_job(message), enter)
                 case "ceilings":
-                    from autotile.workers.device_ceilings import CeilingRequest, measure_ceilings
+                    from autotile.workers.device_ceilings import measure_ceilings
 
-                    return measure_ceilings(convert(message["request"], CeilingRequest), enter).to_json()
+                    cache = CubinCache(Path(message["cache"]), message["cache_limit_bytes"])
+                    return measure_ceilings(cache, message["device_index"], enter).to_json()
                 case unknown:
                     raise InputError(f"unknown request {unknown!r}")
         except TaintedError:  # there is no telling which entry of a race is at fault

@@ -559,14 +559,11 @@ class WorkerPool:
 
     def __init__(self, compilers: int | None = None) -> None:
         self._semaphore = threading.BoundedSemaphore(compilers) if compilers is not None else None
+        self.compile_slots: AbstractContextManager[object] = self._semaphore or nullcontext()
+        """Entered while something is compiled; waits for a slot."""
         self._idle: dict[tuple[str, str], list[Child]] = {}
         self._lock = threading.Lock()
         self._closed = False
-
-    @property
-    def compile_slots(self) -> AbstractContextManager[object]:
-        """Entered while something is compiled; waits for a slot."""
-        return self._semaphore if self._semaphore is not None else nullcontext()
 
     def has_compile_slot(self) -> bool:
         """Return True if a compilation would not have to wait for a slot."""
