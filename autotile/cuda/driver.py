@@ -289,17 +289,18 @@ def constant_copies(spec: KernelSpec, module: int, sizes: Mapping[str, Value], d
     for buffer in spec.buffers:
         if not buffer.constant:
             continue
-        found = _variable(module, buffer.constant)
-        if found is None:
+        address, variable_bytes = ctypes.c_uint64(), ctypes.c_size_t()
+        handle, symbol = ctypes.c_void_p(module), ctypes.c_char_p(variable_symbol(buffer.constant).encode())
+        find = load_driver().cuModuleGetGlobal_v2
+        if find(ctypes.byref(address), ctypes.byref(variable_bytes), handle, symbol) != 0:
             continue
-        address, variable_bytes = found
         size_bytes = buffer.size_bytes(dtype, sizes)
-        if size_bytes > variable_bytes:
+        if size_bytes > variable_bytes.value:
             raise InputError(
                 f"{spec.source}: {buffer.name} has {size_bytes} bytes, but its __constant__ variable "
-                f"{buffer.constant} has {variable_bytes}; declare a larger array in the template"
+                f"{buffer.constant} has {variable_bytes.value}; declare a larger array in the template"
             )
-        copies.append((buffer.name, address, size_bytes))
+        copies.append((buffer.name, address.value, size_bytes))
     return tuple(copies)
 
 
@@ -314,18 +315,7 @@ def copy_async(target: int, source: int, size_bytes: int, stream: int) -> None:
     load_cupy().cuda.runtime.memcpyAsync(target, source, size_bytes, _DEVICE_TO_DEVICE, stream)
 
 
-def variable_symbols(name: str) -> tuple[str, ...]:
-    """Return the symbols that a variable of a C++ name may have: its own name, or one mangled with its namespaces."""
+def variable_symbol(name: str) -> str:
+    """Return the symbol of a variable of a C++ name: its own name, or one mangled with its namespaces."""
     parts = name.split("::")
-    return (name,) if len(parts) == 1 else (f"_ZN{''.join(f'{len(part)}{part}' for part in parts)}E",)
-
-
-def _variable(module: int, name: str) -> tuple[int, int] | None:
-    """Return the device address and the size in bytes of a variable; None if the module has none of that name."""
-    address, size_bytes = ctypes.c_uint64(), ctypes.c_size_t()
-    for symbol in variable_symbols(name):
-        find = load_driver().cuModuleGetGlobal_v2
-        module_handle, text = ctypes.c_void_p(module), ctypes.c_char_p(symbol.encode())
-        if find(ctypes.byref(address), ctypes.byref(size_bytes), module_handle, text) == 0:
-            return address.value, size_bytes.value
-    return None
+    return name if len(parts) == 1 else f"_ZN{''.join(f'{len(part)}{part}' for part in parts)}E"

@@ -177,13 +177,14 @@ def pack_arguments(
 ) -> tuple[Any, ...]:
     """Return the arguments of a launch, in order; ``names`` are those that the function takes, None for all.
 
-    Pointers are device addresses, those of empty workspaces 0; the caller keeps the memory alive. Scalars are encoded.
+    Pointers are device addresses, without those of empty workspaces; the caller keeps the memory alive. Scalars are
+    encoded.
     Raise `ArgumentError` if a buffer with a tensor map is not aligned to 16 bytes; `ToolchainError` if the driver
     refuses a tensor map.
     """
     maps = {tensor_map.name: tensor_map for tensor_map in data.tensor_maps}
     structs = {struct.name: struct for struct in data.structs}
-    addresses = {**pointers, **workspaces}
+    addresses = {**dict.fromkeys((workspace.name for workspace in data.workspaces), 0), **pointers, **workspaces}
     textures = {texture.name: texture for texture in data.textures}
     packed: list[Any] = []
     passed = spec.arguments if names is None else [spec.argument(name) for name in names]
@@ -191,18 +192,16 @@ def pack_arguments(
         if not argument.is_passed:
             continue
         match argument:
-            case BufferArgument():
-                packed.append(np.uint64(pointers[argument.name]))
+            case BufferArgument() | WorkspaceArgument():
+                packed.append(np.uint64(addresses[argument.name]))
             case ScalarArgument():
                 packed.append(by_value(scalars[argument.name]))
-            case WorkspaceArgument():
-                packed.append(np.uint64(workspaces[argument.name]))
             case StructArgument():
                 packed.append(encode_struct(structs[argument.name], addresses))
             case TensorMapArgument():
                 packed.append(encode_tensor_map(maps[argument.name], addresses[argument.described_buffer]))
             case TextureArgument():
-                packed.append(texture_object(textures[argument.name], pointers[argument.described_buffer]))
+                packed.append(texture_object(textures[argument.name], addresses[argument.described_buffer]))
             case _:
                 assert_never(argument)
     return tuple(packed)

@@ -215,13 +215,10 @@ class GuardedBuffer:
         memory = cupy.cuda.alloc(2 * self._guard_bytes + body_bytes)
         self._bands = (memory.ptr, memory.ptr + self._guard_bytes + body_bytes)
         self.array: Any = cupy.ndarray(shape, dtype.storage, memptr=memory + self._guard_bytes)
+        self.pointer = int(self.array.data.ptr)
+        """Device address of the first element."""
         self.poison()
         self.restore_guards()
-
-    @property
-    def pointer(self) -> int:
-        """Device address of the first element."""
-        return int(self.array.data.ptr)
 
     def poison(self) -> None:
         """Overwrite the array, so that elements that are never written are detected."""
@@ -234,10 +231,6 @@ class GuardedBuffer:
     def count_nonzero(self, result: np.uint64) -> None:
         """Add the number of words of the array that are not zero to a result of `SupportKernels.results`."""
         self._support.count_unlike_pattern(self.pointer, self._words, 0, result)
-
-    def write(self, stored: Array) -> None:
-        """Copy host data of the array's shape and storage dtype to the device."""
-        self.array.set(stored)
 
     def copy_from(self, other: GuardedBuffer) -> None:
         """Copy another buffer's array."""

@@ -19,6 +19,7 @@ from autotile.database.database import (
     Database,
     StoredBest,
     StoredTrial,
+    matching,
     parsed_rows,
     stored_run,
     stored_study,
@@ -441,9 +442,7 @@ def clean_database(database: Database, kernel: str | None, criteria: Criteria, *
     DatabaseError
         The database cannot be read or written.
     """
-    query = select(STUDIES).order_by(STUDIES.c.kernel, STUDIES.c.id)
-    if kernel is not None:
-        query = query.where(STUDIES.c.kernel == kernel)
+    query = matching(select(STUDIES).order_by(STUDIES.c.kernel, STUDIES.c.id), STUDIES, kernel=kernel)
     with database.reading() as connection:
         studies = parsed_rows(connection, query, stored_study)
     before = _moment(criteria.before) if criteria.before else ""

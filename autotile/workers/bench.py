@@ -287,10 +287,11 @@ class Bench:
     def _raced(self, job: Race, problems: Sequence[LaidOut], stage: Stage) -> list[Reading]:
         """Verify entries as often as the job says, and time those that are correct in interleaved rounds."""
         timer = problems[0].timer
-        failed: dict[int, Reading] = {}
+        readings: dict[int, Reading] = {}
         runners: dict[int, _Runnable] = {}
         graphs = True
         for number, (entry, problem) in enumerate(zip(job.entries, problems, strict=True)):
+            verdict = Verdict(Outcome.OK)
             if job.checks:
                 stage(f"{CHECK_STAGE}{number}")
             try:
@@ -299,18 +300,17 @@ class Bench:
                     verdict = problem.verified(runner, job.checks)
                     graphs = graphs and timer.can_capture(runner.launch)
                 else:
-                    found = (
-                        problem.checked(entry, Check((), job.checks, _CHECKS_S), lambda _: None) if job.checks else None
-                    )
-                    verdict = Verdict(found.outcome, found.reason) if found is not None else Verdict(Outcome.OK)
+                    if job.checks:
+                        found = problem.checked(entry, Check((), job.checks, _CHECKS_S), lambda _: None)
+                        verdict = Verdict(found.outcome, found.reason)
                     runners[number] = problem.runner(entry.candidate)
             except AutotileError as error:
                 verdict = Verdict(Outcome.CRASHED, str(error))
             if verdict.outcome is not Outcome.OK:
-                failed[number] = Reading(verdict.outcome, verdict.reason, "race")
+                readings[number] = Reading(verdict.outcome, verdict.reason, "race")
                 runners.pop(number, None)
         if not runners:
-            return [failed[number] for number in sorted(failed)]
+            return list(readings.values())
         stage(RACE_STAGE)
         verdicts: list[Verdict] = []
         racing = list(runners.values())
@@ -325,18 +325,15 @@ class Bench:
             graphs=graphs,
             precision=job.precision,
         )
-        readings = dict(failed)
         for number, row, verdict in zip(runners, times, verdicts, strict=True):
             telemetry = _version(job.entries[number].library)
             readings[number] = Reading(
                 verdict.outcome, verdict.reason, "race", rounds_us=tuple(row), telemetry=telemetry
             )
-        raced = [readings[number] for number in sorted(readings)]
-        if any(verdict.outcome is not Outcome.OK for verdict in verdicts) and not all(
-            problem.is_intact() for problem in set(problems)
-        ):
+        has_failed = any(verdict.outcome is not Outcome.OK for verdict in verdicts)
+        if has_failed and not all(problem.is_intact() for problem in set(problems)):
             raise TaintedError(None)
-        return raced
+        return [readings[number] for number in sorted(readings)]
 
     def _library(self, problem: LaidOut, entry: Entry) -> _Runnable:
         """Return a library, ready to run on the buffers of the default configuration.
@@ -801,6 +798,8 @@ class GpuWorker:
         self._bench = Bench()
         self._preparing = preparing
         """Threads that the first request waits for."""
+        self._entered = ""
+        """Stage of the present request."""
 
     def prepare(self) -> None:
         """Load what every request needs."""
@@ -810,11 +809,10 @@ class GpuWorker:
     def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Handle one request."""
         cuda = load_cupy().cuda
-        entered = ""
+        self._entered = ""
 
         def enter(name: str) -> None:
-            nonlocal entered
-            entered = name
+            self._entered = name
             stage(name)
 
         try:
@@ -846,7 +844,7 @@ class GpuWorker:
             raise FinalReply({"error": "a candidate overwrote the worker's data in the race", "last": True}) from None
         except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
             outcome, reason = _fault(error)
-            reply = {"error": reason, "kind": "cuda", "stage": entered}
+            reply = {"error": reason, "kind": "cuda", "stage": self._entered}
             if outcome is None:
                 raise FinalReply({**reply, "last": True}) from None
             return reply
@@ -858,26 +856,20 @@ class GpuWorker:
     def _run(self, job: Job, stage: Stage) -> Mapping[str, Any]:
         """Run a job; of one that breaks the worker, reply with the readings up to the entry that did."""
         cuda = load_cupy().cuda
-        entered = ""
-
-        def enter(name: str) -> None:
-            nonlocal entered
-            entered = name.partition(" ")[0]
-            stage(name)
-
         readings: list[Reading] = []
         while len(readings) < len(job.entries):
             fault: Outcome | None = None
             try:
-                self._bench.run(job, enter, readings)
+                self._bench.run(job, stage, readings)
                 continue
             except TaintedError as error:
                 readings += [error.reading] if error.reading is not None else []
             except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
+                entered = self._entered.partition(" ")[0]
                 fault, reason = _fault(error)
                 readings.append(Reading(fault or Outcome.CRASHED, f"{reason} in stage {entered}", entered))
             except cuda.memory.OutOfMemoryError as error:
-                fault = Outcome.RESOURCE_EXCEEDED
+                entered, fault = self._entered.partition(" ")[0], Outcome.RESOURCE_EXCEEDED
                 readings.append(Reading(fault, f"{error} in stage {entered}", entered))
             if fault is None:
                 raise FinalReply({"readings": readings, "is_complete": False, "last": True})

@@ -338,12 +338,8 @@ class Child:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self.pid = self._process.pid
         os.set_blocking(self._stdin.fileno(), False)
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
 
     @property
     def is_busy(self) -> bool:
