@@ -780,14 +780,12 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     connection = _connect(path, "mode=ro")
     try:
         connection.execute("PRAGMA schema_version")
-    except sqlite3.OperationalError as error:
+    except BaseException as error:
         connection.close()
-        if has_wal(path) or not error.sqlite_errorname.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_FULL")):
+        name = error.sqlite_errorname if isinstance(error, sqlite3.OperationalError) else ""
+        if has_wal(path) or not name.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_FULL")):
             raise
         return _connect(path, "immutable=1")
-    except BaseException:
-        connection.close()
-        raise
     return connection
 
 

@@ -131,11 +131,6 @@ class Claimed:
     news: Sequence[Trial]
     others: int
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this session may try all of them."""
-        return all(self.ours)
-
 
 class RunRecord:
     """One run of a study: stores what a session tries, and makes sure that the database holds it.

@@ -207,7 +207,7 @@ class Bench:
                 candidate = job.entries[fastest].candidate
                 assert candidate is not None
                 stage("verify" if len(problems) == 1 else f"verify {fastest}")
-                verdict = problem.verified_in_grid(candidate, REPEATS)
+                verdict = problem.verified_repeatedly(candidate, REPEATS)
                 if verdict.outcome is Outcome.OK:
                     break
                 readings[fastest] = Reading(verdict.outcome, verdict.reason, "verify")
@@ -633,23 +633,19 @@ class LaidOut:
         )
         verdict = self._kernel.checked.get(code)
         if verdict is None:
-            verdict = self._verify_repeatedly(others, functions, candidate.config, _RAGGED_REPEATS)
+            verdict = self.verified_repeatedly(candidate, _RAGGED_REPEATS, others)
             self._kernel.checked[code] = verdict
         if verdict.outcome is not Outcome.OK:
             return verdict
         return self._verify(functions, candidate.config, [self._tuned])
 
-    def verified_in_grid(self, candidate: Candidate, repeats: int) -> Verdict:
-        """Verify a candidate repeatedly at the tuned sizes; at the others, its code was."""
-        functions = self._kernel.load(candidate, keep=True)
-        return self._verify_repeatedly([self._tuned], functions, candidate.config, repeats)
+    def verified_repeatedly(self, candidate: Candidate, repeats: int, at: Sequence[Instances] | None = None) -> Verdict:
+        """Verify in a grid, at the tuned sizes if no others are given, for a short time.
 
-    def _verify_repeatedly(
-        self, all_sizes: Sequence[Instances], functions: SizedFunctions, config: Config, repeats: int
-    ) -> Verdict:
-        """Verify with two sets of inputs in turn, each with a plain launch and one as for timing, for a short time."""
-        verdict = Verdict(Outcome.OK)
-        for instances in all_sizes:
+        Two sets of inputs take turns, each with a plain launch and one as for timing.
+        """
+        functions, config, verdict = self._kernel.load(candidate, keep=True), candidate.config, Verdict(Outcome.OK)
+        for instances in [self._tuned] if at is None else at:
             if check_config(self._spec, config, instances.sizes, self.device, self._dtype):
                 continue
             instance = instances.of(config)
