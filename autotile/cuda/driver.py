@@ -146,15 +146,14 @@ def live_device(index: int = 0) -> DeviceProperties:
         if status:
             raise ToolchainError(f"CUDA device {index} cannot be queried: {result_name(status)}; see `autotile doctor`")
 
-    def attribute(code: int) -> int:
-        check(driver.cuDeviceGetAttribute(ctypes.byref(number), code, device))
-        return number.value
-
     name, memory_bytes = ctypes.create_string_buffer(256), ctypes.c_size_t()
     check(driver.cuDeviceGet(ctypes.byref(device), index))
     check(driver.cuDeviceGetName(name, len(name), device))
     check(driver.cuDeviceTotalMem_v2(ctypes.byref(memory_bytes), device))
-    found = {attributed: attribute(code) for attributed, code in _ATTRIBUTES.items()}
+    found = {}
+    for attribute, code in _ATTRIBUTES.items():
+        check(driver.cuDeviceGetAttribute(ctypes.byref(number), code, device))
+        found[attribute] = number.value
     capability = f"{found['major']}.{found['minor']}"
     limits = limits_for(capability)
     return DeviceProperties(

@@ -28,7 +28,7 @@ from autotile.kernel.arguments import (
     encode_scalar,
     encode_value,
 )
-from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch
+from autotile.kernel.launch import LaunchData, LaunchPlan
 from autotile.kernel.spec import KernelSpec
 
 _POINTER_BYTES = 8
@@ -156,14 +156,12 @@ def pack_launches(
 ) -> tuple[tuple[Any, ...], ...]:
     """Return the arguments of every launch of a call; as for `pack_arguments`, but without the scalars of a launch."""
     known = {scalar.name: scalar for scalar in spec.scalars}
-
-    def packed(launch: StepLaunch) -> tuple[Any, ...]:
+    packed = []
+    for launch in plan.launches:
         own = {name: encode_scalar(known[name], value, dtype) for name, value in launch.scalars}
-        values = {**scalars, **own}
-        names = launch.arguments
-        return pack_arguments(spec, data, pointers=pointers, scalars=values, workspaces=workspaces, names=names)
-
-    return tuple(map(packed, plan.launches))
+        values, names = {**scalars, **own}, launch.arguments
+        packed.append(pack_arguments(spec, data, pointers=pointers, scalars=values, workspaces=workspaces, names=names))
+    return tuple(packed)
 
 
 def pack_arguments(
@@ -177,8 +175,8 @@ def pack_arguments(
 ) -> tuple[Any, ...]:
     """Return the arguments of a launch, in order; ``names`` are those that the function takes, None for all.
 
-    Pointers are device addresses, without those of empty workspaces; the caller keeps the memory alive. Scalars are
-    encoded.
+    Pointers are device addresses; those of empty workspaces are 0, and may be left out. The caller keeps the memory
+    alive. Scalars are encoded.
     Raise `ArgumentError` if a buffer with a tensor map is not aligned to 16 bytes; `ToolchainError` if the driver
     refuses a tensor map.
     """

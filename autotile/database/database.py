@@ -10,7 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import cache
@@ -495,7 +495,7 @@ _MAX_RETRIES = 5
 """Retries of opening a damaged file, which other processes may be replacing at the same time."""
 
 
-class Database:
+class Database(AbstractContextManager["Database"]):
     """An open tuning database; safe to use from several threads, and from several processes that each open their own.
 
     Open it with `Database.open` to write or `Database.open_readonly` to read, and close it or use it in a ``with``
@@ -645,9 +645,6 @@ class Database:
         """Close all connections; using the database afterwards opens new ones."""
         with fork_guard.use():
             self._engine.dispose()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

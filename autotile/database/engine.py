@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, quote_plus, unquote
@@ -541,10 +542,7 @@ def open_engine(location: Location, timeout_s: float = LOCK_TIMEOUT_S, *, readon
         return _server_engine(location, timeout_s, readonly=readonly)
     path = location.absolute()  # connections that are opened later are to the same file
     journal = "DELETE" if network_file_system(path) else "WAL"
-
-    def connect() -> sqlite3.Connection:
-        return _connect_to_read(path) if readonly else _connect(path, "mode=rwc", journal)
-
+    connect = partial(_connect_to_read, path) if readonly else partial(_connect, path, "mode=rwc", journal)
     engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, **_JSON_CODEC)
     _engines.add(engine)
 

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -539,7 +539,7 @@ class Child:
         return True
 
 
-class WorkerPool:
+class WorkerPool(AbstractContextManager["WorkerPool"]):
     """Idle children by module and place, for reuse by later sessions; closing the pool ends them.
 
     A worker must not depend on its earlier requests: a GPU worker sets up each new problem from scratch, and the same
@@ -616,9 +616,6 @@ class WorkerPool:
             children = [child for idle in self._idle.values() for child in idle]
             self._idle.clear()
         return children
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -181,8 +181,7 @@ def _seed(seed: int) -> None:
     np.random.default_rng = default_rng
 
 
-def main() -> None:
-    """Import Kernel Tuner, then serve."""
+if __name__ == "__main__":
     worker = StrategyWorker(Channel())
     warnings.simplefilter("ignore")  # strategies divide by zero and the like
     import kernel_tuner.interface  # noqa: F401 - while the parent prepares the first request
@@ -190,7 +189,3 @@ def main() -> None:
 
     threadpool_limits(limits=1, user_api="blas")  # the matrices are small, and threads wait for each other spinning
     worker.serve()
-
-
-if __name__ == "__main__":
-    main()
