@@ -146,11 +146,11 @@ def measure_device(device: int | str | None = None, *, database: str | Path | No
     DatabaseError
         The database cannot be written.
     """
-    from autotile.workers.device_ceilings import CeilingRequest, request_ceilings
+    from autotile.workers.device_ceilings import request_ceilings
 
     settings, index = read_settings(), resolve_gpu(device)
     with Database.open(database_location(database)) as opened:
-        measured = request_ceilings(CeilingRequest(str(settings.cache), settings.cache_limit_bytes, index))
+        measured = request_ceilings(settings.cache, settings.cache_limit_bytes, index)
         save_ceilings(opened, measured)
     return measured
 

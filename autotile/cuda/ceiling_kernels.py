@@ -16,7 +16,7 @@ from autotile.core.dtypes import DTYPES, Array
 from autotile.core.model import LaunchGeometry
 from autotile.cuda.compiler import CompileJob, CubinCache
 from autotile.cuda.function import Function, Module, driver_launch
-from autotile.cuda.timing import Launch
+from autotile.cuda.timing import Launch, no_work
 from autotile.cuda.toolchain import load_cupy
 
 _SOURCE = Path(__file__).with_name("ceilings.cu")
@@ -62,7 +62,7 @@ class CeilingLoop:
     queue: Callable[[int], None]
     fault: Callable[[int], str]
     max_rounds: int = _MAX_LONG_ROUNDS
-    prepare: Launch | None = None
+    prepare: Launch = no_work
     is_flushed: bool = False
 
 
@@ -160,7 +160,7 @@ class CeilingKernels:
         most = self._functions[name].blocks_per_sm(_MEMORY_THREADS, 0)
         return sorted({most, max(most // 2, 1), 1}, reverse=True)
 
-    def _read(self, memory: Any, size: int, blocks: int, ceiling: str, prepare: Launch | None = None) -> CeilingLoop:
+    def _read(self, memory: Any, size: int, blocks: int, ceiling: str, prepare: Launch = no_work) -> CeilingLoop:
         grid, quads = (blocks * self._device.sm_count, 1, 1), np.uint64(size // 16)
         threads, sums = grid[0] * _MEMORY_THREADS, self._result
         function, pointer = self._functions["read_words"], np.uint64(memory.ptr)

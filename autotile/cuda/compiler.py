@@ -90,10 +90,6 @@ class CompileJob:
             identity.append(f"nvcc {nvcc_version()}")
         return _hash_of(identity)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the job as JSON values, for a compile worker."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 def _hash_of(value: object) -> str:
     return hashlib.sha256(canonical_json(value).encode(errors="surrogatepass")).hexdigest()
@@ -194,7 +190,29 @@ def compile_cubin(job: CompileJob, folder: Path | None = None) -> Compilation:
     Raise `CompileError` if the source does not compile, or an entry does not name one ``__global__`` function;
     `ToolchainError` if the compiler is missing, or does not support the architecture.
     """
-    return _compile_with_nvcc(job) if job.compiler == "nvcc" else _compile_with_nvrtc(job, folder)
+    if job.compiler == "nvcc":
+        return _compile_with_nvcc(job)
+    from autotile.cuda.headers import compile_error, include_folders, own_headers
+
+    folders = (str(Path(job.template_path).parent), *job.include_folders, *include_folders())
+    target = f"--gpu-architecture={job.architecture}"
+    options = [target, *_NVRTC_OPTIONS, *job.compiler_options, *(f"-I{folder}" for folder in folders)]
+    attempt = None if job.source_hash in _written_for_nvcc else _with_headers(job, options, folder)
+    if attempt is None or (attempt.fault and _NVCC_ONLY.search(attempt.log)):
+        _written_for_nvcc.add(job.source_hash)
+        attempt = _with_headers(job, options, folder, as_nvcc=True)
+        if attempt.fault and _NVCC_ONLY.search(attempt.log):  # the author's headers may hold code for the host, too
+            texts, own = own_headers(job.source, Path(job.template_path), job.include_folders)
+            if texts:
+                options += [f"-I{folder}" for folder in own]
+                attempt = _with_headers(job, options, folder, as_nvcc=True, own_headers=texts)
+    if attempt.fault == "NVRTC_ERROR_INVALID_OPTION":
+        refusal = f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {attempt.log.strip()}"
+        raise ToolchainError(refusal)
+    if attempt.fault:
+        raise compile_error(attempt.log or f"NVRTC returned {attempt.fault}", job)
+    symbols = dict(zip(job.entries, attempt.symbols, strict=True))
+    return Compilation(attempt.cubin, compiled_functions(attempt.cubin, attempt.log, symbols))
 
 
 def compiled_functions(cubin: bytes, log: str, symbols: Mapping[str, str]) -> dict[str, CompiledFunction]:
@@ -290,30 +308,6 @@ _NO_CODE = "#include <iosfwd>\n"
 """Content of a header for the host."""
 _written_for_nvcc: set[str] = set()
 """Hashes of sources that did not compile otherwise."""
-
-
-def _compile_with_nvrtc(job: CompileJob, folder: Path | None) -> Compilation:
-    from autotile.cuda.headers import compile_error, include_folders, own_headers
-
-    folders = (str(Path(job.template_path).parent), *job.include_folders, *include_folders())
-    target = f"--gpu-architecture={job.architecture}"
-    options = [target, *_NVRTC_OPTIONS, *job.compiler_options, *(f"-I{folder}" for folder in folders)]
-    attempt = None if job.source_hash in _written_for_nvcc else _with_headers(job, options, folder)
-    if attempt is None or (attempt.fault and _NVCC_ONLY.search(attempt.log)):
-        _written_for_nvcc.add(job.source_hash)
-        attempt = _with_headers(job, options, folder, as_nvcc=True)
-        if attempt.fault and _NVCC_ONLY.search(attempt.log):  # the author's headers may hold code for the host, too
-            texts, own = own_headers(job.source, Path(job.template_path), job.include_folders)
-            if texts:
-                options += [f"-I{folder}" for folder in own]
-                attempt = _with_headers(job, options, folder, as_nvcc=True, own_headers=texts)
-    if attempt.fault == "NVRTC_ERROR_INVALID_OPTION":
-        refusal = f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {attempt.log.strip()}"
-        raise ToolchainError(refusal)
-    if attempt.fault:
-        raise compile_error(attempt.log or f"NVRTC returned {attempt.fault}", job)
-    symbols = dict(zip(job.entries, attempt.symbols, strict=True))
-    return Compilation(attempt.cubin, compiled_functions(attempt.cubin, attempt.log, symbols))
 
 
 def known_architectures() -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -62,22 +63,19 @@ _ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
 @lru_cache
 def load_cublas() -> ctypes.CDLL:
     """Return the library cuBLASLt, or raise `ToolchainError` if it is not installed; no context is created."""
+    library: ctypes.CDLL | None = None
     try:  # the one that PyTorch or CuPy has loaded, else that of NVIDIA's wheels
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        return _declared(ctypes.CDLL(str(load_nvidia_dynamic_lib("cublasLt").abs_path)))
+        library = ctypes.CDLL(str(load_nvidia_dynamic_lib("cublasLt").abs_path))
     except (ImportError, RuntimeError, OSError, TypeError):
-        pass
-    for name in _NAMES:
-        try:
-            return _declared(ctypes.CDLL(name))
-        except OSError:
-            continue
-    raise ToolchainError("cuBLAS is not installed; install the wheel nvidia-cublas, or the CUDA toolkit")
-
-
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the parameters of the functions, so that calls may pass plain integers."""
+        for name in _NAMES:
+            with suppress(OSError):
+                library = ctypes.CDLL(name)
+                break
+    if library is None:
+        raise ToolchainError("cuBLAS is not installed; install the wheel nvidia-cublas, or the CUDA toolkit")
+    # the parameters of the functions, so that calls may pass plain integers
     pointer: Any = ctypes.c_void_p
     number: Any = ctypes.c_int
     size: Any = ctypes.c_size_t
@@ -185,8 +183,20 @@ class Gemm:
         self._prepared: dict[tuple[str, bool], _Queue] = {}
 
     def memory(self, stream: int) -> _StreamMemory:
-        """Return the memory that products on a stream use."""
-        return _memory_of(self._device_index, stream)
+        """Return the memory that products on a stream of the device, which must be the current one, use."""
+        key = self._device_index, stream, threading.get_ident() if stream == PER_THREAD_STREAM else 0
+        found = _kept.get(key)
+        if found is None:
+            with _lock, outside_of_captures():
+                found = _kept.get(key)
+                if found is None:
+                    if len(_kept) >= _MAX_STREAMS:
+                        del _kept[next(iter(_kept))]
+                    found = _kept[key] = _StreamMemory(stream)
+        if not found.is_captured and stream != 0 and load_cupy().cuda.runtime.streamIsCapturing(stream):
+            found.is_captured = True
+            _captured.append(found)
+        return found
 
     def __call__(
         self,
@@ -202,7 +212,7 @@ class Gemm:
         Raise `ToolchainError` if cuBLAS refuses the product.
         ``addresses`` are those of A, B and C; without ``memory``, that of the stream is used.
         """
-        memory = memory or _memory_of(self._device_index, stream)
+        memory = memory or self.memory(stream)
         a, b, c = addresses
         is_aligned = not (a | b | c) % _VECTOR_BYTES
         if self._rounding is None or beta != 0.0 or c % _VECTOR_BYTES:
@@ -373,23 +383,6 @@ _kept: dict[tuple[int, int, int], _StreamMemory] = {}
 _captured: list[_StreamMemory] = []
 """Memory that a CUDA graph may refer to at any later time."""
 _lock = threading.Lock()
-
-
-def _memory_of(device_index: int, stream: int) -> _StreamMemory:
-    """Return the memory of a stream of the current device."""
-    key = device_index, stream, threading.get_ident() if stream == PER_THREAD_STREAM else 0
-    found = _kept.get(key)
-    if found is None:
-        with _lock, outside_of_captures():
-            found = _kept.get(key)
-            if found is None:
-                if len(_kept) >= _MAX_STREAMS:
-                    del _kept[next(iter(_kept))]
-                found = _kept[key] = _StreamMemory(stream)
-    if not found.is_captured and stream != 0 and load_cupy().cuda.runtime.streamIsCapturing(stream):
-        found.is_captured = True
-        _captured.append(found)
-    return found
 
 
 def _workspace_bytes() -> int:

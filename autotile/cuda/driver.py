@@ -146,15 +146,14 @@ def live_device(index: int = 0) -> DeviceProperties:
         if status:
             raise ToolchainError(f"CUDA device {index} cannot be queried: {result_name(status)}; see `autotile doctor`")
 
-    def attribute(code: int) -> int:
-        check(driver.cuDeviceGetAttribute(ctypes.byref(number), code, device))
-        return number.value
-
     name, memory_bytes = ctypes.create_string_buffer(256), ctypes.c_size_t()
     check(driver.cuDeviceGet(ctypes.byref(device), index))
     check(driver.cuDeviceGetName(name, len(name), device))
     check(driver.cuDeviceTotalMem_v2(ctypes.byref(memory_bytes), device))
-    found = {attributed: attribute(code) for attributed, code in _ATTRIBUTES.items()}
+    found = {}
+    for attribute, code in _ATTRIBUTES.items():
+        check(driver.cuDeviceGetAttribute(ctypes.byref(number), code, device))
+        found[attribute] = number.value
     capability = f"{found['major']}.{found['minor']}"
     limits = limits_for(capability)
     return DeviceProperties(
@@ -213,16 +212,10 @@ _REQUIRED_CLUSTER_WIDTH = 11
 Cluster = tuple[int, int, int]
 
 
-class _Value(ctypes.Union):
-    """``CUlaunchAttributeValue``, cuda.h."""
-
-    _fields_: ClassVar[Any] = [("bytes", ctypes.c_char * 64), ("words", ctypes.c_uint * 16)]
-
-
 class _Attribute(ctypes.Structure):
-    """``CUlaunchAttribute``, cuda.h."""
+    """``CUlaunchAttribute``, cuda.h; its value is a union of 64 bytes."""
 
-    _fields_: ClassVar[Any] = [("id", ctypes.c_int), ("padding", ctypes.c_char * 4), ("value", _Value)]
+    _fields_: ClassVar[Any] = [("id", ctypes.c_int), ("padding", ctypes.c_char * 4), ("words", ctypes.c_uint * 16)]
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -253,10 +246,10 @@ def attribute_launch(
     attributes = (_Attribute * 2)()
     count = 0
     if is_cooperative:
-        attributes[count].id, attributes[count].value.words[0] = _COOPERATIVE, 1
+        attributes[count].id, attributes[count].words[0] = _COOPERATIVE, 1
         count += 1
     if cluster is not None:
-        attributes[count].id, attributes[count].value.words[:3] = _CLUSTER_DIMENSION, cluster
+        attributes[count].id, attributes[count].words[:3] = _CLUSTER_DIMENSION, cluster
         count += 1
     grid, block = (ctypes.c_uint * 3)(*geometry.grid), (ctypes.c_uint * 3)(*geometry.block)
     function, error = ctypes.c_void_p(function_pointer), load_cupy().cuda.driver.CUDADriverError
@@ -295,17 +288,18 @@ def constant_copies(spec: KernelSpec, module: int, sizes: Mapping[str, Value], d
     for buffer in spec.buffers:
         if not buffer.constant:
             continue
-        found = _variable(module, buffer.constant)
-        if found is None:
+        address, variable_bytes = ctypes.c_uint64(), ctypes.c_size_t()
+        handle, symbol = ctypes.c_void_p(module), ctypes.c_char_p(variable_symbol(buffer.constant).encode())
+        find = load_driver().cuModuleGetGlobal_v2
+        if find(ctypes.byref(address), ctypes.byref(variable_bytes), handle, symbol) != 0:
             continue
-        address, variable_bytes = found
         size_bytes = buffer.size_bytes(dtype, sizes)
-        if size_bytes > variable_bytes:
+        if size_bytes > variable_bytes.value:
             raise InputError(
                 f"{spec.source}: {buffer.name} has {size_bytes} bytes, but its __constant__ variable "
-                f"{buffer.constant} has {variable_bytes}; declare a larger array in the template"
+                f"{buffer.constant} has {variable_bytes.value}; declare a larger array in the template"
             )
-        copies.append((buffer.name, address, size_bytes))
+        copies.append((buffer.name, address.value, size_bytes))
     return tuple(copies)
 
 
@@ -320,18 +314,7 @@ def copy_async(target: int, source: int, size_bytes: int, stream: int) -> None:
     load_cupy().cuda.runtime.memcpyAsync(target, source, size_bytes, _DEVICE_TO_DEVICE, stream)
 
 
-def variable_symbols(name: str) -> tuple[str, ...]:
-    """Return the symbols that a variable of a C++ name may have: its own name, or one mangled with its namespaces."""
+def variable_symbol(name: str) -> str:
+    """Return the symbol of a variable of a C++ name: its own name, or one mangled with its namespaces."""
     parts = name.split("::")
-    return (name,) if len(parts) == 1 else (f"_ZN{''.join(f'{len(part)}{part}' for part in parts)}E",)
-
-
-def _variable(module: int, name: str) -> tuple[int, int] | None:
-    """Return the device address and the size in bytes of a variable; None if the module has none of that name."""
-    address, size_bytes = ctypes.c_uint64(), ctypes.c_size_t()
-    for symbol in variable_symbols(name):
-        find = load_driver().cuModuleGetGlobal_v2
-        module_handle, text = ctypes.c_void_p(module), ctypes.c_char_p(symbol.encode())
-        if find(ctypes.byref(address), ctypes.byref(size_bytes), module_handle, text) == 0:
-            return address.value, size_bytes.value
-    return None
+    return name if len(parts) == 1 else f"_ZN{''.join(f'{len(part)}{part}' for part in parts)}E"

@@ -15,6 +15,7 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype, map_npy
 from autotile.core.model import Config, config_key
+from autotile.core.text import sizes_text
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import constant_copies, copy_constants
 from autotile.cuda.function import Function, Module
@@ -154,25 +155,26 @@ _MAX_KEPT = 6
 Outputs = Mapping[str, ReferenceOutput]
 
 
-class Agreement:
-    """Results of configurations for one set of inputs, until two of different launches agree."""
+Waiting = list[tuple[Hashable, Outputs]]
+"""Launches and results of configurations for one set of inputs, until two of different launches agree."""
 
-    def __init__(self) -> None:
-        self._waiting: list[tuple[Hashable, Outputs]] = []
 
-    def offer(self, launch: Hashable, agrees: Callable[[Outputs], bool], outputs: Callable[[], Outputs]) -> Any:
-        """Compare the result of a configuration with those that wait.
+def agreed_outputs(
+    waiting: Waiting, launch: Hashable, agrees: Callable[[Outputs], bool], outputs: Callable[[], Outputs]
+) -> Any:
+    """Compare the result of a configuration with those that wait.
 
-        Return the outputs with which it agrees, from a configuration of another launch; None if it waits now.
-        """
-        for other, waiting in self._waiting:
-            if agrees(waiting):
-                if other != launch:
-                    self._waiting.clear()
-                    return waiting
+    Return the outputs with which it agrees, from a configuration of another launch; None if it waits now.
+    """
+    for other, found in waiting:
+        if agrees(found):
+            if other == launch:
                 return None
-        self._waiting = [*self._waiting[1 - _MAX_KEPT :], (launch, outputs())]
-        return None
+            waiting.clear()
+            return found
+    waiting.append((launch, outputs()))
+    del waiting[:-_MAX_KEPT]
+    return None
 
 
 def launch_key(spec: KernelSpec, config: Config, plan: LaunchPlan) -> Hashable:
@@ -230,7 +232,7 @@ class ExpectedOutputs:
         reference values of the device and of NumPy differ.
         """
         spec, reference = self._spec, self._spec.reference
-        at = " ".join(f"{name}={value}" for name, value in sizes.items())
+        at = sizes_text(sizes)
         expected: dict[str, ReferenceOutput] = {}
         if reference.outputs:
             expected |= self._of_expressions(sizes, inputs, scalars, at)
@@ -268,8 +270,8 @@ class ExpectedOutputs:
         solution = ReferenceSolution(environment, self._support)
         for name, expression in spec.reference.outputs.items():
             place = f"{spec.source}: [reference] outputs.{name} at {at}"
-            shape, kind = self._shape(name, sizes), self._element_type(name, sizes)
-            expected[name] = solution.output(name, expression, shape, kind, place)
+            shape = spec.buffer(name).array_shape(sizes)
+            expected[name] = solution.output(name, expression, shape, self._element_type(name, sizes), place)
         return expected
 
     def keep(self, sizes: Mapping[str, int], outputs: Mapping[str, ReferenceOutput], *, seed: int, check: bool) -> None:
@@ -378,7 +380,7 @@ class ExpectedOutputs:
                 data,
                 pointers=pointers,
                 scalars={name: encode_value(name, values[name], kind) for name, kind in kinds.items()},
-                workspaces={w.name: workspaces[w.name].pointer if w.size_bytes else 0 for w in data.workspaces},
+                workspaces={name: buffer.pointer for name, buffer in workspaces.items()},
             )
             copies = constant_copies(spec, module_pointer, sizes, self._dtype)
             copy_constants(copies, pointers, cuda.get_current_stream().ptr)
@@ -407,14 +409,11 @@ class ExpectedOutputs:
         return first
 
     def _checked(self, name: str, values: Any, sizes: Mapping[str, int], place: str) -> ReferenceOutput:
-        dtype, shape = self._element_type(name, sizes), self._shape(name, sizes)
+        dtype, shape = self._element_type(name, sizes), self._spec.buffer(name).array_shape(sizes)
         return checked_output(values, name, shape, dtype, place=place, support=self._support)
 
     def _element_type(self, name: str, sizes: Mapping[str, int]) -> Dtype:
         return DTYPES[self._spec.buffer(name).element_type(self._dtype, sizes)]
-
-    def _shape(self, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        return self._element_type(name, sizes).array_shape(self._spec.buffer(name).extents(sizes))
 
 
 _REPEATED = 1e-3

@@ -39,19 +39,12 @@ class Function:
     """
 
     def __init__(self, function: Any) -> None:
+        self.pointer = int(function.ptr)
+        """Driver handle of the function."""
         self._held = [function]
         self._opted_in_bytes = 0
         self._opting_in = Lock()
         finalize(self, _release, self._held, os.getpid()).atexit = False  # CUDA ends with the process
-
-    @property
-    def _function(self) -> Any:
-        return self._held[0]
-
-    @property
-    def pointer(self) -> int:
-        """Driver handle of the function."""
-        return int(self._function.ptr)
 
     def opt_in(self, dynamic_smem_bytes: int) -> None:
         """Allow an amount of dynamic shared memory per block.
@@ -62,7 +55,7 @@ class Function:
         with self._opting_in:  # threads share the functions of equal cubins
             if dynamic_smem_bytes > self._opted_in_bytes:  # less would take from another launch of the same function
                 driver = load_cupy().cuda.driver
-                driver.funcSetAttribute(self._function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_smem_bytes)
+                driver.funcSetAttribute(self.pointer, _MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_smem_bytes)
                 self._opted_in_bytes = dynamic_smem_bytes
 
     def launch(
@@ -73,12 +66,12 @@ class Function:
         dynamic_smem_bytes: int,
     ) -> None:
         """Launch on CuPy's current stream; arguments are CuPy arrays or NumPy scalars of the exact types."""
-        self._function(grid, block, arguments, dynamic_smem_bytes)
+        self._held[0](grid, block, arguments, dynamic_smem_bytes)
 
     def blocks_per_sm(self, threads: int, dynamic_smem_bytes: int) -> int:
         """Return the occupancy that the driver computes, in blocks per SM."""
         driver = load_cupy().cuda.driver
-        return int(driver.occupancyMaxActiveBlocksPerMultiprocessor(self._function.ptr, threads, dynamic_smem_bytes))
+        return int(driver.occupancyMaxActiveBlocksPerMultiprocessor(self.pointer, threads, dynamic_smem_bytes))
 
 
 def _release(held: list[object], process: int) -> None:
@@ -112,11 +105,8 @@ class Module:
             self._module.load(image)
         else:
             self._module.load_file(str(image))
-
-    @property
-    def pointer(self) -> int:
+        self.pointer = int(self._module.ptr)
         """Driver handle of the module."""
-        return int(self._module.ptr)
 
     def function(self, name: str) -> Function:
         """Return a function by its symbol: the mangled name, or that of an ``extern "C"`` function."""

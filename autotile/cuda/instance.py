@@ -16,8 +16,16 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import canonical_json
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
+from autotile.core.text import sizes_text
 from autotile.cuda.driver import constant_copies, copy_constants
-from autotile.cuda.expected_outputs import Agreement, ExpectedOutputs, ReferenceOutput, checked_output, launch_key
+from autotile.cuda.expected_outputs import (
+    ExpectedOutputs,
+    ReferenceOutput,
+    Waiting,
+    agreed_outputs,
+    checked_output,
+    launch_key,
+)
 from autotile.cuda.packing import pack_launches
 from autotile.cuda.support import GuardedBuffer, Queued, SupportKernels, compared, workspace_buffer
 from autotile.cuda.toolchain import load_cupy
@@ -56,7 +64,7 @@ class BoundArguments:
     launch_key: Hashable = None
 
 
-_Inputs = tuple[Mapping[str, GuardedBuffer], dict[str, ReferenceOutput], Agreement]
+_Inputs = tuple[Mapping[str, GuardedBuffer], dict[str, ReferenceOutput], Waiting]
 """Contents of the inputs, the outputs that are expected for them, and those that configurations must agree on."""
 
 
@@ -99,6 +107,10 @@ class ProblemInstance:
             self._buffers = twin._buffers
         self._sets: dict[int, _Inputs] = {0: self._new_inputs(0)} if twin is None else twin._sets
         self._input_digests: dict[int, str] = {}
+        self.arrays: list[Any] = [self._buffers[buffer.name].array for buffer in spec.buffers]
+        """CuPy arrays of the buffers, in the order of the kernel's arguments."""
+        self.element_types = [self._element_type(buffer.name).name for buffer in spec.buffers]
+        """Element type of each of these arrays."""
         self.use_inputs(0)
 
     @property
@@ -137,7 +149,7 @@ class ProblemInstance:
     def use_inputs(self, seed: int) -> None:
         """Copy a set of inputs to the buffers that kernels read; its reference is expected from then on."""
         self._seed = seed
-        self._pristine, self._expected, self._agreement = self._sets[seed]
+        self._pristine, self._expected, self._waiting = self._sets[seed]
         for name, pristine in self._pristine.items():
             self._buffers[name].copy_from(pristine)
 
@@ -162,25 +174,11 @@ class ProblemInstance:
             self._dtype,
             pointers={name: buffer.pointer for name, buffer in self._buffers.items()},
             scalars=self._scalars,
-            workspaces={w.name: workspaces[w.name].pointer if w.size_bytes else 0 for w in data.workspaces},
+            workspaces={name: buffer.pointer for name, buffer in workspaces.items()},
         )
         zeroed = frozenset(w.name for w in data.workspaces if w.zeroed)
         key = launch_key(self._spec, config, plan) if self._spec.reference.is_agreement else None
         return BoundArguments(self, plan, arguments, workspaces, zeroed, key)
-
-    def bind_library(self) -> BoundArguments:
-        """Return the arguments of a library, which has no launches of ours and no workspaces."""
-        return BoundArguments(self, LaunchPlan(()), (), {}, frozenset())
-
-    @property
-    def arrays(self) -> list[Any]:
-        """CuPy arrays of the buffers, in the order of the kernel's arguments."""
-        return [self._buffers[buffer.name].array for buffer in self._spec.buffers]
-
-    @property
-    def element_types(self) -> list[str]:
-        """Element type of each of these arrays."""
-        return [self._element_type(buffer.name).name for buffer in self._spec.buffers]
 
     def copy_constants(self, module: int) -> None:
         """Copy the inputs in use to the ``__constant__`` variables of a module, given by its driver handle."""
@@ -201,7 +199,7 @@ class ProblemInstance:
 
     def verdict(self, bound: BoundArguments) -> Verdict:
         """Verify the state after a launch: guard bands, inputs, workspaces, outputs."""
-        at = self._sizes_text()
+        at = sizes_text(self.sizes)
         guarded = {**self._buffers, **bound.workspaces}
         read = [buffer.name for buffer in self._spec.buffers if not buffer.is_written]
         zeroed = [name for name in bound.workspaces if name in bound.zeroed]
@@ -232,9 +230,23 @@ class ProblemInstance:
                 return Verdict(Outcome.WRONG_RESULT, f"{reason}, at {at}")
         if self.is_unconfirmed and self._spec.reference.comparison is None:
             return self._compared_with_others(bound)
-        verdicts = [self._verdict_on(name, row) for name, row in zip(outputs, found, strict=True)]
-        wrong = next((one for one in verdicts if one.outcome is not Outcome.OK), None)
-        return wrong or Verdict(Outcome.OK, max_error=max((one.max_error for one in verdicts), default=0.0))
+        errors = [0.0]
+        for name, row in zip(outputs, found, strict=True):
+            wrong, first, max_error = compared(row)
+            errors.append(max_error)
+            if wrong:
+                output, dtype, expected = self._buffers[name], self._element_type(name), self._expected[name]
+                index = np.unravel_index(first, output.array.shape)
+                stored = output.array.ravel()[first : first + 1].get()
+                got = stored[0] if dtype.component.is_integer else dtype.decode(stored)[0]
+                want = expected.values.ravel()[first : first + 1].get()[0]
+                place, within = ", ".join(str(int(i)) for i in index), self._tolerance(name).text(expected.scale)
+                return Verdict(
+                    Outcome.WRONG_RESULT,
+                    f"{wrong} of {output.elements} elements of {name} are wrong at {at}: "
+                    f"{name}[{place}] is {_shown(got)}, expected {_shown(want)} within {within}",
+                )
+        return Verdict(Outcome.OK, max_error=max(errors))
 
     def digest(self) -> str:
         """Return a digest of the inputs in use and one of the outputs as they are, to the bit.
@@ -266,14 +278,14 @@ class ProblemInstance:
                 if buffer.is_written and buffer.name not in self._spec.reference.unchecked:
                     array, dtype = self._buffers[buffer.name].array, self._element_type(buffer.name)
                     values = array.copy() if dtype.component.is_integer else dtype.decode(array)
-                    place = f"{buffer.name}, as it was written, or left, at {self._sizes_text()},"
+                    place = f"{buffer.name}, as it was written, or left, at {sizes_text(self.sizes)},"
                     found[buffer.name] = checked_output(
                         values, buffer.name, array.shape, dtype, place=place, support=self._support
                     )
             return found
 
         try:
-            agreed = self._agreement.offer(bound.launch_key, agrees, copies)
+            agreed = agreed_outputs(self._waiting, bound.launch_key, agrees, copies)
         except InputError as error:
             return Verdict(Outcome.WRONG_RESULT, str(error))
         if agreed is not None:
@@ -313,43 +325,23 @@ class ProblemInstance:
             found = Tolerance(output_tolerance(self._element_type(name), inputs, reduction))
         return found
 
-    def _verdict_on(self, name: str, words: NDArray[np.uint64]) -> Verdict:
-        """Return the verdict on an output from the words of its comparison."""
-        wrong, first, max_error = compared(words)
-        if not wrong:
-            return Verdict(Outcome.OK, max_error=max_error)
-        output, dtype, expected = self._buffers[name], self._element_type(name), self._expected[name]
-        index = np.unravel_index(first, output.array.shape)
-        stored = output.array.ravel()[first : first + 1].get()
-        got = stored[0] if dtype.component.is_integer else dtype.decode(stored)[0]
-        want = expected.values.ravel()[first : first + 1].get()[0]
-        place, within = ", ".join(str(int(i)) for i in index), self._tolerance(name).text(expected.scale)
-        return Verdict(
-            Outcome.WRONG_RESULT,
-            f"{wrong} of {output.elements} elements of {name} are wrong at {self._sizes_text()}: "
-            f"{name}[{place}] is {_shown(got)}, expected {_shown(want)} within {within}",
-        )
-
     def _new_inputs(self, seed: int) -> _Inputs:
         pristine: dict[str, GuardedBuffer] = {}
         inputs = InputMaker(self._spec, self.sizes, self._dtype, seed=seed, check=self._check)
         for buffer in self._spec.buffers:
             if buffer.is_initialized:
                 pristine[buffer.name] = self._new_buffer(buffer)
-                pristine[buffer.name].write(inputs.stored(buffer.name))
+                pristine[buffer.name].array.set(inputs.stored(buffer.name))
         operands = [scalar for scalar in self._spec.scalars if scalar.is_operand]
         scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in operands}
         expected = self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check)
-        return pristine, expected, Agreement()
+        return pristine, expected, []
 
     def _new_buffer(self, buffer: BufferArgument) -> GuardedBuffer:
         return GuardedBuffer(buffer.extents(self.sizes), self._element_type(buffer.name), self._support)
 
     def _element_type(self, name: str) -> Dtype:
         return DTYPES[self._spec.buffer(name).element_type(self._dtype, self.sizes)]
-
-    def _sizes_text(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.sizes.items())
 
 
 def _shown(value: Any) -> str:

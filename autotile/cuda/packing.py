@@ -28,7 +28,7 @@ from autotile.kernel.arguments import (
     encode_scalar,
     encode_value,
 )
-from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch
+from autotile.kernel.launch import LaunchData, LaunchPlan
 from autotile.kernel.spec import KernelSpec
 
 _POINTER_BYTES = 8
@@ -156,14 +156,12 @@ def pack_launches(
 ) -> tuple[tuple[Any, ...], ...]:
     """Return the arguments of every launch of a call; as for `pack_arguments`, but without the scalars of a launch."""
     known = {scalar.name: scalar for scalar in spec.scalars}
-
-    def packed(launch: StepLaunch) -> tuple[Any, ...]:
+    packed = []
+    for launch in plan.launches:
         own = {name: encode_scalar(known[name], value, dtype) for name, value in launch.scalars}
-        values = {**scalars, **own}
-        names = launch.arguments
-        return pack_arguments(spec, data, pointers=pointers, scalars=values, workspaces=workspaces, names=names)
-
-    return tuple(map(packed, plan.launches))
+        values, names = {**scalars, **own}, launch.arguments
+        packed.append(pack_arguments(spec, data, pointers=pointers, scalars=values, workspaces=workspaces, names=names))
+    return tuple(packed)
 
 
 def pack_arguments(
@@ -177,13 +175,14 @@ def pack_arguments(
 ) -> tuple[Any, ...]:
     """Return the arguments of a launch, in order; ``names`` are those that the function takes, None for all.
 
-    Pointers are device addresses, those of empty workspaces 0; the caller keeps the memory alive. Scalars are encoded.
+    Pointers are device addresses; those of empty workspaces are 0, and may be left out. The caller keeps the memory
+    alive. Scalars are encoded.
     Raise `ArgumentError` if a buffer with a tensor map is not aligned to 16 bytes; `ToolchainError` if the driver
     refuses a tensor map.
     """
     maps = {tensor_map.name: tensor_map for tensor_map in data.tensor_maps}
     structs = {struct.name: struct for struct in data.structs}
-    addresses = {**pointers, **workspaces}
+    addresses = {**dict.fromkeys((workspace.name for workspace in data.workspaces), 0), **pointers, **workspaces}
     textures = {texture.name: texture for texture in data.textures}
     packed: list[Any] = []
     passed = spec.arguments if names is None else [spec.argument(name) for name in names]
@@ -191,18 +190,16 @@ def pack_arguments(
         if not argument.is_passed:
             continue
         match argument:
-            case BufferArgument():
-                packed.append(np.uint64(pointers[argument.name]))
+            case BufferArgument() | WorkspaceArgument():
+                packed.append(np.uint64(addresses[argument.name]))
             case ScalarArgument():
                 packed.append(by_value(scalars[argument.name]))
-            case WorkspaceArgument():
-                packed.append(np.uint64(workspaces[argument.name]))
             case StructArgument():
                 packed.append(encode_struct(structs[argument.name], addresses))
             case TensorMapArgument():
                 packed.append(encode_tensor_map(maps[argument.name], addresses[argument.described_buffer]))
             case TextureArgument():
-                packed.append(texture_object(textures[argument.name], pointers[argument.described_buffer]))
+                packed.append(texture_object(textures[argument.name], addresses[argument.described_buffer]))
             case _:
                 assert_never(argument)
     return tuple(packed)

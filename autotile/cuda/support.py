@@ -68,21 +68,11 @@ class SupportKernels:
 
     def fill_words(self, pointer: int, words: int, pattern: int) -> None:
         """Write a 32-bit pattern to ``words`` words."""
-        self._launch("fill_words", words, np.uint64(pointer), np.uint64(words), np.uint32(pattern))
+        self.launch("fill_words", words, np.uint64(pointer), np.uint64(words), np.uint32(pattern))
 
     def count_unlike_pattern(self, pointer: int, words: int, pattern: int, result: np.uint64) -> None:
         """Add how many of ``words`` 32-bit words differ from a pattern to the first word of a result."""
-        self._launch("count_unlike_pattern", words, np.uint64(pointer), np.uint64(words), np.uint32(pattern), result)
-
-    def count_unlike(self, a: int, b: int, words: int, result: np.uint64) -> None:
-        """Add how many of ``words`` 32-bit words differ between two buffers to the first word of a result."""
-        self._launch("count_unlike", words, np.uint64(a), np.uint64(b), np.uint64(words), result)
-
-    def hash_words(self, pointer: int, words: int) -> tuple[int, int]:
-        """Return two 64-bit hashes of ``words`` 32-bit words; equal contents have equal hashes."""
-        queued = partial(self._launch, "hash_words", words, np.uint64(pointer), np.uint64(words))
-        first, second, _ = self.results([queued])[0]
-        return int(first), int(second)
+        self.launch("count_unlike_pattern", words, np.uint64(pointer), np.uint64(words), np.uint32(pattern), result)
 
     def comparison(
         self, got: int, want: Any, elements: int, dtype: Dtype, *, tolerance: Tolerance, scale: float
@@ -104,7 +94,7 @@ class SupportKernels:
 
         def queue(result: np.uint64) -> None:
             arguments = np.uint64(got), np.uint64(want.data.ptr), np.uint64(elements), *map(np.float64, numbers), result
-            self._launch(name, elements, *arguments, dtype=dtype)
+            self.launch(name, elements, *arguments, dtype=dtype)
 
         return queue
 
@@ -131,7 +121,7 @@ class SupportKernels:
 
         def queue(result: np.uint64) -> None:
             arguments = np.uint64(pointer), np.uint64(elements), result, np.uint64(squares.data.ptr)
-            self._launch("summarise", elements, *arguments)
+            self.launch("summarise", elements, *arguments)
 
         return int(self.results([queue])[0, 0]), float(squares.get().sum())
 
@@ -140,7 +130,8 @@ class SupportKernels:
         sink = np.uint64(self._sink.data.ptr)
         self._function("spin").launch((blocks, 1, 1), (_THREADS, 1, 1), (np.int32(iterations), sink), 0)
 
-    def _launch(self, name: str, elements: int, *arguments: Any, dtype: Dtype = DTYPES["float32"]) -> None:
+    def launch(self, name: str, elements: int, *arguments: Any, dtype: Dtype = DTYPES["float32"]) -> None:
+        """Launch a kernel over a number of elements; its arguments are NumPy scalars of the exact types."""
         self._function(name, dtype).launch((_blocks(elements), 1, 1), (_THREADS, 1, 1), arguments, 0)
 
     def _function(self, name: str, dtype: Dtype = DTYPES["float32"]) -> Function:
@@ -224,13 +215,10 @@ class GuardedBuffer:
         memory = cupy.cuda.alloc(2 * self._guard_bytes + body_bytes)
         self._bands = (memory.ptr, memory.ptr + self._guard_bytes + body_bytes)
         self.array: Any = cupy.ndarray(shape, dtype.storage, memptr=memory + self._guard_bytes)
+        self.pointer = int(self.array.data.ptr)
+        """Device address of the first element."""
         self.poison()
         self.restore_guards()
-
-    @property
-    def pointer(self) -> int:
-        """Device address of the first element."""
-        return int(self.array.data.ptr)
 
     def poison(self) -> None:
         """Overwrite the array, so that elements that are never written are detected."""
@@ -243,10 +231,6 @@ class GuardedBuffer:
     def count_nonzero(self, result: np.uint64) -> None:
         """Add the number of words of the array that are not zero to a result of `SupportKernels.results`."""
         self._support.count_unlike_pattern(self.pointer, self._words, 0, result)
-
-    def write(self, stored: Array) -> None:
-        """Copy host data of the array's shape and storage dtype to the device."""
-        self.array.set(stored)
 
     def copy_from(self, other: GuardedBuffer) -> None:
         """Copy another buffer's array."""
@@ -264,11 +248,14 @@ class GuardedBuffer:
 
     def content_hash(self) -> tuple[int, int]:
         """Return a hash of the array's bits, which differs if they do, but for one in 2**64 cases."""
-        return self._support.hash_words(self.pointer, self._words)
+        span = np.uint64(self.pointer), np.uint64(self._words)
+        (found,) = self._support.results([partial(self._support.launch, "hash_words", self._words, *span)])
+        return int(found[0]), int(found[1])
 
     def count_unlike(self, other: GuardedBuffer, result: np.uint64) -> None:
         """Add the number of words in which the arrays differ to a result."""
-        self._support.count_unlike(self.pointer, other.pointer, self._words, result)
+        pointers = np.uint64(self.pointer), np.uint64(other.pointer)
+        self._support.launch("count_unlike", self._words, *pointers, np.uint64(self._words), result)
 
 
 def workspace_buffer(workspace: Workspace, support: SupportKernels) -> GuardedBuffer:

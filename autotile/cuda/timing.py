@@ -25,8 +25,8 @@ Launch = Callable[[], None]
 """Queues work on the current stream; one with an attribute ``count`` above 1 queues so many kernels."""
 
 
-def _nothing() -> None:
-    pass
+def no_work() -> None:
+    """Queue nothing."""
 
 
 BATCH_BELOW_US = 50.0
@@ -278,7 +278,7 @@ class Timer:
         Timer._warming = threading.Thread(target=warm, daemon=True)
         Timer._warming.start()
 
-    def warm_up(self, launch: Launch, prepare: Launch = _nothing) -> None:
+    def warm_up(self, launch: Launch, prepare: Launch = no_work) -> None:
         """Launch until the clock has settled, so that two consecutive medians agree within 1 %.
 
         That is for at least 0.3 s, unless the device was in use in the last second.
@@ -301,7 +301,7 @@ class Timer:
         """Return the time between two consecutive events in microseconds, the shortest that can be measured."""
         return float(np.median(self.samples(lambda: None, 20)))
 
-    def samples(self, launch: Launch, count: int, prepare: Launch = _nothing, *, repeats: bool = True) -> list[float]:
+    def samples(self, launch: Launch, count: int, prepare: Launch = no_work, *, repeats: bool = True) -> list[float]:
         """Return the times of ``count`` single launches, in microseconds; ``prepare`` as for `measure`.
 
         With ``repeats``, there are more launches where the host was late.
@@ -312,7 +312,7 @@ class Timer:
             single = _as_one(launch)
             return self._sample([EventTimer(single, before) for _ in range(min(count, _QUEUED_SAMPLES))], count)
 
-    def parts(self, parts: Sequence[Sequence[Launch]], prepare: Launch = _nothing) -> list[float]:
+    def parts(self, parts: Sequence[Sequence[Launch]], prepare: Launch = no_work) -> list[float]:
         """Return the median time of each part of a call in microseconds, measured between events; see `measure`."""
         before = self._before(prepare)
         rows = []
@@ -330,7 +330,7 @@ class Timer:
                 rows.append([_elapsed_us(start, end) for start, end in pairwise(events)])
         return [round(float(median), 3) for median in np.median(rows, axis=0)]
 
-    def measure(self, launch: Launch, best_us: float | None, prepare: Launch = _nothing) -> tuple[Measurement, bool]:
+    def measure(self, launch: Launch, best_us: float | None, prepare: Launch = no_work) -> tuple[Measurement, bool]:
         """Measure the median time and its interval, to half a percent or until the limits of time and samples.
 
         Kernels shorter than 50 us are timed in CUDA graphs of many launches. Return the measurement, and whether it was
@@ -389,7 +389,7 @@ class Timer:
         right after the work of one more sample of it. Short launches are timed in CUDA graphs, unless one of them
         cannot be captured (``graphs``).
         """
-        prepares = prepares or [_nothing] * len(launches)
+        prepares = prepares or [no_work] * len(launches)
         factors = weights or [1.0] * len(launches)
         generator = np.random.default_rng(seed)
         pairs = list(zip(launches, prepares, strict=True))
@@ -630,12 +630,6 @@ class EnergyMeter:
 
     def _energy_mj(self, step: Sequence[Launch], time_us: float) -> float:
         """Return the energy of a step that is repeated back to back."""
-        with self._timer.back_to_back(step, time_us) as running:
-            power_w = self._steady_power_w(running)
-            return 1e-3 * power_w * running.end()
-
-    def _steady_power_w(self, running: BackToBack) -> float:
-        """Return the mean power between two updates of the readings."""
         last_s, sum_mj = time.perf_counter(), 0.0
 
         def integrated_mj() -> float | None:
@@ -649,19 +643,20 @@ class EnergyMeter:
 
         read_mj = self._telemetry.energy_mj if self._source == "counter" else integrated_mj
         run_in_s = _COUNTER_RUN_IN_S if self._source == "counter" else _POWER_RUN_IN_S
-        begin_s = time.perf_counter()
         first: tuple[float, float] | None = None
-        before_mj = read_mj()
-        while time.perf_counter() - begin_s < _LIMIT_S:
-            running.keep_going()
-            now_s, now_mj = time.perf_counter(), read_mj()
-            if now_mj is None or before_mj is None:
-                break
-            if now_mj != before_mj and now_s - begin_s > run_in_s:
-                first = first or (now_s, now_mj)
-                elapsed_s, used_mj = now_s - first[0], now_mj - first[1]
-                if elapsed_s >= _MIN_WINDOW_S and used_mj >= _MIN_ENERGY_MJ:
-                    return 1e-3 * used_mj / elapsed_s
-            before_mj = now_mj
-            time.sleep(_POLL_S)
+        with self._timer.back_to_back(step, time_us) as running:
+            begin_s, before_mj = time.perf_counter(), read_mj()
+            while time.perf_counter() - begin_s < _LIMIT_S:
+                running.keep_going()
+                now_s, now_mj = time.perf_counter(), read_mj()
+                if now_mj is None or before_mj is None:
+                    break
+                if now_mj != before_mj and now_s - begin_s > run_in_s:
+                    first = first or (now_s, now_mj)
+                    elapsed_s, used_mj = now_s - first[0], now_mj - first[1]
+                    if elapsed_s >= _MIN_WINDOW_S and used_mj >= _MIN_ENERGY_MJ:
+                        power_w = 1e-3 * used_mj / elapsed_s
+                        return 1e-3 * power_w * running.end()
+                before_mj = now_mj
+                time.sleep(_POLL_S)
         raise ToolchainError("NVML has stopped updating the energy of the GPU; leave the objective energy out")

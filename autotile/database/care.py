@@ -18,8 +18,8 @@ from autotile.database.database import (
     BadRowError,
     Database,
     StoredBest,
-    StoredStudy,
     StoredTrial,
+    matching,
     parsed_rows,
     stored_run,
     stored_study,
@@ -442,12 +442,33 @@ def clean_database(database: Database, kernel: str | None, criteria: Criteria, *
     DatabaseError
         The database cannot be read or written.
     """
-    query = select(STUDIES).order_by(STUDIES.c.kernel, STUDIES.c.id)
-    if kernel is not None:
-        query = query.where(STUDIES.c.kernel == kernel)
+    query = matching(select(STUDIES).order_by(STUDIES.c.kernel, STUDIES.c.id), STUDIES, kernel=kernel)
     with database.reading() as connection:
         studies = parsed_rows(connection, query, stored_study)
-    return [found for study in studies if (found := _clean_study(database, study, criteria, dry_run=dry_run))]
+    before = _moment(criteria.before) if criteria.before else ""
+    cleaned = []
+    for study in studies:
+        study_id, key = study.study_id, study.key
+        reasons = []  # that select all trials of the study
+        if criteria.keep_gpus and key.gpu_name not in criteria.keep_gpus:
+            reasons.append("other GPU")
+        hashes = (key.template_hash, key.space_hash)
+        if (criteria.versions or {}).get(key.kernel, hashes) != hashes:
+            reasons.append("other version")
+        with database.reading() as connection:
+            columns = (TRIALS.c.id, TRIALS.c.run_id, TRIALS.c.created_at)
+            trials = connection.execute(select(*columns).where(TRIALS.c.study_id == study_id)).all()
+            kept, open_runs = _kept(connection, study_id, criteria), _open_runs(connection, study_id)
+        selected = [trial for trial in trials if reasons or str(trial.created_at) < before]
+        selected = [trial for trial in selected if trial.id not in kept and trial.run_id not in open_runs]
+        emptied = len(selected) == len(trials) and not open_runs
+        if selected or (reasons and emptied):
+            if any(str(trial.created_at) < before for trial in selected):
+                reasons.append("old")
+            if not dry_run:
+                _delete(database, study_id, [trial.id for trial in selected], criteria)
+            cleaned.append(CleanedStudy(key, tuple(reasons), len(selected), len(trials), emptied))
+    return cleaned
 
 
 def stored_gpu_names(database: Database, names: Iterable[str]) -> Iterator[str]:
@@ -487,31 +508,6 @@ def current_versions(kernel: KernelName | None) -> dict[str, tuple[str, str]]:
             continue
         found[loaded.name] = (loaded.source_hash, space_hash(loaded.spec))
     return found
-
-
-def _clean_study(database: Database, study: StoredStudy, criteria: Criteria, *, dry_run: bool) -> CleanedStudy | None:
-    study_id, key = study.study_id, study.key
-    reasons = []  # that select all trials of the study
-    if criteria.keep_gpus and key.gpu_name not in criteria.keep_gpus:
-        reasons.append("other GPU")
-    hashes = (key.template_hash, key.space_hash)
-    if (criteria.versions or {}).get(key.kernel, hashes) != hashes:
-        reasons.append("other version")
-    before = _moment(criteria.before) if criteria.before else ""
-    with database.reading() as connection:
-        columns = (TRIALS.c.id, TRIALS.c.run_id, TRIALS.c.created_at)
-        trials = connection.execute(select(*columns).where(TRIALS.c.study_id == study_id)).all()
-        kept, open_runs = _kept(connection, study_id, criteria), _open_runs(connection, study_id)
-    selected = [trial for trial in trials if reasons or str(trial.created_at) < before]
-    selected = [trial for trial in selected if trial.id not in kept and trial.run_id not in open_runs]
-    emptied = len(selected) == len(trials) and not open_runs
-    if not selected and not (reasons and emptied):
-        return None
-    if any(str(trial.created_at) < before for trial in selected):
-        reasons.append("old")
-    if not dry_run:
-        _delete(database, study_id, [trial.id for trial in selected], criteria)
-    return CleanedStudy(key, tuple(reasons), len(selected), len(trials), emptied)
 
 
 def _kept(connection: Connection, study_id: int, criteria: Criteria) -> set[int]:

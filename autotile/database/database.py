@@ -10,7 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
@@ -25,6 +25,7 @@ from sqlalchemy import (
     Label,
     ScalarSelect,
     Select,
+    Table,
     and_,
     case,
     func,
@@ -50,7 +51,6 @@ from autotile.database.engine import (
     Location,
     ServerLocation,
     check_integrity,
-    driver_connection,
     ensure_schema,
     insert_for,
     is_current,
@@ -140,6 +140,11 @@ def parsed_rows(
     if bad is None:
         warn_of(connection, refused)
     return found
+
+
+def matching(query: Select[Any], table: Table, **values: object) -> Select[Any]:
+    """Return a query for the rows whose columns in a table have the given values; None selects all."""
+    return query.where(*(table.c[name] == value for name, value in values.items() if value is not None))
 
 
 def rows_of(connection: Connection, query: Select[Any]) -> Iterator[Row]:
@@ -262,7 +267,7 @@ def run_text(connection: Connection, statement: str, values: Row | Sequence[Row]
     if connection.dialect.name == "postgresql":
         result = connection.exec_driver_sql(_server_text(statement), values)
         return [tuple(row) for row in result] if result.returns_rows else ()
-    driver = driver_connection(connection)
+    driver: Any = connection.connection.driver_connection
     run = driver.execute if isinstance(values, Mapping) else driver.executemany
     rows: Sequence[tuple[Any, ...]] = run(statement, values).fetchall()
     return rows
@@ -490,7 +495,7 @@ _MAX_RETRIES = 5
 """Retries of opening a damaged file, which other processes may be replacing at the same time."""
 
 
-class Database:
+class Database(AbstractContextManager["Database"]):
     """An open tuning database; safe to use from several threads, and from several processes that each open their own.
 
     Open it with `Database.open` to write or `Database.open_readonly` to read, and close it or use it in a ``with``
@@ -500,6 +505,10 @@ class Database:
     ----------
     location
         The path or URL, without a password.
+    path
+        Path of the SQLite file; None for a database on a server.
+    argument
+        The path, or the URL without any secret, for a command line.
     notices
         Messages for the user, such as that a damaged file was set aside.
     """
@@ -507,8 +516,10 @@ class Database:
     def __init__(self, engine: Engine, location: Location, *, readonly: bool, notices: tuple[str, ...] = ()) -> None:
         self.location = str(location)
         self.notices = notices
-        self._location = location = location.absolute() if isinstance(location, Path) else location
-        self._identity = file_identity(location) if isinstance(location, Path) else None
+        self.argument = location.argument() if isinstance(location, ServerLocation) else self.location
+        self.path = location.absolute() if isinstance(location, Path) else None
+        self._location = self.path or location
+        self._identity = file_identity(self.path) if self.path is not None else None
         self._readonly = readonly
         options = {_LOCATION_OPTION: self.location}
         # On a server a transaction that reads sees each commit anyway, and costs two round trips.
@@ -556,7 +567,8 @@ class Database:
                 if not isinstance(error, DamagedDatabaseError):
                     raise
                 with fork_guard.use():
-                    _check_is_database(parsed)
+                    if not open_connections(parsed):  # closing a descriptor would end SQLite's locks
+                        check_is_database(parsed)
                     if not set_damage_aside:
                         raise
                     notices = set_aside(parsed, seen)
@@ -592,8 +604,8 @@ class Database:
                 revision = schema_revision(connection, parsed)
         except BaseException as error:
             engine.dispose()
-            if isinstance(error, DamagedDatabaseError) and isinstance(parsed, Path):
-                _check_is_database(parsed)
+            if isinstance(error, DamagedDatabaseError) and isinstance(parsed, Path) and not open_connections(parsed):
+                check_is_database(parsed)
             raise
         if current:
             return cls(engine, parsed, readonly=True)
@@ -634,37 +646,24 @@ class Database:
         with fork_guard.use():
             self._engine.dispose()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def path(self) -> Path | None:
-        """Path of the SQLite file; None for a database on a server."""
-        return self._location if isinstance(self._location, Path) else None
-
-    @property
-    def argument(self) -> str:
-        """The path, or the URL without any secret, for a command line."""
-        return self._location.argument() if isinstance(self._location, ServerLocation) else self.location
 
     def check_in_place(self) -> None:
         """Raise `DatabaseError` if the file that was opened is gone, or another one is in its place.
 
         SQLite goes on writing to a file that was deleted or moved.
         """
-        if isinstance(self._location, Path) and (found := file_identity(self._location)) != self._identity:
+        if self.path is not None and (found := file_identity(self.path)) != self._identity:
             change = "was deleted or moved" if found is None else "was replaced by another file"
             raise DatabaseError(f"the database {self.location} {change} during the run")
 
     def check_integrity(self) -> None:
         """Check the file on the disk: close all connections, which writes the log into it, and read it anew."""
         self.close()
-        if isinstance(self._location, Path):
-            with fork_guard.use(), translated_errors(self._location):
-                check_integrity(self._engine, self._location)
+        if self.path is not None:
+            with fork_guard.use(), translated_errors(self.path):
+                check_integrity(self._engine, self.path)
 
     def study(self, key: TuningKey, device: DeviceProperties | None) -> int:
         """Return the id of the study of a key; with a new one, the device is stored, None if it is not known."""
@@ -678,9 +677,8 @@ class Database:
 
     def studies(self, kernel: str | None = None) -> list[StudySummary]:
         """Return the studies of one kernel, or of all, ordered by kernel and then oldest first."""
-        query = select(STUDIES, *_study_counts()).order_by(STUDIES.c.kernel, STUDIES.c.id)
-        if kernel is not None:
-            query = query.where(STUDIES.c.kernel == kernel)
+        listed = select(STUDIES, *_study_counts()).order_by(STUDIES.c.kernel, STUDIES.c.id)
+        query = matching(listed, STUDIES, kernel=kernel)
         fastest = select(BEST.c.study_id, TRIALS.c.config, TRIALS.c.time_us).join(
             TRIALS, TRIALS.c.id == BEST.c.trial_id
         )
@@ -760,11 +758,8 @@ class Database:
         self, study_id: int, *, run_id: int | None = None, phase: Phase | None = None
     ) -> list[StoredTrial]:
         """Return the trials of a study with their positions in the database and times, oldest first."""
-        query = select(TRIALS).where(TRIALS.c.study_id == study_id).order_by(TRIALS.c.id)
-        if run_id is not None:
-            query = query.where(TRIALS.c.run_id == run_id)
-        if phase is not None:
-            query = query.where(TRIALS.c.phase == phase)
+        in_order = select(TRIALS).order_by(TRIALS.c.id)
+        query = matching(in_order, TRIALS, study_id=study_id, run_id=run_id, phase=phase)
         with self.reading() as connection:
             return parsed_rows(connection, query, stored_trial)
 
@@ -794,13 +789,7 @@ class Database:
         In place of a row that cannot be used, the next best of its study is taken: of one that is damaged, or of a run
         of `UNVERIFIED_SAMPLER`.
         """
-        filters = (
-            (STUDIES.c.kernel, kernel),
-            (STUDIES.c.dtype, dtype),
-            (STUDIES.c.gpu_name, gpu_name),
-            (STUDIES.c.id, study_id),
-        )
-        query = _BEST_ROWS.where(*(column == value for column, value in filters if value is not None))
+        query = matching(_BEST_ROWS, STUDIES, kernel=kernel, dtype=dtype, gpu_name=gpu_name, id=study_id)
         bad: list[BadRowError] = []
         found: list[StoredBest] = []
         with self.reading() as connection:
@@ -897,12 +886,6 @@ class Database:
         """
         with fork_guard.use(), translated_errors(self._location):
             return self._writer.connect()
-
-
-def _check_is_database(path: Path) -> None:
-    """Check the start of a file, unless this process has it open: closing a descriptor would end SQLite's locks."""
-    if not open_connections(path):
-        check_is_database(path)
 
 
 def database_location(database: str | Path | None) -> str | Path:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, quote_plus, unquote
@@ -80,37 +81,27 @@ if TYPE_CHECKING:
 METADATA = MetaData()
 
 
-def _texts(*names: str, nullable: bool = False) -> list[Column[Any]]:
-    return [Column(name, Text, nullable=nullable) for name in names]
+def _columns(kind: Any, *names: str, nullable: bool = False) -> list[Column[Any]]:
+    return [Column(name, kind, nullable=nullable) for name in names]
 
 
-def _integers(*names: str) -> list[Column[Any]]:
-    return [Column(name, Integer) for name in names]
-
-
-def _floats(*names: str) -> list[Column[Any]]:
-    return [Column(name, Float(53)) for name in names]
-
-
-def _json(*names: str, nullable: bool = False) -> list[Column[Any]]:
-    return [Column(name, JSON(none_as_null=True), nullable=nullable) for name in names]
-
+_JSON = JSON(none_as_null=True)
 
 STUDIES = Table(
     "studies",
     METADATA,
     Column("id", Integer, primary_key=True),
     Column("digest", String(64), nullable=False, unique=True),
-    *_texts("kernel", "template_hash", "space_hash"),
-    *_json("options"),
-    *_texts("dtype"),
-    *_json("sizes"),
-    *_texts("gpu_name", "compute_capability"),
+    *_columns(Text, "kernel", "template_hash", "space_hash"),
+    *_columns(_JSON, "options"),
+    *_columns(Text, "dtype"),
+    *_columns(_JSON, "sizes"),
+    *_columns(Text, "gpu_name", "compute_capability"),
     Column("sm_count", Integer, nullable=False),
     Column("smem_per_block_optin_bytes", Integer, nullable=False),
-    *_texts("nvrtc_version", "l2_mode", "source"),
-    *_json("device", nullable=True),
-    *_texts("created_at"),
+    *_columns(Text, "nvrtc_version", "l2_mode", "source"),
+    *_columns(_JSON, "device", nullable=True),
+    *_columns(Text, "created_at"),
     Index("studies_by_kernel", "kernel"),
 )
 """One row for each `TuningKey`, with the device's properties (null if an imported result does not state them)."""
@@ -120,13 +111,13 @@ RUNS = Table(
     METADATA,
     Column("id", Integer, primary_key=True),
     Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
-    *_texts("started_at"),
-    *_texts("ended_at", nullable=True),
-    *_texts("sampler"),
+    *_columns(Text, "started_at"),
+    *_columns(Text, "ended_at", nullable=True),
+    *_columns(Text, "sampler"),
     Column("seed", BigInteger),
-    *_json("settings"),
-    *_texts("driver", "host", "autotile_version"),
-    *_json("gates", "summary"),
+    *_columns(_JSON, "settings"),
+    *_columns(Text, "driver", "host", "autotile_version"),
+    *_columns(_JSON, "gates", "summary"),
     Index("runs_by_study", "study_id"),
 )
 """One row for each run; ``ended_at`` is null during the run, and stays null if it was killed."""
@@ -137,24 +128,32 @@ TRIALS = Table(
     Column("id", Integer, primary_key=True),
     Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
     Column("run_id", Integer, ForeignKey("runs.id"), nullable=False),
-    *_texts("phase"),
-    *_integers("rank"),
-    *_texts("config_key"),
-    *_json("config"),
-    *_texts("outcome", "stage", "reason"),
-    *_json("grid", "block", nullable=True),
-    *_integers("dynamic_smem_bytes", "registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes"),
-    *_integers("static_smem_bytes", "blocks_per_sm", "warps_per_sm"),
-    *_floats("occupancy"),
-    *_json("limited_by", "limits", nullable=True),
-    *_floats("time_us", "low_us", "high_us"),
-    *_json("samples_us", nullable=True),
-    *_texts("l2", nullable=True),
-    *_texts("cubin_hash"),
-    *_json("telemetry", "seconds"),
-    *_texts("source"),
+    *_columns(Text, "phase"),
+    *_columns(Integer, "rank", nullable=True),
+    *_columns(Text, "config_key"),
+    *_columns(_JSON, "config"),
+    *_columns(Text, "outcome", "stage", "reason"),
+    *_columns(_JSON, "grid", "block", nullable=True),
+    *_columns(
+        Integer,
+        "dynamic_smem_bytes",
+        "registers",
+        "spill_store_bytes",
+        "spill_load_bytes",
+        "stack_bytes",
+        nullable=True,
+    ),
+    *_columns(Integer, "static_smem_bytes", "blocks_per_sm", "warps_per_sm", nullable=True),
+    *_columns(Float(53), "occupancy", nullable=True),
+    *_columns(_JSON, "limited_by", "limits", nullable=True),
+    *_columns(Float(53), "time_us", "low_us", "high_us", nullable=True),
+    *_columns(_JSON, "samples_us", nullable=True),
+    *_columns(Text, "l2", nullable=True),
+    *_columns(Text, "cubin_hash"),
+    *_columns(_JSON, "telemetry", "seconds"),
+    *_columns(Text, "source"),
     Column("gpu", Text, nullable=False, server_default=""),
-    *_texts("created_at"),
+    *_columns(Text, "created_at"),
     Index("trials_by_time", "study_id", "outcome", "time_us"),
     Index("trials_by_rank", "study_id", "phase", "rank"),
     Index("trials_of_run", "run_id", "id"),
@@ -173,7 +172,7 @@ CLAIMS = Table(
     METADATA,
     Column("id", Integer, primary_key=True),
     Column("study_id", Integer, nullable=False),
-    *_texts("config_key", "owner"),
+    *_columns(Text, "config_key", "owner"),
     Column("expires_at", Float(53), nullable=False),
     UniqueConstraint("study_id", "config_key", name="one_claim_a_configuration"),
 )
@@ -184,9 +183,9 @@ MISSES = Table(
     "misses",
     METADATA,
     Column("id", Integer, primary_key=True),
-    *_texts("kernel", "sizes", "dtype", "gpu_name", "tier"),
+    *_columns(Text, "kernel", "sizes", "dtype", "gpu_name", "tier"),
     Column("count", Integer, nullable=False),
-    *_texts("last_at"),
+    *_columns(Text, "last_at"),
     UniqueConstraint("kernel", "sizes", "dtype", "gpu_name", "tier", name="one_row_a_miss"),
 )
 """Requested problems that could not be served exactly; ``sizes`` is canonical JSON."""
@@ -196,10 +195,10 @@ FAMILIES = Table(
     METADATA,
     Column("id", Integer, primary_key=True),
     Column("digest", String(64), nullable=False, unique=True),
-    *_texts("kernel", "dtype"),
-    *_json("key", "device", "family"),
-    *_json("progress", "rule", nullable=True),
-    *_texts("learned_at", nullable=True),
+    *_columns(Text, "kernel", "dtype"),
+    *_columns(_JSON, "key", "device", "family"),
+    *_columns(_JSON, "progress", "rule", nullable=True),
+    *_columns(Text, "learned_at", nullable=True),
     Index("families_by_kernel", "kernel"),
 )
 """One row for each family of problems and device: ``key`` is a `TuningKey` without sizes, ``progress`` is null if no
@@ -209,9 +208,9 @@ MODELS = Table(
     "models",
     METADATA,
     Column("id", Integer, primary_key=True),
-    *_texts("operation", "dtype", "gpu_name"),
-    *_json("device", "model"),
-    *_texts("learned_at"),
+    *_columns(Text, "operation", "dtype", "gpu_name"),
+    *_columns(_JSON, "device", "model"),
+    *_columns(Text, "learned_at"),
     UniqueConstraint("operation", "dtype", "gpu_name", name="one_model_a_gpu"),
 )
 """One row for each operation, element type and GPU: its newest model of time."""
@@ -221,8 +220,8 @@ CEILINGS = Table(
     METADATA,
     Column("id", Integer, primary_key=True),
     Column("gpu_uuid", Text, nullable=False, unique=True),
-    *_texts("gpu_name", "compute_capability", "driver", "measured_at"),
-    *_json("ceilings", "warnings"),
+    *_columns(Text, "gpu_name", "compute_capability", "driver", "measured_at"),
+    *_columns(_JSON, "ceilings", "warnings"),
 )
 """One row for each GPU: the newest measurement of its ceilings."""
 
@@ -543,10 +542,7 @@ def open_engine(location: Location, timeout_s: float = LOCK_TIMEOUT_S, *, readon
         return _server_engine(location, timeout_s, readonly=readonly)
     path = location.absolute()  # connections that are opened later are to the same file
     journal = "DELETE" if network_file_system(path) else "WAL"
-
-    def connect() -> sqlite3.Connection:
-        return _connect_to_read(path) if readonly else _connect(path, "mode=rwc", journal)
-
+    connect = partial(_connect_to_read, path) if readonly else partial(_connect, path, "mode=rwc", journal)
     engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, **_JSON_CODEC)
     _engines.add(engine)
 
@@ -555,7 +551,7 @@ def open_engine(location: Location, timeout_s: float = LOCK_TIMEOUT_S, *, readon
         # A transaction that reads first and requests the lock later can fail without waiting; one that begins with
         # BEGIN IMMEDIATE waits for the lock: https://sqlite.org/lang_transaction.html.
         writes = connection.get_execution_options().get("autotile_write")
-        driver = driver_connection(connection)
+        driver: Any = connection.connection.driver_connection
         try:
             driver.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
         except BaseException:  # such as Ctrl-C while it waits for the lock, which it then holds
@@ -563,11 +559,6 @@ def open_engine(location: Location, timeout_s: float = LOCK_TIMEOUT_S, *, readon
             raise
 
     return engine
-
-
-def driver_connection(connection: Connection) -> Any:
-    """Return the connection of the driver itself, as of `sqlite3`."""
-    return connection.connection.driver_connection
 
 
 def _server_engine(location: ServerLocation, timeout_s: float, *, readonly: bool) -> Engine:
@@ -702,7 +693,16 @@ def translated_errors(location: Location) -> Iterator[None]:
             if is_lost or (isinstance(error, OperationalError) and not state):
                 kind = LostServerError
         shown = _masked(reason, location)
-        remedy = _remedy(code, location)
+        remedy = next((remedy for prefix, remedy in _REMEDIES.items() if code.startswith(prefix)), "")
+        if isinstance(location, Path) and code.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN")):
+            with suppress(OSError):
+                if has_wal(location) and not os.access(location.parent, os.W_OK):
+                    remedy = (
+                        f"its newest entries are in {location.name}-wal, which cannot be read in a folder that is not "
+                        "writable: copy both files to a writable folder and name the copy"
+                    )
+                elif is_disk_full(location.parent):  # SQLite does not always report it as such
+                    remedy = _DISK_FULL
         cause = error if shown == reason else None  # whose text holds a secret is not shown by a traceback either
         raise kind(f"database {location}: {shown}" + (f": {remedy}" if remedy else "")) from cause
     except UnicodeEncodeError:  # of a name on a command line that is not UTF-8
@@ -715,20 +715,6 @@ def translated_errors(location: Location) -> Iterator[None]:
 def _masked(text: str, location: Location) -> str:
     """Return the text of a driver's error without the secrets of the location."""
     return text if isinstance(location, Path) else masked_message(location.masked(text))
-
-
-def _remedy(code: str, location: Location) -> str:
-    """Return the remedy for an error; SQLite does not always report a full disk as such."""
-    if isinstance(location, Path) and code.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN")):
-        with suppress(OSError):
-            if has_wal(location) and not os.access(location.parent, os.W_OK):
-                return (
-                    f"its newest entries are in {location.name}-wal, which cannot be read in a folder that is not "
-                    "writable: copy both files to a writable folder and name the copy"
-                )
-            if is_disk_full(location.parent):
-                return _DISK_FULL
-    return next((remedy for prefix, remedy in _REMEDIES.items() if code.startswith(prefix)), "")
 
 
 def _connect(path: Path, access: str, journal: str | None = None) -> sqlite3.Connection:
@@ -792,14 +778,12 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     connection = _connect(path, "mode=ro")
     try:
         connection.execute("PRAGMA schema_version")
-    except sqlite3.OperationalError as error:
+    except BaseException as error:
         connection.close()
-        if has_wal(path) or not error.sqlite_errorname.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_FULL")):
+        name = error.sqlite_errorname if isinstance(error, sqlite3.OperationalError) else ""
+        if has_wal(path) or not name.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_FULL")):
             raise
         return _connect(path, "immutable=1")
-    except BaseException:
-        connection.close()
-        raise
     return connection
 
 

@@ -23,15 +23,14 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, select
 
 from autotile.core.ceilings import DeviceCeilings, check_ceilings
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Count, Moment, Name, NonNegative
+from autotile.core.documents import Count, Moment, Name, NonNegative, convert
 from autotile.core.model import Outcome, Problem, config_key
-from autotile.database.database import BadRowError, Database, parse_row, parsed_rows
+from autotile.database.database import BadRowError, Database, matching, parse_row, parsed_rows
 from autotile.database.engine import CEILINGS, FAMILIES, MODELS, insert_for, now_text
 from autotile.database.keys import TuningKey, json_hash, space_hash
 from autotile.database.winners import Row, StoredMiss, StoredRule, StoredRuleDocument, Value
 from autotile.errors import DataError
 from autotile.families.family import Family, FamilyRule
-from autotile.kernel.expressions import Expression
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
 
@@ -73,8 +72,7 @@ def _read(
     database: Database, table: Table, parse: Callable[[Row], Value], *order: ColumnElement[Any], **of: str | None
 ) -> list[Value]:
     """Return the contents of rows, selected by columns; a column that is None selects all."""
-    query = select(table).order_by(*order, table.c.id.desc())
-    query = query.where(*(table.c[name] == value for name, value in of.items() if value is not None))
+    query = matching(select(table).order_by(*order, table.c.id.desc()), table, **of)
     with database.reading() as connection:
         return parsed_rows(connection, query, parse)
 
@@ -119,12 +117,11 @@ def check_family(row: Row) -> FamilyState | None:
         Family.from_json(row["family"])
     except DataError as error:
         raise BadRowError(FAMILIES.name, row["id"], DataError(error.fault, field="family")) from None
-    if row["learned_at"] is not None or row["rule"] is not None:
-        document = parse_row(FAMILIES.name, row["id"], row, StoredRuleDocument)
-        try:
-            document.stored_rule()
-        except DataError as error:
-            raise BadRowError(FAMILIES.name, row["id"], error) from None
+    try:
+        if row["learned_at"] is not None or row["rule"] is not None:
+            convert(row, StoredRuleDocument).stored_rule()
+    except DataError as error:
+        raise BadRowError(FAMILIES.name, row["id"], error) from None
     return found.progress
 
 
@@ -290,13 +287,11 @@ class MissCostEstimator:
     """
 
     def __init__(self, kernel: Kernel, studies: Iterable[StudyTimes], rules: Iterable[StoredRule]) -> None:
-        def is_current(key: TuningKey) -> bool:
-            return (key.template_hash, key.space_hash) == version
-
         version = (kernel.source_hash, space_hash(kernel.spec))
+        cold = (study for study in studies if study.key.l2_mode == "cold")
         self._kernel = kernel
-        self._studies = [study for study in studies if is_current(study.key) and study.key.l2_mode == "cold"]
-        self._rules = [rule for rule in rules if is_current(rule.key)]
+        self._studies = [one for one in cold if (one.key.template_hash, one.key.space_hash) == version]
+        self._rules = [one for one in rules if (one.key.template_hash, one.key.space_hash) == version]
 
     def cost(self, miss: StoredMiss) -> MissCost | None:
         """Return the cost of one call of a missed problem; None if too little is tuned to tell."""
@@ -340,12 +335,12 @@ class MissCostEstimator:
         It is the larger of the ratios of operations and of bytes, or the ratio of the products of the sizes if the
         search-space file states neither.
         """
-
-        def value(expression: Expression, problem: Problem) -> float:
-            return float(expression.evaluate({**self._kernel.spec.default, **problem.sizes}))
-
-        work = [expression for expression in (self._kernel.spec.work.flops, self._kernel.spec.work.bytes) if expression]
-        ratios = [value(each, asked) / value(each, tuned) for each in work if value(each, tuned) > 0]
+        ratios = []
+        for expression in filter(None, (self._kernel.spec.work.flops, self._kernel.spec.work.bytes)):
+            of_asked, of_tuned = (
+                float(expression.evaluate({**self._kernel.spec.default, **problem.sizes})) for problem in (asked, tuned)
+            )
+            ratios += [of_asked / of_tuned] if of_tuned > 0 else []
         volumes = [float(math.prod(max(size, 1) for size in problem.sizes.values())) for problem in (asked, tuned)]
         return max(ratios) if ratios else volumes[0] / volumes[1]
 

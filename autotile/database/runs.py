@@ -15,11 +15,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, delete, func, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
@@ -131,13 +131,8 @@ class Claimed:
     news: Sequence[Trial]
     others: int
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this session may try all of them."""
-        return all(self.ours)
 
-
-class RunRecord:
+class RunRecord(AbstractContextManager["RunRecord"]):
     """One run of a study: stores what a session tries, and makes sure that the database holds it.
 
     An open SQLite file that is deleted, moved or overwritten takes further trials without an error. So the path is
@@ -325,9 +320,6 @@ class RunRecord:
 
         with self._rescuing():
             across_restarts(store)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._end_claims()

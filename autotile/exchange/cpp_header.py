@@ -16,7 +16,7 @@ from autotile.core.device import EXPRESSION_NAMES, limits_for
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Value, config_key
 from autotile.core.text import shown_text
-from autotile.cuda.driver import variable_symbols
+from autotile.cuda.driver import variable_symbol
 from autotile.database.paths import write_output
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
@@ -339,7 +339,7 @@ class _LaunchCode:
                     raise InputError(f"a C++ header cannot make the content of the output {name}; {hint}")
                 yield f'detail::check(cuMemsetD8Async(arguments.{name}, 0, {size_bytes}, stream), "{name}");'
             if buffer.constant:
-                (symbol,) = variable_symbols(buffer.constant)
+                symbol = variable_symbol(buffer.constant)
                 yield "// launches that overlap must not need different contents of constant memory"
                 yield f"CUmodule module_{name} = nullptr;"
                 yield f"CUdeviceptr constant_{name} = 0;"

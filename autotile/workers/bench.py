@@ -49,6 +49,7 @@ from autotile.cuda.timing import EnergyMeter, Launch, Nvml, Timer, drift_us
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.inputs import ragged_problem, with_captured_call
+from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
@@ -206,7 +207,7 @@ class Bench:
                 candidate = job.entries[fastest].candidate
                 assert candidate is not None
                 stage("verify" if len(problems) == 1 else f"verify {fastest}")
-                verdict = problem.verified_in_grid(candidate, REPEATS)
+                verdict = problem.verified_repeatedly(candidate, REPEATS)
                 if verdict.outcome is Outcome.OK:
                     break
                 readings[fastest] = Reading(verdict.outcome, verdict.reason, "verify")
@@ -286,10 +287,11 @@ class Bench:
     def _raced(self, job: Race, problems: Sequence[LaidOut], stage: Stage) -> list[Reading]:
         """Verify entries as often as the job says, and time those that are correct in interleaved rounds."""
         timer = problems[0].timer
-        failed: dict[int, Reading] = {}
+        readings: dict[int, Reading] = {}
         runners: dict[int, _Runnable] = {}
         graphs = True
         for number, (entry, problem) in enumerate(zip(job.entries, problems, strict=True)):
+            verdict = Verdict(Outcome.OK)
             if job.checks:
                 stage(f"{CHECK_STAGE}{number}")
             try:
@@ -298,18 +300,17 @@ class Bench:
                     verdict = problem.verified(runner, job.checks)
                     graphs = graphs and timer.can_capture(runner.launch)
                 else:
-                    found = (
-                        problem.checked(entry, Check((), job.checks, _CHECKS_S), lambda _: None) if job.checks else None
-                    )
-                    verdict = Verdict(found.outcome, found.reason) if found is not None else Verdict(Outcome.OK)
+                    if job.checks:
+                        found = problem.checked(entry, Check((), job.checks, _CHECKS_S), lambda _: None)
+                        verdict = Verdict(found.outcome, found.reason)
                     runners[number] = problem.runner(entry.candidate)
             except AutotileError as error:
                 verdict = Verdict(Outcome.CRASHED, str(error))
             if verdict.outcome is not Outcome.OK:
-                failed[number] = Reading(verdict.outcome, verdict.reason, "race")
+                readings[number] = Reading(verdict.outcome, verdict.reason, "race")
                 runners.pop(number, None)
         if not runners:
-            return [failed[number] for number in sorted(failed)]
+            return list(readings.values())
         stage(RACE_STAGE)
         verdicts: list[Verdict] = []
         racing = list(runners.values())
@@ -324,18 +325,15 @@ class Bench:
             graphs=graphs,
             precision=job.precision,
         )
-        readings = dict(failed)
         for number, row, verdict in zip(runners, times, verdicts, strict=True):
             telemetry = _version(job.entries[number].library)
             readings[number] = Reading(
                 verdict.outcome, verdict.reason, "race", rounds_us=tuple(row), telemetry=telemetry
             )
-        raced = [readings[number] for number in sorted(readings)]
-        if any(verdict.outcome is not Outcome.OK for verdict in verdicts) and not all(
-            problem.is_intact() for problem in set(problems)
-        ):
+        has_failed = any(verdict.outcome is not Outcome.OK for verdict in verdicts)
+        if has_failed and not all(problem.is_intact() for problem in set(problems)):
             raise TaintedError(None)
-        return raced
+        return [readings[number] for number in sorted(readings)]
 
     def _library(self, problem: LaidOut, entry: Entry) -> _Runnable:
         """Return a library, ready to run on the buffers of the default configuration.
@@ -350,7 +348,8 @@ class Bench:
         launch = (
             _launch_of_function(own, instance) if own is not None else _cublas(call, instance, problem.device_index)
         )
-        bound = instance.bind_library()
+        # a library has no launches of ours and no workspaces
+        bound = BoundArguments(instance, LaunchPlan(()), (), {}, frozenset())
         return _Runnable(launch, partial(instance.prepare, bound), partial(instance.verdict, bound))
 
 
@@ -397,6 +396,7 @@ class _LoadedKernel:
         self.telemetry = Nvml(workload.device_index)
         self.energy = EnergyMeter(self.timer, self.telemetry) if workload.energy else None
         self.event_floor_us: float | None = None
+        """Time between two events; None before the first measurement."""
         self.checked: dict[str, Verdict] = {}
         """Verdict at the ragged sizes on each cubin of a grid."""
         self._modules: OrderedDict[str, SizedFunctions] = OrderedDict()
@@ -411,13 +411,6 @@ class _LoadedKernel:
                 self._modules.popitem(last=False)
             self._modules[candidate.cubin_path] = functions
         return functions
-
-    def warm_up(self, launch: Launch, prepare: Launch) -> float:
-        """Let the clocks settle before the first measurement; return the time between two events in microseconds."""
-        if self.event_floor_us is None:
-            self.timer.warm_up(launch, prepare)
-            self.event_floor_us = round(self.timer.event_floor_us(), 3)
-        return self.event_floor_us
 
 
 class LaidOut:
@@ -437,7 +430,8 @@ class LaidOut:
         self._tuned = self._instances(workload.sizes, check=False)
         ragged = ragged_problem(self._spec, workload.sizes, workload.dtype)
         self._ragged = self._instances(ragged, check=True) if ragged is not None else None
-        self._others = [self._instances(sizes, check=True) for sizes in workload.verify_sizes]
+        others = [self._instances(sizes, check=True) for sizes in workload.verify_sizes]
+        self._all = [one for one in (self._ragged, self._tuned, *others) if one is not None]
         self._known_good: tuple[SizedFunctions, Config] | None = None
         """Newest candidate that passed verification."""
         self.fresh = True
@@ -447,10 +441,6 @@ class LaidOut:
     def size_bytes(self) -> int:
         """Device memory of the buffers, the inputs and the expected outputs."""
         return sum(instances.size_bytes for instances in self._all)
-
-    @property
-    def _all(self) -> list[Instances]:
-        return [one for one in (self._ragged, self._tuned, *self._others) if one is not None]
 
     @property
     def default_instance(self) -> ProblemInstance:
@@ -536,7 +526,9 @@ class LaidOut:
         is_quick
             Whether one launch suffices for what takes several times as long as the best.
         """
-        self._kernel.warm_up(runner.launch, runner.prepare)
+        if self._kernel.event_floor_us is None:
+            self.timer.warm_up(runner.launch, runner.prepare)
+            self._kernel.event_floor_us = round(self.timer.event_floor_us(), 3)
         if is_quick and best_us is not None:
             (once_us,) = self.timer.samples(runner.launch, 1, runner.prepare)
             if once_us > max(_SLOW_RATIO * best_us, best_us + _FLOOR_US):
@@ -641,23 +633,19 @@ class LaidOut:
         )
         verdict = self._kernel.checked.get(code)
         if verdict is None:
-            verdict = self._verify_repeatedly(others, functions, candidate.config, _RAGGED_REPEATS)
+            verdict = self.verified_repeatedly(candidate, _RAGGED_REPEATS, others)
             self._kernel.checked[code] = verdict
         if verdict.outcome is not Outcome.OK:
             return verdict
-        return self._verify_at([self._tuned], functions, candidate.config)
+        return self._verify(functions, candidate.config, [self._tuned])
 
-    def verified_in_grid(self, candidate: Candidate, repeats: int) -> Verdict:
-        """Verify a candidate repeatedly at the tuned sizes; at the others, its code was."""
-        functions = self._kernel.load(candidate, keep=True)
-        return self._verify_repeatedly([self._tuned], functions, candidate.config, repeats)
+    def verified_repeatedly(self, candidate: Candidate, repeats: int, at: Sequence[Instances] | None = None) -> Verdict:
+        """Verify in a grid, at the tuned sizes if no others are given, for a short time.
 
-    def _verify_repeatedly(
-        self, all_sizes: Sequence[Instances], functions: SizedFunctions, config: Config, repeats: int
-    ) -> Verdict:
-        """Verify with two sets of inputs in turn, each with a plain launch and one as for timing, for a short time."""
-        verdict = Verdict(Outcome.OK)
-        for instances in all_sizes:
+        Two sets of inputs take turns, each with a plain launch and one as for timing.
+        """
+        functions, config, verdict = self._kernel.load(candidate, keep=True), candidate.config, Verdict(Outcome.OK)
+        for instances in [self._tuned] if at is None else at:
             if check_config(self._spec, config, instances.sizes, self.device, self._dtype):
                 continue
             instance = instances.of(config)
@@ -670,7 +658,7 @@ class LaidOut:
             try:
                 while done < 2 * len(seeds) or (done < repeats and time.perf_counter() < end):
                     instance.use_inputs(seeds[done // 2 % len(seeds)])
-                    verdict = self._verify_at([instances], functions, config, as_measured=done % 2 == 1)
+                    verdict = self._verify(functions, config, [instances], as_measured=done % 2 == 1)
                     done += 1
                     if verdict.outcome is not Outcome.OK:
                         return verdict._replace(reason=f"{verdict.reason}, in repeat {done} of {repeats}")
@@ -678,15 +666,17 @@ class LaidOut:
                 instance.use_inputs(0)
         return verdict
 
-    def _verify(self, functions: SizedFunctions, config: Config, *, as_measured: bool = False) -> Verdict:
-        """Verify at the ragged sizes if the rules allow them there, at the tuned sizes, and at the extra ones."""
-        return self._verify_at(self._all, functions, config, as_measured=as_measured)
-
-    def _verify_at(
-        self, all_sizes: Sequence[Instances], functions: SizedFunctions, config: Config, *, as_measured: bool = False
+    def _verify(
+        self,
+        functions: SizedFunctions,
+        config: Config,
+        at: Sequence[Instances] | None = None,
+        *,
+        as_measured: bool = False,
     ) -> Verdict:
+        """Verify at some sizes; None for the ragged ones if the rules allow them, the tuned and the extra ones."""
         max_error = 0.0
-        for instances in all_sizes:
+        for instances in self._all if at is None else at:
             broken_rule = check_config(self._spec, config, instances.sizes, self.device, self._dtype)
             if broken_rule and instances is self._ragged:
                 continue
@@ -804,6 +794,8 @@ class GpuWorker:
         self._bench = Bench()
         self._preparing = preparing
         """Threads that the first request waits for."""
+        self._entered = ""
+        """Stage of the present request."""
 
     def prepare(self) -> None:
         """Load what every request needs."""
@@ -813,11 +805,10 @@ class GpuWorker:
     def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Handle one request."""
         cuda = load_cupy().cuda
-        entered = ""
+        self._entered = ""
 
         def enter(name: str) -> None:
-            nonlocal entered
-            entered = name
+            self._entered = name
             stage(name)
 
         try:
@@ -839,16 +830,17 @@ class GpuWorker:
                 case job if job in JOBS:
                     return self._run(read_job(message), enter)
                 case "ceilings":
-                    from autotile.workers.device_ceilings import CeilingRequest, measure_ceilings
+                    from autotile.workers.device_ceilings import measure_ceilings
 
-                    return measure_ceilings(convert(message["request"], CeilingRequest), enter).to_json()
+                    cache = CubinCache(Path(message["cache"]), message["cache_limit_bytes"])
+                    return measure_ceilings(cache, message["device_index"], enter).to_json()
                 case unknown:
                     raise InputError(f"unknown request {unknown!r}")
         except TaintedError:  # there is no telling which entry of a race is at fault
             raise FinalReply({"error": "a candidate overwrote the worker's data in the race", "last": True}) from None
         except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
             outcome, reason = _fault(error)
-            reply = {"error": reason, "kind": "cuda", "stage": entered}
+            reply = {"error": reason, "kind": "cuda", "stage": self._entered}
             if outcome is None:
                 raise FinalReply({**reply, "last": True}) from None
             return reply
@@ -860,26 +852,20 @@ class GpuWorker:
     def _run(self, job: Job, stage: Stage) -> Mapping[str, Any]:
         """Run a job; of one that breaks the worker, reply with the readings up to the entry that did."""
         cuda = load_cupy().cuda
-        entered = ""
-
-        def enter(name: str) -> None:
-            nonlocal entered
-            entered = name.partition(" ")[0]
-            stage(name)
-
         readings: list[Reading] = []
         while len(readings) < len(job.entries):
             fault: Outcome | None = None
             try:
-                self._bench.run(job, enter, readings)
+                self._bench.run(job, stage, readings)
                 continue
             except TaintedError as error:
                 readings += [error.reading] if error.reading is not None else []
             except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
+                entered = self._entered.partition(" ")[0]
                 fault, reason = _fault(error)
                 readings.append(Reading(fault or Outcome.CRASHED, f"{reason} in stage {entered}", entered))
             except cuda.memory.OutOfMemoryError as error:
-                fault = Outcome.RESOURCE_EXCEEDED
+                entered, fault = self._entered.partition(" ")[0], Outcome.RESOURCE_EXCEEDED
                 readings.append(Reading(fault, f"{error} in stage {entered}", entered))
             if fault is None:
                 raise FinalReply({"readings": readings, "is_complete": False, "last": True})

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -338,12 +338,8 @@ class Child:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self.pid = self._process.pid
         os.set_blocking(self._stdin.fileno(), False)
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
 
     @property
     def is_busy(self) -> bool:
@@ -543,7 +539,7 @@ class Child:
         return True
 
 
-class WorkerPool:
+class WorkerPool(AbstractContextManager["WorkerPool"]):
     """Idle children by module and place, for reuse by later sessions; closing the pool ends them.
 
     A worker must not depend on its earlier requests: a GPU worker sets up each new problem from scratch, and the same
@@ -559,14 +555,11 @@ class WorkerPool:
 
     def __init__(self, compilers: int | None = None) -> None:
         self._semaphore = threading.BoundedSemaphore(compilers) if compilers is not None else None
+        self.compile_slots: AbstractContextManager[object] = self._semaphore or nullcontext()
+        """Entered while something is compiled; waits for a slot."""
         self._idle: dict[tuple[str, str], list[Child]] = {}
         self._lock = threading.Lock()
         self._closed = False
-
-    @property
-    def compile_slots(self) -> AbstractContextManager[object]:
-        """Entered while something is compiled; waits for a slot."""
-        return self._semaphore if self._semaphore is not None else nullcontext()
 
     def has_compile_slot(self) -> bool:
         """Return True if a compilation would not have to wait for a slot."""
@@ -623,9 +616,6 @@ class WorkerPool:
             children = [child for idle in self._idle.values() for child in idle]
             self._idle.clear()
         return children
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

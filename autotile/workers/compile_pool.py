@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -404,25 +404,22 @@ class CompiledCubin(msgspec.Struct):
     reason: Text = ""
 
 
-class CompileWorker:
-    """Handler of the requests of a compile worker, one job each."""
+_caches: dict[tuple[str, int], CubinCache] = {}
+"""Caches of a compile worker, by folder and limit."""
 
-    def __init__(self) -> None:
-        self._is_limited = False
-        self._cache = cache(lambda folder, limit_bytes: CubinCache(Path(folder), limit_bytes))
 
-    def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
-        """Handle one request; that the cache cannot be written, or nothing compiled, is an error."""
-        if not self._is_limited:
-            limit_memory(message["memory_bytes"])
-            self._is_limited = True
-        found = self._cache(message["cache"], message["limit_bytes"])
-        try:
-            cubin = found.get_or_compile(convert(message["job"], CompileJob))
-        except CompileError as error:
-            outcome = Outcome.RESOURCE_EXCEEDED if error.exceeds_limit else Outcome.COMPILE_FAILED
-            return {"path": "", "cubin_hash": "", "functions": {}, "outcome": outcome, "reason": str(error)}
-        return {"path": cubin.path, "cubin_hash": cubin.cubin_hash, "functions": cubin.functions}
+def compile_one(message: Mapping[str, Any], _: Stage) -> Mapping[str, Any]:
+    """Handle one request of a compile worker; that the cache cannot be written, or nothing compiled, is an error."""
+    if not _caches:  # the first request
+        limit_memory(message["memory_bytes"])
+    key = message["cache"], message["limit_bytes"]
+    found = _caches.get(key) or _caches.setdefault(key, CubinCache(Path(key[0]), key[1]))
+    try:
+        cubin = found.get_or_compile(convert(message["job"], CompileJob))
+    except CompileError as error:
+        outcome = Outcome.RESOURCE_EXCEEDED if error.exceeds_limit else Outcome.COMPILE_FAILED
+        return {"path": "", "cubin_hash": "", "functions": {}, "outcome": outcome, "reason": str(error)}
+    return {"path": cubin.path, "cubin_hash": cubin.cubin_hash, "functions": cubin.functions}
 
 
 def _prepare() -> None:
@@ -434,4 +431,4 @@ def _prepare() -> None:
 
 
 if __name__ == "__main__":
-    serve(CompileWorker(), _prepare)
+    serve(compile_one, _prepare)

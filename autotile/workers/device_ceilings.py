@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotile.core.ceilings import CEILINGS, Ceiling, DeviceCeilings, impossible, imprecise
-from autotile.core.documents import Count, Whole
 from autotile.core.statistics import median_interval
 from autotile.errors import ToolchainError, WorkerError
 from autotile.workers.child import GPU_WORKER, Child, Stage, parsed_reply
 
 if TYPE_CHECKING:
     from autotile.cuda.ceiling_kernels import CeilingKernels, CeilingLoop
+    from autotile.cuda.compiler import CubinCache
     from autotile.cuda.timing import Timer
 
 _DEADLINE_S = 120.0
@@ -38,17 +38,8 @@ _HOST_SAMPLES, _HOST_LAUNCHES = 15, 200
 """Samples of the time of a launch from the host, and launches of each: fewer than the 1,024 that a stream queues."""
 
 
-@dataclass(frozen=True, slots=True)
-class CeilingRequest:
-    """Request to the worker."""
-
-    cache: str
-    cache_limit_bytes: Whole
-    device_index: Count = 0
-
-
-def request_ceilings(request: CeilingRequest) -> DeviceCeilings:
-    """Measure the ceilings of a GPU in a new worker; takes about ten seconds.
+def request_ceilings(cache: Path, cache_limit_bytes: int, device_index: int) -> DeviceCeilings:
+    """Measure the ceilings of a GPU in a new worker, with a cubin cache; takes about ten seconds.
 
     Raises
     ------
@@ -57,15 +48,16 @@ def request_ceilings(request: CeilingRequest) -> DeviceCeilings:
     InputError
         The cache cannot be used.
     """
+    request = {"cache": str(cache), "cache_limit_bytes": cache_limit_bytes, "device_index": device_index}
     try:
         with closing(Child(GPU_WORKER)) as child:
-            return parsed_reply(child.request({"op": "ceilings", "request": request}, _DEADLINE_S), DeviceCeilings)
+            return parsed_reply(child.request({"op": "ceilings", **request}, _DEADLINE_S), DeviceCeilings)
     except WorkerError as error:
         stage = f" in stage {error.stage!r}" if error.stage else ""
         raise ToolchainError(f"the ceilings cannot be measured{stage}: {error}; see `autotile doctor`") from None
 
 
-def measure_ceilings(request: CeilingRequest, stage: Stage) -> DeviceCeilings:
+def measure_ceilings(cache: CubinCache, device_index: int, stage: Stage) -> DeviceCeilings:
     """Measure in this process.
 
     Raises
@@ -74,17 +66,16 @@ def measure_ceilings(request: CeilingRequest, stage: Stage) -> DeviceCeilings:
         A kernel computed a wrong result, or a rate is impossible.
     """
     from autotile.cuda.ceiling_kernels import CeilingKernels
-    from autotile.cuda.compiler import CubinCache
     from autotile.cuda.driver import device_uuid, live_device
     from autotile.cuda.timing import Nvml, Timer
     from autotile.cuda.toolchain import load_cupy
 
     stage("look for other processes")
-    others = Nvml(request.device_index).other_users()
+    others = Nvml(device_index).other_users()
     stage("compile")
-    load_cupy().cuda.Device(request.device_index).use()
-    device = live_device(request.device_index)
-    kernels = CeilingKernels(device, CubinCache(Path(request.cache), request.cache_limit_bytes))
+    load_cupy().cuda.Device(device_index).use()
+    device = live_device(device_index)
+    kernels = CeilingKernels(device, cache)
     timers = {l2 == "cold": Timer(device.l2_bytes, l2, _SAMPLE_LIMIT_S) for l2 in ("cold", "hot")}
     found: list[Ceiling] = []
     for loops in kernels.groups():
@@ -97,7 +88,7 @@ def measure_ceilings(request: CeilingRequest, stage: Stage) -> DeviceCeilings:
     found.append(Ceiling("launch_host", host.value, host.low, host.high, "cuLaunchKernel of an empty kernel"))
     names = list(CEILINGS)
     measured = DeviceCeilings(
-        gpu_uuid=device_uuid(request.device_index),
+        gpu_uuid=device_uuid(device_index),
         gpu_name=device.name,
         compute_capability=device.compute_capability,
         driver=device.driver,
@@ -117,9 +108,9 @@ def _ceiling(kernels: CeilingKernels, loops: Sequence[CeilingLoop], timer: Timer
     sized = [(loop, _rounds(loop, timer)) for loop in loops]
     probes = [_time_us(loop, rounds, timer) / (loop.work * rounds) for loop, rounds in sized]
     loop, rounds = sized[probes.index(min(probes))]
-    launch, prepare = partial(loop.queue, rounds), loop.prepare or _nothing
-    timer.warm_up(launch, prepare)
-    measured = timer.measure(launch, None, prepare)[0]
+    launch = partial(loop.queue, rounds)
+    timer.warm_up(launch, loop.prepare)
+    measured = timer.measure(launch, None, loop.prepare)[0]
     clock_mhz = kernels.clock_mhz(launch, _CLOCKED_LAUNCHES)
     if fault := loop.fault(rounds):
         raise ToolchainError(f"{CEILINGS[loop.ceiling][0]}, {loop.method}: {fault}; the GPU computes wrong results")
@@ -140,8 +131,4 @@ def _rounds(loop: CeilingLoop, timer: Timer) -> int:
 
 
 def _time_us(loop: CeilingLoop, rounds: int, timer: Timer) -> float:
-    return min(timer.samples(partial(loop.queue, rounds), _PROBES, loop.prepare or _nothing))
-
-
-def _nothing() -> None:
-    pass
+    return min(timer.samples(partial(loop.queue, rounds), _PROBES, loop.prepare))

@@ -227,7 +227,8 @@ class Gpu(Backend):
         self._sent = 0
         """Number of these that the present worker was sent."""
         self._known_good: Time | None = None
-        """Job of the newest candidate that ran to its end."""
+        """Job of the newest candidate that ran to its end, with a limit of 0: it is dropped after three samples, enough
+        to show that it runs."""
         self._verification_s: float | None = None
         """Longest time of a verification that ended."""
         self._child: Child | None = self._start()
@@ -263,7 +264,7 @@ class Gpu(Backend):
         (entry,) = job.entries
         reading = self._read(job)
         if reading.outcome.has_time:
-            self._note_good(entry)
+            self._known_good = Time((replace(entry, limit_us=0.0),))
         if (seconds := reading.seconds.get("verify")) is not None:
             self._verification_s = max(seconds, self._verification_s or 0.0)
         assert entry.candidate is not None
@@ -294,7 +295,7 @@ class Gpu(Backend):
         limit_s = min(self._deadline_s / 2, job.limit_s if job.limit_s is not None else self._deadline_s)
         reading = self._read(replace(job, limit_s=limit_s))
         if reading.outcome is Outcome.OK:
-            self._note_good(entry)
+            self._known_good = Time((replace(entry, limit_us=0.0),))
         return reading
 
     def race(self, job: Race) -> list[Reading] | None:
@@ -348,10 +349,6 @@ class Gpu(Backend):
             child.close()
         if self._expected is not None:
             self._expected.close()
-
-    def _note_good(self, entry: Entry) -> None:
-        """Remember an entry that ran; run again, it is dropped after three samples, enough to show that it runs."""
-        self._known_good = Time((replace(entry, limit_us=0.0),))
 
     def _part(self, job: Time) -> list[Reading]:
         """Return the readings of the first entries, one at least."""

@@ -260,15 +260,14 @@ LIBRARY_VERSION = "library_version"
 
 def with_files(job: Job, file: Callable[[str], str], workload: Callable[[Workload], Workload] = lambda one: one) -> Job:
     """Return a job whose cubins' paths and workloads are replaced by functions of them, as on another machine."""
-
-    def moved(one: Entry) -> Entry:
-        candidate = one.candidate
+    entries = []
+    for one in job.entries:
+        candidate, placed = one.candidate, workload(one.workload) if one.workload is not None else None
         if candidate is not None:
             others = tuple(replace(other, cubin_path=file(other.cubin_path)) for other in candidate.others)
             candidate = replace(candidate, cubin_path=file(candidate.cubin_path), others=others)
-        return replace(one, candidate=candidate, workload=workload(one.workload) if one.workload is not None else None)
-
-    return replace(job, entries=tuple(map(moved, job.entries)))
+        entries.append(replace(one, candidate=candidate, workload=placed))
+    return replace(job, entries=tuple(entries))
 
 
 JOBS: Mapping[str, type[Time] | type[Check] | type[Race]] = {"time": Time, "check": Check, "race": Race}

@@ -27,7 +27,7 @@ import numpy as np
 
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.dtypes import DTYPES, Array
-from autotile.core.text import shown_text
+from autotile.core.text import shown_text, sizes_text
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import DataError, InputError
 from autotile.kernel.inputs import InputMaker, expected_file
@@ -132,8 +132,8 @@ class ExpectedFolder:
 
     def _write(self, inputs: DrawnInputs) -> None:
         """Call the function for a set of inputs, and write its results."""
-        at = " ".join(f"{name}={value}" for name, value in inputs.sizes.items())
-        place = f"{self._spec.source}: [reference] function {self._spec.reference.function} at {at}"
+        function = self._spec.reference.function
+        place = f"{self._spec.source}: [reference] function {function} at {sizes_text(inputs.sizes)}"
         library: Any = load_cupy() if self._function.library == "cupy" else np
         maker = InputMaker(self._spec, inputs.sizes, self._dtype, seed=inputs.seed, check=inputs.check)
         values: dict[str, Any] = {}

@@ -29,6 +29,7 @@ import msgspec
 
 from autotile.core.documents import Count, decode_json, encode_json, to_fields
 from autotile.core.dtypes import DTYPES
+from autotile.core.text import sizes_text
 from autotile.cuda.driver import constant_copies, copy_constants, live_device
 from autotile.cuda.function import LaunchSequence
 from autotile.cuda.packing import pack_launches
@@ -381,10 +382,10 @@ class SanitizedCandidate:
             dtype,
             pointers=pointers,
             scalars=problem_scalars(self._spec, sizes, dtype, check=check),
-            workspaces={w.name: workspaces[w.name].data.ptr if w.size_bytes else 0 for w in data.workspaces},
+            workspaces={name: workspace.data.ptr for name, workspace in workspaces.items()},
         )
         copy_constants(constant_copies(self._spec, functions.module, sizes, dtype), pointers, 0)
-        notify(Notice.AT, " ".join(f"{name}={value}" for name, value in sizes.items()))
+        notify(Notice.AT, sizes_text(sizes))
         LaunchSequence(functions, plan, arguments)()
         cupy.cuda.runtime.deviceSynchronize()
 

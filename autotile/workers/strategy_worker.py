@@ -22,7 +22,7 @@ import random
 import sys
 import warnings
 from base64 import b64decode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +49,7 @@ class _ConvergedError(BaseException):
 
 
 class StrategyWorker:
-    """Runs a strategy on the configurations of ``open``.
+    """Runs a strategy on the configurations of ``open``, and has what strategies use of a runner of Kernel Tuner.
 
     While the strategy waits for times, the worker has replied to a request and waits for the next one.
 
@@ -59,44 +59,51 @@ class StrategyWorker:
         The worker's end of the pipe.
     """
 
+    dev = SimpleNamespace(max_threads=1024)
+
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._strategy = ""
         self._values: dict[str, list[Any]] = {}
         self._configs: dict[int, dict[str, Any]] = {}
         self._times_ms: dict[int, float | None] = {}
+        self._searchspace: Any = None
         self._asked: set[int] = set()
-        """Configurations that completed runs asked for."""
+        """Configurations that this run asked for."""
+        self._asked_before: set[int] = set()
+        """Those that completed runs asked for."""
+        self._repeats = 0
+        """Consecutive configurations that this run asked for before."""
 
     def serve(self) -> None:
         """Handle requests until the parent closes the pipe."""
         while (request := self._channel.receive()) is not None:
-            self._channel.reply(self._open(request) if request["op"] == "open" else self._run(request))
-
-    def _open(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._strategy, self._values = request["strategy"], request["values"]
-        codes = np.frombuffer(b64decode(request["codes"]), request["dtype"]).reshape(-1, len(self._values))
-        columns = zip(self._values.values(), codes.T.tolist(), strict=True)
-        configs = zip(*([values[code] for code in column] for values, column in columns), strict=True)
-        self._configs = {index: dict(zip(self._values, config, strict=True)) for index, config in enumerate(configs)}
-        return {}
+            if request["op"] != "open":
+                self._channel.reply(self._run(request))
+                continue
+            self._strategy, self._values = request["strategy"], request["values"]
+            codes = np.frombuffer(b64decode(request["codes"]), request["dtype"]).reshape(-1, len(self._values))
+            columns = zip(self._values.values(), codes.T.tolist(), strict=True)
+            configs = zip(*([values[code] for code in column] for values, column in columns), strict=True)
+            self._configs = {i: dict(zip(self._values, config, strict=True)) for i, config in enumerate(configs)}
+            self._channel.reply({})
 
     def _run(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Run the strategy to its end, with requests for times on the way."""
         self._times_ms.update(dict(request["times_ms"]))
-        asked: set[int] = set()
+        self._asked, self._repeats = set(), 0
         failure = ""
         try:
-            self._tune(request["seed"], request["evaluations"], asked)
+            self._tune(request["seed"], request["evaluations"])
         except _ConvergedError:
             pass
         except Exception as error:  # whether the search goes on without the strategy is the parent's decision
             failure = f"{type(error).__name__}: {error}"
-        new = len(asked - self._asked)
-        self._asked |= asked
+        new = len(self._asked - self._asked_before)
+        self._asked_before |= self._asked
         return {"wanted": [], "new": new, "failure": failure}
 
-    def _tune(self, seed: int, evaluations: int, asked: set[int]) -> None:
+    def _tune(self, seed: int, evaluations: int) -> None:
         """Call the strategy as Kernel Tuner does."""
         from kernel_tuner.interface import Options, strategy_map
         from kernel_tuner.searchspace import Searchspace
@@ -121,33 +128,9 @@ class StrategyWorker:
         )
         _seed(seed)
         # a space of its own for each run: a space draws from the neighbours that it found before
-        searchspace = Searchspace(None, None, None, from_cache={"tune_params": self._values, "cache": self._configs})
-        tune(searchspace, _ReportingRunner(searchspace, self._times_of, asked), options)
-
-    def _times_of(self, configs: Sequence[int | None]) -> list[float | None]:
-        """Return times in milliseconds, unknown ones from the parent; None for failures and invalid configurations."""
-        unknown = [each for each in dict.fromkeys(configs) if each is not None and each not in self._times_ms]
-        for start in range(0, len(unknown), _MAX_WANTED):
-            self._channel.reply({"wanted": unknown[start : start + _MAX_WANTED]})
-            request = self._channel.receive()
-            if request is None:
-                sys.exit()
-            self._times_ms.update(dict(request["times_ms"]))
-        return [None if each is None else self._times_ms[each] for each in configs]
-
-
-class _ReportingRunner:
-    """The part of a runner of Kernel Tuner that its strategies use; it adds what the strategy asks for to ``asked``."""
-
-    dev = SimpleNamespace(max_threads=1024)
-
-    def __init__(
-        self, searchspace: Any, times_of: Callable[[Sequence[int | None]], list[float | None]], asked: set[int]
-    ) -> None:
-        self._searchspace = searchspace
-        self._times_of = times_of
-        self._asked = asked
-        self._repeats = 0
+        cached = {"tune_params": self._values, "cache": self._configs}
+        self._searchspace = Searchspace(None, None, None, from_cache=cached)
+        tune(self._searchspace, self, options)
 
     def add_strategy_time(self, seconds: float) -> None:
         """Ignore the time that the strategy took, which the session measures."""
@@ -167,12 +150,20 @@ class _ReportingRunner:
                 self._repeats = 0
         if self._repeats > _MAX_REPEATS:
             raise _ConvergedError
+        unknown = [each for each in dict.fromkeys(indices) if each is not None and each not in self._times_ms]
+        for start in range(0, len(unknown), _MAX_WANTED):
+            self._channel.reply({"wanted": unknown[start : start + _MAX_WANTED]})
+            request = self._channel.receive()
+            if request is None:
+                sys.exit()
+            self._times_ms.update(dict(request["times_ms"]))
+        times_ms = [None if each is None else self._times_ms[each] for each in indices]
         return [
             {
                 **dict(zip(self._searchspace.tune_params, config, strict=True)),
                 **({"__error__": InvalidConfig()} if time_ms is None else {"time": time_ms}),
             }
-            for config, time_ms in zip(configs, self._times_of(indices), strict=True)
+            for config, time_ms in zip(configs, times_ms, strict=True)
         ]
 
 
@@ -190,8 +181,7 @@ def _seed(seed: int) -> None:
     np.random.default_rng = default_rng
 
 
-def main() -> None:
-    """Import Kernel Tuner, then serve."""
+if __name__ == "__main__":
     worker = StrategyWorker(Channel())
     warnings.simplefilter("ignore")  # strategies divide by zero and the like
     import kernel_tuner.interface  # noqa: F401 - while the parent prepares the first request
@@ -199,7 +189,3 @@ def main() -> None:
 
     threadpool_limits(limits=1, user_api="blas")  # the matrices are small, and threads wait for each other spinning
     worker.serve()
-
-
-if __name__ == "__main__":
-    main()

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotile.core.device import device_profile, profile_names
-from autotile.core.documents import convert
+from autotile.core.documents import convert, to_fields
 from autotile.core.model import Outcome, Resources
 from autotile.cuda import compiler, headers, toolchain
 from autotile.cuda.ceiling_kernels import ceiling_job
@@ -185,7 +185,7 @@ class TestCompiling:
         ]
         assert len({job.key for job in [JOB, *others]}) == 5
         assert replace(JOB, template_path="/elsewhere/sum.cu").key == JOB.key
-        assert convert(json.loads(json.dumps(JOB.to_json())), CompileJob) == JOB  # as it is sent to a worker
+        assert convert(json.loads(json.dumps(to_fields(JOB))), CompileJob) == JOB  # as it is sent to a worker
 
     def test_macros(self) -> None:
         options = macro_options({"BM": 64, "GUARDED": True, "MODE": "direct"}, "bfloat16")

@@ -55,16 +55,16 @@ def session(location: str, fresh_key: TuningKey, device: DeviceProperties) -> It
 
 def test_one_session_at_a_time_tries_a_configuration(session: Open) -> None:
     first, second = session(), session()
-    assert first.claim({"BM": 1}).is_ours
+    assert first.claim({"BM": 1}).ours[0]
     refused = second.claim({"BM": 1})
-    assert (refused.is_ours, refused.others, list(refused.news)) == (False, 1, [])
-    assert first.claim({"BM": 1}).is_ours  # again
+    assert (refused.ours[0], refused.others, list(refused.news)) == (False, 1, [])
+    assert first.claim({"BM": 1}).ours[0]  # again
     trial = measured({"BM": 1}, 10.0)
     first.add(trial)
     after = second.claim({"BM": 1})
-    assert (after.is_ours, after.others, list(after.news)) == (False, 0, [trial])
+    assert (after.ours[0], after.others, list(after.news)) == (False, 0, [trial])
     other = second.claim({"BM": 2})
-    assert (other.is_ours, list(other.news)) == (True, [])
+    assert (other.ours[0], list(other.news)) == (True, [])
 
 
 def test_several_are_claimed_and_stored_at_once(session: Open) -> None:
@@ -80,7 +80,7 @@ def test_several_are_claimed_and_stored_at_once(session: Open) -> None:
 
 def test_claims_made_together_share_the_room(session: Open) -> None:
     first, second = session(), session()
-    assert first.claim({"BM": 1}, room=8).is_ours
+    assert first.claim({"BM": 1}, room=8).ours[0]
     claimed = second.claim(*CONFIGS[2:8], room=4)  # one of which is the first one's
     assert claimed.ours == (True, True, True, False, False, False)
     first.add(measured({"BM": 1}, 10.0))
@@ -92,7 +92,7 @@ def test_earlier_trials_do_not_count(session: Open) -> None:
     first = session()
     first.claim({"BM": 1})
     first.add(measured({"BM": 1}, 10.0))
-    assert session().claim({"BM": 1}).is_ours  # which leaves out what it need not repeat by itself
+    assert session().claim({"BM": 1}).ours[0]  # which leaves out what it need not repeat by itself
 
 
 def test_a_lease_that_runs_out_is_inherited(session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_a_lease_that_runs_out_is_inherited(session: Open, monkeypatch: pytest.M
     first.claim({"BM": 2})
     time.sleep(0.1)
     monkeypatch.setattr(runs, "LEASE_S", 60.0)
-    assert second.claim({"BM": 2}).is_ours
+    assert second.claim({"BM": 2}).ours[0]
     keys, state = second.inherit()
     assert (keys, state.others) == ([config_key({"BM": 1})], 0)
     assert third.inherit()[0] == []
@@ -120,10 +120,10 @@ def test_leases_are_renewed(session: Open, monkeypatch: pytest.MonkeyPatch) -> N
     first.claim({"BM": 1})
     end = time.monotonic() + 1.2
     while time.monotonic() < end:
-        assert not second.claim({"BM": 1}).is_ours
+        assert not second.claim({"BM": 1}).ours[0]
         time.sleep(0.05)
     first._end_claims()
-    assert second.claim({"BM": 1}).is_ours
+    assert second.claim({"BM": 1}).ours[0]
 
 
 @pytest.mark.parametrize("location", ["postgresql"], indirect=True)
@@ -167,7 +167,7 @@ def test_the_claims_of_a_dead_process_do_not_wait_for_their_lease(
 ) -> None:
     first = session()
     claim_and_die(location, fresh_key, device, 1, 2)
-    assert first.claim({"BM": 1}).is_ours
+    assert first.claim({"BM": 1}).ours[0]
     assert first.inherit()[0] == [config_key({"BM": 2})]
 
 
@@ -187,7 +187,7 @@ def test_many_sessions_try_each_configuration_once(
 
     def work(record: RunRecord) -> None:
         for config in CONFIGS:
-            if record.claim(config).is_ours:
+            if record.claim(config).ours[0]:
                 tried.append(config_key(config))
                 record.add(measured(config, 10.0))
 
@@ -206,8 +206,8 @@ def test_a_session_without_sharing_claims_nothing(
     location: str, fresh_key: TuningKey, device: DeviceProperties, session: Open
 ) -> None:
     record = record_of(location, fresh_key, device, shares=False)
-    assert session().claim({"BM": 1}).is_ours
-    assert record.claim({"BM": 1}).is_ours
+    assert session().claim({"BM": 1}).ours[0]
+    assert record.claim({"BM": 1}).ours[0]
     record._database.close()
 
 
@@ -275,7 +275,7 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
     record.start(sampler="random", seed=0, settings={}, driver="", host="", gates={}, shares=True)
     record.add(measured({"BM": 1}, 10.0))
     change(shared, update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))
-    assert record.claim({"BM": 2}).is_ours
+    assert record.claim({"BM": 2}).ours[0]
     assert clean_database(shared, None, EVERYTHING, dry_run=False) == []
     change(shared, update(CLAIMS).values(expires_at=0.0))
     (cleaned,) = clean_database(shared, None, EVERYTHING, dry_run=False)

@@ -28,7 +28,7 @@ from autotile.kernel.library import load_kernel
 from autotile.kernel.spec import Tolerance
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
-from autotile.workers.device_ceilings import CeilingRequest, request_ceilings
+from autotile.workers.device_ceilings import request_ceilings
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Candidate, Reading, Workload
 
@@ -106,7 +106,7 @@ def _check_order(measured: DeviceCeilings) -> None:
 def test_an_unusable_device_is_one_line() -> None:
     settings = read_settings()
     with pytest.raises(ToolchainError) as caught:
-        request_ceilings(CeilingRequest(str(settings.cache), settings.cache_limit_bytes, 63))
+        request_ceilings(settings.cache, settings.cache_limit_bytes, 63)
     assert "\n" not in str(caught.value)
 
 

@@ -109,7 +109,7 @@ def test_the_driver_gets_the_attributes(
         given = config._obj
         assert ctypes.sizeof(given) == 56
         found = [given.attributes[i] for i in range(given.attribute_count)]
-        words = [(a.id, tuple(a.value.words[: len(w)])) for a, (_, w) in zip(found, expected, strict=True)]
+        words = [(a.id, tuple(a.words[: len(w)])) for a, (_, w) in zip(found, expected, strict=True)]
         calls.append((tuple(given.grid), tuple(given.block), given.dynamic_smem_bytes, given.stream, words))
         calls.append((function.value, parameters.value, extra))
         return 0
