@@ -38,7 +38,6 @@ from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import ARCHITECTURE, capability_of, resolve_problem, runs_on, unsupported_reason
-from autotile.kernel.spec import KernelSpec
 from autotile.settings import read_settings
 
 if TYPE_CHECKING:
@@ -443,18 +442,14 @@ def _chosen_by_models(
             sizes |= {name: max(operation.sizes[name] - odd, 1) for name in model.vocabulary.sizes}
             problem = operation.resolve(sizes, model.dtype)
             for member, own in operation.fitting(problem):
-                flags = tuple((name, own.get(name, size)) for name, size in _compiled_in(member.load().spec).items())
+                spec = member.load().spec
+                flags = tuple((name, own.get(name, spec.sizes[name])) for name in spec.compiled_names)
                 for one in model.candidates:
                     if one.kernel == member.name:
                         variant = model.dtype, flags, one.config
                         found.setdefault(member.kernel, {})[(*variant[:2], config_key(one.config))] = variant
     architectures = list(dict.fromkeys(device.architecture for _, device in models))
     return {kernel: list(variants.values()) for kernel, variants in found.items()}, architectures
-
-
-def _compiled_in(spec: KernelSpec) -> dict[str, int]:
-    """Return the flags and sizes that are compiled in, with their defaults."""
-    return {name: spec.sizes[name] for name in spec.compiled_names}
 
 
 def _current_results(
@@ -492,7 +487,7 @@ def _compiled(
 
     ``variants`` are compiled besides those of the results.
     """
-    from autotile.cuda.compiler import CompileJob, compile_job
+    from autotile.cuda.compiler import compile_job
     from autotile.cuda.toolchain import nvrtc_version
 
     if not winners and not architectures:
@@ -523,16 +518,13 @@ def _compiled(
     usual = (dtype or spec.dtypes[0], flags_of(spec.sizes))
     variants += [(*each, spec.default) for each in dict.fromkeys([*(variant[:2] for variant in variants), usual])]
 
-    def job(target: str, dtype: str, flags: tuple[tuple[str, int], ...], config: Config) -> CompileJob:
-        return compile_job(kernel, config, dtype, target, {**spec.sizes, **dict(flags)})
-
     started = {}
     for target in targets:
         for element_type, flags, config in variants:
             identity = (target, element_type, flags, config_key(config))
             if identity not in started:
-                task = (target, element_type, flags, config)
-                started[identity] = (task, pool.submit(lambda task=task: job(*task)))  # type: ignore[misc]
+                job = partial(compile_job, kernel, config, element_type, target, {**spec.sizes, **dict(flags)})
+                started[identity] = ((target, element_type, flags, config), pool.submit(job))
     cubins, images = [], {}
     for (target, element_type, flags, config), future in started.values():
         compiled = future.result()

@@ -178,7 +178,10 @@ def trial_table(trials: Iterable[tuple[TuningKey, StoredTrial]]) -> ColumnTable:
         *mapped("size.", lambda key, stored: key.sizes),
         *mapped("param.", lambda key, stored: stored.trial.config),
         *(column(*each) for each in _RESULT),
-        *(column(f"stage.{name}_s", "real", _named("seconds", name)) for name in (*_STAGES, *further)),
+        *(
+            TypedColumn(f"stage.{name}_s", "real", [stored.trial.seconds.get(name) for _, stored in rows])
+            for name in (*_STAGES, *further)
+        ),
         *mapped("telemetry.", lambda key, stored: stored.trial.telemetry, ordered=True),
     ]
     return ColumnTable(tuple(columns))
@@ -187,10 +190,6 @@ def trial_table(trials: Iterable[tuple[TuningKey, StoredTrial]]) -> ColumnTable:
 def _of(part: str, name: str) -> Read:
     """Read an attribute of a part of the trial that a failed one may lack."""
     return lambda key, stored: getattr(getattr(stored.trial, part), name, None)
-
-
-def _named(mapping: str, name: str) -> Read:
-    return lambda key, stored: getattr(stored.trial, mapping).get(name)
 
 
 def _limit(name: str) -> Read:

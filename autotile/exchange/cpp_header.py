@@ -525,6 +525,7 @@ def _branch(spec: KernelSpec, stored: StoredRule, configs: Sequence[int]) -> Ite
     return branch(rule.tree, "    ")
 
 
+_lines = "\n".join
 _PLACEHOLDER = re.compile(r"@@(\w+)@@")
 _KINDS = {bool: "bool", int: "std::int64_t", float: "double", str: "std::string_view"}
 _QUERIED = {
@@ -680,10 +681,6 @@ def namespace_of(spec: KernelSpec, dtype: str) -> str:
     """Return the kernel's namespace within ``autotile``; a kernel with several element types has one for each."""
     name = spec.name.replace("-", "_")
     return name if len(spec.dtypes) == 1 else f"{name}_{dtype}"
-
-
-def _lines(lines: Iterable[str]) -> str:
-    return "\n".join(lines)
 
 
 def _aggregate(values: Iterable[Value]) -> str:

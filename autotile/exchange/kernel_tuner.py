@@ -125,13 +125,6 @@ class CacheDocument(msgspec.Struct):
     cache: dict[Text, dict[Name, Any]]
     problem_size: Count | tuple[Count, ...] | Literal["callable"] = "callable"
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Components of the problem size; empty if Kernel Tuner computed it with a function."""
-        if self.problem_size == "callable":
-            return ()
-        return self.problem_size if isinstance(self.problem_size, tuple) else (self.problem_size,)
-
 
 class MeasuredEntry(msgspec.Struct):
     """Times of an entry that has no error mark, in milliseconds."""
@@ -211,12 +204,13 @@ def read_cache(path: Path) -> KernelTunerCache:
         device = device_profile(document.device_name)
     except InputError:
         device = None
+    size = document.problem_size
     return KernelTunerCache(
         path=path,
         kernel=document.kernel_name,
         gpu_name=document.device_name,
         device=device,
-        problem_size=document.sizes,
+        problem_size=() if size == "callable" else size if isinstance(size, tuple) else (size,),
         parameters=parameters,
         trials=tuple(_trial(path, label, entry, parameters) for label, entry in document.cache.items()),
     )
@@ -373,25 +367,10 @@ def _result(stored: StoredTrial) -> dict[str, Any]:
     trial = stored.trial
     times = _stage_times(trial, _TIMES, "framework")
     samples_us = trial.measurement.samples_us if trial.measurement else ()
-    # The schema names it compilation_time, Kernel Tuner compilation; both are written for readers of either.
-    more = {"compilation_time": times["compilation"], "runtimes": [time_us / 1e3 for time_us in samples_us]}
-    return {
-        "timestamp": str(stored.created_at),
-        "configuration": dict(trial.config),
-        "times": {**times, **more},
-        "invalidity": _INVALIDITY[trial.outcome],
-        "correctness": 0 if _INVALIDITY[trial.outcome] == "correctness" else 1,
-        "measurements": _measurements(trial),
-        "objectives": ["time"],
-    }
-
-
-def _measurements(trial: Trial) -> list[dict[str, Any]]:
     found: list[tuple[str, float | int | str, str]] = []
     if trial.measurement:
-        interval = trial.measurement.low_us, trial.measurement.high_us
-        found.append(("time", trial.measurement.time_us / 1e3, "ms"))
-        found += [(name, value / 1e3, "ms") for name, value in zip(("time_low", "time_high"), interval, strict=True)]
+        measured = {"time": "time_us", "time_low": "low_us", "time_high": "high_us"}
+        found += [(name, getattr(trial.measurement, own) / 1e3, "ms") for name, own in measured.items()]
     if trial.resources:
         found.append(("registers", trial.resources.registers, ""))
         found.append(("spill_bytes", trial.resources.spill_bytes, "B"))
@@ -401,4 +380,14 @@ def _measurements(trial: Trial) -> list[dict[str, Any]]:
     found += [(name, value, "") for name, value in trial.telemetry.items()]
     if trial.reason:
         found.append(("reason", trial.reason, ""))
-    return [{"name": name, "value": value, "unit": unit} for name, value, unit in found]
+    # The schema names it compilation_time, Kernel Tuner compilation; both are written for readers of either.
+    more = {"compilation_time": times["compilation"], "runtimes": [time_us / 1e3 for time_us in samples_us]}
+    return {
+        "timestamp": str(stored.created_at),
+        "configuration": dict(trial.config),
+        "times": {**times, **more},
+        "invalidity": _INVALIDITY[trial.outcome],
+        "correctness": 0 if _INVALIDITY[trial.outcome] == "correctness" else 1,
+        "measurements": [{"name": name, "value": value, "unit": unit} for name, value, unit in found],
+        "objectives": ["time"],
+    }

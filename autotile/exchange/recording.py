@@ -89,14 +89,16 @@ MAX_BYTES = 256 * 2**20
 """Maximum decompressed size of a file: ten times that of a recording of a million configurations."""
 
 
-class NpzReader:
-    """Reader of the arrays of an ``.npz`` file, as a context manager; each fault is a `RecordingError`."""
+def _damaged(path: Path, problem: str) -> RecordingError:
+    return RecordingError(f"the recording {path} is damaged: {problem}; fetch or record it again")
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._open = ExitStack()
+
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a recording; a `RecordingError` if it is no archive that can be read."""
+    with ExitStack() as stack:
         try:
-            self._archive = self._open.enter_context(open_archive(path, MAX_BYTES))
+            archive = stack.enter_context(open_archive(path, MAX_BYTES))
         except FileNotFoundError:
             raise RecordingError(
                 f"there is no recording {path}; `autotile list --recordings` shows the installed ones"
@@ -106,35 +108,24 @@ class NpzReader:
         except NotRegularError as error:
             raise RecordingError(f"cannot read the recording {path}: {error.strerror}") from None
         except ARCHIVE_FAULTS as error:
-            raise self.damaged(f"it cannot be read as a zip archive ({error})") from None
+            raise _damaged(path, f"it cannot be read as a zip archive ({error})") from None
+        yield archive
 
-    def __enter__(self) -> NpzReader:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of the arrays."""
-        return frozenset(name.removesuffix(".npy") for name in self._archive.namelist())
-
-    def damaged(self, problem: str) -> RecordingError:
-        """Return the error for a fault of the file, for the caller to raise."""
-        return RecordingError(f"the recording {self.path} is damaged: {problem}; fetch or record it again")
-
-    def read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None) -> np.ndarray:
-        """Return one array, of an expected dtype and shape; None for one axis of any length."""
-        try:
-            array = parse_npy(read_member(self._archive, f"{name}.npy", MAX_BYTES))
-        except KeyError:
-            raise self.damaged(f"it lacks {name!r}") from None
-        except ARCHIVE_FAULTS as error:
-            raise self.damaged(f"{name!r} cannot be read ({error})") from None
-        fits = array.ndim == 1 if shape is None else array.shape == shape
-        if array.dtype != dtype or not array.flags.c_contiguous or not fits:
-            raise self.damaged(f"{name!r} is {array.dtype} {array.shape}, expected {dtype} {shape or '(n,)'}")
-        return array
+def _read_array(
+    path: Path, archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None
+) -> np.ndarray:
+    """Return one array, of an expected dtype and shape; None for one axis of any length."""
+    try:
+        array = parse_npy(read_member(archive, f"{name}.npy", MAX_BYTES))
+    except KeyError:
+        raise _damaged(path, f"it lacks {name!r}") from None
+    except ARCHIVE_FAULTS as error:
+        raise _damaged(path, f"{name!r} cannot be read ({error})") from None
+    fits = array.ndim == 1 if shape is None else array.shape == shape
+    if array.dtype != dtype or not array.flags.c_contiguous or not fits:
+        raise _damaged(path, f"{name!r} is {array.dtype} {array.shape}, expected {dtype} {shape or '(n,)'}")
+    return array
 
 
 FORMAT_VERSION = 1
@@ -381,31 +372,31 @@ def read_recording(path: Path, *, kernel: str | None = None) -> Recording:
     RecordingError
         The recording is missing, damaged, of another format version or of another kernel.
     """
-    with NpzReader(path) as reader:
-        header, labels = _read_header(reader)
+    with _opened(path) as archive:
+        header, labels = _read_header(path, archive)
         if kernel is not None and header.key.kernel != kernel:
             raise RecordingError(f"{path} is a recording of {header.key.kernel!r}, expected one of {kernel!r}")
-        if reader.names != {"header", "codes", *_COLUMNS}:
-            raise reader.damaged("it contains other arrays than a recording")
-        outcome = reader.read("outcome", _COLUMNS["outcome"])
+        if {name.removesuffix(".npy") for name in archive.namelist()} != {"header", "codes", *_COLUMNS}:
+            raise _damaged(path, "it contains other arrays than a recording")
+        outcome = _read_array(path, archive, "outcome", _COLUMNS["outcome"])
         shape = (len(outcome), len(header.parameters))
         recording = Recording(
             header=header,
-            codes=reader.read("codes", _code_dtype(header.parameters), shape),
-            columns={name: reader.read(name, dtype, outcome.shape) for name, dtype in _COLUMNS.items()},
+            codes=_read_array(path, archive, "codes", _code_dtype(header.parameters), shape),
+            columns={name: _read_array(path, archive, name, dtype, outcome.shape) for name, dtype in _COLUMNS.items()},
             outcomes=labels.outcome,
             stages=labels.stage,
             reasons=labels.reason,
         )
         if problem := _inconsistency(recording):
-            raise reader.damaged(problem)
+            raise _damaged(path, problem)
     return recording
 
 
 def read_recording_header(path: Path) -> RecordingHeader:
     """Read the header of a recording only; errors as of `read_recording`."""
-    with NpzReader(path) as reader:
-        return _read_header(reader)[0]
+    with _opened(path) as archive:
+        return _read_header(path, archive)[0]
 
 
 def _row(trial: Trial) -> dict[str, Any]:
@@ -425,8 +416,8 @@ def _row(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _read_header(reader: NpzReader) -> tuple[RecordingHeader, RecordingLabels]:
-    text = reader.read("header", np.dtype("u1")).tobytes()
+def _read_header(path: Path, archive: zipfile.ZipFile) -> tuple[RecordingHeader, RecordingLabels]:
+    text = _read_array(path, archive, "header", np.dtype("u1")).tobytes()
     try:
         document = decode_json(text, dict[str, Any])
         if document.get("format") != _FORMAT:
@@ -436,7 +427,7 @@ def _read_header(reader: NpzReader) -> tuple[RecordingHeader, RecordingLabels]:
             newer = isinstance(version, int) and version > FORMAT_VERSION
             remedy = "pip install --upgrade autotile" if newer else "record it again"
             raise RecordingError(
-                f"the recording {reader.path} has format version {version!r:.40}, expected {FORMAT_VERSION}: {remedy}"
+                f"the recording {path} has format version {version!r:.40}, expected {FORMAT_VERSION}: {remedy}"
             )
         header = decode_json(text, RecordingHeader)
         for parameter in header.parameters:
@@ -446,7 +437,7 @@ def _read_header(reader: NpzReader) -> tuple[RecordingHeader, RecordingLabels]:
     except RecordingError:
         raise
     except DataError as error:
-        raise reader.damaged(f"its header cannot be used ({error})") from None
+        raise _damaged(path, f"its header cannot be used ({error})") from None
 
 
 def _inconsistency(recording: Recording) -> str:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from autotile.database.learned import StoredModel
     from autotile.families.operation_model import OperationModel
 
-_WINNERS_FORMAT = 1
-_RULES_FORMAT = 1
+_FORMAT = 1
 
 _MAX_BYTES = 64 * 2**20
 """Maximum size of a file; those that ship have some ten kilobytes."""
@@ -57,19 +56,6 @@ class ShippedWinner(ResultDocument):
     sizes: dict[Name, Count]
     nvrtc_version: Name
     l2_mode: L2Mode
-
-    def winner(self, device: DeviceProperties) -> Winner:
-        """Return the winner on the device of its file."""
-        key = TuningKey.for_device(
-            Problem(self.kernel, self.sizes, self.dtype),
-            device,
-            template_hash=self.template_hash,
-            space_hash=self.space_hash,
-            options=self.options,
-            nvrtc_version=self.nvrtc_version,
-            l2_mode=self.l2_mode,
-        )
-        return self.winner_of(key, device, shipped=False)
 
 
 class WinnersFile(msgspec.Struct):
@@ -186,8 +172,20 @@ def _model_file(gpu_name: str, operation: str, dtype: str) -> str:
 
 def read_winners(path: Path) -> list[Winner]:
     """Read a file of winners; an `InputError` if it cannot be read, is damaged, or is of a newer autotile."""
-    document = _read(path, "winners", _WINNERS_FORMAT, WinnersFile)
-    return [entry.winner(document.device) for entry in document.winners]
+    document = _read(path, "winners", WinnersFile)
+    winners = []
+    for entry in document.winners:
+        key = TuningKey.for_device(
+            Problem(entry.kernel, entry.sizes, entry.dtype),
+            document.device,
+            template_hash=entry.template_hash,
+            space_hash=entry.space_hash,
+            options=entry.options,
+            nvrtc_version=entry.nvrtc_version,
+            l2_mode=entry.l2_mode,
+        )
+        winners.append(entry.winner_of(key, document.device, shipped=False))
+    return winners
 
 
 _known_winners = lru_cache(read_winners)
@@ -208,7 +206,7 @@ def write_winners(path: Path, winners: Iterable[Winner]) -> int:
         raise InputError(f"a file of winners holds those of one known GPU; got {len(devices)} GPUs")
     keys = [{n: v for n, v in winner.key.to_json().items() if n not in _DEVICE_FIELDS} for winner in ordered]
     lines = ",\n".join(encode_json(key | winner.result_to_json()) for key, winner in zip(keys, ordered, strict=True))
-    head = encode_json({"format": _WINNERS_FORMAT, "device": device.to_json()}, indent=1)[:-2]
+    head = encode_json({"format": _FORMAT, "device": device.to_json()}, indent=1)[:-2]
     text = f'{head},\n "winners": [\n{lines}\n ]\n}}\n'
     write_output(path, text, content="winners")
     return len(ordered)
@@ -217,7 +215,7 @@ def write_winners(path: Path, winners: Iterable[Winner]) -> int:
 @lru_cache
 def read_rules(path: Path) -> tuple[StoredRule, ...]:
     """Read a file of rules, once a process; errors as `read_winners`."""
-    document = _read(path, "rules", _RULES_FORMAT, RulesFile)
+    document = _read(path, "rules", RulesFile)
     try:
         return tuple(entry.stored_rule() for entry in document.rules)
     except DataError as error:
@@ -227,24 +225,22 @@ def read_rules(path: Path) -> tuple[StoredRule, ...]:
 def write_rules(path: Path, rules: Iterable[StoredRule]) -> int:
     """Write a file of rules, and return their number; an `InputError` if the file cannot be written."""
     entries = [rule.to_json() for rule in rules]
-    write_output(path, encode_json({"format": _RULES_FORMAT, "rules": entries}, indent=1) + "\n", content="rules")
+    write_output(path, encode_json({"format": _FORMAT, "rules": entries}, indent=1) + "\n", content="rules")
     return len(entries)
 
 
-def _read(path: Path, content: str, expected_format: int, schema: type[Schema]) -> Schema:
+def _read(path: Path, content: str, schema: type[Schema]) -> Schema:
     """Read a JSON file of a known ``format``; ``content`` names what the file holds, for messages."""
     try:
         text = read_regular(path, _MAX_BYTES)
         found = decode_json(text, Format).format
-        if found == expected_format:
+        if found == _FORMAT:
             return decode_json(text, schema)
     except OSError as error:
         raise InputError(f"cannot read the {content} in {path}: {error.strerror}") from None
     except DataError as error:
         raise _damaged(path, content, error) from None
-    raise DataError(
-        f"{path} has format {found!r:.40}, this version of autotile reads {expected_format}: upgrade autotile"
-    )
+    raise DataError(f"{path} has format {found!r:.40}, this version of autotile reads {_FORMAT}: upgrade autotile")
 
 
 def _damaged(path: Path, content: str, error: DataError) -> DataError:

@@ -772,17 +772,6 @@ _TILES = (256, 128, 64, 32, 16, 8, 4, 2)
 """Preferred divisors of a threshold between sizes."""
 
 
-@dataclass(eq=False)
-class _GrowingNode:
-    points: Mask
-    scores: Vector
-    """Mean loss of each configuration, blended with that in the parent."""
-    split: tuple[int, float] | None = None
-    """Best split: number of the feature, and threshold."""
-    gain: float = 0.0
-    children: tuple[_GrowingNode, _GrowingNode] | None = None
-
-
 def learn_tree(losses: Matrix, weights: Vector, features: Sequence[Feature], table: Matrix, max_leaves: int) -> Tree:
     """Learn a decision tree by repeatedly splitting the leaf with the largest gain, until no split gains enough.
 
@@ -802,10 +791,9 @@ def learn_tree(losses: Matrix, weights: Vector, features: Sequence[Feature], tab
     weighted = losses * weights[:, None]
     ascending = np.argsort(table, axis=0, kind="stable")
 
-    def grown(points: Mask, parent_scores: Vector) -> _GrowingNode:
-        """Find the split with the least loss; among nearly equal ones, that by the simplest feature."""
-        total = weighted[points].sum(axis=0) + _PARENT_SHARE * parent_scores
-        node = _GrowingNode(points, total / (weights[points].sum() + _PARENT_SHARE))
+    def best_split(points: Mask) -> tuple[float, int, float]:
+        """Return gain, feature and threshold of the split with the least loss, by the simplest of nearly equal ones."""
+        found = 0.0, -1, 0.0
         whole = float(weighted[points].sum(axis=0).min())
         for feature in range(len(features)):
             order = ascending[points[ascending[:, feature]], feature]
@@ -819,30 +807,36 @@ def learn_tree(losses: Matrix, weights: Vector, features: Sequence[Feature], tab
             remaining = below[cuts].min(axis=1) + (below[-1] - below[cuts]).min(axis=1)
             best = int(np.argmin(remaining))
             gain = whole - float(remaining[best])
-            if gain > node.gain + _MIN_SPLIT_GAIN:
+            if gain > found[0] + _MIN_SPLIT_GAIN:
                 low, high = values[cuts[best] : cuts[best] + 2]
-                node.gain, node.split = gain, (feature, threshold_between(float(low), float(high)))
-        return node
+                found = gain, feature, threshold_between(float(low), float(high))
+        return found
 
-    root = grown(np.ones(len(losses), np.bool_), weighted.sum(axis=0))
-    leaves = [root]
-    while len(leaves) < max_leaves:
-        node = max(leaves, key=lambda leaf: leaf.gain)
-        if node.split is None:
+    masks = [np.ones(len(losses), np.bool_)]  # the points of each node, and its best split
+    splits = [best_split(masks[0])]
+    children: dict[int, tuple[int, int]] = {}
+    while len(masks) - len(children) < max_leaves:
+        number = max((n for n in range(len(masks)) if n not in children), key=lambda n: splits[n][0])
+        gain, feature, threshold = splits[number]
+        if not gain:
             break
-        feature, threshold = node.split
-        low = node.points & (table[:, feature] <= threshold)
-        node.children = grown(low, node.scores), grown(node.points & ~low, node.scores)
-        leaves.remove(node)
-        leaves += node.children
+        low = masks[number] & (table[:, feature] <= threshold)
+        children[number] = len(masks), len(masks) + 1
+        masks += low, masks[number] & ~low
+        splits += map(best_split, masks[-2:])
 
-    def tree(node: _GrowingNode) -> Tree:
-        if node.children is None or node.split is None:
-            return Leaf(tuple(np.argsort(node.scores, kind="stable").tolist()))
-        (feature, threshold), (then, otherwise) = node.split, node.children
-        return Split(features[feature], threshold, tree(then), tree(otherwise))
+    def tree(number: int, parent_scores: Vector) -> Tree:
+        """Return the tree below a node; scores are the mean loss of each configuration, blended with the parent's."""
+        points = masks[number]
+        total = weighted[points].sum(axis=0) + _PARENT_SHARE * parent_scores
+        scores = total / (weights[points].sum() + _PARENT_SHARE)
+        if number not in children:
+            return Leaf(tuple(np.argsort(scores, kind="stable").tolist()))
+        _, feature, threshold = splits[number]
+        then, otherwise = (tree(child, scores) for child in children[number])
+        return Split(features[feature], threshold, then, otherwise)
 
-    return tree(root)
+    return tree(0, weighted.sum(axis=0))
 
 
 def threshold_between(low: float, high: float) -> float:

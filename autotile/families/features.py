@@ -319,7 +319,15 @@ class Tilings(NamedTuple):
             counts = [[-(-size // tile) for size, tile in zip(row, tiles, strict=True)] for row in tested]
             if any(float(np.prod(row)) * units != each for row, each in zip(counts, blocks[count + 1 :], strict=True)):
                 irregular.append(number)
-            rows.append([*tiles, units, *_demand(spec, config, flags, device, compiled or _UNCOMPILED)])
+            used = compiled or _UNCOMPILED
+            try:
+                geometry = LaunchPlan.of(spec, config, {**spec.sizes, **flags}, device).main.geometry
+            except AutotileError:  # it may be launched at other sizes
+                rows.append([*tiles, units, 1, 128, 0, used.registers])
+                continue
+            resident = max(compiled_occupancy(geometry, used, device).blocks_per_sm, 1)
+            smem_bytes = geometry.dynamic_smem_bytes + used.static_smem_bytes
+            rows.append([*tiles, units, resident, geometry.threads, smem_bytes, used.registers])
         table = np.array(rows, float).reshape(len(rows), count + 5)
         units, resident, threads, smem_bytes, registers = table[:, count:].T
         return cls(names, table[:, :count], units, resident, threads, smem_bytes, registers, tuple(irregular))
@@ -334,19 +342,6 @@ def blocks_at(spec: KernelSpec, device: DeviceProperties, config: Config, sizes:
         return float(SizeColumns(spec, without_limit(device), [{**spec.sizes, **sizes}]).blocks(config)[0])
     except AutotileError:
         return 1.0
-
-
-def _demand(
-    spec: KernelSpec, config: Config, flags: Mapping[str, int], device: DeviceProperties, compiled: Resources
-) -> tuple[float, float, float, float]:
-    """Return resident blocks, threads, shared memory in bytes and registers of the main launch."""
-    try:
-        geometry = LaunchPlan.of(spec, config, {**spec.sizes, **flags}, device).main.geometry
-    except AutotileError:
-        return 1.0, 128.0, 0.0, float(compiled.registers)
-    resident = compiled_occupancy(geometry, compiled, device).blocks_per_sm
-    smem_bytes = geometry.dynamic_smem_bytes + compiled.static_smem_bytes
-    return float(max(resident, 1)), float(geometry.threads), float(smem_bytes), float(compiled.registers)
 
 
 def array_extents(spec: KernelSpec, flags: Mapping[str, int]) -> dict[str, tuple[int | None, ...]]:

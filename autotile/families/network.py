@@ -31,8 +31,8 @@ from autotile.errors import DataError
 Matrix = NDArray[np.float32]
 
 _MEMBERS = 2
+"""Networks of an ensemble."""
 _HIDDEN = (64, 32)
-_EPOCHS = 120
 _BATCH_ROWS = 512
 _LEARNING_RATE = 4e-3
 _MAX_RESIDUAL = 0.3
@@ -97,10 +97,8 @@ class Ensemble:
         weights: NDArray[np.float64],
         items: int,
         *,
-        seed: int = 0,
-        members: int = _MEMBERS,
+        epochs: int,
         hidden: tuple[int, int] = _HIDDEN,
-        epochs: int = _EPOCHS,
     ) -> Ensemble:
         """Fit the networks with Adam; equal arguments give equal networks.
 
@@ -118,8 +116,7 @@ class Ensemble:
         rows = Inputs(**scaled, number=inputs.number)
         known = targets.astype(np.float32), weights.astype(np.float32)
         trained = [
-            _train(rows, *known, items=items, hidden=hidden, seed=seed + member, epochs=epochs)
-            for member in range(members)
+            _train(rows, *known, items=items, hidden=hidden, seed=member, epochs=epochs) for member in range(_MEMBERS)
         ]
         return cls({**scales, **{name: np.stack([one[name] for one in trained]) for name in trained[0]}})
 

@@ -537,14 +537,25 @@ class OperationModel:
         if found != _FORMAT:
             raise DataError(f"a model of format {found!r}, expected {_FORMAT}", field="format")
         document = convert(data, _ModelDocument)
-        own = tuple(one for one in document.candidates if not one.is_library)
-        _check(document, own)
+        candidates, vocabulary, ranges = document.candidates, document.vocabulary, document.ranges
+        widths = vocabulary.widths
+        own = tuple(one for one in candidates if not one.is_library)
+        if candidates[: len(own)] != own or len({one.key for one in candidates}) < len(candidates):
+            raise DataError("a candidate is listed twice, or a library before a kernel", field="candidates")
+        if not vocabulary.sizes or max(widths) > _MAX_CANDIDATES:
+            raise DataError("no sizes, or too many names", field="vocabulary")
+        if not {one.kernel for one in own} <= set(vocabulary.members):
+            raise DataError("a candidate of a kernel that is not listed", field="vocabulary")
+        if ranges.keys() != {*vocabulary.sizes, *vocabulary.flags}:
+            raise DataError("expected the range of every size and flag", field="ranges")
+        if any(not 1 <= ranges[name][0] <= ranges[name][1] for name in vocabulary.sizes):
+            raise DataError("expected ranges from 1, in ascending order", field="ranges")
+        if not {one.kernel for one in candidates} <= document.doubts.keys():
+            raise DataError("expected the doubt of every kernel and library", field="doubts")
+        if not all(0.0 <= value <= _MAX_DOUBT for doubt in document.doubts.values() for value in doubt):
+            raise DataError(f"expected numbers from 0 to {_MAX_DOUBT:g}", field="doubts")
         fields = msgspec.structs.asdict(document)
-        widths = document.vocabulary.widths
-        expected = {
-            "kernels": (len(own), widths),
-            "libraries": (len(document.candidates) - len(own), (widths[0], 0, 0)),
-        }
+        expected = {"kernels": (len(own), widths), "libraries": (len(candidates) - len(own), (widths[0], 0, 0))}
         for name, (items, shape) in expected.items():
             if fields[name] is None and not items:
                 continue
@@ -573,25 +584,6 @@ class _ModelDocument(msgspec.Struct):
     confidence: Annotated[float, Meta(ge=0.0, le=100.0)]
     library_errors: Any = None
     verified: bool = False
-
-
-def _check(document: _ModelDocument, own: tuple[ModelCandidate, ...]) -> None:
-    """Raise `DataError` if parts of a model do not match each other; ``own`` are its candidates but the libraries."""
-    candidates, vocabulary, ranges = document.candidates, document.vocabulary, document.ranges
-    if candidates[: len(own)] != own or len({one.key for one in candidates}) < len(candidates):
-        raise DataError("a candidate is listed twice, or a library before a kernel", field="candidates")
-    if not vocabulary.sizes or max(vocabulary.widths) > _MAX_CANDIDATES:
-        raise DataError("no sizes, or too many names", field="vocabulary")
-    if not {one.kernel for one in own} <= set(vocabulary.members):
-        raise DataError("a candidate of a kernel that is not listed", field="vocabulary")
-    if ranges.keys() != {*vocabulary.sizes, *vocabulary.flags}:
-        raise DataError("expected the range of every size and flag", field="ranges")
-    if any(not 1 <= ranges[name][0] <= ranges[name][1] for name in vocabulary.sizes):
-        raise DataError("expected ranges from 1, in ascending order", field="ranges")
-    if not {one.kernel for one in candidates} <= document.doubts.keys():
-        raise DataError("expected the doubt of every kernel and library", field="doubts")
-    if not all(0.0 <= value <= _MAX_DOUBT for doubt in document.doubts.values() for value in doubt):
-        raise DataError(f"expected numbers from 0 to {_MAX_DOUBT:g}", field="doubts")
 
 
 class Ranking(NamedTuple):
@@ -714,8 +706,6 @@ class _Ready:
 
 
 _FOLDS = 4
-_MEMBERS = 2
-"""Networks of an ensemble."""
 _MAX_FITTED = 80
 """Configurations that a model chooses among."""
 _ALONE = 0.3
@@ -905,7 +895,7 @@ def _fit_networks(
         repeats = min(max(round(_FEW_ROWS / len(chosen)), 1), _MAX_REPEATS)
         passes = max(min(epochs * repeats, _MAX_ROW_PASSES[place] // len(chosen)), 1)
         inputs, targets = of.inputs.rows(chosen), of.targets[chosen]
-        ensemble = Ensemble.fit(inputs, targets, of.weights[chosen], of.items, epochs=passes, members=_MEMBERS)
+        ensemble = Ensemble.fit(inputs, targets, of.weights[chosen], of.items, epochs=passes)
         fitted.append(ensemble)
         if place == 1:
             errors = Neighbours.fit(inputs.problem, targets - ensemble.predict(inputs)[0], inputs.number, of.sizes)

@@ -42,7 +42,10 @@ class Tunable(UserDict[Any, Any]):
         KeyError
             There is none.
         """
-        option = self._option(params)
+        if callable(self.param_key):
+            option = self.param_key(params)
+        else:
+            option = params[self.param_key] if self.param_key in params else evaluate(self.param_key, params)
         if option not in self.data:
             raise KeyError(f"there is no array for {option!r}; expected one of {', '.join(map(str, self.data))}")
         chosen = self.data[option]
@@ -51,11 +54,6 @@ class Tunable(UserDict[Any, Any]):
     def __call__(self, params: Mapping[str, Any]) -> Any:
         """Return the array for a configuration."""
         return self.select_for_configuration(params)
-
-    def _option(self, params: Mapping[str, Any]) -> Any:
-        if callable(self.param_key):
-            return self.param_key(params)
-        return params[self.param_key] if self.param_key in params else evaluate(self.param_key, params)
 
 
 _PRECISIONS: Mapping[str, str] = {
@@ -114,31 +112,19 @@ def _dtype(name: str) -> Any:
     return np.dtype(_PRECISIONS.get(key, key))
 
 
-def _squares(a: NDArray[Any], b: NDArray[Any]) -> Any:
-    return np.mean((a - b) ** 2)
-
-
-def _log_difference(a: NDArray[Any], b: NDArray[Any], eps: float) -> NDArray[Any]:
-    return np.log10(a + eps) - np.log10(b + eps)
-
-
-def _metrics(eps: float) -> Mapping[str, Metric]:
-    """Return the metrics by their names without ``error``, in which long words are shortened."""
-    found: dict[tuple[str, ...], Metric] = {
-        ("mse", "mean sq"): lambda a, b: float(_squares(a, b)),
-        ("rmse", "root mean sq"): lambda a, b: float(np.sqrt(_squares(a, b))),
-        ("nrmse", "normalized root mean sq"): lambda a, b: float(np.sqrt(_squares(a, b) / np.mean(a**2))),
-        ("mae", "abs", "mean abs"): lambda a, b: float(np.mean(np.abs(a - b))),
-        ("mre", "rel", "mean rel"): lambda a, b: float(np.mean(np.abs(a - b) / np.maximum(np.abs(a), eps))),
-        ("rmsre", "root mean sq rel"): lambda a, b: float(np.sqrt(np.mean((a - b) ** 2 / np.maximum(a, eps) ** 2))),
-        ("male", "mean abs log"): lambda a, b: float(np.mean(np.abs(_log_difference(a, b, eps)))),
-        ("rmsle", "root mean sq log"): lambda a, b: float(np.sqrt(np.mean(_log_difference(a, b, eps) ** 2))),
-        ("max", "max abs"): lambda a, b: float(np.max(np.abs(a - b))),
-        ("max rel",): lambda a, b: float(np.max(np.abs(a - b) / np.maximum(np.abs(a), eps))),
-    }
-    return {name: metric for names, metric in found.items() for name in names}
-
-
+_METRICS: Mapping[tuple[str, ...], Callable[[NDArray[Any], NDArray[Any], float], Any]] = {
+    ("mse", "mean sq"): lambda a, b, eps: np.mean((a - b) ** 2),
+    ("rmse", "root mean sq"): lambda a, b, eps: np.sqrt(np.mean((a - b) ** 2)),
+    ("nrmse", "normalized root mean sq"): lambda a, b, eps: np.sqrt(np.mean((a - b) ** 2) / np.mean(a**2)),
+    ("mae", "abs", "mean abs"): lambda a, b, eps: np.mean(np.abs(a - b)),
+    ("mre", "rel", "mean rel"): lambda a, b, eps: np.mean(np.abs(a - b) / np.maximum(np.abs(a), eps)),
+    ("rmsre", "root mean sq rel"): lambda a, b, eps: np.sqrt(np.mean((a - b) ** 2 / np.maximum(a, eps) ** 2)),
+    ("male", "mean abs log"): lambda a, b, eps: np.mean(np.abs(np.log10(a + eps) - np.log10(b + eps))),
+    ("rmsle", "root mean sq log"): lambda a, b, eps: np.sqrt(np.mean((np.log10(a + eps) - np.log10(b + eps)) ** 2)),
+    ("max", "max abs"): lambda a, b, eps: np.max(np.abs(a - b)),
+    ("max rel",): lambda a, b, eps: np.max(np.abs(a - b) / np.maximum(np.abs(a), eps)),
+}
+"""Metrics of an answer, an output and the least denominator, by names without ``error`` whose words are short."""
 _SHORT = {
     **{"average": "mean", "avg": "mean", "squared": "sq", "square": "sq", "maximum": "max"},
     **{"relative": "rel", "absolute": "abs", "logarithmic": "log"},
@@ -162,10 +148,10 @@ def error_metric_from_name(user_key: str, EPS: float = 1e-8) -> Metric:
     """
     words = re.split(r"[\s_-]+", user_key.lower().strip())
     key = " ".join(_SHORT.get(word, word) for word in words if word and word != "error")
-    metrics = _metrics(EPS)
+    metrics = {name: metric for names, metric in _METRICS.items() for name in names}
     if key not in metrics:
         raise ValueError(f"there is no error metric {user_key!r}; expected one of {', '.join(metrics)}")
-    return lambda a, b: metrics[key](np.asarray(a, np.float64), np.asarray(b, np.float64))
+    return lambda a, b: float(metrics[key](np.asarray(a, np.float64), np.asarray(b, np.float64), EPS))
 
 
 class AccuracyObserver(OutputObserver):

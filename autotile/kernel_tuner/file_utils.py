@@ -135,7 +135,15 @@ class CacheFile:
         self.entries[key] = dict(result)
         shown = {name: str(value) if isinstance(value, ErrorConfig) else value for name, value in result.items()}
         try:
-            self._open()
+            if not self._is_open:
+                self._is_open = True
+                if self.path.exists():  # remove its end, so that entries can be appended
+                    text = self.path.read_text().rstrip()
+                    kept = text[: -len(_END)].rstrip() if text.endswith(("}}}", _END)) else text
+                    self.path.write_text(kept.removesuffix(",") + ("" if kept.endswith("{") else ","))
+                else:
+                    head = json.dumps({**self._header, "cache": {}}, cls=NpEncoder, indent="")
+                    self.path.write_text(head[: -len(_END)])
             with self.path.open("a") as file:
                 file.write("\n" + json.dumps({key: shown}, cls=NpEncoder)[1:-1] + ",")
         except OSError as error:
@@ -146,18 +154,6 @@ class CacheFile:
         if self._is_open:
             self._is_open = False
             self.path.write_text(self.path.read_text().removesuffix(",") + _END)
-
-    def _open(self) -> None:
-        """Make the file, or remove its end, so that entries can be appended."""
-        if self._is_open:
-            return
-        self._is_open = True
-        if self.path.exists():
-            text = self.path.read_text().rstrip()
-            kept = text[: -len(_END)].rstrip() if text.endswith(("}}}", _END)) else text
-            self.path.write_text(kept.removesuffix(",") + ("" if kept.endswith("{") else ","))
-        else:
-            self.path.write_text(json.dumps({**self._header, "cache": {}}, cls=NpEncoder, indent="")[: -len(_END)])
 
 
 def read_header(path: str | Path) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from autotile.kernel.spec import Parameter
 from autotile.kernel_tuner.file_utils import CacheFile, read_header
 from autotile.kernel_tuner.observers import Observation
 from autotile.kernel_tuner.parameters import ParameterCodec, Params, check_restrictions
-from autotile.kernel_tuner.strategies import StrategyChoice, choose_strategy, run_strategy
+from autotile.kernel_tuner.strategies import Strategy, StrategyChoice, TuneRunner, choose_strategy, installed_module
 from autotile.kernel_tuner.translation import ScriptKernel, block_names, host_array, run_once
 from autotile.kernel_tuner.util import (
     CompilationFailedConfig,
@@ -493,6 +495,9 @@ class _TuneCall:
 
     def simulate(self, described: ScriptKernel, file: CacheFile) -> dict[str, Any]:
         """Search the results of a cache until the limits, or all results, are reached; nothing is compiled or run."""
+        from autotile.search.samplers import resolve_sampler
+        from autotile.search.search import Search
+
         codec = described.codec
         entries: list[tuple[Config, dict[str, Any]]] = []
         for entry in file.entries.values():
@@ -504,9 +509,8 @@ class _TuneCall:
                 entries.append((encoded, entry))
         if not entries:
             raise InputError(f"no result in {file.path} has listed values and meets the restrictions")
-        if self.chosen.sampler is not None:
-            self._search(entries, codec)
-        else:
+        env = {"device_name": file.device_name, "simulation": True}
+        if self.chosen.sampler is None:
             known = {codec.key(entry): entry for _, entry in entries}
             configs = [{name: entry[name] for name in codec.values} for _, entry in entries]
             self._run_strategy(
@@ -516,19 +520,13 @@ class _TuneCall:
                 file.device_name,
                 1024,
             )
-        return {"device_name": file.device_name, "simulation": True}
-
-    def _search(self, entries: Sequence[tuple[Config, dict[str, Any]]], codec: ParameterCodec) -> None:
-        """Let a sampler of autotile search the entries of a cache."""
-        from autotile.search.samplers import resolve_sampler
-        from autotile.search.search import Search
-
+            return env
         parameters = tuple(Parameter(name, tuple(values)) for name, values in codec.declared.items())
         empty = np.empty((0, len(parameters)), np.uint16, order="F")
         space = SearchSpace(parameters, empty, len(codec), (), (), 0.0).including([config for config, _ in entries])
         by_row = {space.row_of(config): entry for config, entry in entries}
         trials = min(self.chosen.trials or len(space), len(space))
-        sampler = resolve_sampler(str(self.chosen.sampler), space, None, trials)
+        sampler = resolve_sampler(self.chosen.sampler, space, None, trials)
         search = Search(space, sampler, self.seed or 0, trials=trials)
         started, limit_s = time.perf_counter(), self.chosen.budget_s
         try:
@@ -547,6 +545,7 @@ class _TuneCall:
                 search.tell(row, trial)
         finally:
             search.close()
+        return env
 
     def _run_strategy(
         self,
@@ -556,19 +555,48 @@ class _TuneCall:
         device_name: str,
         max_threads: int,
     ) -> None:
-        """Let a strategy object search; each configuration that it asks for is measured, or known."""
-        run_strategy(
-            self.chosen,
-            configs,
-            codec,
-            evaluate,
-            device_name=device_name,
-            max_threads=max_threads,
-            objectives=self.objectives,
-            higher_is_better=self.higher_is_better,
-            seed=self.seed,
-            verbose=self.verbose,
+        """Call the ``tune`` of a strategy as Kernel Tuner does, until it ends or the budget is spent.
+
+        ``configs`` are all valid configurations, and ``evaluate`` returns a result for each of some. The seed is that
+        of Python's and NumPy's random states; None leaves them.
+        """
+        interface, util, searchspaces = (
+            installed_module(name, "a strategy object") for name in ("interface", "util", "searchspace")
         )
+        if self.seed is not None:
+            random.seed(self.seed)
+            np.random.seed(self.seed)
+        limits = {"max_fevals": self.chosen.trials, "time_limit": self.chosen.budget_s}
+        given = {**self.chosen.options, **{name: value for name, value in limits.items() if value is not None}}
+        values = {name: list(listed) for name, listed in codec.values.items()}
+        cache = {str(number): dict(config) for number, config in enumerate(configs)}
+        searchspace = searchspaces.Searchspace(None, None, None, from_cache={"tune_params": values, "cache": cache})
+        max_fevals = min(given.get("max_fevals") or len(configs), len(configs))
+        strategy = self.chosen.strategy
+        options = interface.Options(
+            {
+                "strategy": strategy.name if isinstance(strategy, Strategy) else strategy,
+                "strategy_options": interface.Options(given),
+                "budget": util.TuningBudget(given.get("time_limit"), max_fevals),
+                "max_fevals": max_fevals,
+                "seed": self.seed,
+                "tune_params": values,
+                "restrictions": [],
+                "objective": list(self.objectives),
+                "objective_higher_is_better": list(self.higher_is_better),
+                "simulation_mode": False,
+                "verbose": self.verbose,
+                "metrics": None,
+                "cache": {},
+                "cachefile": None,
+            }
+        )
+        device = SimpleNamespace(name=device_name, max_threads=max_threads, env={"device_name": device_name})
+        try:
+            strategy.tune(searchspace, TuneRunner(codec, evaluate, device), options)
+        except util.StopCriterionReached as reached:
+            if self.verbose:
+                print(reached)
 
     def _left_of_cache(self, codec: ParameterCodec, file: CacheFile, space: SearchSpace) -> tuple[Config, ...] | None:
         """Take over the results in the cache; return the configurations that it lacks, None for no restriction."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Trial
 from autotile.errors import InputError
-from autotile.kernel_tuner.translation import restored_form
+from autotile.kernel_tuner.translation import Check, restored_form
 
 _OBSERVABLES = ("power_readings", "nvml_power", "nvml_energy", "core_freq", "mem_freq", "temperature", "gr_voltage")
 _UNSUPPORTED = {
@@ -57,12 +57,10 @@ class BenchmarkObserver(ABC):
         """Return the values to add to the results."""
 
 
-class IterationObserver(BenchmarkObserver):
-    """An observer of each launch."""
-
-
-class ContinuousObserver(BenchmarkObserver):
-    """An observer of power during a long sequence of launches."""
+# Of each launch, of power during many launches, and of one launch before the measurement: here, all are called alike.
+IterationObserver = BenchmarkObserver
+ContinuousObserver = BenchmarkObserver
+PrologueObserver = BenchmarkObserver
 
 
 class OutputObserver(BenchmarkObserver):
@@ -71,10 +69,6 @@ class OutputObserver(BenchmarkObserver):
     @abstractmethod
     def process_output(self, answer: Sequence[Any], output: Sequence[Any]) -> None:
         """Receive the answer, and the arrays that the kernel wrote for it."""
-
-
-class PrologueObserver(BenchmarkObserver):
-    """An observer of one launch before the measurement."""
 
 
 class NVMLObserver(BenchmarkObserver):
@@ -155,6 +149,8 @@ class Observation:
             if kind == "NVMLObserver":
                 continuous = getattr(each, "continuous_observer", None)  # Kernel Tuner's own class keeps power there
                 self._nvml += [*each.observables, *getattr(continuous, "observables", [])]
+        self.needs_energy = "nvml_energy" in self._nvml
+        """Whether the energy of a launch is to be measured."""
         self._has_registers = any(kind == "RegisterObserver" for kind, _ in given)
         self._called = [each for kind, each in given if kind not in ("NVMLObserver", "RegisterObserver")]
         self.of_output = [each for each in self._called if callable(getattr(each, "process_output", None))]
@@ -174,11 +170,6 @@ class Observation:
         for name in self._nvml:
             if name not in _TELEMETRY:
                 warnings.warn(f"NVMLObserver: {name!r} is not read by autotile, and left out", stacklevel=3)
-
-    @property
-    def needs_energy(self) -> bool:
-        """Whether the energy of a launch is to be measured."""
-        return "nvml_energy" in self._nvml
 
     def register_device(self, device: DeviceProperties, index: int) -> None:
         """Pass the device on to the observers that are called."""
@@ -216,7 +207,7 @@ class Observation:
         answer: Sequence[Any] | None,
         verify: Callable[..., Any] | None,
         atol: float,
-    ) -> Callable[[Mapping[str, Any], Mapping[int, NDArray[Any]]], tuple[str, Mapping[str, float | str]]]:
+    ) -> Check:
         """Return a check of what a kernel wrote, by observers of the output and a function.
 
         The arguments are those that are arrays, by position, of ``count``. The function takes answer, outputs and, if

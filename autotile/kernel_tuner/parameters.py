@@ -256,9 +256,9 @@ def evaluate(text: str, values: Params) -> Any:
     return value(_parsed(text), values)
 
 
-def replace_names(text: str, values: Params) -> str:
-    """Return a text with each word that is a name replaced by its value."""
-    return re.sub(r"\w+", lambda match: str(values[match[0]]) if match[0] in values else match[0], text)
+def replace_param_occurrences(string: str, params: Params) -> str:
+    """Return a text with each word that names a parameter replaced by its value."""
+    return re.sub(r"\w+", lambda match: str(params[match[0]]) if match[0] in params else match[0], string)
 
 
 @lru_cache(maxsize=256)
@@ -367,26 +367,21 @@ def _restriction(given: Any, values: Mapping[str, Sequence[Any]]) -> Restriction
         inner = _restriction(given[0], {name: values[name] for name in names})
         return Restriction(lambda params: inner.holds({name: params[name] for name in names}), names)
     bases = ((each.__name__, each.__module__.partition(".")[0]) for each in type(given).__mro__)
-    if ("Constraint", "constraint") in bases:
-        return _of_constraint(given, values)
+    if ("Constraint", "constraint") in bases:  # over all parameters, in their order
+        names, kind = tuple(values), type(given).__name__
+        function = getattr(given, "_func", None)
+        if function is not None:
+            return Restriction(lambda params: function(*(params[name] for name in names)), names)
+        if kind in ("InSetConstraint", "NotInSetConstraint"):  # python-constraint applies them to the lists of values
+            is_wanted, chosen = kind == "InSetConstraint", given._set
+            return Restriction(lambda params: all((params[name] in chosen) == is_wanted for name in names), names)
+        domains = {name: list(each) for name, each in values.items()}
+        return Restriction(lambda params: given(list(names), domains, {name: params[name] for name in names}), names)
     if callable(given):
         return _of_function(given, tuple(values))
     raise InputError(
         f"a restriction is {given!r:.80}, expected text, a function, a constraint of python-constraint, or a list"
     )
-
-
-def _of_constraint(constraint: Any, values: Mapping[str, Sequence[Any]]) -> Restriction:
-    """Return a constraint of python-constraint over parameters, in their order."""
-    names, kind = tuple(values), type(constraint).__name__
-    function = getattr(constraint, "_func", None)
-    if function is not None:
-        return Restriction(lambda params: function(*(params[name] for name in names)), names)
-    if kind in ("InSetConstraint", "NotInSetConstraint"):  # python-constraint applies them to the lists of values
-        is_wanted, chosen = kind == "InSetConstraint", constraint._set
-        return Restriction(lambda params: all((params[name] in chosen) == is_wanted for name in names), names)
-    domains = {name: list(each) for name, each in values.items()}
-    return Restriction(lambda params: constraint(list(names), domains, {name: params[name] for name in names}), names)
 
 
 def _of_function(function: Callable[..., Any], parameters: tuple[str, ...]) -> Restriction:

@@ -6,7 +6,6 @@ Kernel Tuner's strategies have the names of their modules here, as ``strategies.
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,6 @@ from datetime import timedelta
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
-
-import numpy as np
 
 from autotile.errors import InputError, nearest
 from autotile.kernel_tuner.parameters import ParameterCodec, Params
@@ -206,63 +203,6 @@ class TuneRunner:
         self._tried |= allowed.keys()
         found = dict(zip(allowed, self._evaluate(list(allowed.values())), strict=True))
         return [dict(found[key]) if (key := self._codec.key(config)) in found else None for config in configs]
-
-
-def run_strategy(
-    chosen: StrategyChoice,
-    configs: Sequence[Params],
-    codec: ParameterCodec,
-    evaluate: Callable[[Sequence[Params]], Sequence[Params]],
-    *,
-    device_name: str,
-    max_threads: int,
-    objectives: Sequence[str],
-    higher_is_better: Sequence[bool],
-    seed: int | None,
-    verbose: bool,
-) -> None:
-    """Call the ``tune`` of a strategy as Kernel Tuner does, until it ends or the budget is spent.
-
-    ``configs`` are all valid configurations, and ``evaluate`` returns a result for each of some. The seed is that of
-    Python's and NumPy's random states; None leaves them.
-    """
-    interface, util, searchspaces = (
-        installed_module(name, "a strategy object") for name in ("interface", "util", "searchspace")
-    )
-    if seed is not None:
-        random.seed(seed)
-        np.random.seed(seed)
-    limits = {"max_fevals": chosen.trials, "time_limit": chosen.budget_s}
-    given = {**chosen.options, **{name: value for name, value in limits.items() if value is not None}}
-    values = {name: list(listed) for name, listed in codec.values.items()}
-    cache = {str(number): dict(config) for number, config in enumerate(configs)}
-    searchspace = searchspaces.Searchspace(None, None, None, from_cache={"tune_params": values, "cache": cache})
-    max_fevals = min(given.get("max_fevals") or len(configs), len(configs))
-    strategy = chosen.strategy
-    options = interface.Options(
-        {
-            "strategy": strategy.name if isinstance(strategy, Strategy) else strategy,
-            "strategy_options": interface.Options(given),
-            "budget": util.TuningBudget(given.get("time_limit"), max_fevals),
-            "max_fevals": max_fevals,
-            "seed": seed,
-            "tune_params": values,
-            "restrictions": [],
-            "objective": list(objectives),
-            "objective_higher_is_better": list(higher_is_better),
-            "simulation_mode": False,
-            "verbose": verbose,
-            "metrics": None,
-            "cache": {},
-            "cachefile": None,
-        }
-    )
-    device = SimpleNamespace(name=device_name, max_threads=max_threads, env={"device_name": device_name})
-    try:
-        strategy.tune(searchspace, TuneRunner(codec, evaluate, device), options)
-    except util.StopCriterionReached as reached:
-        if verbose:
-            print(reached)
 
 
 def __getattr__(name: str) -> Strategy:

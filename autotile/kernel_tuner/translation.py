@@ -30,7 +30,13 @@ from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.sources import global_functions, included_files, read_bytes, sources_with_options
 from autotile.kernel.spec import ConfigFunction, computed_values
-from autotile.kernel_tuner.parameters import ParameterCodec, Params, evaluate, replace_names, restriction_rules
+from autotile.kernel_tuner.parameters import (
+    ParameterCodec,
+    Params,
+    evaluate,
+    replace_param_occurrences,
+    restriction_rules,
+)
 from autotile.kernel_tuner.util import default_block_size_names
 from autotile.settings import read_settings
 from autotile.space.limits import check_config
@@ -206,7 +212,7 @@ class ScriptKernel:
         for name, value in self.defines.items():
             if not isinstance(name, str) or not is_c_identifier(name):
                 raise InputError(f"defines contains {name!r}, expected C identifiers")
-            text = replace_names(value, params) if isinstance(value, str) else value
+            text = replace_param_occurrences(value, params) if isinstance(value, str) else value
             found[name] = _macro_text(value(params) if callable(value) else text)
         return found
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from autotile.kernel_tuner.parameters import evaluate, replace_names
+from autotile.kernel_tuner.parameters import evaluate
+from autotile.kernel_tuner.parameters import replace_param_occurrences as replace_param_occurrences
 
 default_block_size_names = ["block_size_x", "block_size_y", "block_size_z"]
 
@@ -97,11 +98,12 @@ def get_config_string(
 ) -> str:
     """Return a result on one line: ``block_size_x=128, time=0.250ms``."""
     shown = keys or list(params)
-    return ", ".join(
-        f"{name}={_compact(value)}{'' if isinstance(value, ErrorConfig) else (units or {}).get(name, '')}"
-        for name, value in params.items()
-        if name in shown
-    )
+    texts = []
+    for name, value in params.items():
+        if name in shown:
+            unit = "" if isinstance(value, ErrorConfig) else (units or {}).get(name, "")
+            texts.append(f"{name}={value:.3f}{unit}" if isinstance(value, float) else f"{name}={value!s}{unit}")
+    return ", ".join(texts)
 
 
 def get_instance_string(params: Mapping[str, Any]) -> str:
@@ -131,12 +133,3 @@ def process_metrics(params: dict[str, Any], metrics: Mapping[str, Any] | None) -
             raise ValueError(f"the metric {name} is {metric!r}, expected a string or a function")
         params[name] = evaluate(metric, params) if isinstance(metric, str) else metric(params)
     return params
-
-
-def replace_param_occurrences(string: str, params: Mapping[str, Any]) -> str:
-    """Return a text with each word that names a parameter replaced by its value."""
-    return replace_names(string, params)
-
-
-def _compact(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)

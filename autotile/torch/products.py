@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -119,16 +120,8 @@ _OPTIONS = {emulate: (True, emulate, True, None, False, False) for emulate in (F
 """Options of `autotile.matmul` but the database, in order: all but ``emulate`` have their defaults."""
 
 
-class _Unserved:
-    """Stands for what is served where no kernel computes a product."""
-
-    choice = None
-
-    def count_call(self) -> None:
-        """Count nothing."""
-
-
-_UNSERVED = _Unserved()
+_UNSERVED = SimpleNamespace(choice=None, count_call=lambda: None)
+"""Stands for what is served where no kernel computes a product."""
 
 
 def _leave(key: object, kernel: BoundKernel) -> None:

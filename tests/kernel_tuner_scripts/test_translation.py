@@ -23,7 +23,7 @@ from autotile.kernel_tuner.parameters import (
     check_restrictions,
     evaluate,
     holds_in_rows,
-    replace_names,
+    replace_param_occurrences,
     restriction_rules,
 )
 from autotile.kernel_tuner.translation import ScriptKernel, block_names, nvrtc_options
@@ -203,7 +203,7 @@ def test_absurd_numbers_and_texts_are_refused() -> None:
         evaluate("9 ** 9 ** 9", {})
     with pytest.raises(InputError):
         evaluate("1+" * 9000 + "1", {})
-    assert replace_names("k<T, block>", {"T": "float", "block": 3}) == "k<float, 3>"
+    assert replace_param_occurrences("k<T, block>", {"T": "float", "block": 3}) == "k<float, 3>"
 
 
 def test_values_of_any_type_are_parameters() -> None:
