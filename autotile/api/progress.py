@@ -212,9 +212,8 @@ def short_line(progress: Progress) -> str:
     """Return the state in one line that begins with what matters most, as a terminal may cut its end."""
     if not progress.gates:
         return _count_line(progress)
-    best, target = progress.best, trial_target(progress)
-    count = f"{trial_count(progress):,}" if target is None else f"{trial_count(progress):,}/{target:,}"
-    parts = [f"{progress.phase} {count}"]
+    best = progress.best
+    parts = [f"{progress.phase} {count_text(progress).removesuffix(' trials')}"]
     if best is not None:
         parts.append(f"best {source_text(time_text(best.time_us), best.source)}")
     parts.append(f"{duration_text(progress.elapsed_s)} elapsed")
