@@ -316,21 +316,7 @@ class _LaunchCode:
                 yield from self._struct(argument)
             if isinstance(argument, TensorMapArgument):
                 yield from self._tensor_map(argument)
-        yield from self._preparation()
-
-    def _by_type(self, kind: ElementType, text: Callable[[str], str]) -> str:
-        """Return text that depends on an element type, which flags may select."""
-        named = [text(self._dtype if name == PROBLEM_DTYPE else name) for name in kind.names]
-        return named[0] if kind.condition is None else f"(({self.cpp(kind.condition)}) ? {named[0]} : {named[1]})"
-
-    def _element_bytes(self, kind: ElementType) -> str:
-        return self._by_type(kind, lambda name: str(DTYPES[name].size_bytes))
-
-    def _size_bytes(self, array: BufferArgument | WorkspaceArgument) -> str:
-        return " * ".join([*(f"({self.cpp(extent)})" for extent in array.shape), self._element_bytes(array.dtype)])
-
-    def _preparation(self) -> Iterator[str]:
-        """Yield the code that fills outputs before a launch, and copies buffers to constant memory."""
+        # outputs are filled before a launch, and buffers copied to constant memory
         for buffer in self._spec.buffers:
             name, size_bytes = buffer.name, f"static_cast<std::size_t>({self._size_bytes(buffer)})"
             if buffer.is_initialized and not buffer.is_read:
@@ -349,6 +335,17 @@ class _LaunchCode:
                 copied = f"cuMemcpyDtoDAsync(constant_{name}, arguments.{name}, {size_bytes}, stream)"
                 yield f'    detail::check({copied}, "{buffer.constant}");'
                 yield "}"
+
+    def _by_type(self, kind: ElementType, text: Callable[[str], str]) -> str:
+        """Return text that depends on an element type, which flags may select."""
+        named = [text(self._dtype if name == PROBLEM_DTYPE else name) for name in kind.names]
+        return named[0] if kind.condition is None else f"(({self.cpp(kind.condition)}) ? {named[0]} : {named[1]})"
+
+    def _element_bytes(self, kind: ElementType) -> str:
+        return self._by_type(kind, lambda name: str(DTYPES[name].size_bytes))
+
+    def _size_bytes(self, array: BufferArgument | WorkspaceArgument) -> str:
+        return " * ".join([*(f"({self.cpp(extent)})" for extent in array.shape), self._element_bytes(array.dtype)])
 
     def _struct(self, argument: StructArgument) -> Iterator[str]:
         """Yield the code that fills the bytes of a struct."""

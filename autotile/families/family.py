@@ -477,11 +477,6 @@ class Judgement:
     ratio: float
     upper: float | None
 
-    @property
-    def is_better(self) -> bool:
-        """Whether the rule is faster for sure."""
-        return self.upper is not None and self.upper < 1.0
-
 
 MIN_JUDGED = 5
 """Minimum number of points for a judgement: with fewer, a rule that is better at each of them is so by chance in more
@@ -542,7 +537,7 @@ class FamilyRule:
     def in_force(self) -> bool:
         """Whether the rule is served: it was better for sure than serving without it, or they were never compared."""
         judgement = self.judgement
-        return judgement is None or judgement.is_better
+        return judgement is None or (judgement.upper is not None and judgement.upper < 1.0)
 
     @property
     def verdict(self) -> str:
@@ -555,7 +550,7 @@ class FamilyRule:
         took = (
             f"at {judgement.points} held-out points it took {judgement.ratio:.3g} times as long as serving without it"
         )
-        if judgement.is_better:
+        if self.in_force:
             return f"{took} on average, at most {judgement.upper:.3g} times (95 %)"
         return f"{took} on average, up to {judgement.upper:.3g} times (95 %), which is not clearly better"
 

@@ -121,15 +121,9 @@ class Ensemble:
         return cls({**scales, **{name: np.stack([one[name] for one in trained]) for name in trained[0]}})
 
     @property
-    def items(self) -> int:
-        """Number of items."""
-        return int(self.arrays["bias"].shape[1])
-
-    @property
-    def widths(self) -> tuple[int, int, int]:
-        """Number of inputs of a problem, an item and a pair."""
-        problem, item, pair = (int(self.arrays[f"{name}_scale"].shape[0]) for name in ("problem", "item", "pair"))
-        return problem, item, pair
+    def widths(self) -> tuple[int, ...]:
+        """Number of inputs of a problem, an item and a pair, and number of items."""
+        return tuple(self.arrays[name].shape[-1] for name in ("problem_scale", "item_scale", "pair_scale", "bias"))
 
     def prepare(self, items: NDArray[np.int64], item_inputs: Matrix) -> Prepared:
         """Compute all that does not depend on the problem, for items of given numbers and inputs (a row for each)."""

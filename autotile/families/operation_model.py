@@ -560,7 +560,7 @@ class OperationModel:
             if fields[name] is None and not items:
                 continue
             fields[name] = Ensemble.from_json(fields[name])
-            if (fields[name].widths, fields[name].items) != (shape, items):
+            if fields[name].widths != (*shape, items):
                 raise DataError(f"expected networks of {shape} inputs for {items} candidates", field=name)
         if document.library_errors is not None:
             fields["library_errors"] = Neighbours.from_json(document.library_errors)

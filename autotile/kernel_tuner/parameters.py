@@ -11,11 +11,11 @@ import ast
 import inspect
 import math
 import operator
-import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from numbers import Integral
+from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +71,10 @@ class ParameterCodec:
                 raise InputError(f"{name} = {params.get(name)!r} is not among its values {values}")
             config[name] = self.declared[name][position]
         return config
+
+    def draw(self, random: Random) -> Params:
+        """Return a random configuration with the caller's values."""
+        return {name: random.choice(values) for name, values in self.values.items()}
 
     def key(self, params: Params) -> str:
         """Return the key of a configuration in a cache file of Kernel Tuner."""
@@ -426,9 +430,8 @@ def _rule(restriction: Restriction, codec: ParameterCodec) -> Callable[..., Any]
 
     names = restriction.names
     if names is None and len(codec) >= _ALL_NAMES_BELOW:
-        draw = random.Random(0)
-        probes = [{name: draw.choice(values) for name, values in codec.values.items()} for _ in range(_PROBES)]
-        read = names_read(restriction.allows, probes)
+        random = Random(0)
+        read = names_read(restriction.allows, [codec.draw(random) for _ in range(_PROBES)])
         names = tuple(name for name in codec.values if name in read)
     elif names is None:
         names = tuple(codec.values)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-import random
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from numbers import Integral
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -240,7 +240,7 @@ class ScriptKernel:
     def build(self) -> Kernel:
         """Return the kernel for autotile; an `InputError` for an argument that cannot be used."""
         arrays, codec = self.arrays, self.codec
-        source = self.variant(self._sample(random.Random(0))).source
+        source = self.variant(codec.draw(Random(0))).source
         words = re.findall(r"[A-Za-z]\w*", self.name.partition("<")[0])
         plain_name = str(words[-1]) if words else "kernel"
         answered = [index for index in arrays if self.answer is not None and self.answer[index] is not None]
@@ -353,20 +353,17 @@ class ScriptKernel:
 
         return Inspection(tuple(names[index] for index in positions), inspect, str(session_folder()))
 
-    def _sample(self, draw: random.Random) -> dict[str, Any]:
-        return {name: draw.choice(values) for name, values in self.codec.values.items()}
-
     def _fingerprint(self, kernel: Kernel) -> str:
         """Return a hash of the source and the launch of sampled configurations.
 
         Both may be functions, which cannot be compared. It covers also the author's headers that the hash of a kernel's
         source does not: in folders that ``compiler_options`` names, or included by some configurations only.
         """
-        draw, digest = random.Random(1), hashlib.sha256(kernel.source_hash.encode())
+        random, digest = Random(1), hashlib.sha256(kernel.source_hash.encode())
         encoded = {name: values for name, values in self.codec.values.items() if not self.codec.is_plain[name]}
         digest.update(repr(encoded).encode())
         for _ in range(_SAMPLES):
-            params = self._sample(draw)
+            params = self.codec.draw(random)
             try:
                 launch = self.grid(params), self.block(params), self.dynamic_smem_bytes(params)
                 made = tuple(self.variant(params))
