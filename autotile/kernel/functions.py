@@ -128,10 +128,6 @@ def _modulo(left: Operand, right: Operand, where: Rows) -> Operand:
     return left % _nonzero(right, where)
 
 
-def _ceil_divide(left: Operand, right: Operand, where: Rows) -> Operand:
-    return _add(_floor_divide(left, right, where), _modulo(left, right, where) != 0, where)
-
-
 def _power(base: Operand, exponent: Operand, where: Rows) -> Operand:
     refuse((exponent < 0) | (exponent > MAX_EXPONENT), where, f"the exponent is not within 0 to {MAX_EXPONENT}")
     if not _is_column(base, exponent):
@@ -292,7 +288,12 @@ FUNCTIONS: Mapping[str, ScalarFunction] = {
     "min": ScalarFunction("min(a, b)", _paired(min, np.minimum), _finite(np.minimum), min, arguments=_SEVERAL),
     "max": ScalarFunction("max(a, b)", _paired(max, np.maximum), _finite(np.maximum), max, arguments=_SEVERAL),
     "ceil_div": ScalarFunction(
-        "ceil_div(a, b)", _ceil_divide, None, lambda a, b: -(-a // b), arguments=range(2, 3), divides=True
+        "ceil_div(a, b)",
+        lambda a, b, where: _add(_floor_divide(a, b, where), _modulo(a, b, where) != 0, where),
+        None,
+        lambda a, b: -(-a // b),
+        arguments=range(2, 3),
+        divides=True,
     ),
     "gcd": ScalarFunction(
         "gcd(a, b)", lambda a, b, where: _gcd(_absolute(a, where), _absolute(b, where), where), None, arguments=_SEVERAL
@@ -514,11 +515,14 @@ def _reduced(shape: Shape, axis: Any = None, keepdims: bool = False) -> Shape:
     return tuple(1 if i in gone else extent for i, extent in enumerate(shape) if keepdims or i not in gone)
 
 
-def _reduction(name: str, convert: Compute = numeric) -> ArrayFunction:
-    def compute(xp: ModuleType, x: Any, axis: Any, keepdims: bool) -> Any:
-        return getattr(xp, name)(convert(xp.asarray(x)), axis=axis, keepdims=keepdims)
+def _of_axes(name: str, rule: Callable[..., Shape], options: str, convert: Compute = numeric) -> ArrayFunction:
+    """Return a function of the array library whose options, which it takes by name, select the axes."""
+    names = [option.partition("=")[0] for option in options.split()]
 
-    return ArrayFunction("x axis=None keepdims=False", _reduced, compute)
+    def compute(xp: ModuleType, x: Any, *values: Any) -> Any:
+        return getattr(xp, name)(convert(xp.asarray(x)), **dict(zip(names, values, strict=True)))
+
+    return ArrayFunction(f"x {options}", rule, compute)
 
 
 def _along(shape: Shape, axis: Any = None) -> Shape:
@@ -527,12 +531,6 @@ def _along(shape: Shape, axis: Any = None) -> Shape:
         return (math.prod(shape),)
     _axes(shape, axis)
     return shape
-
-
-def _scan(name: str) -> ArrayFunction:
-    return ArrayFunction(
-        "x axis=None", _along, lambda xp, x, axis: getattr(xp, name)(numeric(xp.asarray(x)), axis=axis)
-    )
 
 
 def _flipped(shape: Shape, axis: Any = None) -> Shape:
@@ -879,15 +877,16 @@ _FLOAT_NAMES = (
     "exp exp2 expm1 log log2 log10 log1p sqrt cbrt sin cos tan arcsin arccos arctan sinh cosh tanh arcsinh arccosh "
     "arctanh floor ceil trunc sign conj real imag square isfinite isnan isinf"
 )
+_REDUCTION_NAMES = "sum prod mean max min std var argmax argmin"
 _BINARY_NAMES = "maximum minimum mod fmod floor_divide arctan2 hypot copysign"
 
 ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
     **{name: ArrayFunction("x", same, calls(name, numeric)) for name in _FLOAT_NAMES.split()},
     **{name: ArrayFunction("a b", elementwise, calls(name, numeric)) for name in _BINARY_NAMES.split()},
     **{name: _special(name) for name in ("erf", "erfc")},
-    **{name: _reduction(name) for name in ("sum", "prod", "mean", "max", "min", "std", "var", "argmax", "argmin")},
-    **{name: _reduction(name, _truth) for name in ("any", "all")},
-    **{name: _scan(name) for name in ("cumsum", "cumprod")},
+    **{name: _of_axes(name, _reduced, "axis=None keepdims=False") for name in _REDUCTION_NAMES.split()},
+    **{name: _of_axes(name, _reduced, "axis=None keepdims=False", _truth) for name in ("any", "all")},
+    **{name: _of_axes(name, _along, "axis=None") for name in ("cumsum", "cumprod")},
     "abs": ArrayFunction("x", same, lambda xp, x: abs(numeric(x))),
     "round": ArrayFunction("x", same, calls("rint", numeric)),
     "rsqrt": ArrayFunction("x", same, lambda xp, x: 1.0 / xp.sqrt(numeric(x))),
@@ -904,7 +903,7 @@ ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
         elementwise,
         lambda xp, x, low, high: xp.minimum(xp.maximum(numeric(x), numeric(low)), numeric(high)),
     ),
-    "sort": ArrayFunction("x axis=-1", _along, lambda xp, x, axis: xp.sort(xp.asarray(x), axis=axis)),
+    "sort": _of_axes("sort", _along, "axis=-1", lambda x: x),
     "argsort": ArrayFunction(
         "x axis=-1", _along, lambda xp, x, axis: xp.argsort(xp.asarray(x), axis=axis, kind="stable")
     ),

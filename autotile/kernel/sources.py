@@ -254,6 +254,8 @@ _NOT_A_FUNCTION = re.compile(r"\b(?:struct|class|union|enum|typedef|using|static
 _NAME_AND_PARAMETERS = re.compile(r"[\w>&*\]:]\s*[\s&*>]\s*[A-Za-z_][\w:]*\s*\Z|\bmain\s*\Z")
 _MACRO = re.compile(r"^[^\S\n]*#[^\S\n]*define[^\S\n]+(\w+)", re.MULTILINE)
 _MACRO_LIKE = re.compile(r"\b[A-Z][A-Z0-9_]{2,}\b")
+_BLANKED = re.compile(r"(^[^\S\n]*#(?:[^\\\n]|\\\n|\\)*|\n)|[^\n]", re.MULTILINE)
+"""A directive, which stays as it may open or close a condition, or a line break; or a character to blank."""
 _HOST_TYPE = re.compile(
     r"\bstd\s*::\s*(?:vector|deque|list|map|set|unordered_map|unordered_set|string|string_view|unique_ptr|shared_ptr"
     r"|[io]?f?stream|[io]?stringstream|thread|mutex|condition_variable|future|random_device|mt19937(?:_64)?)\b"
@@ -300,7 +302,7 @@ def without_host_functions(source: str) -> str:
     if depth != 0:
         return source
     for begin, end in reversed(blanked):
-        source = source[:begin] + _blank(source[begin:end]) + source[end:]
+        source = source[:begin] + _BLANKED.sub(lambda match: match[1] or " ", source[begin:end]) + source[end:]
     return source
 
 
@@ -321,16 +323,6 @@ def _head(declaration: str) -> str:
         closing = _closing(declaration, match.end() - 1)
         declaration = "" if closing is None else declaration[closing + 1 :].strip()
     return declaration
-
-
-def _blank(text: str) -> str:
-    """Return the text with spaces in place of code; directives stay, as they may open or close a condition."""
-    kept = re.compile(r"^[^\S\n]*#(?:[^\\\n]|\\\n|\\)*|\n", re.MULTILINE)
-    parts, position = [], 0
-    for match in kept.finditer(text):
-        parts += [" " * (match.start() - position), match[0]]
-        position = match.end()
-    return "".join(parts) + " " * (len(text) - position)
 
 
 _CURE = "copy it into the kernel's folder, and include it from there"
@@ -423,27 +415,6 @@ def is_file(path: Path) -> bool:
         return False
 
 
-class OwnSources(NamedTuple):
-    """The author's files that a template consists of.
-
-    Attributes
-    ----------
-    digest
-        SHA-256 of the files.
-    template_names
-        Names of the template parameters that they declare, without those in folders of further headers.
-    used_names
-        Names of those asked for that are identifiers in them.
-    included
-        The files that the template can include, with the links of their folders resolved.
-    """
-
-    digest: str
-    template_names: frozenset[str]
-    used_names: frozenset[str]
-    included: frozenset[Path]
-
-
 def own_sources(
     path: Path,
     source: str,
@@ -465,16 +436,14 @@ def own_sources(
     macro_texts
         Texts of macros outside of the files, which may name an included file.
     """
-    sources = _Sources(path, include_folders, names, macro_texts)
-    digest = sources.hexdigest(source)
-    return OwnSources(
-        digest, frozenset(sources.template_names), frozenset(sources.used_names), frozenset(sources.included)
-    )
+    sources = OwnSources(path, include_folders, names, macro_texts)
+    sources.read(source)
+    return sources
 
 
 def included_files(path: Path, source: str, include_folders: Sequence[Path] = ()) -> frozenset[Path]:
     """Return the author's files that a template can include; parameters as for `own_sources`."""
-    return own_sources(path, source, include_folders).included
+    return frozenset(own_sources(path, source, include_folders).included)
 
 
 _PRE_INCLUDE = ("--pre-include=", "-include=")
@@ -505,11 +474,22 @@ def _scanned(text: str) -> tuple[str, str, frozenset[str]]:
     return code, spliced, template_names(spliced)
 
 
-class _Sources:
+class OwnSources:
     """The author's files that a template can include, found as the compiler finds them.
 
     Files are found too often rather than too rarely: in both folders that the compiler searches before the toolkit's,
     and in branches that the preprocessor skips.
+
+    Attributes
+    ----------
+    digest
+        SHA-256 of the files.
+    template_names
+        Names of the template parameters that they declare, without those in folders of further headers.
+    used_names
+        Names of those asked for that are identifiers in them.
+    included
+        The files that the template can include, with the links of their folders resolved.
     """
 
     def __init__(
@@ -534,23 +514,30 @@ class _Sources:
         self._read_headers: list[Path] = []
         self._embedded: set[Path] = set()
         self._has_embed_macro = False
-        self.template_names: set[str] = set()
         self._names = names
-        self.used_names: set[str] = set()
+        self.digest = ""
+        self.template_names: frozenset[str] = frozenset()
+        self.used_names: frozenset[str] = frozenset()
         self.included: set[Path] = set()
-        """Files that the template can include, with the links of their folders resolved."""
 
     @cached_property
     def _permitted(self) -> tuple[Path, ...]:
         """Folders of files that may be included; most templates include none."""
         return permitted_folders(self._template, self._include_folders)
 
-    def hexdigest(self, source: str) -> str:
-        """Return the hash of the template, whose text is given, and of all that it includes."""
+    def read(self, source: str) -> None:
+        """Read the template, whose text is given, and all that it includes."""
         self._waiting.append((self._template, self._template.name, source))
         while self._waiting or self._headers:
             if self._headers:
-                self._add_header(self._headers.pop())
+                header = self._headers.pop()
+                digest, names, embedded, has_macro = _header(header, *_version(header))
+                self._digest.update(f"{header.name}\0{digest}".encode(errors="surrogateescape"))
+                for operand in names:
+                    self._add_included(header, operand)
+                self._add_embedded(header, iter(embedded))
+                self._has_macro |= has_macro
+                self._read_headers.append(header)
                 self._add_macro_operands()
                 continue
             path, label, text = self._waiting.pop()
@@ -568,7 +555,7 @@ class _Sources:
                     self._add_included(path, name, text)
             self._add_embedded(path, embedded_names(spliced), text)
             self._add_macro_operands()
-        return self._digest.hexdigest()
+        self.digest = self._digest.hexdigest()
 
     def _add_included(self, path: Path, name: str, text: str | None = None) -> bool:
         """Add the files that a file of the given path includes by a name; return whether there are any.
@@ -602,16 +589,6 @@ class _Sources:
             self.included.add(included)
             is_found = True
         return is_found
-
-    def _add_header(self, path: Path) -> None:
-        """Add a file below one of the further folders, and the files that it includes."""
-        header = _header(path, *_version(path))
-        self._digest.update(f"{path.name}\0{header.digest}".encode(errors="surrogateescape"))
-        for name in header.names:
-            self._add_included(path, name)
-        self._add_embedded(path, iter(header.embedded))
-        self._has_macro |= header.has_macro
-        self._read_headers.append(path)
 
     def _add_embedded(self, path: Path, names: Iterator[str | None], text: str | None = None) -> None:
         """Add files that a file of the given path embeds, whose every byte counts."""
@@ -714,18 +691,6 @@ class _Sources:
             self._waiting.append((path, path.relative_to(folder).as_posix(), _text(content)))
 
 
-class _Header(NamedTuple):
-    """The part of a header in a folder of further headers that counts in the version."""
-
-    digest: str
-    names: tuple[str, ...]
-    """Names that it includes."""
-    embedded: tuple[str | None, ...] = ()
-    """Names that it embeds, None for a macro."""
-    has_macro: bool = False
-    """Whether a macro names an included file."""
-
-
 _RECENT_NS = 2_000_000_000
 """Resolution of the times of changes on the coarsest file systems."""
 
@@ -741,8 +706,13 @@ def _version(path: Path) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=4096)
-def _header(path: Path, _mtime_ns: int, _size: int, _now_ns: int) -> _Header:
-    """Read a header; it is read again when its status changes.
+def _header(
+    path: Path, _mtime_ns: int, _size: int, _now_ns: int
+) -> tuple[str, tuple[str, ...], tuple[str | None, ...], bool]:
+    """Read a header in a folder of further headers; it is read again when its status changes.
+
+    Returns its hash, the names that it includes, those that it embeds (None for a macro), and whether a macro names an
+    included file.
 
     Nearly all directives are literal. Only where a word is left over that may belong to another one is the text read as
     the compiler reads it, which takes many times as long.
@@ -756,7 +726,7 @@ def _header(path: Path, _mtime_ns: int, _size: int, _now_ns: int) -> _Header:
     if words != len(found) or any(mark in spliced for mark in _RARE_MARKS):  # else the search takes the longest
         words = sum(_may_name(match, spliced) for match in _INCLUDE_WORD.finditer(spliced))
     if words == len(found):
-        return _Header(digest, tuple(names))
+        return digest, tuple(names), (), False
     text = _text(content)
     codes = [strip_comments(text).replace(SPLICE, "")]
     if has_trigraphs(text):
@@ -764,7 +734,7 @@ def _header(path: Path, _mtime_ns: int, _size: int, _now_ns: int) -> _Header:
     further = [name for code in codes for name in included_names(code)]
     names |= dict.fromkeys(name for name in further if name is not None)
     embedded = dict.fromkeys(name for code in codes for name in embedded_names(code))
-    return _Header(digest, tuple(names), tuple(embedded), None in further)
+    return digest, tuple(names), tuple(embedded), None in further
 
 
 def _may_name(match: re.Match[bytes], spliced: bytes) -> bool:
