@@ -317,10 +317,13 @@ class _Launches:
         block = self._main.launch.block
         block_x = self._product(block[:1], self._names(self._device))
         flat = np.clip(extents[inner], 1.0, warp)
+        space = self._space
         along_inner, along_other = np.zeros((2, len(self._space)), np.bool_)
-        for parameter in self._space.parameters if len(block) > 1 else ():
+        for parameter in space.parameters if len(block) > 1 else ():
             if parameter.name in block[0].names and _is_number(parameter):
-                wider = self._with_doubled(parameter)
+                doubled = tuple(2 * value for value in parameter.values if not isinstance(value, str))
+                changed = (each._replace(values=doubled) if each is parameter else each for each in space.parameters)
+                wider = replace(space, parameters=tuple(changed))
                 one = self._blocks(wider, **dict.fromkeys(self._proper, 1))
                 for name, extent in extents.items():
                     grows = self._extent(wider, name, one) > 1.5 * extent
@@ -381,14 +384,6 @@ class _Launches:
                 doublings = np.log2(np.maximum(np.array(parameter.values, np.float64), 0.5))
                 logarithm += gain / len(hidden) * (doublings - doublings.max())[self._space.codes[:, index]]
         return np.asarray(np.exp(logarithm))
-
-    def _with_doubled(self, parameter: Parameter) -> SearchSpace:
-        """Return the space with the values of a parameter doubled."""
-        values = tuple(2 * value for value in parameter.values if not isinstance(value, str))
-        doubled = Parameter(parameter.name, values)
-        return replace(
-            self._space, parameters=tuple(doubled if each is parameter else each for each in self._space.parameters)
-        )
 
     def _names(self, device: DeviceProperties, **sizes: int) -> dict[str, Value]:
         return {STEP: 0, **fixed_names(self._spec, {**self._sizes, **sizes}, device)}
