@@ -197,15 +197,6 @@ class LaunchDemand:
         return _product(self.block)
 
     @cached_property
-    def grid_blocks(self) -> Column:
-        """Blocks of the grid."""
-        return _product(self.grid)
-
-    def resident_blocks(self, device: DeviceProperties) -> Column:
-        """Return the blocks that the device holds at a time."""
-        return self.blocks_per_sm(device) * device.sm_count
-
-    @cached_property
     def smem_bytes(self) -> Column:
         """Static and dynamic shared memory per block, in bytes."""
         return clipped(self.static_smem_bytes, 0, _CLIP_BYTES) + clipped(self.dynamic_smem_bytes, 0, _CLIP_BYTES)
@@ -213,11 +204,6 @@ class LaunchDemand:
     def blocks_per_sm(self, device: DeviceProperties) -> Column:
         """Return the resident blocks per SM; 0 where a block cannot run."""
         return max_blocks_per_sm(self.threads, clipped(self.registers, 0, CLIP), self.smem_bytes, device)
-
-    def occupancy(self, device: DeviceProperties) -> Any:
-        """Return the resident warps as a fraction of the SM's maximum."""
-        warps = -(-self.threads // device.warp_size)
-        return self.blocks_per_sm(device) * warps / device.max_warps_per_sm
 
 
 @dataclass(frozen=True)
@@ -358,7 +344,8 @@ def _product(dimensions: Iterable[Column]) -> Column:
 
 
 def _occupancy_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    found = demand.occupancy(device)
+    warps = -(-demand.threads // device.warp_size)
+    found: Any = demand.blocks_per_sm(device) * warps / device.max_warps_per_sm
     return (found > 0) & (found >= spec.limits.min_occupancy)
 
 
@@ -384,11 +371,6 @@ def _too_many_blocks(blocks: int, resident: int, device: DeviceProperties) -> st
     return f"a cooperative launch of {blocks:,} blocks, of which {device.name} holds {resident:,} at a time"
 
 
-def _memory_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    possible = [extent >= memory.min_extent for memory in demand.memory for extent in memory.shape]
-    return reduce(operator.and_, possible, demand.memory_bytes <= device.memory_bytes)
-
-
 def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
     for memory in demand.memory:
         if any(_first(extent) < memory.min_extent for extent in memory.shape):
@@ -407,15 +389,6 @@ def _cluster_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSp
     grid = [*demand.grid, *[1] * len(demand.cluster)]
     whole = [along % clipped(side, 1, CLIP) == 0 for along, side in zip(grid, demand.cluster, strict=False)]
     return reduce(operator.and_, whole, fits)
-
-
-def _explain_cluster(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
-    if _max_cluster_blocks(device) == 1:
-        return f"clusters of {_by(demand.cluster)} blocks, but {device.name} has none: they need compute capability 9.0"
-    return (
-        f"clusters of {_by(demand.cluster)} blocks in a grid of {_by(demand.grid)} blocks, expected 1 to "
-        f"{_MAX_CLUSTER_BLOCKS} that divide the grid along each dimension"
-    )
 
 
 def _max_cluster_blocks(device: DeviceProperties) -> int:
@@ -471,7 +444,17 @@ _RESIDENT = (*_SMEM, "min_registers")
 
 
 LIMITS = (
-    Limit("memory", _memory_fits, _explain_memory, _of_arguments, hint="choose smaller sizes"),
+    Limit(
+        "memory",
+        lambda demand, device, spec: reduce(
+            operator.and_,
+            [extent >= memory.min_extent for memory in demand.memory for extent in memory.shape],
+            demand.memory_bytes <= device.memory_bytes,
+        ),
+        _explain_memory,
+        _of_arguments,
+        hint="choose smaller sizes",
+    ),
     Limit(
         "tensor_maps",
         lambda demand, device, spec: reduce(operator.and_, [one.fits() for one in demand.tensor_maps]),
@@ -517,7 +500,12 @@ LIMITS = (
     _launch_limit(
         "cluster",
         _cluster_fits,
-        _explain_cluster,
+        lambda demand, device, spec: (
+            f"clusters of {_by(demand.cluster)} blocks, but {device.name} has none: they need compute capability 9.0"
+            if _max_cluster_blocks(device) == 1
+            else f"clusters of {_by(demand.cluster)} blocks in a grid of {_by(demand.grid)} blocks, expected 1 to "
+            f"{_MAX_CLUSTER_BLOCKS} that divide the grid along each dimension"
+        ),
         parts=("grid", "cluster"),
         applies=lambda spec: any(step.launch.cluster for step in spec.steps),
         hint="choose other values or sizes",
@@ -554,10 +542,11 @@ LIMITS = (
     _launch_limit(
         "cooperative",
         lambda demand, device, spec: (
-            not demand.step.launch.is_cooperative or demand.grid_blocks <= demand.resident_blocks(device)
+            not demand.step.launch.is_cooperative
+            or _product(demand.grid) <= demand.blocks_per_sm(device) * device.sm_count
         ),
         lambda demand, device, spec: _too_many_blocks(
-            _first(demand.grid_blocks), _first(demand.resident_blocks(device)), device
+            _first(_product(demand.grid)), _first(demand.blocks_per_sm(device)) * device.sm_count, device
         ),
         parts=("grid", *_RESIDENT),
         applies=lambda spec: any(step.launch.is_cooperative for step in spec.steps),
