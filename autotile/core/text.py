@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Occupancy, Outcome
+from autotile.core.model import Occupancy, Outcome, config_text
 
 NOTHING = "-"
 """Placeholder for a missing value."""
@@ -103,9 +103,8 @@ def moment_text(moment: datetime | None) -> str:
     return f"{moment:%Y-%m-%d %H:%M}"
 
 
-def sizes_text(sizes: Mapping[str, int]) -> str:
-    """Format problem sizes as on the command line: ``M=4096 N=4096``."""
-    return " ".join(f"{name}={value}" for name, value in sizes.items())
+sizes_text = config_text
+"""Format problem sizes as on the command line: ``M=4096 N=4096``."""
 
 
 def device_text(device: DeviceProperties) -> str:

@@ -63,16 +63,6 @@ def cupy_library() -> CupyLibrary:
     return _cupy_library(load_cupy().cuda.get_current_stream, device_count() > 1)
 
 
-@lru_cache
-def _cupy_library(current_stream: Callable[[int], Any], has_several_devices: bool) -> CupyLibrary:
-    return CupyLibrary(current_stream, has_several_devices)
-
-
-@lru_cache
-def _torch_library(torch: Any) -> TorchLibrary:
-    return TorchLibrary(torch)
-
-
 _IEEE_COMPUTE_TYPES = (1, 2, 4)
 """CuPy's default, pedantic and fp32 (``cupy._core.set_compute_type``); others round factors or sums to fewer bits."""
 
@@ -192,6 +182,9 @@ class TorchLibrary:
 
 
 ArrayLibrary = CupyLibrary | TorchLibrary
+
+_cupy_library = lru_cache(CupyLibrary)
+_torch_library = lru_cache(TorchLibrary)
 
 
 def as_cupy(array: Any, name: str) -> Any:

@@ -536,8 +536,8 @@ class BoundKernel:
 
         if self.is_library:
             return f"<BoundKernel {self.kernel} for {self.problem} on {self.device.name}: {self.tier}>"
-        config = " ".join(f"{name}={value}" for name, value in self.config.items())
-        return f"<BoundKernel {self.problem} on {source_text(self.device.name, self.source)}: {self.tier}, {config}>"
+        where, config = source_text(self.device.name, self.source), config_text(self.config)
+        return f"<BoundKernel {self.problem} on {where}: {self.tier}, {config}>"
 
     def _repr_html_(self) -> str:
         """Return the choice and its reason as HTML, for a notebook; nothing is compiled for it."""
@@ -675,9 +675,7 @@ class BoundKernel:
 
     def _launched(self, arrays: Sequence[Any]) -> Any:
         """Count a call, and return the outputs among its buffers."""
-        self.calls += 1
-        if self.calls >= self._report_at:
-            self._report_calls()
+        self.count_call()
         return self._outputs(arrays)
 
     def _outputs(self, arrays: Sequence[Any]) -> Any:

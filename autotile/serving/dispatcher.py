@@ -45,7 +45,7 @@ from autotile.settings import Numerics, absolute_path, read_settings, served_dat
 if TYPE_CHECKING:
     from autotile.exchange.bundle import Bundle
     from autotile.serving.operations import MatmulOptions, OperationShelf, Products
-    from autotile.serving.pinning import Pins
+    from autotile.serving.pinning import Pin, Pins
 
 _DEFAULTS = {
     **{"dtype": None, "database": None, "bundle": None, "library": True},
@@ -191,10 +191,10 @@ class Dispatcher:
 
     def may_defer(self, options: MatmulOptions) -> bool:
         """Return True if something else than the choice may compute a product until the choice is made and loaded."""
-        settings, pins = read_settings(), self._pins_in_use
+        settings = read_settings()
         waits = options.wait or settings.wait or options.race or settings.race or not options.library
         numerics = options.numerics or settings.numerics
-        return not waits and numerics != "same" and (pins is None or pins.in_force() is None) and self._bundle is None
+        return not waits and numerics != "same" and self._pin_in_force is None and self._bundle is None
 
     @property
     def pins(self) -> Pins:
@@ -206,9 +206,9 @@ class Dispatcher:
         return self._pins
 
     @property
-    def _pins_in_use(self) -> Pins | None:
-        """The pins, unless there were none so far."""
-        return self.pins if self._pins is not None or read_settings().pin is not None else None
+    def _pin_in_force(self) -> Pin | None:
+        """The pinned choices that are in force; nothing is loaded for them unless something was pinned."""
+        return self.pins.in_force() if self._pins is not None or read_settings().pin is not None else None
 
     @_kept
     def get_best_kernel(
@@ -331,8 +331,7 @@ class Dispatcher:
 
     def _keep(self, key: tuple[object, ...], kernel: BoundKernel, lookup: Lookup) -> BoundKernel:
         """Keep what was found, and whatever follows from that: its pin, the count of its calls, later results."""
-        pins = self._pins_in_use if lookup.bundle is None else None
-        pin = pins.in_force() if pins is not None else None
+        pin = self._pin_in_force if lookup.bundle is None else None
         if pin is not None:
             pin.check(kernel)
         kernel.lookup = lookup
@@ -365,8 +364,7 @@ class Dispatcher:
         """Return the kernel that would be served now; the one that is served if that must not change."""
         lookup = served.lookup
         assert lookup is not None
-        pins = self._pins_in_use
-        pin = pins.in_force() if pins is not None else None
+        pin = self._pin_in_force
         must_match = pin is None and (lookup.numerics or read_settings().numerics) == "same"
         if lookup.is_operation and not must_match:
             fresh = self.find(lookup, anew=True)
@@ -451,9 +449,8 @@ class Dispatcher:
         shelf = DatabaseShelf(lookup.location, problem.kernel, problem.dtype)
         index, device = self._device(lookup.place, lambda: shelf.winners)
         request = KernelRequest(kernel, problem, device, _nvrtc_of(lambda: shelf.winners), shelf, l2=self.l2)
-        pins = self._pins_in_use
-        is_pinned = pins is not None and pins.in_force() is not None
-        found = pins.choice_for(request, lookup.numerics) if pins is not None else None
+        pin = self._pin_in_force
+        found = pin.choice_for(request, lookup.numerics) if pin is not None else None
         if found is None:
             found = choose(request)
             if like is not None and found.config != like.config:
@@ -461,7 +458,7 @@ class Dispatcher:
         if shelf.fault:
             found = replace(found, unread=shelf.fault)
         served = BoundKernel(KernelCode(kernel, problem, device, found.config), found, device, index)
-        if not is_pinned and like is None and not self._waits(lookup):
+        if pin is None and like is None and not self._waits(lookup):
             served.find_stand_in = partial(_stand_in, request, found.config, index)
         return served
 
@@ -514,15 +511,14 @@ class Dispatcher:
             shelf = self._shelves[key] = OperationShelf(
                 operation, problem.dtype, location, lambda stored: self._device(place, lambda: stored), _nvrtc_of, l2=l2
             )
-        pins = self._pins_in_use
-        way = pins.way_for(shelf, problem, library=library, numerics=lookup.numerics) if pins is not None else None
+        pin = self._pin_in_force
+        way = pin.way_for(shelf, problem, library=library, numerics=lookup.numerics) if pin is not None else None
         if way is not None:
             served = shelf.bind(way)
         else:
-            is_pinned = pins is not None and pins.in_force() is not None
-            may_race = self.may_race and lookup.numerics != "same" and not anew and not is_pinned
+            may_race = self.may_race and lookup.numerics != "same" and not anew and pin is None
             served = shelf.serve(problem, library=library, race=lookup.race, may_race=may_race)
-            if not is_pinned and not self._waits(lookup):
+            if pin is None and not self._waits(lookup):
                 served.find_stand_in = partial(shelf.stand_in, problem, library=library)
         served.operation, served.library_allowed = problem, library
         return served

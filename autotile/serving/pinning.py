@@ -228,6 +228,36 @@ class Pin:
         choice = Choice(tier=pinned.tier, config=config, pinned=self.origin)
         return same_bits(choice, request) if (numerics or read_settings().numerics) == "same" else choice
 
+    def choice_for(self, request: KernelRequest, numerics: Numerics | None) -> Choice | None:
+        """Return the pinned choice for a problem of a kernel; None if there is none. See `choice_of`."""
+        pinned = self.find(request.problem, request.device)
+        return self.choice_of(pinned, request, numerics) if pinned is not None else None
+
+    def way_for(
+        self, shelf: OperationShelf, problem: Problem, *, library: bool, numerics: Numerics | None
+    ) -> Way | None:
+        """Return the pinned way to compute a problem of an operation; None if there is none. See `choice_of`."""
+        from autotile.serving.operations import OperationRequest, Way, called
+
+        pinned = self.find(problem, shelf.device, operation=True, library=library)
+        if pinned is None:
+            return None
+        if pinned.source == "library":
+            ways = called(OperationRequest(shelf, problem))
+            way = next((one for one in ways if one.code.name == pinned.kernel), None)
+            if way is None or way.code.library is None:
+                raise PinError(f"{self.origin} pins {pinned} to the library {pinned.kernel}, which is not here")
+            found = way.code.library.version
+            if found != pinned.library_version:
+                _warn(f"{self.origin} was made with {pinned.kernel} {pinned.library_version}, and {found} is here")
+            return way._replace(choice=replace(way.choice, pinned=self.origin))
+        if pinned.kernel not in shelf.members:
+            raise PinError(f"{self.origin} pins {pinned} to {pinned.kernel}, which is no kernel of {problem.kernel}")
+        request = shelf.request_for(pinned.kernel, pinned.kernel_sizes)
+        choice = self.choice_of(pinned, request, numerics)
+        code = KernelCode(request.kernel, request.problem, request.device, choice.config)
+        return Way(code, choice, Contender(pinned.kernel, choice.config, None))
+
     def check(self, kernel: BoundKernel) -> None:
         """Warn of a kernel that is served although its choice is not pinned, or raise `PinError` if that is refused."""
         if self.is_recording or kernel.choice.pinned == self.origin:
@@ -322,38 +352,6 @@ class Pins:
         finally:
             vars(self._here).clear()
             vars(self._here).update(before)
-
-    def choice_for(self, request: KernelRequest, numerics: Numerics | None) -> Choice | None:
-        """Return the pinned choice for a problem of a kernel; None if there is none. See `Pin.choice_of`."""
-        pin = self.in_force()
-        pinned = pin.find(request.problem, request.device) if pin is not None else None
-        return pin.choice_of(pinned, request, numerics) if pin is not None and pinned is not None else None
-
-    def way_for(
-        self, shelf: OperationShelf, problem: Problem, *, library: bool, numerics: Numerics | None
-    ) -> Way | None:
-        """Return the pinned way to compute a problem of an operation; None if there is none. See `Pin.choice_of`."""
-        from autotile.serving.operations import OperationRequest, Way, called
-
-        pin = self.in_force()
-        pinned = pin.find(problem, shelf.device, operation=True, library=library) if pin is not None else None
-        if pin is None or pinned is None:
-            return None
-        if pinned.source == "library":
-            ways = called(OperationRequest(shelf, problem))
-            way = next((one for one in ways if one.code.name == pinned.kernel), None)
-            if way is None or way.code.library is None:
-                raise PinError(f"{pin.origin} pins {pinned} to the library {pinned.kernel}, which is not here")
-            found = way.code.library.version
-            if found != pinned.library_version:
-                _warn(f"{pin.origin} was made with {pinned.kernel} {pinned.library_version}, and {found} is here")
-            return way._replace(choice=replace(way.choice, pinned=pin.origin))
-        if pinned.kernel not in shelf.members:
-            raise PinError(f"{pin.origin} pins {pinned} to {pinned.kernel}, which is no kernel of {problem.kernel}")
-        request = shelf.request_for(pinned.kernel, pinned.kernel_sizes)
-        choice = pin.choice_of(pinned, request, numerics)
-        code = KernelCode(request.kernel, request.problem, request.device, choice.config)
-        return Way(code, choice, Contender(pinned.kernel, choice.config, None))
 
     def pin(self, path: str | Path, *, strict: bool = False) -> None:
         """Freeze what is served to a file, or serve what the file says; see `autotile.pin`."""

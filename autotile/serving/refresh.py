@@ -60,7 +60,6 @@ _EXIT_TIMEOUT_S = 5.0
 class _Watched:
     """A kernel whose calls are counted for a database, which has ``written`` of them."""
 
-    counter: MissCounter
     location: str
     kernel: BoundKernel
     written: int
@@ -70,11 +69,6 @@ class _Watched:
     def calls(self) -> int:
         """Number of calls so far; a kernel that was requested and never called counts as one."""
         return max(1, self.kernel.calls)
-
-    def report(self, calls: int) -> int:
-        """Write the counts after a call; return the number of calls at which to do so again."""
-        self.counter.report(self, calls)
-        return 2 * calls
 
 
 @dataclass(slots=True, eq=False)
@@ -100,9 +94,9 @@ class MissCounter:
 
     def watch(self, location: str, kernel: BoundKernel) -> None:
         """Count the calls of a kernel from now on, for the database at ``location``; none is created."""
-        watched = _Watched(self, location, kernel, kernel.calls)
+        watched = _Watched(location, kernel, kernel.calls)
         self._list(watched)
-        kernel.report_calls(watched.report)
+        kernel.report_calls(partial(self.report, watched))
 
     def release(self, kernel: BoundKernel) -> None:
         """Write the counts of a kernel, if it is counted, and count its calls no longer."""
@@ -155,8 +149,11 @@ class MissCounter:
         watched.is_listed = True
         counts.watched.append(watched)
 
-    def report(self, watched: _Watched, calls: int) -> None:
-        """Write the counts after a call, unless this is a pause or another thread is writing."""
+    def report(self, watched: _Watched, calls: int) -> int:
+        """Write the counts after a call, unless this is a pause or another thread is writing.
+
+        Return the number of calls at which to do so again.
+        """
         counts = self._counts()
         if not watched.is_listed:
             self._list(watched)
@@ -164,6 +161,7 @@ class MissCounter:
             self._write(counts, counts.watched, _CALL_TIMEOUT_S, wait_s=0.0)
         elif calls == 1 and not counts.failed:
             self._write(counts, [watched], _CALL_TIMEOUT_S, wait_s=0.0)
+        return 2 * calls
 
     @staticmethod
     def _write(counts: _ProcessCounts, watched: Iterable[_Watched], timeout_s: float, wait_s: float) -> None:
@@ -188,31 +186,23 @@ class MissCounter:
 
 
 def _write(location: str, watched: list[_Watched], timeout_s: float) -> bool:
-    """Add counts to a database; return whether they were written."""
+    """Add counts to a database that exists; return whether they were written."""
     totals = [one.calls for one in watched]
     misses = [
         miss_row(one.kernel.problem, one.kernel.device.name, one.kernel.tier, total - one.written)
         for one, total in zip(watched, totals, strict=True)
     ]
     try:
-        if not _add_misses(location, misses, timeout_s):
-            return False
-    except Exception:  # a database must not disturb the program, which has launched its kernel
-        return False
-    for one, total in zip(watched, totals, strict=True):
-        one.written = total
-    return True
+        if looks_like_url(location):
+            from autotile.database.engine import parse_location
 
-
-def _add_misses(location: str, misses: list[dict[str, Any]], timeout_s: float) -> bool:
-    """Add rows to a database that exists; return whether they were added."""
-    if not looks_like_url(location):
-        path = expand_path(location, "a database")
-    else:
-        from autotile.database.engine import parse_location
-
-        place = parse_location(location)
-        if not isinstance(place, Path):
+            place = parse_location(location)
+        else:
+            place = expand_path(location, "a database")
+        if isinstance(place, Path):
+            if not (place.exists() and write_file(place, ADD_MISSES, misses, timeout_s=timeout_s)):
+                return False
+        else:
             from autotile.database.database import Database
 
             url = place.reveal().render_as_string(hide_password=False)
@@ -223,9 +213,11 @@ def _add_misses(location: str, misses: list[dict[str, Any]], timeout_s: float) -
                 present.close()
                 with Database.open(url, server_timeout_s=SERVER_TIMEOUT_S) as database:
                     database.add_misses(misses)
-            return True
-        path = place
-    return path.exists() and write_file(path, ADD_MISSES, misses, timeout_s=timeout_s)
+    except Exception:  # a database must not disturb the program, which has launched its kernel
+        return False
+    for one, total in zip(watched, totals, strict=True):
+        one.written = total
+    return True
 
 
 Pause = Callable[[float], object]

@@ -382,10 +382,10 @@ def rules(request: KernelRequest) -> Iterator[Choice]:
     yield from (choice for _, _, choice in _by_rules(request, request.shelf.rules) if choice is not None)
 
 
-def untuned(request: KernelRequest) -> Iterator[Choice]:
-    """Yield the default configuration, or one that is estimated to be far faster."""
+def untuned(request: KernelRequest) -> Choice:
+    """Return the default configuration, or one that is estimated to be far faster."""
     config, estimated = untuned_config(request, estimates=request.shelf.estimates)
-    yield Choice("default", config, estimated=estimated)
+    return Choice("default", config, estimated=estimated)
 
 
 def first_allowed(request: KernelRequest, *sources: Source) -> Choice | None:
@@ -399,11 +399,11 @@ def choose(request: KernelRequest) -> Choice:
     if found is None and not request.shelf.compares:
         found = first_allowed(request, rules, neighbours)
     if found is not None or not request.shelf.compares:
-        return found or next(untuned(request))
+        return found or untuned(request)
     known = list(request.shelf.rules)
     base, _ = _followed(request, (rule for rule in known if rule.shipped), None)
     if base is None:  # else the space may have to be enumerated
-        base = _displaced(request, next(untuned(request)), shipped=True, trusted=True)
+        base = _displaced(request, untuned(request), shipped=True, trusted=True)
     by_rule, unapplied = _followed(request, (rule for rule in known if not rule.shipped), base)
     if by_rule is not None:
         return by_rule

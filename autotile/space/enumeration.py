@@ -82,12 +82,15 @@ def join(
     domains = {parameter.name: np.array(parameter.values) for parameter in parameters}
     conditions = [_Condition.of(rule, domains, fixed) for rule in rules]
     table = _JoinTable(domains, source)
-    table.apply_constant([condition for condition in conditions if not condition.names])
+    for condition in conditions:
+        if not condition.names:  # it keeps all combinations or none
+            table.record(condition.rule, table.combinations if condition.share else 0)
     for name in join_order(domains, conditions):
         bound = {name, *table.joined}
         table.join(name, [c for c in conditions if name in c.names and bound.issuperset(c.names)])
     table.check_bytes(table.rows, len(parameters) * code_dtype(max(map(len, domains.values()))).itemsize)
-    return [table.column(parameter.name) for parameter in parameters], table.stages
+    no_memory = dict.fromkeys(table.constants, np.broadcast_to(_ONE_CODE, table.rows))
+    return [{**no_memory, **table.columns}[parameter.name] for parameter in parameters], table.stages
 
 
 def rank(columns: Sequence[Codes], sizes: Sequence[int], rows: int) -> NDArray[np.int64]:
@@ -122,7 +125,9 @@ class _Condition:
         shape = tuple(len(domains[name]) for name in names)
         if prod(shape) > MAX_GRID:
             return cls(rule, names, domains, fixed, truth=None, share=1.0)
-        truth = np.broadcast_to(rule.expression.evaluate({**fixed, **_open_grid(names, domains)}), shape)
+        last = len(names) - 1
+        grid = {name: domains[name].reshape(-1, *[1] * (last - axis)) for axis, name in enumerate(names)}
+        truth = np.broadcast_to(rule.expression.evaluate({**fixed, **grid}), shape)
         return cls(rule, names, domains, fixed, truth, share=float(np.mean(truth)))
 
     def holds(self, joined: str, columns: Columns, rows: int) -> NDArray[np.bool_]:
@@ -136,12 +141,6 @@ class _Condition:
         truth = np.moveaxis(self.truth, self.names.index(joined), -1)
         keys = rank([columns[name] for name in others], truth.shape[:-1], rows)
         return truth.reshape(-1, shape[1])[keys]
-
-
-def _open_grid(names: Sequence[str], domains: Domains) -> dict[str, NDArray[np.generic]]:
-    """Return the values of each parameter along its own axis, as in `numpy.ix_`."""
-    last = len(names) - 1
-    return {name: domains[name].reshape(-1, *[1] * (last - axis)) for axis, name in enumerate(names)}
 
 
 def join_order(domains: Domains, conditions: Sequence[_Condition]) -> list[str]:
@@ -180,11 +179,6 @@ class _JoinTable:
         self.stages: list[SpaceStage] = []
         self.combinations = prod(len(values) for values in domains.values())
 
-    def apply_constant(self, conditions: Sequence[_Condition]) -> None:
-        """Apply rules without parameters: each keeps all combinations or none."""
-        for condition in conditions:
-            self._record(condition.rule, self.combinations if condition.share else 0)
-
     def join(self, name: str, conditions: Sequence[_Condition]) -> None:
         """Join a parameter and apply the rules that it completes."""
         self.joined.add(name)
@@ -211,13 +205,9 @@ class _JoinTable:
             self.check_bytes(kept, sum(column.itemsize for column in pieces[-1].values()))
         unbound = self.combinations // prod(len(self.domains[other]) for other in (*self.columns, name))
         for condition, count in zip(conditions, counts, strict=True):
-            self._record(condition.rule, count * unbound)
+            self.record(condition.rule, count * unbound)
         self.columns = {other: np.concatenate([piece.pop(other) for piece in pieces]) for other in tuple(pieces[0])}
         self.rows = kept
-
-    def column(self, name: str) -> Codes:
-        """Return the codes of a parameter; those of one with a single value take no memory."""
-        return np.broadcast_to(_ONE_CODE, self.rows) if name in self.constants else self.columns[name]
 
     def check_bytes(self, rows: int, row_bytes: int) -> None:
         """Raise if a table would be larger than `MAX_TABLE_BYTES`."""
@@ -229,7 +219,8 @@ class _JoinTable:
                 key="parameters",
             )
 
-    def _record(self, rule: Rule, remaining: int) -> None:
+    def record(self, rule: Rule, remaining: int) -> None:
+        """Add the count after a rule; raise `EmptySpaceError` if nothing is left."""
         before = self.stages[-1].remaining if self.stages else self.combinations
         self.stages.append(SpaceStage(rule.name, remaining, rule.is_heuristic))
         if remaining == 0:

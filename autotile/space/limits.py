@@ -197,15 +197,6 @@ class LaunchDemand:
         return _product(self.block)
 
     @cached_property
-    def grid_blocks(self) -> Column:
-        """Blocks of the grid."""
-        return _product(self.grid)
-
-    def resident_blocks(self, device: DeviceProperties) -> Column:
-        """Return the blocks that the device holds at a time."""
-        return self.blocks_per_sm(device) * device.sm_count
-
-    @cached_property
     def smem_bytes(self) -> Column:
         """Static and dynamic shared memory per block, in bytes."""
         return clipped(self.static_smem_bytes, 0, _CLIP_BYTES) + clipped(self.dynamic_smem_bytes, 0, _CLIP_BYTES)
@@ -213,11 +204,6 @@ class LaunchDemand:
     def blocks_per_sm(self, device: DeviceProperties) -> Column:
         """Return the resident blocks per SM; 0 where a block cannot run."""
         return max_blocks_per_sm(self.threads, clipped(self.registers, 0, CLIP), self.smem_bytes, device)
-
-    def occupancy(self, device: DeviceProperties) -> Any:
-        """Return the resident warps as a fraction of the SM's maximum."""
-        warps = -(-self.threads // device.warp_size)
-        return self.blocks_per_sm(device) * warps / device.max_warps_per_sm
 
 
 @dataclass(frozen=True)
@@ -243,33 +229,37 @@ class Demand:
     def launches(self) -> tuple[LaunchDemand, ...]:
         """One of each step; all launches of a step whose expressions depend on ``step``."""
         is_possible = self.launch_count <= MAX_LAUNCHES
-        return tuple(
-            LaunchDemand(step, runs, partial(self._of_launch, number, runs))
-            for step, count in zip(self.spec.steps, self._counts, strict=True)
-            for number, runs in _distinct_launches(step, count * is_possible)
-        )
+        found = []
+        for step, count in zip(self.spec.steps, self._counts, strict=True):
+            launch, possible = step.launch, count * is_possible
+            parts = (*launch.block, *launch.grid, *launch.cluster)
+            parts += tuple(filter(None, (launch.dynamic_smem_bytes, launch.static_smem_bytes, launch.min_registers)))
+            varies = any(STEP in part.names for part in parts)
+            for number in range(int(np.max(possible, initial=0)) if varies else 1):
+                runs = number < possible
+                found.append(LaunchDemand(step, runs, partial(self._evaluate, {STEP: number}, runs)))
+        return tuple(found)
 
-    def _of_launch(self, number: int, runs: Mask, expression: Expression) -> Column:
-        return self.evaluate(expression, {STEP: number}, runs)
+    def _evaluate(self, extra: Mapping[str, Value], rows: Mask, expression: Expression) -> Column:
+        return self.evaluate(expression, extra, rows)
 
     @cached_property
     def memory(self) -> tuple[MemoryDemand, ...]:
         """Device memory of buffers and workspaces."""
+        evaluate = partial(self._evaluate, {}, True)
         arrays = (each for each in self.spec.arguments if isinstance(each, ArrayArgument))
-        return tuple(array.memory_demand(self.dtype, self.sizes, self._plain) for array in arrays)
+        return tuple(array.memory_demand(self.dtype, self.sizes, evaluate) for array in arrays)
 
     @cached_property
     def tensor_maps(self) -> tuple[TensorMapDemand, ...]:
         """Tensor maps."""
-        return tuple(one.tensor_map_demand(self.dtype, self.sizes, self._plain) for one in self.spec.tensor_maps)
+        evaluate = partial(self._evaluate, {}, True)
+        return tuple(one.tensor_map_demand(self.dtype, self.sizes, evaluate) for one in self.spec.tensor_maps)
 
     @cached_property
     def memory_bytes(self) -> Any:
         """Device memory of all arguments; float64, as products of absurd sizes exceed 64 bits."""
         return reduce(operator.add, [demand.size_bytes for demand in self.memory], 0.0)
-
-    def _plain(self, expression: Expression) -> Column:
-        return self.evaluate(expression, {}, True)
 
     @cached_property
     def _counts(self) -> list[Column]:
@@ -280,15 +270,6 @@ class Demand:
             count = 1 if step.times is None else self.evaluate(step.times, {}, runs)
             counts.append(clipped(count, 0, MAX_LAUNCHES + 1) * runs)
         return counts
-
-
-def _distinct_launches(step: Step, count: Column) -> Iterator[tuple[int, Mask]]:
-    """Yield the number of each launch of a step that can differ from those before it, and the rows that make it."""
-    launch = step.launch
-    parts = (*launch.block, *launch.grid, *launch.cluster, launch.dynamic_smem_bytes, launch.static_smem_bytes)
-    varies = any(part is not None and STEP in part.names for part in (*parts, launch.min_registers))
-    for number in range(int(np.max(count, initial=0)) if varies else 1):
-        yield number, number < count
 
 
 def demand_of(spec: KernelSpec, names: Mapping[str, Value], sizes: Mapping[str, int], dtype: str) -> Demand:
@@ -362,19 +343,9 @@ def _product(dimensions: Iterable[Column]) -> Column:
     return reduce(operator.mul, [clipped(dimension, 0, CLIP) for dimension in dimensions])
 
 
-def _registers_fit(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    by_block: Column = device.registers_per_block // clipped(demand.threads, 1, CLIP**3)
-    return (demand.registers <= by_block) & (demand.registers <= device.max_registers_per_thread)
-
-
-def _smem_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    not_negative = (demand.static_smem_bytes >= 0) & (demand.dynamic_smem_bytes >= 0)
-    static_fits = demand.static_smem_bytes <= device.smem_per_block_bytes
-    return not_negative & static_fits & (demand.smem_bytes <= device.smem_per_block_optin_bytes)
-
-
 def _occupancy_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    found = demand.occupancy(device)
+    warps = -(-demand.threads // device.warp_size)
+    found: Any = demand.blocks_per_sm(device) * warps / device.max_warps_per_sm
     return (found > 0) & (found >= spec.limits.min_occupancy)
 
 
@@ -400,11 +371,6 @@ def _too_many_blocks(blocks: int, resident: int, device: DeviceProperties) -> st
     return f"a cooperative launch of {blocks:,} blocks, of which {device.name} holds {resident:,} at a time"
 
 
-def _memory_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    possible = [extent >= memory.min_extent for memory in demand.memory for extent in memory.shape]
-    return reduce(operator.and_, possible, demand.memory_bytes <= device.memory_bytes)
-
-
 def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
     for memory in demand.memory:
         if any(_first(extent) < memory.min_extent for extent in memory.shape):
@@ -423,15 +389,6 @@ def _cluster_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSp
     grid = [*demand.grid, *[1] * len(demand.cluster)]
     whole = [along % clipped(side, 1, CLIP) == 0 for along, side in zip(grid, demand.cluster, strict=False)]
     return reduce(operator.and_, whole, fits)
-
-
-def _explain_cluster(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
-    if _max_cluster_blocks(device) == 1:
-        return f"clusters of {_by(demand.cluster)} blocks, but {device.name} has none: they need compute capability 9.0"
-    return (
-        f"clusters of {_by(demand.cluster)} blocks in a grid of {_by(demand.grid)} blocks, expected 1 to "
-        f"{_MAX_CLUSTER_BLOCKS} that divide the grid along each dimension"
-    )
 
 
 def _max_cluster_blocks(device: DeviceProperties) -> int:
@@ -487,7 +444,17 @@ _RESIDENT = (*_SMEM, "min_registers")
 
 
 LIMITS = (
-    Limit("memory", _memory_fits, _explain_memory, _of_arguments, hint="choose smaller sizes"),
+    Limit(
+        "memory",
+        lambda demand, device, spec: reduce(
+            operator.and_,
+            [extent >= memory.min_extent for memory in demand.memory for extent in memory.shape],
+            demand.memory_bytes <= device.memory_bytes,
+        ),
+        _explain_memory,
+        _of_arguments,
+        hint="choose smaller sizes",
+    ),
     Limit(
         "tensor_maps",
         lambda demand, device, spec: reduce(operator.and_, [one.fits() for one in demand.tensor_maps]),
@@ -533,14 +500,22 @@ LIMITS = (
     _launch_limit(
         "cluster",
         _cluster_fits,
-        _explain_cluster,
+        lambda demand, device, spec: (
+            f"clusters of {_by(demand.cluster)} blocks, but {device.name} has none: they need compute capability 9.0"
+            if _max_cluster_blocks(device) == 1
+            else f"clusters of {_by(demand.cluster)} blocks in a grid of {_by(demand.grid)} blocks, expected 1 to "
+            f"{_MAX_CLUSTER_BLOCKS} that divide the grid along each dimension"
+        ),
         parts=("grid", "cluster"),
         applies=lambda spec: any(step.launch.cluster for step in spec.steps),
         hint="choose other values or sizes",
     ),
     _launch_limit(
         "registers",
-        _registers_fit,
+        lambda demand, device, spec: (
+            (demand.registers <= device.registers_per_block // clipped(demand.threads, 1, CLIP**3))
+            & (demand.registers <= device.max_registers_per_thread)
+        ),
         lambda demand, device, spec: (
             f"at least {_text(demand.registers)} registers per thread for {_text(demand.threads)} threads, "
             f"{device.name} allows {device.max_registers_per_thread:,} per thread and {device.registers_per_block:,} "
@@ -550,7 +525,12 @@ LIMITS = (
     ),
     _launch_limit(
         "shared_memory",
-        _smem_fits,
+        lambda demand, device, spec: (
+            (demand.static_smem_bytes >= 0)
+            & (demand.dynamic_smem_bytes >= 0)
+            & (demand.static_smem_bytes <= device.smem_per_block_bytes)
+            & (demand.smem_bytes <= device.smem_per_block_optin_bytes)
+        ),
         lambda demand, device, spec: (
             f"{_text(demand.static_smem_bytes)} bytes static and {_text(demand.dynamic_smem_bytes)} dynamic, "
             f"{device.name} allows {device.smem_per_block_bytes:,} static, {device.smem_per_block_optin_bytes:,} "
@@ -562,10 +542,11 @@ LIMITS = (
     _launch_limit(
         "cooperative",
         lambda demand, device, spec: (
-            not demand.step.launch.is_cooperative or demand.grid_blocks <= demand.resident_blocks(device)
+            not demand.step.launch.is_cooperative
+            or _product(demand.grid) <= demand.blocks_per_sm(device) * device.sm_count
         ),
         lambda demand, device, spec: _too_many_blocks(
-            _first(demand.grid_blocks), _first(demand.resident_blocks(device)), device
+            _first(_product(demand.grid)), _first(demand.blocks_per_sm(device)) * device.sm_count, device
         ),
         parts=("grid", *_RESIDENT),
         applies=lambda spec: any(step.launch.is_cooperative for step in spec.steps),
@@ -587,24 +568,8 @@ def check_config(
     config
         Value of each parameter.
     """
-    reason = unsupported_reason(spec, device) or _domain_violation(spec, config)
-    if reason:
+    if reason := unsupported_reason(spec, device):
         return reason
-    names = known_names(spec, config, sizes, device)
-    for rule in spec.rules:
-        if not rule.expression.value(names):
-            values = ", ".join(f"{name} = {names[name]}" for name in sorted(rule.expression.names))
-            return f"the {rule} is broken: {rule.expression.text}, where {values}"
-    return limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
-
-
-def meets_heuristics(spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> bool:
-    """Return True if a configuration meets the heuristics, so that a search tries it if it is feasible."""
-    names = known_names(spec, config, sizes, device)
-    return all(rule.expression.value(names) for rule in spec.heuristics)
-
-
-def _domain_violation(spec: KernelSpec, config: Config) -> str:
     known = {parameter.name: parameter.values for parameter in spec.parameters}
     computed = {each.name for each in spec.computed}
     for name in config:
@@ -616,7 +581,18 @@ def _domain_violation(spec: KernelSpec, config: Config) -> str:
         value = config[name]
         if not any(value == other and isinstance(value, str) == isinstance(other, str) for other in values):
             return f"{name} = {value} is not among its values {', '.join(map(str, values))}"
-    return ""
+    names = known_names(spec, config, sizes, device)
+    for rule in spec.rules:
+        if not rule.expression.value(names):
+            shown = ", ".join(f"{name} = {names[name]}" for name in sorted(rule.expression.names))
+            return f"the {rule} is broken: {rule.expression.text}, where {shown}"
+    return limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
+
+
+def meets_heuristics(spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> bool:
+    """Return True if a configuration meets the heuristics, so that a search tries it if it is feasible."""
+    names = known_names(spec, config, sizes, device)
+    return all(rule.expression.value(names) for rule in spec.heuristics)
 
 
 def compiled_occupancy(geometry: LaunchGeometry, resources: Resources, device: DeviceProperties) -> Occupancy:

@@ -21,7 +21,7 @@ from autotile.kernel.launch import fixed_names, known_names
 from autotile.kernel.problem import check_device
 from autotile.kernel.spec import Computed, KernelSpec, Parameter
 from autotile.space.enumeration import Codes, SpaceStage, code_dtype, join, rank
-from autotile.space.limits import Demand, Limit, demand_of, limit_violation, limits_of
+from autotile.space.limits import Demand, demand_of, limit_violation, limits_of
 
 MAX_COMBINATIONS = 2**63 - 1
 """Maximum number of combinations before the rules, so that a rank fits in int64."""
@@ -133,7 +133,15 @@ class SearchSpace:
         if not named:
             return np.full(len(self), expression.value(fixed))
         if len(self) <= _FEW_ROWS:
-            return self._evaluate_each(expression, fixed, [parameter.name for parameter in named])
+            names = [parameter.name for parameter in named]
+            known: dict[tuple[Value, ...], Value] = {}
+            each_value = []
+            for config in self._configs:
+                row = tuple([config[name] for name in names])
+                if row not in known:
+                    known[row] = expression.value({**fixed, **dict(zip(names, row, strict=True))})
+                each_value.append(known[row])
+            return np.array(each_value)
         sizes = [len(parameter.values) for parameter in named]
         cells = prod(sizes)
         if cells > len(self):
@@ -147,19 +155,6 @@ class SearchSpace:
         table = np.zeros(cells, found.dtype)
         table[occurs] = found
         return table[ranks]
-
-    def _evaluate_each(
-        self, expression: Expression, fixed: Mapping[str, Value], names: Sequence[str]
-    ) -> NDArray[np.generic]:
-        """Return the value in every row of a small table, evaluated over Python scalars."""
-        known: dict[tuple[Value, ...], Value] = {}
-        found = []
-        for config in self._configs:
-            values = tuple([config[name] for name in names])
-            if values not in known:
-                known[values] = expression.value({**fixed, **dict(zip(names, values, strict=True))})
-            found.append(known[values])
-        return np.array(found)
 
     @cached_property
     def _configs(self) -> list[dict[str, Value]]:
@@ -258,7 +253,8 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
             remaining[position] += int(np.count_nonzero(fits[rows]))
     stages = tuple(SpaceStage(limit.name, count) for limit, count in zip(limits, remaining, strict=True))
     if not stages[-1].remaining:
-        name, hint, before = _first_empty(limits, stages, len(space))
+        position = remaining.index(0)
+        name, hint, before = limits[position].name, limits[position].hint, [len(space), *remaining][position]
         config = space.config(example[name])
         names = known_names(spec, config, sizes, device)
         violation = limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
@@ -289,13 +285,6 @@ def _column(
     column = np.ones(len(space), np.int64)
     column[rows] = space.select(rows).evaluate(expression, fixed)
     return column
-
-
-def _first_empty(limits: tuple[Limit, ...], stages: tuple[SpaceStage, ...], before: int) -> tuple[str, str, int]:
-    """Return the name and the hint of the first limit that leaves nothing, and the count before it."""
-    counts = [before, *(stage.remaining for stage in stages)]
-    position = next(position for position, stage in enumerate(stages) if not stage.remaining)
-    return limits[position].name, limits[position].hint, counts[position]
 
 
 def _ordered(columns: list[Codes], sizes: list[int]) -> Codes:

@@ -173,7 +173,12 @@ def _estimate_space(
 def _estimate(of: _Launches, device: DeviceProperties) -> TimeEstimate:
     clock_mhz = device.clock_mhz or _USUAL_CLOCK_MHZ
     warps = np.ceil(of.threads / device.warp_size)
-    registers, spilled = _registers(of, warps, device)
+    assumed = _MIN_REGISTERS + _REGISTERS_PER_OUTPUT * np.maximum(of.items, 1.0)
+    wanted = np.where(of.min_registers > 0, of.min_registers + _FURTHER_REGISTERS, assumed)
+    allocated = np.ceil(warps / device.warp_unit) * device.warp_unit * device.warp_size
+    most = np.minimum(device.max_registers_per_thread, device.registers_per_block // allocated // 8 * 8)
+    most = np.maximum(most, 8.0)
+    registers, spilled = np.minimum(wanted, most), np.maximum(wanted / most, 1.0)
     held = max_blocks_per_sm(of.threads, np.ceil(registers), np.minimum(of.smem_bytes, _MAX_SMEM_BYTES), device)
     resident: Column = np.maximum(held, 1).astype(np.float64)
     narrow = device.warp_size / of.width
@@ -209,16 +214,6 @@ def _estimate(of: _Launches, device: DeviceProperties) -> TimeEstimate:
 def _round(work: Column, blocks: Column, parallel: Column) -> Column:
     """Return the cycles of blocks that run at once: their work over the throughput that their warps reach."""
     return blocks * work * (1 + _SATURATION / (blocks * parallel))
-
-
-def _registers(of: _Launches, warps: Column, device: DeviceProperties) -> tuple[Column, Column]:
-    """Return the registers per thread, and the slowdown by those that do not fit."""
-    assumed = _MIN_REGISTERS + _REGISTERS_PER_OUTPUT * np.maximum(of.items, 1.0)
-    wanted = np.where(of.min_registers > 0, of.min_registers + _FURTHER_REGISTERS, assumed)
-    rounded = np.ceil(warps / device.warp_unit) * device.warp_unit * device.warp_size
-    most = np.minimum(device.max_registers_per_thread, device.registers_per_block // rounded // 8 * 8)
-    most = np.maximum(most, 8.0)
-    return np.minimum(wanted, most), np.maximum(wanted / most, 1.0)
 
 
 def _smooth_maximum(first: Column, second: Column, power: float) -> Column:
@@ -264,7 +259,11 @@ class _Launches:
         self.blocks = self._blocks(space)
         self.smem_bytes = self._sum([launch.static_smem_bytes, launch.dynamic_smem_bytes], fixed)
         self.min_registers = self._sum([launch.min_registers], fixed)
-        self.launches = np.maximum(reduce(np.add, (self._repetitions(step, fixed) for step in spec.steps)), 1.0)
+        launches = np.zeros(len(space))
+        for step in spec.steps:
+            times = self._column(step.times, fixed) if step.times is not None else 1.0
+            launches += times if step.when is None else np.where(self._column(step.when, fixed) != 0, times, 0.0)
+        self.launches = np.maximum(launches, 1.0)
         self._measure_tiles()
         self._count_bytes(fixed)
         self.is_declared = spec.work.flops is not None and launch.min_registers is not None
@@ -317,10 +316,13 @@ class _Launches:
         block = self._main.launch.block
         block_x = self._product(block[:1], self._names(self._device))
         flat = np.clip(extents[inner], 1.0, warp)
+        space = self._space
         along_inner, along_other = np.zeros((2, len(self._space)), np.bool_)
-        for parameter in self._space.parameters if len(block) > 1 else ():
+        for parameter in space.parameters if len(block) > 1 else ():
             if parameter.name in block[0].names and _is_number(parameter):
-                wider = self._with_doubled(parameter)
+                doubled = tuple(2 * value for value in parameter.values if not isinstance(value, str))
+                changed = (each._replace(values=doubled) if each is parameter else each for each in space.parameters)
+                wider = replace(space, parameters=tuple(changed))
                 one = self._blocks(wider, **dict.fromkeys(self._proper, 1))
                 for name, extent in extents.items():
                     grows = self._extent(wider, name, one) > 1.5 * extent
@@ -382,24 +384,12 @@ class _Launches:
                 logarithm += gain / len(hidden) * (doublings - doublings.max())[self._space.codes[:, index]]
         return np.asarray(np.exp(logarithm))
 
-    def _with_doubled(self, parameter: Parameter) -> SearchSpace:
-        """Return the space with the values of a parameter doubled."""
-        values = tuple(2 * value for value in parameter.values if not isinstance(value, str))
-        doubled = Parameter(parameter.name, values)
-        return replace(
-            self._space, parameters=tuple(doubled if each is parameter else each for each in self._space.parameters)
-        )
-
     def _names(self, device: DeviceProperties, **sizes: int) -> dict[str, Value]:
         return {STEP: 0, **fixed_names(self._spec, {**self._sizes, **sizes}, device)}
 
     def _blocks(self, space: SearchSpace, **sizes: int) -> Column:
         """Return the blocks of the main step at other sizes."""
         return self._product(self._main.launch.grid, self._names(self._unlimited, **sizes), space)
-
-    def _repetitions(self, step: Step, fixed: Mapping[str, Value]) -> Column:
-        runs = self._column(step.when, fixed) != 0 if step.when is not None else np.ones(len(self._space), np.bool_)
-        return np.where(runs, self._column(step.times, fixed) if step.times is not None else 1.0, 0.0)
 
     def _sum(self, expressions: Sequence[Expression | None], fixed: Mapping[str, Value]) -> Column:
         found = [self._column(each, fixed) for each in expressions if each is not None]
