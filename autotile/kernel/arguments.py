@@ -378,7 +378,7 @@ class BufferArgument(ArrayArgument):
     @property
     def is_zeroed(self) -> bool:
         """Whether its content is zero."""
-        return self.init == "zeros" or (isinstance(self.content, InputExpression) and self.content.is_zero)
+        return self.init == "zeros" or (isinstance(self.content, InputExpression) and self.content.text in ("0", "0.0"))
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -536,17 +536,17 @@ def _constant(table: Table, name: str, dtype: str) -> Number:
         return float(given)
     if parts > 1 and (not isinstance(given, list) or len(given) != parts):
         raise table.error(name, f"expected a list of {parts} numbers for {dtype}, got {describe(given)}")
-    numbers = []
-    for part in given if parts > 1 else [given]:
-        number = Table(table.document, table.key, {name: part}).number(name)
-        _check_whole(table, name, dtype, number)
-        numbers.append(number)
-    return tuple(numbers) if parts > 1 else numbers[0]
+    if parts == 1:
+        return _number(table, name, given, dtype)
+    return tuple(_number(table, name, part, dtype) for part in given)
 
 
-def _check_whole(table: Table, name: str, dtype: str, value: float) -> None:
-    if dtype in DTYPES and DTYPES[dtype].is_integer and not value.is_integer():
-        raise table.error(name, f"expected a whole number for {dtype}, got {value}")
+def _number(table: Table, name: str, given: Any, dtype: str) -> float:
+    """Return a part of an entry as a number, which is whole for an integer type."""
+    number = Table(table.document, table.key, {name: given}).number(name)
+    if dtype in DTYPES and DTYPES[dtype].is_integer and not number.is_integer():
+        raise table.error(name, f"expected a whole number for {dtype}, got {number}")
+    return number
 
 
 MAX_STRUCT_BYTES = 4096
@@ -716,10 +716,7 @@ def _member(table: Table, name: str, scope: ArgumentScope) -> StructMember:
                     expression.value(sizes)
             values.append(expression)
             continue
-        is_flag = isinstance(entry, bool)
-        number = float(entry) if is_flag else Table(table.document, table.key, {"value": entry}).number("value")
-        _check_whole(table, "value", dtype, number)
-        values.append(number)
+        values.append(float(entry) if isinstance(entry, bool) else _number(table, "value", entry, dtype))
     return StructMember(name, dtype, tuple(values))
 
 
@@ -1045,33 +1042,30 @@ class TextureArgument(ArgumentKind):
             table.choice("read", get_args(ReadMode), "element"),
             table.boolean("normalized", default=False),
         )
-        texture._check(table, scope)
-        return texture
-
-    def _check(self, table: Table, scope: ArgumentScope) -> None:
-        """Raise if the hardware has no such texture."""
-        axes, target = len(self.buffer.shape), self.buffer.name
+        axes, target = len(texture.buffer.shape), texture.buffer.name
         if axes > _MAX_TEXTURE_AXES:
             expected = f"a texture of device memory has 1 or {_MAX_TEXTURE_AXES}"
             raise table.error("texture", f"{target} has {axes} axes; {expected}")
-        if self.buffer.is_written:
+        if texture.buffer.is_written:
             raise table.error("texture", f'textures are read only; the access of {target} must be "in"')
-        for name in self.buffer.possible_types(scope.problem):
-            dtype = DTYPES[name]
+        for possible in texture.buffer.possible_types(scope.problem):
+            dtype = DTYPES[possible]
             if dtype.component.name not in _COMPONENTS or dtype.components not in _COMPONENT_COUNTS:
                 hint = f"expected {listing(_COMPONENTS)}, or vectors of 2 or 4 of them"
-                raise table.error("texture", f"{target} is {name}, which textures do not hold; {hint}")
-            if self.read == "normalized_float" and dtype.component.name not in _NORMALIZABLE:
-                raise table.error("read", f"only integers of 8 and 16 bits are read as fractions, not {name}")
-            if self.filter == "linear" and self.read == "element" and dtype.is_integer:
-                raise table.error("filter", f'{name} is filtered only with read = "normalized_float"')
-        if axes == 1 and (self.filter == "linear" or self.is_normalized or self.address not in ("clamp", "border")):
+                raise table.error("texture", f"{target} is {possible}, which textures do not hold; {hint}")
+            if texture.read == "normalized_float" and dtype.component.name not in _NORMALIZABLE:
+                raise table.error("read", f"only integers of 8 and 16 bits are read as fractions, not {possible}")
+            if texture.filter == "linear" and texture.read == "element" and dtype.is_integer:
+                raise table.error("filter", f'{possible} is filtered only with read = "normalized_float"')
+        is_fetched = texture.filter == "point" and not texture.is_normalized and texture.address in ("clamp", "border")
+        if axes == 1 and not is_fetched:
             hint = "a texture of one axis is read with tex1Dfetch, without filter, address and normalized"
             raise table.error("texture", f"{hint}; declare {target} with two axes, [1, n]")
-        if self.address in ("wrap", "mirror") and not self.is_normalized:
-            raise table.error("address", f'address = "{self.address}" needs normalized = true')
-        if fault := self.texture(scope.problem.dtypes[0], scope.problem.sizes).misalignment:
+        if texture.address in ("wrap", "mirror") and not texture.is_normalized:
+            raise table.error("address", f'address = "{texture.address}" needs normalized = true')
+        if fault := texture.texture(scope.problem.dtypes[0], scope.problem.sizes).misalignment:
             raise table.error("texture", fault)
+        return texture
 
     def meaning(self) -> dict[str, Any]:
         """Return the texture's part of the space hash."""

@@ -87,7 +87,8 @@ class Generator(NamedTuple):
             (sequence,) = _seed_sequences(key, shape, seed, 1)
             return np.random.Generator(np.random.SFC64(sequence)).permutation(math.prod(shape)).astype(np.float64)
         first, second = (float(argument.evaluate(names)) for argument in self.arguments)
-        fill: Fill = partial(_fill_uniform if self.function == "uniform" else _fill_normal, first, second)
+        scale = second - first if self.function == "uniform" else second
+        fill: Fill = partial(_fill_scaled, self.function, first, scale)
         if self.function == "integers":
             if not first < second:
                 raise ValueError(f"integers({first:g}, {second:g}) is empty; the upper bound is not part of it")
@@ -116,11 +117,6 @@ class InputExpression(msgspec.Struct, frozen=True):
     def inputs(self) -> frozenset[str]:
         """All names in it, except those of generators."""
         return self.expression.names - self.generators.keys()
-
-    @property
-    def is_zero(self) -> bool:
-        """Whether it is the number 0."""
-        return self.text in ("0", "0.0")
 
     def shape(self, names: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of its value in a buffer of the given shape, from the shapes of the other inputs."""
@@ -324,16 +320,10 @@ def fill_integers(low: int, high: int, dtype: Any, generator: np.random.Generato
     chunk[:] = generator.integers(low, high, chunk.shape, dtype, endpoint=True)
 
 
-def _fill_uniform(low: float, high: float, generator: np.random.Generator, chunk: Array) -> None:
-    generator.random(out=chunk)
-    chunk *= high - low
-    chunk += low
-
-
-def _fill_normal(mean: float, deviation: float, generator: np.random.Generator, chunk: Array) -> None:
-    generator.standard_normal(out=chunk)
-    chunk *= deviation
-    chunk += mean
+def _fill_scaled(function: str, offset: float, scale: float, generator: np.random.Generator, chunk: Array) -> None:
+    (generator.random if function == "uniform" else generator.standard_normal)(out=chunk)
+    chunk *= scale
+    chunk += offset
 
 
 def draw_chunks(name: str, shape: tuple[int, ...], seed: int, fill: Fill, dtype: Any = np.float32) -> NDArray[Any]:

@@ -51,27 +51,26 @@ class InputMaker:
         """
         if name in self._kept:
             return self._kept[name]
-        made = self._made(self._spec.buffer(name))
+        buffer = self._spec.buffer(name)
+        shape, dtype = buffer.array_shape(self._sizes), buffer.element_type(self._dtype, self._sizes)
+        if buffer.content is None:
+            made = make_input(buffer, shape, dtype, self._seed)
+        elif isinstance(buffer.content, InputFile):
+            made = buffer.content.read(name, shape, DTYPES[dtype])
+        else:
+            scalars = {s.name: s.given(self._sizes, check=self._check) for s in self._spec.scalars if s.is_operand}
+            known: dict[str, Any] = {
+                **self._sizes,
+                **{each: np.asarray(value) if isinstance(value, tuple) else value for each, value in scalars.items()},
+            }
+            for used in buffer.content.inputs - known.keys():
+                type_of_used = self._spec.buffer(used).element_type(self._dtype, self._sizes)
+                known[used] = DTYPES[type_of_used].decode(self.stored(used))
+            values = buffer.content.values(known, shape, name, self._seed)
+            made = _encoded(name, values, DTYPES[dtype])
         if name in self._used:
             self._kept[name] = made
         return made
-
-    def _made(self, buffer: BufferArgument) -> Array:
-        shape, name = buffer.array_shape(self._sizes), buffer.element_type(self._dtype, self._sizes)
-        if buffer.content is None:
-            return make_input(buffer, shape, name, self._seed)
-        if isinstance(buffer.content, InputFile):
-            return buffer.content.read(buffer.name, shape, DTYPES[name])
-        scalars = {s.name: s.given(self._sizes, check=self._check) for s in self._spec.scalars if s.is_operand}
-        known: dict[str, Any] = {
-            **self._sizes,
-            **{each: np.asarray(value) if isinstance(value, tuple) else value for each, value in scalars.items()},
-        }
-        for used in buffer.content.inputs - known.keys():
-            dtype = DTYPES[self._spec.buffer(used).element_type(self._dtype, self._sizes)]
-            known[used] = dtype.decode(self.stored(used))
-        values = buffer.content.values(known, shape, buffer.name, self._seed)
-        return _encoded(buffer.name, values, DTYPES[name])
 
 
 def _encoded(name: str, values: Array, dtype: Dtype) -> Array:

@@ -17,14 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
-from autotile.core.dtypes import dtype_name
 from autotile.core.model import Problem
 from autotile.errors import ProblemError, SpecError, UnknownKernelError, nearest
 from autotile.kernel.expressions import Expression
 from autotile.kernel.functions import Kind
 from autotile.kernel.library import Kernel, is_path, load_kernel
 from autotile.kernel.parser import KERNEL_NAME, NAME_RULE, parse_dtypes, parse_flags, parse_sizes
-from autotile.kernel.problem import checked_size
+from autotile.kernel.problem import completed_problem
 from autotile.kernel.sources import is_file, read_text
 from autotile.kernel.table import Table, describe, read_document
 from autotile.settings import read_settings
@@ -163,21 +162,7 @@ class Operation:
 
         See `autotile.kernel.problem.resolve_problem`.
         """
-        expected = " ".join(f"{name}={value}" for name, value in self.sizes.items() if name not in self.conditions)
-        if unknown := [name for name in sizes if name not in self.sizes]:
-            raise ProblemError(f"{self.name} has no size {unknown[0]!r}; give its sizes like {expected}")
-        missing = [name for name in self.sizes if name not in sizes and not self.is_optional(name)]
-        if missing and not defaults:
-            raise ProblemError(f"{self.name} needs the size {missing[0]}; give its sizes like {expected}")
-        binary = (*self.flags, *self.conditions)
-        values = {
-            name: checked_size(name, sizes.get(name, default), default=default, is_flag=name in binary)
-            for name, default in self.sizes.items()
-        }
-        chosen = self.dtypes[0] if dtype is None else dtype_name(dtype)
-        if chosen not in self.dtypes:
-            raise ProblemError(f"{self.name} does not support dtype {chosen!r}; it supports {', '.join(self.dtypes)}")
-        return Problem(self.name, values, chosen)
+        return completed_problem(self, sizes, dtype, defaults=defaults, conditions=self.conditions)
 
     def problem_of(self, kernel: str, sizes: Mapping[str, int], dtype: str) -> Problem | None:
         """Return the problem that a kernel's sizes are of; None if they do not determine one.

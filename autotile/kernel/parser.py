@@ -109,7 +109,11 @@ def parse_spec(
     taken: dict[str, str] = {}
     sizes = parse_sizes(problem_table, taken)
     flags = parse_flags(problem_table, taken)
-    parameters = _parameters(document.table("parameters"), taken)
+    parameters_table = document.table("parameters")
+    if not parameters_table.data:
+        raise parameters_table.error("", "no parameter is declared; declare at least one, as in BM = [64, 128]")
+    check_names(parameters_table, what="a parameter", taken=taken)
+    parameters = tuple(Parameter(name, _values(parameters_table, name)) for name in parameters_table.data)
     dtypes = parse_dtypes(problem_table)
     ragged_table = problem_table.table("ragged", optional=True)
     ragged_table.allow(sizes)
@@ -209,13 +213,6 @@ def parse_flags(problem: Table, taken: dict[str, str], name: str = "flags") -> d
     return {name: table.whole_number(name, minimum=0, maximum=1) for name in table.data}
 
 
-def _parameters(table: Table, taken: dict[str, str]) -> tuple[Parameter, ...]:
-    if not table.data:
-        raise table.error("", "no parameter is declared; declare at least one, as in BM = [64, 128]")
-    check_names(table, what="a parameter", taken=taken)
-    return tuple(Parameter(name, _values(table, name)) for name in table.data)
-
-
 def _values(table: Table, name: str) -> tuple[Value, ...]:
     values = table.entries(name)
     if any(isinstance(value, float) for value in values):
@@ -255,7 +252,9 @@ def _shaped(problem: ProblemSection, default: Table, parameters: Sequence[Parame
         value = value if value in parameter.values else parameter.values[0]
         if isinstance(value, int):
             values[parameter.name] = value
-    return problem.with_parameters(values, {name: _kind(value) for name, value in values.items()})
+    kinds = {name: _kind(value) for name, value in values.items()}
+    sizes, ragged = {**problem.sizes, **values}, {**problem.ragged, **values}
+    return ProblemSection(sizes, ragged, problem.flags, problem.dtypes, kinds)
 
 
 def _computed(table: Table, functions: Mapping[str, ConfigFunction]) -> tuple[Computed, ...]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,6 +20,9 @@ from autotile.errors import DeviceError, ProblemError, SpecError
 from autotile.kernel.arguments import TENSOR_MAP_CAPABILITY
 from autotile.kernel.expressions import Expression
 from autotile.kernel.spec import KernelSpec, Parameter, Rule
+
+if TYPE_CHECKING:
+    from autotile.kernel.operation import Operation
 
 ARCHITECTURE = r"sm_(\d+)(\d)a?"
 """Pattern of an NVRTC target, such as ``sm_90`` or ``sm_90a``: major and one-digit minor compute capability."""
@@ -132,22 +136,8 @@ def resolve_problem(
         A size is missing, unknown, not positive or over 2**31 - 1, a flag is not 0 or 1, an array would be empty, or
         the kernel does not support the dtype.
     """
-    expected = " ".join(f"{name}={value}" for name, value in spec.sizes.items())
-    unknown = [name for name in sizes if name not in spec.sizes]
-    if unknown:
-        raise ProblemError(f"{spec.name} has no size {unknown[0]!r}; give its sizes like {expected}")
-    missing = [name for name in spec.sizes if name not in sizes and not spec.is_optional(name)]
-    if missing and not defaults:
-        raise ProblemError(f"{spec.name} needs the size {missing[0]}; give its sizes like {expected}")
-    values = {
-        name: checked_size(name, sizes.get(name, default), default=default, is_flag=name in spec.flags)
-        for name, default in spec.sizes.items()
-    }
-    dtype = None if dtype is None else dtype_name(dtype)
-    if dtype is not None and dtype not in spec.dtypes:
-        raise ProblemError(f"{spec.name} does not support dtype {dtype!r}; it supports {', '.join(spec.dtypes)}")
-    problem = Problem(spec.name, values, dtype or spec.dtypes[0])
-    shaped = spec.shaped_sizes(values, spec.default)
+    problem = completed_problem(spec, sizes, dtype, defaults=defaults)
+    shaped = spec.shaped_sizes(problem.sizes, spec.default)
     for buffer in spec.buffers:
         shape = buffer.extents(shaped)
         if min(shape) < 1:
@@ -155,20 +145,44 @@ def resolve_problem(
     return problem
 
 
-def checked_size(name: str, given: object, *, default: int, is_flag: bool) -> int:
-    """Return a size or flag as an int; NumPy integers are accepted, and booleans for flags."""
-    try:
-        if isinstance(given, bool) and not is_flag:
-            raise TypeError
-        value = operator.index(given)  # type: ignore[arg-type]
-    except TypeError:
-        expected = "0 or 1" if is_flag else f"a whole number such as {default}"
-        raise ProblemError(f"{'flag' if is_flag else 'size'} {name} is {given!r}, expected {expected}") from None
-    if is_flag and value not in (0, 1):
-        raise ProblemError(f"flag {name} is {value}, expected 0 or 1")
-    if not is_flag and not 1 <= value <= MAX_SIZE:
-        raise ProblemError(f"size {name} is {value}, expected 1 to {MAX_SIZE}")
-    return value
+def completed_problem(
+    declared: KernelSpec | Operation,
+    sizes: Mapping[str, int],
+    dtype: str | None,
+    *,
+    defaults: bool,
+    conditions: tuple[str, ...] = (),
+) -> Problem:
+    """Check sizes and dtype against the names that a kernel or an operation declares; see `resolve_problem`.
+
+    ``conditions`` are flags that messages do not ask for. NumPy integers are accepted, and booleans for flags.
+    """
+    expected = " ".join(f"{name}={value}" for name, value in declared.sizes.items() if name not in conditions)
+    if unknown := [name for name in sizes if name not in declared.sizes]:
+        raise ProblemError(f"{declared.name} has no size {unknown[0]!r}; give its sizes like {expected}")
+    missing = [name for name in declared.sizes if name not in sizes and not declared.is_optional(name)]
+    if missing and not defaults:
+        raise ProblemError(f"{declared.name} needs the size {missing[0]}; give its sizes like {expected}")
+    values: dict[str, int] = {}
+    for name, default in declared.sizes.items():
+        given: object = sizes.get(name, default)
+        is_flag = name in declared.flags or name in conditions
+        try:
+            if isinstance(given, bool) and not is_flag:
+                raise TypeError
+            value = values[name] = operator.index(given)  # type: ignore[arg-type]
+        except TypeError:
+            what = "0 or 1" if is_flag else f"a whole number such as {default}"
+            raise ProblemError(f"{'flag' if is_flag else 'size'} {name} is {given!r}, expected {what}") from None
+        if is_flag and value not in (0, 1):
+            raise ProblemError(f"flag {name} is {value}, expected 0 or 1")
+        if not is_flag and not 1 <= value <= MAX_SIZE:
+            raise ProblemError(f"size {name} is {value}, expected 1 to {MAX_SIZE}")
+    chosen = declared.dtypes[0] if dtype is None else dtype_name(dtype)
+    if chosen not in declared.dtypes:
+        supported = ", ".join(declared.dtypes)
+        raise ProblemError(f"{declared.name} does not support dtype {chosen!r}; it supports {supported}")
+    return Problem(declared.name, values, chosen)
 
 
 def size_distance(a: Mapping[str, int], b: Mapping[str, int]) -> tuple[int, float]:

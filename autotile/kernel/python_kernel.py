@@ -539,11 +539,8 @@ def _mapping(value: Any, key: str, kernel: str) -> dict[str, Any]:
 
 def _given(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries that are neither None nor empty."""
-
-    def is_empty(value: Any) -> bool:
-        return value is None or (isinstance(value, str | Mapping | Sequence) and len(value) == 0)
-
-    return {key: value for key, value in table.items() if not is_empty(value)}
+    given = {key: value for key, value in table.items() if value is not None}
+    return {key: value for key, value in given.items() if not isinstance(value, str | Mapping | Sequence) or len(value)}
 
 
 def _named_arguments(arguments: Any, entry: str, source: str, kernel: str, *, has_steps: bool) -> dict[str, Any]:

@@ -389,8 +389,14 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
     described = {target for argument in spec.arguments if argument.name in names for target in argument.targets}
     further = [b for b in spec.buffers if b.name not in names and (b.constant or b.name in described)]
     arguments += [replace(buffer, is_passed=False) for buffer in further]  # which it reads in other ways
-    if kernel.element_type is not None:  # constant memory has the type that the source declares
-        arguments = [_widened(argument, dtype, sizes) if argument.is_passed else argument for argument in arguments]
+    for index, argument in enumerate(arguments) if kernel.element_type is not None else ():
+        if not argument.is_passed:  # constant memory has the type that the source declares
+            continue
+        if isinstance(argument, BufferArgument | WorkspaceArgument):
+            wide = ElementType(wide_type(argument.element_type(dtype, sizes)))
+            arguments[index] = replace(argument, dtype=wide)
+        elif isinstance(argument, ScalarArgument):
+            arguments[index] = replace(argument, dtype=wide_type(argument.element_type(dtype)))
     launch = msgspec.structs.replace(
         spec.steps[0].launch,
         block=kernel.block,
@@ -419,16 +425,6 @@ def wide_type(dtype: str) -> str:
     if kind.components:
         return f"double{kind.components}" if not kind.component.is_integer else dtype
     return dtype if kind.is_integer else _WIDE.get(dtype, "float64")
-
-
-def _widened(argument: Argument, dtype: str, sizes: Mapping[str, int]) -> Argument:
-    match argument:
-        case BufferArgument() | WorkspaceArgument():
-            return replace(argument, dtype=ElementType(wide_type(argument.element_type(dtype, sizes))))
-        case ScalarArgument():
-            return replace(argument, dtype=wide_type(argument.element_type(dtype)))
-        case _:
-            return argument
 
 
 class Tolerance(NamedTuple):

@@ -364,10 +364,6 @@ class ProblemSection:
     dtypes: tuple[str, ...]
     parameters: Mapping[str, Kind] = field(default_factory=dict)
 
-    def with_parameters(self, values: Mapping[str, int], kinds: Mapping[str, Kind]) -> ProblemSection:
-        """Return the section with parameters as further names, each with the value that expressions are tested at."""
-        return ProblemSection({**self.sizes, **values}, {**self.ragged, **values}, self.flags, self.dtypes, kinds)
-
     @property
     def own_names(self) -> frozenset[str]:
         """Sizes and flags."""
