@@ -197,7 +197,7 @@ class KernelCode:
         return self.packed
 
     def _find_cubin(self, *, may_compile: bool) -> CachedCubin | None:
-        known = self._cubin or _cubins.get(self._code_key) or _cubins.recall(self._code_key)
+        known = self._cubin or _cubins.recall(self._code_key)
         if known is None or not known.path.exists():  # it may have been trimmed from the cache
             from autotile.cuda.compiler import CubinCache, check_signatures, compile_cubin, compile_job
 
@@ -229,7 +229,7 @@ class KernelCode:
             return functions
 
         key = device_index, packed.name if packed is not None else self.cubin.cubin_hash, *self._code_key
-        functions = _loaded.get(key) or _loaded.recall(key)
+        functions = _loaded.recall(key)
         with load_cupy().cuda.Device(device_index), outside_of_captures():
             if functions is not None:
                 functions.opt_in(launches)
