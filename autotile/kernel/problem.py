@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
@@ -20,9 +20,6 @@ from autotile.errors import DeviceError, ProblemError, SpecError
 from autotile.kernel.arguments import TENSOR_MAP_CAPABILITY
 from autotile.kernel.expressions import Expression
 from autotile.kernel.spec import KernelSpec, Parameter, Rule
-
-if TYPE_CHECKING:
-    from autotile.kernel.operation import Operation
 
 ARCHITECTURE = r"sm_(\d+)(\d)a?"
 """Pattern of an NVRTC target, such as ``sm_90`` or ``sm_90a``: major and one-digit minor compute capability."""
@@ -146,23 +143,23 @@ def resolve_problem(
 
 
 def completed_problem(
-    declared: KernelSpec | Operation,
+    declared: Any,
     sizes: Mapping[str, int],
     dtype: str | None,
     *,
     defaults: bool,
     conditions: tuple[str, ...] = (),
 ) -> Problem:
-    """Check sizes and dtype against the names that a kernel or an operation declares; see `resolve_problem`.
+    """Check sizes and dtype against the names that a `KernelSpec` or an operation declares; see `resolve_problem`.
 
     ``conditions`` are flags that messages do not ask for. NumPy integers are accepted, and booleans for flags.
     """
-    expected = " ".join(f"{name}={value}" for name, value in declared.sizes.items() if name not in conditions)
-    if unknown := [name for name in sizes if name not in declared.sizes]:
-        raise ProblemError(f"{declared.name} has no size {unknown[0]!r}; give its sizes like {expected}")
+    unknown = [name for name in sizes if name not in declared.sizes]
     missing = [name for name in declared.sizes if name not in sizes and not declared.is_optional(name)]
-    if missing and not defaults:
-        raise ProblemError(f"{declared.name} needs the size {missing[0]}; give its sizes like {expected}")
+    if unknown or (missing and not defaults):
+        expected = " ".join(f"{name}={value}" for name, value in declared.sizes.items() if name not in conditions)
+        fault = f"has no size {unknown[0]!r}" if unknown else f"needs the size {missing[0]}"
+        raise ProblemError(f"{declared.name} {fault}; give its sizes like {expected}")
     values: dict[str, int] = {}
     for name, default in declared.sizes.items():
         given: object = sizes.get(name, default)

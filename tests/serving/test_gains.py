@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
+from autotile.serving.bound import BoundKernel
 from autotile.serving.gains import Gain, find_product, is_transposed, stored_transposed
 
 
-def gain_of(m: int, n: int, k: int, dtype: str, **options: Any) -> Gain:
-    served = find_product(m, n, k, dtype, trans_b=True, device="h200", **options)
+def served_for(m: int, n: int, k: int, dtype: str) -> BoundKernel:
+    served = find_product(m, n, k, dtype, trans_b=True, device="h200", keeps=False)
     assert served is not None
-    return Gain.of(served)
+    return served
+
+
+def gain_of(m: int, n: int, k: int, dtype: str) -> Gain:
+    return Gain.of(served_for(m, n, k, dtype))
 
 
 class TestGain:
@@ -55,11 +59,8 @@ class TestGain:
         assert pinned.is_worthwhile(bias=True, recorded=True)
 
     def test_while_something_stands_in_what_was_chosen_decides(self) -> None:
-        served = find_product(512, 4096, 4096, "float32", trans_b=True, device="h200", keeps=False)
-        assert served is not None
+        served, other = served_for(512, 4096, 4096, "float32"), served_for(4096, 4096, 4096, "bfloat16")
         chosen = Gain.of(served)
-        other = find_product(4096, 4096, 4096, "bfloat16", trans_b=True, device="h200", keeps=False)
-        assert other is not None
         other.choice = replace(other.choice, awaited="the kernel, which is being compiled")
         assert served.adopt(other)
         now, final = Gain.of(served), Gain.of(served, final=True)

@@ -87,6 +87,7 @@ ARGUMENTS: dict[str, Callable[[BoundKernel, Path], tuple[Any, ...]]] = {
     "adopt": lambda kernel, _: (kernel,),
     "launch_at": lambda kernel, _: (0, ()),
     "report_calls": lambda kernel, _: (None,),
+    "find_ways": lambda kernel, _: (kernel.operation, True, True),
 }
 """Arguments of the methods that take some."""
 

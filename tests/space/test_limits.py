@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace as replace_fields
+from msgspec.structs import replace as change
 from spec_samples import make_spec
 
 from autotile.core.device import DeviceProperties, device_profile, limits_for, profile_names
@@ -395,13 +395,9 @@ def test_static_and_dynamic_shared_memory_add_up() -> None:
 @pytest.mark.parametrize(
     ("geometry", "resources", "by"),
     [
-        (
-            replace_fields(GEOMETRY, block=(1024, 1, 1)),
-            replace_fields(RESOURCES, registers=65),
-            "registers",
-        ),
-        (replace_fields(GEOMETRY, dynamic_smem_bytes=232_448), RESOURCES, "shared_memory"),
-        (GEOMETRY, replace_fields(RESOURCES, static_smem_bytes=300_000), "shared_memory"),
+        (change(GEOMETRY, block=(1024, 1, 1)), change(RESOURCES, registers=65), "registers"),
+        (change(GEOMETRY, dynamic_smem_bytes=232_448), RESOURCES, "shared_memory"),
+        (GEOMETRY, change(RESOURCES, static_smem_bytes=300_000), "shared_memory"),
     ],
 )
 def test_what_fits_no_sm_says_what_it_needs(geometry: LaunchGeometry, resources: Resources, by: str) -> None:
@@ -413,9 +409,9 @@ def test_what_fits_no_sm_says_what_it_needs(geometry: LaunchGeometry, resources:
 
 def test_the_largest_block_just_fits_and_not_on_a_smaller_gpu() -> None:
     assert fault() == ""
-    assert fault(geometry=replace_fields(GEOMETRY, dynamic_smem_bytes=232_448 - 4096)) == ""
-    assert fault(geometry=replace_fields(GEOMETRY, block=(1024, 1, 1))) == ""
-    large = replace_fields(GEOMETRY, dynamic_smem_bytes=100_000)
+    assert fault(geometry=change(GEOMETRY, dynamic_smem_bytes=232_448 - 4096)) == ""
+    assert fault(geometry=change(GEOMETRY, block=(1024, 1, 1))) == ""
+    large = change(GEOMETRY, dynamic_smem_bytes=100_000)
     assert fault(geometry=large) == ""
     assert "T4" in fault(geometry=large, gpu="t4")
 
