@@ -38,7 +38,6 @@ from autotile.tuning.result import Front, TuneResult
 
 SIZES = {"M": 4096, "N": 4096, "K": 4096}
 CONFIG = dict.fromkeys(("BM", "BN", "BK", "TM", "TN", "LANES_X", "VEC", "STAGES", "PAD", "UNROLL", "MIN_BLOCKS"), 128)
-CONFIG_TEXT = " ".join(f"{name}={value}" for name, value in CONFIG.items())
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 WIDTHS = pytest.mark.parametrize("width", [80, 120, 10_000])
 
