@@ -300,7 +300,7 @@ class BoundKernel:
     request
         Call of `get_best_kernel` that returns this kernel; None if it was not served by it.
     find_ways
-        Function that returns the best ways to compute a problem of an operation; None otherwise, and if it is pinned.
+        Function that returns the best ways to compute a problem of an operation; None otherwise.
     find_stand_in
         Function that returns what is served while the kernel is compiled, None for nothing; None if calls wait.
     operation
@@ -468,8 +468,9 @@ class BoundKernel:
     @property
     def contenders(self) -> tuple[Contender, ...]:
         """For an operation: the best ways to compute the problem, that which is served first."""
-        if len(self.choice.contenders) < 2 and not self.choice.awaited:  # what stands in is no contender
-            self.choice = replace(self.choice, contenders=self.find_contenders() or self.choice.contenders)
+        choice = self.choice
+        if len(choice.contenders) < 2 and not (choice.awaited or choice.pinned):  # neither need be the best way
+            self.choice = replace(choice, contenders=self.find_contenders() or choice.contenders)
         return self.choice.contenders
 
     def find_contenders(self, *, kernels: bool = True) -> tuple[Contender, ...]:
@@ -733,9 +734,7 @@ class BoundKernel:
                     self._retired += (self._launcher,)
                 self._launcher = other._launcher if other._first_use is None else None  # a race is of one kernel
                 self._code, self._first_use = other._code, other._first_use
-            self.choice = other.choice
-            if not other.choice.awaited:  # it stands in for a choice that is still of these results
-                self.find_ways = other.find_ways
+            self.choice, self.find_ways = other.choice, other.find_ways or self.find_ways
         return True
 
     def _launch_device(self) -> int:
@@ -780,7 +779,7 @@ class BoundKernel:
         if other is None or not self.has_shapes_of(other):
             return
         chosen = BoundKernel(code, self.choice, self.device, self._device_index)
-        chosen.find_ways, report = self.find_ways, self._report
+        report = self._report
         named = f"{chosen.kernel} {config_text(chosen.config)}"
         awaited = f"{named}, which is being compiled and takes over when it is ready"
         other.choice = replace(other.choice, awaited=awaited)

@@ -59,9 +59,12 @@ class TestGain:
         assert pinned.is_worthwhile(bias=True, recorded=True)
 
     def test_while_something_stands_in_what_was_chosen_decides(self) -> None:
-        served, other = served_for(512, 4096, 4096, "float32"), served_for(4096, 4096, 4096, "bfloat16")
-        chosen = Gain.of(served)
+        served, raced = (served_for(512, 4096, 4096, "float32") for _ in range(2))
+        chosen, other = Gain.of(served), served_for(4096, 4096, 4096, "bfloat16")
         other.choice = replace(other.choice, awaited="the kernel, which is being compiled")
+        raced.find_ways = other.find_ways = None
+        assert served.adopt(raced)
+        assert replace(Gain.of(served), choice=chosen.choice) == chosen
         assert served.adopt(other)
         now, final = Gain.of(served), Gain.of(served, final=True)
         assert (now.kernel, now.launches) == ("cublas", 0)
