@@ -96,7 +96,7 @@ class MissCounter:
         """Count the calls of a kernel from now on, for the database at ``location``; none is created."""
         watched = _Watched(location, kernel, kernel.calls)
         self._list(watched)
-        kernel.report_calls(partial(self.report, watched))
+        kernel.report_calls(partial(self._report, watched))
 
     def release(self, kernel: BoundKernel) -> None:
         """Write the counts of a kernel, if it is counted, and count its calls no longer."""
@@ -149,7 +149,7 @@ class MissCounter:
         watched.is_listed = True
         counts.watched.append(watched)
 
-    def report(self, watched: _Watched, calls: int) -> int:
+    def _report(self, watched: _Watched, calls: int) -> int:
         """Write the counts after a call, unless this is a pause or another thread is writing.
 
         Return the number of calls at which to do so again.
