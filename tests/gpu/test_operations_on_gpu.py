@@ -220,9 +220,9 @@ def test_what_shipped_models_choose_is_right(
     for m, n, k in ((1024, 1024, 1024), (8, 4096, 4096), (1000, 999, 1001), (4096, 8, 4096)):
         sizes = {"M": m, "N": n, "K": k, "TRANS_A": layout[0], "TRANS_B": layout[1]}
         problem = operation.resolve(sizes, dtype)
-        job = sweep.prepare(problem, problem_of(operation, kernels, problem, device), candidates)
-        valid |= {one.key for one in job.candidates}
-        swept = sweep.run(job)
+        named = problem_of(operation, kernels, problem, device)
+        valid |= {one.key for one in sweep.valid(problem, named, candidates)}
+        swept = sweep.run(sweep.prepare(problem, named, candidates))
         assert swept is not None
         faults = {key: trial.reason for key, trial in swept.trials.items() if trial.outcome in FAULTY_OUTCOMES}
         assert faults == {}
