@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from autotile.api.targets import merge_sizes, named_operation, open_problem, resolve_device, sizes_notice
-from autotile.core.argument_types import checked, checked_except
+from autotile.core.argument_types import checked_except
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import L2Mode, Problem, Trial
 from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text, source_text
@@ -268,7 +268,7 @@ class ExportedPlan(Result):
         return {"action": "exported", "format": "plan", **written, "problems": problems}
 
 
-@checked_except("kernel", "device")
+@checked_except("kernel", "device", "format")
 def export(
     kernel: KernelName | Sequence[KernelSelection] | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -453,7 +453,7 @@ def export_models(
     return write_models(path, models)
 
 
-@checked
+@checked_except("format")
 def import_(
     file: str | Path,
     sizes: Mapping[str, int] | None = None,

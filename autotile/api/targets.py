@@ -601,6 +601,8 @@ def session_options(
             raise InputError(f"{field} is {value!r}, expected a text")
         changes[field] = str(value) if field == "database" and value is not None else value
     options, devices = replace(options, **changes), given.get("devices")
+    if options.insecure and not options.scheduler:
+        raise InputError("--insecure is of the connection to a scheduler; add --scheduler ADDRESS")
     if options.scheduler and (device is not None or devices is not None):
         if devices is not None or not isinstance(device, str) or device.isdecimal():
             raise InputError("--scheduler uses all GPUs of a model; to choose a model, name it: --device H200")

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @checked_except(
-    *("source", "entry", "parameters", "arguments", "launch", "reference_on", "sizes", "rules", "heuristics"),
+    *("source", "entry", "parameters", "arguments", "launch", "sizes", "rules", "heuristics"),
     *("default", "flags", "ragged", "defines", "sections", "tolerance"),
 )
 def kernel(

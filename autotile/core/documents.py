@@ -212,7 +212,7 @@ def toml_text(document: Mapping[str, Any]) -> str:
     Parameters
     ----------
     document
-        Tables by name, of strings, whole numbers, booleans, finite floats, lists and tables; a value that is a list of
+        Tables by name, of strings, whole numbers, booleans, floats, lists and tables; a value that is a list of
         tables is written as an array of tables. An entry of a table may be None, which is left out.
 
     Raises
@@ -241,7 +241,7 @@ def toml_value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):  # a JSON string is a TOML string, except that it may contain DEL
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+    if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
         entries = ", ".join(f"{_key(name)} = {toml_value(each)}" for name, each in value.items() if each is not None)

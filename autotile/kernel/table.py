@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -285,7 +286,7 @@ def describe(value: Any) -> str:
     if isinstance(value, bool):
         return f"the boolean {str(value).lower()}"
     if isinstance(value, int | float):
-        return f"the number {value}" if abs(value) < 10**30 else "a number of more than 30 digits"
+        return f"the number {value}" if not 10**30 <= abs(value) < math.inf else "a number of more than 30 digits"
     if isinstance(value, str):
         return f"the string {value[:60]!r}"
     return "a table" if isinstance(value, dict) else f"a {type(value).__name__}"

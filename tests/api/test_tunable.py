@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import gc
+import math
 from pathlib import Path
 
 import numpy as np
@@ -289,6 +290,7 @@ MISTAKES = {
     "[default['WORK']]: the number 3 is not among the values": {"default": {"THREADS": 128, "WORK": 3}},
     "[flops]: ": {"flops": "n +"},
     "[reference": {"reference": "factor * xx"},
+    "[reference['tolerance']]: expected a finite number, got the number nan": {"tolerance": math.nan},
     "[dtypes]": {"dtypes": ["float33"]},
     "[sizes]: expected a mapping, got 5": {"sizes": 5},
     "[default]: expected a mapping": {"default": [1]},

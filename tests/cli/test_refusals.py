@@ -57,6 +57,7 @@ def written(scale_toml: Path, recording: Path, tmp_path: Path) -> Callable[[str]
         (f"{TUNE_DEFAULT} --dtype float99", "float99"),
         (f"{TUNE_DEFAULT} --budget soon", "budget of 'soon'"),
         (f"{TUNE_DEFAULT} --until soon", "gain of 'soon'"),
+        (f"{TUNE_DEFAULT} --insecure", "add --scheduler"),
         (f"{TUNE_DEFAULT} --until 0", SHARE),
         (f"{TUNE_DEFAULT} --until 1", SHARE),
         (f"{TUNE_DEFAULT} --until 100%", SHARE),

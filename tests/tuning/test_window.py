@@ -204,6 +204,11 @@ class TestOneBlock:
         with pytest.raises(InputError):
             autotile.tuning(**given)
 
+    def test_a_mode_is_one_of_two(self) -> None:
+        mode: Any = "measure"
+        with pytest.raises(InputError, match="mode is 'measure', expected 'tune' or 'replay'"):
+            autotile.tuning(mode=mode)
+
     def test_what_only_inspects_another_gpu_is_left_out(self, ask: Any) -> None:
         with block() as window:
             ask(device="a100")
