@@ -68,7 +68,7 @@ from autotile.kernel.problem import Workrate
 from autotile.report.notebook import StudyPlots
 from autotile.report.study import study_without_trials
 from autotile.serving.choice import Compared, Contender, resources_document
-from autotile.serving.dispatcher import find_best_kernel
+from autotile.serving.dispatcher import default_dispatcher, find_best_kernel
 from autotile.settings import output_path, read_settings, user_path
 from autotile.tuning.plan import AssessedMiss, assess_misses
 
@@ -649,7 +649,7 @@ def best(
     ------
     InputError
         The kernel, a size, the dtype or the device is unknown, the search-space file is malformed, or the database or
-        the bundle cannot be read.
+        the bundle cannot be read. Or only pinned choices are allowed, and this is not one of them (`PinError`).
 
     Examples
     --------
@@ -666,6 +666,8 @@ def best(
                 opened.best(name)  # raises if it cannot be read, where a program would be served without it
     location = str(database_location(database))
     found = find_best_kernel(kernel, dtype, served_for, location, given, bundle=bundle, library=library, defaults=True)
+    if bundle is None and (pin := default_dispatcher.pins.in_force()) is not None:
+        pin.check(found)
     described = operation if operation is not None else found.definition.spec
     asked = found.operation if operation is not None and found.operation is not None else found.problem
     choice = found.choice

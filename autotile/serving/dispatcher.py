@@ -208,7 +208,9 @@ class Dispatcher:
     @property
     def _pin_in_force(self) -> Pin | None:
         """The pinned choices that are in force; nothing is loaded for them unless something was pinned."""
-        return self.pins.in_force() if self._pins is not None or read_settings().pin is not None else None
+        if self._pins is None and (settings := read_settings()).pin is None and not settings.pin_strict:
+            return None
+        return self.pins.in_force()
 
     @_kept
     def get_best_kernel(

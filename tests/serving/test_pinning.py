@@ -133,8 +133,9 @@ class TestFile:
         if named:
             monkeypatch.setenv("AUTOTILE_PIN", str(file))
         default_dispatcher.clear()
-        with pytest.raises(PinError, match="there is no file" if named else "AUTOTILE_PIN names no file"):
-            ask(store, 4096)
+        for dispatcher in (default_dispatcher, Dispatcher()):
+            with pytest.raises(PinError, match="there is no file" if named else "AUTOTILE_PIN names no file"):
+                dispatcher.get_best_kernel(store.path, n=4096, device="h200")
         assert not file.exists()
 
     def test_where_nothing_was_served_no_file_is_left(self, file: Path) -> None:
@@ -189,8 +190,9 @@ class TestPinned:
         del kernel
         anew()
         autotile.pin(file, strict=True)
-        with pytest.raises(PinError, match=r"no others are allowed; pin without strict, or delete .*choices.json"):
-            ask(store, 8192)
+        for look_up in (lambda: ask(store, 8192), lambda: autotile.best(store.path, n=8192, device="h200")):
+            with pytest.raises(PinError, match=r"no others are allowed; pin without strict, or delete .*choices.json"):
+                look_up()
         assert ask(store, 4096).choice.pinned == str(file)
 
     def test_pinning_strictly_what_is_served_otherwise_is_refused(self, store: Any, file: Path) -> None:
