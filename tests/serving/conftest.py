@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class ResultStore:
 
     kernel: Kernel
     path: Path
+    empty_database: Path
 
     def put(
         self,
@@ -61,7 +63,10 @@ class ResultStore:
         key = replace(key, **changes)
         measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
         trial = Trial(config, Outcome.OK, "", "finals", resources=resources, measurement=measurement)
-        with Database.open(read_settings().database) as database:
+        location = Path(read_settings().database)
+        if not location.exists():
+            shutil.copy(self.empty_database, location)
+        with Database.open(location) as database:
             study = database.study(key, device)
             run = start_run(database, study, sampler="random", driver=driver)
             add_trial(database, study, run, trial, phase="final", rank=1)
@@ -79,9 +84,17 @@ class ResultStore:
         return get_best_kernel(str(self.path), n=n, device=device, **named)
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database without results, to be copied: its tables take longer to make."""
+    path = tmp_path_factory.mktemp("database") / "empty.db"
+    Database.open(path).close()
+    return path
+
+
 @pytest.fixture
-def store(scale_toml: Path) -> ResultStore:
-    return ResultStore(load_kernel(str(scale_toml)), scale_toml)
+def store(scale_toml: Path, empty_database: Path) -> ResultStore:
+    return ResultStore(load_kernel(str(scale_toml)), scale_toml, empty_database)
 
 
 @pytest.fixture(scope="session")
