@@ -355,6 +355,9 @@ def array_at(number: int, shape: tuple[int, ...] = (N,), dtype: type = np.float3
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
 
+Y = array_at(1)
+
+
 class CallCuda(Cuda):
     """The part of CuPy that calls use, with two devices; records the parameters of launches, and launched graphs."""
 
@@ -451,11 +454,23 @@ class TestCalls:
 
     def test_scalars_of_one_call(self, kernel: BoundKernel, calls: CallCuda) -> None:
         x, y = array_at(0), array_at(1)
-        for scalars in ({}, {"factor": -3.0}, {}):
+        for scalars in ({}, {"factor": -3.0}, {}, {"factor": 5}):
             kernel(x, y, **scalars)
-        assert [words[3] for _, words in calls.launches] == [parameters(x, y, factor)[3] for factor in (2.0, -3.0, 2.0)]
-        with pytest.raises(ArgumentError, match="scale has no scalar 'offset' to set; scalars with a default: factor"):
-            kernel(x, y, offset=1.0)
+        assert [words[:4] for _, words in calls.launches] == [parameters(x, y, each) for each in (2.0, -3.0, 2.0, 5.0)]
+
+    @pytest.mark.parametrize(
+        ("scalars", "said"),
+        [
+            ({"n": 3}, "scale has no scalar 'n' to set; scalars with a default: factor"),
+            ({"offset": 1.0}, "scale has no scalar 'offset' to set"),
+            ({"factor": "1"}, "scalar factor is '1', expected a number"),
+            ({"factor": 1e39}, "does not fit in float32"),
+        ],
+    )
+    def test_scalars_that_are_refused(self, kernel: BoundKernel, calls: CallCuda, scalars: Any, said: str) -> None:
+        with pytest.raises(ArgumentError, match=said):
+            kernel(array_at(0), Y, **scalars)
+        assert calls.launches == []
 
     def test_launches_on_addresses_need_no_call_before(self, kernel: BoundKernel, calls: CallCuda) -> None:
         x, y, z = (array_at(i) for i in range(3))
@@ -479,16 +494,18 @@ class TestCalls:
     @pytest.mark.parametrize(
         ("arrays", "said"),
         [
-            (
-                (array_at(0, (N - 1,)), array_at(1)),
-                r"x has shape \(4095,\), expected \(4096,\) for scale n=4096 float32",
+            ([array_at(0, (N - 1,)), Y], r"x has shape \(4095,\), expected \(4096,\) for scale n=4096 float32"),
+            ([array_at(0, (64, 64)), Y], r"x has shape \(64, 64\), expected \(4096,\)"),
+            ([array_at(0, (N,), np.float64), Y], "x has dtype float64, expected float32; convert it with astype"),
+            ([array_at(0, (2 * N,))[::2], Y], r"x is not C-contiguous .*pass cupy\.ascontiguousarray\(x\)"),
+            ([array_at(0), array_at(1, device=1)], "y is on CUDA device 1, but the kernel is bound to device 0"),
+            *(
+                ([Y] * count, rf"takes the arrays x \(in\), y \(out\); got {count}\. Outputs may be left out")
+                for count in (0, 3, 6)
             ),
-            ((array_at(0, (N,), np.float64), array_at(1)), "x has dtype float64, expected float32"),
-            ((array_at(0, (2 * N,))[::2], array_at(1)), "x is not C-contiguous"),
-            ((array_at(0), array_at(1, device=1)), "y is on CUDA device 1, but the kernel is bound to device 0"),
-            ((), r"scale takes the arrays x \(in\), y \(out\); got 0"),
-            ((array_at(0), array_at(1), array_at(2)), r"scale takes the arrays x \(in\), y \(out\); got 3"),
-            ((np.zeros(N, np.float32), array_at(1)), "x: this ndarray cannot be used on the GPU: CPU arrays"),
+            ([np.zeros(N, np.float32), Y], "x: this ndarray cannot be used on the GPU: CPU arrays"),
+            ([[1.0, 2.0], Y], "x: expected an array on the GPU .*got list"),
+            ([None, Y], "x: expected an array on the GPU .*got NoneType"),
         ],
     )
     @pytest.mark.parametrize("warm", [False, True])
