@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from child_python import python
 
 from autotile.api import exchange
 from autotile.cli.derivation import read_selections
@@ -32,7 +30,6 @@ from autotile.serving import dispatcher as serving
 from autotile.serving.dispatcher import Dispatcher, get_best_kernel
 from autotile.settings import read_settings
 
-ROOT = Path(__file__).parents[2]
 FAST = {"THREADS": 256, "WORK": 4}
 SLOW = {"THREADS": 64, "WORK": 2}
 
@@ -118,10 +115,7 @@ class TestServing:
             "image = kernel._code.packed.read()\n"
             "print(kernel.tier, dict(kernel.config), kernel.resources.registers > 0, image[:4])\n"
         )
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOTILE_DB": "/nowhere/at/all.db"}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-        )
+        done = python("-c", code, env={"AUTOTILE_DB": "/nowhere/at/all.db"})
         assert done.stderr == ""
         assert done.stdout == f"exact {FAST} True b'\\x7fELF'\n"
 
