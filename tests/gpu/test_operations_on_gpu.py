@@ -29,7 +29,7 @@ from autotile.errors import ArgumentError
 from autotile.exchange.shipped import shipped_model
 from autotile.families.operation_model import ModelCandidate
 from autotile.kernel.inputs import read_captured_call, with_captured_call
-from autotile.kernel.library import load_kernel
+from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.operation import Library, load_operation
 from autotile.serving import operations
 from autotile.serving.bound import BoundKernel, FirstUseRace
@@ -90,25 +90,27 @@ def test_a_function_of_ones_own_is_raced_and_a_wrong_one_fails(scaling_toml: Pat
     assert {states["right"], states["scale"]} == {"won", "raced"}
 
 
+def workload_and_entry(kernel: Kernel, sizes: dict[str, int], folder: Path) -> tuple[Workload, Entry]:
+    """Compile the default configuration for a problem, and return what a worker is opened for and measures."""
+    config, spec = dict(kernel.spec.default), kernel.spec
+    job = compile_job(kernel, config, "float32", live_device().architecture, sizes)
+    cubin = CubinCache(folder, 10**9).get_or_compile(job)
+    workload = Workload(spec.text, spec.source, sizes, "float32", "cold", str(folder), 10**9, 0.02)
+    return workload, Entry(Candidate(config, str(cubin.path), cubin.symbols))
+
+
+def ask(worker: GpuWorker, message: Any) -> Any:
+    return worker(message, lambda stage: None)
+
+
 def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_path: Path) -> None:
     """A worker that is opened for a problem again verifies the candidate that passed, and lays nothing out."""
-    kernel = load_kernel(str(scale_toml))
-    config = dict(kernel.spec.default)
-    cubin = CubinCache(tmp_path, 10**9).get_or_compile(
-        compile_job(kernel, config, "float32", live_device().architecture, {"n": 1000})
-    )
-    first = Workload(kernel.spec.text, kernel.spec.source, {"n": 1000}, "float32", "cold", str(tmp_path), 10**9, 0.02)
-    second = replace(first, sizes={"n": 2000})
-    worker = GpuWorker()
-
-    def ask(message: Any) -> Any:
-        return worker(message, lambda stage: None)
-
-    problems = []
+    first, entry = workload_and_entry(load_kernel(str(scale_toml)), {"n": 1000}, tmp_path)
+    second, worker, problems = replace(first, sizes={"n": 2000}), GpuWorker(), []
     for workload in (first, second, first):
-        ask({"op": "open", "workload": to_fields(workload), "device_index": 0})
+        ask(worker, {"op": "open", "workload": to_fields(workload), "device_index": 0})
         problems.append(worker._bench._present)
-        reply = ask(job_message(Time((Entry(Candidate(config, str(cubin.path), cubin.symbols)),))))
+        reply = ask(worker, job_message(Time((entry,))))
         assert [one.outcome for one in reply["readings"]] == [Outcome.OK]
     assert problems[0] is problems[2]
     assert problems[0] is not problems[1]
@@ -118,16 +120,11 @@ def test_what_adds_to_its_outputs_is_right_where_samples_are_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EventTimer, "is_late", True)
-    kernel, sizes = load_kernel("sgemm_2d"), {"M": 256, "N": 256, "K": 256}
-    config = dict(kernel.spec.default)
-    job = compile_job(kernel, config, "float32", live_device().architecture, sizes)
-    cubin = CubinCache(tmp_path, 10**9).get_or_compile(job)
-    of = kernel.spec.text, kernel.spec.source, sizes, "float32", "cold", str(tmp_path), 10**9, 0.02
-    entry = Entry(Candidate(config, str(cubin.path), cubin.symbols))
+    workload, entry = workload_and_entry(load_kernel("sgemm_2d"), {"M": 256, "N": 256, "K": 256}, tmp_path)
     worker = GpuWorker()
-    worker({"op": "open", "workload": to_fields(Workload(*of)), "device_index": 0}, lambda stage: None)
+    ask(worker, {"op": "open", "workload": to_fields(workload), "device_index": 0})
     for asked in (Time((entry,)), Check((entry,), 4)):
-        reply = worker(job_message(asked), lambda stage: None)
+        reply = ask(worker, job_message(asked))
         assert [(one.outcome, one.reason) for one in reply["readings"]] == [(Outcome.OK, "")]
 
 
@@ -463,7 +460,7 @@ class TestAllKinds:
         np.testing.assert_array_equal(np.load(folder / "A.npy").reshape(a.shape), a.get())
         assert with_captured_call(load_kernel(call.kernel).spec, folder)
 
-    def test_it_adopts_itself_and_others(self, kernel: Any, kind: str) -> None:
+    def test_it_adopts_itself_and_others(self, kernel: Any) -> None:
         a, b = factors()
         assert kernel.adopt(kernel)
         assert is_close(kernel(a, b), a, b)
@@ -474,7 +471,6 @@ class TestAllKinds:
         for _ in range(2):
             assert is_close(kernel(a, b), a, b)
         assert kernel.explain()
-        del kind
 
     def test_a_bound_call(self, kernel: Any) -> None:
         a, b = factors()

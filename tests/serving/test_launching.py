@@ -13,6 +13,7 @@ from typing import Any
 import cupy
 import numpy as np
 import pytest
+from feature_kernels import block_space, write_kernel
 
 from autotile.core.model import LaunchGeometry
 from autotile.cuda import driver, toolchain
@@ -746,31 +747,21 @@ dtypes = ["float16"]
 [kernels.mine]
 kernel = "./mine.toml"
 """
-MEMBER = """
-[kernel]
-name = "mine"
-template = "mine.cu"
-entry = "mine"
-[problem]
-sizes = { M = 256, N = 256, K = 256, BATCH = 1 }
-ragged = { M = 17, N = 19, K = 23 }
-dtypes = ["float16"]
-[parameters]
-T = [256, 512]
-[default]
-T = 256
-[launch]
-block = ["T"]
-grid = ["ceil_div(M * N, T)"]
-[arguments]
+MEMBER = block_space(
+    "mine",
+    """
 A = { buffer = "dtype", shape = ["BATCH", "M", "K"], access = "in" }
 B = { buffer = "dtype", shape = ["BATCH", "K", "N"], access = "in" }
 C = { buffer = "%s", shape = ["BATCH", "M", "N"], access = "out" }
 M = { scalar = "int32", value = "M" }
-[reference]
-outputs = { C = "A @ B" }
-reduction = "K"
-"""
+""",
+    'outputs = { C = "A @ B" }\nreduction = "K"',
+    problem='sizes = { M = 256, N = 256, K = 256, BATCH = 1 }\ndtypes = ["float16"]',
+    parameters={"BLOCK": (256, 512)},
+    default={"BLOCK": 256},
+    grid='"ceil_div(M * N, BLOCK)"',
+)
+CODE = 'extern "C" __global__ void mine(const void*, const void*, void*, int M) {}'
 
 
 @pytest.mark.usefixtures("live_gpu")
@@ -779,8 +770,7 @@ def test_a_member_of_ones_own_that_declares_other_arrays_is_not_launched(
     calls: CallCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     (tmp_path / "matmul.toml").write_text(OPERATION)
-    (tmp_path / "mine.toml").write_text(MEMBER % dtype)
-    (tmp_path / "mine.cu").write_text('extern "C" __global__ void mine(const void*, const void*, void*, int M) {}')
+    write_kernel(tmp_path, CODE, MEMBER % dtype)
     monkeypatch.setenv("AUTOTILE_OPERATIONS", str(tmp_path))
     default_dispatcher.clear()
     cubin = SimpleNamespace(path=Path("mine.cubin"), symbols={}, cubin_hash="0")
