@@ -97,7 +97,6 @@ def test_what_becomes_wrong_or_idle_later_neither_wins_nor_ties(cache: Path, tmp
 def test_a_finalist_that_keeps_its_result_is_refused_with_the_reason(cache: Path, tmp_path: Path) -> None:
     session = tune_faults(tmp_path, "keeps_result", cache=cache, finals=8)
     kept = session.trial_of("keeps_result")
-    assert kept is not None
     if kept.outcome is Outcome.OK:  # unless it happened to be pruned
         (refused,) = session.result.refused
         assert (refused.config, refused.outcome) == (kept.config, Outcome.WRONG_RESULT)

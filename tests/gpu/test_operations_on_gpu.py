@@ -58,7 +58,6 @@ def test_kernels_and_cublas_are_raced(dtype: str, sizes: dict[str, int]) -> None
     cublas = result.libraries[0]
     assert (cublas.name, cublas.reason, cublas.state in ("won", "raced")) == ("cublas", "", True)
     winner = result.winner
-    assert winner is not None
     assert winner.time_us <= cublas.time_us
     with Database.open(read_settings().database) as database:
         stored = database.best("matmul:cublas", dtype=dtype)
@@ -135,7 +134,6 @@ def test_a_family_is_measured_and_its_model_stored(scaling_toml: Path) -> None:
     assert result.problems == 26
     assert result.pairs >= 26 * 6
     assert result.refused == 0
-    assert result.losses is not None
     assert 0 <= result.losses.mean <= result.losses.worst
     with Database.open(read_settings().database) as database:
         assert [(one.operation, one.dtype) for one in read_models(database)] == [("scaling", "float32")]
@@ -152,7 +150,6 @@ def test_products_are_swept_beside_cublas(sweep_of: Callable[..., Sweep]) -> Non
         problem = operation.resolve(sizes, "float32")
         named = problem_of(operation, kernels, problem, live_device())
         swept = sweep.run(sweep.prepare(problem, named, candidates))
-        assert swept is not None
         assert swept.libraries["cublas"] > 0
         assert {trial.outcome.has_time for trial in swept.trials.values()} == {True}, swept.trials
         with Database.open(read_settings().database) as database:
@@ -191,7 +188,6 @@ def test_a_sweep_blames_the_configuration_that_is_at_fault(
     sweep = sweep_of(operation, "float32")
     for n in (4_000_000, 8_000_000):  # none is dropped as slow before the launch at which it hangs
         swept = sweep.run(sweep.prepare(operation.resolve({"n": n}), {name: {"n": n}}, order))
-        assert swept is not None
         assert all(swept.trials[one.key].outcome.has_time for one in healthy), swept.trials
         if n == 4_000_000:
             assert {one.config["FAULT"]: swept.trials[one.key].outcome for one in faulty} == FAULTS
@@ -220,7 +216,6 @@ def test_what_shipped_models_choose_is_right(
         job = sweep.prepare(problem, problem_of(operation, kernels, problem, device), candidates)
         valid |= {one.key for one in job.candidates}
         swept = sweep.run(job)
-        assert swept is not None
         faults = {key: trial.reason for key, trial in swept.trials.items() if trial.outcome in FAULTY_OUTCOMES}
         assert faults == {}
         verified |= {key for key, trial in swept.trials.items() if trial.outcome.has_time}

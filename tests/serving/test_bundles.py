@@ -340,7 +340,6 @@ class TestOperations:
     ) -> None:
         device = device_profile("h200")
         whole = shipped_file.shipped_model("matmul", "float32", device)
-        assert whole is not None
         own = (one for one in whole.candidates if one.kernel == "sgemm")
         few = sorted(own, key=lambda one: one.config["BM"] * one.config["BN"] * one.config["BK"])[:2]  # soon compiled
         model = replace(whole, candidates=tuple(few), ranges={**whole.ranges, "TRANS_A": (0, 0), "TRANS_B": (0, 0)})

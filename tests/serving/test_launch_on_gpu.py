@@ -218,7 +218,6 @@ class TestSharedMemory:
             kernel = get_best_kernel(str(toml), N=100_000, database=str(tmp_path / "none.db"))
             assert (kernel.tier, kernel.config) == ("default", {"BLOCK": 256, "TILE": tile, "STATIC": static})
             assert kernel.geometry.dynamic_smem_bytes == 4 * tile
-            assert kernel.resources is not None
             assert kernel.resources.static_smem_bytes >= 4 * static
             np.testing.assert_allclose(host(kernel(x)), 3 * host(x), rtol=1e-6)
 

@@ -376,7 +376,6 @@ class TestNumerics:
         key = store.put(4096, times[0][0], time_us=times[0][1])
         with Database.open(read_settings().database) as database:
             study = database.find_study(key)
-            assert study is not None
             run = start_run(database, study, sampler="random")
             for rank, (config, time_us, digest) in enumerate(times, 1):
                 measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)

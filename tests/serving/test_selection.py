@@ -397,8 +397,6 @@ class TestUntuned:
 
     def test_one_block_of_a_deep_product_is_split(self) -> None:
         config, estimated = self.serve("gemm_mma", M=64, N=64, K=131072)
-        assert estimated is not None
-        assert estimated.default_us is not None
         assert estimated.default_us > 20 * estimated.time_us
         assert config["SPLIT_K"] > 8
         assert "the default's 1 block of 128 threads on 1 of 132 SMs" in estimated.reason
@@ -416,7 +414,6 @@ class TestUntuned:
     def test_where_the_default_does_not_suit_the_least_estimate_is_served(self) -> None:
         config, estimated = self.serve("sgemm", M=2047, N=2049, K=2051)
         assert config["VEC"] == 1
-        assert estimated is not None
         assert estimated.default_us is None
         first, nothing = self.serve("sgemm", M=2047, N=2049, K=2051, estimates=False)
         assert nothing is None
@@ -442,8 +439,6 @@ class TestUntuned:
         whole = self.serve("gemm_mma", M=16, N=4096, K=4096)[1]
         monkeypatch.setattr(selection, "_MAX_ROWS", 200)
         sample = self.serve("gemm_mma", M=16, N=4096, K=4096)[1]
-        assert whole is not None
-        assert sample is not None
         assert whole.time_us <= sample.time_us < 1.5 * whole.time_us
         monkeypatch.setattr(selection, "_MAX_COMBINATIONS", 10)
         assert self.serve("gemm_mma", M=16, N=4096, K=4096) == (dict(load_kernel("gemm_mma").spec.default), None)
@@ -455,7 +450,6 @@ class TestUntuned:
         header, spec = recording.header, load_kernel(recording.header.key.kernel).spec
         space = SearchSpace(header.parameters, np.asfortranarray(recording.codes), 0, (), (), 0.0)
         found = estimate_times(spec, header.key.sizes, header.device or PROFILE, space, header.key.dtype)
-        assert found is not None
         if not found.is_declared:
             return
         estimated, measured = found.time_us[recording.ok], recording.columns["time_us"][recording.ok]
@@ -660,7 +654,6 @@ def test_a_gain_whose_launch_cannot_be_estimated_is_kept_near_and_not_far_away(
     for n, is_faster in ((near, True), (far, False)):
         assert estimate_configs(spec, {"n": n}, PROFILE, [spec.default]) is None
         found = prefer(spec, {"n": n}, PROFILE, spec.default, tuned)
-        assert found is not None
         assert found.expectation.is_faster is is_faster
 
 
