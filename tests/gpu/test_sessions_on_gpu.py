@@ -113,14 +113,6 @@ def test_the_uuid_is_that_of_the_system() -> None:
     assert device_uuid(99) == ""
 
 
-def test_trials_carry_the_uuid(scale_toml: Path, tmp_path: Path) -> None:
-    options = TuneOptions(trials=4, finals=2, database=str(tmp_path / "one.db"))
-    autotile.tune(str(scale_toml), n=4096, options=options, progress=False)
-    with Database.open(tmp_path / "one.db") as database:
-        trials = [trial for study in database.studies() for trial in database.trials(study.study_id)]
-    assert {trial.gpu for trial in trials} == {device_uuid(0)}
-
-
 @two_gpus
 def test_two_gpus_share_a_session(scale_toml: Path, tmp_path: Path) -> None:
     options = TuneOptions(finals=3, database=str(tmp_path / "two.db"))
@@ -143,6 +135,7 @@ def test_a_session_that_was_measured_can_be_followed_and_looked_at(scale_toml: P
     assert 0.2 < finals.remaining_s < 10
 
     trials = autotile.trials(scale_toml)
+    assert {entry.stored.gpu for entry in trials.trials} == {device_uuid(0)}
     stream = io.StringIO()
     trials.columns().write_csv(stream)
     rows = list(csv.DictReader(io.StringIO(stream.getvalue())))
@@ -208,13 +201,17 @@ def scale() -> autotile.TunableKernel:
     )
 
 
-def test_a_kernel_from_python_is_tuned_and_served(scale: autotile.TunableKernel, cupy: Any) -> None:
+def test_a_kernel_from_python_is_tuned_bundled_and_served(
+    scale: autotile.TunableKernel, tmp_path: Path, cupy: Any
+) -> None:
     result = scale.tune(options=OPTIONS, progress=False)
     assert result.winner is not None
-    best = scale.best()
-    assert best.tier == "exact"
+    autotile.bundle(scale, output=tmp_path / "scale.autotile")
+    bundled = autotile.get_best_kernel("scale", n=1 << 20, bundle=tmp_path / "scale.autotile")
     x = cupy.arange(1 << 20, dtype=np.float32)
-    assert bool((best(x) == 2 * x).all())
+    for kernel in (scale.best(), bundled):
+        assert kernel.tier == "exact"
+        assert bool((kernel(x) == 2 * x).all())
 
 
 def test_arrays_are_inputs_and_answers() -> None:
@@ -282,14 +279,6 @@ def test_a_new_kernel_tunes_as_it_is(tmp_path: Path) -> None:
     result = autotile.tune(made.space, N=1 << 20, options=OPTIONS, progress=False)
     assert result.winner is not None
     assert set(result.outcomes) <= {Outcome.OK, Outcome.PRUNED}
-
-
-def test_a_kernel_from_python_is_bundled(scale: autotile.TunableKernel, tmp_path: Path, cupy: Any) -> None:
-    scale.tune(options=OPTIONS, progress=False)
-    autotile.bundle(scale, output=tmp_path / "scale.autotile")
-    served = autotile.get_best_kernel("scale", n=1 << 20, bundle=tmp_path / "scale.autotile")
-    x = cupy.arange(1 << 20, dtype=np.float32)
-    assert bool((served(x) == 2 * x).all())
 
 
 N = 1 << 18

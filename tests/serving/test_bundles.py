@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -150,19 +151,16 @@ class TestServing:
         assert tiers == {4096: "exact", 4000: "family", 8000: "family", 200_000: "nearest"}
         assert (served[4000].config, served[8000].config) == (other, FAST)
 
-    def test_strict(self, bundle: Path) -> None:
-        assert ask(bundle, 4096, strict=True).tier == "exact"
-        with pytest.raises(NotTunedError, match="sizes: tuned n=65536, requested n=70000") as caught:
-            ask(bundle, 70000, strict=True)
-        assert caught.value.differences == (("sizes", "n=65536", "n=70000"),)
-
-    def test_a_dispatcher_that_serves_from_it(self, bundle: Path) -> None:
-        dispatcher = Dispatcher(bundle=bundle)
-        kernel = dispatcher.get_best_kernel("scale", n=4096, device="h200", strict=True)
+    @pytest.mark.parametrize("of_dispatcher", [False, True])
+    def test_strict(self, bundle: Path, of_dispatcher: bool) -> None:
+        """A dispatcher may serve from it; otherwise it is named in the call."""
+        serve = Dispatcher(bundle=bundle).get_best_kernel if of_dispatcher else partial(get_best_kernel, bundle=bundle)
+        kernel = serve("scale", n=4096, device="h200", strict=True)
         assert f"It comes from the bundle {bundle}" in kernel.explain()
-        assert dispatcher.get_best_kernel("scale", n=4096, device="h200") is kernel
-        with pytest.raises(NotTunedError, match="sizes: tuned n=65536, requested n=70000"):
-            dispatcher.get_best_kernel("scale", n=70000, device="h200", strict=True)
+        assert serve("scale", n=4096, device="h200") is kernel
+        with pytest.raises(NotTunedError, match="sizes: tuned n=65536, requested n=70000") as caught:
+            serve("scale", n=70000, device="h200", strict=True)
+        assert caught.value.differences == (("sizes", "n=65536", "n=70000"),)
 
     def test_a_kernel_that_it_does_not_hold(self, bundle: Path) -> None:
         with pytest.raises(BundleError, match="does not contain the kernel 'sgemm_2d', only scale"):
