@@ -135,7 +135,7 @@ def test_a_session_that_was_measured_can_be_followed_and_looked_at(scale_toml: P
     assert 0.2 < finals.remaining_s < 10
 
     trials = autotile.trials(scale_toml)
-    assert {entry.stored.gpu for entry in trials.trials} == {device_uuid(0)}
+    assert {entry.stored.trial.gpu for entry in trials.trials} == {device_uuid(0)}
     stream = io.StringIO()
     trials.columns().write_csv(stream)
     rows = list(csv.DictReader(io.StringIO(stream.getvalue())))
