@@ -560,6 +560,7 @@ class TestWhenCountsAreWritten:
 
 @pytest.mark.usefixtures("live_gpu")
 class TestDatabases:
+    @pytest.mark.usefixtures("clock")  # without a pause after what cannot be written
     def test_none_is_made_and_one_may_be_named_by_the_url_of_its_file(self, store: Any) -> None:
         call(store.ask(8192, device=None))
         default_dispatcher.misses.flush()
