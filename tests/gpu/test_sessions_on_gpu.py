@@ -305,12 +305,8 @@ def hasty(scale_toml: Path, scaling_toml: Path) -> Path:
     return scale_toml
 
 
-def tune_alone(hasty: Path, folder: Path) -> None:
-    autotile.tune(hasty, n=N, options=TuneOptions(trials=16), progress=False)
-
-
-def tune_without_finals(hasty: Path, folder: Path) -> None:
-    autotile.tune(hasty, n=N, options=TuneOptions(trials=16, finals=0), progress=False)
+def tune(path: Path, **options: Any) -> Any:
+    return autotile.tune(str(path), n=N, options=TuneOptions(trials=16, **options), progress=False)
 
 
 def tune_family(hasty: Path, folder: Path) -> None:
@@ -327,10 +323,6 @@ def tune_operation_family(hasty: Path, folder: Path) -> None:
     with Database.open(read_settings().database) as database:
         (stored,) = read_models(database)
         assert '"HASTY":1' not in str(stored.model).replace(" ", "").replace("'", '"')
-
-
-def tune_operation(hasty: Path, folder: Path) -> None:
-    autotile.tune(str(hasty.with_name("scaling.toml")), n=N, options=TuneOptions(trials=16), progress=False)
 
 
 def tune_plan(hasty: Path, folder: Path) -> None:
@@ -354,30 +346,22 @@ def evaluate_alone(hasty: Path, folder: Path) -> None:
 def record_and_replay(hasty: Path, folder: Path) -> None:
     recorded = autotile.record(hasty, n=N, output=folder / "recorded.npz", progress=False)
     assert recorded.path is not None
-    result = autotile.tune(hasty, n=N, options=TuneOptions(replay=str(recorded.path), trials=16), progress=False)
-    assert isinstance(result, autotile.TuneResult)
-    assert result.winner.config["HASTY"] == 0
+    assert tune(hasty, replay=str(recorded.path)).winner.config["HASTY"] == 0
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        tune_alone,
-        tune_without_finals,
-        tune_family,
-        tune_operation_family,
-        tune_operation,
-        tune_plan,
-        tune_misses,
-        evaluate_alone,
-        record_and_replay,
-    ],
-)
-def test_no_way_of_tuning_serves_it(
-    hasty: Path, tmp_path: Path, way: Callable[[Path, Path], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+WAYS: dict[str, Callable[[Path, Path], object]] = {
+    "tune": lambda hasty, _: tune(hasty),
+    "tune without finals": lambda hasty, _: tune(hasty, finals=0),
+    "tune an operation": lambda hasty, _: tune(hasty.with_name("scaling.toml")),
+    **{way.__name__: way for way in (tune_family, tune_operation_family, tune_plan, tune_misses)},
+    **{way.__name__: way for way in (evaluate_alone, record_and_replay)},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_of_tuning_serves_it(hasty: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOTILE_KERNELS", str(hasty.parent))
-    way(hasty, tmp_path)
+    WAYS[way](hasty, tmp_path)
     with Database.open(read_settings().database) as database:
         trials = [trial for study in database.studies() for trial in database.trials(study.study_id)]
         wrong = [trial for trial in trials if trial.config.get("HASTY") == 1]
