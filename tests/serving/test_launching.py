@@ -140,25 +140,18 @@ def bound(kernel: KernelLauncher, index: int = 0) -> Callable[[], object]:
     return kernel._bind_checked(CheckedArrays({}, tuple(arrays_of(index, index))), {})
 
 
-class Graphs:
-    """Makes graphs, numbered from 1, unless ``refuses`` is set."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked = self.made = 0
-        self.refuses = False
-        monkeypatch.setattr(launching, "make_launch_graph", self._make)
-
-    def _make(self, *_: Any) -> Any:
-        self.asked += 1
-        if self.refuses:
-            return None
-        self.made += 1
-        return SimpleNamespace(executable=self.made)
-
-
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
-    return Graphs(monkeypatch)
+def graphs(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Counts the graphs that are asked for and made, which are numbered from 1; none is made if it ``refuses``."""
+    counts = SimpleNamespace(asked=0, made=0, refuses=False)
+
+    def make(*_: Any) -> Any:
+        counts.asked += 1
+        counts.made += not counts.refuses
+        return None if counts.refuses else SimpleNamespace(executable=counts.made)
+
+    monkeypatch.setattr(launching, "make_launch_graph", make)
+    return counts
 
 
 @pytest.fixture
@@ -180,10 +173,9 @@ class TestLaunches:
 
         def encode(tensor_map: TensorMap, pointer: int) -> np.ndarray[Any, Any]:
             made.append(pointer)
-            return np.frombuffer(pointer.to_bytes(8, "little") * 16, np.dtype((np.void, 128)))
+            return np.full(16, pointer, np.uint64)
 
-        words = lambda tensor_map, pointer: encode(tensor_map, pointer).view(np.uint64)  # noqa: E731
-        monkeypatch.setattr(launching, "encode_description", words)
+        monkeypatch.setattr(launching, "encode_description", encode)
         tensor_map = TensorMap("A_map", "A", "float32", (8, 8), (8, 8), (1, 1), 0, 0)
         block = ParameterBlock([np.uint64(1), encode(tensor_map, 2), np.int32(3)], spare_words=2)
         address, place, number = block.starts
@@ -265,7 +257,7 @@ class TestLaunches:
         with pytest.raises(RuntimeError, match="INVALID_VALUE"):
             launch()
 
-    def test_a_launch_that_comes_again_becomes_a_graph(self, cuda: Cuda, graphs: Graphs) -> None:
+    def test_a_launch_that_comes_again_becomes_a_graph(self, cuda: Cuda, graphs: Any) -> None:
         """And is launched as one, except while its stream is captured, when graphs are not allowed."""
         arrays = arrays_of(0, 0)
         kernel = make_launcher(cuda)
@@ -283,7 +275,7 @@ class TestLaunches:
         assert graphs.made == 1
 
     def test_a_bound_launch_has_graphs_by_stream(
-        self, cuda: Cuda, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+        self, cuda: Cuda, graphs: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cuda.devices = 1
         kernel = make_launcher(cuda)
@@ -297,22 +289,22 @@ class TestLaunches:
         launch()
         assert cuda.launched[-1] == (0, 7)
 
-    def test_arrays_that_never_come_again_cost_no_graphs(self, state: StreamState, graphs: Graphs) -> None:
+    def test_arrays_that_never_come_again_cost_no_graphs(self, state: StreamState, graphs: Any) -> None:
         keep(state, range(10_000))
         assert graphs.made == 0
 
-    def test_many_arrays_in_turn_make_few_graphs(self, state: StreamState, graphs: Graphs) -> None:
+    def test_many_arrays_in_turn_make_few_graphs(self, state: StreamState, graphs: Any) -> None:
         """If there are more than can be kept, those that were made stay for a long time."""
         keep(state, range(40), 50)
         assert graphs.made == len(state.graphs) == 32
 
-    def test_graphs_of_arrays_that_are_gone_give_way(self, state: StreamState, graphs: Graphs) -> None:
+    def test_graphs_of_arrays_that_are_gone_give_way(self, state: StreamState, graphs: Any) -> None:
         for start in (0, 100):
             keep(state, range(start, start + 32), 1000)
             assert set(state.graphs) == {(pointer,) for pointer in range(start, start + 32)}
         assert graphs.made == 64
 
-    def test_patience_begins_anew_with_each_graph(self, state: StreamState, graphs: Graphs) -> None:
+    def test_patience_begins_anew_with_each_graph(self, state: StreamState, graphs: Any) -> None:
         """Earlier launches on arrays that never came again do not affect the graphs in use."""
         keep(state, range(-1999, 1))
         for pointers in (range(1, 33), range(100, 150)):
@@ -321,7 +313,7 @@ class TestLaunches:
         assert graphs.made == 32
         assert (1,) in state.graphs
 
-    def test_what_is_refused_is_asked_for_again_after_a_long_time(self, state: StreamState, graphs: Graphs) -> None:
+    def test_what_is_refused_is_asked_for_again_after_a_long_time(self, state: StreamState, graphs: Any) -> None:
         graphs.refuses = True
         for _ in range(5000):
             state.keep_as_graph(0, (1,))
@@ -333,7 +325,7 @@ class TestLaunches:
         assert (1,) in state.graphs
 
     @pytest.mark.parametrize("with_graphs", [True, False])
-    def test_a_careful_launch_leaves_the_graphs_alone(self, cuda: Cuda, graphs: Graphs, with_graphs: bool) -> None:
+    def test_a_careful_launch_leaves_the_graphs_alone(self, cuda: Cuda, graphs: Any, with_graphs: bool) -> None:
         """As calls with ``stream=`` are, which may alternate with fast ones, also while the stream is captured."""
         cuda.devices = 1
         arrays, kernel = arrays_of(0, 0), make_launcher(cuda, with_graphs=with_graphs)

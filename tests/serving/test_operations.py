@@ -70,9 +70,9 @@ def _nothing_else_is_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     operations._added.clear()
 
 
-def serve(name: str = "matmul", dtype: str = "float32", **options: Any) -> BoundKernel:
+def serve(dtype: str = "float32", **options: Any) -> BoundKernel:
     default_dispatcher.clear()
-    return get_best_kernel(name, dtype=dtype, device="h200", **{**SIZES, **options})
+    return get_best_kernel("matmul", dtype=dtype, device="h200", **{**SIZES, **options})
 
 
 def choice(**options: Any) -> tuple[str, str]:
@@ -81,15 +81,15 @@ def choice(**options: Any) -> tuple[str, str]:
     return found.kernel, found.tier
 
 
-def store_kernel(name: str, time_us: float, dtype: str = "float32", **sizes: int) -> None:
-    store_default(name, {**SIZES, **sizes}, dtype, time_us)
+def store_kernel(name: str, time_us: float, **sizes: int) -> None:
+    store_default(name, {**SIZES, **sizes}, "float32", time_us)
 
 
-def store_library(time_us: float, name: str = "cublas", version: str = "", l2: L2Mode = "cold", **sizes: int) -> None:
+def store_library(time_us: float, version: str = "", l2: L2Mode = "cold", **sizes: int) -> None:
     operation = load_operation("matmul")
     problem = operation.resolve({**SIZES, **sizes}, "float32")
     version = version or operations.libraries_for(operation, is_present=False)[0].version
-    key = library_key(operation, problem, DEVICE, name, version, nvrtc_version=nvrtc_version(), l2_mode=l2)
+    key = library_key(operation, problem, DEVICE, "cublas", version, nvrtc_version=nvrtc_version(), l2_mode=l2)
     store_winner(key, {}, time_us, DEVICE)
 
 
