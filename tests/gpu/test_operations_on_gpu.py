@@ -441,14 +441,16 @@ class TestAllKinds:
             only_cublas(monkeypatch)
         return served(EMULATE=0, race=kind == "raced")
 
-    def test_a_call_is_captured(self, kernel: Any, tmp_path: Path) -> None:
+    def test_a_call_is_captured(self, kernel: Any, kind: str, tmp_path: Path) -> None:
         a, b = factors()
         captured = autotile.capture(kernel, tmp_path / "calls", calls=1)
         for stream in (None, cupy.cuda.Stream(non_blocking=True)):
             result = captured(a, b, stream=stream)
             cupy.cuda.Device().synchronize()
             assert is_close(result, a, b)
+        assert (kernel.tier == "exact", kernel.calls) == (kind == "raced", 2)
         (folder,) = (tmp_path / "calls").iterdir()
+        assert {path.name for path in folder.glob("*.npy")} == {"A.npy", "B.npy", "C.npy"}  # beta * C is read
         call = read_captured_call(folder)
         assert call.dtype == "float32"
         assert set(SIZES.items()) <= set(call.sizes.items())
@@ -467,52 +469,31 @@ class TestAllKinds:
             assert is_close(kernel(a, b), a, b)
         assert kernel.explain()
 
-    def test_a_bound_call(self, kernel: Any) -> None:
+    def test_a_bound_call(self, kernel: Any, kind: str) -> None:
         a, b = factors()
         out = cupy.zeros((70, 96), "float32")
         kernel.bind(a, b, out)()
         assert is_close(out, a, b)
+        assert is_close(kernel(a, b), a, b)
+        assert kind != "raced" or (kernel.tier, kernel.calls) == ("exact", 1)
         with pytest.raises(ArgumentError, match="gamma"):
             kernel.bind(a, b, out, gamma=1.0)
 
 
-class TestOneClass:
-    """What is served is a choice and a launcher, whichever kind it is."""
-
-    def test_a_kernel_takes_the_place_of_a_library_and_a_library_that_of_a_kernel(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        only_cublas(monkeypatch)
-        library, kernel = served(EMULATE=0), served(EMULATE=0, library=False)
-        a, b = factors()
-        assert (library.is_library, kernel.is_library) == (True, False)
-        for first, second in ((library, kernel), (kernel, served(EMULATE=0, numerics="any"))):
-            name = second.kernel
-            for one in (first, second):
-                assert is_close(one(a, b), a, b)
-            bound = first.bind(a, b, out := cupy.zeros((70, 96), "float32"))
-            assert first.adopt(second)
-            assert (first.kernel, first.is_library) == (name, name == "cublas")
-            for _ in range(3):
-                assert is_close(first(a, b), a, b)
-            assert is_close(first(a, b, cupy.ones((70, 96), "float32"), alpha=0.5, beta=0.0) * 2, a, b)
-            bound()  # it keeps what it was bound with
-            assert is_close(out, a, b)
-
-    @pytest.mark.parametrize("race", [False, True])
-    def test_calls_are_captured(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, race: bool) -> None:
-        only_cublas(monkeypatch)
-        kernel, (a, b) = served(EMULATE=0, race=race), factors()
-        assert is_close(autotile.capture(kernel, tmp_path / "calls")(a, b), a, b)
-        (call,) = (tmp_path / "calls").iterdir()
-        assert {path.name for path in call.glob("*.npy")} == {"A.npy", "B.npy", "C.npy"}  # beta * C is read
-        assert (kernel.tier, kernel.calls) == ("exact" if race else "library", 1)
-
-    def test_a_raced_kernel_is_bound_and_counted(self) -> None:
-        kernel, (a, b) = served(race=True, EMULATE=0), factors()
-        launch = kernel.bind(a, b, out := cupy.zeros((70, 96), "float32"))
-        launch()
+def test_a_kernel_takes_the_place_of_a_library_and_a_library_that_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_cublas(monkeypatch)
+    library, kernel = served(EMULATE=0), served(EMULATE=0, library=False)
+    a, b = factors()
+    assert (library.is_library, kernel.is_library) == (True, False)
+    for first, second in ((library, kernel), (kernel, served(EMULATE=0, numerics="any"))):
+        name = second.kernel
+        for one in (first, second):
+            assert is_close(one(a, b), a, b)
+        bound = first.bind(a, b, out := cupy.zeros((70, 96), "float32"))
+        assert first.adopt(second)
+        assert (first.kernel, first.is_library) == (name, name == "cublas")
+        for _ in range(3):
+            assert is_close(first(a, b), a, b)
+        assert is_close(first(a, b, cupy.ones((70, 96), "float32"), alpha=0.5, beta=0.0) * 2, a, b)
+        bound()  # it keeps what it was bound with
         assert is_close(out, a, b)
-        assert kernel.tier == "exact"
-        assert is_close(kernel(a, b), a, b)
-        assert kernel.calls == 1
