@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stored_runs import add_trial, end_run, start_run
+from stored_runs import add_trial, start_run
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial
@@ -66,16 +66,18 @@ class ResultStore:
         location = Path(read_settings().database)
         if not location.exists():
             shutil.copy(self.empty_database, location)
+        trials = [trial]
+        if default_ratio is not None and config != self.kernel.spec.default:
+            slower = replace(measurement, time_us=default_ratio * time_us, high_us=1.01 * default_ratio * time_us)
+            trials.append(replace(trial, config=self.kernel.spec.default, measurement=slower))
+        columns = {"sampler": "random", "driver": driver}
         with Database.open(location) as database:
-            study = database.study(key, device)
-            run = start_run(database, study, sampler="random", driver=driver)
-            add_trial(database, study, run, trial, phase="final", rank=1)
-            if default_ratio is not None and config != self.kernel.spec.default:
-                slower = replace(measurement, time_us=default_ratio * time_us, high_us=1.01 * default_ratio * time_us)
-                other = replace(trial, config=self.kernel.spec.default, measurement=slower)
-                add_trial(database, study, run, other, phase="final", rank=2)
             if finished:
-                end_run(database, run)
+                database.add_run(key, trials, device=device, phase="final", is_ranked=True, **columns)
+            else:
+                study = database.study(key, device)
+                run = start_run(database, study, **columns)
+                add_trial(database, study, run, trial, phase="final", rank=1)
         return key
 
     def ask(self, n: int, device: int | str | None = "h200", **named: Any) -> BoundKernel:

@@ -168,29 +168,6 @@ class TestArrays:
 
 
 @pytest.mark.gpu
-class TestStreams:
-    def test_the_stream_that_is_given(self, blend: BoundKernel, arrays: Any) -> None:
-        """A launch that is captured on the stream runs with the graph, and not before."""
-        x, total, out = arrays
-        blend(x, total, out)  # loads the kernel, which a capture does not allow
-        out.fill(np.nan)
-        cp.cuda.Device().synchronize()
-        stream = cp.cuda.Stream(non_blocking=True)
-        stream.begin_capture()
-        blend(x, total, out, stream=stream)
-        graph = stream.end_capture()
-        cp.cuda.Device().synchronize()
-        assert np.isnan(host(out)).all()
-        graph.launch(stream)
-        stream.synchronize()
-        np.testing.assert_allclose(host(out), 1.5 * host(x), rtol=1e-6)
-        with stream:  # CuPy's current one
-            _, fresh = blend(x, alpha=2.0)
-            stream.synchronize()
-        np.testing.assert_allclose(host(fresh), 2 * host(x), rtol=1e-6)
-
-
-@pytest.mark.gpu
 class TestSharedMemory:
     def test_more_than_48_kib_is_verified_and_launched(self, tmp_path: Path) -> None:
         """All tiles that fit on the device, also if only static and dynamic memory together exceed 48 KiB."""

@@ -296,15 +296,17 @@ class TestDatabase:
         assert (place.read(), place.read(), len(asked)) == (frozenset(), None, 1)
 
 
-PROGRAM = """
-import os, sys, threading, time
+ON_AN_H200 = """
+import multiprocessing, os, signal, sys, threading, time
 from dataclasses import replace
-from functools import partial
+from types import SimpleNamespace
 from autotile.core.device import device_profile
-from autotile.serving import dispatcher as serving, refresh
+from autotile.serving import dispatcher as serving
+
 serving.default_dispatcher.current_device = lambda: 0
 serving.live_device = lambda _: replace(device_profile("h200"), source="cuda")
-
+"""
+PROGRAM = f"""{ON_AN_H200}
 def names():
     return sorted(thread.name for thread in threading.enumerate())
 
@@ -412,18 +414,9 @@ class TestPause:
         assert paused == [pytest.approx(18.0)]
 
 
-PROCESSES = """
-import multiprocessing, os, signal, sys
-from dataclasses import replace
-from types import SimpleNamespace
-from autotile.core.device import device_profile
-from autotile.serving import dispatcher
-
-dispatcher.default_dispatcher.current_device = lambda: 0
-dispatcher.live_device = lambda _: replace(device_profile("h200"), source="cuda")
-
+PROCESSES = f"""{ON_AN_H200}
 def served(n, calls):
-    kernel = dispatcher.get_best_kernel(sys.argv[1], n=n)
+    kernel = serving.get_best_kernel(sys.argv[1], n=n)
     kernel._launcher = SimpleNamespace(launch_fast=lambda arrays: arrays)
     for _ in range(calls):
         kernel(None, None)
