@@ -14,7 +14,7 @@ from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
-from autotile.database.keys import TuningKey, space_hash
+from autotile.database.keys import TuningKey, key_of
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.serving import dispatcher as serving
 from autotile.serving.bound import BoundKernel
@@ -50,17 +50,8 @@ class ResultStore:
         The default is the other finalist, and takes ``default_ratio`` times as long; with None, it was not measured.
         """
         device = device or replace(device_profile("h200"), source="cuda")
-        key = TuningKey.for_device(
-            Problem(self.kernel.name, {"n": n}, "float32"),
-            device,
-            template_hash=self.kernel.source_hash,
-            space_hash=space_hash(self.kernel.spec),
-            options=self.kernel.spec.options,
-            nvrtc_version=nvrtc_version(),
-            l2_mode="cold",
-            source="replayed" if device.source == "replayed" else "cuda",
-        )
-        key = replace(key, **changes)
+        problem = Problem(self.kernel.name, {"n": n}, "float32")
+        key = replace(key_of(self.kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold"), **changes)
         measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
         trial = Trial(config, Outcome.OK, "", "finals", resources=resources, measurement=measurement)
         location = Path(read_settings().database)
