@@ -451,8 +451,9 @@ class Dispatcher:
         shelf = DatabaseShelf(lookup.location, problem.kernel, problem.dtype)
         index, device = self._device(lookup.place, lambda: shelf.winners)
         request = KernelRequest(kernel, problem, device, _nvrtc_of(lambda: shelf.winners), shelf, l2=self.l2)
-        pin = self._pin_in_force
-        found = pin.choice_for(request, lookup.numerics) if pin is not None else None
+        pin, found = self._pin_in_force, None
+        if pin is not None and (pinned := pin.find(problem, device)) is not None:
+            found = pin.choice_of(pinned, request, lookup.numerics)
         if found is None:
             found = choose(request)
             if like is not None and found.config != like.config:

@@ -128,10 +128,11 @@ class _MemberResults:
         self._holds: dict[tuple[int, ...], bool] = {}
         """Whether the condition of the kernel holds, by the flags and conditions of a problem."""
         self._unconditional = replace(member, when=None)
-        self._exact: dict[tuple[int, ...], list[Winner]] = {}
+        self.results: dict[tuple[int, ...], list[Winner]] = {}
+        """Results on the device, by `key_of_sizes`."""
         for winner in shelf.winners:
             if winner.key.gpu_name == device.name:
-                self._exact.setdefault(self._key(winner.key.sizes), []).append(winner)
+                self.results.setdefault(self.key_of_sizes(winner.key.sizes), []).append(winner)
 
     def sizes_for(self, problem: Problem) -> dict[str, int] | None:
         """Return the sizes of a problem by the kernel's names, as the member does; None if it does not compute it."""
@@ -145,11 +146,8 @@ class _MemberResults:
             holds = self._holds[key] = bool(when.value({**given, **names}))
         return self._unconditional.sizes_for(problem) if holds else None
 
-    def exact(self, sizes: Sizes) -> list[Winner]:
-        """Return the results for sizes by the kernel's names."""
-        return self._exact.get(self._key(sizes), [])
-
-    def _key(self, sizes: Sizes) -> tuple[int, ...]:
+    def key_of_sizes(self, sizes: Sizes) -> tuple[int, ...]:
+        """Return the sizes by the kernel's names in order, with the defaults of those that are not given."""
         return tuple([sizes.get(name, default) for name, default in self.kernel.spec.sizes.items()])
 
 
@@ -410,7 +408,7 @@ def measured(request: OperationRequest) -> Iterator[Way]:
     shelf, ways = request.shelf, []
     for name, sizes in request.fits.items():
         member = shelf.members[name]
-        if not (stored := member.exact(sizes)):
+        if not (stored := member.results.get(member.key_of_sizes(sizes))):
             continue
         of_kernel = shelf.request_for(name, sizes, Shelf(stored, checks=member.checks))
         choice = first_allowed(of_kernel, exact, neighbours)

@@ -228,11 +228,6 @@ class Pin:
         choice = Choice(tier=pinned.tier, config=config, pinned=self.origin)
         return same_bits(choice, request) if (numerics or read_settings().numerics) == "same" else choice
 
-    def choice_for(self, request: KernelRequest, numerics: Numerics | None) -> Choice | None:
-        """Return the pinned choice for a problem of a kernel; None if there is none. See `choice_of`."""
-        pinned = self.find(request.problem, request.device)
-        return self.choice_of(pinned, request, numerics) if pinned is not None else None
-
     def way_for(
         self, shelf: OperationShelf, problem: Problem, *, library: bool, numerics: Numerics | None
     ) -> Way | None:

@@ -234,7 +234,6 @@ class _RaceOutputs:
         checked = CallArrays(spec, own, kernel.config or spec.default, kernel._launch_device()).check(arrays)
         self._buffers = spec.buffers
         self._types = [b.element_type(problem.dtype, problem.sizes) for b in self._buffers]
-        self._own = checked.arrays
         self._views = [checked.views[b.name] for b in self._buffers]
         self._outputs = [i for i, b in enumerate(self._buffers) if b.access != "in"]
         ranges = [(view.data.ptr, view.data.ptr + view.nbytes) for view in self._views]
@@ -247,7 +246,12 @@ class _RaceOutputs:
         inputs = [DTYPES[self._types[i]] for i in range(len(self._buffers)) if i not in self._outputs]
         terms = max(problem.sizes.values(), default=1)
         self._tolerances = {i: 2 * output_tolerance(DTYPES[self._types[i]], inputs, terms) for i in self._outputs}
-        self.expected, self.written = (self._copies(), self._copies()) if self.is_raceable else ([], [])
+        self.expected: list[Any] = []
+        self.written: list[Any] = []
+        for i, array in enumerate(checked.arrays if self.is_raceable else ()):
+            for made in (self.expected, self.written):
+                is_copied, shape = i in self._outputs, tuple(self._views[i].shape)
+                made.append(new_array(array, shape, self._types[i], zeroed=False) if is_copied else array)
 
     def restore(self, arrays: Sequence[Any]) -> None:
         """Give outputs that are also read their content."""
@@ -271,12 +275,6 @@ class _RaceOutputs:
                 if not bool((is_close | (a == b) | (cupy.isnan(a) & cupy.isnan(b))).all()):
                     return False
         return True
-
-    def _copies(self) -> list[Any]:
-        return [
-            new_array(own, tuple(view.shape), self._types[i], zeroed=False) if i in self._outputs else own
-            for i, (own, view) in enumerate(zip(self._own, self._views, strict=True))
-        ]
 
 
 def _values(stored: Any, element_type: str) -> Any:

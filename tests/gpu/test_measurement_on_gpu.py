@@ -151,13 +151,11 @@ class TestEnergy:
         assert long_mj / short_mj == pytest.approx(long_us / short_us, rel=0.3)
 
     @pytest.mark.parametrize("turns", [4_000, 40_000, 4_000_000])
-    def test_it_repeats(self, energy_mj: Measure, turns: int) -> None:
-        (first, _), (second, _) = energy_mj(turns), energy_mj(turns)
+    def test_it_repeats_and_is_that_of_a_gpu(self, energy_mj: Measure, turns: int) -> None:
+        (first, time_us), (second, _) = energy_mj(turns), energy_mj(turns)
         assert second == pytest.approx(first, rel=0.2)
-
-    def test_the_power_is_that_of_a_gpu(self, energy_mj: Measure) -> None:
-        used_mj, time_us = energy_mj(40_000)
-        assert MIN_W < 1e3 * used_mj / time_us < MAX_W
+        if turns == 40_000:
+            assert MIN_W < 1e3 * first / time_us < MAX_W
 
 
 class TestError:
@@ -208,7 +206,6 @@ class TestCandidate:
         assert "energy_mj" not in evaluations[False].telemetry
         asked = evaluations[True]
         assert asked.outcome is Outcome.OK
-        assert asked.measurement is not None
         assert MIN_W < 1e3 * float(asked.telemetry["energy_mj"]) / asked.measurement.time_us < MAX_W
 
 

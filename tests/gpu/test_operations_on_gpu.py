@@ -29,7 +29,7 @@ from autotile.errors import ArgumentError
 from autotile.exchange.shipped import shipped_model
 from autotile.families.operation_model import ModelCandidate
 from autotile.kernel.inputs import read_captured_call, with_captured_call
-from autotile.kernel.library import load_kernel
+from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.operation import Library, load_operation
 from autotile.serving import operations
 from autotile.serving.bound import BoundKernel, FirstUseRace
@@ -58,7 +58,6 @@ def test_kernels_and_cublas_are_raced(dtype: str, sizes: dict[str, int]) -> None
     cublas = result.libraries[0]
     assert (cublas.name, cublas.reason, cublas.state in ("won", "raced")) == ("cublas", "", True)
     winner = result.winner
-    assert winner is not None
     assert winner.time_us <= cublas.time_us
     with Database.open(read_settings().database) as database:
         stored = database.best("matmul:cublas", dtype=dtype)
@@ -90,25 +89,27 @@ def test_a_function_of_ones_own_is_raced_and_a_wrong_one_fails(scaling_toml: Pat
     assert {states["right"], states["scale"]} == {"won", "raced"}
 
 
+def workload_and_entry(kernel: Kernel, sizes: dict[str, int], folder: Path) -> tuple[Workload, Entry]:
+    """Compile the default configuration for a problem, and return what a worker is opened for and measures."""
+    config, spec = dict(kernel.spec.default), kernel.spec
+    job = compile_job(kernel, config, "float32", live_device().architecture, sizes)
+    cubin = CubinCache(folder, 10**9).get_or_compile(job)
+    workload = Workload(spec.text, spec.source, sizes, "float32", "cold", str(folder), 10**9, 0.02)
+    return workload, Entry(Candidate(config, str(cubin.path), cubin.symbols))
+
+
+def ask(worker: GpuWorker, message: Any) -> Any:
+    return worker(message, lambda stage: None)
+
+
 def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_path: Path) -> None:
     """A worker that is opened for a problem again verifies the candidate that passed, and lays nothing out."""
-    kernel = load_kernel(str(scale_toml))
-    config = dict(kernel.spec.default)
-    cubin = CubinCache(tmp_path, 10**9).get_or_compile(
-        compile_job(kernel, config, "float32", live_device().architecture, {"n": 1000})
-    )
-    first = Workload(kernel.spec.text, kernel.spec.source, {"n": 1000}, "float32", "cold", str(tmp_path), 10**9, 0.02)
-    second = replace(first, sizes={"n": 2000})
-    worker = GpuWorker()
-
-    def ask(message: Any) -> Any:
-        return worker(message, lambda stage: None)
-
-    problems = []
+    first, entry = workload_and_entry(load_kernel(str(scale_toml)), {"n": 1000}, tmp_path)
+    second, worker, problems = replace(first, sizes={"n": 2000}), GpuWorker(), []
     for workload in (first, second, first):
-        ask({"op": "open", "workload": to_fields(workload), "device_index": 0})
+        ask(worker, {"op": "open", "workload": to_fields(workload), "device_index": 0})
         problems.append(worker._bench._present)
-        reply = ask(job_message(Time((Entry(Candidate(config, str(cubin.path), cubin.symbols)),))))
+        reply = ask(worker, job_message(Time((entry,))))
         assert [one.outcome for one in reply["readings"]] == [Outcome.OK]
     assert problems[0] is problems[2]
     assert problems[0] is not problems[1]
@@ -118,16 +119,11 @@ def test_what_adds_to_its_outputs_is_right_where_samples_are_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EventTimer, "is_late", True)
-    kernel, sizes = load_kernel("sgemm_2d"), {"M": 256, "N": 256, "K": 256}
-    config = dict(kernel.spec.default)
-    job = compile_job(kernel, config, "float32", live_device().architecture, sizes)
-    cubin = CubinCache(tmp_path, 10**9).get_or_compile(job)
-    of = kernel.spec.text, kernel.spec.source, sizes, "float32", "cold", str(tmp_path), 10**9, 0.02
-    entry = Entry(Candidate(config, str(cubin.path), cubin.symbols))
+    workload, entry = workload_and_entry(load_kernel("sgemm_2d"), {"M": 256, "N": 256, "K": 256}, tmp_path)
     worker = GpuWorker()
-    worker({"op": "open", "workload": to_fields(Workload(*of)), "device_index": 0}, lambda stage: None)
+    ask(worker, {"op": "open", "workload": to_fields(workload), "device_index": 0})
     for asked in (Time((entry,)), Check((entry,), 4)):
-        reply = worker(job_message(asked), lambda stage: None)
+        reply = ask(worker, job_message(asked))
         assert [(one.outcome, one.reason) for one in reply["readings"]] == [(Outcome.OK, "")]
 
 
@@ -138,7 +134,6 @@ def test_a_family_is_measured_and_its_model_stored(scaling_toml: Path) -> None:
     assert result.problems == 26
     assert result.pairs >= 26 * 6
     assert result.refused == 0
-    assert result.losses is not None
     assert 0 <= result.losses.mean <= result.losses.worst
     with Database.open(read_settings().database) as database:
         assert [(one.operation, one.dtype) for one in read_models(database)] == [("scaling", "float32")]
@@ -155,7 +150,6 @@ def test_products_are_swept_beside_cublas(sweep_of: Callable[..., Sweep]) -> Non
         problem = operation.resolve(sizes, "float32")
         named = problem_of(operation, kernels, problem, live_device())
         swept = sweep.run(sweep.prepare(problem, named, candidates))
-        assert swept is not None
         assert swept.libraries["cublas"] > 0
         assert {trial.outcome.has_time for trial in swept.trials.values()} == {True}, swept.trials
         with Database.open(read_settings().database) as database:
@@ -194,7 +188,6 @@ def test_a_sweep_blames_the_configuration_that_is_at_fault(
     sweep = sweep_of(operation, "float32")
     for n in (4_000_000, 8_000_000):  # none is dropped as slow before the launch at which it hangs
         swept = sweep.run(sweep.prepare(operation.resolve({"n": n}), {name: {"n": n}}, order))
-        assert swept is not None
         assert all(swept.trials[one.key].outcome.has_time for one in healthy), swept.trials
         if n == 4_000_000:
             assert {one.config["FAULT"]: swept.trials[one.key].outcome for one in faulty} == FAULTS
@@ -223,7 +216,6 @@ def test_what_shipped_models_choose_is_right(
         named = problem_of(operation, kernels, problem, device)
         valid |= {one.key for one in sweep.valid(problem, named, candidates)}
         swept = sweep.run(sweep.prepare(problem, named, candidates))
-        assert swept is not None
         faults = {key: trial.reason for key, trial in swept.trials.items() if trial.outcome in FAULTY_OUTCOMES}
         assert faults == {}
         verified |= {key for key, trial in swept.trials.items() if trial.outcome.has_time}
@@ -449,21 +441,23 @@ class TestAllKinds:
             only_cublas(monkeypatch)
         return served(EMULATE=0, race=kind == "raced")
 
-    def test_a_call_is_captured(self, kernel: Any, tmp_path: Path) -> None:
+    def test_a_call_is_captured(self, kernel: Any, kind: str, tmp_path: Path) -> None:
         a, b = factors()
         captured = autotile.capture(kernel, tmp_path / "calls", calls=1)
         for stream in (None, cupy.cuda.Stream(non_blocking=True)):
             result = captured(a, b, stream=stream)
             cupy.cuda.Device().synchronize()
             assert is_close(result, a, b)
+        assert (kernel.tier == "exact", kernel.calls) == (kind == "raced", 2)
         (folder,) = (tmp_path / "calls").iterdir()
+        assert {path.name for path in folder.glob("*.npy")} == {"A.npy", "B.npy", "C.npy"}  # beta * C is read
         call = read_captured_call(folder)
         assert call.dtype == "float32"
         assert set(SIZES.items()) <= set(call.sizes.items())
         np.testing.assert_array_equal(np.load(folder / "A.npy").reshape(a.shape), a.get())
         assert with_captured_call(load_kernel(call.kernel).spec, folder)
 
-    def test_it_adopts_itself_and_others(self, kernel: Any, kind: str) -> None:
+    def test_it_adopts_itself_and_others(self, kernel: Any) -> None:
         a, b = factors()
         assert kernel.adopt(kernel)
         assert is_close(kernel(a, b), a, b)
@@ -474,54 +468,32 @@ class TestAllKinds:
         for _ in range(2):
             assert is_close(kernel(a, b), a, b)
         assert kernel.explain()
-        del kind
 
-    def test_a_bound_call(self, kernel: Any) -> None:
+    def test_a_bound_call(self, kernel: Any, kind: str) -> None:
         a, b = factors()
         out = cupy.zeros((70, 96), "float32")
         kernel.bind(a, b, out)()
         assert is_close(out, a, b)
+        assert is_close(kernel(a, b), a, b)
+        assert kind != "raced" or (kernel.tier, kernel.calls) == ("exact", 1)
         with pytest.raises(ArgumentError, match="gamma"):
             kernel.bind(a, b, out, gamma=1.0)
 
 
-class TestOneClass:
-    """What is served is a choice and a launcher, whichever kind it is."""
-
-    def test_a_kernel_takes_the_place_of_a_library_and_a_library_that_of_a_kernel(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        only_cublas(monkeypatch)
-        library, kernel = served(EMULATE=0), served(EMULATE=0, library=False)
-        a, b = factors()
-        assert (library.is_library, kernel.is_library) == (True, False)
-        for first, second in ((library, kernel), (kernel, served(EMULATE=0, numerics="any"))):
-            name = second.kernel
-            for one in (first, second):
-                assert is_close(one(a, b), a, b)
-            bound = first.bind(a, b, out := cupy.zeros((70, 96), "float32"))
-            assert first.adopt(second)
-            assert (first.kernel, first.is_library) == (name, name == "cublas")
-            for _ in range(3):
-                assert is_close(first(a, b), a, b)
-            assert is_close(first(a, b, cupy.ones((70, 96), "float32"), alpha=0.5, beta=0.0) * 2, a, b)
-            bound()  # it keeps what it was bound with
-            assert is_close(out, a, b)
-
-    @pytest.mark.parametrize("race", [False, True])
-    def test_calls_are_captured(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, race: bool) -> None:
-        only_cublas(monkeypatch)
-        kernel, (a, b) = served(EMULATE=0, race=race), factors()
-        assert is_close(autotile.capture(kernel, tmp_path / "calls")(a, b), a, b)
-        (call,) = (tmp_path / "calls").iterdir()
-        assert {path.name for path in call.glob("*.npy")} == {"A.npy", "B.npy", "C.npy"}  # beta * C is read
-        assert (kernel.tier, kernel.calls) == ("exact" if race else "library", 1)
-
-    def test_a_raced_kernel_is_bound_and_counted(self) -> None:
-        kernel, (a, b) = served(race=True, EMULATE=0), factors()
-        launch = kernel.bind(a, b, out := cupy.zeros((70, 96), "float32"))
-        launch()
+def test_a_kernel_takes_the_place_of_a_library_and_a_library_that_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_cublas(monkeypatch)
+    library, kernel = served(EMULATE=0), served(EMULATE=0, library=False)
+    a, b = factors()
+    assert (library.is_library, kernel.is_library) == (True, False)
+    for first, second in ((library, kernel), (kernel, served(EMULATE=0, numerics="any"))):
+        name = second.kernel
+        for one in (first, second):
+            assert is_close(one(a, b), a, b)
+        bound = first.bind(a, b, out := cupy.zeros((70, 96), "float32"))
+        assert first.adopt(second)
+        assert (first.kernel, first.is_library) == (name, name == "cublas")
+        for _ in range(3):
+            assert is_close(first(a, b), a, b)
+        assert is_close(first(a, b, cupy.ones((70, 96), "float32"), alpha=0.5, beta=0.0) * 2, a, b)
+        bound()  # it keeps what it was bound with
         assert is_close(out, a, b)
-        assert kernel.tier == "exact"
-        assert is_close(kernel(a, b), a, b)
-        assert kernel.calls == 1

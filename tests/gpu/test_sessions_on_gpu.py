@@ -50,7 +50,6 @@ def test_two_sessions_of_one_kernel(scale_toml: Path, tmp_path: Path) -> None:
         autotile.tune(str(scale_toml), n=1 << 22, options=options)
     found = autotile.compare(*places)
     (one,) = found.problems
-    assert one.ratio is not None
     assert one.ratio.low < one.ratio.value < one.ratio.high
     assert one.clock_ratio is not None
     assert one.common_count >= 2
@@ -66,12 +65,14 @@ def test_two_sessions_of_one_kernel(scale_toml: Path, tmp_path: Path) -> None:
 def test_sizes_that_were_not_tuned_are_served(scale_toml: Path, cupy: Any) -> None:
     plan, options = autotile.FamilyPlan(points=3, max_configs=2), autotile.TuneOptions(trials=4, finals=0, workers=4)
     result = autotile.tune_family(str(scale_toml), n="1000..1000000", plan=plan, options=options)
-    assert result.rule is not None
     assert len(result.rule.points) == 3
     assert all(point.best_us > 0 and point.loss >= 0 for point in result.rule.points)
     for n in (1001, 4097, 999_999):
         kernel = autotile.get_best_kernel(str(scale_toml), n=n)
-        assert (kernel.tier == "family", kernel.source) == (result.rule.in_force, "cuda")
+        if kernel.choice.unapplied:  # where its times say that what stands without it is faster here
+            assert not result.rule.in_force or "is not followed here" in kernel.choice.unapplied
+        else:
+            assert (kernel.tier, kernel.source) == ("family", "cuda")
         x = cupy.arange(n, dtype=cupy.float32)
         assert bool((kernel(x, factor=3.0) == 3.0 * x).all())
 
@@ -98,7 +99,6 @@ def test_the_page_of_a_race_names_what_won_and_the_library(tmp_path: Path) -> No
     result = autotile.tune("matmul", M=512, N=512, K=512, dtype="bfloat16", trials=8, finals=2, progress=False)
     assert isinstance(result, OperationResult)
     winner, page = result.winner, tmp_path / "r.html"
-    assert winner is not None
     autotile.report("matmul", output=page)
     text = html.unescape(page.read_text().partition('type="application/json"')[0])
     assert "<h1>matmul M=512 N=512 K=512 bfloat16 on " in text
@@ -116,14 +116,6 @@ def test_the_uuid_is_that_of_the_system() -> None:
     assert device_uuid(99) == ""
 
 
-def test_trials_carry_the_uuid(scale_toml: Path, tmp_path: Path) -> None:
-    options = TuneOptions(trials=4, finals=2, database=str(tmp_path / "one.db"))
-    autotile.tune(str(scale_toml), n=4096, options=options, progress=False)
-    with Database.open(tmp_path / "one.db") as database:
-        trials = [trial for study in database.studies() for trial in database.trials(study.study_id)]
-    assert {trial.gpu for trial in trials} == {device_uuid(0)}
-
-
 @two_gpus
 def test_two_gpus_share_a_session(scale_toml: Path, tmp_path: Path) -> None:
     options = TuneOptions(finals=3, database=str(tmp_path / "two.db"))
@@ -131,7 +123,6 @@ def test_two_gpus_share_a_session(scale_toml: Path, tmp_path: Path) -> None:
     assert result.winner is not None
     assert {use.uuid for use in result.gpus} == {device_uuid(index) for index in range(device_count())}
     assert not any(use.lost for use in result.gpus)
-    assert result.confirmation is not None
     assert abs(result.confirmation.spread) < 0.2
     assert result.confirmation.gpu != result.confirmation.home
 
@@ -142,13 +133,12 @@ def test_a_session_that_was_measured_can_be_followed_and_looked_at(scale_toml: P
     result = autotile.tune(scale_toml, n=1 << 20, options=options, progress=states.append)
     assert isinstance(result, autotile.TuneResult)
     searching = [state for state in states if state.phase == "searching"]
-    assert searching[-1].remaining_s is not None
     assert searching[-1].remaining_s > 0  # the finals are yet to come
     (finals,) = [state for state in states if state.phase == "finals"]
-    assert finals.remaining_s is not None
     assert 0.2 < finals.remaining_s < 10
 
     trials = autotile.trials(scale_toml)
+    assert {entry.stored.trial.gpu for entry in trials.trials} == {device_uuid(0)}
     stream = io.StringIO()
     trials.columns().write_csv(stream)
     rows = list(csv.DictReader(io.StringIO(stream.getvalue())))
@@ -214,13 +204,17 @@ def scale() -> autotile.TunableKernel:
     )
 
 
-def test_a_kernel_from_python_is_tuned_and_served(scale: autotile.TunableKernel, cupy: Any) -> None:
+def test_a_kernel_from_python_is_tuned_bundled_and_served(
+    scale: autotile.TunableKernel, tmp_path: Path, cupy: Any
+) -> None:
     result = scale.tune(options=OPTIONS, progress=False)
     assert result.winner is not None
-    best = scale.best()
-    assert best.tier == "exact"
+    autotile.bundle(scale, output=tmp_path / "scale.autotile")
+    bundled = autotile.get_best_kernel("scale", n=1 << 20, bundle=tmp_path / "scale.autotile")
     x = cupy.arange(1 << 20, dtype=np.float32)
-    assert bool((best(x) == 2 * x).all())
+    for kernel in (scale.best(), bundled):
+        assert kernel.tier == "exact"
+        assert bool((kernel(x) == 2 * x).all())
 
 
 def test_arrays_are_inputs_and_answers() -> None:
@@ -241,7 +235,6 @@ def test_a_search_of_the_callers_own(scale: autotile.TunableKernel) -> None:
     with autotile.session(scale, n=1 << 18, options=autotile.TuneOptions(finals=2)) as session:
         trials = session.evaluate([{"BLOCK": 64}, {"BLOCK": 256, "WORK": 4}, *session.ask(2)])
         assert [trial.outcome for trial in trials[:2]] == [Outcome.OK, Outcome.INFEASIBLE]
-    assert session.result is not None
     assert session.result.winner is not None
     assert scale.best(n=1 << 18).tier == "exact"
 
@@ -291,14 +284,6 @@ def test_a_new_kernel_tunes_as_it_is(tmp_path: Path) -> None:
     assert set(result.outcomes) <= {Outcome.OK, Outcome.PRUNED}
 
 
-def test_a_kernel_from_python_is_bundled(scale: autotile.TunableKernel, tmp_path: Path, cupy: Any) -> None:
-    scale.tune(options=OPTIONS, progress=False)
-    autotile.bundle(scale, output=tmp_path / "scale.autotile")
-    served = autotile.get_best_kernel("scale", n=1 << 20, bundle=tmp_path / "scale.autotile")
-    x = cupy.arange(1 << 20, dtype=np.float32)
-    assert bool((served(x) == 2 * x).all())
-
-
 N = 1 << 18
 HASTY_TEMPLATE = """
 extern "C" __global__ void scale(const float* x, float* y, int n, float factor) {
@@ -323,19 +308,14 @@ def hasty(scale_toml: Path, scaling_toml: Path) -> Path:
     return scale_toml
 
 
-def tune_alone(hasty: Path, folder: Path) -> None:
-    autotile.tune(hasty, n=N, options=TuneOptions(trials=16), progress=False)
-
-
-def tune_without_finals(hasty: Path, folder: Path) -> None:
-    autotile.tune(hasty, n=N, options=TuneOptions(trials=16, finals=0), progress=False)
+def tune(path: Path, **options: Any) -> Any:
+    return autotile.tune(str(path), n=N, options=TuneOptions(trials=16, **options), progress=False)
 
 
 def tune_family(hasty: Path, folder: Path) -> None:
     options, plan = TuneOptions(trials=16), FamilyPlan(points=3)
     result = autotile.tune_family(hasty, {"n": f"4096..{N}"}, options=options, plan=plan, progress=False)
     assert isinstance(result, FamilyResult)
-    assert result.rule is not None
     assert all(one.config["HASTY"] == 0 for one in result.rule.configs)
 
 
@@ -346,10 +326,6 @@ def tune_operation_family(hasty: Path, folder: Path) -> None:
     with Database.open(read_settings().database) as database:
         (stored,) = read_models(database)
         assert '"HASTY":1' not in str(stored.model).replace(" ", "").replace("'", '"')
-
-
-def tune_operation(hasty: Path, folder: Path) -> None:
-    autotile.tune(str(hasty.with_name("scaling.toml")), n=N, options=TuneOptions(trials=16), progress=False)
 
 
 def tune_plan(hasty: Path, folder: Path) -> None:
@@ -373,31 +349,22 @@ def evaluate_alone(hasty: Path, folder: Path) -> None:
 def record_and_replay(hasty: Path, folder: Path) -> None:
     recorded = autotile.record(hasty, n=N, output=folder / "recorded.npz", progress=False)
     assert recorded.path is not None
-    result = autotile.tune(hasty, n=N, options=TuneOptions(replay=str(recorded.path), trials=16), progress=False)
-    assert isinstance(result, autotile.TuneResult)
-    assert result.winner is not None
-    assert result.winner.config["HASTY"] == 0
+    assert tune(hasty, replay=str(recorded.path)).winner.config["HASTY"] == 0
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        tune_alone,
-        tune_without_finals,
-        tune_family,
-        tune_operation_family,
-        tune_operation,
-        tune_plan,
-        tune_misses,
-        evaluate_alone,
-        record_and_replay,
-    ],
-)
-def test_no_way_of_tuning_serves_it(
-    hasty: Path, tmp_path: Path, way: Callable[[Path, Path], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+WAYS: dict[str, Callable[[Path, Path], object]] = {
+    "tune": lambda hasty, _: tune(hasty),
+    "tune without finals": lambda hasty, _: tune(hasty, finals=0),
+    "tune an operation": lambda hasty, _: tune(hasty.with_name("scaling.toml")),
+    **{way.__name__: way for way in (tune_family, tune_operation_family, tune_plan, tune_misses)},
+    **{way.__name__: way for way in (evaluate_alone, record_and_replay)},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_of_tuning_serves_it(hasty: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOTILE_KERNELS", str(hasty.parent))
-    way(hasty, tmp_path)
+    WAYS[way](hasty, tmp_path)
     with Database.open(read_settings().database) as database:
         trials = [trial for study in database.studies() for trial in database.trials(study.study_id)]
         wrong = [trial for trial in trials if trial.config.get("HASTY") == 1]
@@ -530,7 +497,6 @@ def test_a_block_of_tuning(scale_toml: Path, cupy: Any, monkeypatch: pytest.Monk
     options = autotile.TuneOptions(workers=4, trials=8)
     with autotile.tuning(60, deployment=deployment, strict=True, options=options) as window:
         before = [held(x), autotile.matmul(a, a.T)]
-    assert window.result is not None
     assert {entry.planned.problem.kernel for entry in window.result.entries} == {"scale", "matmul"}
     assert window.result.count("tuned") == 2
     assert (held.tier, held.measurement is not None) == ("exact", True)

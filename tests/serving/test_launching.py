@@ -13,6 +13,7 @@ from typing import Any
 import cupy
 import numpy as np
 import pytest
+from feature_kernels import block_space, write_kernel
 
 from autotile.core.model import LaunchGeometry
 from autotile.cuda import driver, toolchain
@@ -139,25 +140,18 @@ def bound(kernel: KernelLauncher, index: int = 0) -> Callable[[], object]:
     return kernel._bind_checked(CheckedArrays({}, tuple(arrays_of(index, index))), {})
 
 
-class Graphs:
-    """Makes graphs, numbered from 1, unless ``refuses`` is set."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked = self.made = 0
-        self.refuses = False
-        monkeypatch.setattr(launching, "make_launch_graph", self._make)
-
-    def _make(self, *_: Any) -> Any:
-        self.asked += 1
-        if self.refuses:
-            return None
-        self.made += 1
-        return SimpleNamespace(executable=self.made)
-
-
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
-    return Graphs(monkeypatch)
+def graphs(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Counts the graphs that are asked for and made, which are numbered from 1; none is made if it ``refuses``."""
+    counts = SimpleNamespace(asked=0, made=0, refuses=False)
+
+    def make(*_: Any) -> Any:
+        counts.asked += 1
+        counts.made += not counts.refuses
+        return None if counts.refuses else SimpleNamespace(executable=counts.made)
+
+    monkeypatch.setattr(launching, "make_launch_graph", make)
+    return counts
 
 
 @pytest.fixture
@@ -179,10 +173,9 @@ class TestLaunches:
 
         def encode(tensor_map: TensorMap, pointer: int) -> np.ndarray[Any, Any]:
             made.append(pointer)
-            return np.frombuffer(pointer.to_bytes(8, "little") * 16, np.dtype((np.void, 128)))
+            return np.full(16, pointer, np.uint64)
 
-        words = lambda tensor_map, pointer: encode(tensor_map, pointer).view(np.uint64)  # noqa: E731
-        monkeypatch.setattr(launching, "encode_description", words)
+        monkeypatch.setattr(launching, "encode_description", encode)
         tensor_map = TensorMap("A_map", "A", "float32", (8, 8), (8, 8), (1, 1), 0, 0)
         block = ParameterBlock([np.uint64(1), encode(tensor_map, 2), np.int32(3)], spare_words=2)
         address, place, number = block.starts
@@ -264,7 +257,7 @@ class TestLaunches:
         with pytest.raises(RuntimeError, match="INVALID_VALUE"):
             launch()
 
-    def test_a_launch_that_comes_again_becomes_a_graph(self, cuda: Cuda, graphs: Graphs) -> None:
+    def test_a_launch_that_comes_again_becomes_a_graph(self, cuda: Cuda, graphs: Any) -> None:
         """And is launched as one, except while its stream is captured, when graphs are not allowed."""
         arrays = arrays_of(0, 0)
         kernel = make_launcher(cuda)
@@ -282,7 +275,7 @@ class TestLaunches:
         assert graphs.made == 1
 
     def test_a_bound_launch_has_graphs_by_stream(
-        self, cuda: Cuda, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+        self, cuda: Cuda, graphs: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cuda.devices = 1
         kernel = make_launcher(cuda)
@@ -296,22 +289,22 @@ class TestLaunches:
         launch()
         assert cuda.launched[-1] == (0, 7)
 
-    def test_arrays_that_never_come_again_cost_no_graphs(self, state: StreamState, graphs: Graphs) -> None:
+    def test_arrays_that_never_come_again_cost_no_graphs(self, state: StreamState, graphs: Any) -> None:
         keep(state, range(10_000))
         assert graphs.made == 0
 
-    def test_many_arrays_in_turn_make_few_graphs(self, state: StreamState, graphs: Graphs) -> None:
+    def test_many_arrays_in_turn_make_few_graphs(self, state: StreamState, graphs: Any) -> None:
         """If there are more than can be kept, those that were made stay for a long time."""
         keep(state, range(40), 50)
         assert graphs.made == len(state.graphs) == 32
 
-    def test_graphs_of_arrays_that_are_gone_give_way(self, state: StreamState, graphs: Graphs) -> None:
+    def test_graphs_of_arrays_that_are_gone_give_way(self, state: StreamState, graphs: Any) -> None:
         for start in (0, 100):
             keep(state, range(start, start + 32), 1000)
             assert set(state.graphs) == {(pointer,) for pointer in range(start, start + 32)}
         assert graphs.made == 64
 
-    def test_patience_begins_anew_with_each_graph(self, state: StreamState, graphs: Graphs) -> None:
+    def test_patience_begins_anew_with_each_graph(self, state: StreamState, graphs: Any) -> None:
         """Earlier launches on arrays that never came again do not affect the graphs in use."""
         keep(state, range(-1999, 1))
         for pointers in (range(1, 33), range(100, 150)):
@@ -320,7 +313,7 @@ class TestLaunches:
         assert graphs.made == 32
         assert (1,) in state.graphs
 
-    def test_what_is_refused_is_asked_for_again_after_a_long_time(self, state: StreamState, graphs: Graphs) -> None:
+    def test_what_is_refused_is_asked_for_again_after_a_long_time(self, state: StreamState, graphs: Any) -> None:
         graphs.refuses = True
         for _ in range(5000):
             state.keep_as_graph(0, (1,))
@@ -332,7 +325,7 @@ class TestLaunches:
         assert (1,) in state.graphs
 
     @pytest.mark.parametrize("with_graphs", [True, False])
-    def test_a_careful_launch_leaves_the_graphs_alone(self, cuda: Cuda, graphs: Graphs, with_graphs: bool) -> None:
+    def test_a_careful_launch_leaves_the_graphs_alone(self, cuda: Cuda, graphs: Any, with_graphs: bool) -> None:
         """As calls with ``stream=`` are, which may alternate with fast ones, also while the stream is captured."""
         cuda.devices = 1
         arrays, kernel = arrays_of(0, 0), make_launcher(cuda, with_graphs=with_graphs)
@@ -353,6 +346,9 @@ def array_at(number: int, shape: tuple[int, ...] = (N,), dtype: type = np.float3
     """An array on the device that cannot be read, at an address of its own."""
     memory = cupy.cuda.UnownedMemory(ADDRESS + number * (1 << 20), 1 << 20, None, device)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+Y = array_at(1)
 
 
 class CallCuda(Cuda):
@@ -451,11 +447,23 @@ class TestCalls:
 
     def test_scalars_of_one_call(self, kernel: BoundKernel, calls: CallCuda) -> None:
         x, y = array_at(0), array_at(1)
-        for scalars in ({}, {"factor": -3.0}, {}):
+        for scalars in ({}, {"factor": -3.0}, {}, {"factor": 5}):
             kernel(x, y, **scalars)
-        assert [words[3] for _, words in calls.launches] == [parameters(x, y, factor)[3] for factor in (2.0, -3.0, 2.0)]
-        with pytest.raises(ArgumentError, match="scale has no scalar 'offset' to set; scalars with a default: factor"):
-            kernel(x, y, offset=1.0)
+        assert [words[:4] for _, words in calls.launches] == [parameters(x, y, each) for each in (2.0, -3.0, 2.0, 5.0)]
+
+    @pytest.mark.parametrize(
+        ("scalars", "said"),
+        [
+            ({"n": 3}, "scale has no scalar 'n' to set; scalars with a default: factor"),
+            ({"offset": 1.0}, "scale has no scalar 'offset' to set"),
+            ({"factor": "1"}, "scalar factor is '1', expected a number"),
+            ({"factor": 1e39}, "does not fit in float32"),
+        ],
+    )
+    def test_scalars_that_are_refused(self, kernel: BoundKernel, calls: CallCuda, scalars: Any, said: str) -> None:
+        with pytest.raises(ArgumentError, match=said):
+            kernel(array_at(0), Y, **scalars)
+        assert calls.launches == []
 
     def test_launches_on_addresses_need_no_call_before(self, kernel: BoundKernel, calls: CallCuda) -> None:
         x, y, z = (array_at(i) for i in range(3))
@@ -479,16 +487,18 @@ class TestCalls:
     @pytest.mark.parametrize(
         ("arrays", "said"),
         [
-            (
-                (array_at(0, (N - 1,)), array_at(1)),
-                r"x has shape \(4095,\), expected \(4096,\) for scale n=4096 float32",
+            ([array_at(0, (N - 1,)), Y], r"x has shape \(4095,\), expected \(4096,\) for scale n=4096 float32"),
+            ([array_at(0, (64, 64)), Y], r"x has shape \(64, 64\), expected \(4096,\)"),
+            ([array_at(0, (N,), np.float64), Y], "x has dtype float64, expected float32; convert it with astype"),
+            ([array_at(0, (2 * N,))[::2], Y], r"x is not C-contiguous .*pass cupy\.ascontiguousarray\(x\)"),
+            ([array_at(0), array_at(1, device=1)], "y is on CUDA device 1, but the kernel is bound to device 0"),
+            *(
+                ([Y] * count, rf"takes the arrays x \(in\), y \(out\); got {count}\. Outputs may be left out")
+                for count in (0, 3, 6)
             ),
-            ((array_at(0, (N,), np.float64), array_at(1)), "x has dtype float64, expected float32"),
-            ((array_at(0, (2 * N,))[::2], array_at(1)), "x is not C-contiguous"),
-            ((array_at(0), array_at(1, device=1)), "y is on CUDA device 1, but the kernel is bound to device 0"),
-            ((), r"scale takes the arrays x \(in\), y \(out\); got 0"),
-            ((array_at(0), array_at(1), array_at(2)), r"scale takes the arrays x \(in\), y \(out\); got 3"),
-            ((np.zeros(N, np.float32), array_at(1)), "x: this ndarray cannot be used on the GPU: CPU arrays"),
+            ([np.zeros(N, np.float32), Y], "x: this ndarray cannot be used on the GPU: CPU arrays"),
+            ([[1.0, 2.0], Y], "x: expected an array on the GPU .*got list"),
+            ([None, Y], "x: expected an array on the GPU .*got NoneType"),
         ],
     )
     @pytest.mark.parametrize("warm", [False, True])
@@ -729,31 +739,21 @@ dtypes = ["float16"]
 [kernels.mine]
 kernel = "./mine.toml"
 """
-MEMBER = """
-[kernel]
-name = "mine"
-template = "mine.cu"
-entry = "mine"
-[problem]
-sizes = { M = 256, N = 256, K = 256, BATCH = 1 }
-ragged = { M = 17, N = 19, K = 23 }
-dtypes = ["float16"]
-[parameters]
-T = [256, 512]
-[default]
-T = 256
-[launch]
-block = ["T"]
-grid = ["ceil_div(M * N, T)"]
-[arguments]
+MEMBER = block_space(
+    "mine",
+    """
 A = { buffer = "dtype", shape = ["BATCH", "M", "K"], access = "in" }
 B = { buffer = "dtype", shape = ["BATCH", "K", "N"], access = "in" }
 C = { buffer = "%s", shape = ["BATCH", "M", "N"], access = "out" }
 M = { scalar = "int32", value = "M" }
-[reference]
-outputs = { C = "A @ B" }
-reduction = "K"
-"""
+""",
+    'outputs = { C = "A @ B" }\nreduction = "K"',
+    problem='sizes = { M = 256, N = 256, K = 256, BATCH = 1 }\ndtypes = ["float16"]',
+    parameters={"BLOCK": (256, 512)},
+    default={"BLOCK": 256},
+    grid='"ceil_div(M * N, BLOCK)"',
+)
+CODE = 'extern "C" __global__ void mine(const void*, const void*, void*, int M) {}'
 
 
 @pytest.mark.usefixtures("live_gpu")
@@ -762,8 +762,7 @@ def test_a_member_of_ones_own_that_declares_other_arrays_is_not_launched(
     calls: CallCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     (tmp_path / "matmul.toml").write_text(OPERATION)
-    (tmp_path / "mine.toml").write_text(MEMBER % dtype)
-    (tmp_path / "mine.cu").write_text('extern "C" __global__ void mine(const void*, const void*, void*, int M) {}')
+    write_kernel(tmp_path, CODE, MEMBER % dtype)
     monkeypatch.setenv("AUTOTILE_OPERATIONS", str(tmp_path))
     default_dispatcher.clear()
     cubin = SimpleNamespace(path=Path("mine.cubin"), symbols={}, cubin_hash="0")

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from stored_runs import store_default
 
@@ -21,7 +20,6 @@ from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
 
 from gemm_product import Product, emulating_kernels, fitting_kernels
 
@@ -95,9 +93,6 @@ class TestChoice:
             autotile.torch.matmul(torch.ones(8, 8), torch.ones(8, 8))
 
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-
 def _assert_right(result: Any, a: Any, b: Any, dtype: str, terms: int) -> None:
     exact = a.double() @ b.double()
     scale = exact.abs().clamp_min(float(exact.square().mean().sqrt()))
@@ -161,14 +156,6 @@ class TestProducts:
         out = torch.empty((96, 96), device="cuda")
         assert autotile.matmul(a, b, out) is out
         _assert_right(out, a, b, "bfloat16", 96)
-
-    def test_cupys_arrays(self) -> None:
-        import cupy
-
-        a, b = (cupy.asarray(np.random.default_rng(i).standard_normal((50, 50), dtype=np.float32)) for i in range(2))
-        result = autotile.matmul(a, b.T)
-        assert isinstance(result, cupy.ndarray)
-        np.testing.assert_allclose(result.get(), a.get() @ b.get().T, rtol=1e-3, atol=1e-3)
 
     def test_what_does_not_fit_together(self, torch: Any) -> None:
         a, b = torch.ones((4, 5), device="cuda"), torch.ones((4, 5), device="cuda")
@@ -264,7 +251,7 @@ class TestRepeated:
     @pytest.mark.parametrize("shape", REPEATED_SHAPES)
     def test_each_call_has_its_result(self, torch: Any, product: Any, dtype: str, shape: tuple[int, int, int]) -> None:
         (m, n, k), kept = shape, []
-        for call in range(CALLS):
+        for _ in range(CALLS):
             a, b = (torch.randn(one, device="cuda").to(getattr(torch, dtype)) for one in ((m, k), (k, n)))
             product(a, b)
             assert wait_for_compilations(60)  # PyTorch may compute the first
@@ -273,8 +260,8 @@ class TestRepeated:
             assert close(torch, repeated[0], a.double() @ b.double())
             transposed = product(b.t(), a.t())
             assert close(torch, transposed, b.t().double() @ a.t().double())
-            kept.append((a, b, repeated[0], call))
-        for a, b, result, _ in kept:  # nothing was overwritten by a later call
+            kept.append((a, b, repeated[0]))
+        for a, b, result in kept:  # nothing was overwritten by a later call
             assert close(torch, result, a.double() @ b.double())
 
     @pytest.mark.parametrize("dtype", NAMES)
@@ -317,6 +304,8 @@ class TestRepeated:
         generator = cupy.random.default_rng(0)
         for _ in range(CALLS):
             a, b = (generator.standard_normal((48, 48), dtype="float32") for _ in range(2))
-            expected = a.astype("float64") @ b.astype("float64")
+            expected = a.astype("float64") @ b.astype("float64").T
             for _ in range(CALLS):
-                assert cupy.allclose(autotile.matmul(a, b), expected, rtol=1e-4, atol=1e-4)
+                result = autotile.matmul(a, b.T)
+                assert isinstance(result, cupy.ndarray)
+                assert cupy.allclose(result, expected, rtol=1e-4, atol=1e-4)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child_python import python
 from stored_runs import add_trial, end_run, start_run
 
 import autotile
@@ -86,10 +85,8 @@ class TestFile:
         choices = read_choices(file)
         assert first["format"] == 1
         assert len(first["choices"]) == 1
-        assert (
-            first["choices"][0].items()
-            >= {"kernel": "scale", "config": BEST, "tier": "exact", "source": "kernel"}.items()
-        )
+        expected = {"kernel": "scale", "config": BEST, "tier": "exact", "source": "kernel"}
+        assert first["choices"][0].items() >= expected.items()
         assert {(one.sizes["n"], one.tier, one.gpu_name) for one in choices} == {
             (4096, "exact", "NVIDIA H200"),
             (8192, "nearest", "NVIDIA H200"),
@@ -208,9 +205,8 @@ class TestPinned:
         source = store.path.with_suffix(".cu")
         source.write_text(source.read_text().replace("factor * x", "x[i] * factor + 0 * x"))
         autotile.pin(file)
-        with pytest.raises(
-            PinError, match=r"another version of scale: its template changed since; .*delete .* pin again"
-        ):
+        said = r"another version of scale: its template changed since; .*delete .* pin again"
+        with pytest.raises(PinError, match=said):
             ask(store, 4096)
 
     @pytest.mark.parametrize(
@@ -290,22 +286,17 @@ class TestOperations:
 
 class TestSetting:
     def test_processes_share_a_file(self, store: Any, file: Path) -> None:
-        program = (
-            "import sys, autotile;print(autotile.get_best_kernel(sys.argv[1], n=4096, device='h200').config['THREADS'])"
-        )
+        program = "import autotile; print(autotile.get_best_kernel('scale', n=4096, device='h200').config['THREADS'])"
+        environment = {"AUTOTILE_PIN": str(file), "AUTOTILE_KERNELS": str(store.path.parent)}
 
-        def run(*options: str) -> str:
-            command = [sys.executable, *options, "-c", program, str(store.path)]
-            environment = {**os.environ, "AUTOTILE_PIN": str(file)}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+        def run() -> str:
+            return python("-c", program, env=environment, check=True).stdout
 
-        assert run() == "128"
+        assert run() == "128\n"
         store.put(4096, BEST)
         assert [one.config["THREADS"] for one in read_choices(file)] == [128]
-        assert run() == "128"
-        file.unlink()
-        assert run() == "256"
+        assert run() == "128\n"
+        assert ask(store, 4096).config == BEST  # without the setting
 
     def test_strict(self, store: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file.write_text('{"format": 1, "choices": []}')
@@ -387,7 +378,6 @@ class TestNumerics:
         key = store.put(4096, times[0][0], time_us=times[0][1])
         with Database.open(read_settings().database) as database:
             study = database.find_study(key)
-            assert study is not None
             run = start_run(database, study, sampler="random")
             for rank, (config, time_us, digest) in enumerate(times, 1):
                 measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
@@ -479,27 +469,9 @@ class TestProcesses:
     @pytest.mark.usefixtures("torch")
     def test_two_processes_serve_the_same(self, store: Any, tmp_path: Path) -> None:
         store.put(4096, {"THREADS": 256, "WORK": 4})
-        databases = [os.environ["AUTOTILE_DB"], str(tmp_path / "other.db")]
-        processes = [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    "-W",
-                    "ignore",
-                    "-c",
-                    SYNCHRONIZING,
-                    str(store.path),
-                    str(tmp_path / "store"),
-                    str(rank),
-                    own,
-                ],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank, own in enumerate(databases)
-        ]
-        outputs = [process.communicate(timeout=120) for process in processes]
-        assert [process.returncode for process in processes] == [0, 0], outputs
-        assert outputs[0][0].split("\n")[0] == "256 256"
-        assert outputs[1][0].split("\n")[0] == "128 256"
+        words = "-W", "ignore", "-c", SYNCHRONIZING, store.path, tmp_path / "store"
+        databases = os.environ["AUTOTILE_DB"], tmp_path / "other.db"
+        with ThreadPoolExecutor(2) as threads:
+            ranks = list(threads.map(lambda rank: python(*words, str(rank), databases[rank]), range(2)))
+        assert [rank.returncode for rank in ranks] == [0, 0], ranks
+        assert [rank.stdout.split("\n")[0] for rank in ranks] == ["256 256", "128 256"]

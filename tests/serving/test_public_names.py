@@ -23,7 +23,8 @@ from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
 
 KINDS = ["plain", "library", "raced", "raced library"]
-SIZES = {"M": 64, "N": 32, "K": 16}
+SIZES = {"M": 2048, "N": 1024, "K": 512}
+"""A product at which no other configuration is looked for beside the default."""
 WITHOUT_GPU = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
 
 
@@ -80,9 +81,9 @@ def array(*shape: int) -> Any:
     return np.zeros(shape, np.float32)
 
 
-ARRAYS = (array(64, 16), array(16, 32))
+ARRAYS = (array(2048, 512), array(512, 1024))
 ARGUMENTS: dict[str, Callable[[BoundKernel, Path], tuple[Any, ...]]] = {
-    "bind": lambda kernel, _: (*ARRAYS, array(64, 32)),
+    "bind": lambda kernel, _: (*ARRAYS, array(2048, 1024)),
     "has_shapes_of": lambda kernel, _: (kernel,),
     "adopt": lambda kernel, _: (kernel,),
     "launch_at": lambda kernel, _: (0, ()),
@@ -96,14 +97,15 @@ ARGUMENTS: dict[str, Callable[[BoundKernel, Path], tuple[Any, ...]]] = {
 @pytest.mark.parametrize("inspected", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_public_name(kind: str, inspected: bool, tmp_path: Path) -> None:
-    names = public_names()
+    names, untouched = public_names(), None
     assert {"adopt", "bind", "explain", "geometry", "load", "occupancy", "to_json"} <= set(names)
     for name in names:
-        kernel = serve(kind, "h200" if inspected else None)
+        kernel = untouched = untouched or serve(kind, "h200" if inspected else None)
         error: Exception | None = None
         try:  # an error of Python's own is raised
             value = getattr(kernel, name)
             if inspect.ismethod(value):
+                untouched = None
                 value(*ARGUMENTS.get(name, lambda *_: ())(kernel, tmp_path))
         except (AutotileError, AttributeError, *WITHOUT_GPU) as caught:
             error = caught
@@ -126,7 +128,7 @@ def test_shown_forms(kind: str) -> None:
     assert kernel.to_json()["kernel"] == kernel.kernel
     assert kernel._repr_html_()
     assert list(kernel.shapes) == ["A", "B", "C"]
-    assert kernel.shapes["C"] == (1, 64, 32)
+    assert kernel.shapes["C"] == (1, 2048, 1024)
     if kernel.is_library:
         with pytest.raises(InputError, match="is a library"):
             kernel.plot_limits()
@@ -174,9 +176,8 @@ class TestAdopting:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("given", [None, "sgemm", 5])
     def test_what_is_no_kernel(self, kind: str, given: Any) -> None:
-        with pytest.raises(
-            InputError, match=f"adopt takes a kernel from get_best_kernel, and got {type(given).__name__}"
-        ):
+        said = f"adopt takes a kernel from get_best_kernel, and got {type(given).__name__}"
+        with pytest.raises(InputError, match=said):
             serve(kind).adopt(given)
 
     def test_each_other(self) -> None:
@@ -207,4 +208,4 @@ def test_a_scalar_that_is_not_there(kind: str) -> None:
     """It is checked before anything is launched, where that is possible without a device."""
     kernel = serve(kind, "h200")
     with pytest.raises((ArgumentError, ToolchainError)):
-        kernel.bind(*ARRAYS, array(64, 32), gamma=1.0)
+        kernel.bind(*ARRAYS, array(2048, 1024), gamma=1.0)
