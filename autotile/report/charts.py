@@ -47,6 +47,7 @@ from autotile.report.theme import (
     load_plotly,
     log_axis,
     measured_text,
+    merged,
     points,
     with_units,
 )
@@ -302,12 +303,12 @@ def _panels(
     from plotly.subplots import make_subplots
 
     grid = make_subplots(lines, columns, subplot_titles=titles, **options)
-    made = figure([], height=height)
-    grid.update_layout(made.layout)
-    grid.update_xaxes({**made.layout.xaxis.to_plotly_json(), **x})
-    grid.update_yaxes({**made.layout.yaxis.to_plotly_json(), **y})
-    grid.update_layout(margin={"t": top})
-    grid.update_annotations(font={"size": 12, "color": MUTED})
+    layout = figure([], height=height, margin={"t": top}).layout.to_plotly_json()
+    common = {"x": merged(layout.pop("xaxis"), x), "y": merged(layout.pop("yaxis"), y)}
+    placed = grid.layout.to_plotly_json()
+    axes = {name: merged(placed[name], common[name[0]]) for name in placed if name[1:].startswith("axis")}
+    notes = [merged(note, {"font": {"size": 12, "color": MUTED}}) for note in placed["annotations"]]
+    grid.layout = {**layout, **placed, **axes, "annotations": notes}
     return grid
 
 

@@ -185,7 +185,8 @@ def test_several_objectives_have_a_front(tmp_path: Path) -> None:
     for time_us, registers in best:
         assert not any(values[0] < time_us and values[1] < registers for _, values, _ in found.front)
     assert [trace.name for trace in front_chart(found).figure.data] == ["dominated", "front"]
-    assert "front" in [attributes["id"] for attributes in Reader(report_page(report_of_study(found))).named("section")]
+    sections = Reader(report_page(report_of_study(found))).named("section")
+    assert "front" in [attributes["id"] for attributes in sections]
 
 
 def test_the_dark_theme_exchanges_every_colour(study: StudyData) -> None:
@@ -287,38 +288,21 @@ def bound_of(study: StudyData, trial: Trial | None = None) -> Bound:
     return found
 
 
-def test_the_overview_lists_every_problem_and_leads_to_it(several: Path) -> None:
+def test_the_overview_lists_every_problem_and_leads_to_it_and_draws_the_rule_of_a_family(several: Path) -> None:
     found = report_of(several)
     assert [study.key.kernel for study in found.studies] == ["sgemm", "sgemm_2d"]
     page = Reader(report_page(found))
-    targets = {attributes.get("id") for _, attributes in page.elements}
-    links = [(attributes["href"] or "")[1:] for attributes in page.named("a")]
-    assert set(links) <= targets
-    assert {"s1", "s2"} <= set(links)
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-
-
-def test_a_family_has_its_losses_and_its_rule_as_a_tree(several: Path) -> None:
-    found = report_of(several, "sgemm")
+    links = {(attributes["href"] or "")[1:] for attributes in page.named("a")}
+    assert {"s1", "s2"} <= links <= set(ids)
     (family,) = found.families
-    page = Reader(report_page(found))
     assert "Loss by size" in page.text
     lines = tree_lines(family.rule.tree)
     leaves = [text for _, text in lines if "configuration #" in text]
     assert len(leaves) == sum("?" in text for _, text in lines) + 1
-    for _, text in lines:
-        assert text in page.text
-    labels = [one.text for one in rule_tree_chart(family).figure.layout.annotations]
-    assert len(labels) == len(lines)
-
-
-def test_an_operation_has_its_kernels_and_its_libraries(several: Path) -> None:
-    found = report_of(several, matmul={"M": 1024, "N": 1024, "K": 1024})
-    (operation,) = found.operations
-    assert [(one.name, one.is_library) for one in operation.contenders] == [("cublas", True), ("sgemm", False)]
-    assert [study.key.kernel for study in found.studies] == ["sgemm"]
-    assert "cublas is the fastest" in Reader(report_page(found)).text
+    assert [text for _, text in lines if text not in page.text] == []
+    assert len(rule_tree_chart(family).figure.layout.annotations) == len(lines)
 
 
 def test_the_roofline_is_of_the_ceilings_that_were_measured(tmp_path: Path) -> None:
@@ -337,7 +321,12 @@ def test_the_roofline_is_of_the_ceilings_that_were_measured(tmp_path: Path) -> N
 @pytest.fixture(scope="module")
 def text(several: Path) -> str:
     """Page of the operation in the database of several."""
-    return report_page(report_of(several, matmul={}))
+    found = report_of(several, matmul={"M": 1024, "N": 1024, "K": 1024})
+    (operation,) = found.operations
+    assert [(one.name, one.is_library) for one in operation.contenders] == [("cublas", True), ("sgemm", False)]
+    assert [study.key.kernel for study in found.studies] == ["sgemm"]
+    assert [one.title for one in report_of(several, matmul={}).operations] == [operation.title]
+    return report_page(found)
 
 
 class TestPageOfAnOperation:
@@ -345,6 +334,8 @@ class TestPageOfAnOperation:
 
     def test_the_head_and_the_first_headline_name_the_problem_the_winner_and_the_ratio(self, text: str) -> None:
         page = Reader(text)
+        assert "cublas is the fastest" in page.text
+        assert "(replayed)" not in page.text
         assert "matmul M=1024 N=1024 K=1024 float32 on NVIDIA H200" in page.text
         assert "The answer" in page.text
         first = text[text.index('class="headline"') :]
@@ -359,39 +350,29 @@ class TestPageOfAnOperation:
         assert line in page.text
         assert page.text.index(line) < page.text.index("Serve this kernel alone")
         assert "Serve it" not in page.text
-        page = Reader(text)
         assert "not applicable: it computes bfloat16, float16" in page.text
         assert "not applicable: the rule 'vector_like' leaves none of" in page.text
         assert "not tuned" in page.text
         assert "failed:" not in page.text
 
-    def test_kernels_are_in_the_order_of_their_times(self, tmp_path: Path) -> None:
+    def test_kernels_are_in_the_order_of_their_times_and_replayed_ones_are_marked(self, tmp_path: Path) -> None:
         """The slowest was tuned first, and none of them was raced with a library."""
         path = tmp_path / "a.db"
         slow, fast = (f"{name}-nvidia-h200-4096x4096x4096-bfloat16" for name in ("gemm_mma", "gemm_wgmma"))
-        store_session(path, Session(trials=30), slow)
-        store_session(path, Session(trials=30), fast)
+        store_session(path, Session(trials=30), slow, source="replayed")
+        store_session(path, Session(trials=30), fast, source="replayed")
         found = report_of(path, matmul={})
         (operation,) = found.operations
-        assert found.title == "matmul M=4096 N=4096 K=4096 bfloat16 on NVIDIA H200"
+        assert found.title == "matmul M=4096 N=4096 K=4096 bfloat16 on NVIDIA H200 (replayed)"
         assert [one.name for one in operation.contenders] == ["gemm_wgmma", "gemm_mma"]
         assert [study.key.kernel for study in found.studies] == ["gemm_wgmma", "gemm_mma"]
-        page = Reader(report_page(found))
-        assert "gemm_wgmma is the fastest" in page.text
-        assert "no library was timed" in page.text
-        assert "Serve gemm_wgmma" in page.text
-
-    def test_replayed_times_are_marked(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.db"
-        name = "gemm_wgmma-nvidia-h200-4096x4096x4096-bfloat16"
-        store_session(path, Session(trials=30), name, source="replayed")
-        found = report_of(path, matmul={})
         text = Reader(report_page(found)).text
-        time = found.operations[0].contenders[0].time_text
+        assert "gemm_wgmma is the fastest" in text
+        assert "no library was timed" in text
+        assert "Serve gemm_wgmma" in text
+        time = operation.contenders[0].time_text
         assert time.endswith(" us (replayed)")
-        assert found.title.endswith(" on NVIDIA H200 (replayed)")
-        shown = time.replace(" us", " \N{MICRO SIGN}s")
-        assert text.count(shown) >= 3  # headline, table, chart
+        assert text.count(time.replace(" us", " \N{MICRO SIGN}s")) >= 3  # headline, table, chart
 
 
 def test_a_problem_is_that_of_the_sizes_of_a_kernel() -> None:
