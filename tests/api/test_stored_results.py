@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from child_python import python
 from stored_runs import add_trial, end_run, record_miss, start_run
 
 from autotile.api import databases, results
@@ -98,17 +97,15 @@ class TestBest:
         assert (found.tier, found.time_us, found.measurement) == ("default", None, None)
         assert repr(found) == "<BestResult: scale n=4096 float32 on NVIDIA H200: default, THREADS=128 WORK=1>"
 
-    def test_a_database_that_cannot_be_read_is_an_error(self, scale_toml: Path, tmp_path: Path) -> None:
+    def test_an_unreadable_database_and_an_unknown_device_are_errors(self, scale_toml: Path, tmp_path: Path) -> None:
         (tmp_path / "notes.db").write_text("not a database")
         with pytest.raises(InputError, match="is not a database"):
             results.best(scale_toml, n=4096, device="h200", database=tmp_path / "notes.db")
         with pytest.raises(InputError, match="there is no database"):
             results.best(scale_toml, n=4096, device="h200", database=tmp_path / "missing.db")
-
-    @pytest.mark.parametrize("device", [99, "99", "no-such-gpu"])
-    def test_an_unknown_device(self, scale_toml: Path, device: int | str) -> None:
-        with pytest.raises(InputError, match=str(device)):
-            results.best(scale_toml, n=4096, device=device)
+        for device in (99, "99", "no-such-gpu"):
+            with pytest.raises(InputError, match=str(device)):
+                results.best(scale_toml, n=4096, device=device)
 
 
 class TestLists:
@@ -199,13 +196,6 @@ class TestDatabase:
         assert databases.db_path() == str(tmp_path / "tuning.db")
         assert databases.db_path(tmp_path / "other.db") == str(tmp_path / "other.db")
         assert "secret" not in databases.db_path("postgresql://me:secret@host/tuning")
-
-
-@pytest.mark.parametrize("module", ["results", "databases", "verification"])
-def test_the_functions_need_no_library_of_the_terminal(module: str) -> None:
-    code = f"import autotile.api.{module}, sys; print([name for name in ('rich', 'typer') if name in sys.modules])"
-    done = python("-c", code, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_diff(store: Callable[..., Path]) -> None:
