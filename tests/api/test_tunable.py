@@ -199,14 +199,13 @@ class TestReferences:
     def test_an_answer_as_an_array_is_a_file_of_its_content(self):
         answer = np.arange(4096, dtype=np.float32)
         ones = {"x": Buffer("float32", "n", init="ones"), "y": Buffer("float32", "n", "out"), "n": Scalar("int32", "n")}
-        answers = (answer, answer.copy(), answer + 1)
-        made = [scale(reference=values, arguments=ones) for values in answers]
+        made = [scale(reference=values, arguments=ones) for values in (answer, answer.copy(), answer + 1)]
         assert len({space_hash(kernel.definition.spec) for kernel in made}) == 2
         with pytest.raises(SpecError, match="the content of x is random"):
             scale(reference=answer)
-        kernel = scale(reference={"y": answer}, arguments=ones)
-        (file,) = kernel.definition.spec.reference.files.values()
-        assert (np.load(Path(kernel.definition.spec.folder) / file) == answer).all()
+        spec = scale(reference={"y": answer}, arguments=ones).definition.spec
+        (file,) = spec.reference.files.values()
+        assert (np.load(Path(spec.folder) / file) == answer).all()
 
     def test_tolerances(self):
         assert scale(tolerance=1e-3).definition.spec.reference.tolerance == 1e-3

@@ -176,8 +176,7 @@ class TestState:
         assert listed() == ("running", 0)  # the newest run of the study
 
     def test_one_that_stores_nothing_may_have_been_killed(self, client: Client, session: Session) -> None:
-        before = (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="microseconds")
-        session.change(update(RUNS).values(started_at=before))
+        session.change(update(RUNS).values(started_at=(datetime.now(UTC) - timedelta(hours=1)).isoformat()))
         (found,) = client.state()["sessions"]
         assert (found["state"], found["silent"]) == ("silent", "1 h 00 min")
 
