@@ -367,7 +367,6 @@ class TestServer:
             heeded_interrupts(),
             subprocess.Popen(command, env=child_environment(), **options) as process,
         ):
-            assert process.stdout is not None
             url = process.stdout.readline().strip()
             place, token = url.removeprefix("http://").rstrip("/").split("/")
             with closing(http.client.HTTPConnection(place, timeout=20)) as connection:
