@@ -47,6 +47,8 @@ class TestExport:
     def test_what_cannot_be_exported(self, tuned: Path, tmp_path: Path) -> None:
         refused: list[tuple[dict[str, Any], str]] = [
             ({}, "scale n=4096 float32 was not tuned; tuned are: n=1048576"),
+            ({"n": N, "architectures": ["sm_90"]}, "--arch is for --format c-header"),
+            ({"n": N, "format": "recording"}, "replayed from a recording already"),
             ({"n": N, "format": "csv"}, "there is no format 'csv'; expected one of t4,"),
             ({"format": "c-header", "device": 0}, "--device is not for --format c-header"),
             ({"format": "c-header", "n": 4}, "n=4 is not tuned"),

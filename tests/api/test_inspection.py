@@ -131,6 +131,7 @@ class TestExplain:
     @pytest.mark.parametrize(
         ("assignments", "named", "said"),
         [
+            ({"THREAD": 64}, {}, "neither a parameter nor a size 'THREAD'; did you mean 'THREADS'"),
             ({"THREADS": 64}, {"THREADS": 32}, "THREADS is given twice, in the mapping and by keyword"),
             ({}, {"n": "8"}, "size n is '8'"),
             ({}, {"dtype": "float16"}, "does not support dtype 'float16'"),

@@ -240,6 +240,8 @@ class TestKeywords:
         ("given", "said"),
         [
             ({"trials": 0}, "trials is 0"),
+            ({"fresh": "no"}, "fresh is 'no', expected True or False"),
+            ({"sampler": 3}, "sampler is 3, expected a text"),
             ({"budget": "soon"}, "a budget of 'soon' cannot be read"),
             ({"budget": True}, "a budget of True cannot be read"),
             ({"budget": -1}, "cannot be read"),

@@ -205,7 +205,9 @@ class TestMatching:
         found = compare(a.path, b.path)
         assert (len(found.problems), len(found.only_a), len(found.only_b), found.broken) == (0, 2, 1, ())
         b.put(1024, WRONG)
-        assert [one.key.kernel for one in compare(a.path, b.path).broken] == ["scale"]
+        found = compare(a.path, b.path)
+        assert [one.key.kernel for one in found.broken] == ["scale"]
+        assert "failed in B" in found.page()
         assert compare(b.path, a.path).broken == ()
 
     def test_a_row_that_does_not_match_its_schema_is_skipped(self, a: Book, b: Book) -> None:

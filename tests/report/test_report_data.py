@@ -111,5 +111,8 @@ def test_the_bound_is_the_ceiling_that_is_nearest(study: StudyData) -> None:
 def test_what_is_not_there_is_told(database: Path, tmp_path: Path) -> None:
     with Database.open(tmp_path / "empty.db") as empty, pytest.raises(InputError, match="run `autotile tune KERNEL`"):
         read_report(empty)
-    with Database.open_readonly(database) as opened, pytest.raises(InputError):
-        read_report(opened, SCRIPT)
+    with Database.open_readonly(database) as opened:
+        with pytest.raises(InputError, match="has no trials of sgemm_2d M=7; it has sgemm_2d M=4096"):
+            read_report(opened, "sgemm_2d", {"M": 7})
+        with pytest.raises(InputError):
+            read_report(opened, SCRIPT)
