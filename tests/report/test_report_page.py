@@ -40,7 +40,7 @@ from autotile.report.page import Page, joined, tag, write_page
 from autotile.report.report_data import ReportData, read_operation_report, read_report, report_of_study
 from autotile.report.sections import report_page, trial_table
 from autotile.report.study import StudyData
-from autotile.report.theme import DARK, LIGHT, hover_text, label, log_axis, themed
+from autotile.report.theme import DARK, LIGHT, figure, hover_text, label, log_axis, themed
 
 
 class Reader(HTMLParser):
@@ -148,7 +148,17 @@ def test_every_axis_of_times_has_its_unit(study: StudyData) -> None:
     for chart in (best_so_far_chart(study), best_so_far_chart(study, "seconds")):
         assert chart.figure.layout.yaxis.title.text == "time of a run, µs"
     assert roofline_chart(study).figure.layout.yaxis.title.text == "TFLOP/s"
-    assert "MHz" in str(drift_chart(study).figure.layout.annotations)
+    panels = drift_chart(study).figure.layout
+    assert "MHz" in str(panels.annotations)
+    assert {note.font.size for note in panels.annotations} == {12}
+    assert (panels.margin.t, panels.yaxis2.nticks, panels.yaxis2.anchor) == (30, 4, "x2")
+
+
+def test_properties_of_a_figure_stand_beside_those_of_all_figures() -> None:
+    made = figure([], height=100, x={"title": "n", "type": "log"}, margin={"t": 40}).layout
+    assert (made.margin.t, made.margin.l) == (40, 8)
+    assert (made.xaxis.title.text, made.xaxis.title.font.color) == ("n", LIGHT["muted"])
+    assert (made.xaxis.type, made.xaxis.tickangle, made.yaxis.type) == ("log", 0, None)
 
 
 def test_the_table_has_a_row_for_each_trial_and_the_heat_map_the_fastest_times(study: StudyData) -> None:
