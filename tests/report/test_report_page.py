@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 from dataclasses import replace
-from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from report_studies import COMPILER_WORDS, SCRIPT, SGEMM, Session, read_one, recording_of, store_session
+from stored_rows import CEILINGS
 from stored_runs import add_trial, end_run, start_run
 
-from autotile.core.ceilings import Ceiling, DeviceCeilings
+from autotile.core.ceilings import Ceiling
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.core.text import shown_text
 from autotile.database.database import Database
@@ -260,16 +260,9 @@ RATES = {"dram_read": 4.1e12, "dram_copy": 4.0e12, "fma_float32": 5.8e13, "tenso
 def measured_study(path: Path, recording: str, rates: dict[str, float]) -> StudyData:
     """A study on a GPU whose ceilings were measured."""
     store_session(path, Session(trials=40), recording)
-    measured = DeviceCeilings(
-        gpu_uuid="GPU-00000000-0000-0000-0000-000000000001",
-        gpu_name="NVIDIA H200",
-        compute_capability="9.0",
-        driver="13.0",
-        measured_at=datetime.now(UTC),
-        ceilings=tuple(Ceiling(name, rate, 0.99 * rate, 1.01 * rate, "test") for name, rate in rates.items()),
-    )
+    rated = tuple(Ceiling(name, rate, 0.99 * rate, 1.01 * rate, "test") for name, rate in rates.items())
     with Database.open(path) as database:
-        save_ceilings(database, measured)
+        save_ceilings(database, replace(CEILINGS, ceilings=rated))
     return read_one(path)
 
 
