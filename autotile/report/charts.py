@@ -303,12 +303,11 @@ def _panels(
     from plotly.subplots import make_subplots
 
     grid = make_subplots(lines, columns, subplot_titles=titles, **options)
-    layout = figure([], height=height, margin={"t": top}).layout.to_plotly_json()
-    common = {"x": merged(layout.pop("xaxis"), x), "y": merged(layout.pop("yaxis"), y)}
+    common = figure([], height=height, x=x, y=y, margin={"t": top}).layout.to_plotly_json()
     placed = grid.layout.to_plotly_json()
-    axes = {name: merged(placed[name], common[name[0]]) for name in placed if name[1:].startswith("axis")}
     notes = [merged(note, {"font": {"size": 12, "color": MUTED}}) for note in placed["annotations"]]
-    grid.layout = {**layout, **placed, **axes, "annotations": notes}
+    axes = {name: merged(own, common[f"{name[0]}axis"]) for name, own in placed.items() if name[1:].startswith("axis")}
+    grid.layout = {**common, **placed, **axes, "annotations": notes}
     return grid
 
 

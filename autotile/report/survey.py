@@ -420,7 +420,7 @@ class Survey(Result):
 def _cell(value: object) -> str | float | int | None:
     if isinstance(value, float):
         return round(value, 6)
-    return value if value is None or (isinstance(value, int) and not isinstance(value, bool)) else str(value)
+    return value if value is None or type(value) is int else str(value)
 
 
 def registers_chart(survey: Survey) -> Chart:

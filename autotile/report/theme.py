@@ -117,21 +117,19 @@ def figure(
         "xaxis": {**_AXIS, "tickangle": 0},
         "yaxis": _AXIS,
     }
-    axes = {}
-    for name, given in (("xaxis", x or {}), ("yaxis", y or {})):
-        axes[name] = {**given, "title": {"text": given["title"]}} if "title" in given else given
+    axes = {
+        name: {**given, "title": {"text": given["title"]}} if "title" in given else given
+        for name, given in (("xaxis", x or {}), ("yaxis", y or {}))
+    }
     # at once: each update of a figure takes Plotly as long as its construction
     return load_plotly().Figure(list(traces), merged(merged(common, axes), layout))
 
 
 def merged(properties: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested properties with others in their place."""
-    return {
-        **properties,
-        **{
-            name: merged(properties[name], value) if isinstance(properties.get(name), Mapping) else value
-            for name, value in more.items()
-        },
+    return {**properties} | {
+        name: merged(properties[name], value) if isinstance(properties.get(name), Mapping) else value
+        for name, value in more.items()
     }
 
 
