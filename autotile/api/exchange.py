@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from autotile.api.targets import merge_sizes, named_operation, open_problem, resolve_device, sizes_notice
 from autotile.core.argument_types import checked_except
 from autotile.core.dtypes import dtype_name
-from autotile.core.model import L2Mode, Problem, Trial
+from autotile.core.model import L2Mode, Problem
 from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, open_for_reading
 from autotile.database.learned import read_models
@@ -30,7 +30,6 @@ from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.shipped import write_models
 from autotile.kernel.library import Kernel, KernelHolder, KernelName, load_kernel
 from autotile.kernel.operation import Operation
-from autotile.kernel.spec import Parameter
 from autotile.settings import output_path, read_settings, user_path
 from autotile.version import __version__
 
@@ -623,7 +622,19 @@ def _export_trials(
     elif file_format == "kernel-tuner":
         write_cache(path, key, parameters, trials)
     elif file_format == "optuna":
-        _write_optuna(path, f"{key.problem} on {key.gpu_name}", parameters, [stored.trial for stored in trials])
+        from autotile.search.search import study_of_trials, study_to_storage
+
+        tables: set[str] = set()
+        if path.is_file():
+            with (
+                suppress(sqlite3.Error),
+                closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db,
+            ):
+                tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and _OPTUNA_TABLE not in tables:  # Optuna would add its own to them
+            raise InputError(f"{path} is a database of something else than Optuna's studies; name another file")
+        title = f"{key.problem} on {key.gpu_name}"
+        study_to_storage(study_of_trials(parameters, [stored.trial for stored in trials], title), path)
     else:
         if key.source == "replayed":
             raise InputError("these results were replayed from a recording already; expected ones that a GPU measured")
@@ -637,15 +648,3 @@ def _export_trials(
         write_recording(path, header, [stored.trial for stored in trials if stored.trial.outcome.is_finding])
     gpu = source_text(key.gpu_name, key.source)
     return Transfer("exported", path, file_format, problem, gpu, len(trials), {"study": study.study_id})
-
-
-def _write_optuna(path: Path, name: str, parameters: Sequence[Parameter], trials: Sequence[Trial]) -> None:
-    from autotile.search.search import study_of_trials, study_to_storage
-
-    tables: set[str] = set()
-    if path.is_file():
-        with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
-            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if tables and _OPTUNA_TABLE not in tables:  # Optuna would add its own to them
-        raise InputError(f"{path} is a database of something else than Optuna's studies; name another file")
-    study_to_storage(study_of_trials(parameters, trials, name), path)

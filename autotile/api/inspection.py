@@ -984,7 +984,7 @@ def survey(
     table, started, count = SurveyTable(valid), time.monotonic(), worker_count(workers)
 
     def report() -> None:
-        observe(SurveyProgress(len(table), len(order), table.failed, time.monotonic() - started, notices))
+        observe(SurveyProgress(len(table), len(order), table.failures.count, time.monotonic() - started, notices))
 
     report()
     rows, pending = iter(order), dict[Future[Compiled], int]()

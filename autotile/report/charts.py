@@ -47,6 +47,7 @@ from autotile.report.theme import (
     load_plotly,
     log_axis,
     measured_text,
+    merged,
     points,
     with_units,
 )
@@ -302,12 +303,11 @@ def _panels(
     from plotly.subplots import make_subplots
 
     grid = make_subplots(lines, columns, subplot_titles=titles, **options)
-    made = figure([], height=height)
-    grid.update_layout(made.layout)
-    grid.update_xaxes({**made.layout.xaxis.to_plotly_json(), **x})
-    grid.update_yaxes({**made.layout.yaxis.to_plotly_json(), **y})
-    grid.update_layout(margin={"t": top})
-    grid.update_annotations(font={"size": 12, "color": MUTED})
+    common = figure([], height=height, x=x, y=y, margin={"t": top}).layout.to_plotly_json()
+    placed = grid.layout.to_plotly_json()
+    notes = [merged(note, {"font": {"size": 12, "color": MUTED}}) for note in placed["annotations"]]
+    axes = {name: merged(own, common[f"{name[0]}axis"]) for name, own in placed.items() if name[1:].startswith("axis")}
+    grid.layout = {**common, **placed, **axes, "annotations": notes}
     return grid
 
 

@@ -170,10 +170,19 @@ class Page:
         scripts = [text for text in (plotly, asset("page.js")) if text]
         # Plotly adds style elements with these ids unless they are there; the policy would refuse them.
         styles = sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', plotly)))
+        of_scripts, of_styles = (
+            " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in texts)
+            for texts in (scripts, (style, ""))
+        )
+        # Plotly sets style attributes, which can neither load nor send anything under this policy.
+        policy = (
+            f"default-src 'none'; script-src {of_scripts}; style-src-elem {of_styles}; "
+            "style-src-attr 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+        )
         head = tag(
             "head",
             tag("meta", charset="utf-8"),
-            tag("meta", http_equiv="Content-Security-Policy", content=content_policy(scripts, [style, ""])),
+            tag("meta", http_equiv="Content-Security-Policy", content=policy),
             tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
             tag("meta", name="referrer", content="no-referrer"),
             tag("meta", name="color-scheme", content="light dark"),
@@ -216,28 +225,6 @@ def static_table(headings: Sequence[str], rows: Iterable[Sequence[Content]], *, 
         tabindex=0,
         role="region",
         aria_label=caption or "Table",
-    )
-
-
-def content_policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
-    """Return the content-security policy of a page that runs some scripts, and loads and sends nothing.
-
-    Plotly sets ``style`` attributes, which can neither load nor send anything under this policy.
-    """
-    of_scripts, of_styles = (
-        " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in texts)
-        for texts in (scripts, styles)
-    )
-    return "; ".join(
-        [
-            "default-src 'none'",
-            f"script-src {of_scripts}",
-            f"style-src-elem {of_styles}",
-            "style-src-attr 'unsafe-inline'",
-            "img-src data: blob:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
     )
 
 

@@ -70,22 +70,17 @@ class SurveyTable:
         self._rows = array("q")
         self._columns = {name: array("q") for name in _COLUMNS}
         self._compile_s = array("d")
-        self._failures = FailureGroups()
+        self.failures = FailureGroups()
         self._code: set[bytes] = set()
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    @property
-    def failed(self) -> int:
-        """Number of configurations that cannot be launched."""
-        return self._failures.count
-
     def add(self, row: int, trial: Trial) -> None:
         """Add the trial of a row after the gate that follows the compilation."""
         found: dict[str, int] = {"outcome": _OUTCOMES.index(trial.outcome)}
         if trial.outcome is not Outcome.OK:
-            found["failure"] = self._failures.add(trial)
+            found["failure"] = self.failures.add(trial)
         for part in (trial.resources, trial.geometry, trial.occupancy):
             found |= {name: getattr(part, name) for name in _HEADINGS if hasattr(part, name)}
         if trial.occupancy is not None:
@@ -113,8 +108,8 @@ class SurveyTable:
             columns={name: np.array(column, np.int64)[order] for name, column in self._columns.items()},
             compile_s=np.array(self._compile_s, np.float64)[order],
             estimated_us=estimated_us[rows[order]] if estimated_us is not None else None,
-            failures=self._failures.groups,
-            reasons=self._failures.reasons,
+            failures=self.failures.groups,
+            reasons=self.failures.reasons,
             distinct=len(self._code),
             **more,
         )
@@ -425,7 +420,7 @@ class Survey(Result):
 def _cell(value: object) -> str | float | int | None:
     if isinstance(value, float):
         return round(value, 6)
-    return value if value is None or (isinstance(value, int) and not isinstance(value, bool)) else str(value)
+    return value if value is None or type(value) is int else str(value)
 
 
 def registers_chart(survey: Survey) -> Chart:

@@ -101,29 +101,36 @@ def figure(
 
     ``x`` and ``y`` are properties of the axes, whose title is a text; ``layout`` are further ones of the layout.
     """
-    made = load_plotly().Figure(list(traces))
-    made.update_layout(
-        template="none",
-        height=height,
-        margin={"l": 8, "r": 16, "t": 34, "b": 8},
-        font={"family": FONT, "size": 13, "color": INK},
-        paper_bgcolor=PAPER,
-        plot_bgcolor=PAPER,
-        hoverlabel={"bgcolor": PAPER, "bordercolor": FAINT, "font": {"color": INK, "family": FONT}, "align": "left"},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"color": INK}},
-        dragmode="zoom",
-        hovermode="closest",
-        barcornerradius=2,
-        showlegend=False,
-    )
-    for update, more, given in ((made.update_xaxes, {"tickangle": 0}, x), (made.update_yaxes, {}, y)):
-        update(**_AXIS, **more)
-        own = dict(given or {})
-        if "title" in own:
-            own["title"] = {"text": own["title"]}
-        update(**own)
-    made.update_layout(**layout)
-    return made
+    common = {
+        "template": "none",
+        "height": height,
+        "margin": {"l": 8, "r": 16, "t": 34, "b": 8},
+        "font": {"family": FONT, "size": 13, "color": INK},
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": PAPER,
+        "hoverlabel": {"bgcolor": PAPER, "bordercolor": FAINT, "font": {"color": INK, "family": FONT}, "align": "left"},
+        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"color": INK}},
+        "dragmode": "zoom",
+        "hovermode": "closest",
+        "barcornerradius": 2,
+        "showlegend": False,
+        "xaxis": {**_AXIS, "tickangle": 0},
+        "yaxis": _AXIS,
+    }
+    axes = {
+        name: {**given, "title": {"text": given["title"]}} if "title" in given else given
+        for name, given in (("xaxis", x or {}), ("yaxis", y or {}))
+    }
+    # at once: each update of a figure takes Plotly as long as its construction
+    return load_plotly().Figure(list(traces), merged(merged(common, axes), layout))
+
+
+def merged(properties: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested properties with others in their place."""
+    return {**properties} | {
+        name: merged(properties[name], value) if isinstance(properties.get(name), Mapping) else value
+        for name, value in more.items()
+    }
 
 
 def points(

@@ -8,6 +8,7 @@ import io
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -18,14 +19,14 @@ from child_python import python
 from stored_rows import CEILINGS
 
 import autotile
-from autotile.api import devices, doctor, inspection, targets
+from autotile.api import doctor, inspection, targets
 from autotile.api.doctor import HealthCheck, HealthReport
 from autotile.api.inspection import SurveyProgress, survey
 from autotile.core.device import DeviceProperties, device_profile, profile_names
-from autotile.core.text import Result
 from autotile.database.database import Database
 from autotile.database.learned import save_ceilings
-from autotile.errors import ConfigError, DatabaseError, InputError, ProblemError, UnknownKernelError
+from autotile.errors import ConfigError, DatabaseError, InputError, UnknownKernelError
+from autotile.report.survey import Survey
 from autotile.settings import output_path
 from autotile.tuning.options import TuneOptions
 from autotile.workers import compile_pool
@@ -40,41 +41,35 @@ __device__ const char text[] = TIMES_65536(TIMES_65536("."));
 HEAVY = ("rich", "typer", "optuna", "sqlalchemy", "alembic", "kernel_tuner", "cupy")
 
 
-def results(scale_toml: Path) -> dict[str, Result]:
-    return {
-        "space": inspection.space(scale_toml, device="h200", n=100),
-        "explain": inspection.explain(scale_toml, device="h200", THREADS=64, n=1000),
-        "occupancy": inspection.occupancy(1024, 32, 8192, device="rtx-3060"),
-        "devices": devices.devices(),
-    }
+def add_code(search_space: Path, code: str) -> None:
+    """Put code before that of a kernel."""
+    template = search_space.with_suffix(".cu")
+    template.write_text(f"{code}\n{template.read_text()}")
 
 
 class TestDisplay:
-    def test_a_repr_is_one_short_line(self, scale_toml):
-        shown = {name: repr(result) for name, result in results(scale_toml).items()}
-        assert shown["space"] == "<SpaceSummary: scale n=100 float32 on NVIDIA H200 (profile): 3 of 12 valid>"
-        assert shown["explain"] == (
-            "<Explanation: scale n=1000 float32 on NVIDIA H200 (profile): valid, occupancy 100.0 %>"
-        )
-        assert shown["occupancy"] == (
-            "<OccupancyResult: NVIDIA GeForce RTX 3060 (profile): "
-            "66.7 %: 1 block on an SM, 32 of 48 warps; limited by threads>"
-        )
-        assert shown["devices"].endswith(f"on this machine, {len(profile_names())} profiles>")
-        assert all(len(text) <= 120 and "\n" not in text for text in shown.values())
-
-    @pytest.mark.parametrize(
-        ("name", "cells"),
-        [
-            ("space", ["<th>THREADS</th><td>32 64 128 256</td>", "<td>rule enough_blocks</td><td>3</td>"]),
-            ("explain", ["<th>verdict</th><td>valid</td>", "<td>rule</td><td>enough_blocks</td><td>yes</td>"]),
-            ("occupancy", ["<td>threads</td><td>1,024</td><td>1,536</td><td>1</td><td>binds</td>"]),
-            ("devices", ["<td>rtx-3060</td><td>NVIDIA GeForce RTX 3060</td><td>8.6</td>"]),
-        ],
-    )
-    def test_notebooks_show_tables(self, scale_toml, name, cells):
-        html = results(scale_toml)[name]._repr_html_()
-        assert [cell for cell in cells if cell not in html] == []
+    def test_a_repr_is_one_short_line_and_notebooks_show_tables(self, scale_toml):
+        expected = [
+            (
+                inspection.space(scale_toml, device="h200", n=100),
+                "<SpaceSummary: scale n=100 float32 on NVIDIA H200 (profile): 3 of 12 valid>",
+                ["<th>THREADS</th><td>32 64 128 256</td>", "<td>rule enough_blocks</td><td>3</td>"],
+            ),
+            (
+                inspection.explain(scale_toml, device="h200", THREADS=64, n=1000),
+                "<Explanation: scale n=1000 float32 on NVIDIA H200 (profile): valid, occupancy 100.0 %>",
+                ["<th>verdict</th><td>valid</td>", "<td>rule</td><td>enough_blocks</td><td>yes</td>"],
+            ),
+            (
+                inspection.occupancy(1024, 32, 8192, device="rtx-3060"),
+                "<OccupancyResult: NVIDIA GeForce RTX 3060 (profile): "
+                "66.7 %: 1 block on an SM, 32 of 48 warps; limited by threads>",
+                ["<td>threads</td><td>1,024</td><td>1,536</td><td>1</td><td>binds</td>"],
+            ),
+        ]
+        for result, line, cells in expected:
+            assert repr(result) == line
+            assert [cell for cell in cells if cell not in result._repr_html_()] == []
 
     def test_a_fault_is_in_the_repr_and_its_reason_in_the_html(self, scale_toml):
         found = inspection.explain(scale_toml, device="h200", THREADS=256, n=100)
@@ -82,10 +77,17 @@ class TestDisplay:
         assert "the rule &#x27;enough_blocks&#x27; is broken" in found._repr_html_()
 
 
-def test_importing_the_functions_loads_neither_the_command_line_nor_the_search_nor_the_database():
-    code = f"import autotile.api.inspection, sys; print([name for name in {HEAVY} if name in sys.modules])"
-    done = python("-c", code, check=True)
-    assert done.stdout.strip() == "[]"
+def test_importing_the_functions_loads_no_library_that_they_do_not_need():
+    code = f"""
+from importlib import import_module
+import sys
+import_module("autotile.api.inspection")
+print([name for name in {HEAVY} if name in sys.modules])
+for module in ("results", "databases", "verification"):
+    import_module(f"autotile.api.{{module}}")
+    print([name for name in ("rich", "typer") if name in sys.modules])
+"""
+    assert python("-c", code, check=True).stdout.split() == ["[]"] * 4
 
 
 def test_the_examples_of_the_docstrings():
@@ -93,22 +95,9 @@ def test_the_examples_of_the_docstrings():
     assert (failed, attempted) == (0, 3)
 
 
-class TestSpace:
-    def test_counts(self, scale_toml):
-        found = inspection.space(scale_toml, {"n": 100}, device="h200")
-        assert list(found.funnel())[:2] == [("all combinations", 12), ("rule enough_blocks", 3)]
-        assert list(found.funnel())[-1] == ("limit occupancy", 3)
-        assert (found.valid, found.parameters["WORK"], found.notices) == (3, (1, 2, 4), ())
-
-    def test_heuristics_are_distinguished_from_rules(self):
-        stages = dict(inspection.space("gemm_mma", device="a100").funnel())
-        assert {stage.split()[0] for stage in stages} == {"all", "rule", "heuristic", "limit"}
-
-    def test_assumptions_are_notices(self, scale_toml, monkeypatch):
-        monkeypatch.setattr(targets, "device_count", lambda: 0)
-        device_notice, sizes_notice = inspection.space(scale_toml).notices
-        assert device_notice.startswith("no CUDA device here: the answer is for the NVIDIA H200")
-        assert sizes_notice == "not given, so as in the search-space file: n=4096"
+def test_heuristics_are_distinguished_from_rules():
+    stages = dict(inspection.space("gemm_mma", device="a100").funnel())
+    assert {stage.split()[0] for stage in stages} == {"all", "rule", "heuristic", "limit"}
 
 
 class TestExplain:
@@ -116,10 +105,8 @@ class TestExplain:
         found = inspection.explain("matmul_tiled", {"TILE": np.int64(32)}, device="h200", GUARDED=False, N=np.int64(64))
         assert (found.config["TILE"], found.config["GUARDED"], found.problem.sizes["N"]) == (32, False, 64)
         assert type(found.config["TILE"]) is int
-
-    @pytest.mark.parametrize("value", [0, False, np.False_])
-    def test_booleans(self, value):
-        assert inspection.explain("matmul_tiled", device="h200", GUARDED=value).config["GUARDED"] is False
+        for value in (0, False, np.False_):
+            assert inspection.explain("matmul_tiled", device="h200", GUARDED=value).config["GUARDED"] is False
 
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -134,48 +121,31 @@ class TestExplain:
         assert [(check.kind, check.name) for check in found.checks if not check.holds] == [("value", "THREADS")]
         assert (found.resources, found.not_compiled) == (None, "it would not be compiled")
 
-    def test_declared_resources_without_a_compilation(self):
-        found = inspection.explain("sgemm_2d", device="g80", BM=64)
-        assert found.resources is None
-        assert found.block is not None
-        assert found.block.registers >= 92
-
-    def test_compiled_resources(self, scale_toml):
+    def test_compiled_resources(self, scale_toml, monkeypatch):
         found = inspection.explain(scale_toml, device="h200", THREADS=64)
-        assert found.resources is not None
         assert found.block == inspection.BlockResources(64, found.resources.registers, 0)
-        assert found.occupancy is not None
         assert found.occupancy.limited_by == ("threads", "blocks")
+        monkeypatch.setattr(compile_pool, "Child", None)  # what is compiled needs no process
+        assert inspection.explain(scale_toml, device="h200", THREADS=64).resources == found.resources
 
     @pytest.mark.parametrize(
         ("assignments", "named", "said"),
         [
-            ({"THREADS": 64}, {"THREADS": 32}, "THREADS is given twice, in the mapping and by keyword"),
             ({"THREAD": 64}, {}, "neither a parameter nor a size 'THREAD'; did you mean 'THREADS'"),
+            ({"THREADS": 64}, {"THREADS": 32}, "THREADS is given twice, in the mapping and by keyword"),
             ({}, {"n": "8"}, "size n is '8'"),
-            ({"n": 0}, {}, "size n is 0, expected 1 to"),
+            ({}, {"dtype": "float16"}, "does not support dtype 'float16'"),
         ],
     )
     def test_refusals(self, scale_toml, assignments, named, said):
         with pytest.raises(InputError, match=said):
             inspection.explain(scale_toml, assignments, device="h200", **named)
 
-    def test_only_sizes_that_are_not_given_are_noted(self, scale_toml):
-        assert inspection.explain(scale_toml, device="h200", n=8).notices == ()
-        assert inspection.explain(scale_toml, device="h200", WORK=2).notices == (
-            "not given, so as in the search-space file: n=4096",
-        )
-
-    def test_an_unknown_dtype(self, scale_toml):
-        with pytest.raises(ProblemError, match="does not support dtype 'float16'"):
-            inspection.explain(scale_toml, device="h200", dtype="float16")
-
     def test_a_compilation_that_does_not_end_is_stopped(self, scale_toml, monkeypatch):
         monkeypatch.setattr(
             import_module("autotile.tuning.options"), "TuneOptions", lambda: TuneOptions(compile_deadline_s=1.0)
         )
-        template = scale_toml.parent / "scale.cu"
-        template.write_text(MACRO_BOMB + template.read_text())
+        add_code(scale_toml, MACRO_BOMB)
         start = time.monotonic()
         found = inspection.explain(scale_toml, device="h200")
         assert time.monotonic() - start < 10
@@ -185,36 +155,14 @@ class TestExplain:
 
     def test_a_compilation_that_takes_all_memory_is_refused(self, scale_toml, monkeypatch):
         monkeypatch.setattr(compile_pool, "memory_share_bytes", lambda workers: 2**28)
-        template = scale_toml.parent / "scale.cu"
-        template.write_text(MACRO_BOMB + template.read_text())
-        found = inspection.explain(scale_toml, device="h200")
-        assert "out of memory" in found.fault
-
-    def test_a_compiled_configuration_needs_no_process(self, scale_toml, monkeypatch):
-        first = inspection.explain(scale_toml, device="h200", THREADS=64)
-        monkeypatch.setattr(compile_pool, "Child", None)
-        assert inspection.explain(scale_toml, device="h200", THREADS=64).resources == first.resources
-
-    def test_a_compiler_error_is_shown(self, scale_toml):
-        template = scale_toml.parent / "scale.cu"
-        template.write_text(template.read_text() + "oops;\n")
-        found = inspection.explain(scale_toml, device="h200")
-        assert found.fault.startswith("it does not compile: ")
-        assert "oops" in found.fault
-        assert found.not_compiled == "the compiler refuses it"
+        add_code(scale_toml, MACRO_BOMB)
+        assert "out of memory" in inspection.explain(scale_toml, device="h200").fault
 
 
 class TestOccupancy:
-    def test_values(self):
-        found = inspection.occupancy(256, registers=128, device="h200")
-        assert (found.occupancy.blocks_per_sm, found.occupancy.limited_by) == (2, ("registers",))
-        assert (found.block.threads, found.block.registers, found.block.smem_bytes) == (256, 128, 0)
-
     def test_a_resource_that_is_not_used_is_no_limit(self):
-        assert (
-            "<td>not known</td><td>65,536</td><td>no limit</td>"
-            in inspection.occupancy(32, device="h200")._repr_html_()
-        )
+        shown = inspection.occupancy(32, device="h200")._repr_html_()
+        assert "<td>not known</td><td>65,536</td><td>no limit</td>" in shown
 
     @pytest.mark.parametrize("resources", [(1024, 255, 232448), (1025, 0, 0), (32, 256, 0), (32, 0, 232449)])
     def test_a_block_that_cannot_be_launched_has_a_reason(self, resources):
@@ -228,29 +176,35 @@ class TestOccupancy:
             inspection.occupancy(*resources, device="h200")
 
 
-@pytest.fixture
-def failing_toml(scale_toml: Path) -> Path:
-    """A kernel whose blocks of 64 do not compile, and that needs too much shared memory with 4 outputs a thread."""
-    template = scale_toml.with_suffix(".cu")
-    template.write_text(
-        template.read_text()
-        + '\n#if THREADS == 64\n#error "64 threads, WORK is not supported"\n#endif\n'
-        + "#if WORK == 4\n__device__ int wide[WORK] = {a_name_that_is_not_declared};\n#endif\n"
-    )
-    return scale_toml
+FAILING = """
+#if THREADS == 64
+#error "64 threads, WORK is not supported"
+#endif
+#if WORK == 4
+__device__ int wide[WORK] = {a_name_that_is_not_declared};
+#endif
+"""
+
+
+@pytest.fixture(scope="module")
+def surveys(
+    tmp_path_factory: pytest.TempPathFactory, write_scale: Callable[[Path], Path], cubin_cache_folder: Path
+) -> dict[str, Survey]:
+    """Surveys of the kernel, and of one whose blocks of 64 threads, and 4 outputs a thread, do not compile."""
+    kernels = {name: write_scale(tmp_path_factory.mktemp(name) / "kernels") for name in ("whole", "failing")}
+    add_code(kernels["failing"], FAILING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOTILE_CACHE", str(cubin_cache_folder))
+        return {name: survey(path, device="h200", n=4096) for name, path in kernels.items()}
 
 
 class TestSurvey:
-    def test_every_valid_configuration_is_compiled(self, scale_toml):
-        found = survey(scale_toml, device="h200", n=4096)
+    def test_every_valid_configuration_is_compiled_as_explain_shows_it(self, surveys, scale_toml):
+        found = surveys["whole"]
         assert len(found) == len(found.space) == found.planned == 12
         assert found.is_usable.all()
-        assert not found.failures
-        assert not found.interrupted
+        assert (found.failures, found.interrupted) == ((), False)
         assert "12 configurations compiled, 12 usable" in repr(found)
-
-    def test_resources_are_those_that_explain_shows(self, scale_toml):
-        found = survey(scale_toml, device="h200", n=4096)
         for index in range(0, 12, 5):
             one = autotile.explain(scale_toml, found.config(index), device="h200", n=4096)
             assert found.columns["registers"][index] == one.resources.registers
@@ -262,10 +216,9 @@ class TestSurvey:
             resident = one.occupancy.blocks_per_sm * one.device.sm_count
             assert found.waves[index] == pytest.approx(one.geometry.blocks / resident)
 
-    def test_failures_are_grouped_by_the_words_of_the_compiler(self, failing_toml):
-        found = survey(failing_toml, device="h200", n=4096)
-        assert len(found) == 12
-        assert int(found.is_usable.sum()) == 6
+    def test_failures_are_grouped_by_the_words_of_the_compiler(self, surveys):
+        found = surveys["failing"]
+        assert (len(found), int(found.is_usable.sum())) == (12, 6)
         reasons = [group.reason for group in found.failures]
         assert len(reasons) == 2
         assert any("64 threads, WORK is not supported" in reason for reason in reasons)
@@ -295,18 +248,13 @@ class TestSurvey:
 
         found = survey(scale_toml, device="h200", n=4096, workers=1, observe=stop)
         assert found.interrupted
-        assert 0 < len(found) <= 12
-        assert found.planned == 12
+        assert 0 < len(found) <= found.planned == 12
 
-    def test_columns_have_parameters_types_and_units(self, failing_toml):
+    def test_columns_have_parameters_types_and_units(self, surveys):
         stream = io.StringIO()
-        survey(failing_toml, device="h200", n=4096).table().write_csv(stream)
+        surveys["failing"].table().write_csv(stream)
         rows = list(csv.DictReader(io.StringIO(stream.getvalue())))
-        assert [(row["param.THREADS"], row["param.WORK"]) for row in rows][:3] == [
-            ("32", "1"),
-            ("32", "2"),
-            ("32", "4"),
-        ]
+        assert [(row["param.THREADS"], row["param.WORK"]) for row in rows[:3]] == [("32", work) for work in "124"]
         assert {row["outcome"] for row in rows} == {"ok", "compile_failed"}
         failed = next(row for row in rows if row["outcome"] != "ok")
         assert failed["reason"]
@@ -332,11 +280,6 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[DeviceProperties]:
     return present
 
 
-@pytest.fixture
-def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "device_count", lambda: 0)
-
-
 class TestInspectedDevice:
     @pytest.mark.parametrize(("device", "index"), [(None, 0), (0, 0), (1, 1), ("2", 2), ("acme g1", 2)])
     def test_gpus_of_this_machine(self, gpus, device, index):
@@ -347,8 +290,8 @@ class TestInspectedDevice:
     def test_the_profile_of_a_name_is_preferred(self, name):
         assert targets.resolve_device(name) == targets.Target(device_profile(name))
 
-    @pytest.mark.usefixtures("no_gpus")
-    def test_without_a_gpu_the_assumed_device_is_stated(self):
+    def test_without_a_gpu_the_assumed_device_is_stated(self, monkeypatch):
+        monkeypatch.setattr(targets, "device_count", lambda: 0)
         target = targets.resolve_device()
         assert (target.device, target.index) == (device_profile("h200"), None)
         assert target.notice.startswith("no CUDA device here: the answer is for the NVIDIA H200")
@@ -385,23 +328,18 @@ class TestGpu:
         with pytest.raises(InputError, match=f"is named '{name}': 0 is NVIDIA H100 80GB HBM3, 1 is .*, 2 is Acme G1"):
             targets.resolve_gpu(name)
 
-    @pytest.mark.usefixtures("no_gpus")
     @pytest.mark.parametrize("device", [None, 0, "0", "h200"])
-    def test_without_a_gpu(self, device):
+    def test_without_a_gpu(self, monkeypatch, device):
+        monkeypatch.setattr(targets, "device_count", lambda: 0)
         with pytest.raises(InputError, match="there is none"):
             targets.resolve_gpu(device)
 
 
-class TestProblem:
-    def test_a_path_and_its_text_name_the_same_kernel(self, scale_toml: Path):
-        assert targets.open_problem(scale_toml, {"n": 8}) == targets.open_problem(str(scale_toml), {"n": 8})
-
-    def test_missing_sizes(self, scale_toml: Path):
-        assert targets.open_problem(scale_toml, {})[1].sizes == {"n": 4096}
-
-    def test_an_unknown_kernel(self):
-        with pytest.raises(UnknownKernelError):
-            targets.open_problem("no_such_kernel", {})
+def test_a_path_and_its_text_name_the_same_kernel_whose_sizes_have_defaults(scale_toml: Path):
+    assert targets.open_problem(scale_toml, {"n": 8}) == targets.open_problem(str(scale_toml), {"n": 8})
+    assert targets.open_problem(scale_toml, {})[1].sizes == {"n": 4096}
+    with pytest.raises(UnknownKernelError):
+        targets.open_problem("no_such_kernel", {})
 
 
 class TestOutputFile:
@@ -427,6 +365,8 @@ def test_profiles_and_gpus_are_listed() -> None:
     assert list(found.profiles) == profile_names()
     assert len(found.gpus) == targets.device_count()
     assert found.ceilings == ()
+    assert repr(found).endswith(f"on this machine, {len(profile_names())} profiles>")
+    assert "<td>rtx-3060</td><td>NVIDIA GeForce RTX 3060</td><td>8.6</td>" in found._repr_html_()
 
 
 def test_stored_ceilings_are_listed(tmp_path: Path) -> None:
@@ -447,37 +387,28 @@ def test_a_gpu_that_is_not_there_is_not_measured(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "tuning.db").exists()
 
 
-def report(*checks: HealthCheck) -> HealthReport:
-    return HealthReport(checks, "tuning works here")
-
-
-def test_a_warning_is_no_failure():
-    passed, warned = HealthCheck("NVRTC", "ok", "version 13.0"), HealthCheck("GPU", "warn", "no CUDA device")
-    assert report(passed, warned).works
-    assert not report(passed, warned, HealthCheck("database", "fail", "it is damaged")).works
-
-
-def test_the_display_is_the_verdict_and_a_row_for_each_check():
-    found = report(HealthCheck("cache", "ok", "5 < 6"), HealthCheck("headers", "warn", "none", "install them"))
+def test_a_warning_is_no_failure_and_the_display_is_the_verdict_and_a_row_for_each_check():
+    checks = [HealthCheck("cache", "ok", "5 < 6"), HealthCheck("headers", "warn", "none", "install them")]
+    found = HealthReport(tuple(checks), "tuning works here")
+    assert found.works
+    assert not HealthReport((*checks, HealthCheck("database", "fail", "it is damaged")), "").works
     assert repr(found) == "<HealthReport: tuning works here>"
     html = found._repr_html_()
     assert "<td>ok</td><td>cache</td><td>5 &lt; 6</td>" in html
     assert "<td>warn</td><td>headers</td><td>none\ninstall them</td>" in html
 
 
-def test_a_database_is_given_as_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_database_is_given_as_a_path_and_one_of_the_settings_that_does_not_exist_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(doctor, "device_count", lambda: 0)
     monkeypatch.setattr(doctor, "_check_compiler", lambda target, _: HealthCheck("compiler", "ok", target))
-    found = {check.name: check for check in doctor.doctor(tmp_path / "none.db").checks}
-    assert found["database"].detail.startswith(f"{tmp_path / 'none.db'}: not there yet")
-    assert found["compiler"].detail == "sm_80"
-
-
-def test_a_path_of_the_settings_that_does_not_exist_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(doctor, "_check_compiler", lambda target, _: HealthCheck("compiler", "ok", target))
     monkeypatch.setenv("AUTOTILE_KERNELS", f"{tmp_path}{os.pathsep}{tmp_path / 'gone'}")
-    warned = [check.detail for check in doctor.doctor().checks if check.name == "settings"]
-    assert warned == [f"{tmp_path / 'gone'} does not exist"]
+    found = doctor.doctor(tmp_path / "none.db").checks
+    details = {check.name: check.detail for check in found}
+    assert details["database"].startswith(f"{tmp_path / 'none.db'}: not there yet")
+    assert details["compiler"] == "sm_80"
+    assert [check.detail for check in found if check.name == "settings"] == [f"{tmp_path / 'gone'} does not exist"]
 
 
 def test_options_of_a_compilation_need_one(tmp_path: Path):

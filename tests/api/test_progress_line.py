@@ -6,8 +6,8 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -97,15 +97,12 @@ class TestTune:
         tune()
         assert capsys.readouterr() == ("", "")
 
-    def test_false_silences_it(self, tune: Any, terminal: Terminal) -> None:
-        tune(progress=False)
-        assert terminal.getvalue() == ""
-
     @pytest.mark.parametrize("name", ["progress", "observe"])
     def test_a_callable_observes(self, tune: Any, terminal: Terminal, name: str) -> None:
         seen: list[Progress] = []
         tune(**{name: seen.append})
         assert {one.phase for one in seen} == {"starting", "searching", "finals"}
+        tune(progress=False)
         assert terminal.getvalue() == ""
 
     def test_in_a_notebook_one_output_is_updated(self, tune: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,29 +140,19 @@ class TestTune:
 
     @pytest.mark.parametrize("shell", [None, SimpleNamespace(), SimpleNamespace(kernel=None)])
     def test_ipython_on_a_terminal_is_no_notebook(
-        self, tune: Any, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, shell: object
+        self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, shell: object
     ) -> None:
         cell = Cell(monkeypatch, shell)
-        tune()
+        with module.observing(True) as observe:
+            observe(PROGRESS)
         assert cell.shown == []
-        assert "finals" in terminal.getvalue()
+        assert "searching" in terminal.getvalue()
 
-    def test_an_error_ends_the_line(self, scale_toml: Path, terminal: Terminal, recording: Path) -> None:
-        def fail(*given: Any) -> None:
-            given[-1](PROGRESS)
-            raise autotile.WorkerError("gone")
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(import_module("autotile.tuning.session"), "tune", fail)
-            with pytest.raises(autotile.WorkerError, match="gone"):
-                autotile.tune(scale_toml, n=1048576, options=autotile.TuneOptions(replay=recording))
-        assert terminal.getvalue().endswith("\n")
-
-    def test_a_closed_standard_error(self, tune: Any, terminal: Terminal) -> None:
+    def test_a_closed_standard_error_or_none_at_all(
+        self, tune: Any, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         terminal.close()
         assert tune().winner.config == {"THREADS": 256, "WORK": 4}
-
-    def test_no_standard_error_at_all(self, tune: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=None, modules={}))
         assert tune().winner.config == {"THREADS": 256, "WORK": 4}
 
@@ -194,7 +181,7 @@ def test_a_family_names_its_points(scale_toml: Path, recording: Path, terminal: 
 
 
 class TestClosing:
-    """A display is closed at the end of its block, also after an error."""
+    """A display is closed at the end of its block, also after an error, with the last state."""
 
     @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
     @pytest.mark.parametrize("kind", ["session", "family", "operation", "sweep"])
@@ -207,32 +194,19 @@ class TestClosing:
             "operation": PROGRESS.within(Place("round", 1, 1)),
             "sweep": replace(PROGRESS, phase="measuring", target=None, gates={}, best=None),
         }[kind]
-        observer = module.observing(True)
 
         def show() -> None:
-            with observer as observe:
-                observe(state)
+            with module.observing(True) as observe:
+                for tried in range(3):
+                    observe(replace(state, outcomes={Outcome.OK: 10 + tried}))
                 assert terminal.getvalue()[-1] != "\n"
                 if error is not None:
                     raise error("it ends early")
 
-        if error is None:
+        with nullcontext() if error is None else pytest.raises(error, match="it ends early"):
             show()
-        else:
-            with pytest.raises(error, match="it ends early"):
-                show()
         assert terminal.getvalue()[-1] == "\n"
-
-    def test_the_last_state_is_shown_after_an_error(self, terminal: Terminal) -> None:
-        def show() -> None:
-            with module.observing(True) as observe:
-                for tried in range(3):
-                    observe(replace(PROGRESS, outcomes={Outcome.OK: 10 + tried}))
-                raise ValueError("it ends early")
-
-        with pytest.raises(ValueError, match="it ends early"):
-            show()
-        assert "searching 12/200" in terminal.screen[1]
+        assert "12/200" in terminal.screen[1] or kind == "sweep"
 
 
 class TestLine:
@@ -242,21 +216,7 @@ class TestLine:
         assert isinstance(display, TerminalDisplay)
         return ProgressLine(display)
 
-    def test_it_is_shown_a_few_times_a_second_and_at_the_end(
-        self, line: ProgressLine, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        now_s = [0.0]
-        monkeypatch.setattr(module.time, "monotonic", lambda: now_s[0])
-        for tried in range(100):
-            now_s[0] = 0.01 * tried
-            line.show(replace(PROGRESS, outcomes={Outcome.OK: tried}))
-        shown = terminal.getvalue().count("\rscale: ")
-        assert shown == 4
-        line.close()
-        assert terminal.getvalue().count("\rscale: ") == shown + 1
-        assert "searching 99/200, " in terminal.screen[1]
-
-    def test_it_waits_for_its_interval(
+    def test_it_waits_for_its_interval_and_shows_the_last_state_at_the_end(
         self, line: ProgressLine, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now_s, counts = [10.0], []
@@ -266,6 +226,8 @@ class TestLine:
             line.show(replace(PROGRESS, phase=phase))
             counts.append(terminal.getvalue().count("\rscale: "))
         assert counts == [1, 1, 2, 2, 3, 4, 4]
+        line.close()
+        assert terminal.getvalue().count("\rscale: ") == 5
 
     def test_it_says_at_once_what_a_session_waits_for(self, line: ProgressLine, terminal: Terminal) -> None:
         line.show(PROGRESS)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from child_python import python
 from stored_runs import add_trial, end_run, record_miss, start_run
 
 from autotile.api import databases, results
@@ -66,11 +64,13 @@ def stored(scale_toml: Path, tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-def store(stored: Any) -> Callable[..., Path]:
-    """Store a winner that was searched for in a database of a name."""
-    return lambda name, n, config, time_us, source="cuda": stored(
-        n, config, time_us=time_us, source=source, name=name, searched=True
+def sides(stored: Any) -> tuple[Path, Path]:
+    """Two databases with replayed results of one problem."""
+    a, b = (
+        stored(1024, config, time_us=time_us, source="replayed", name=name, searched=True)
+        for name, config, time_us in (("a.db", FAST, 10.0), ("b.db", SLOW, 12.0))
     )
+    return a, b
 
 
 def html(shown: Result) -> str:
@@ -98,17 +98,15 @@ class TestBest:
         assert (found.tier, found.time_us, found.measurement) == ("default", None, None)
         assert repr(found) == "<BestResult: scale n=4096 float32 on NVIDIA H200: default, THREADS=128 WORK=1>"
 
-    def test_a_database_that_cannot_be_read_is_an_error(self, scale_toml: Path, tmp_path: Path) -> None:
+    def test_an_unreadable_database_and_an_unknown_device_are_errors(self, scale_toml: Path, tmp_path: Path) -> None:
         (tmp_path / "notes.db").write_text("not a database")
         with pytest.raises(InputError, match="is not a database"):
             results.best(scale_toml, n=4096, device="h200", database=tmp_path / "notes.db")
         with pytest.raises(InputError, match="there is no database"):
             results.best(scale_toml, n=4096, device="h200", database=tmp_path / "missing.db")
-
-    @pytest.mark.parametrize("device", [99, "99", "no-such-gpu"])
-    def test_an_unknown_device(self, scale_toml: Path, device: int | str) -> None:
-        with pytest.raises(InputError, match=str(device)):
-            results.best(scale_toml, n=4096, device=device)
+        for device in (99, "99", "no-such-gpu"):
+            with pytest.raises(InputError, match=str(device)):
+                results.best(scale_toml, n=4096, device=device)
 
 
 class TestLists:
@@ -201,20 +199,12 @@ class TestDatabase:
         assert "secret" not in databases.db_path("postgresql://me:secret@host/tuning")
 
 
-@pytest.mark.parametrize("module", ["results", "databases", "verification"])
-def test_the_functions_need_no_library_of_the_terminal(module: str) -> None:
-    code = f"import autotile.api.{module}, sys; print([name for name in ('rich', 'typer') if name in sys.modules])"
-    done = python("-c", code, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_diff(store: Callable[..., Path]) -> None:
-    a, b = store("a.db", 1024, FAST, 10.0, "replayed"), store("b.db", 1024, SLOW, 12.0, "replayed")
-    store("a.db", 2048, FAST, 10.0)
+def test_diff(stored: Any, sides: tuple[Path, Path]) -> None:
+    a, b = sides
+    stored(2048, FAST, name="a.db")
     found = databases.db_diff(a, b)
     (pair,) = found.both
     assert (pair.verdict, pair.same_config) == ("A is faster", False)
-    assert pair.ratio is not None
     assert pair.ratio.value == pytest.approx(1.2)
     assert [dict(one.winner.key.sizes) for one in found.only_a] == [{"n": 2048}]
     counts = "0 same, 1 different, 1 only in A, 0 only in B"
@@ -222,36 +212,30 @@ def test_diff(store: Callable[..., Path]) -> None:
     assert "<td>A is faster</td>" in found._repr_html_()
 
 
-def test_a_password_is_not_shown(store: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    a = store("a.db", 1024, FAST, 10.0)
-    monkeypatch.setattr(databases, "open_existing", lambda place: Database.open(a))
-    found = databases.db_diff(a, "postgresql://me:secret@host/tuning")
+def test_a_password_is_not_shown(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(databases, "open_existing", lambda place: Database.open(sides[0]))
+    found = databases.db_diff(sides[0], "postgresql://me:secret@host/tuning")
     assert "secret" not in repr(found) + found.b
     assert "me:***@host" in found.b
 
 
-def test_merge(store: Callable[..., Path], tmp_path: Path) -> None:
-    a, b = store("a.db", 1024, FAST, 10.0, "replayed"), store("b.db", 1024, SLOW, 12.0, "replayed")
-    found = databases.db_merge([a, b], tmp_path / "out.db")
+def test_merge(sides: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "out.db"
+    found = databases.db_merge(sides, out)
     (study,) = found.studies
     assert (study.decision, study.served.config) == ("taken", FAST)
     assert [rows.trials for _, rows in found.copied] == [2, 2]
-    out = tmp_path / "out.db"
     assert repr(found) == f"<MergeResult: 4 new trials in {out}, 1 study (replayed) with several winners>"
     assert "<td>THREADS=64 WORK=2</td><td>12.00 us</td><td>taken</td>" in found._repr_html_()
 
 
-def test_clean(store: Callable[..., Path]) -> None:
-    path = store("a.db", 1024, FAST, 10.0, "replayed")
-    tomorrow = datetime.now(UTC) + timedelta(days=1)
+def test_clean(sides: tuple[Path, Path]) -> None:
+    path, tomorrow = sides[0], datetime.now(UTC) + timedelta(days=1)
     for dry_run, done in ((True, "would be deleted"), (False, "deleted")):
         found = databases.db_clean("scale", before=tomorrow, dry_run=dry_run, database=path)
         assert (found.deleted, found.studies[0].total, found.studies[0].emptied) == (1, 2, False)
         assert repr(found) == f"<CleanResult: 1 trial of 1 study (replayed) {done} in {path}>"
         assert "<td>1</td><td>2</td><td>old</td>" in found._repr_html_()
     assert databases.db_clean(before=tomorrow, database=path).deleted == 0
-
-
-def test_clean_needs_a_criterion(store: Callable[..., Path]) -> None:
     with pytest.raises(InputError, match="pass before, keep_gpus or stale"):
-        databases.db_clean(database=store("a.db", 1024, FAST, 10.0))
+        databases.db_clean(database=path)

@@ -51,33 +51,24 @@ def scale(source=CODE, entry="scale", **changed):
 
 
 class TestSameModel:
-    def test_it_has_the_hashes_of_the_same_file(self, scale_toml):
-        written, read = scale().definition, load_kernel(scale_toml)
-        assert written.source_hash == read.source_hash
-        assert space_hash(written.spec) == space_hash(read.spec)
-        assert written.spec.work == read.spec.work
-
-    def test_a_saved_kernel_is_the_same_kernel(self, tmp_path):
+    def test_it_has_the_hashes_of_the_same_file_and_of_what_it_is_saved_as(self, scale_toml, tmp_path):
         kernel = scale()
-        saved = load_kernel(kernel.save(tmp_path / "mine.toml"))
-        assert (saved.source_hash, space_hash(saved.spec)) == (
-            kernel.definition.source_hash,
-            space_hash(kernel.definition.spec),
-        )
-        assert saved.spec.default == kernel.definition.spec.default
+        written = kernel.definition
+        for read in (load_kernel(scale_toml), load_kernel(kernel.save(tmp_path / "mine.toml"))):
+            assert written.source_hash == read.source_hash
+            assert space_hash(written.spec) == space_hash(read.spec)
+            assert (written.spec.work, written.spec.default) == (read.spec.work, read.spec.default)
         assert autotile.space(tmp_path / "mine.toml", device="h200").valid == kernel.space(device="h200").valid
 
-    def test_nothing_is_overwritten_by_saving(self, tmp_path):
+    def test_what_cannot_be_saved(self, tmp_path):
         (tmp_path / "scale.cu").write_text("mine")
         with pytest.raises(InputError, match=r"scale.cu exists already"):
             scale().save(tmp_path / "mine.toml")
         assert not (tmp_path / "mine.toml").exists()
         scale().save(tmp_path / "mine.toml", overwrite=True)
         assert "THREADS" in (tmp_path / "scale.cu").read_text()
-
-    def test_a_function_cannot_be_saved(self, tmp_path):
         with pytest.raises(InputError, match=r"rule_1 is a Python function, which a search-space file cannot hold"):
-            scale(rules=[lambda WORK: WORK < 4]).save(tmp_path / "mine.toml")
+            scale(rules=[lambda WORK: WORK < 4]).save(tmp_path / "other.toml")
 
     def test_a_source_of_a_file_is_read_again(self, tmp_path):
         file = tmp_path / "code.cuh"
@@ -108,8 +99,14 @@ class TestSameModel:
 
     def test_arguments_of_a_list_are_named_as_in_the_code(self):
         listed = [Buffer(np.float32, "n"), Buffer("float32", "n", "out"), Scalar("int32", "n"), np.float32(2)]
-        kernel = scale(arguments=listed)
-        assert [argument.name for argument in kernel.definition.spec.arguments] == ["x", "y", "n", "factor"]
+        assert [one.name for one in scale(arguments=listed).definition.spec.arguments] == ["x", "y", "n", "factor"]
+        with pytest.raises(SpecError, match=r"scale takes 4 parameters \(x, y, n, factor\), but 3 are listed"):
+            scale(arguments=listed[:3])
+        names = ["argument_0", "argument_1", "argument_2"]
+        step = {"entry": "scale", "block": ["THREADS"], "grid": [1], "arguments": names}
+        reference = {"argument_1": "argument_0"}
+        kernel = scale(entry=None, launch=None, steps=[step], arguments=listed[:3], reference=reference)
+        assert [one.name for one in kernel.definition.spec.arguments] == names
 
     def test_names_of_the_code_that_no_expression_can_have(self):
         source = """__constant__ float weights[8];
@@ -120,25 +117,12 @@ class TestSameModel:
         )
         assert [argument.name for argument in kernel.definition.spec.arguments] == ["in_", "out", "lambda_"]
 
-    def test_a_list_that_lacks_an_argument(self):
-        listed = [Buffer(np.float32, "n"), Buffer("float32", "n", "out"), Scalar("int32", "n")]
-        with pytest.raises(SpecError, match=r"scale takes 4 parameters \(x, y, n, factor\), but 3 are listed"):
-            scale(arguments=listed)
-        step = {
-            "entry": "scale",
-            "block": ["THREADS"],
-            "grid": [1],
-            "arguments": ["argument_0", "argument_1", "argument_2"],
-        }
-        kernel = scale(entry=None, launch=None, steps=[step], arguments=listed, reference={"argument_1": "argument_0"})
-        assert [a.name for a in kernel.definition.spec.arguments] == ["argument_0", "argument_1", "argument_2"]
-
     def test_constant_memory_and_content_that_comes_back(self):
         assert Buffer("float32", 8, constant="w").to_table()["constant"] == "w"
         assert Buffer("float32", 8, "inout", restore=True).to_table()["restore"] is True
         assert Buffer("float32", 8).to_table().keys() == {"buffer", "shape", "access"}
 
-    def test_a_workspace_and_plain_tables(self):
+    def test_a_workspace_plain_tables_and_sections(self):
         arguments = {
             "x": {"buffer": "float32", "shape": ["n"], "access": "inout", "init": "ones"},
             "partial": Scratch("float32", ["WORK", "n"], init="zeros"),
@@ -146,8 +130,6 @@ class TestSameModel:
         spec = scale(arguments=arguments, reference={"x": "2.0 * x"}).definition.spec
         assert spec.workspaces[0].name == "partial"
         assert spec.reference.outputs["x"].text == "2.0 * x"
-
-    def test_sections_reach_the_parser(self):
         assert scale(sections={"limits": {"max_spill_bytes": 0}}).definition.spec.limits.max_spill_bytes == 0
 
 
@@ -182,13 +164,14 @@ class TestSteps:
         saved = load_kernel(kernel.save(tmp_path / "sum.toml"))
         assert space_hash(saved.spec) == space_hash(spec)
 
-    def test_an_entry_is_superfluous(self):
+    def test_an_entry_is_required_without_steps_alone(self):
         with pytest.raises(SpecError, match=r"\[entry\]: the file has \[\[steps\]\]"):
             scale(steps=[{"entry": "scale", "block": 32, "grid": 1}], launch=None)
-
-    def test_without_steps_an_entry_is_required(self):
         with pytest.raises(InputError, match="the entry is None, expected the name of a __global__ function"):
             scale(entry=None)
+
+
+LAUNCH = {"block": ["THREADS"], "grid": ["ceil_div(n, THREADS * WORK)"]}
 
 
 class TestReferences:
@@ -201,11 +184,8 @@ class TestReferences:
             ({"y": "factor * x"}, {"outputs": {"y": "factor * x"}}),
             ({"outputs": {"y": "factor * x"}, "reduction": 1}, {"outputs": {"y": "factor * x"}, "reduction": 1}),
             ({"kernel": "naive", "block": [1], "grid": [1]}, {"kernel": "naive", "block": [1], "grid": [1]}),
-            ("naive", {"kernel": "naive", "block": ["THREADS"], "grid": ["ceil_div(n, THREADS * WORK)"]}),
-            (
-                "naive<double>",
-                {"kernel": "naive<double>", "block": ["THREADS"], "grid": ["ceil_div(n, THREADS * WORK)"]},
-            ),
+            ("naive", {"kernel": "naive", **LAUNCH}),
+            ("naive<double>", {"kernel": "naive<double>", **LAUNCH}),
         ],
     )
     def test_each_form_is_that_of_a_file(self, given, expected):
@@ -220,14 +200,13 @@ class TestReferences:
     def test_an_answer_as_an_array_is_a_file_of_its_content(self):
         answer = np.arange(4096, dtype=np.float32)
         ones = {"x": Buffer("float32", "n", init="ones"), "y": Buffer("float32", "n", "out"), "n": Scalar("int32", "n")}
-        answers = (answer, answer.copy(), answer + 1)
-        made = [scale(reference=values, arguments=ones) for values in answers]
+        made = [scale(reference=values, arguments=ones) for values in (answer, answer.copy(), answer + 1)]
         assert len({space_hash(kernel.definition.spec) for kernel in made}) == 2
         with pytest.raises(SpecError, match="the content of x is random"):
             scale(reference=answer)
-        kernel = scale(reference={"y": answer}, arguments=ones)
-        (file,) = kernel.definition.spec.reference.files.values()
-        assert (np.load(Path(kernel.definition.spec.folder) / file) == answer).all()
+        spec = scale(reference={"y": answer}, arguments=ones).definition.spec
+        (file,) = spec.reference.files.values()
+        assert (np.load(Path(spec.folder) / file) == answer).all()
 
     def test_tolerances(self):
         assert scale(tolerance=1e-3).definition.spec.reference.tolerance == 1e-3
@@ -247,25 +226,19 @@ OF_ARRAYS = {
 
 
 class TestArrays:
-    def test_an_input_has_their_type_shape_and_content(self):
+    def test_an_input_has_their_type_shape_and_content_and_a_problem_no_sizes(self):
         kernel = scale(**OF_ARRAYS)
         (x, y) = kernel.definition.spec.buffers
         assert (str(x.dtype), [extent.text for extent in x.shape], x.access) == ("float32", ["1000"], "in")
         assert x.content.read("x", (1000,), DTYPES["float32"]).tolist() == X.tolist()
         assert y.content is None
-
-    def test_the_content_is_part_of_the_key(self):
-        others = [X, X.copy(), X + 1]
-        specs = [
-            scale(**{**OF_ARRAYS, "arguments": [other, *OF_ARRAYS["arguments"][1:]]}).definition.spec
-            for other in others
-        ]
-        assert len({space_hash(spec) for spec in specs}) == 2
-
-    def test_a_problem_needs_no_sizes(self):
-        kernel = scale(**OF_ARRAYS)
         assert kernel.space(device="h200").valid == 12
         assert str(kernel.best().problem) == "scale float32"
+
+    def test_the_content_is_part_of_the_key(self):
+        rest = OF_ARRAYS["arguments"][1:]
+        made = [scale(**{**OF_ARRAYS, "arguments": [array, *rest]}) for array in (X, X.copy(), X + 1)]
+        assert len({space_hash(kernel.definition.spec) for kernel in made}) == 2
 
     def test_they_are_saved_beside_the_file(self, tmp_path):
         kernel = scale(**OF_ARRAYS, reference=2 * X)
@@ -338,10 +311,12 @@ class TestEveryFunction:
         with pytest.raises(InputError, match="n is given twice"):
             scale().best({"n": 512}, n=9)
 
-    def test_two_kernels_of_one_name_are_served_apart(self):
+    def test_two_kernels_of_one_name_are_served_apart_and_neither_by_its_name(self):
         first, second = scale(), scale(default={"THREADS": 64, "WORK": 2})
         assert first.best(n=1000).config == {"THREADS": 128, "WORK": 1}
         assert second.best(n=1000).config == {"THREADS": 64, "WORK": 2}
+        with pytest.raises(UnknownKernelError):
+            autotile.space("scale")
 
     def test_replayed_results_are_bundled_and_cleaned(self, recording, tmp_path):
         kernel = scale(parameters={"THREADS": [32, 64, 128, 256], "WORK": [1, 2, 4]})
@@ -351,18 +326,12 @@ class TestEveryFunction:
         assert "scale" in repr(written)
         assert autotile.db_clean(kernel, stale=True, dry_run=True).studies == ()
 
-    def test_it_is_not_found_by_its_name(self):
-        scale()
-        with pytest.raises(UnknownKernelError):
-            autotile.space("scale")
-
 
 class TestDisplay:
-    def test_a_repr_is_one_line(self):
-        assert repr(scale()) == "<TunableKernel: scale, 2 parameters, 12 combinations, default THREADS=128 WORK=1>"
-
-    def test_a_notebook_shows_parameters_and_rules(self):
-        html = scale()._repr_html_()
+    def test_a_repr_is_one_line_and_a_notebook_shows_parameters_and_rules(self):
+        kernel = scale()
+        assert repr(kernel) == "<TunableKernel: scale, 2 parameters, 12 combinations, default THREADS=128 WORK=1>"
+        html = kernel._repr_html_()
         assert "<th>THREADS</th><td>32 64 128 256</td>" in html
         assert "<th>enough_blocks</th><td>n &gt;= THREADS * WORK</td>" in html
 

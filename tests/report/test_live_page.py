@@ -1,8 +1,5 @@
 """The live page in a browser: it follows a replayed session to its end, and hostile names do nothing."""
 
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child_python import python
 from report_studies import SCRIPT, Session, store_session
 from sqlalchemy import select
 
@@ -18,7 +16,6 @@ from autotile.database.database import Database
 from autotile.database.engine import RUNS, TRIALS
 from autotile.report.live import LiveServer
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0
 
 
@@ -91,14 +88,14 @@ def watch(browser: Any) -> Iterator[Callable[..., Watching]]:
         one.end()
 
 
-def test_a_replayed_session_to_its_end(watch: Any, tmp_path: Path, scale_toml: Path, recording: Path) -> None:
+def test_a_replayed_session_to_its_end_and_that_of_the_server(
+    watch: Any, tmp_path: Path, scale_toml: Path, recording: Path
+) -> None:
     path = tmp_path / "live.db"
     page = watch(path)
     page.wait(lambda: "holds nothing yet" in page.text("#messages"), "no message")
     assert page.text("#connection") == "nothing is running"
-    command = [sys.executable, "-m", "autotile", "tune", str(scale_toml), "n=1048576", f"--replay={recording}"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    done = subprocess.run([*command, "--db", str(path)], env=environment, capture_output=True, text=True, check=False)
+    done = python("-m", "autotile", "tune", scale_toml, "n=1048576", f"--replay={recording}", "--db", path)
     assert done.returncode == 0, done.stderr
     page.wait(lambda: page.text(".session .state").startswith("ended after"), "not ended")
     page.wait(lambda: "winner" in page.text(".session dl"), "no winner")
@@ -107,37 +104,25 @@ def test_a_replayed_session_to_its_end(watch: Any, tmp_path: Path, scale_toml: P
     assert page.count(".latest tbody tr") > 3
     assert page.text("#messages") == ""
     page.check()
-
-
-def test_a_session_that_grows_and_one_beside_it(watch: Any, tmp_path: Path) -> None:
-    running, other = tmp_path / "a.db", tmp_path / "b.db"
-    store_session(running, Session(trials=40, ended=False, finals=False))
-    store_session(other, Session(trials=60))
-    page = watch(running, other)
-    page.wait(lambda: page.count(".session") == 2 and len(page.drawn()) > 6, "not drawn")
-    states = page.browser.execute_script("return [...document.querySelectorAll('.session')].map(s => s.dataset.state)")
-    assert sorted(states) == ["ended", "silent"]
-    assert "no trial for" in page.text(".session[data-state=silent] .state")
-    page.check()
-
-
-def test_hostile_names_are_text(watch: Any, tmp_path: Path) -> None:
-    path = tmp_path / "hostile.db"
-    store_session(path, Session(trials=60, hostile=True))
-    page = watch(path)
-    page.wait(lambda: SCRIPT in page.text(".session h2") and len(page.drawn()) > 6, "not drawn")
-    assert page.count("img") == page.count("body script") == page.count("i") == 0
-    page.check()
-
-
-def test_a_page_whose_server_has_ended_says_so(watch: Any, tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    store_session(path, Session(trials=30))
-    page = watch(path)
-    page.wait(lambda: page.count(".session figure") > 0, "not drawn")
     page.server.stop()
     page.wait(lambda: "cannot be reached" in page.text("#connection"), "no message")
     assert page.count(".session figure") > 0
+
+
+def test_two_sessions_one_of_hostile_names_one_of_one_trial(watch: Any, tmp_path: Path) -> None:
+    running, hostile = tmp_path / "a.db", tmp_path / "b.db"
+    store_session(running, Session(trials=1, ended=False, finals=False))
+    store_session(hostile, Session(trials=60, hostile=True))
+    page = watch(running, hostile)
+    page.wait(lambda: page.count(".session") == 2 and len(page.drawn()) > 6, "not drawn")
+    states = page.browser.execute_script("return [...document.querySelectorAll('.session')].map(s => s.dataset.state)")
+    assert sorted(states) == ["ended", "silent"]
+    state = page.text(".session[data-state=silent] .state")
+    assert "no trial for" in state
+    assert state.endswith("; 1 trial")
+    assert SCRIPT in page.text(".session[data-state=ended] h2")
+    assert page.count("img") == page.count("body script") == page.count("i") == 0
+    page.check()
 
 
 PARALLEL = '.session figure[data-chart="parallel"]'
@@ -213,10 +198,3 @@ def test_a_phone_shows_it_without_scrolling_sideways(watch: Any, tmp_path: Path)
             (other) => Math.abs(one.top - other.top) < 5 && one.left < other.right && other.left < one.right));
     """
     page.wait(lambda: not page.browser.execute_script(overlapping), "the titles of the panels overlap")
-
-
-def test_one_trial_is_one(watch: Any, tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    store_session(path, Session(trials=1, ended=False, finals=False))
-    page = watch(path)
-    page.wait(lambda: page.text(".session .state").endswith("; 1 trial"), "not counted")

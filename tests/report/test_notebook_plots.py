@@ -17,6 +17,7 @@ from autotile.core.model import Outcome, Problem
 from autotile.errors import InputError, ToolchainError
 from autotile.kernel.library import load_kernel
 from autotile.report.notebook import StudyPlots, newest_study
+from autotile.report.study import StudyData
 from autotile.report.theme import DARK, LIGHT, Chart, figure_of
 
 STUDY_PLOTS = sorted(name for name in vars(StudyPlots) if name.startswith("plot_"))
@@ -40,21 +41,25 @@ DEVICE = replace(device_profile("h200"), source="cuda")
 PROBLEM = Problem("sgemm_2d", SIZES, "float32")
 
 
-@pytest.fixture
-def result(path: Path) -> StudyPlots:
-    """A result that reads its study from the database."""
+class OfStudy(StudyPlots):
+    """A result with the study of a database."""
 
-    class Result(StudyPlots):
-        def study_data(self) -> Any:
-            return newest_study(str(path), PROBLEM, DEVICE)
+    def __init__(self, study: StudyData) -> None:
+        self.study = study
 
-    return Result()
+    def study_data(self) -> StudyData:
+        return self.study
+
+
+@pytest.fixture(scope="module")
+def result(path: Path) -> OfStudy:
+    return OfStudy(newest_study(str(path), PROBLEM, DEVICE))
 
 
 class TestStudy:
     @pytest.mark.parametrize("name", [name for name in STUDY_PLOTS if name != "plot_front"])
     def test_each_chart_is_a_figure_with_its_title_and_that_of_the_trials(
-        self, result: StudyPlots, trials: Any, name: str
+        self, result: OfStudy, trials: Any, name: str
     ) -> None:
         """The roofline among them, which needs the device and the ceilings."""
         for dark in (False, True):
@@ -65,14 +70,14 @@ class TestStudy:
             assert made.layout.paper_bgcolor == (DARK if dark else LIGHT)["paper"]
             assert made.to_json() == shown.to_json()
 
-    def test_a_result_reads_its_study_from_the_database(self, path: Path) -> None:
-        assert len(newest_study(str(path), PROBLEM, DEVICE).trials) == 60
+    def test_a_result_reads_its_study_from_the_database(self, path: Path, result: OfStudy) -> None:
+        assert len(result.study.trials) == 60
         with pytest.raises(InputError, match="no trials of"):
             newest_study(str(path), Problem("sgemm_2d", {**SIZES, "M": 1}, "float32"), DEVICE)
         with pytest.raises(InputError, match="password"):  # a masked one is not tried
             newest_study("postgresql://me:***@host/db", PROBLEM, DEVICE)
 
-    def test_what_cannot_be_drawn_is_one_line(self, result: StudyPlots) -> None:
+    def test_what_cannot_be_drawn_is_one_line(self, result: OfStudy) -> None:
         with pytest.raises(InputError) as caught:
             result.plot_front()
         assert "\n" not in str(caught.value)
@@ -81,14 +86,19 @@ class TestStudy:
         with pytest.raises(InputError, match=r"There is nothing\Z"):
             figure_of(Chart("x", "X", None, "There is nothing."))
 
-    def test_the_theme_follows_plotly(self, result: StudyPlots, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_theme_follows_plotly(self, result: OfStudy, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(plotly.io.templates, "default", "plotly_dark")
         assert result.plot_finals().layout.paper_bgcolor == DARK["paper"]
 
-    def test_without_plotly_the_extra_is_named(self, result: StudyPlots, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_a_package_its_extra_is_named(
+        self, result: OfStudy, trials: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "plotly", None)
         with pytest.raises(ToolchainError, match=r"autotile\[report\]"):
             result.plot_finals()
+        monkeypatch.setitem(sys.modules, "pandas", None)
+        with pytest.raises(ToolchainError, match=r"autotile\[notebook\]"):
+            trials.to_pandas()
 
 
 class TestTrials:
@@ -101,11 +111,6 @@ class TestTrials:
         assert frame["time_us"].min() == trials.trials[0].stored.trial.time_us
         times = [entry.stored.trial.time_us for entry in trials.trials]
         assert frame["time_us"].isna().sum() == times.count(None)
-
-    def test_without_pandas_the_extra_is_named(self, trials: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "pandas", None)
-        with pytest.raises(ToolchainError, match=r"autotile\[notebook\]"):
-            trials.to_pandas()
 
     def test_they_are_drawn_without_their_runs(self, trials: Any) -> None:
         """The trials alone, as of several databases, give the same points as those of a study."""
@@ -136,16 +141,12 @@ class TestSpaces:
         assert bars.x[0] == 93312
         assert bars.x[-1] == 14712
 
-    @pytest.mark.parametrize("resource", ["threads", "registers", "smem_bytes"])
-    def test_occupancy_over_a_resource(self, resource: Any) -> None:
+    def test_occupancy_over_a_resource_and_blocks_that_each_limit_allows(self) -> None:
         found = autotile.occupancy(256, 64, 16384, device="h200")
-        line, mark = found.plot_over(resource).data
-        assert mark.y == (found.occupancy.warps_per_sm,)
-        assert max(line.y) <= found.device.max_warps_per_sm
-        assert min(line.y) < max(line.y)
-
-    def test_blocks_that_each_limit_allows(self) -> None:
-        found = autotile.occupancy(256, 64, 16384, device="h200")
+        for resource in ("threads", "registers", "smem_bytes"):
+            line, mark = found.plot_over(resource).data  # type: ignore[arg-type]
+            assert mark.y == (found.occupancy.warps_per_sm,), resource
+            assert min(line.y) < max(line.y) <= found.device.max_warps_per_sm, resource
         (bars,) = found.plot_limits(dark=True).data
         assert min(bars.x) == found.occupancy.blocks_per_sm
         with pytest.raises(InputError, match="no resource 'warps'"):
@@ -163,9 +164,8 @@ class TestHtml:
         assert "<th>BM</th>" in shown
         assert "93,312 combinations" in shown
 
-    def test_hostile_names_are_escaped(self, tmp_path: Path) -> None:
-        store_session(tmp_path / "t.db", Session(trials=20, hostile=True))
-        shown = autotile.list(database=tmp_path / "t.db")._repr_html_()
+    def test_hostile_names_are_escaped(self, hostile_database: Path) -> None:
+        shown = autotile.list(database=hostile_database)._repr_html_()
         assert SCRIPT not in shown
         assert "&lt;script&gt;" in shown
 

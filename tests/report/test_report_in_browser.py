@@ -14,8 +14,8 @@ from autotile.report.report_data import report_of_study
 from autotile.report.sections import report_page
 from autotile.report.theme import DARK, LIGHT
 
-DRAW_ALL = """
-const done = arguments[0], places = [...document.querySelectorAll('.plot')];
+DRAW = """
+const [selector, done] = arguments, places = [...document.querySelectorAll(selector)];
 let next = 0;
 const step = () => {
   while (next < places.length && places[next].dataset.drawn) next += 1;
@@ -25,6 +25,17 @@ const step = () => {
 };
 step();
 """
+
+TOUCHING = """
+return [...document.querySelectorAll('.plot')].filter(plot => {
+  const buttons = plot.querySelector('.modebar')?.getBoundingClientRect();
+  return buttons && [...plot.querySelectorAll('.legend .traces')].some(one => {
+    const place = one.getBoundingClientRect();
+    return place.right > buttons.left && place.bottom > buttons.top && place.top < buttons.bottom;
+  });
+}).map(plot => plot.id)
+"""
+"""Charts whose buttons touch their legends."""
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +61,11 @@ def complaints(browser: Any) -> list[str]:
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
 
+def draw(browser: Any, selector: str = ".plot") -> int:
+    """Bring charts into view until they are drawn, and return their number."""
+    return browser.execute_async_script(DRAW, selector)
+
+
 def rows(browser: Any) -> list[list[str]]:
     return browser.execute_script(
         "return [...document.querySelectorAll('#trials tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
@@ -68,37 +84,37 @@ def filtered(browser: Any, text: str) -> None:
     )
 
 
+def exported(browser: Any) -> list[list[str]]:
+    """Rows of the file that the table of trials is saved to."""
+    browser.execute_script(
+        "window.saved = []; const make = URL.createObjectURL;"
+        "URL.createObjectURL = (blob) => { window.saved.push(blob.text()); return make.call(URL, blob) };"
+        "document.querySelector('#trials .export').click()"
+    )
+    text = browser.execute_async_script("const done = arguments[0]; window.saved[0].then(done)")
+    return list(csv.reader(io.StringIO(text)))
+
+
 @pytest.mark.parametrize("name", ["plain", "hostile"])
 def test_every_chart_is_drawn_without_a_complaint_or_a_request(browser: Any, pages: dict[str, str], name: str) -> None:
-    opened(browser, pages[name])
+    opened(browser, pages[name], width=1280)
     browser.execute_script("window.alert = () => { window.alerted = true }")
-    drawn = browser.execute_async_script(DRAW_ALL)
-    assert drawn >= 15
+    assert draw(browser) >= 15
     marks = (
         "return [...document.querySelectorAll('.plot')].filter(p => !p.querySelector('.trace, .hm, .lines, canvas'))"
     )
     assert browser.execute_script(marks + ".map(p => p.id)") == []
+    assert browser.execute_script("return document.querySelectorAll('.modebar').length") > 0
+    assert browser.execute_script(TOUCHING) == []
     assert complaints(browser) == []
     assert browser.execute_script("return performance.getEntriesByType('resource').map(e => e.name)") == []
     assert not browser.execute_script("return window.alerted")
     assert browser.execute_script("return document.querySelectorAll('main img, main i').length") == 0
     if name == "hostile":
         assert SCRIPT in browser.execute_script("return document.querySelector('h1').textContent")
-
-
-def test_the_buttons_of_charts_do_not_touch_their_legends(browser: Any, pages: dict[str, str]) -> None:
-    opened(browser, pages["plain"], width=1280)
-    browser.execute_async_script(DRAW_ALL)
-    touching = """
-      return [...document.querySelectorAll('.plot')].filter(plot => {
-        const buttons = plot.querySelector('.modebar')?.getBoundingClientRect();
-        return buttons && [...plot.querySelectorAll('.legend .traces')].some(one => {
-          const place = one.getBoundingClientRect();
-          return place.right > buttons.left && place.bottom > buttons.top && place.top < buttons.bottom;
-        });
-      }).map(plot => plot.id)"""
-    assert browser.execute_script("return document.querySelectorAll('.modebar').length") > 0
-    assert browser.execute_script(touching) == []
+        cells = [cell for row in exported(browser) for cell in row]
+        assert {"'=1+1", 'a"b'} <= set(cells)
+        assert not any(cell.startswith("=") for cell in cells), "a formula"
 
 
 def test_the_table_sorts_filters_and_is_exported(browser: Any, pages: dict[str, str]) -> None:
@@ -117,13 +133,7 @@ def test_the_table_sorts_filters_and_is_exported(browser: Any, pages: dict[str, 
     assert browser.execute_script(f"return {heading}.parentElement.getAttribute('aria-sort')") == "descending"
     filtered(browser, "outcome=ok BM=64")
     assert {(row[1], row[9]) for row in rows(browser)} == {("ok", "64")}
-    browser.execute_script(
-        "window.saved = []; const make = URL.createObjectURL;"
-        "URL.createObjectURL = (blob) => { window.saved.push(blob.text()); return make.call(URL, blob) }"
-    )
-    browser.execute_script("document.querySelector('#trials .export').click()")
-    text = browser.execute_async_script("const done = arguments[0]; window.saved[0].then(done)")
-    table = list(csv.reader(io.StringIO(text)))
+    table = exported(browser)
     assert table[0][:3] == ["trial", "outcome", "time (µs)"]
     assert len(table) - 1 == int(count(browser).split(" of ")[1].split()[0])
     filtered(browser, "no such word")
@@ -131,25 +141,11 @@ def test_the_table_sorts_filters_and_is_exported(browser: Any, pages: dict[str, 
     assert count(browser).startswith("0 rows")
 
 
-def test_formulas_are_not_exported_as_such(browser: Any, pages: dict[str, str]) -> None:
-    opened(browser, pages["hostile"])
-    browser.execute_script(
-        "window.saved = []; const make = URL.createObjectURL;"
-        "URL.createObjectURL = (blob) => { window.saved.push(blob.text()); return make.call(URL, blob) };"
-        "document.querySelector('#trials .export').click()"
-    )
-    text = browser.execute_async_script("const done = arguments[0]; window.saved[0].then(done)")
-    cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
-    assert "'=1+1" in cells
-    assert 'a"b' in cells
-    assert not any(cell.startswith("=") for cell in cells)
-
-
 def test_brushing_selects_lines_and_rows(browser: Any, pages: dict[str, str]) -> None:
     from selenium.webdriver import ActionChains
 
     opened(browser, pages["plain"])
-    browser.execute_async_script(DRAW_ALL)
+    draw(browser, "#parallel-chart")
     browser.execute_script("document.getElementById('parallel-chart').scrollIntoView({ block: 'center' })")
     canvas = browser.find_element("css selector", "#parallel-chart canvas")
     left, bottom = -canvas.size["width"] // 2 + 46, canvas.size["height"] // 2 - 22
@@ -168,12 +164,25 @@ def test_brushing_selects_lines_and_rows(browser: Any, pages: dict[str, str]) ->
     assert {row[10] for row in rows(browser)} == {"32"}
 
 
-def test_both_themes_and_the_switch(browser: Any, pages: dict[str, str]) -> None:
+def test_both_themes_the_switch_and_print(browser: Any, pages: dict[str, str]) -> None:
     paper = "return getComputedStyle(document.body).backgroundColor"
     ground = "return document.querySelector('#finals .bglayer, #finals .main-svg').closest('svg').style.background"
     opened(browser, pages["plain"], dark=True)
     assert browser.execute_script(paper) == rgb(DARK["paper"])
-    browser.execute_async_script(DRAW_ALL)
+    draw(browser, "#finals .plot")
+    assert rgb(DARK["paper"]) in browser.execute_script(ground)
+    browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    left = browser.execute_async_script(
+        "const done = arguments[0], all = [...document.querySelectorAll('.plot')];"
+        "const step = () => all.every(p => p.dataset.drawn) ? done(0) : setTimeout(step, 100); step()"
+    )
+    assert left == 0
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert browser.execute_script("return getComputedStyle(document.querySelector('nav')).display") == "none"
+    assert browser.execute_script(paper) == "rgb(255, 255, 255)"
+    scheme = {"name": "prefers-color-scheme", "value": "dark"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen", "features": [scheme]})
+    browser.execute_script("window.dispatchEvent(new Event('afterprint'))")
     browser.execute_script("document.getElementById('theme').click()")
     assert browser.execute_script(paper) == rgb(LIGHT["paper"])
     assert rgb(LIGHT["paper"]) in browser.execute_script(ground)
@@ -201,25 +210,6 @@ def test_text_has_contrast(theme: dict[str, str]) -> None:
         assert contrast(theme[role], theme["paper"]) >= 4.5
 
 
-def test_a_phone_shows_it_without_scrolling_sideways(browser: Any, pages: dict[str, str]) -> None:
-    opened(browser, pages["plain"], width=390)
-    browser.execute_async_script(DRAW_ALL)
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
-
-
-def test_print_has_every_chart_in_the_light_theme(browser: Any, pages: dict[str, str]) -> None:
-    opened(browser, pages["plain"], dark=True)
-    browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
-    left = browser.execute_async_script(
-        "const done = arguments[0], all = [...document.querySelectorAll('.plot')];"
-        "const step = () => all.every(p => p.dataset.drawn) ? done(0) : setTimeout(step, 100); step()"
-    )
-    assert left == 0
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    assert browser.execute_script("return getComputedStyle(document.querySelector('nav')).display") == "none"
-    assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-
-
 ELEMENTS = """
 const all = (selector) => [...document.querySelectorAll(selector)];
 return {
@@ -233,8 +223,12 @@ return {
 """
 
 
-def test_what_a_screen_reader_needs_is_there(browser: Any, pages: dict[str, str]) -> None:
-    opened(browser, pages["plain"])
+def test_a_phone_shows_it_without_scrolling_sideways_and_a_screen_reader_finds_its_way(
+    browser: Any, pages: dict[str, str]
+) -> None:
+    opened(browser, pages["plain"], width=390)
+    draw(browser)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
     found = browser.execute_script(ELEMENTS)
     assert found["language"] == "en"
     assert found["unnamed"] == found["unlabelled"] == 0

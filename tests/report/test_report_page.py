@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 from dataclasses import replace
-from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from report_studies import COMPILER_WORDS, SCRIPT, SGEMM, Session, read_one, recording_of, store_session
+from stored_rows import CEILINGS
 from stored_runs import add_trial, end_run, start_run
 
-from autotile.core.ceilings import Ceiling, DeviceCeilings
+from autotile.core.ceilings import Ceiling
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.core.text import shown_text
 from autotile.database.database import Database
@@ -39,8 +39,8 @@ from autotile.report.charts import (
 from autotile.report.page import Page, joined, tag, write_page
 from autotile.report.report_data import ReportData, read_operation_report, read_report, report_of_study
 from autotile.report.sections import report_page, trial_table
-from autotile.report.study import Bound, StudyData
-from autotile.report.theme import DARK, LIGHT, hover_text, label, log_axis, themed
+from autotile.report.study import StudyData
+from autotile.report.theme import DARK, LIGHT, figure, hover_text, label, log_axis, themed
 
 
 class Reader(HTMLParser):
@@ -97,7 +97,6 @@ def test_the_sections_are_in_order_and_the_answer_states_what_was_found(page: st
     anchors = [attributes["id"] for attributes in Reader(page).named("section")]
     assert anchors == [*first, "trials", "roofline", "session"]
     text = Reader(page).text
-    assert study.speedup is not None
     times = "\N{MULTIPLICATION SIGN}"
     assert f"{study.speedup.value:.3f}{times} faster than the default" in text
     assert f"95 % interval {study.speedup.low:.3f}{times}" in text
@@ -109,7 +108,6 @@ def test_the_sections_are_in_order_and_the_answer_states_what_was_found(page: st
 
 def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else_and_the_page_names_no_address(page: str) -> None:
     (content,) = [a["content"] for a in Reader(page).named("meta") if a.get("http-equiv")]
-    assert content is not None
     policy = {name: rest for name, *rest in (part.split() for part in content.split(";"))}
     assert policy["default-src"] == ["'none'"]
     assert policy["img-src"] == ["data:", "blob:"]
@@ -125,6 +123,11 @@ def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else_and_the_page
         assert (attributes.get("href") or "#").startswith("#")
 
 
+def without_meta(document: dict[str, Any]) -> dict[str, Any]:
+    """What Plotly shows of a figure: all but what only the page's own table reads."""
+    return {name: part for name, part in document.items() if name != "meta"}
+
+
 def test_hostile_names_are_text(hostile_page: str) -> None:
     found = Reader(hostile_page)
     assert SCRIPT in found.text
@@ -134,37 +137,28 @@ def test_hostile_names_are_text(hostile_page: str) -> None:
     kinds = [attributes.get("type") for attributes in found.named("script")]
     assert kinds == ["application/json"] * 3 + [None, None]
     blocks = re.findall(r'<script type="application/json" id="data-(\w+)">(.*?)</script>', hostile_page, re.DOTALL)
-    documents = {name: json.loads(text) for name, text in blocks}
+    documents = {name: json.loads(text, object_hook=without_meta) for name, text in blocks}
     assert documents["tables"]["trials-table"]["columns"][-2][0] == SCRIPT
-    texts = json.dumps([values_of(figure) for figure in documents["figures"].values()])
+    texts = json.dumps(list(documents["figures"].values()))
     assert "<script" not in texts
     assert "<img" not in texts
-
-
-def values_of(figure: Any) -> list[str]:
-    """What Plotly shows as text: all strings of a figure but those that only the page's own table reads."""
-    found: list[str] = []
-
-    def visit(value: Any, name: str = "") -> None:
-        if isinstance(value, dict):
-            for key, part in value.items():
-                if key != "meta":
-                    visit(part, key)
-        elif isinstance(value, list):
-            for part in value:
-                visit(part, name)
-        elif isinstance(value, str):
-            found.append(value)
-
-    visit(figure)
-    return found
 
 
 def test_every_axis_of_times_has_its_unit(study: StudyData) -> None:
     for chart in (best_so_far_chart(study), best_so_far_chart(study, "seconds")):
         assert chart.figure.layout.yaxis.title.text == "time of a run, µs"
     assert roofline_chart(study).figure.layout.yaxis.title.text == "TFLOP/s"
-    assert "MHz" in str(drift_chart(study).figure.layout.annotations)
+    panels = drift_chart(study).figure.layout
+    assert "MHz" in str(panels.annotations)
+    assert {note.font.size for note in panels.annotations} == {12}
+    assert (panels.margin.t, panels.yaxis2.nticks, panels.yaxis2.anchor) == (30, 4, "x2")
+
+
+def test_properties_of_a_figure_stand_beside_those_of_all_figures() -> None:
+    made = figure([], height=100, x={"title": "n", "type": "log"}, margin={"t": 40}).layout
+    assert (made.margin.t, made.margin.l) == (40, 8)
+    assert (made.xaxis.title.text, made.xaxis.title.font.color) == ("n", LIGHT["muted"])
+    assert (made.xaxis.type, made.xaxis.tickangle, made.yaxis.type) == ("log", 0, None)
 
 
 def test_the_table_has_a_row_for_each_trial_and_the_heat_map_the_fastest_times(study: StudyData) -> None:
@@ -185,7 +179,8 @@ def test_several_objectives_have_a_front(tmp_path: Path) -> None:
     for time_us, registers in best:
         assert not any(values[0] < time_us and values[1] < registers for _, values, _ in found.front)
     assert [trace.name for trace in front_chart(found).figure.data] == ["dominated", "front"]
-    assert "front" in [attributes["id"] for attributes in Reader(report_page(report_of_study(found))).named("section")]
+    sections = Reader(report_page(report_of_study(found))).named("section")
+    assert "front" in [attributes["id"] for attributes in sections]
 
 
 def test_the_dark_theme_exchanges_every_colour(study: StudyData) -> None:
@@ -239,7 +234,6 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     header = recording_of(KILO).header
     operation = load_operation("matmul")
     problem = operation.resolve({"M": 1024, "N": 1024, "K": 1024}, "float32")
-    assert header.device is not None
     key = library_key(operation, problem, header.device, "cublas", "13.1", nvrtc_version="13.0")
     library = Trial({}, Outcome.OK, measurement=Measurement(55.0, 54.5, 55.6))
     with Database.open(path) as database:
@@ -254,9 +248,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def report_of(path: Path, kernel: str | None = None, *, matmul: dict[str, int] | None = None) -> ReportData:
     """Report of a kernel or of all, or of the operation at some sizes."""
-    opened = Database.open_readonly(path)
-    assert opened is not None
-    with opened:
+    with Database.open_readonly(path) as opened:
         if matmul is not None:
             return read_operation_report(opened, load_operation("matmul"), matmul)
         return read_report(opened, kernel)
@@ -268,76 +260,50 @@ RATES = {"dram_read": 4.1e12, "dram_copy": 4.0e12, "fma_float32": 5.8e13, "tenso
 def measured_study(path: Path, recording: str, rates: dict[str, float]) -> StudyData:
     """A study on a GPU whose ceilings were measured."""
     store_session(path, Session(trials=40), recording)
-    measured = DeviceCeilings(
-        gpu_uuid="GPU-00000000-0000-0000-0000-000000000001",
-        gpu_name="NVIDIA H200",
-        compute_capability="9.0",
-        driver="13.0",
-        measured_at=datetime.now(UTC),
-        ceilings=tuple(Ceiling(name, rate, 0.99 * rate, 1.01 * rate, "test") for name, rate in rates.items()),
-    )
+    rated = tuple(Ceiling(name, rate, 0.99 * rate, 1.01 * rate, "test") for name, rate in rates.items())
     with Database.open(path) as database:
-        save_ceilings(database, measured)
+        save_ceilings(database, replace(CEILINGS, ceilings=rated))
     return read_one(path)
 
 
-def bound_of(study: StudyData, trial: Trial | None = None) -> Bound:
-    found = study.bound(trial or study.winner)
-    assert found is not None
-    return found
-
-
-def test_the_overview_lists_every_problem_and_leads_to_it(several: Path) -> None:
+def test_the_overview_lists_every_problem_and_leads_to_it_and_draws_the_rule_of_a_family(several: Path) -> None:
     found = report_of(several)
     assert [study.key.kernel for study in found.studies] == ["sgemm", "sgemm_2d"]
     page = Reader(report_page(found))
-    targets = {attributes.get("id") for _, attributes in page.elements}
-    links = [(attributes["href"] or "")[1:] for attributes in page.named("a")]
-    assert set(links) <= targets
-    assert {"s1", "s2"} <= set(links)
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-
-
-def test_a_family_has_its_losses_and_its_rule_as_a_tree(several: Path) -> None:
-    found = report_of(several, "sgemm")
+    links = {(attributes["href"] or "")[1:] for attributes in page.named("a")}
+    assert {"s1", "s2"} <= links <= set(ids)
     (family,) = found.families
-    page = Reader(report_page(found))
     assert "Loss by size" in page.text
     lines = tree_lines(family.rule.tree)
     leaves = [text for _, text in lines if "configuration #" in text]
     assert len(leaves) == sum("?" in text for _, text in lines) + 1
-    for _, text in lines:
-        assert text in page.text
-    labels = [one.text for one in rule_tree_chart(family).figure.layout.annotations]
-    assert len(labels) == len(lines)
-
-
-def test_an_operation_has_its_kernels_and_its_libraries(several: Path) -> None:
-    found = report_of(several, matmul={"M": 1024, "N": 1024, "K": 1024})
-    (operation,) = found.operations
-    assert [(one.name, one.is_library) for one in operation.contenders] == [("cublas", True), ("sgemm", False)]
-    assert [study.key.kernel for study in found.studies] == ["sgemm"]
-    assert "cublas is the fastest" in Reader(report_page(found)).text
+    assert [text for _, text in lines if text not in page.text] == []
+    assert len(rule_tree_chart(family).figure.layout.annotations) == len(lines)
 
 
 def test_the_roofline_is_of_the_ceilings_that_were_measured(tmp_path: Path) -> None:
     study = measured_study(tmp_path / "a.db", SGEMM, RATES)
-    bound = bound_of(study)
+    bound = study.bound(study.winner)
     assert (bound.roof.label, bound.roof.rate) == ("fp32 FMA", 5.8e13)
     chart = roofline_chart(study)
     names = {trace.name for trace in chart.figure.data}
     assert {"DRAM, read 4,100 GB/s", "tf32 tensor cores 400 TFLOP/s"} <= names
     assert "measured on NVIDIA H200" in chart.note
-    assert study.winner is not None
     faster = replace(study.winner, measurement=Measurement(1000.0, 999.0, 1001.0))
-    assert bound_of(study, faster).roof.label == "tf32 tensor cores"  # faster than FMA allows
+    assert study.bound(faster).roof.label == "tf32 tensor cores"  # faster than FMA allows
 
 
 @pytest.fixture(scope="module")
 def text(several: Path) -> str:
     """Page of the operation in the database of several."""
-    return report_page(report_of(several, matmul={}))
+    found = report_of(several, matmul={"M": 1024, "N": 1024, "K": 1024})
+    (operation,) = found.operations
+    assert [(one.name, one.is_library) for one in operation.contenders] == [("cublas", True), ("sgemm", False)]
+    assert [study.key.kernel for study in found.studies] == ["sgemm"]
+    assert [one.title for one in report_of(several, matmul={}).operations] == [operation.title]
+    return report_page(found)
 
 
 class TestPageOfAnOperation:
@@ -345,6 +311,8 @@ class TestPageOfAnOperation:
 
     def test_the_head_and_the_first_headline_name_the_problem_the_winner_and_the_ratio(self, text: str) -> None:
         page = Reader(text)
+        assert "cublas is the fastest" in page.text
+        assert "(replayed)" not in page.text
         assert "matmul M=1024 N=1024 K=1024 float32 on NVIDIA H200" in page.text
         assert "The answer" in page.text
         first = text[text.index('class="headline"') :]
@@ -359,39 +327,29 @@ class TestPageOfAnOperation:
         assert line in page.text
         assert page.text.index(line) < page.text.index("Serve this kernel alone")
         assert "Serve it" not in page.text
-        page = Reader(text)
         assert "not applicable: it computes bfloat16, float16" in page.text
         assert "not applicable: the rule 'vector_like' leaves none of" in page.text
         assert "not tuned" in page.text
         assert "failed:" not in page.text
 
-    def test_kernels_are_in_the_order_of_their_times(self, tmp_path: Path) -> None:
+    def test_kernels_are_in_the_order_of_their_times_and_replayed_ones_are_marked(self, tmp_path: Path) -> None:
         """The slowest was tuned first, and none of them was raced with a library."""
         path = tmp_path / "a.db"
         slow, fast = (f"{name}-nvidia-h200-4096x4096x4096-bfloat16" for name in ("gemm_mma", "gemm_wgmma"))
-        store_session(path, Session(trials=30), slow)
-        store_session(path, Session(trials=30), fast)
+        store_session(path, Session(trials=30), slow, source="replayed")
+        store_session(path, Session(trials=30), fast, source="replayed")
         found = report_of(path, matmul={})
         (operation,) = found.operations
-        assert found.title == "matmul M=4096 N=4096 K=4096 bfloat16 on NVIDIA H200"
+        assert found.title == "matmul M=4096 N=4096 K=4096 bfloat16 on NVIDIA H200 (replayed)"
         assert [one.name for one in operation.contenders] == ["gemm_wgmma", "gemm_mma"]
         assert [study.key.kernel for study in found.studies] == ["gemm_wgmma", "gemm_mma"]
-        page = Reader(report_page(found))
-        assert "gemm_wgmma is the fastest" in page.text
-        assert "no library was timed" in page.text
-        assert "Serve gemm_wgmma" in page.text
-
-    def test_replayed_times_are_marked(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.db"
-        name = "gemm_wgmma-nvidia-h200-4096x4096x4096-bfloat16"
-        store_session(path, Session(trials=30), name, source="replayed")
-        found = report_of(path, matmul={})
         text = Reader(report_page(found)).text
-        time = found.operations[0].contenders[0].time_text
+        assert "gemm_wgmma is the fastest" in text
+        assert "no library was timed" in text
+        assert "Serve gemm_wgmma" in text
+        time = operation.contenders[0].time_text
         assert time.endswith(" us (replayed)")
-        assert found.title.endswith(" on NVIDIA H200 (replayed)")
-        shown = time.replace(" us", " \N{MICRO SIGN}s")
-        assert text.count(shown) >= 3  # headline, table, chart
+        assert text.count(time.replace(" us", " \N{MICRO SIGN}s")) >= 3  # headline, table, chart
 
 
 def test_a_problem_is_that_of_the_sizes_of_a_kernel() -> None:
@@ -407,7 +365,6 @@ def test_a_problem_is_that_of_the_sizes_of_a_kernel() -> None:
     kernel, *_ = rows.members
     named = dict.fromkeys(kernel.load().spec.sizes, 7)
     found = rows.problem_of(kernel.name, named, rows.dtypes[0])
-    assert found is not None
     assert set(found.sizes.values()) == {7}
 
 
@@ -425,7 +382,7 @@ BF16X6 = "sgemm_bf16x6_ws-nvidia-h200-4096x4096x4096-float32"
 def test_tensor_cores_bind_the_kernels_that_use_them(tmp_path: Path, recording: str, label: str, rate: float) -> None:
     store_session(tmp_path / "a.db", Session(trials=40), recording)
     study = read_one(tmp_path / "a.db")
-    bound = bound_of(study)
+    bound = study.bound(study.winner)
     assert bound.roof.label == label
     assert bound.roof.rate == pytest.approx(rate, rel=1e-3)
     assert 0.3 < bound.share < 1.0
@@ -434,20 +391,15 @@ def test_tensor_cores_bind_the_kernels_that_use_them(tmp_path: Path, recording: 
     assert [trace.name.partition(" (")[0] for trace in compute] == [label.partition(" (")[0]]
     assert max(memory.y) == pytest.approx(rate / 1e12, rel=1e-3)  # the line of the memory ends at the other
     assert "tensor" in Reader(report_page(report_of(tmp_path / "a.db", study.key.kernel))).text
-
-
-def test_measured_rates_of_tensor_cores_take_the_place_of_the_datasheets(tmp_path: Path) -> None:
-    roof = bound_of(measured_study(tmp_path / "a.db", BF16X6, {**RATES, "tensor_bfloat16": 7.2e14})).roof
-    assert (roof.label, roof.rate) == ("bf16 tensor cores over 6 products", pytest.approx(1.2e14))
+    measured = measured_study(tmp_path / "b.db", recording, {**RATES, "tensor_bfloat16": 7.2e14})
+    roof = measured.bound(measured.winner).roof
+    assert (roof.label, roof.rate) == (label.partition(" (")[0], pytest.approx(rate * 7.2e14 / 989.4e12, rel=1e-3))
 
 
 def test_a_memory_without_a_rate_of_arithmetic_ends_at_the_last_point(tmp_path: Path) -> None:
     store_session(tmp_path / "a.db", Session(trials=40))
     study = read_one(tmp_path / "a.db")
-    assert study.device is not None
     unknown = replace(study, device=replace(study.device, fp32_lanes_per_sm=1, clock_mhz=0.0))
     (memory, *_) = roofline_chart(unknown).figure.data
     work = study.work_of(study.winner)
-    assert work.flops is not None
-    assert work.bytes is not None
     assert max(memory.x) == pytest.approx(work.flops / work.bytes)

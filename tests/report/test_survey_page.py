@@ -3,31 +3,37 @@
 import html
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotile.api.inspection import survey
 from autotile.report.survey import Survey, blocks_chart, limits_chart, parameter_table, registers_chart
 
+HOSTILE = '#if THREADS == 64\n#error "</script><script>alert(1)</script>"\n#endif'
 
-@pytest.fixture
-def failing_toml(scale_toml: Path) -> Path:
+
+def surveyed(search_space: Path, code: str) -> Survey:
+    """Survey of a kernel with a line of code more."""
+    template = search_space.with_suffix(".cu")
+    template.write_text(f"{template.read_text()}\n{code}\n")
+    return survey(search_space, device="h200", n=4096)
+
+
+@pytest.fixture(scope="module")
+def found(
+    tmp_path_factory: pytest.TempPathFactory, write_scale: Callable[[Path], Path], cubin_cache_folder: Path
+) -> Survey:
     """A kernel of which blocks of 64 threads do not compile, with hostile words of the compiler."""
-    template = scale_toml.with_suffix(".cu")
-    template.write_text(
-        template.read_text() + '\n#if THREADS == 64\n#error "</script><script>alert(1)</script>"\n#endif\n'
-    )
-    return scale_toml
-
-
-@pytest.fixture
-def found(failing_toml: Path) -> Survey:
-    return survey(failing_toml, device="h200", n=4096)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOTILE_CACHE", str(cubin_cache_folder))
+        return surveyed(write_scale(tmp_path_factory.mktemp("survey") / "kernels"), HOSTILE)
 
 
 class TestPage:
-    def test_it_has_every_section_and_every_configuration(self, found):
+    def test_it_has_every_section_and_every_configuration(self, found: Survey) -> None:
         text = found.page()
         assert "<script>alert(1)" not in text
         assert "alert(1)" in html.unescape(text)
@@ -39,23 +45,21 @@ class TestPage:
         headings = [name for name, _, _ in tables["survey-table"]["columns"]]
         assert {"THREADS", "WORK", "outcome", "registers_per_thread", "waves"} < set(headings)
 
-    def test_nothing_that_compiles_is_a_page_too(self, scale_toml):
-        template = scale_toml.with_suffix(".cu")
-        template.write_text(template.read_text() + "\n#error nothing compiles\n")
-        text = survey(scale_toml, device="h200", n=4096).page()
+    def test_nothing_that_compiles_is_a_page_too(self, scale_toml: Path) -> None:
+        text = surveyed(scale_toml, "#error nothing compiles").page()
         assert "nothing compiles" in text
         assert 'id="occupancy"' not in text
 
 
 class TestCharts:
-    def test_numbers_behind_the_charts_add_up(self, found):
+    def test_numbers_behind_the_charts_add_up(self, found: Survey) -> None:
         for chart in (registers_chart(found), blocks_chart(found)):
             assert sum(int(row[-1]) for row in chart.table.rows) == 9
         assert dict(limits_chart(found).table.rows) == {
             name.replace("_", " "): f"{count:,}" for name, count in found.limit_counts()
         }
 
-    def test_resources_by_parameter(self, found):
+    def test_resources_by_parameter(self, found: Survey) -> None:
         rows = {(row[0], row[1]): row[2:] for row in parameter_table(found).rows}
         assert set(rows) == {("THREADS", t) for t in ("32", "64", "128", "256")} | {("WORK", w) for w in "124"}
         configurations, usable, registers, *_ = rows["THREADS", "64"]
@@ -64,19 +68,17 @@ class TestCharts:
 
 
 class TestInABrowser:
-    def test_it_is_drawn_without_an_error(self, browser, found, tmp_path):
+    def test_it_is_drawn_without_an_error(self, browser: Any, found: Survey, tmp_path: Path) -> None:
         path = tmp_path / "survey.html"
         path.write_text(found.page())
         browser.get(path.as_uri())
         for name in ("registers", "blocks", "limits", "failures"):
             plot = browser.find_element("id", f"{name}-chart")
             browser.execute_script("arguments[0].scrollIntoView()", plot)
-            drawn = "return arguments[0].querySelectorAll('.main-svg').length"
             browser.execute_async_script(
                 "const [plot, done] = arguments; const wait = () => plot.querySelector('.main-svg') ? done() : "
                 "setTimeout(wait, 50); wait();",
                 plot,
             )
-            assert browser.execute_script(drawn, plot) > 0
         assert len(browser.find_elements("css selector", "#survey-table tbody tr")) == 12
         assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
