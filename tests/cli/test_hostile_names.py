@@ -7,7 +7,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 import unicodedata
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from answers import Run
+from child_python import python
 from stored_runs import add_trial, record_miss, start_run
 
 from autotile.core.device import device_profile
@@ -220,20 +220,9 @@ def test_bad_rows_are_remarked_once_and_listed(run: Run, odd: Path) -> None:
     assert (shown.code, "-o NEW.db" in shown.out) == (1, True)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--no-such", "--json"],
-        ["best", "--json"],
-        ["db", "check", "--db", "/", "--json"],
-        ["list", os.fsdecode(b"\xff"), "--json"],
-        ["import", "/dev/null", "--json"],
-    ],
-)
-def test_an_error_is_one_document(tmp_path: Path, odd: Path, words: list[str]) -> None:
-    command = [sys.executable, "-m", "autotile", *words]
-    done = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "AUTOTILE_DB": str(odd)})
-    document = json.loads(done.stdout.decode("ascii"), parse_constant=pytest.fail)
-    assert set(document["error"]) >= {"kind", "message"}
-    assert b"Traceback" not in done.stderr
+def test_an_argument_that_is_no_text_is_an_error(odd: Path) -> None:
+    done = python("-m", "autotile", "list", os.fsdecode(b"\xff"), "--json", env={"AUTOTILE_DB": str(odd)})
+    assert done.stdout.isascii()
+    assert set(json.loads(done.stdout)["error"]) >= {"kind", "message"}
+    assert "Traceback" not in done.stderr
     assert done.returncode in (1, 2)

@@ -125,11 +125,6 @@ def test_bad_input_is_a_message_and_2(run: Run, written: Callable[[str], list[st
     run(*written(command)).is_refused(said)
 
 
-@pytest.fixture
-def tuned(tune: Run) -> None:
-    assert tune("--trials", "12").code == 0
-
-
 @pytest.mark.usefixtures("tuned")
 @pytest.mark.parametrize(
     ("command", "said"),

@@ -16,12 +16,6 @@ from autotile.exchange.recording import read_recording_header
 from autotile.settings import read_settings
 
 
-@pytest.fixture
-def tuned(tune):
-    """A database with one study."""
-    assert tune("--trials", "12").code == 0
-
-
 class TestWithoutADatabase:
     def test_nothing_is_an_answer(self, run, scale_toml):
         assert run("list", "--json").document == []
