@@ -32,11 +32,10 @@ from autotile.cli.derivation import (
     in_options,
     parameter_of,
     read_assignments,
-    read_sizes,
     read_values,
 )
 from autotile.cli.output import examples
-from autotile.errors import InputError, ProblemError
+from autotile.errors import InputError
 from autotile.kernel.library import load_kernel
 from autotile.settings import child_environment
 
@@ -98,7 +97,7 @@ def test_help_imports_no_function():
     for words in ((), ("tune",), ("export",)):
         done = python("-c", code, *words, "--help")
         assert done.returncode == 0
-        assert not [name for name in done.stderr.split() if name.startswith(("autotile.api.", "numpy"))]
+        assert not [name for name in done.stderr.split() if name.startswith(("autotile.api.", "numpy", *HEAVY))]
 
 
 @pytest.mark.parametrize(("name", "command"), [pytest.param(n, c, id=n or "autotile") for n, c in commands()])
@@ -131,17 +130,14 @@ def help_of(*words: str, application: typer.Typer = app, width: int = 100) -> li
     return [line.strip("│ ") for line in plain.splitlines()]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_help_is_shown(name):
-    assert any(line.startswith(f"Usage: autotile {name} [OPTIONS]") for line in help_of(*name.split()))
-
-
-@pytest.mark.parametrize(("name", "command"), [pytest.param(n, c, id=n) for n, c in commands() if c.epilog])
-def test_examples_keep_their_lines(name, command):
+@pytest.mark.parametrize(("name", "command"), [pytest.param(n, c, id=n) for n, c in commands() if n])
+def test_help_is_shown_and_examples_keep_their_lines(name, command):
     lines = help_of(*name.split(), width=80)
-    examples = [line.strip("\b ") for line in command.epilog.partition("\n\n")[0].splitlines()]
-    first = lines.index("Examples:")
-    assert lines[first : first + len(examples)] == examples
+    assert any(line.startswith(f"Usage: autotile {name} [OPTIONS]") for line in lines)
+    if command.epilog:
+        examples = [line.strip("\b ") for line in command.epilog.partition("\n\n")[0].splitlines()]
+        first = lines.index("Examples:")
+        assert lines[first : first + len(examples)] == examples
 
 
 def test_commands_are_in_panels():
@@ -213,15 +209,9 @@ def test_texts_of_the_help_are_no_markup_and_fill_the_width():
     assert lines[lines.index("Examples:") + 1 :][:2] == ["one [a-z]*", "one \\[b]"]
 
 
-@pytest.mark.parametrize("words", [["devices"], ["list"], ["db", "path"], ["db", "check"], ["list", "--recordings"]])
-def test_json_is_one_document(run, words):
-    answer = run(*words, "--json")
-    assert answer.code == 0
-    assert answer.document is not None
-
-
 USAGE_ERRORS = [
     ["bogus"],
+    ["--bogus"],
     ["space"],
     ["devices", "--bogus"],
     ["db", "bogus"],
@@ -249,32 +239,6 @@ def test_a_usage_error_says_where_the_help_is(run, words):
 )
 def test_a_usage_error_says_what_was_expected(run, words, said):
     run("tune", "sgemm_2d", *words, "--json").is_refused(said, kind="UsageError")
-
-
-REFUSED = {
-    "a sample": ["space", "--compile", "sgemm_2d", "--sample", "3", "--csv", "-", "--json"],
-    "a device to survey": ["space", "--compile", "sgemm_2d", "--device", "nosuch"],
-    "a path": ["space", "nowhere.toml"],
-    "a folder": ["space", "."],
-    "a database": ["list", "--db", "."],
-    "a database to tune into": ["tune", "sgemm_2d", "M=2048", "N=2048", "K=2048", "--db", "."],
-    "a GPU by a number": ["tune", "sgemm_2d", "M=1", "N=1", "K=1", "--device", "9" * 5000],
-    "a GPU by a name": ["export", "sgemm_2d", "M=1", "--format", "recording", "--measure", "--device", "nosuch"],
-    "a recording": ["tune", "sgemm_2d", "M=2048", "N=2048", "K=2048", "--replay=nothing.npz"],
-    "a size": ["explain", "sgemm_2d", "M=0"],
-    "a value": ["explain", "sgemm_2d", "BM=" + "9" * 20, "--device", "h200"],
-    "a device": ["best", "sgemm_2d", "M=1", "N=1", "K=1", "--device", "9"],
-    "threads": ["explain", "--threads", "9" * 20, "--device", "h200"],
-    "bytes": ["explain", "--threads", "32", "--smem", "9" * 20, "--device", "h200"],
-    "a cache file": ["import", "nothing.json"],
-    "what to export": ["export", "sgemm_2d", "M=1", "N=1", "K=1", "-o", "x.json"],
-    "an outcome": ["trials", "sgemm_2d", "--outcome", "splendid"],
-}
-
-
-@pytest.mark.parametrize("words", REFUSED.values(), ids=REFUSED)
-def test_json_of_whatever_is_refused_is_one_document(run, words):
-    run(*words, "--json").is_refused()
 
 
 @pytest.mark.parametrize(
@@ -391,20 +355,9 @@ class TestProcesses:
         assert (done.returncode, done.stderr) == (0, "")
         assert json.loads(done.stdout)["device"]["name"] == "GeForce 8800 GTX"
 
-    @pytest.mark.parametrize(
-        "code",
-        [
-            "import autotile",
-            "import autotile.cli, autotile.api",
-            "import autotile, contextlib, io, sys\n"
-            "from autotile.cli.application import main\n"
-            "sys.argv = ['autotile', '--help']\n"
-            "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main()\n",
-        ],
-        ids=["import", "packages", "help"],
-    )
-    def test_start_is_lean(self, code):
-        done = python("-c", f"{code}\nimport sys\nprint([name for name in {HEAVY} if name in sys.modules])")
+    def test_the_packages_are_lean(self):
+        code = f"import autotile.cli, autotile.api, sys\nprint([name for name in {HEAVY} if name in sys.modules])"
+        done = python("-c", code)
         assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
     def test_a_closed_pipe_is_not_an_error(self, tmp_path):
@@ -439,10 +392,8 @@ class TestCompletion:
         ],
     )
     def test_tab(self, typed, offered):
-        typing = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
-        code = "from autotile.cli.application import main; main()"
-        done = python("-c", code, env={"_AUTOTILE_COMPLETE": "complete_bash", **typing})
-        assert offered in done.stdout.split()
+        typing = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_AUTOTILE_COMPLETE": "complete_bash"}
+        assert offered in CliRunner().invoke(app, prog_name="autotile", env=typing).stdout.split()
 
 
 FUNCTIONS = {command.function for command in COMMANDS.values()}
@@ -508,13 +459,6 @@ def test_words_are_split_at_the_first_equals_sign():
 def test_words_that_are_no_assignment(word):
     with pytest.raises(InputError, match="expected NAME=VALUE"):
         read_assignments([word])
-
-
-@pytest.mark.parametrize("text", ["1.5", "-1", "1e3", "٣", "x", "9" * 19, "9" * 5000])
-def test_sizes_are_decimal_integers(text):
-    with pytest.raises(ProblemError, match="expected a whole number from 1 to 2147483647"):
-        read_sizes([f"M={text}"])
-    assert read_sizes(["M=4096", "TRANS_A=0"]) == {"M": 4096, "TRANS_A": 0}
 
 
 @pytest.mark.parametrize(

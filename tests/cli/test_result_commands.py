@@ -174,13 +174,6 @@ class TestExchange:
         assert run("export", scale_toml, "n=1048576", "-o", tmp_path / "t4.json").code == 0
         assert json.loads((tmp_path / "t4.json").read_text())["schema_version"] == "1.0.0"
 
-    def test_optuna(self, run, scale_toml, tmp_path):
-        assert run("export", scale_toml, "n=1048576", "--format", "optuna", "-o", tmp_path / "study.db").code == 0
-        with sqlite3.connect(tmp_path / "study.db") as connection:
-            (trials,) = connection.execute("SELECT count(*) FROM trials").fetchone()
-        connection.close()
-        assert trials == 12
-
     @pytest.mark.parametrize("file_format", ["t4", "kernel-tuner", "optuna"])
     def test_a_database_is_left_as_it_is(self, run, scale_toml, file_format):
         path = Path(read_settings().database)
@@ -188,7 +181,7 @@ class TestExchange:
         run("export", scale_toml, "n=1048576", "--format", file_format, "-o", path).is_refused("is a database")
         assert path.read_bytes() == before
 
-    def test_several_optuna_studies_in_a_file(self, run, tune, scale_toml, tmp_path):
+    def test_several_optuna_studies_in_a_file(self, run, scale_toml, tmp_path):
         command = ("export", scale_toml, "n=1048576", "--format", "optuna", "-o", tmp_path / "study.db")
         assert run(*command).code == 0
         run(*command).is_refused("holds a study named")
@@ -204,13 +197,6 @@ class TestExchange:
     def test_import_as_a_problem_that_cannot_be(self, run, scale_toml, tmp_path, words, said):
         run("export", scale_toml, "n=1048576", "--format", "kernel-tuner", "-o", tmp_path / "cache.json")
         run("import", tmp_path / "cache.json", *words).is_refused(said)
-
-
-def test_a_file_that_is_no_database_is_left_alone(run, tmp_path):
-    path = Path(tmp_path / "notes.txt")
-    path.write_text("not a database")
-    run("list", "--db", path).is_refused("is not a database")
-    assert path.read_text() == "not a database"
 
 
 def test_where_the_database_is(run, tmp_path, monkeypatch):
