@@ -71,7 +71,7 @@ SCHEMAS = [
 
 class TestSchemas:
     @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
     @given(data=st.data(), seed=st.integers(0, 2**32))
     def test_what_matches_is_parsed_and_what_does_not_is_one_kind_of_error(
         self, schema: Any, data: st.DataObject, seed: int
@@ -87,7 +87,7 @@ class TestSchemas:
             with suppress(DataError):
                 convert(changed, schema)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(seed=st.integers(0, 2**32))
     def test_an_altered_rule(self, seed: int) -> None:
         parts = {"M": [[1, 8]], "N": [[4, 4], [9, 16]]}
@@ -133,6 +133,7 @@ class TestSchemas:
         assert caught.value.field == field
         assert fault.lower() in caught.value.fault.lower()
 
+    @settings(deadline=None)
     @given(
         st.recursive(
             st.none() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
@@ -247,8 +248,8 @@ class TestReading:
     @pytest.mark.parametrize(
         "text",
         [
-            "." * 2**20, '"' * 2**20, "'" * 2**20, 'x = """' + '\\"""' * 2**18 + "." * 20, "a. " * 2**18,
-            "\"'." * 2**18, "a " * 2**19,
+            "." * 2**18, '"' * 2**18, "'" * 2**18, 'x = """' + '\\"""' * 2**16 + "." * 20, "a. " * 2**16,
+            "\"'." * 2**16, "a " * 2**17,
         ],
     )  # fmt: skip
     def test_what_is_not_toml_is_refused_in_little_time(self, text: str) -> None:
@@ -296,14 +297,9 @@ class TestReading:
             read_regular(path, 4)
 
     @settings(max_examples=30, deadline=None)
-    @given(st.dictionaries(texts, tables, max_size=5))
+    @given(st.dictionaries(texts, tables | st.lists(tables, min_size=1, max_size=3), max_size=5))
     def test_a_document_is_read_back(self, document):
         assert tomllib.loads(toml_text(document)) == document
-
-    @settings(max_examples=30, deadline=None)
-    @given(st.lists(tables, min_size=1, max_size=3))
-    def test_an_array_of_tables_is_read_back(self, steps):
-        assert tomllib.loads(toml_text({"steps": steps})) == {"steps": steps}
 
     def test_an_entry_has_one_line_and_none_is_left_out(self):
         text = toml_text({"arguments": {"x": {"buffer": "float32", "shape": ["N"], "init": None}}})

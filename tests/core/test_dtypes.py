@@ -269,12 +269,9 @@ def fault_of(path: Path) -> str:
 
 
 class TestNpyFiles:
-    @pytest.mark.parametrize("version", [None, (1, 0), (2, 0), (3, 0)])
     @pytest.mark.parametrize("dtype", STORAGE)
-    def test_what_numpy_writes_is_read_as_by_numpy(
-        self, tmp_path: Path, dtype: str, version: tuple[int, int] | None
-    ) -> None:
-        for shape, order in itertools.product(SHAPES, "CF"):
+    def test_what_numpy_writes_is_read_as_by_numpy(self, tmp_path: Path, dtype: str) -> None:
+        for shape, order, version in itertools.product(SHAPES, "CF", [(1, 0), (2, 0), (3, 0)]):
             data = written(sample(dtype, shape, order), version)
             path = tmp_path / "a.npy"
             path.write_bytes(data)
@@ -289,9 +286,9 @@ class TestNpyFiles:
         assert same(parse_npy(data), np.frombuffer(b"abcd", "V1"))
 
     @pytest.mark.parametrize("header", HEADERS, ids=lambda header: repr(header)[:40])
-    @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (255, 255)])
-    def test_a_hostile_header_is_refused(self, tmp_path: Path, header: str, version: tuple[int, int]) -> None:
-        refused(tmp_path / "a.npy", with_header(header, bytes(16), version))
+    def test_a_hostile_header_is_refused(self, tmp_path: Path, header: str) -> None:
+        for version in [(1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (255, 255)]:
+            refused(tmp_path / "a.npy", with_header(header, bytes(16), version))
 
     @pytest.mark.parametrize(
         "data",
@@ -326,7 +323,7 @@ class TestNpyFiles:
         for number, dtype in enumerate(STORAGE):
             array = sample(dtype, (3, 4), "CF"[number % 2])
             file = InputFile(str(path))
-            for data in mutations(written(array, version), 200, seed=number, head=100):
+            for data in mutations(written(array, version), 150, seed=number, head=100):
                 try:
                     found = parse_npy(data)
                     read += 1
@@ -349,14 +346,14 @@ class TestNpyFiles:
             members = {name: archive.read(name) for name in archive.namelist()}
         path.write_bytes(npz(members))
         assert len(read_recording(path))
-        for number in range(600):  # members
+        for number in range(250):  # members
             name = random.choice(sorted(members))
             (changed,) = mutations(members[name], 1, seed=number, head=100)
             path.write_bytes(npz({**members, name: changed}, zipfile.ZIP_STORED))
             assert "\n" not in fault_of(path)
             list_recordings([tmp_path])
         directory = data.index(b"PK\x01\x02")
-        for number in range(600):  # bytes, of the directory or of the whole file
+        for number in range(250):  # bytes, of the directory or of the whole file
             rest = data[directory:] if number % 2 else data
             (changed,) = mutations(rest, 1, seed=number, head=len(rest))
             path.write_bytes(data[:directory] + changed if number % 2 else changed)
