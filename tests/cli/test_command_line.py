@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import inspect
-import json
 import re
 import subprocess
 import sys
@@ -41,29 +40,8 @@ from autotile.settings import child_environment
 
 HEAVY = ("optuna", "kernel_tuner", "cupy", "sqlalchemy", "torch")
 
-NAMES = [
-    "new",
-    "tune",
-    "best",
-    "explain",
-    "space",
-    "list",
-    "trials",
-    "report",
-    "watch",
-    "verify",
-    "export",
-    "import",
-    "worker",
-    "devices",
-    "doctor",
-    "db",
-    "db check",
-    "db path",
-    "db merge",
-    "db diff",
-    "db clean",
-]
+NAMES = ["new", "tune", "best", "explain", "space", "list", "trials", "report", "watch", "verify", "export", "import"]
+NAMES += ["worker", "devices", "doctor", "db", "db check", "db path", "db merge", "db diff", "db clean"]
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -153,12 +131,8 @@ def test_commands_are_in_panels():
 
 def test_options_of_tune_are_in_panels():
     lines = help_of("tune")
-    assert [line.strip("╭─╮ ") for line in lines if line.startswith("╭")] == [
-        "Arguments",
-        "Options",
-        "Search",
-        "Measurement",
-    ]
+    panels = [line.strip("╭─╮ ") for line in lines if line.startswith("╭")]
+    assert panels == ["Arguments", "Options", "Search", "Measurement"]
     first = next(n for n, line in enumerate(lines) if line.startswith("╭─ Options"))
     assert sum(line.startswith("--") for line in lines[first : lines.index("Examples:")]) <= 16
     further = " ".join(lines[next(n for n, line in enumerate(lines) if line.startswith("Further options")) :])
@@ -229,25 +203,6 @@ def test_a_usage_error_says_where_the_help_is(run, words):
     run(*words, "--json").is_refused("--help`", kind="UsageError")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--trials", "x"], "'--trials': expected a valid integer; see"),
-        (["--trials", "0"], "'--trials': expected greater than or equal to 1; see"),
-        (["--l2", "warm"], "'--l2': 'warm' is not one of 'cold', 'hot'; see"),
-    ],
-)
-def test_a_usage_error_says_what_was_expected(run, words, said):
-    run("tune", "sgemm_2d", *words, "--json").is_refused(said, kind="UsageError")
-
-
-@pytest.mark.parametrize(
-    "words", [["list"], ["db", "path"], ["db", "clean", "--older-than", "1d"], ["best", "sgemm_2d"]]
-)
-def test_an_empty_database_name_does_not_mean_the_users_own(run, words):
-    run(*words, "--db", "").is_refused("--db is empty")
-
-
 def test_an_interrupted_command_says_so_and_is_130(run, monkeypatch):
     def interrupted(_: str | None) -> None:
         raise KeyboardInterrupt
@@ -268,10 +223,6 @@ def test_a_group_alone_shows_its_help(run, words):
 
 def test_version(run):
     assert run("--version").out == f"autotile {__version__}\n"
-
-
-def test_a_kernel_with_brackets_in_its_name_is_shown_as_it_is(run):
-    assert "'[bold]x[/bold]'" in run("space", "[bold]x[/bold]").err
 
 
 class TestCrash:
@@ -302,12 +253,6 @@ class TestCrash:
         assert "Traceback (most recent call last)" in text
         assert "in fail" in text
         assert report.stat().st_mode & 0o777 == 0o600
-
-    def test_json_of_it_is_one_document(self, crash):
-        answer = crash(ZeroDivisionError("zero"), "--json")
-        assert answer.code == 70
-        assert answer.document["error"]["kind"] == "ZeroDivisionError"
-        assert answer.document["error"]["message"] in answer.err
 
     @pytest.mark.parametrize(
         "url",
@@ -345,16 +290,12 @@ class TestCrash:
 
     def test_an_error_of_the_system_that_names_none(self, crash):
         answer = crash(OSError(errno.EIO, "Input/output error"), "--json")
-        assert answer.code == 70
+        assert (answer.code, answer.document["error"]["kind"]) == (70, "OSError")
         assert "unexpected OSError: [Errno 5] Input/output error" in answer.document["error"]["message"]
+        assert answer.document["error"]["message"] in answer.err
 
 
 class TestProcesses:
-    def test_python_m_is_the_same_command(self, tmp_path):
-        done = python("-m", "autotile", "explain", "--threads=256", "--device=g80", "--json", cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert json.loads(done.stdout)["device"]["name"] == "GeForce 8800 GTX"
-
     def test_the_packages_are_lean(self):
         code = f"import autotile.cli, autotile.api, sys\nprint([name for name in {HEAVY} if name in sys.modules])"
         done = python("-c", code)
@@ -370,8 +311,8 @@ class TestProcesses:
         assert "Traceback" not in done.stderr
         assert "Exception ignored" not in done.stderr
 
-    def test_ascii_terminals_are_served(self):
-        done = python("-m", "autotile", "devices", env={"PYTHONIOENCODING": "ascii"})
+    def test_python_m_is_the_same_command_and_ascii_terminals_are_served(self, tmp_path):
+        done = python("-m", "autotile", "devices", env={"PYTHONIOENCODING": "ascii"}, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         assert "rtx-3060" in done.stdout
 
@@ -418,12 +359,9 @@ def test_the_source_says_what_the_function_does(path: str) -> None:
 
 def test_the_first_sentence_is_the_help_and_none_for_the_default() -> None:
     described = {one.name: one for one in describe("api.results.best")[1]}
-    assert described["kernel"].help == "Name of a kernel or an operation, or path of its file."
-    assert described["kernel"].default is REQUIRED
-    assert (described["dtype"].help, described["dtype"].unsaid) == (
-        "Element type, one of the kernel's.",
-        "the kernel's first",
-    )
+    kernel, dtype = described["kernel"], described["dtype"]
+    assert (kernel.help, kernel.default) == ("Name of a kernel or an operation, or path of its file.", REQUIRED)
+    assert (dtype.help, dtype.unsaid) == ("Element type, one of the kernel's.", "the kernel's first")
     options = {one.name: one for one in describe("api.tuning.tune")[1]}
     assert (options["finals"].hint, options["finals"].default) == ("int", 12)
     assert options["l2"].default == "cold"

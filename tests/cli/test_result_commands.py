@@ -121,6 +121,9 @@ class TestWithResults:
         assert "us on NVIDIA H200 (replayed) (95 % interval" in time
 
     def test_best_on_the_recorded_gpu_is(self, run, scale_toml):
+        found = run("best", scale_toml, "n=1048576", "--device", "h200", "--json").document
+        assert (found["tier"], found["config"]) == ("exact", {"THREADS": 256, "WORK": 4})
+        assert found["source"] == "replayed"
         lines = run("best", scale_toml, "n=1048576", "--device", "h200").out.splitlines()
         assert lines[0] == "scale n=1048576 float32 on NVIDIA H200 (replayed)"
         assert all(line == line.rstrip() for line in lines)

@@ -41,9 +41,7 @@ class TestReplay:
         answer = tune("--json")
         found = answer.document
         assert answer.code == 0
-        assert found["kernel"] == "scale"
-        assert found["problem"] == {"n": 1048576}
-        assert found["dtype"] == "float32"
+        assert (found["kernel"], found["problem"], found["dtype"]) == ("scale", {"n": 1048576}, "float32")
         assert found["device"] == {"name": "NVIDIA H200", "source": "replayed"}
         assert found["space"] == {"combinations": 12, "valid": 12}
         assert found["outcomes"]["ok"] + found["outcomes"]["pruned"] == 11
@@ -77,12 +75,7 @@ class TestReplay:
         again = tune("--json").document
         assert again["resumed"] == 5
         assert sum(again["outcomes"].values()) == 12
-
-    def test_the_list_counts_as_tune_does(self, tune, run):
-        tune("--trials", "12")
-        outcomes = tune("--trials", "12", "--json").document["outcomes"]
-        (study,) = run("list", "--json").document
-        assert (study["trials"], study["ok"]) == (sum(outcomes.values()), outcomes["ok"])
+        assert tune("--trials", "5", "--fresh", "--json").document["resumed"] == 0
 
     @pytest.mark.parametrize("more", [(), ("--fresh",)], ids=["resumed", "fresh"])
     def test_a_configuration_counts_once_after_several_sessions(self, tune, run, tmp_path, scale_toml, more):
@@ -99,6 +92,7 @@ class TestReplay:
         assert found[0]["run"] > before[0]["run"]
         (study,) = run("list", "--json").document
         assert (study["runs"], study["trials"]) == (3, count)
+        assert (study["trials"], study["ok"]) == (sum(last["outcomes"].values()), last["outcomes"]["ok"])
         assert study["ok"] == len(run("trials", *problem, "--outcome", "ok", "--json").document)
         assert run("trials", *problem, "--csv", tmp_path / "t.csv").code == 0
         assert len(list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))) == count
@@ -119,8 +113,8 @@ class TestReplay:
         assert f"{count} configurations tried in 3 sessions" in (tmp_path / "r.html").read_text()
         assert rows_of(run("db", "path").out.strip()) >= count + 3 * 2  # nothing is lost
 
-    def test_the_winner_alone_is_listed_shown_and_exported(self, tune, run, tmp_path, scale_toml):
-        tune("--trials", "12")
+    @pytest.mark.usefixtures("tuned")
+    def test_the_winner_alone_is_listed_shown_and_exported(self, run, tmp_path, scale_toml):
         assert run("db", "clean", "--keep-gpu", "a100").code == 0
         (left,) = run("trials", scale_toml, "--json").document
         (study,) = run("list", "--json").document
@@ -135,10 +129,6 @@ class TestReplay:
         assert found["importance"] == []
         assert found["insight"] == "11 times are too few to tell what matters: 30 are needed"
 
-    def test_fresh_measures_again(self, tune):
-        tune("--trials", "5")
-        assert tune("--trials", "5", "--fresh", "--json").document["resumed"] == 0
-
     @pytest.mark.parametrize("sampler", ["random", "tpe", "brute-force"])
     def test_samplers(self, tune, sampler):
         found = tune("--sampler", sampler, "--trials", "12", "--json").document
@@ -152,13 +142,6 @@ class TestReplay:
         assert first["outcomes"] == again["outcomes"]
         assert tune(*words).document["resumed"] == 12
 
-    def test_what_is_tuned_is_served(self, tune, run, scale_toml):
-        tune()
-        found = run("best", scale_toml, "n=1048576", "--device", "h200", "--json").document
-        assert found["tier"] == "exact"
-        assert found["config"] == {"THREADS": 256, "WORK": 4}
-        assert found["source"] == "replayed"
-
 
 def test_the_line_that_serves_shows_no_password():
     problem = Problem("scale", {"n": 4096}, "float32")
@@ -170,15 +153,14 @@ def test_the_line_that_serves_shows_no_password():
     assert targets.serving_call("scale", problem, dtype=None, database="team.db").endswith('database="team.db")')
 
 
-class TestRefusals:
-    def test_an_error_that_is_not_the_users_is_1(self, run, scale_toml, monkeypatch):
-        def broken(*_: object, **__: object) -> TuneResult:
-            raise WorkerError("five workers died")
+def test_an_error_that_is_not_the_users_is_1(run, scale_toml, monkeypatch):
+    def broken(*_: object, **__: object) -> TuneResult:
+        raise WorkerError("five workers died")
 
-        monkeypatch.setattr(import_module("autotile.tuning.session"), "tune", broken)
-        answer = run("tune", scale_toml, "n=4096")
-        assert (answer.code, answer.out) == (1, "")
-        assert "five workers died" in answer.err
+    monkeypatch.setattr(import_module("autotile.tuning.session"), "tune", broken)
+    answer = run("tune", scale_toml, "n=4096")
+    assert (answer.code, answer.out) == (1, "")
+    assert "five workers died" in answer.err
 
 
 class TestMisses:
@@ -352,11 +334,10 @@ def test_no_durations(text):
         read_duration(text)
 
 
-class TestFurtherProblems:
-    def test_replay_says_that_they_are_not_run(self, tune):
-        answer = tune("--trials", "2", "--json", "--verify-problem", "n=64")
-        assert answer.code == 0
-        assert any("nothing runs at the problems" in notice for notice in answer.document["notices"])
+def test_replay_says_that_further_problems_are_not_run(tune):
+    answer = tune("--trials", "2", "--json", "--verify-problem", "n=64")
+    assert answer.code == 0
+    assert any("nothing runs at the problems" in notice for notice in answer.document["notices"])
 
 
 @pytest.mark.parametrize(
@@ -497,11 +478,8 @@ def arguments_of(line: str) -> tuple[list[Any], dict[str, Any]]:
     (statement,) = ast.parse(line).body
     assert isinstance(statement, ast.Assign)
     assert isinstance(statement.value, ast.Call)
-    assert (ast.unparse(statement.targets[0]), ast.unparse(statement.value.func)) == (
-        "kernel",
-        "autotile.get_best_kernel",
-    )
     call = statement.value
+    assert (ast.unparse(statement.targets[0]), ast.unparse(call.func)) == ("kernel", "autotile.get_best_kernel")
     named = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
     return [ast.literal_eval(one) for one in call.args], named
 
