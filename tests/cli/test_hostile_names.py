@@ -77,9 +77,7 @@ def test_a_link_in_the_folder_is_not_followed(run: Run, tmp_path: Path, is_dangl
         target.write_text("kept")
     folder.mkdir()
     (folder / "nvidia-h200.matmul.float32.json").symlink_to(target)
-    answer = run("export", "matmul", "-o", folder, "--db", database)
-    assert answer.code == 2
-    assert "symbolic link" in " ".join(answer.err.split())
+    run("export", "matmul", "-o", folder, "--db", database).is_refused("symbolic link")
     assert (not target.exists()) if is_dangling else target.read_text() == "kept"
 
 
@@ -97,9 +95,7 @@ def test_an_operation_is_not_named_like_a_path(run: Run, tmp_path: Path, name: s
 def test_the_kernel_of_a_captured_call_is_a_name(run: Run, tmp_path: Path, name: str) -> None:
     call = {"kernel": name, "source": "", "sizes": {"n": 64}, "dtype": "float32", "scalars": {}, "arrays": {}}
     (tmp_path / "call.json").write_text(json.dumps(call))
-    answer = run("tune", "--captured", tmp_path)
-    assert answer.code == 2
-    assert "not the document of a captured call" in " ".join(answer.err.split())
+    run("tune", "--captured", tmp_path).is_refused("not the document of a captured call")
 
 
 @pytest.mark.parametrize("files", ["../x", "/tmp/abs", "a" * 63, "a" * 64 + "\n", ".."])
@@ -182,15 +178,10 @@ def test_a_table_is_not_broken_and_the_terminal_sees_no_control(run: Run, odd: P
     assert is_plain(answer.out)
     assert is_plain(answer.err)
     assert "\\x1b" in answer.out or command == ["db", "check"]
+    assert command != ["list"] or answer.out.count("\n") == 3  # the headings and one row
     document = run(*command, "--json").out
     assert document.isascii()
     assert json.loads(document) is not None
-
-
-def test_a_row_of_a_table_is_one_line(run: Run, odd: Path) -> None:
-    lines = run("list").out.rstrip("\n").split("\n")
-    assert len(lines) == 3
-    assert len({len(line) for line in lines[:1]}) == 1
 
 
 def test_what_is_escaped() -> None:

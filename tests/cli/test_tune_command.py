@@ -416,9 +416,17 @@ class TestTuning:
         assert found["rule"]["configs"][0]["config"] == {"THREADS": 256, "WORK": 4}
         assert found["call"] == f'kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)'
 
-    def test_it_is_listed_until_the_kernel_changes(self, tune_family, run, scale_toml, helpful, monkeypatch):
+    def test_a_rule_in_force_is_served_and_listed_until_the_kernel_changes(
+        self, tune_family, run, scale_toml, helpful, monkeypatch
+    ):
         assert "no family is tuned yet" in run("list", "--families").out
-        tune_family()
+        answer = tune_family()
+        assert "in force  yes: at 12 held-out points it took 0." in answer.out
+        assert f'serve it  kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)' in answer.out
+        best = run("best", scale_toml, "n=5001", "--json").document
+        assert (best["tier"], best["config"]) == ("family", {"THREADS": 64, "WORK": 1})
+        assert "A rule chose it for the family n=1000..2000000" in best["explain"]
+        assert "times as long as serving without it on average, at most 0." in best["explain"]
         monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
         (listed,) = run("list", "scale", "--families", "--json").document
         assert (listed["family"], listed["in_force"]) == ("n=1000..2000000", True)
@@ -428,16 +436,6 @@ class TestTuning:
         template = scale_toml.with_suffix(".cu")
         template.write_text(template.read_text().replace("factor * x[i]", "x[i] * factor"))
         assert "no: the kernel has changed since" in run("list", "--families").out
-
-    def test_best_says_the_family(self, tune_family, run, scale_toml, helpful):
-        answer = tune_family()
-        assert "in force  yes: at 12 held-out points it took 0." in answer.out
-        assert f'serve it  kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)' in answer.out
-        answer = run("best", scale_toml, "n=5001", "--json").document
-        assert answer["tier"] == "family"
-        assert answer["config"] == {"THREADS": 64, "WORK": 1}
-        assert "A rule chose it for the family n=1000..2000000" in answer["explain"]
-        assert "times as long as serving without it on average, at most 0." in answer["explain"]
 
     def test_a_rule_of_one_point_is_not_put_in_force_and_everything_says_so(
         self, tune_family, run, scale_toml, monkeypatch, tmp_path
