@@ -118,9 +118,7 @@ _MISSPELT = st.one_of(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(location=_MISSPELT)
 @example(location=f"sqlite:///team.db@:{SECRET}?@h")
-def test_no_misspelling_shows_the_password(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, location: str
-) -> None:
+def test_no_misspelling_shows_the_password(run: Run, monkeypatch: Any, tmp_path: Path, location: str) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     monkeypatch.setitem(sys.modules, "psycopg2", None)

@@ -111,9 +111,7 @@ class TestFullDisk:
             assert code == 0
             assert '"resumed": 0,' in out
 
-    def test_one_that_filled_up_can_be_read(
-        self, commands: dict[str, list[str]], tuned: Path, tmp_path: Path, scale_toml: Path
-    ) -> None:
+    def test_one_that_filled_up_can_be_read(self, commands: Any, tuned: Path, tmp_path: Path, scale_toml: Path) -> None:
         disk = tmp_path / "disk"
         location = disk / "tuning.db"
         export = ["export", str(scale_toml), SIZE, "--format", "t4", "-o", str(disk / "old.json")]
@@ -157,9 +155,7 @@ class TestFullDisk:
         _, done = on_small_disk(disk, "16k", ["fill"], autotile(*words, AUTOTILE_CACHE=tmp_path / "cold", TMPDIR=disk))
         assert done[0] == 0, done[2]
 
-    def test_as_sqlite_tells_it(
-        self, run: Run, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_as_sqlite_tells_it(self, run: Run, words: list[str], tmp_path: Path, monkeypatch: Any) -> None:
         """The same without a disk: SQLite is allowed so many pages and no more."""
         location = tmp_path / "tuning.db"
         Database.open(location).close()
@@ -225,9 +221,7 @@ class TestCubinCache:
         monkeypatch.setattr("autotile.cuda.compiler.tempfile.mkstemp", refuse)
         assert run(*words, "--db", tmp_path / "another.db").code == 0
 
-    def test_one_that_cannot_be_made(
-        self, run: Run, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_one_that_cannot_be_made(self, run: Run, words: list[str], tmp_path: Path, monkeypatch: Any) -> None:
         (tmp_path / "file").touch()
         monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "file"))
         answer = run(*words)
@@ -254,9 +248,7 @@ class TestReadOnlyDisk:
         for answer in done[len(READING) :]:
             assert "cannot write" in refusal(*answer)
 
-    def test_a_log_that_was_left_there_is_not_passed_over(
-        self, commands: dict[str, list[str]], tuned: Path, tmp_path: Path
-    ) -> None:
+    def test_a_log_that_was_left_there_is_not_passed_over(self, commands: Any, tuned: Path, tmp_path: Path) -> None:
         """It may hold trials that the file lacks; to read them, SQLite must write."""
         disk = tmp_path / "disk"
         with Database.open(tuned) as database:

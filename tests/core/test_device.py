@@ -99,11 +99,9 @@ class TestProfiles:
         assert limits_for(unknown) == limits_for(known)
 
     def test_capabilities_that_differ_in_one_figure(self):
-        assert limits_for("8.6").max_blocks_per_sm == 16
-        assert limits_for("8.9").max_blocks_per_sm == 24
+        assert [limits_for(name).max_blocks_per_sm for name in ("8.6", "8.9")] == [16, 24]
+        assert [limits_for(name).smem_unit_bytes for name in ("7.5", "8.0")] == [256, 128]
         assert limits_for("12.0") == limits_for("8.9")
-        assert limits_for("7.5").smem_unit_bytes == 256
-        assert limits_for("8.0").smem_unit_bytes == 128
 
     @pytest.mark.parametrize("text", ["sm_90", "9", "", "9.0a"])
     def test_capability_must_have_two_numbers(self, text):
@@ -153,9 +151,7 @@ class TestProfiles:
     )
     def test_a_malformed_table_of_capabilities_says_what_is_wrong(self, row, message):
         with pytest.raises(InputError, match=re.escape(message)):
-            Capabilities(
-                row.replace('"9.9" = 3', '"9.9" = 3\n') + '\n[sources]\ns = "a document"\n', "table.toml"
-            ).limits((9, 9))
+            Capabilities(f'{row}\n[sources]\ns = "a document"\n', "table.toml").limits((9, 9))
 
 
 def named(name: str, value: float, half: float = 0.0) -> DeviceCeilings:

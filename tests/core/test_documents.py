@@ -8,10 +8,10 @@ import math
 import os
 import signal
 import socket
-import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -164,13 +164,8 @@ class TestSchemas:
 
     def test_a_document_holds_the_values_of_what_is_nested(self) -> None:
         interval = Interval(1.0, 0.5, 2.0)
-        nested = {
-            "outcome": Outcome.OK,
-            "ties": (MappingProxyType({"BM": 1}),),
-            "ratio": interval,
-            "path": Path("a"),
-            3: None,
-        }
+        ties = (MappingProxyType({"BM": 1}),)
+        nested = {"outcome": Outcome.OK, "ties": ties, "ratio": interval, "path": Path("a"), 3: None}
         expected = {"outcome": "ok", "ties": [{"BM": 1}], "ratio": interval.to_json(), "path": "a", "3": None}
         assert to_document(nested) == expected
         geometry = to_document(LaunchGeometry((1, 2, 3), (32, 1, 1), 0))
@@ -274,10 +269,9 @@ class TestReading:
         for path, kind in special_files(tmp_path):
             with pytest.raises(NotRegularError, match=f"it is a {kind}, expected a regular file"), open_regular(path):
                 pass
-        with pytest.raises(IsADirectoryError), open_regular(tmp_path):
-            pass
-        with pytest.raises(FileNotFoundError), open_regular(tmp_path / "missing"):
-            pass
+        for path, error in ((tmp_path, IsADirectoryError), (tmp_path / "missing", FileNotFoundError)):
+            with pytest.raises(error), open_regular(path):
+                pass
 
     def test_a_file_that_becomes_a_pipe_is_not_awaited(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pipe, regular = tmp_path / "pipe", tmp_path / "regular"
@@ -369,14 +363,8 @@ class TestTimeline:
 
     def test_tracks_of_threads_are_kept_apart(self) -> None:
         timeline = Timeline()
-        threads = [
-            threading.Thread(target=lambda n=number: timeline.add(f"compiler {n}", "compile", n, n + 1))
-            for number in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda n: timeline.add(f"compiler {n}", "compile", n, n + 1), range(4)))
         spans = [event for event in timeline.to_json()["traceEvents"] if event["ph"] == "X"]
         assert len({span["tid"] for span in spans}) == 4
 
