@@ -43,7 +43,8 @@ def commands() -> Iterator[tuple[str, Any]]:
     while waiting:
         name, command = waiting.pop(0)
         yield name, command
-        for word, inner in getattr(command, "commands", {}).items():
+        for word in getattr(command, "commands", ()):
+            inner = command.get_command(None, word)
             if not inner.hidden:
                 waiting.append((f"{name} {word}".strip(), inner))
 

@@ -17,7 +17,7 @@ from autotile.api.devices import DeviceList
 from autotile.api.inspection import OperationExplanation
 from autotile.api.plans import PlanEntry, PlanResult
 from autotile.api.results import MissList, RecordingList, StudyList, StudyTrial, TrialList
-from autotile.cli.output import Listing, Trimmed, below, facts, render, table, title
+from autotile.cli.output import Listing, Trimmed, facts, render, table
 from autotile.core.device import device_profile, profile_names
 from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial
 from autotile.core.statistics import Interval
@@ -185,9 +185,18 @@ class TestListing:
         assert drawn(Listing(("name", "value"), [("a long name", "1")]), 8)[0] == "name"
 
 
+class Paragraphs(Result):
+    def _heading(self) -> str:
+        return "a title"
+
+    def _parts(self) -> Iterator[Part]:
+        yield "one"
+        yield "word " * 30
+
+
 def test_text_below_and_titles_end_where_they_end() -> None:
-    lines = drawn(below("word " * 30), 10_000) + drawn(title("a title"), 80)
-    assert lines == ["", ("word " * 30).strip(), "a title", ""]
+    lines = drawn(render(Paragraphs()), 10_000)
+    assert lines == ["a title", "", "one", "", ("word " * 30).strip()]
 
 
 def test_paragraphs_and_facts_are_not_padded() -> None:

@@ -1,6 +1,7 @@
 """Properties of GPUs and their ceilings: profiles, look-ups, texts, JSON, and what is refused."""
 
 import re
+import tomllib
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from autotile.core.ceilings import (
     imprecise,
     unit_ceiling,
 )
-from autotile.core.device import Capabilities, device_profile, limits_for, parse_profile, profile_names
+from autotile.core.device import capability_limits, device_profile, limits_for, parse_profile, profile_names
 from autotile.core.documents import convert, decode_json, encode_json
 from autotile.errors import DataError, InputError
 
@@ -151,7 +152,7 @@ class TestProfiles:
     )
     def test_a_malformed_table_of_capabilities_says_what_is_wrong(self, row, message):
         with pytest.raises(InputError, match=re.escape(message)):
-            Capabilities(f'{row}\n[sources]\ns = "a document"\n', "table.toml").limits((9, 9))
+            capability_limits(tomllib.loads(f'{row}\n[sources]\ns = "a document"\n'), "9.9", "table.toml")
 
 
 def named(name: str, value: float, half: float = 0.0) -> DeviceCeilings:
