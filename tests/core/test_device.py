@@ -94,7 +94,8 @@ class TestProfiles:
                 device_profile(name)
 
     @pytest.mark.parametrize(
-        ("unknown", "known"), [("10.7", "10.3"), ("9.1", "9.0"), ("8.10", "8.9"), ("13.0", "12.1"), ("7.2", "7.0")]
+        ("unknown", "known"),
+        [("10.7", "10.3"), ("9.1", "9.0"), ("8.10", "8.9"), ("13.0", "12.1"), ("7.2", "7.0"), ("2.0", "12.1")],
     )
     def test_unknown_capability_takes_the_nearest_lower_of_its_family_or_the_newest(self, unknown, known):
         assert limits_for(unknown) == limits_for(known)
@@ -145,6 +146,7 @@ class TestProfiles:
         ("row", "message"),
         [
             ('["9.9"]\nlike = { value = "9.8", source = "s" }', "like: '9.8' is not a row above"),
+            ('["9.9"]\nlike = { value = "9.9", source = "s" }', "like: '9.9' is not a row above"),
             ('["9.9"]\nwarp_size = { value = 32, source = "s" }', "object missing required field"),
             ('["9.9"]\nmax_block_dim = { value = [1, 2], source = "s" }', "max_block_dim: expected array of length 3"),
             ('"9.9" = 3', "expected a table of figures"),
