@@ -39,24 +39,15 @@ class Book:
         problem = Problem("scale", {"n": n}, "float32")
         return replace(key_of(self._kernel, problem, device, nvrtc_version="13.0", l2_mode="cold"), **changes)
 
-    def put(
-        self,
-        n: int,
-        winner: Config,
-        time_us: float,
-        *losers: Config,
-        spread: float = 0.01,
-        gpu: str = "h200",
-        **key: Any,
-    ) -> None:
+    def put(self, n: int, winner: Config, time_us: float, *losers: Config, gpu: str = "h200", **key: Any) -> None:
         """A session: a search over the winner and the losers, and a final that the winner won."""
         device = replace(device_profile(gpu), source="cuda")
         with Database.open(self.path) as database:
             study = database.study(self.key(n, gpu, **key), device)
             run = start_run(database, study, sampler="random", seed=n)
             for config in (winner, *losers):
-                add_trial(database, study, run, trial(config, 2 * time_us, spread))
-            add_trial(database, study, run, trial(winner, time_us, spread), phase="final", rank=1)
+                add_trial(database, study, run, trial(config, 2 * time_us))
+            add_trial(database, study, run, trial(winner, time_us), phase="final", rank=1)
             end_run(database, run)
 
     def served(self, n: int, **key: Any) -> Config | None:
@@ -75,8 +66,8 @@ class Book:
             )
 
 
-def trial(config: Config, time_us: float, spread: float) -> Trial:
-    measured = Measurement(time_us, (1 - spread) * time_us, (1 + spread) * time_us, (time_us,) * 3)
+def trial(config: Config, time_us: float) -> Trial:
+    measured = Measurement(time_us, 0.99 * time_us, 1.01 * time_us, (time_us,) * 3)
     return Trial(config, Outcome.OK, "", "measure", measurement=measured)
 
 
@@ -325,7 +316,7 @@ class TestClean:
             study = database.study(mine.key(64, "a100"), None)
             session = start_run(database, study, sampler="random")
             assert run("db", "clean", "--keep-gpu", "h200", "--winners").code == 0
-            add_trial(database, study, session, trial(SLOW, 1.0, 0.01))
+            add_trial(database, study, session, trial(SLOW, 1.0))
             assert len(database.trials(study)) == 1
 
     def test_a_database_that_is_not_there(self, run: Run) -> None:

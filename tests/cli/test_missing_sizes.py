@@ -33,6 +33,7 @@ class TestOfAKernel:
         answer = run("best", tuned, "--device", "h200", "--json")
         assert SAID in answer.err
         assert (answer.document["problem"], answer.document["tier"]) == ({"n": 1048576}, "exact")
+        assert "not given" not in run("best", tuned, "n=1048576", "--device", "h200").err
 
     def test_best_in_a_bundle(self, run: Run, tuned: Path, tmp_path: Path) -> None:
         assert run("export", "--format", "bundle", tuned, "-o", tmp_path / "b.bundle").code == 0
@@ -48,9 +49,6 @@ class TestOfAKernel:
     def test_a_report_and_trials_are_of_all_that_is_stored(self, run: Run, tuned: Path, tmp_path: Path) -> None:
         assert run("report", tuned, "-o", tmp_path / "r.html", "--json").document["studies"] == 1
         assert {one["problem"]["n"] for one in run("trials", tuned, "--json").document} == {1048576}
-
-    def test_no_line_where_all_are_given(self, run: Run, tuned: Path) -> None:
-        assert "not given" not in run("best", tuned, "n=1048576", "--device", "h200").err
 
     def test_on_a_gpu_only(self, run: Run, scale_toml: Path) -> None:
         for words in (

@@ -82,15 +82,12 @@ TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpos
 
 
 @pytest.mark.parametrize("command", ["space", "explain"])
-class TestSizesThatAreNotGiven:
-    def test_they_are_named(self, run, command):
-        answer = run(command, "matmul_tiled", "N=512", "--device", "h200", "--json")
-        sizes = answer.document["problem"]
-        assert sizes["N"] == 512
-        assert f"not given, so as in the search-space file: M={sizes['M']} K={sizes['K']}" in answer.err
-
-    def test_nothing_is_said_where_all_are_given(self, run, scale_toml, command):
-        assert run(command, scale_toml, "n=4096", "--device", "h200").err == ""
+def test_sizes_that_are_not_given_are_named(run, scale_toml, command):
+    answer = run(command, "matmul_tiled", "N=512", "--device", "h200", "--json")
+    sizes = answer.document["problem"]
+    assert sizes["N"] == 512
+    assert f"not given, so as in the search-space file: M={sizes['M']} K={sizes['K']}" in answer.err
+    assert run(command, scale_toml, "n=4096", "--device", "h200").err == ""
 
 
 class TestExplain:

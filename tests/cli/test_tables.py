@@ -367,8 +367,9 @@ def test_of_many_ten_are_shown_with_both_ends() -> None:
     assert "BM=36 " in rows[-1]
 
 
-def test_a_winner_that_is_not_on_the_front_is_not_marked() -> None:
+def test_a_front_without_the_winner_or_of_one_configuration() -> None:
     assert "winner" not in "\n".join(front_lines(3, "registers", winner=99))
+    assert front_lines(1, "registers")[0] == "front of time and registers: 1 configuration"
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -376,7 +377,3 @@ def test_it_fits_the_terminal(width: int) -> None:
     lines = front_lines(3, "registers", "energy", "error", width=width)
     assert max(len(line) for line in lines[1:]) <= width
     assert "\n".join(lines).count("SWIZZLE=row-major-in-groups") == 3
-
-
-def test_one_configuration_alone() -> None:
-    assert front_lines(1, "registers")[0] == "front of time and registers: 1 configuration"

@@ -145,11 +145,9 @@ class TestReplay:
 
 def test_the_line_that_serves_shows_no_password():
     problem = Problem("scale", {"n": 4096}, "float32")
+    masked = 'kernel = autotile.get_best_kernel("scale", n=4096, database="postgresql+psycopg://me:***@host/tuning")'
     for url in ("postgresql://me:secret@host/tuning", "postgresql://me@host/tuning?password=secret"):
-        call = targets.serving_call("scale", problem, dtype=None, database=url)
-        assert call == (
-            'kernel = autotile.get_best_kernel("scale", n=4096, database="postgresql+psycopg://me:***@host/tuning")'
-        )
+        assert targets.serving_call("scale", problem, dtype=None, database=url) == masked
     assert targets.serving_call("scale", problem, dtype=None, database="team.db").endswith('database="team.db")')
 
 
@@ -163,6 +161,26 @@ def test_an_error_that_is_not_the_users_is_1(run, scale_toml, monkeypatch):
     assert "five workers died" in answer.err
 
 
+def test_misses_have_sizes_in_the_kernels_own_order(run):
+    sizes = {"M": 512, "N": 256, "K": 128}
+    with Database.open(read_settings().database) as database:
+        record_miss(database, Problem("sgemm_2d", sizes, "float32"), "NVIDIA H200", "nearest")
+        record_miss(database, Problem("gone", sizes, "float32"), "NVIDIA H200", "nearest")
+    by_kernel = {row["kernel"]: list(row["problem"]) for row in run("list", "--misses", "--json").document}
+    assert by_kernel == {"sgemm_2d": ["M", "N", "K"], "gone": ["K", "M", "N"]}
+    assert "M=512 N=256 K=128 float32" in run("list", "--misses").out
+
+
+def test_no_misses(run):
+    assert run("tune", "--misses", "--json").document == run("list", "--misses", "--json").document == []
+    result = run("tune", "--misses")
+    assert "no missed problem is left to tune" in result.err
+    assert "problems  0 problems, in " in result.out
+    assert "speed-up" not in result.out
+    assert "no misses are stored" in run("list", "--misses").out
+
+
+@pytest.mark.usefixtures("missed")
 class TestMisses:
     @pytest.fixture
     def missed(self, scale_toml, monkeypatch):
@@ -172,7 +190,6 @@ class TestMisses:
             for n, times in ((1048576, 2), (2048, 1)):
                 record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
 
-    @pytest.mark.usefixtures("missed")
     def test_what_was_asked_for_is_tuned(self, run, recording):
         rows = run("list", "--misses", "--json").document
         assert [(row["problem"]["n"], row["count"]) for row in rows] == [(1048576, 2), (2048, 1)]
@@ -183,49 +200,24 @@ class TestMisses:
         assert "n=2048 float32 is left out" in answer.err
         assert answer.code == 1
 
-    @pytest.mark.usefixtures("missed")
-    def test_the_option_of_tune_is_the_same_command(self, run, recording):
+    def test_what_is_tuned_since_is_not_tuned_again(self, run, recording):
         answer = run("tune", "scale", "--misses", f"--replay={recording}")
         assert "1048576 float32: 2 calls not served exactly" in answer.err
         assert "2 problems: 1 tuned, 1 failed" in answer.out
         assert answer.code == 1
-
-    @pytest.mark.usefixtures("missed")
-    def test_what_is_tuned_since_is_not_tuned_again(self, run, tune, recording):
-        tune()
         answer = run("tune", "--misses", "scale", f"--replay={recording}")
         assert "1048576 float32: 2 calls" not in answer.err
         assert "1 problem: 1 failed" in answer.out  # the other one
 
-    def test_sizes_are_in_the_kernels_own_order(self, run):
-        sizes = {"M": 512, "N": 256, "K": 128}
-        with Database.open(read_settings().database) as database:
-            record_miss(database, Problem("sgemm_2d", sizes, "float32"), "NVIDIA H200", "nearest")
-            record_miss(database, Problem("gone", sizes, "float32"), "NVIDIA H200", "nearest")
-        by_kernel = {row["kernel"]: list(row["problem"]) for row in run("list", "--misses", "--json").document}
-        assert by_kernel == {"sgemm_2d": ["M", "N", "K"], "gone": ["K", "M", "N"]}
-        assert "M=512 N=256 K=128 float32" in run("list", "--misses").out
-
-    @pytest.mark.usefixtures("missed")
     def test_misses_of_one_kernel(self, run, scale_toml):
         assert len(run("list", "--misses", scale_toml, "--json").document) == 2
         assert run("list", "--misses", "sgemm_2d", "--json").document == []
         assert run("list", "--misses", "nosuch").code == 2
 
-    @pytest.mark.usefixtures("missed")
     def test_looking_is_not_counted(self, run):
         run("best", "scale", "n=4096", "--device", "h200")
         run("best", "scale", "n=4096", "--device", "rtx-3090", "--json")
         assert 4096 not in [row["problem"]["n"] for row in run("list", "--misses", "--json").document]
-
-    def test_no_misses(self, run):
-        assert run("tune", "--misses", "--json").document == []
-        result = run("tune", "--misses")
-        assert "no missed problem is left to tune" in result.err
-        assert "problems  0 problems, in " in result.out
-        assert "speed-up" not in result.out
-        assert run("list", "--misses", "--json").document == []
-        assert "no misses are stored" in run("list", "--misses").out
 
 
 class TestDevice:
