@@ -67,8 +67,7 @@ class TestDoctor:
     def test_replay_is_enough(self, run, recordings_in, recording):
         recordings_in(recording.parent)
         answer = run("doctor", "--json")
-        assert answer.code == 0
-        assert answer.document["ok"] is True
+        assert (answer.code, answer.document["ok"]) == (0, True)
         assert answer.document["verdict"].startswith("tuning works here by replay")
         status = {row["name"]: row["status"] for row in answer.document["checks"]}
         assert status["GPU"] == "warn"
@@ -78,8 +77,7 @@ class TestDoctor:
     def test_neither_gpu_nor_recording(self, run, recordings_in, tmp_path):
         recordings_in(tmp_path / "none")
         answer = run("doctor", "--json")
-        assert answer.code == 1
-        assert answer.document["ok"] is False
+        assert (answer.code, answer.document["ok"]) == (1, False)
         assert answer.document["verdict"] == "tuning does not work here: see driver, GPU, recordings"
         status = {row["name"]: row for row in answer.document["checks"]}
         assert status["GPU"]["status"] == "fail"

@@ -30,12 +30,9 @@ class TestWithoutADatabase:
 
     def test_the_default_is_served(self, run, scale_toml):
         answer = run("best", scale_toml, "n=4096", "--device", "h200", "--json")
-        assert answer.code == 0
         found = answer.document
-        assert found["tier"] == "default"
-        assert found["config"] == {"THREADS": 128, "WORK": 1}
-        assert found["time_us"] is None
-        assert found["device"]["name"] == "NVIDIA H200"
+        assert (answer.code, found["tier"], found["time_us"]) == (0, "default", None)
+        assert (found["config"], found["device"]["name"]) == ({"THREADS": 128, "WORK": 1}, "NVIDIA H200")
         assert "Nothing is tuned" in found["explain"]
         assert "tier" in run("best", scale_toml, "n=4096", "--device", "h200").out
 
@@ -44,11 +41,9 @@ class TestWithoutADatabase:
 class TestWithResults:
     def test_list(self, run):
         (study,) = run("list", "--json").document
-        assert study["kernel"] == "scale"
-        assert study["problem"] == {"n": 1048576}
+        assert (study["kernel"], study["problem"], study["trials"]) == ("scale", {"n": 1048576}, 12)
         assert study["device"] == {"name": "NVIDIA H200", "source": "replayed"}
         assert study["best"]["config"] == {"THREADS": 256, "WORK": 4}
-        assert study["trials"] == 12
         assert "NVIDIA H200 (replayed)" in run("list", "scale").out
 
     def test_list_of_a_kernel_that_was_never_tuned(self, run):
@@ -108,8 +103,7 @@ class TestWithResults:
 
     def test_best_of_other_sizes_is_the_nearest(self, run, scale_toml):
         found = run("best", scale_toml, "n=1000000", "--device", "h200", "--json").document
-        assert found["tier"] == "nearest"
-        assert found["config"] == {"THREADS": 256, "WORK": 4}
+        assert (found["tier"], found["config"]) == ("nearest", {"THREADS": 256, "WORK": 4})
 
     def test_best_on_another_gpu_is_not_called_replayed_on_it(self, run, scale_toml):
         words = ["best", scale_toml, "n=1048576", "--device", "rtx-3090"]
@@ -130,9 +124,7 @@ class TestWithResults:
 
     def test_check(self, run):
         answer = run("db", "check", "--json")
-        assert answer.code == 0
-        assert answer.document["ok"] is True
-        assert answer.document["rows"]["studies"] == 1
+        assert (answer.code, answer.document["ok"], answer.document["rows"]["studies"]) == (0, True, 1)
         assert "whole" in run("db", "check").out
 
     def test_check_finds_lost_rows(self, run, tmp_path):
@@ -148,8 +140,7 @@ class TestWithResults:
         missing = tmp_path / "other.db"
         for words in (["list"], ["list", "--misses"], ["trials", "matmul_naive"], ["db", "check"]):
             run(*words, "--db", missing).is_refused(f"there is no database {missing}; check its path")
-        with Database.open(missing):
-            pass
+        Database.open(missing).close()
         assert run("list", "--db", missing, "--json").document == []
 
 
