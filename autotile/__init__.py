@@ -100,13 +100,12 @@ _SUBMODULES = ("errors", "kernel_tuner", "torch")
 """Modules of the package that users name, which are imported when they are first used, too."""
 
 
-def _imported_names(source: str) -> dict[str, str]:
-    """Return the module of each name that the block above imports, which is for type checkers and does not run."""
-    lines = (line.split() for line in source.splitlines() if line.startswith("    from autotile.") and " as " in line)
-    return {words[3]: words[1].removeprefix("autotile.") for words in lines}
-
-
-_MODULE_OF = _imported_names(__spec__.loader.get_source(__name__))  # type: ignore[union-attr]
+_MODULE_OF: dict[str, str] = {
+    line.split()[3]: line.split()[1].removeprefix("autotile.")
+    for line in __spec__.loader.get_source(__name__).splitlines()  # type: ignore[union-attr]
+    if line.startswith("    from autotile.") and " as " in line
+}
+"""Module of each name that the block above imports, which is for type checkers and does not run."""
 
 __all__ = ["__version__"]
 __all__.extend(sorted(set(_MODULE_OF) - {"list"}))  # a star import must not replace the built-in

@@ -43,26 +43,21 @@ def main() -> None:
 
 def _run() -> None:
     try:
-        if sys.argv[1:2] == ["tune"]:
-            _start_workers({word.partition("=")[0] for word in sys.argv})
+        options = {word.partition("=")[0] for word in sys.argv}
+        if sys.argv[1:2] == ["tune"] and not options & _WITHOUT_GPU and _GPU_DRIVER.exists():
+            # The workers of a session, whose imports take as long as those of the command line.
+            from autotile.settings import available_cores
+            from autotile.workers.child import COMPILE_WORKER, GPU_WORKER, start_early
+
+            if not options & _GPUS:
+                start_early(GPU_WORKER, "0")
+            for _ in range(1 if "--workers" in options else max(1, min(_MAX_EARLY, available_cores() - 2))):
+                start_early(COMPILE_WORKER)
         from autotile.cli.application import main as run
     except ModuleNotFoundError as error:
         cure = 'pip install -e ".[cuda13]" in a checkout, pip install "autotile[cuda13]" elsewhere'
         sys.exit(f"error: autotile needs the package {error.name}, which is not installed; install them all: {cure}")
     run()
-
-
-def _start_workers(options: set[str]) -> None:
-    """Start the workers of a session, whose imports take as long as those of the command line, if there is a GPU."""
-    if options & _WITHOUT_GPU or not _GPU_DRIVER.exists():
-        return
-    from autotile.settings import available_cores
-    from autotile.workers.child import COMPILE_WORKER, GPU_WORKER, start_early
-
-    if not options & _GPUS:
-        start_early(GPU_WORKER, "0")
-    for _ in range(1 if "--workers" in options else max(1, min(_MAX_EARLY, available_cores() - 2))):
-        start_early(COMPILE_WORKER)
 
 
 def _exit_interrupted(interrupted: list[bool]) -> None:

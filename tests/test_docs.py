@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from autotile.cli.application import app
+from autotile.cli.application import app, made_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -59,7 +59,7 @@ def calls(page: Path) -> Iterator[tuple[str, str]]:
 
 def commands() -> dict[str, Any]:
     """The program's commands by their full names."""
-    known: dict[str, Any] = dict(vars(typer.main.get_command(app))["commands"])
+    known: dict[str, Any] = {name: made_command(name) for name in vars(typer.main.get_command(app))["commands"]}
     for name, group in list(known.items()):
         known |= {f"{name} {inner}": command for inner, command in getattr(group, "commands", {}).items()}
     return known

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any
@@ -58,25 +58,6 @@ _RENAMED = {
 """Commands of earlier versions, and those that do the same."""
 
 
-class LazyCommands(Mapping[str, TyperCommand | TyperGroup]):
-    """Commands by name, each made when it is asked for: making all of them takes as long as Python takes to start."""
-
-    def __getitem__(self, name: str) -> TyperCommand | TyperGroup:
-        if name not in self._panels():
-            raise KeyError(name)
-        return made_command(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._panels())
-
-    def __len__(self) -> int:
-        return len(self._panels())
-
-    @staticmethod
-    def _panels() -> dict[str, str]:
-        return {**{name: one.panel for name, one in COMMANDS.items() if one.panel}, "db": CARE}
-
-
 @cache
 def made_command(name: str) -> TyperCommand | TyperGroup:
     """Return a command, made at the first call."""
@@ -94,12 +75,14 @@ class CommandLine(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         lay_out_help(self)
-        if not self.commands:  # as of the application, which has all of them
-            self.commands = LazyCommands()  # type: ignore[assignment]
+        if not self.commands:  # as of the application: making all of them takes as long as Python takes to start
+            names = [*(name for name, one in COMMANDS.items() if one.panel), "db"]
+            self.commands = dict.fromkeys(names)  # type: ignore[assignment]
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        """Return the names of the commands, none of which is made."""
-        return list(self.commands)
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name, made when it is first asked for; None if there is none."""
+        known = super().get_command(ctx, cmd_name)
+        return made_command(cmd_name) if known is None and cmd_name in self.commands else known
 
     def make_context(self, *given: Any, **named: Any) -> Any:
         """Parse the command line; Ctrl-C becomes a `CommandInterruptedError`."""
@@ -182,7 +165,7 @@ class CommandLine(TyperGroup):
 
     def _option_hint(self, error: ProblemError, words: list[str]) -> str:
         """Return a hint if what was refused as a size is an option of the command that was written as in Python."""
-        command = self.commands.get(words[0])
+        command = self.get_command(None, words[0])
         options = {form for parameter in (command.params if command else ()) for form in parameter.opts}
         for name, equals, value in (word.partition("=") for word in words[1:]):
             option = f"--{name.replace('_', '-')}"

@@ -507,7 +507,13 @@ def _run(command: Command, described: Sequence[Described], given: dict[str, Any]
     code = command.code(result)
     if getattr(result, "interrupted", False):
         code = INTERRUPTED
-        notice(f"interrupted{_kept(result)}; the same command goes on from there")
+        if hasattr(result, "planned"):
+            kept = f" after {len(result):,} of {result.planned:,}"
+        else:
+            counted = isinstance(getattr(result, "outcomes", None), Mapping)
+            stored = plural(sum(result.outcomes.values()), "trial") if counted else "what was measured is"
+            kept = f": {stored} saved in {result.database}"
+        notice(f"interrupted{kept}; the same command goes on from there")
     if code:
         raise typer.Exit(code)
 
@@ -553,12 +559,3 @@ def _write(result: Any, csv: str | None, parquet: str | None, *, as_json: bool) 
         write_table_file(csv, columns, row)
     if as_json or (is_survey and csv != STANDARD_OUTPUT):
         show(result, as_json=as_json)
-
-
-def _kept(result: Any) -> str:
-    """Return the work of an interrupted command, for a message."""
-    if hasattr(result, "planned"):
-        return f" after {len(result):,} of {result.planned:,}"
-    counted = isinstance(getattr(result, "outcomes", None), Mapping)
-    stored = plural(sum(result.outcomes.values()), "trial") if counted else "what was measured is"
-    return f": {stored} saved in {result.database}"

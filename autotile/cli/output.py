@@ -370,9 +370,10 @@ def render(result: Result) -> RenderableType:
                     shown.add_row(*cells, style=(part.styles[index] or None) if part.styles else None)
             if part.caption:
                 shown = Group(Text(shown_text(part.caption)), shown)
-        parts.append(below(shown) if parts else shown)
-    heading = result._heading()
-    return Group(*([title(heading)] if heading else []), *parts)
+        parts.append(Padding(shown, (1, 0, 0, 0), expand=False) if parts else shown)
+    if heading := result._heading():
+        parts.insert(0, Padding(Text(shown_text(heading), style="bold"), (0, 0, 1, 0), expand=False))
+    return Group(*parts)
 
 
 def facts(rows: Iterable[tuple[str, RenderableType]], *, min_label_width: int = 0) -> Table:
@@ -397,16 +398,6 @@ def lines(texts: Iterable[str]) -> RenderableType:
     """Return texts below one another; the wrapped lines of a text keep its indentation."""
     bare = [(shown_text(text.lstrip()), len(text) - len(text.lstrip())) for text in texts]
     return Group(*(Padding(Text(text, overflow="fold"), (0, 0, 0, indent), expand=False) for text, indent in bare))
-
-
-def title(text: str) -> RenderableType:
-    """Return the first line of a result, with an empty line below."""
-    return Padding(Text(shown_text(text), style="bold"), (0, 0, 1, 0), expand=False)
-
-
-def below(renderable: RenderableType) -> RenderableType:
-    """Return a renderable with an empty line above."""
-    return Padding(renderable, (1, 0, 0, 0), expand=False)
 
 
 _HEADING_LINES = 2

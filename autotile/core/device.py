@@ -146,7 +146,7 @@ def _read_figures(table: Any, sources: Any, location: str, known: Collection[str
 
 
 _FOLDER = Path(__file__).parent
-
+_CAPABILITIES = _FOLDER / "compute_capabilities.toml"
 
 _LIMITS = frozenset(field.name for field in fields(CapabilityLimits))
 _CHIP_FIGURES = frozenset({"sm_count", "clock_mhz", "memory_bytes", "memory_bandwidth_bytes_per_s", "l2_bytes"})
@@ -207,10 +207,10 @@ def limits_for(compute_capability: str) -> CapabilityLimits:
     InputError
         ``compute_capability`` is not of the form ``"9.0"``.
     """
-    requested = _version(compute_capability)
-    table = _capabilities()
-    lower = [version for version in table.versions if version[0] == requested[0] and version <= requested]
-    return table.limits(max(lower, default=max(table.versions)))
+    requested, table = _version(compute_capability), _capabilities()
+    names = {_version(name): name for name in table if name != "sources"}
+    lower = [version for version in names if version[0] == requested[0] and version <= requested]
+    return capability_limits(table, names[max(lower, default=max(names))], _CAPABILITIES.name)
 
 
 def parse_profile(text: str, source: str) -> DeviceProperties:
@@ -232,44 +232,37 @@ def parse_profile(text: str, source: str) -> DeviceProperties:
         raise InputError(f"{source}: {error}") from None
 
 
-class Capabilities:
-    """The table of compute capabilities; a row is checked when it is used, as a look-up needs only one.
+def capability_limits(table: Mapping[str, Any], name: str, source: str) -> CapabilityLimits:
+    """Return the limits in a row of a table of compute capabilities, which is checked, as a look-up needs only one.
 
-    ``versions`` are the major and minor version of each row. A text that is no table of figures is an `InputError`.
+    Parameters
+    ----------
+    table
+        Rows by compute capability, and ``sources``, the documents that their figures come from.
+    name
+        The row, which has its own figures and, for the rest, those of the row that it is ``like``.
+    source
+        Name of the file, for messages.
+
+    Raises
+    ------
+    InputError
+        The row is malformed.
     """
-
-    def __init__(self, text: str, source: str) -> None:
-        self._rows = _read_table(text, source)
-        self._source = source
-        self._sources = self._rows.pop("sources", None)
-        self._names = {_version(name): name for name in self._rows}
-        self.versions = tuple(self._names)
-
-    def limits(self, version: tuple[int, int]) -> CapabilityLimits:
-        """Return the limits of a row.
-
-        Raises
-        ------
-        InputError
-            The row is malformed.
-        """
-        name = self._names[version]
-        try:
-            return convert(self._figures(name), CapabilityLimits)
-        except DataError as error:
-            raise InputError(f"{self._source}: [{name}]: {error}") from None
-
-    def _figures(self, name: str) -> dict[str, Any]:
-        """Return the figures of a row, completed by those of the row that it is ``like``."""
-        location = f"{self._source}: [{name}]"
-        figures = _read_figures(self._rows[name], self._sources, location, {*_LIMITS, "like"})
-        like = figures.pop("like", None)
-        if like is not None:
-            above = list(self._rows)[: list(self._rows).index(name)]
-            if like not in above:
-                raise InputError(f"{location}: like: {like!r} is not a row above this one")
-            figures = {**self._figures(like), **figures}
-        return figures
+    rows = [one for one in table if one != "sources"]
+    figures: dict[str, Any] = {}
+    row: str | None = name
+    while row is not None:
+        location = f"{source}: [{row}]"
+        found = _read_figures(table[row], table.get("sources"), location, {*_LIMITS, "like"})
+        like = found.pop("like", None)
+        if like is not None and like not in rows[: rows.index(row)]:
+            raise InputError(f"{location}: like: {like!r} is not a row above this one")
+        figures, row = {**found, **figures}, like
+    try:
+        return convert(figures, CapabilityLimits)
+    except DataError as error:
+        raise InputError(f"{source}: [{name}]: {error}") from None
 
 
 @cache
@@ -285,9 +278,8 @@ def _profile(key: str) -> DeviceProperties:
 
 
 @cache
-def _capabilities() -> Capabilities:
-    file = _FOLDER.joinpath("compute_capabilities.toml")
-    return Capabilities(file.read_text(encoding="utf-8"), file.name)
+def _capabilities() -> dict[str, Any]:
+    return _read_table(_CAPABILITIES.read_text(encoding="utf-8"), _CAPABILITIES.name)
 
 
 def _version(compute_capability: str) -> tuple[int, int]:

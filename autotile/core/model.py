@@ -255,7 +255,7 @@ error of an output element, relative to the larger of its expected magnitude and
 
 
 def split_objectives(names: Iterable[str], metrics: Iterable[str] = ()) -> tuple[tuple[str, ...], str | None]:
-    """Return the named objectives, see `normalize_objectives`, and the expression among them, None if there is none.
+    """Return the named objectives, each once and time first, and the expression among them, None if there is none.
 
     Parameters
     ----------
@@ -278,23 +278,12 @@ def split_objectives(names: Iterable[str], metrics: Iterable[str] = ()) -> tuple
         )
     if expressions:
         return (TIME,), expressions[0]
-    return normalize_objectives(name for text in given for name in text.split(",")), None
-
-
-def normalize_objectives(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the named objectives without duplicates, with time first, which is always included.
-
-    Raises
-    ------
-    InputError
-        There is no such objective.
-    """
-    requested = [name.strip() for name in names]
+    requested = [name.strip() for text in given for name in text.split(",")]
     for name in requested:
         if name not in OBJECTIVES:
-            known = ", ".join(OBJECTIVES)
-            raise InputError(f"there is no objective {name!r}{nearest(name, OBJECTIVES)} (known: {known})")
-    return tuple(dict.fromkeys([TIME, *requested]))
+            hint = f"{nearest(name, OBJECTIVES)} (known: {', '.join(OBJECTIVES)})"
+            raise InputError(f"there is no objective {name!r}{hint}")
+    return tuple(dict.fromkeys([TIME, *requested])), None
 
 
 def objective_values(trial: Trial, objectives: Sequence[str]) -> tuple[float, ...] | None:

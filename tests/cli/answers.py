@@ -35,6 +35,7 @@ class Answer:
         if "--json" not in self.words:
             assert self.out == ""
             return
+        assert self.out.isascii()
         assert set(self.document) == {"error"}
         assert self.document["error"]["message"] in self.err
         assert self.document["error"]["kind"] == kind or (not kind and self.document["error"]["kind"].endswith("Error"))

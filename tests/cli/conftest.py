@@ -27,3 +27,20 @@ def run() -> Run:
 def tune(run: Run, scale_toml: Path, recording: Path) -> Run:
     """Tune the tiny kernel by replay."""
     return lambda *words: run("tune", scale_toml, "n=1048576", f"--replay={recording}", *words)
+
+
+@pytest.fixture(scope="session")
+def whole_study() -> list[bytes]:
+    """The file of a database in which the tiny kernel is tuned, as soon as a test has needed it."""
+    return []
+
+
+@pytest.fixture
+def tuned(request: pytest.FixtureRequest, whole_study: list[bytes], tmp_path: Path) -> Path:
+    """The user's database, in which every configuration of the tiny kernel was tried."""
+    path = tmp_path / "tuning.db"
+    if not whole_study:
+        assert request.getfixturevalue("tune")("--trials", "12").code == 0
+        whole_study.append(path.read_bytes())
+    path.write_bytes(whole_study[0])
+    return path

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from child_python import python
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -90,7 +89,7 @@ class TestProtocol:
         assert error["id"] == 3
         assert asked["asked"] == [{"THREADS": 128, "WORK": 1}]
 
-    def test_a_program_that_stops_reading_loses_nothing(self, scale_toml, recording):
+    def test_a_program_that_stops_reading_loses_nothing(self, run, scale_toml, recording):
         words = ["tune", str(scale_toml), "n=1048576", f"--replay={recording}", "--ask-tell"]
         process = subprocess.Popen(
             [sys.executable, "-m", "autotile", *words],
@@ -104,8 +103,8 @@ class TestProtocol:
         _, errors = process.communicate(b'{"evaluate": [{"THREADS": 256, "WORK": 4}]}\n', timeout=120)
         assert b"Traceback" not in errors
         assert process.returncode == 0
-        done = python("-m", "autotile", "best", scale_toml, "n=1048576", "--device=h200", "--json", check=True)
-        assert json.loads(done.stdout)["config"] == {"THREADS": 256, "WORK": 4}
+        served = run("best", scale_toml, "n=1048576", "--device=h200", "--json")
+        assert served.document["config"] == {"THREADS": 256, "WORK": 4}
 
 
 values = st.recursive(

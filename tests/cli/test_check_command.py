@@ -49,20 +49,16 @@ class TestExitCodes:
     )
     def test_of_a_right_candidate(self, answer, speedup, code, verdict):
         found, _ = answer("--json", speedup=speedup)
-        assert found.code == code
-        assert found.document["verdict"] == verdict
-        assert found.document["right"] is True
-        assert found.document["candidate"]["time_us"] == 5.0
-        assert found.document["winner"]["tier"] == "default"
+        assert (found.code, found.document["verdict"], found.document["right"]) == (code, verdict, True)
+        assert (found.document["candidate"]["time_us"], found.document["winner"]["tier"]) == (5.0, "default")
         if speedup is not None:
             assert found.document["speedup"] == {"ratio": speedup.value, "interval": [speedup.low, speedup.high]}
 
     def test_of_a_wrong_candidate(self, answer):
         found, _ = answer("--json", candidate=trial(Outcome.OUT_OF_BOUNDS, "wrote 1 words outside y"))
-        assert found.code == 1
-        assert found.document["verdict"] == "wrong"
-        assert found.document["candidate"]["outcome"] == "out_of_bounds"
-        assert found.document["candidate"]["reason"] == "wrote 1 words outside y"
+        assert (found.code, found.document["verdict"]) == (1, "wrong")
+        candidate = found.document["candidate"]
+        assert (candidate["outcome"], candidate["reason"]) == ("out_of_bounds", "wrote 1 words outside y")
 
     @pytest.mark.parametrize(
         ("words", "message"),

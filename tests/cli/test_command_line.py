@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import inspect
-import json
 import re
 import subprocess
 import sys
@@ -26,45 +25,16 @@ from autotile import __version__
 from autotile.cli.application import CommandLine, app, made_command, report_crash
 from autotile.cli.commands import COMMANDS
 from autotile.cli.commands import add_command as add
-from autotile.cli.derivation import (
-    REQUIRED,
-    describe,
-    in_options,
-    parameter_of,
-    read_assignments,
-    read_sizes,
-    read_values,
-)
+from autotile.cli.derivation import REQUIRED, describe, in_options, parameter_of, read_assignments, read_values
 from autotile.cli.output import examples
-from autotile.errors import InputError, ProblemError
+from autotile.errors import InputError
 from autotile.kernel.library import load_kernel
 from autotile.settings import child_environment
 
 HEAVY = ("optuna", "kernel_tuner", "cupy", "sqlalchemy", "torch")
 
-NAMES = [
-    "new",
-    "tune",
-    "best",
-    "explain",
-    "space",
-    "list",
-    "trials",
-    "report",
-    "watch",
-    "verify",
-    "export",
-    "import",
-    "worker",
-    "devices",
-    "doctor",
-    "db",
-    "db check",
-    "db path",
-    "db merge",
-    "db diff",
-    "db clean",
-]
+NAMES = ["new", "tune", "best", "explain", "space", "list", "trials", "report", "watch", "verify", "export", "import"]
+NAMES += ["worker", "devices", "doctor", "db", "db check", "db path", "db merge", "db diff", "db clean"]
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -73,7 +43,8 @@ def commands() -> Iterator[tuple[str, Any]]:
     while waiting:
         name, command = waiting.pop(0)
         yield name, command
-        for word, inner in getattr(command, "commands", {}).items():
+        for word in getattr(command, "commands", ()):
+            inner = command.get_command(None, word)
             if not inner.hidden:
                 waiting.append((f"{name} {word}".strip(), inner))
 
@@ -98,12 +69,11 @@ def test_help_imports_no_function():
     for words in ((), ("tune",), ("export",)):
         done = python("-c", code, *words, "--help")
         assert done.returncode == 0
-        assert not [name for name in done.stderr.split() if name.startswith(("autotile.api.", "numpy"))]
+        assert not [name for name in done.stderr.split() if name.startswith(("autotile.api.", "numpy", *HEAVY))]
 
 
 @pytest.mark.parametrize(("name", "command"), [pytest.param(n, c, id=n or "autotile") for n, c in commands()])
 def test_every_command_and_option_has_help(name, command):
-    assert command.help
     assert command.help.strip().splitlines()[0].endswith(".")
     for parameter in command.params:
         assert parameter.help, f"{name}: {parameter.name}"
@@ -131,17 +101,14 @@ def help_of(*words: str, application: typer.Typer = app, width: int = 100) -> li
     return [line.strip("│ ") for line in plain.splitlines()]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_help_is_shown(name):
-    assert any(line.startswith(f"Usage: autotile {name} [OPTIONS]") for line in help_of(*name.split()))
-
-
-@pytest.mark.parametrize(("name", "command"), [pytest.param(n, c, id=n) for n, c in commands() if c.epilog])
-def test_examples_keep_their_lines(name, command):
+@pytest.mark.parametrize(("name", "command"), [pytest.param(n, c, id=n) for n, c in commands() if n])
+def test_help_is_shown_and_examples_keep_their_lines(name, command):
     lines = help_of(*name.split(), width=80)
-    examples = [line.strip("\b ") for line in command.epilog.partition("\n\n")[0].splitlines()]
-    first = lines.index("Examples:")
-    assert lines[first : first + len(examples)] == examples
+    assert any(line.startswith(f"Usage: autotile {name} [OPTIONS]") for line in lines)
+    if command.epilog:
+        examples = [line.strip("\b ") for line in command.epilog.partition("\n\n")[0].splitlines()]
+        first = lines.index("Examples:")
+        assert lines[first : first + len(examples)] == examples
 
 
 def test_commands_are_in_panels():
@@ -157,12 +124,8 @@ def test_commands_are_in_panels():
 
 def test_options_of_tune_are_in_panels():
     lines = help_of("tune")
-    assert [line.strip("╭─╮ ") for line in lines if line.startswith("╭")] == [
-        "Arguments",
-        "Options",
-        "Search",
-        "Measurement",
-    ]
+    panels = [line.strip("╭─╮ ") for line in lines if line.startswith("╭")]
+    assert panels == ["Arguments", "Options", "Search", "Measurement"]
     first = next(n for n, line in enumerate(lines) if line.startswith("╭─ Options"))
     assert sum(line.startswith("--") for line in lines[first : lines.index("Examples:")]) <= 16
     further = " ".join(lines[next(n for n, line in enumerate(lines) if line.startswith("Further options")) :])
@@ -213,15 +176,9 @@ def test_texts_of_the_help_are_no_markup_and_fill_the_width():
     assert lines[lines.index("Examples:") + 1 :][:2] == ["one [a-z]*", "one \\[b]"]
 
 
-@pytest.mark.parametrize("words", [["devices"], ["list"], ["db", "path"], ["db", "check"], ["list", "--recordings"]])
-def test_json_is_one_document(run, words):
-    answer = run(*words, "--json")
-    assert answer.code == 0
-    assert answer.document is not None
-
-
 USAGE_ERRORS = [
     ["bogus"],
+    ["--bogus"],
     ["space"],
     ["devices", "--bogus"],
     ["db", "bogus"],
@@ -237,51 +194,6 @@ USAGE_ERRORS = [
 @pytest.mark.parametrize("words", USAGE_ERRORS)
 def test_a_usage_error_says_where_the_help_is(run, words):
     run(*words, "--json").is_refused("--help`", kind="UsageError")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--trials", "x"], "'--trials': expected a valid integer; see"),
-        (["--trials", "0"], "'--trials': expected greater than or equal to 1; see"),
-        (["--l2", "warm"], "'--l2': 'warm' is not one of 'cold', 'hot'; see"),
-    ],
-)
-def test_a_usage_error_says_what_was_expected(run, words, said):
-    run("tune", "sgemm_2d", *words, "--json").is_refused(said, kind="UsageError")
-
-
-REFUSED = {
-    "a sample": ["space", "--compile", "sgemm_2d", "--sample", "3", "--csv", "-", "--json"],
-    "a device to survey": ["space", "--compile", "sgemm_2d", "--device", "nosuch"],
-    "a path": ["space", "nowhere.toml"],
-    "a folder": ["space", "."],
-    "a database": ["list", "--db", "."],
-    "a database to tune into": ["tune", "sgemm_2d", "M=2048", "N=2048", "K=2048", "--db", "."],
-    "a GPU by a number": ["tune", "sgemm_2d", "M=1", "N=1", "K=1", "--device", "9" * 5000],
-    "a GPU by a name": ["export", "sgemm_2d", "M=1", "--format", "recording", "--measure", "--device", "nosuch"],
-    "a recording": ["tune", "sgemm_2d", "M=2048", "N=2048", "K=2048", "--replay=nothing.npz"],
-    "a size": ["explain", "sgemm_2d", "M=0"],
-    "a value": ["explain", "sgemm_2d", "BM=" + "9" * 20, "--device", "h200"],
-    "a device": ["best", "sgemm_2d", "M=1", "N=1", "K=1", "--device", "9"],
-    "threads": ["explain", "--threads", "9" * 20, "--device", "h200"],
-    "bytes": ["explain", "--threads", "32", "--smem", "9" * 20, "--device", "h200"],
-    "a cache file": ["import", "nothing.json"],
-    "what to export": ["export", "sgemm_2d", "M=1", "N=1", "K=1", "-o", "x.json"],
-    "an outcome": ["trials", "sgemm_2d", "--outcome", "splendid"],
-}
-
-
-@pytest.mark.parametrize("words", REFUSED.values(), ids=REFUSED)
-def test_json_of_whatever_is_refused_is_one_document(run, words):
-    run(*words, "--json").is_refused()
-
-
-@pytest.mark.parametrize(
-    "words", [["list"], ["db", "path"], ["db", "clean", "--older-than", "1d"], ["best", "sgemm_2d"]]
-)
-def test_an_empty_database_name_does_not_mean_the_users_own(run, words):
-    run(*words, "--db", "").is_refused("--db is empty")
 
 
 def test_an_interrupted_command_says_so_and_is_130(run, monkeypatch):
@@ -304,10 +216,6 @@ def test_a_group_alone_shows_its_help(run, words):
 
 def test_version(run):
     assert run("--version").out == f"autotile {__version__}\n"
-
-
-def test_a_kernel_with_brackets_in_its_name_is_shown_as_it_is(run):
-    assert "'[bold]x[/bold]'" in run("space", "[bold]x[/bold]").err
 
 
 class TestCrash:
@@ -338,12 +246,6 @@ class TestCrash:
         assert "Traceback (most recent call last)" in text
         assert "in fail" in text
         assert report.stat().st_mode & 0o777 == 0o600
-
-    def test_json_of_it_is_one_document(self, crash):
-        answer = crash(ZeroDivisionError("zero"), "--json")
-        assert answer.code == 70
-        assert answer.document["error"]["kind"] == "ZeroDivisionError"
-        assert answer.document["error"]["message"] in answer.err
 
     @pytest.mark.parametrize(
         "url",
@@ -381,30 +283,15 @@ class TestCrash:
 
     def test_an_error_of_the_system_that_names_none(self, crash):
         answer = crash(OSError(errno.EIO, "Input/output error"), "--json")
-        assert answer.code == 70
+        assert (answer.code, answer.document["error"]["kind"]) == (70, "OSError")
         assert "unexpected OSError: [Errno 5] Input/output error" in answer.document["error"]["message"]
+        assert answer.document["error"]["message"] in answer.err
 
 
 class TestProcesses:
-    def test_python_m_is_the_same_command(self, tmp_path):
-        done = python("-m", "autotile", "explain", "--threads=256", "--device=g80", "--json", cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert json.loads(done.stdout)["device"]["name"] == "GeForce 8800 GTX"
-
-    @pytest.mark.parametrize(
-        "code",
-        [
-            "import autotile",
-            "import autotile.cli, autotile.api",
-            "import autotile, contextlib, io, sys\n"
-            "from autotile.cli.application import main\n"
-            "sys.argv = ['autotile', '--help']\n"
-            "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main()\n",
-        ],
-        ids=["import", "packages", "help"],
-    )
-    def test_start_is_lean(self, code):
-        done = python("-c", f"{code}\nimport sys\nprint([name for name in {HEAVY} if name in sys.modules])")
+    def test_the_packages_are_lean(self):
+        code = f"import autotile.cli, autotile.api, sys\nprint([name for name in {HEAVY} if name in sys.modules])"
+        done = python("-c", code)
         assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
     def test_a_closed_pipe_is_not_an_error(self, tmp_path):
@@ -417,8 +304,8 @@ class TestProcesses:
         assert "Traceback" not in done.stderr
         assert "Exception ignored" not in done.stderr
 
-    def test_ascii_terminals_are_served(self):
-        done = python("-m", "autotile", "devices", env={"PYTHONIOENCODING": "ascii"})
+    def test_python_m_is_the_same_command_and_ascii_terminals_are_served(self, tmp_path):
+        done = python("-m", "autotile", "devices", env={"PYTHONIOENCODING": "ascii"}, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         assert "rtx-3060" in done.stdout
 
@@ -439,10 +326,8 @@ class TestCompletion:
         ],
     )
     def test_tab(self, typed, offered):
-        typing = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
-        code = "from autotile.cli.application import main; main()"
-        done = python("-c", code, env={"_AUTOTILE_COMPLETE": "complete_bash", **typing})
-        assert offered in done.stdout.split()
+        typing = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_AUTOTILE_COMPLETE": "complete_bash"}
+        assert offered in CliRunner().invoke(app, prog_name="autotile", env=typing).stdout.split()
 
 
 FUNCTIONS = {command.function for command in COMMANDS.values()}
@@ -467,12 +352,9 @@ def test_the_source_says_what_the_function_does(path: str) -> None:
 
 def test_the_first_sentence_is_the_help_and_none_for_the_default() -> None:
     described = {one.name: one for one in describe("api.results.best")[1]}
-    assert described["kernel"].help == "Name of a kernel or an operation, or path of its file."
-    assert described["kernel"].default is REQUIRED
-    assert (described["dtype"].help, described["dtype"].unsaid) == (
-        "Element type, one of the kernel's.",
-        "the kernel's first",
-    )
+    kernel, dtype = described["kernel"], described["dtype"]
+    assert (kernel.help, kernel.default) == ("Name of a kernel or an operation, or path of its file.", REQUIRED)
+    assert (dtype.help, dtype.unsaid) == ("Element type, one of the kernel's.", "the kernel's first")
     options = {one.name: one for one in describe("api.tuning.tune")[1]}
     assert (options["finals"].hint, options["finals"].default) == ("int", 12)
     assert options["l2"].default == "cold"
@@ -510,27 +392,13 @@ def test_words_that_are_no_assignment(word):
         read_assignments([word])
 
 
-@pytest.mark.parametrize("text", ["1.5", "-1", "1e3", "٣", "x", "9" * 19, "9" * 5000])
-def test_sizes_are_decimal_integers(text):
-    with pytest.raises(ProblemError, match="expected a whole number from 1 to 2147483647"):
-        read_sizes([f"M={text}"])
-    assert read_sizes(["M=4096", "TRANS_A=0"]) == {"M": 4096, "TRANS_A": 0}
-
-
 @pytest.mark.parametrize(
     ("word", "value"),
     [
-        ("TILE=16", 16),
-        ("TILE=-1", -1),
-        ("TILE=big", "big"),
-        ("TILE=12345678", "12345678"),
-        ("GUARDED=TRUE", True),
-        ("GUARDED=0", False),
-        ("GUARDED=maybe", "maybe"),
-        ("N=512", 512),
-        ("UNKNOWN=512", "512"),
+        ("TILE=16", 16), ("TILE=-1", -1), ("TILE=big", "big"), ("TILE=12345678", "12345678"), ("GUARDED=TRUE", True),
+        ("GUARDED=0", False), ("GUARDED=maybe", "maybe"), ("N=512", 512), ("UNKNOWN=512", "512"),
     ],
-)
+)  # fmt: skip
 def test_values_take_the_type_of_their_parameter(word, value):
     ((name, found),) = read_values(load_kernel("matmul_tiled").spec, [word]).items()
     assert name == word.partition("=")[0]

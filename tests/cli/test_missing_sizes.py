@@ -33,6 +33,7 @@ class TestOfAKernel:
         answer = run("best", tuned, "--device", "h200", "--json")
         assert SAID in answer.err
         assert (answer.document["problem"], answer.document["tier"]) == ({"n": 1048576}, "exact")
+        assert "not given" not in run("best", tuned, "n=1048576", "--device", "h200").err
 
     def test_best_in_a_bundle(self, run: Run, tuned: Path, tmp_path: Path) -> None:
         assert run("export", "--format", "bundle", tuned, "-o", tmp_path / "b.bundle").code == 0
@@ -49,20 +50,13 @@ class TestOfAKernel:
         assert run("report", tuned, "-o", tmp_path / "r.html", "--json").document["studies"] == 1
         assert {one["problem"]["n"] for one in run("trials", tuned, "--json").document} == {1048576}
 
-    def test_no_line_where_all_are_given(self, run: Run, tuned: Path) -> None:
-        assert "not given" not in run("best", tuned, "n=1048576", "--device", "h200").err
-
-    @pytest.mark.parametrize("command", ["record", "judge", "verify"])
-    def test_on_a_gpu_only(self, run: Run, tuned: Path, command: str, tmp_path: Path) -> None:
-        source = tmp_path / "new.cu"
-        source.write_text(tuned.with_name("scale.cu").read_text())
-        words = {
-            "record": ["export", tuned, "--format", "recording", "--sample", "1"],
-            "judge": ["verify", source, "--like", tuned],
-            "verify": ["verify", tuned],
-        }[command]
-        answer = run(*words)
-        assert "needs the size" not in answer.err
+    def test_on_a_gpu_only(self, run: Run, scale_toml: Path) -> None:
+        for words in (
+            ["export", scale_toml, "--format", "recording", "--sample", "1"],
+            ["verify", scale_toml.with_name("scale.cu"), "--like", scale_toml],
+            ["verify", scale_toml],
+        ):
+            assert "needs the size" not in run(*words).err
 
     def test_functions(self, tuned: Path, recording: Path) -> None:
         found = autotile.tune(tuned, options=autotile.TuneOptions(replay=recording, trials=1))
@@ -90,11 +84,8 @@ class TestPartlyGiven:
         answer = run("tune", "sgemm_2d", "M=4096", "--trials", "1", "--finals", "0", "--json")
         assert "not given, so as in the search-space file: N=4096 K=4096" in answer.err
         assert answer.document["problem"] == {"M": 4096, "N": 4096, "K": 4096}
-        assert run("best", "sgemm_2d", "N=7", "--device", "h200", "--json").document["problem"] == {
-            "M": 4096,
-            "N": 7,
-            "K": 4096,
-        }
+        best = run("best", "sgemm_2d", "N=7", "--device", "h200", "--json").document
+        assert best["problem"] == {"M": 4096, "N": 7, "K": 4096}
 
     def test_an_operation(self, run: Run) -> None:
         for command in ("best", "explain"):
@@ -108,8 +99,7 @@ class TestPartlyGiven:
         assert "not given, so as in the search-space file: N=4096 K=4096" in answer.err
 
     def test_a_bundle(self, run: Run, tmp_path: Path) -> None:
-        answer = run(
-            "export", "--format", "bundle", "sgemm_2d", "M=4096", "-o", tmp_path / "x.autotile", "--arch", "sm_90"
-        )
+        words = ["--format", "bundle", "-o", tmp_path / "x.autotile", "--arch", "sm_90"]
+        answer = run("export", "sgemm_2d", "M=4096", *words)
         assert "not given, so as in the search-space file: N=4096 K=4096" in answer.err
         assert "needs the size" not in answer.err

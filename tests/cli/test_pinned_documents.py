@@ -24,60 +24,43 @@ from autotile.settings import read_settings
 
 FILE = Path(__file__).parents[1] / "pinned" / "documents.json"
 
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "misses": ("list", "--misses"),
-    "tune-misses": ("tune", "--misses", "--trials", "3", "--replay=RECORDING"),
-    "tune": ("tune", "KERNEL", "n=1048576", "--replay=RECORDING"),
-    "tune --try": ("tune", "KERNEL", "n=1048576", "--replay=RECORDING", "--try", "THREADS=64,WORK=2"),
-    "tune --objective": (
-        "tune",
-        "KERNEL",
-        "n=1048576",
-        "--replay=RECORDING",
-        "--sampler",
-        "nsga2",
-        "--objective",
-        "time,registers",
-    ),
-    "tune-family": ("tune", "KERNEL", "n=1000..2000000", "--replay"),
-    "tune --plan": ("tune", "--plan", "PLAN", "--replay"),
-    "best": ("best", "KERNEL", "n=1048576", "--device", "h200"),
-    "best, nearest": ("best", "KERNEL", "n=1000000", "--device", "h200"),
-    "best, default": ("best", "matmul_tiled", "M=512", "N=512", "K=512", "--device", "h200"),
-    "best of an operation": ("best", "matmul", "M=512", "N=512", "K=512", "--device", "h200"),
-    "space": ("space", "KERNEL"),
-    "survey": ("space", "--compile", "KERNEL", "--device", "h200", "--sample", "3"),
-    "explain": ("explain", "KERNEL", "THREADS=64", "--device", "h200"),
-    "occupancy": ("explain", "--threads", "256", "--registers", "32", "--device", "h200"),
-    "devices": ("devices",),
-    "doctor": ("doctor",),
-    "list": ("list",),
-    "list --families": ("list", "--families"),
-    "list --recordings": ("list", "--recordings"),
-    "trials": ("trials", "KERNEL"),
-    "report": ("report", "KERNEL", "-o", "OUT/page.html"),
-    "report A B": ("report", "DATABASE", "OTHER", "-o", "OUT/comparison.html"),
-    "export": ("export", "KERNEL", "n=1048576", "-o", "OUT/t4.json"),
-    "export --format kernel-tuner": (
-        "export",
-        "KERNEL",
-        "n=1048576",
-        "--format",
-        "kernel-tuner",
-        "-o",
-        "OUT/cache.json",
-    ),
-    "export --format c-header": ("export", "KERNEL", "--format", "c-header", "-o", "OUT/scale.h"),
-    "export --format optuna": ("export", "KERNEL", "n=1048576", "--format", "optuna", "-o", "OUT/study.db"),
-    "import": ("import", "OUT/cache.json", "--db", "OUT/imported.db"),
-    "bundle": ("export", "--format", "bundle", "KERNEL", "n=1048576", "-o", "OUT/scale.zip"),
-    "diff": ("db", "diff", "DATABASE", "OTHER"),
-    "merge": ("db", "merge", "DATABASE", "OTHER", "-o", "OUT/merged.db"),
-    "clean": ("db", "clean", "--stale", "--dry-run"),
-    "db check": ("db", "check"),
-    "db path": ("db", "path"),
-    "new": ("new", "mine", "--in", "OUT"),
-    "an error": ("best", "no_such_kernel", "n=1"),
+COMMANDS = {
+    "misses": "list --misses",
+    "tune-misses": "tune --misses --trials 3 --replay=RECORDING",
+    "tune": "tune KERNEL n=1048576 --replay=RECORDING",
+    "tune --try": "tune KERNEL n=1048576 --replay=RECORDING --try THREADS=64,WORK=2",
+    "tune --objective": "tune KERNEL n=1048576 --replay=RECORDING --sampler nsga2 --objective time,registers",
+    "tune-family": "tune KERNEL n=1000..2000000 --replay",
+    "tune --plan": "tune --plan PLAN --replay",
+    "best": "best KERNEL n=1048576 --device h200",
+    "best, nearest": "best KERNEL n=1000000 --device h200",
+    "best, default": "best matmul_tiled M=512 N=512 K=512 --device h200",
+    "best of an operation": "best matmul M=512 N=512 K=512 --device h200",
+    "space": "space KERNEL",
+    "survey": "space --compile KERNEL --device h200 --sample 3",
+    "explain": "explain KERNEL THREADS=64 --device h200",
+    "occupancy": "explain --threads 256 --registers 32 --device h200",
+    "devices": "devices",
+    "doctor": "doctor",
+    "list": "list",
+    "list --families": "list --families",
+    "list --recordings": "list --recordings",
+    "trials": "trials KERNEL",
+    "report": "report KERNEL -o OUT/page.html",
+    "report A B": "report DATABASE OTHER -o OUT/comparison.html",
+    "export": "export KERNEL n=1048576 -o OUT/t4.json",
+    "export --format kernel-tuner": "export KERNEL n=1048576 --format kernel-tuner -o OUT/cache.json",
+    "export --format c-header": "export KERNEL --format c-header -o OUT/scale.h",
+    "export --format optuna": "export KERNEL n=1048576 --format optuna -o OUT/study.db",
+    "import": "import OUT/cache.json --db OUT/imported.db",
+    "bundle": "export --format bundle KERNEL n=1048576 -o OUT/scale.zip",
+    "diff": "db diff DATABASE OTHER",
+    "merge": "db merge DATABASE OTHER -o OUT/merged.db",
+    "clean": "db clean --stale --dry-run",
+    "db check": "db check",
+    "db path": "db path",
+    "new": "new mine --in OUT",
+    "an error": "best no_such_kernel n=1",
 }
 """Commands, each by a name, in the order in which they run on one database."""
 
@@ -138,11 +121,10 @@ def documents(
         "OUT": str(out),
     }
 
-    def words(line: tuple[str, ...]) -> list[str]:
-        found = list(line)
+    def words(line: str) -> list[str]:
         for name, text in names.items():
-            found = [word.replace(name, text) for word in found]
-        return found
+            line = line.replace(name, text)
+        return line.split()
 
     def shapes() -> dict[str, Any]:
         run("tune", scale_toml, "n=1048576", f"--replay={recording}", "--db", names["OTHER"], "--trials", "5")

@@ -22,8 +22,7 @@ MARK = "replayed"
 
 
 @pytest.fixture
-def tuned(tune: Run, scale_toml: Path) -> Path:
-    assert tune("--trials", "12").code == 0
+def kernel(tuned: Path, scale_toml: Path) -> Path:
     return scale_toml
 
 
@@ -40,11 +39,14 @@ def tuned(tune: Run, scale_toml: Path) -> Path:
     ],
     ids=lambda words: words[0],
 )
-def test_of_a_command(run: Run, tuned: Path, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("recording")
+def test_of_a_command(
+    run: Run, kernel: Path, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with autotile.session(tuned, n=1048576, db="other.db", replay=tmp_path / "scale.npz") as other:
+    with autotile.session(kernel, n=1048576, db="other.db", replay="scale.npz") as other:
         other.evaluate([{"THREADS": 64, "WORK": 1}, {"THREADS": 128, "WORK": 2}])
-    answer = run(*(str(tuned) if word == "KERNEL" else word for word in words))
+    answer = run(*(str(kernel) if word == "KERNEL" else word for word in words))
     assert answer.code == 0
     assert TIME.search(answer.out) is None or MARK in answer.out
 
@@ -71,7 +73,7 @@ class TestPlan:
         assert (result.entries[1].device_label, result.entries[1].time_text) == ("-", "-")
 
 
-def test_what_only_one_database_has(run: Run, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_one_database_has(run: Run, kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     empty = tmp_path / "empty.db"
     Database.open(empty).close()
@@ -84,8 +86,8 @@ def test_what_only_one_database_has(run: Run, tuned: Path, tmp_path: Path, monke
     assert "<td>NVIDIA H200 (replayed)</td>" in only[: only.index("</section>")]
 
 
-def test_pages_and_their_facts(run: Run, tuned: Path, tmp_path: Path) -> None:
-    assert run("report", tuned, "-o", tmp_path / "r.html").code == 0
+def test_pages_and_their_facts(run: Run, kernel: Path, tmp_path: Path) -> None:
+    assert run("report", kernel, "-o", tmp_path / "r.html").code == 0
     page = html.unescape((tmp_path / "r.html").read_text())
     facts = page[page.index('class="facts"') : page.index("</dl>")]
     times = re.findall(r"[\d.,]+ \N{MICRO SIGN}s\)( \(replayed\))?", facts)
@@ -100,8 +102,8 @@ def test_contenders_of_an_operation() -> None:
     assert json.dumps(measured[0].to_json()["source"]) == '"replayed"'
 
 
-def test_lists_in_a_notebook(tuned: Path) -> None:
-    trials = autotile.trials(tuned)
+def test_lists_in_a_notebook(kernel: Path) -> None:
+    trials = autotile.trials(kernel)
     rows = re.findall("<tr>.*?</tr>", trials._repr_html_())[1:]
     assert len(rows) == len(trials.trials)
     assert all(MARK in row for row in rows if TIME.search(row))

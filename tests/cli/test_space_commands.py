@@ -27,11 +27,9 @@ class TestOccupancy:
     def test_known_answers_of_tiled_matrix_multiplication(self, run, device, tile, blocks, smem_blocks):
         words = ["--threads", str(tile**2), "--smem", str(2 * 4 * tile**2), "--device", device]
         found = run("explain", *words, "--json").document
-        assert found["blocks_per_sm"] == blocks
-        assert found["limited_by"] == ["threads"]
-        assert found["limits"]["shared_memory"] == smem_blocks
+        assert (found["blocks_per_sm"], found["limited_by"]) == (blocks, ["threads"])
+        assert (found["limits"]["shared_memory"], found["limits"]["registers"]) == (smem_blocks, UNLIMITED)
         assert min(found["limits"].values()) == blocks
-        assert found["limits"]["registers"] == UNLIMITED
 
     def test_registers_count(self, run):
         words = ["--threads", "256", "--registers", "128", "--device", "h200"]
@@ -84,15 +82,12 @@ TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpos
 
 
 @pytest.mark.parametrize("command", ["space", "explain"])
-class TestSizesThatAreNotGiven:
-    def test_they_are_named(self, run, command):
-        answer = run(command, "matmul_tiled", "N=512", "--device", "h200", "--json")
-        sizes = answer.document["problem"]
-        assert sizes["N"] == 512
-        assert f"not given, so as in the search-space file: M={sizes['M']} K={sizes['K']}" in answer.err
-
-    def test_nothing_is_said_where_all_are_given(self, run, scale_toml, command):
-        assert run(command, scale_toml, "n=4096", "--device", "h200").err == ""
+def test_sizes_that_are_not_given_are_named(run, scale_toml, command):
+    answer = run(command, "matmul_tiled", "N=512", "--device", "h200", "--json")
+    sizes = answer.document["problem"]
+    assert sizes["N"] == 512
+    assert f"not given, so as in the search-space file: M={sizes['M']} K={sizes['K']}" in answer.err
+    assert run(command, scale_toml, "n=4096", "--device", "h200").err == ""
 
 
 class TestExplain:
@@ -102,8 +97,7 @@ class TestExplain:
         assert found["problem"] == {"n": 1000}
         assert (found["valid"], found["fault"]) == (True, "")
         assert (found["geometry"]["grid"], found["geometry"]["threads"]) == ([8, 1, 1], 64)
-        assert found["resources"]["registers"] > 0
-        assert found["resources"]["spill_bytes"] == 0
+        assert found["resources"]["registers"] > found["resources"]["spill_bytes"] == 0
         expected = {"blocks_per_sm": 32, "limited_by": ["threads", "blocks"], "compiled": True}
         assert found["occupancy"] == found["occupancy"] | expected
         found = run("explain", scale_toml, "--device", "h200", "--json").document
@@ -111,8 +105,7 @@ class TestExplain:
 
     def test_a_broken_rule_is_named(self, run, scale_toml):
         answer = run("explain", scale_toml, "THREADS=256", "n=100", "--device", "h200", "--json")
-        assert answer.code == 1
-        assert answer.document["valid"] is False
+        assert (answer.code, answer.document["valid"]) == (1, False)
         assert "'enough_blocks' is broken" in answer.document["fault"]
         assert [c["name"] for c in answer.document["checks"] if not c["holds"]] == ["enough_blocks"]
         assert answer.document["resources"] is None
@@ -120,9 +113,8 @@ class TestExplain:
 
     def test_a_value_that_is_not_listed(self, run, scale_toml):
         answer = run("explain", scale_toml, "THREADS=96", "--device", "h200", "--json")
-        found = answer.document
-        assert (answer.code, found["valid"]) == (1, False)
-        assert "not among its values" in found["fault"]
+        assert (answer.code, answer.document["valid"]) == (1, False)
+        assert "not among its values" in answer.document["fault"]
 
     def test_a_tile_that_the_first_cuda_chip_cannot_hold(self, run):
         found = run("explain", "matmul_tiled", "TILE=32", "--device", "g80", "--json").document
@@ -141,12 +133,8 @@ class TestExplain:
             assert found["config"]["GUARDED"] is value
 
     def test_arguments_that_the_kernel_does_not_take(self, run, scale_toml):
-        scale_toml.write_text(scale_toml.read_text().replace('factor = { scalar = "float32"', 'm = { scalar = "int32"'))
         template = scale_toml.with_suffix(".cu")
         template.write_text(template.read_text().replace("int n, float factor", "int n, float factor, short m"))
-        scale_toml.write_text(
-            scale_toml.read_text().replace('"factor * x"', '"m * x"').replace("2.0, check = -0.5", "2")
-        )
         answer = run("explain", scale_toml, "--device", "h200", "--json")
         assert answer.code == 1
         assert "takes 5 parameters, but 4 are declared" in answer.document["fault"]
@@ -210,10 +198,7 @@ class TestKernelsOfOneKindOfDevice:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (
-                [TRANSPOSE, "M=64", "N=64", "--device=a100"],
-                NOT_FOR,
-            ),
+            ([TRANSPOSE, "M=64", "N=64", "--device=a100"], NOT_FOR),
             ([TRANSPOSE, "M=64", "N=63", "--device=h200"], ROWS_APART),
             (LARGE, "its arrays take 3,725.3 GiB, NVIDIA GeForce RTX 3060 has 12.0 GiB"),
         ],
@@ -269,21 +254,16 @@ class TestSurvey:
     @pytest.mark.parametrize("words", [["--device", "nosuch"], ["--csv", "-", "--json"], ["--csv", "/"], ["n=0"]])
     def test_bad_input_is_one_line(self, run, scale_toml, words):
         answer = run("space", "--compile", scale_toml, *words)
-        assert answer.code == 2
-        assert answer.err.startswith("error: ")
+        answer.is_refused("error: ")
         assert answer.err.count("\n") == 1
 
     def test_ctrl_c_shows_what_there_is(self, scale_toml, tmp_path):
         template = scale_toml.with_suffix(".cu")
         template.write_text(template.read_text() + f"\n// {tmp_path}\n#include <cuda/std/atomic>\n")  # in no cache yet
         words = [sys.executable, "-m", "autotile", "space", "--compile", str(scale_toml), "n=4096", "--device", "h200"]
-        environment = {**child_environment(), "AUTOTILE_CACHE": str(tmp_path / "cache")}
-        with (
-            heeded_interrupts(),
-            subprocess.Popen(
-                [*words, "--workers", "1"], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            ) as command,
-        ):
+        settings = {"env": {**child_environment(), "AUTOTILE_CACHE": str(tmp_path / "cache")}, "text": True}
+        settings |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with heeded_interrupts(), subprocess.Popen([*words, "--workers", "1"], **settings) as command:
             deadline_s = time.monotonic() + 120
             while not list((tmp_path / "cache").rglob("*.cubin")) and time.monotonic() < deadline_s:
                 time.sleep(0.05)

@@ -31,6 +31,7 @@ from autotile.errors import InputError
 from autotile.settings import child_environment
 
 FULL = "the disk is full"
+UNWRITTEN = "error: No space left on device: the answer cannot be written; what was stored is kept"
 WINNER = '"THREADS": 256,\n      "WORK": 4'
 SIZE = "n=1048576"
 
@@ -54,13 +55,6 @@ def stored(location: Path | str) -> int:
 def words(scale_toml: Path, recording: Path) -> list[str]:
     """A command that tries all twelve configurations, in an order that the results decide."""
     return ["tune", str(scale_toml), SIZE, f"--replay={recording}", "--sampler", "tpe", "--workers", "1", "--json"]
-
-
-@pytest.fixture
-def tuned(tune: Run, tmp_path: Path) -> Path:
-    """A database with a tuned problem, and nothing beside it."""
-    assert tune("--db", str(tmp_path / "tuned.db")).code == 0
-    return tmp_path / "tuned.db"
 
 
 @pytest.fixture
@@ -105,18 +99,19 @@ class TestFullDisk:
         assert f'"resumed": {trials},' in resumed[1]
         assert WINNER in resumed[1]
 
-    @pytest.mark.parametrize("size", ["4k", "60k"])
-    def test_one_without_room_for_a_database(self, words: list[str], tmp_path: Path, size: str) -> None:
+    def test_one_without_room_for_a_database(self, words: list[str], tmp_path: Path) -> None:
         disk = tmp_path / "disk"
-        tune = autotile(*words, "--db", disk / "tuning.db", TMPDIR=tmp_path)
-        first, _, second = on_small_disk(disk, size, tune, ["size", "4m"], tune)
-        assert FULL in refusal(*first, expected=first[0])
-        assert second[0] == 0
-        assert '"resumed": 0,' in second[1]
+        tune, another = (autotile(*words, "--db", disk / name, TMPDIR=tmp_path) for name in ("a.db", "b.db"))
+        small, _, larger, _, *done = on_small_disk(
+            disk, "4k", tune, ["size", "60k"], another, ["size", "4m"], tune, another
+        )
+        for refused in (small, larger):
+            assert FULL in refusal(*refused, expected=refused[0])
+        for code, out, _ in done:
+            assert code == 0
+            assert '"resumed": 0,' in out
 
-    def test_one_that_filled_up_can_be_read(
-        self, commands: dict[str, list[str]], tuned: Path, tmp_path: Path, scale_toml: Path
-    ) -> None:
+    def test_one_that_filled_up_can_be_read(self, commands: Any, tuned: Path, tmp_path: Path, scale_toml: Path) -> None:
         disk = tmp_path / "disk"
         location = disk / "tuning.db"
         export = ["export", str(scale_toml), SIZE, "--format", "t4", "-o", str(disk / "old.json")]
@@ -156,13 +151,11 @@ class TestFullDisk:
 
     def test_of_temporary_files_does_no_harm(self, words: list[str], tmp_path: Path) -> None:
         disk = tmp_path / "disk"
-        tune = autotile(*words, "--db", tmp_path / "tuning.db", AUTOTILE_CACHE=tmp_path / "cold", TMPDIR=disk)
-        _, done = on_small_disk(disk, "16k", ["fill"], tune)
+        words += ["--db", str(tmp_path / "tuning.db"), "--trials", "2"]
+        _, done = on_small_disk(disk, "16k", ["fill"], autotile(*words, AUTOTILE_CACHE=tmp_path / "cold", TMPDIR=disk))
         assert done[0] == 0, done[2]
 
-    def test_as_sqlite_tells_it(
-        self, run: Run, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_as_sqlite_tells_it(self, run: Run, words: list[str], tmp_path: Path, monkeypatch: Any) -> None:
         """The same without a disk: SQLite is allowed so many pages and no more."""
         location = tmp_path / "tuning.db"
         Database.open(location).close()
@@ -182,31 +175,25 @@ class TestFullDisk:
         assert 0 < trials < 12
         assert run(*words, "--db", location).document["resumed"] == trials
 
-    @pytest.mark.parametrize("as_json", [[], ["--json"]])
-    def test_of_the_answer(self, tuned: Path, as_json: list[str]) -> None:
-        with Path("/dev/full").open("w") as full:
-            done = python("-m", "autotile", "list", "--db", tuned, *as_json, stdout=full, stderr=subprocess.PIPE)
-        assert done.returncode == 1
-        assert done.stderr == (
-            "error: No space left on device: the answer cannot be written; what was stored is kept\n"
-        )
-
+    @pytest.mark.usefixtures("tuned")
     @pytest.mark.parametrize(
         ("words", "told"),
         [
-            (["--help"], ["error: No space left on device: the help cannot be written"]),
+            ("list", [UNWRITTEN]),
+            ("list --json", [UNWRITTEN]),
+            ("--help", ["error: No space left on device: the help cannot be written"]),
             (
-                ["space", "nowhere.toml", "--json"],
+                "space nowhere.toml --json",
                 [
                     "error: no search-space file 'nowhere.toml': expected the path of a .toml file that exists",
-                    "error: No space left on device: the answer cannot be written; what was stored is kept",
+                    UNWRITTEN,
                 ],
             ),
         ],
     )
-    def test_of_the_help_and_of_an_error(self, words: list[str], told: list[str]) -> None:
+    def test_of_the_answer(self, words: str, told: list[str]) -> None:
         with Path("/dev/full").open("w") as full:
-            done = python("-m", "autotile", *words, stdout=full, stderr=subprocess.PIPE)
+            done = python("-m", "autotile", *words.split(), stdout=full, stderr=subprocess.PIPE)
         assert (done.returncode, done.stderr.splitlines()) == (1, told)
 
     def test_a_file_that_may_not_grow(self, words: list[str], tmp_path: Path) -> None:
@@ -234,9 +221,7 @@ class TestCubinCache:
         monkeypatch.setattr("autotile.cuda.compiler.tempfile.mkstemp", refuse)
         assert run(*words, "--db", tmp_path / "another.db").code == 0
 
-    def test_one_that_cannot_be_made(
-        self, run: Run, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_one_that_cannot_be_made(self, run: Run, words: list[str], tmp_path: Path, monkeypatch: Any) -> None:
         (tmp_path / "file").touch()
         monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "file"))
         answer = run(*words)
@@ -263,9 +248,7 @@ class TestReadOnlyDisk:
         for answer in done[len(READING) :]:
             assert "cannot write" in refusal(*answer)
 
-    def test_a_log_that_was_left_there_is_not_passed_over(
-        self, commands: dict[str, list[str]], tuned: Path, tmp_path: Path
-    ) -> None:
+    def test_a_log_that_was_left_there_is_not_passed_over(self, commands: Any, tuned: Path, tmp_path: Path) -> None:
         """It may hold trials that the file lacks; to read them, SQLite must write."""
         disk = tmp_path / "disk"
         with Database.open(tuned) as database:
@@ -290,28 +273,22 @@ class TestDamage:
         tuned.write_bytes(tuned.read_bytes()[:20_000])
         return tuned
 
-    @pytest.mark.parametrize("name", ["list", "trials", "best", "export"])
-    def test_it_is_told_and_left_alone(
-        self, run: Run, commands: dict[str, list[str]], damaged: Path, name: str
-    ) -> None:
+    def test_it_is_told_and_left_alone(self, run: Run, commands: dict[str, list[str]], damaged: Path) -> None:
         before = damaged.read_bytes()
-        answer = run(*commands[name], "--db", damaged)
-        assert "the file is damaged" in refusal(answer.code, answer.out, answer.err)
-        assert damaged.read_bytes() == before
-
-    def test_a_check_finds_it(self, run: Run, damaged: Path) -> None:
-        answer = run("db", "check", "--db", damaged)
+        for name in ("list", "trials", "best", "export"):
+            answer = run(*commands[name], "--db", damaged)
+            assert "the file is damaged" in refusal(answer.code, answer.out, answer.err)
+        answer = run(*commands["check"], "--db", damaged)
         assert answer.code == 1
         assert "malformed" in answer.out
+        assert damaged.read_bytes() == before
 
     @pytest.mark.parametrize("name", WRITING)
-    def test_it_is_kept_aside_and_told(
-        self, run: Run, commands: dict[str, list[str]], damaged: Path, name: str
-    ) -> None:
+    def test_it_is_kept_aside_and_told(self, run: Run, commands: Any, damaged: Path, name: str) -> None:
         before = damaged.read_bytes()
         answer = run(*commands[name], "--db", damaged)
         assert answer.code == 0
-        (kept,) = damaged.parent.glob("tuned.db.corrupt-*")
+        (kept,) = damaged.parent.glob("tuning.db.corrupt-*")
         assert f"was damaged: it is kept as {kept}" in answer.out + answer.err
         assert kept.read_bytes() == before
 
@@ -352,14 +329,10 @@ class TestNetwork:
         assert stored(tuned) == 12
 
 
-CONFIGURATIONS = 12
-
-
 @pytest.fixture
-def session(scale_toml: Path, recording: Path) -> list[str]:
-    """A command that tries every configuration of a tiny kernel."""
-    words = ["tune", str(scale_toml), "n=1048576", f"--replay={recording}", "--workers", "1"]
-    return [sys.executable, "-m", "autotile", *words, "--json"]
+def session(words: list[str]) -> list[str]:
+    """The command in a process of its own."""
+    return [sys.executable, "-m", "autotile", *words]
 
 
 def shell(redirection: str, words: list[str]) -> subprocess.CompletedProcess[str]:
@@ -368,54 +341,58 @@ def shell(redirection: str, words: list[str]) -> subprocess.CompletedProcess[str
     return subprocess.run(line, env=child_environment(), capture_output=True, text=True, timeout=120, check=False)
 
 
-def run_interrupted(code: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code that presses Ctrl-C."""
-    with heeded_interrupts():
-        return python("-c", code)
+def went_on(code: int, out: str) -> None:
+    """Assert that a session went on to its end, and stored and printed everything."""
+    assert code == 0
+    assert json.loads(out)["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+    assert stored(os.environ["AUTOTILE_DB"]) == 12
 
 
 INTERRUPTED_IMPORT = """
-import sys
+import os, runpy, signal, sys
 
 class Interrupter:
     def find_spec(self, name, *_):
         if name == {module!r}:
-            exec("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+            {press}
 
 sys.meta_path.insert(0, Interrupter())
-sys.argv = ["autotile", "list", *{words!r}]
-from autotile.__main__ import main
-main()
+sys.argv = ["autotile", *{words!r}]
+runpy.run_module("autotile", run_name="__main__")
 """
-"""Ctrl-C while a module is imported, in a text that `exec` runs, as `dataclasses` does."""
+"""Ctrl-C while a module is imported."""
+PRESSED = "os.kill(os.getpid(), signal.SIGINT)"
+IN_EXEC = f'exec("import os, signal; {PRESSED}")'
+"""In a text that `exec` runs, as `dataclasses` does."""
 
 
 @pytest.mark.parametrize(
-    ("module", "words"),
+    ("module", "words", "press"),
     [
-        ("autotile.cli", []),
-        ("typer", ["--json"]),
-        ("rich", []),
-        ("autotile.cli.output", ["--json"]),
-        ("autotile.api.results", []),
-        ("sqlalchemy", ["--json"]),
+        ("autotile.cli", "list", IN_EXEC),
+        ("typer", "list --json", IN_EXEC),
+        ("rich", "list", IN_EXEC),
+        ("autotile.cli.output", "list --json", IN_EXEC),
+        ("autotile.api.results", "list", IN_EXEC),
+        ("sqlalchemy", "list --json", IN_EXEC),
+        ("rich.console", "space sgemm_2d --json", PRESSED),
+        ("autotile.kernel.library", "space sgemm_2d --json", PRESSED),
     ],
 )
-def test_ctrl_c_while_modules_are_imported(module: str, words: list[str]) -> None:
+def test_ctrl_c_while_modules_are_imported(module: str, words: str, press: str) -> None:
     Database.open(os.environ["AUTOTILE_DB"]).close()
-    code = INTERRUPTED_IMPORT.format(module=module, words=words)
-    done = run_interrupted(code)
+    with heeded_interrupts():
+        done = python("-c", INTERRUPTED_IMPORT.format(module=module, words=words.split(), press=press))
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
-    if words:
-        assert json.loads(done.stdout)["error"]["message"] == "interrupted"
+    if "--json" in words:
+        assert json.loads(done.stdout) == {"error": {"kind": "CommandInterruptedError", "message": "interrupted"}}
 
 
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "<&- 2>&-"])
 def test_a_session_goes_on_without_standard_error(session: list[str], redirection: str) -> None:
     done = shell(redirection, session)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["winner"]["config"] == {"THREADS": 256, "WORK": 4}
-    assert stored(os.environ["AUTOTILE_DB"]) == CONFIGURATIONS
+    assert done.stderr == ""
+    went_on(done.returncode, done.stdout)
 
 
 def test_a_session_goes_on_after_the_reader_of_standard_error(session: list[str]) -> None:
@@ -425,22 +402,17 @@ def test_a_session_goes_on_after_the_reader_of_standard_error(session: list[str]
         session, env=child_environment(), stdout=subprocess.PIPE, stderr=writer, text=True, timeout=120, check=False
     )
     os.close(writer)
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["winner"]["config"] == {"THREADS": 256, "WORK": 4}
-    assert stored(os.environ["AUTOTILE_DB"]) == CONFIGURATIONS
+    went_on(done.returncode, done.stdout)
 
 
 def test_a_live_picture_goes_with_its_terminal(session: list[str]) -> None:
     parent, terminal = os.openpty()
-    process = subprocess.Popen(
-        [*session, "--fresh"], env=child_environment(), stdout=subprocess.PIPE, stderr=terminal, text=True
-    )
+    process = subprocess.Popen(session, env=child_environment(), stdout=subprocess.PIPE, stderr=terminal, text=True)
     os.close(terminal)
     os.read(parent, 1)  # the picture is shown
     os.close(parent)
     out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert json.loads(out)["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+    went_on(process.returncode, out)
 
 
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
@@ -457,31 +429,12 @@ def test_an_answer_without_standard_output_is_an_error_after_the_session(session
         "error: Bad file descriptor: the answer cannot be written; what was stored is kept"
     )
     assert "Traceback" not in done.stderr
-    assert stored(os.environ["AUTOTILE_DB"]) == CONFIGURATIONS
+    assert stored(os.environ["AUTOTILE_DB"]) == 12
 
 
 def test_without_any_stream(session: list[str]) -> None:
     assert shell("<&- >&- 2>&-", session).returncode == 1
-    assert stored(os.environ["AUTOTILE_DB"]) == CONFIGURATIONS
-
-
-@pytest.mark.parametrize("module", ["rich.console", "autotile.kernel.library"])
-def test_ctrl_c_during_start_up_gives_no_traceback(module: str) -> None:
-    """The signal arrives while a module is imported: by the command line, or by the command."""
-    code = (
-        "import os, runpy, signal, sys\n"
-        "class Interrupt:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name == {module!r}:\n"
-        "            sys.meta_path.remove(self)\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Interrupt())\n"
-        "sys.argv = ['autotile', 'space', 'sgemm_2d', '--json']\n"
-        "runpy.run_module('autotile', run_name='__main__')\n"
-    )
-    done = run_interrupted(code)
-    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
-    assert json.loads(done.stdout) == {"error": {"kind": "CommandInterruptedError", "message": "interrupted"}}
+    assert stored(os.environ["AUTOTILE_DB"]) == 12
 
 
 def test_ctrl_c_while_the_command_line_is_parsed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

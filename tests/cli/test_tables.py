@@ -17,7 +17,7 @@ from autotile.api.devices import DeviceList
 from autotile.api.inspection import OperationExplanation
 from autotile.api.plans import PlanEntry, PlanResult
 from autotile.api.results import MissList, RecordingList, StudyList, StudyTrial, TrialList
-from autotile.cli.output import Listing, Trimmed, below, facts, render, table, title
+from autotile.cli.output import Listing, Trimmed, facts, render, table
 from autotile.core.device import device_profile, profile_names
 from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial
 from autotile.core.statistics import Interval
@@ -39,7 +39,6 @@ from autotile.tuning.result import Front, TuneResult
 SIZES = {"M": 4096, "N": 4096, "K": 4096}
 CONFIG = dict.fromkeys(("BM", "BN", "BK", "TM", "TN", "LANES_X", "VEC", "STAGES", "PAD", "UNROLL", "MIN_BLOCKS"), 128)
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
-WIDTHS = pytest.mark.parametrize("width", [80, 120, 10_000])
 
 
 def drawn(report: RenderableType, width: int) -> list[str]:
@@ -145,17 +144,14 @@ def test_a_message_of_several_lines_keeps_them_among_facts() -> None:
     assert drawn(facts([("why", "one\n\ttwo")]), 80) == ["why  one", "         two"]
 
 
-@WIDTHS
 @pytest.mark.parametrize("name", reports())
-class TestTables:
-    def test_it_fits_and_breaks_no_word(self, name: str, width: int) -> None:
-        lines = drawn(reports()[name], width)
+def test_a_report_fits_breaks_no_word_and_no_line_ends_in_spaces(name: str) -> None:
+    report = reports()[name]
+    words = {word for line in drawn(report, 10_000) for word in line.split() if "─" not in word}
+    for width in (80, 120, 10_000):
+        lines = drawn(report, width)
         assert max(map(len, lines)) <= width
-        words = {word for line in drawn(reports()[name], 10_000) for word in line.split() if "─" not in word}
         assert words <= {word for line in lines for word in line.split()}
-
-    def test_no_line_ends_in_spaces(self, name: str, width: int) -> None:
-        lines = drawn(reports()[name], width)
         assert [line for line in lines if line != line.rstrip()] == []
 
 
@@ -189,9 +185,18 @@ class TestListing:
         assert drawn(Listing(("name", "value"), [("a long name", "1")]), 8)[0] == "name"
 
 
+class Paragraphs(Result):
+    def _heading(self) -> str:
+        return "a title"
+
+    def _parts(self) -> Iterator[Part]:
+        yield "one"
+        yield "word " * 30
+
+
 def test_text_below_and_titles_end_where_they_end() -> None:
-    lines = drawn(below("word " * 30), 10_000) + drawn(title("a title"), 80)
-    assert lines == ["", ("word " * 30).strip(), "a title", ""]
+    lines = drawn(render(Paragraphs()), 10_000)
+    assert lines == ["a title", "", "one", "", ("word " * 30).strip()]
 
 
 def test_paragraphs_and_facts_are_not_padded() -> None:
@@ -238,10 +243,8 @@ RESULT = TuneResult(
 )
 
 
-def shown(result: TuneResult, width: int = 120) -> str:
-    console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
-    console.print(render(replace(result, call='kernel = autotile.get_best_kernel("sgemm", M=4096)')))
-    return console.file.getvalue()
+def shown(result: TuneResult, width: int = 120) -> list[str]:
+    return drawn(render(replace(result, call='kernel = autotile.get_best_kernel("sgemm", M=4096)')), width)
 
 
 NOTHING_RAN = {"winner": None, "default": None, "speedup": None}
@@ -292,30 +295,30 @@ UNTIL = "0.43 % was expected of 128 more trials, less than --until asks for"
     ],
 )
 def test_a_result_of_tuning_says(changes: dict[str, Any], said: list[str], unsaid: list[str]) -> None:
-    text = "\n".join(line.rstrip() for line in shown(replace(RESULT, **changes), width=200).splitlines())
+    text = "\n".join(shown(replace(RESULT, **changes), width=200))
     assert [words for words in said if words not in text] == []
     assert [words for words in unsaid if words in text] == []
 
 
 class TestTuneTable:
     def test_winner_and_default_stand_side_by_side(self) -> None:
-        lines = shown(RESULT).splitlines()
-        assert any(
-            "winner" in line and "4,790 us" in line and "28.7 TFLOP/s (42.9 % of fp32 peak)" in line for line in lines
-        )
-        assert any("default" in line and "7,185 us" in line for line in lines)
+        (winner,) = [line for line in shown(RESULT) if "28.7 TFLOP/s (42.9 % of fp32 peak)" in line]
+        assert "winner" in winner
+        assert "4,790 us" in winner
+        assert any("default" in line and "7,185 us" in line for line in shown(RESULT))
 
     def test_what_matters_is_one_line_of_the_report(self) -> None:
-        lines = shown(replace(RESULT, insight=INSIGHT), width=200).splitlines()
+        lines = shown(replace(RESULT, insight=INSIGHT), width=200)
         assert [" ".join(line.split()) for line in lines if line.startswith("matters")] == [" ".join(MATTERS.split())]
 
     def test_of_an_interrupted_session_both_are_the_best_so_far(self) -> None:
-        lines = shown(replace(RESULT, interrupted=True)).splitlines()
+        lines = shown(replace(RESULT, interrupted=True))
         assert len([line for line in lines if line.startswith("best so far")]) == 2
 
     def test_it_fits_eighty_columns(self) -> None:
-        assert max(len(line) for line in shown(RESULT, width=80).splitlines()) <= 80
-        assert "4,790 us" in shown(RESULT, width=80)
+        lines = shown(RESULT, width=80)
+        assert max(map(len, lines)) <= 80
+        assert "4,790 us" in "".join(lines)
 
     def test_the_document_counts_every_outcome_and_says_why_it_ended(self) -> None:
         document = replace(RESULT, stopped=Stopped("until", 0.00432)).to_json()
@@ -345,9 +348,7 @@ class Shown(Result):
 
 def front_lines(count: int, *objectives: str, winner: int = 0, width: int = 120) -> list[str]:
     front = Front(("time", *objectives), tuple(front_trial(number) for number in range(count)))
-    console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
-    console.print(render(Shown(front, {"BM": winner, "SWIZZLE": "row-major-in-groups"})))
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return drawn(render(Shown(front, {"BM": winner, "SWIZZLE": "row-major-in-groups"})), width)
 
 
 def test_each_objective_has_a_column_with_its_unit() -> None:
@@ -366,8 +367,9 @@ def test_of_many_ten_are_shown_with_both_ends() -> None:
     assert "BM=36 " in rows[-1]
 
 
-def test_a_winner_that_is_not_on_the_front_is_not_marked() -> None:
+def test_a_front_without_the_winner_or_of_one_configuration() -> None:
     assert "winner" not in "\n".join(front_lines(3, "registers", winner=99))
+    assert front_lines(1, "registers")[0] == "front of time and registers: 1 configuration"
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -375,7 +377,3 @@ def test_it_fits_the_terminal(width: int) -> None:
     lines = front_lines(3, "registers", "energy", "error", width=width)
     assert max(len(line) for line in lines[1:]) <= width
     assert "\n".join(lines).count("SWIZZLE=row-major-in-groups") == 3
-
-
-def test_one_configuration_alone() -> None:
-    assert front_lines(1, "registers")[0] == "front of time and registers: 1 configuration"

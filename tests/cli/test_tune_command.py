@@ -41,9 +41,7 @@ class TestReplay:
         answer = tune("--json")
         found = answer.document
         assert answer.code == 0
-        assert found["kernel"] == "scale"
-        assert found["problem"] == {"n": 1048576}
-        assert found["dtype"] == "float32"
+        assert (found["kernel"], found["problem"], found["dtype"]) == ("scale", {"n": 1048576}, "float32")
         assert found["device"] == {"name": "NVIDIA H200", "source": "replayed"}
         assert found["space"] == {"combinations": 12, "valid": 12}
         assert found["outcomes"]["ok"] + found["outcomes"]["pruned"] == 11
@@ -77,12 +75,7 @@ class TestReplay:
         again = tune("--json").document
         assert again["resumed"] == 5
         assert sum(again["outcomes"].values()) == 12
-
-    def test_the_list_counts_as_tune_does(self, tune, run):
-        tune("--trials", "12")
-        outcomes = tune("--trials", "12", "--json").document["outcomes"]
-        (study,) = run("list", "--json").document
-        assert (study["trials"], study["ok"]) == (sum(outcomes.values()), outcomes["ok"])
+        assert tune("--trials", "5", "--fresh", "--json").document["resumed"] == 0
 
     @pytest.mark.parametrize("more", [(), ("--fresh",)], ids=["resumed", "fresh"])
     def test_a_configuration_counts_once_after_several_sessions(self, tune, run, tmp_path, scale_toml, more):
@@ -99,6 +92,7 @@ class TestReplay:
         assert found[0]["run"] > before[0]["run"]
         (study,) = run("list", "--json").document
         assert (study["runs"], study["trials"]) == (3, count)
+        assert (study["trials"], study["ok"]) == (sum(last["outcomes"].values()), last["outcomes"]["ok"])
         assert study["ok"] == len(run("trials", *problem, "--outcome", "ok", "--json").document)
         assert run("trials", *problem, "--csv", tmp_path / "t.csv").code == 0
         assert len(list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))) == count
@@ -119,8 +113,8 @@ class TestReplay:
         assert f"{count} configurations tried in 3 sessions" in (tmp_path / "r.html").read_text()
         assert rows_of(run("db", "path").out.strip()) >= count + 3 * 2  # nothing is lost
 
-    def test_the_winner_alone_is_listed_shown_and_exported(self, tune, run, tmp_path, scale_toml):
-        tune("--trials", "12")
+    @pytest.mark.usefixtures("tuned")
+    def test_the_winner_alone_is_listed_shown_and_exported(self, run, tmp_path, scale_toml):
         assert run("db", "clean", "--keep-gpu", "a100").code == 0
         (left,) = run("trials", scale_toml, "--json").document
         (study,) = run("list", "--json").document
@@ -135,10 +129,6 @@ class TestReplay:
         assert found["importance"] == []
         assert found["insight"] == "11 times are too few to tell what matters: 30 are needed"
 
-    def test_fresh_measures_again(self, tune):
-        tune("--trials", "5")
-        assert tune("--trials", "5", "--fresh", "--json").document["resumed"] == 0
-
     @pytest.mark.parametrize("sampler", ["random", "tpe", "brute-force"])
     def test_samplers(self, tune, sampler):
         found = tune("--sampler", sampler, "--trials", "12", "--json").document
@@ -152,35 +142,45 @@ class TestReplay:
         assert first["outcomes"] == again["outcomes"]
         assert tune(*words).document["resumed"] == 12
 
-    def test_what_is_tuned_is_served(self, tune, run, scale_toml):
-        tune()
-        found = run("best", scale_toml, "n=1048576", "--device", "h200", "--json").document
-        assert found["tier"] == "exact"
-        assert found["config"] == {"THREADS": 256, "WORK": 4}
-        assert found["source"] == "replayed"
-
 
 def test_the_line_that_serves_shows_no_password():
     problem = Problem("scale", {"n": 4096}, "float32")
+    masked = 'kernel = autotile.get_best_kernel("scale", n=4096, database="postgresql+psycopg://me:***@host/tuning")'
     for url in ("postgresql://me:secret@host/tuning", "postgresql://me@host/tuning?password=secret"):
-        call = targets.serving_call("scale", problem, dtype=None, database=url)
-        assert call == (
-            'kernel = autotile.get_best_kernel("scale", n=4096, database="postgresql+psycopg://me:***@host/tuning")'
-        )
+        assert targets.serving_call("scale", problem, dtype=None, database=url) == masked
     assert targets.serving_call("scale", problem, dtype=None, database="team.db").endswith('database="team.db")')
 
 
-class TestRefusals:
-    def test_an_error_that_is_not_the_users_is_1(self, run, scale_toml, monkeypatch):
-        def broken(*_: object, **__: object) -> TuneResult:
-            raise WorkerError("five workers died")
+def test_an_error_that_is_not_the_users_is_1(run, scale_toml, monkeypatch):
+    def broken(*_: object, **__: object) -> TuneResult:
+        raise WorkerError("five workers died")
 
-        monkeypatch.setattr(import_module("autotile.tuning.session"), "tune", broken)
-        answer = run("tune", scale_toml, "n=4096")
-        assert (answer.code, answer.out) == (1, "")
-        assert "five workers died" in answer.err
+    monkeypatch.setattr(import_module("autotile.tuning.session"), "tune", broken)
+    answer = run("tune", scale_toml, "n=4096")
+    assert (answer.code, answer.out) == (1, "")
+    assert "five workers died" in answer.err
 
 
+def test_misses_have_sizes_in_the_kernels_own_order(run):
+    sizes = {"M": 512, "N": 256, "K": 128}
+    with Database.open(read_settings().database) as database:
+        record_miss(database, Problem("sgemm_2d", sizes, "float32"), "NVIDIA H200", "nearest")
+        record_miss(database, Problem("gone", sizes, "float32"), "NVIDIA H200", "nearest")
+    by_kernel = {row["kernel"]: list(row["problem"]) for row in run("list", "--misses", "--json").document}
+    assert by_kernel == {"sgemm_2d": ["M", "N", "K"], "gone": ["K", "M", "N"]}
+    assert "M=512 N=256 K=128 float32" in run("list", "--misses").out
+
+
+def test_no_misses(run):
+    assert run("tune", "--misses", "--json").document == run("list", "--misses", "--json").document == []
+    result = run("tune", "--misses")
+    assert "no missed problem is left to tune" in result.err
+    assert "problems  0 problems, in " in result.out
+    assert "speed-up" not in result.out
+    assert "no misses are stored" in run("list", "--misses").out
+
+
+@pytest.mark.usefixtures("missed")
 class TestMisses:
     @pytest.fixture
     def missed(self, scale_toml, monkeypatch):
@@ -190,7 +190,6 @@ class TestMisses:
             for n, times in ((1048576, 2), (2048, 1)):
                 record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
 
-    @pytest.mark.usefixtures("missed")
     def test_what_was_asked_for_is_tuned(self, run, recording):
         rows = run("list", "--misses", "--json").document
         assert [(row["problem"]["n"], row["count"]) for row in rows] == [(1048576, 2), (2048, 1)]
@@ -201,49 +200,24 @@ class TestMisses:
         assert "n=2048 float32 is left out" in answer.err
         assert answer.code == 1
 
-    @pytest.mark.usefixtures("missed")
-    def test_the_option_of_tune_is_the_same_command(self, run, recording):
+    def test_what_is_tuned_since_is_not_tuned_again(self, run, recording):
         answer = run("tune", "scale", "--misses", f"--replay={recording}")
         assert "1048576 float32: 2 calls not served exactly" in answer.err
         assert "2 problems: 1 tuned, 1 failed" in answer.out
         assert answer.code == 1
-
-    @pytest.mark.usefixtures("missed")
-    def test_what_is_tuned_since_is_not_tuned_again(self, run, tune, recording):
-        tune()
         answer = run("tune", "--misses", "scale", f"--replay={recording}")
         assert "1048576 float32: 2 calls" not in answer.err
         assert "1 problem: 1 failed" in answer.out  # the other one
 
-    def test_sizes_are_in_the_kernels_own_order(self, run):
-        sizes = {"M": 512, "N": 256, "K": 128}
-        with Database.open(read_settings().database) as database:
-            record_miss(database, Problem("sgemm_2d", sizes, "float32"), "NVIDIA H200", "nearest")
-            record_miss(database, Problem("gone", sizes, "float32"), "NVIDIA H200", "nearest")
-        by_kernel = {row["kernel"]: list(row["problem"]) for row in run("list", "--misses", "--json").document}
-        assert by_kernel == {"sgemm_2d": ["M", "N", "K"], "gone": ["K", "M", "N"]}
-        assert "M=512 N=256 K=128 float32" in run("list", "--misses").out
-
-    @pytest.mark.usefixtures("missed")
     def test_misses_of_one_kernel(self, run, scale_toml):
         assert len(run("list", "--misses", scale_toml, "--json").document) == 2
         assert run("list", "--misses", "sgemm_2d", "--json").document == []
         assert run("list", "--misses", "nosuch").code == 2
 
-    @pytest.mark.usefixtures("missed")
     def test_looking_is_not_counted(self, run):
         run("best", "scale", "n=4096", "--device", "h200")
         run("best", "scale", "n=4096", "--device", "rtx-3090", "--json")
         assert 4096 not in [row["problem"]["n"] for row in run("list", "--misses", "--json").document]
-
-    def test_no_misses(self, run):
-        assert run("tune", "--misses", "--json").document == []
-        result = run("tune", "--misses")
-        assert "no missed problem is left to tune" in result.err
-        assert "problems  0 problems, in " in result.out
-        assert "speed-up" not in result.out
-        assert run("list", "--misses", "--json").document == []
-        assert "no misses are stored" in run("list", "--misses").out
 
 
 class TestDevice:
@@ -352,11 +326,10 @@ def test_no_durations(text):
         read_duration(text)
 
 
-class TestFurtherProblems:
-    def test_replay_says_that_they_are_not_run(self, tune):
-        answer = tune("--trials", "2", "--json", "--verify-problem", "n=64")
-        assert answer.code == 0
-        assert any("nothing runs at the problems" in notice for notice in answer.document["notices"])
+def test_replay_says_that_further_problems_are_not_run(tune):
+    answer = tune("--trials", "2", "--json", "--verify-problem", "n=64")
+    assert answer.code == 0
+    assert any("nothing runs at the problems" in notice for notice in answer.document["notices"])
 
 
 @pytest.mark.parametrize(
@@ -435,9 +408,17 @@ class TestTuning:
         assert found["rule"]["configs"][0]["config"] == {"THREADS": 256, "WORK": 4}
         assert found["call"] == f'kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)'
 
-    def test_it_is_listed_until_the_kernel_changes(self, tune_family, run, scale_toml, helpful, monkeypatch):
+    def test_a_rule_in_force_is_served_and_listed_until_the_kernel_changes(
+        self, tune_family, run, scale_toml, helpful, monkeypatch
+    ):
         assert "no family is tuned yet" in run("list", "--families").out
-        tune_family()
+        answer = tune_family()
+        assert "in force  yes: at 12 held-out points it took 0." in answer.out
+        assert f'serve it  kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)' in answer.out
+        best = run("best", scale_toml, "n=5001", "--json").document
+        assert (best["tier"], best["config"]) == ("family", {"THREADS": 64, "WORK": 1})
+        assert "A rule chose it for the family n=1000..2000000" in best["explain"]
+        assert "times as long as serving without it on average, at most 0." in best["explain"]
         monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
         (listed,) = run("list", "scale", "--families", "--json").document
         assert (listed["family"], listed["in_force"]) == ("n=1000..2000000", True)
@@ -447,16 +428,6 @@ class TestTuning:
         template = scale_toml.with_suffix(".cu")
         template.write_text(template.read_text().replace("factor * x[i]", "x[i] * factor"))
         assert "no: the kernel has changed since" in run("list", "--families").out
-
-    def test_best_says_the_family(self, tune_family, run, scale_toml, helpful):
-        answer = tune_family()
-        assert "in force  yes: at 12 held-out points it took 0." in answer.out
-        assert f'serve it  kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)' in answer.out
-        answer = run("best", scale_toml, "n=5001", "--json").document
-        assert answer["tier"] == "family"
-        assert answer["config"] == {"THREADS": 64, "WORK": 1}
-        assert "A rule chose it for the family n=1000..2000000" in answer["explain"]
-        assert "times as long as serving without it on average, at most 0." in answer["explain"]
 
     def test_a_rule_of_one_point_is_not_put_in_force_and_everything_says_so(
         self, tune_family, run, scale_toml, monkeypatch, tmp_path
@@ -497,11 +468,8 @@ def arguments_of(line: str) -> tuple[list[Any], dict[str, Any]]:
     (statement,) = ast.parse(line).body
     assert isinstance(statement, ast.Assign)
     assert isinstance(statement.value, ast.Call)
-    assert (ast.unparse(statement.targets[0]), ast.unparse(statement.value.func)) == (
-        "kernel",
-        "autotile.get_best_kernel",
-    )
     call = statement.value
+    assert (ast.unparse(statement.targets[0]), ast.unparse(call.func)) == ("kernel", "autotile.get_best_kernel")
     named = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
     return [ast.literal_eval(one) for one in call.args], named
 

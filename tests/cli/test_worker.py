@@ -17,12 +17,13 @@ def dask() -> None:
     pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
 
+TUNE = ("tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--scheduler")
+
+
 @pytest.mark.usefixtures("dask")
-@pytest.mark.parametrize(
-    "words", [["worker", "tcp://node7:8786"], ["tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--scheduler"]]
-)
-def test_what_is_not_encrypted_is_refused(run, words: list[str]) -> None:
-    run(*words, *(["tcp://node7:8786"] if words[0] == "tune" else [])).is_refused("not encrypted")
+def test_what_is_not_encrypted_is_refused(run) -> None:
+    for words in (("worker",), TUNE):
+        run(*words, "tcp://node7:8786").is_refused("not encrypted")
 
 
 @pytest.mark.usefixtures("dask")
@@ -32,16 +33,14 @@ def test_the_time_of_a_simulated_gpu_needs_a_recording(run) -> None:
 
 @pytest.mark.parametrize("choice", [["--devices", "0,1"], ["--device", "1"]])
 def test_gpus_of_a_scheduler_are_chosen_by_their_model(run, choice: list[str]) -> None:
-    run("tune", "sgemm_2d", "M=64", "N=64", "K=64", "--scheduler", "tcp://127.0.0.1:1", *choice).is_refused(
-        "to choose a model, name it"
-    )
+    run(*TUNE, "tcp://127.0.0.1:1", *choice).is_refused("to choose a model, name it")
 
 
 def test_without_dask_the_error_names_the_extra(run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("autotile.tuning.cluster.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "distributed", None)
-    for words in (["worker"], ["tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--scheduler"]):
+    for words in (("worker",), TUNE):
         answer = run(*words, "tcp://127.0.0.1:8786")
         assert answer.code == 1
         assert "autotile[cluster]" in answer.err
@@ -109,20 +108,15 @@ def no_scheduler(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("patience")
-def test_a_worker_without_a_scheduler_says_so_and_ends(run, recording: Path, no_scheduler: str) -> None:
+def test_without_a_scheduler_they_say_so_and_end(run, scale_toml: Path, recording: Path, no_scheduler: str) -> None:
     answer = run("worker", no_scheduler, "--replay", recording)
     assert answer.code == 2
     waiting, error = answer.err.splitlines()
     assert waiting == f"no scheduler answers at {no_scheduler} yet; it is tried for another 0 s"
     assert error.startswith(f"error: no scheduler answers at {no_scheduler}: ")
     assert error.endswith("; check the address, or start `dask scheduler` there")
-
-
-@pytest.mark.usefixtures("patience")
-def test_a_session_without_a_scheduler_says_so_and_ends(run, scale_toml: Path, recording: Path, no_scheduler) -> None:
-    run("tune", scale_toml, "n=1048576", f"--replay={recording}", "--scheduler", no_scheduler).is_refused(
-        f"no scheduler answers at {no_scheduler}: "
-    )
+    answer = run("tune", scale_toml, "n=1048576", f"--replay={recording}", "--scheduler", no_scheduler)
+    answer.is_refused(f"no scheduler answers at {no_scheduler}: ")
 
 
 def broken(files: Mapping[str, Path], which: str, fault: str) -> None:

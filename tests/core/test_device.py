@@ -1,6 +1,7 @@
 """Properties of GPUs and their ceilings: profiles, look-ups, texts, JSON, and what is refused."""
 
 import re
+import tomllib
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from autotile.core.ceilings import (
     imprecise,
     unit_ceiling,
 )
-from autotile.core.device import Capabilities, device_profile, limits_for, parse_profile, profile_names
+from autotile.core.device import capability_limits, device_profile, limits_for, parse_profile, profile_names
 from autotile.core.documents import convert, decode_json, encode_json
 from autotile.errors import DataError, InputError
 
@@ -93,17 +94,16 @@ class TestProfiles:
                 device_profile(name)
 
     @pytest.mark.parametrize(
-        ("unknown", "known"), [("10.7", "10.3"), ("9.1", "9.0"), ("8.10", "8.9"), ("13.0", "12.1"), ("7.2", "7.0")]
+        ("unknown", "known"),
+        [("10.7", "10.3"), ("9.1", "9.0"), ("8.10", "8.9"), ("13.0", "12.1"), ("7.2", "7.0"), ("2.0", "12.1")],
     )
     def test_unknown_capability_takes_the_nearest_lower_of_its_family_or_the_newest(self, unknown, known):
         assert limits_for(unknown) == limits_for(known)
 
     def test_capabilities_that_differ_in_one_figure(self):
-        assert limits_for("8.6").max_blocks_per_sm == 16
-        assert limits_for("8.9").max_blocks_per_sm == 24
+        assert [limits_for(name).max_blocks_per_sm for name in ("8.6", "8.9")] == [16, 24]
+        assert [limits_for(name).smem_unit_bytes for name in ("7.5", "8.0")] == [256, 128]
         assert limits_for("12.0") == limits_for("8.9")
-        assert limits_for("7.5").smem_unit_bytes == 256
-        assert limits_for("8.0").smem_unit_bytes == 128
 
     @pytest.mark.parametrize("text", ["sm_90", "9", "", "9.0a"])
     def test_capability_must_have_two_numbers(self, text):
@@ -146,6 +146,7 @@ class TestProfiles:
         ("row", "message"),
         [
             ('["9.9"]\nlike = { value = "9.8", source = "s" }', "like: '9.8' is not a row above"),
+            ('["9.9"]\nlike = { value = "9.9", source = "s" }', "like: '9.9' is not a row above"),
             ('["9.9"]\nwarp_size = { value = 32, source = "s" }', "object missing required field"),
             ('["9.9"]\nmax_block_dim = { value = [1, 2], source = "s" }', "max_block_dim: expected array of length 3"),
             ('"9.9" = 3', "expected a table of figures"),
@@ -153,9 +154,7 @@ class TestProfiles:
     )
     def test_a_malformed_table_of_capabilities_says_what_is_wrong(self, row, message):
         with pytest.raises(InputError, match=re.escape(message)):
-            Capabilities(
-                row.replace('"9.9" = 3', '"9.9" = 3\n') + '\n[sources]\ns = "a document"\n', "table.toml"
-            ).limits((9, 9))
+            capability_limits(tomllib.loads(f'{row}\n[sources]\ns = "a document"\n'), "9.9", "table.toml")
 
 
 def named(name: str, value: float, half: float = 0.0) -> DeviceCeilings:

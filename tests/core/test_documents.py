@@ -8,10 +8,10 @@ import math
 import os
 import signal
 import socket
-import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,7 +71,7 @@ SCHEMAS = [
 
 class TestSchemas:
     @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
     @given(data=st.data(), seed=st.integers(0, 2**32))
     def test_what_matches_is_parsed_and_what_does_not_is_one_kind_of_error(
         self, schema: Any, data: st.DataObject, seed: int
@@ -87,7 +87,7 @@ class TestSchemas:
             with suppress(DataError):
                 convert(changed, schema)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(seed=st.integers(0, 2**32))
     def test_an_altered_rule(self, seed: int) -> None:
         parts = {"M": [[1, 8]], "N": [[4, 4], [9, 16]]}
@@ -133,6 +133,7 @@ class TestSchemas:
         assert caught.value.field == field
         assert fault.lower() in caught.value.fault.lower()
 
+    @settings(deadline=None)
     @given(
         st.recursive(
             st.none() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
@@ -163,13 +164,8 @@ class TestSchemas:
 
     def test_a_document_holds_the_values_of_what_is_nested(self) -> None:
         interval = Interval(1.0, 0.5, 2.0)
-        nested = {
-            "outcome": Outcome.OK,
-            "ties": (MappingProxyType({"BM": 1}),),
-            "ratio": interval,
-            "path": Path("a"),
-            3: None,
-        }
+        ties = (MappingProxyType({"BM": 1}),)
+        nested = {"outcome": Outcome.OK, "ties": ties, "ratio": interval, "path": Path("a"), 3: None}
         expected = {"outcome": "ok", "ties": [{"BM": 1}], "ratio": interval.to_json(), "path": "a", "3": None}
         assert to_document(nested) == expected
         geometry = to_document(LaunchGeometry((1, 2, 3), (32, 1, 1), 0))
@@ -247,8 +243,8 @@ class TestReading:
     @pytest.mark.parametrize(
         "text",
         [
-            "." * 2**20, '"' * 2**20, "'" * 2**20, 'x = """' + '\\"""' * 2**18 + "." * 20, "a. " * 2**18,
-            "\"'." * 2**18, "a " * 2**19,
+            "." * 2**18, '"' * 2**18, "'" * 2**18, 'x = """' + '\\"""' * 2**16 + "." * 20, "a. " * 2**16,
+            "\"'." * 2**16, "a " * 2**17,
         ],
     )  # fmt: skip
     def test_what_is_not_toml_is_refused_in_little_time(self, text: str) -> None:
@@ -273,10 +269,9 @@ class TestReading:
         for path, kind in special_files(tmp_path):
             with pytest.raises(NotRegularError, match=f"it is a {kind}, expected a regular file"), open_regular(path):
                 pass
-        with pytest.raises(IsADirectoryError), open_regular(tmp_path):
-            pass
-        with pytest.raises(FileNotFoundError), open_regular(tmp_path / "missing"):
-            pass
+        for path, error in ((tmp_path, IsADirectoryError), (tmp_path / "missing", FileNotFoundError)):
+            with pytest.raises(error), open_regular(path):
+                pass
 
     def test_a_file_that_becomes_a_pipe_is_not_awaited(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pipe, regular = tmp_path / "pipe", tmp_path / "regular"
@@ -296,14 +291,9 @@ class TestReading:
             read_regular(path, 4)
 
     @settings(max_examples=30, deadline=None)
-    @given(st.dictionaries(texts, tables, max_size=5))
+    @given(st.dictionaries(texts, tables | st.lists(tables, min_size=1, max_size=3), max_size=5))
     def test_a_document_is_read_back(self, document):
         assert tomllib.loads(toml_text(document)) == document
-
-    @settings(max_examples=30, deadline=None)
-    @given(st.lists(tables, min_size=1, max_size=3))
-    def test_an_array_of_tables_is_read_back(self, steps):
-        assert tomllib.loads(toml_text({"steps": steps})) == {"steps": steps}
 
     def test_an_entry_has_one_line_and_none_is_left_out(self):
         text = toml_text({"arguments": {"x": {"buffer": "float32", "shape": ["N"], "init": None}}})
@@ -377,14 +367,8 @@ class TestTimeline:
 
     def test_tracks_of_threads_are_kept_apart(self) -> None:
         timeline = Timeline()
-        threads = [
-            threading.Thread(target=lambda n=number: timeline.add(f"compiler {n}", "compile", n, n + 1))
-            for number in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda n: timeline.add(f"compiler {n}", "compile", n, n + 1), range(4)))
         spans = [event for event in timeline.to_json()["traceEvents"] if event["ph"] == "X"]
         assert len({span["tid"] for span in spans}) == 4
 

@@ -111,14 +111,12 @@ class TestDtypes:
     def test_complex_values_keep_both_parts(self) -> None:
         single = DTYPES["complex64"]
         assert single.decode(single.encode(np.array([1 + 2j])))[0] == 1 + 2j
-        assert not single.is_integer
-        assert single.is_complex
+        assert (single.is_complex, single.is_integer) == (True, False)
 
     def test_names_of_other_libraries_are_known(self) -> None:
         assert canonical_dtype("float8_e4m3") == "float8_e4m3fn"
-        assert dtype_name("torch.float8_e5m2") == "float8_e5m2"
-        assert dtype_name(np.complex64) == "complex64"
-        assert dtype_name(bool) == "bool"
+        names = [dtype_name(one) for one in ("torch.float8_e5m2", np.complex64, bool)]
+        assert names == ["float8_e5m2", "complex64", "bool"]
 
     @pytest.mark.parametrize("k", [1, 16, 149, 1024, 4096])
     def test_only_a_right_fp32_sum_is_within_the_tolerance(self, k: int) -> None:
@@ -269,12 +267,9 @@ def fault_of(path: Path) -> str:
 
 
 class TestNpyFiles:
-    @pytest.mark.parametrize("version", [None, (1, 0), (2, 0), (3, 0)])
     @pytest.mark.parametrize("dtype", STORAGE)
-    def test_what_numpy_writes_is_read_as_by_numpy(
-        self, tmp_path: Path, dtype: str, version: tuple[int, int] | None
-    ) -> None:
-        for shape, order in itertools.product(SHAPES, "CF"):
+    def test_what_numpy_writes_is_read_as_by_numpy(self, tmp_path: Path, dtype: str) -> None:
+        for shape, order, version in itertools.product(SHAPES, "CF", [(1, 0), (2, 0), (3, 0)]):
             data = written(sample(dtype, shape, order), version)
             path = tmp_path / "a.npy"
             path.write_bytes(data)
@@ -289,25 +284,19 @@ class TestNpyFiles:
         assert same(parse_npy(data), np.frombuffer(b"abcd", "V1"))
 
     @pytest.mark.parametrize("header", HEADERS, ids=lambda header: repr(header)[:40])
-    @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (255, 255)])
-    def test_a_hostile_header_is_refused(self, tmp_path: Path, header: str, version: tuple[int, int]) -> None:
-        refused(tmp_path / "a.npy", with_header(header, bytes(16), version))
+    def test_a_hostile_header_is_refused(self, tmp_path: Path, header: str) -> None:
+        for version in [(1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (255, 255)]:
+            refused(tmp_path / "a.npy", with_header(header, bytes(16), version))
 
     @pytest.mark.parametrize(
         "data",
         [
-            b"",
-            b"PK",
-            b"PK\x03\x04" + bytes(100),
-            b"PK\x05\x06" + bytes(18),
-            b"\x93NUMPY",
-            b"\x93NUMPY\x01\x00\xff",
-            b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
-            b"\x80\x04\x95" + bytes(100),
+            b"", b"PK", b"PK\x03\x04" + bytes(100), b"PK\x05\x06" + bytes(18), b"\x80\x04\x95" + bytes(100),
+            b"\x93NUMPY", b"\x93NUMPY\x01\x00\xff", b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
             with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (4,), }", bytes(15)),
             with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (4,), }", bytes(17)),
         ],
-    )
+    )  # fmt: skip
     def test_what_is_no_whole_array_is_refused(self, tmp_path: Path, data: bytes) -> None:
         refused(tmp_path / "a.npy", data)
 
@@ -326,7 +315,7 @@ class TestNpyFiles:
         for number, dtype in enumerate(STORAGE):
             array = sample(dtype, (3, 4), "CF"[number % 2])
             file = InputFile(str(path))
-            for data in mutations(written(array, version), 200, seed=number, head=100):
+            for data in mutations(written(array, version), 150, seed=number, head=100):
                 try:
                     found = parse_npy(data)
                     read += 1
@@ -349,14 +338,14 @@ class TestNpyFiles:
             members = {name: archive.read(name) for name in archive.namelist()}
         path.write_bytes(npz(members))
         assert len(read_recording(path))
-        for number in range(600):  # members
+        for number in range(250):  # members
             name = random.choice(sorted(members))
             (changed,) = mutations(members[name], 1, seed=number, head=100)
             path.write_bytes(npz({**members, name: changed}, zipfile.ZIP_STORED))
             assert "\n" not in fault_of(path)
             list_recordings([tmp_path])
         directory = data.index(b"PK\x01\x02")
-        for number in range(600):  # bytes, of the directory or of the whole file
+        for number in range(250):  # bytes, of the directory or of the whole file
             rest = data[directory:] if number % 2 else data
             (changed,) = mutations(rest, 1, seed=number, head=len(rest))
             path.write_bytes(data[:directory] + changed if number % 2 else changed)

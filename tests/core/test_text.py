@@ -38,8 +38,7 @@ def test_other_texts():
     assert text.percent_text(0.429) == "42.9 %"
     assert text.interval_text(4788.2, 4795.1) == "4,788 to 4,795"
     assert text.sizes_text({"M": 4096, "N": 8}) == "M=4096 N=8"
-    assert text.plural(1, "study", "studies") == "1 study"
-    assert text.plural(1200, "trial") == "1,200 trials"
+    assert [text.plural(1, "study", "studies"), text.plural(1200, "trial")] == ["1 study", "1,200 trials"]
     assert text.moment_text(None) == "-"
     assert len(text.moment_text(datetime(2025, 1, 2, 3, 4, tzinfo=UTC))) == len("2025-01-02 03:04")
     assert text.device_text(device_profile("h200")) == "NVIDIA H200 (profile)"
