@@ -3,9 +3,11 @@
 import os
 import time
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
+from spec_samples import make_spec
 
 from autotile.cuda.compiler import CompileJob, CubinCache, compile_job
 from autotile.cuda.toolchain import installed_nvcc
@@ -13,29 +15,8 @@ from autotile.errors import InputError
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.sources import included_files, own_sources
 
-_SPEC = """
-[kernel]
-name = "scale"
-template = "scale.cu"
-entry = "scale"
-{build}
-[problem]
-sizes = {{ N = 1024 }}
-[parameters]
-TILE = [32, 64]
-NAME = ["x", "y"]
-[default]
-TILE = 32
-NAME = "x"
-[launch]
-block = ["TILE"]
-grid = ["ceil_div(N, TILE)"]
-[arguments]
-x = {{ buffer = "float32", shape = ["N"], access = "inout" }}
-[reference]
-verify = "nothing"
-"""
-_ENTRY = 'extern "C" __global__ void scale(float* x) { x[0] = VALUE; }\n'
+_SPEC = make_spec({"TILE": [32, 64], "NAME": ["x", "y"]}, launch={"block": ["TILE"]}).text
+_ENTRY = 'extern "C" __global__ void k(float* x) { x[0] = VALUE; }\n'
 
 
 @dataclass
@@ -49,7 +30,7 @@ class Own:
     """Line of the search-space file that names the folder."""
 
     def write(self, text: str, build: str = "") -> None:
-        self.toml.write_text(_SPEC.format(build=f"{build}\n{self.include}"))
+        self.toml.write_text(_SPEC.replace("[problem]", f"{build}\n{self.include}\n[problem]"))
         self.toml.with_suffix(".cu").write_text(text + "\n" + _ENTRY)
 
     @property
@@ -61,7 +42,7 @@ class Own:
         return compile_job(kernel, {**kernel.spec.default, **config}, "float32", "sm_90")
 
 
-@pytest.fixture(params=["include", "AUTOTILE_INCLUDE"])
+@pytest.fixture
 def own(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Own:
     """``x.h`` and others in a folder of which the search-space file, or the environment, has the path."""
     (tmp_path / "own" / "kernels").mkdir(parents=True)
@@ -71,10 +52,11 @@ def own(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("#define VALUE 1\n")
     monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))
-    if request.param == "AUTOTILE_INCLUDE":
-        monkeypatch.setenv("AUTOTILE_INCLUDE", str(folder))
-    line = f'include = ["{folder}"]' if request.param == "include" else ""
-    return Own(tmp_path / "own" / "kernels" / "scale.toml", folder, line)
+    toml = tmp_path / "own" / "kernels" / "k.toml"
+    if getattr(request, "param", "") != "AUTOTILE_INCLUDE":
+        return Own(toml, folder, f'include = ["{folder}"]')
+    monkeypatch.setenv("AUTOTILE_INCLUDE", str(folder))
+    return Own(toml, folder, "")
 
 
 _TEXTS = [
@@ -106,7 +88,11 @@ _TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("text", _TEXTS)
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [*product(["include"], _TEXTS), *product(["AUTOTILE_INCLUDE"], [_TEXTS[0], _TEXTS[4], '#include "next.h"'])],
+    indirect=["own"],
+)
 def test_a_changed_header_is_compiled(own: Own, text: str) -> None:
     headers = {
         "sets_h.h": '#define H "x.h"\n',

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from spec_samples import make_spec
 
 from autotile.core.device import device_profile
 from autotile.errors import EmptySpaceError, SpecError
@@ -132,31 +133,12 @@ class TestDerivedDefault:
             parse_spec(text, "x")
 
 
-TEXT = """
-[kernel]
-name = "scale"
-template = "scale.cu"
-entry = "scale"
-[problem]
-sizes = { N = 1000 }
-[parameters]
-BLOCK = [32, 64, 128]
-WORK = [1, 2, 3]
-LEFT = [0, 1]
-[default]
-BLOCK = 64
-WORK = 1
-LEFT = 0
-[computed]
-grid_x = "number"
-[launch]
-block = ["BLOCK"]
-grid = ["computed.grid_x"]
-[arguments]
-Y = { buffer = "float32", shape = ["N"], access = "inout" }
-[reference.outputs]
-Y = "2 * Y"
-"""
+TEXT = make_spec(
+    {"BLOCK": [64, 32, 128], "WORK": [1, 2, 3], "LEFT": [0, 1]},
+    launch={"block": ["BLOCK"], "grid": ["computed.grid_x"]},
+    sizes={"N": 1000},
+    more={"computed": {"grid_x": "number"}},
+).text
 CONFIG = {"BLOCK": 64, "WORK": 3, "LEFT": 1}
 
 
@@ -184,7 +166,7 @@ def test_the_limits_see_the_value_of_every_row() -> None:
 @pytest.mark.parametrize("function", [lambda config: config["BLOCK"] / 128, lambda config: config["NONE"]])
 def test_a_function_without_a_whole_number_is_named_with_the_configuration(function: ConfigFunction) -> None:
     spec = parse_spec(TEXT, "scale.toml", functions={"grid_x": function})
-    with pytest.raises(SpecError, match=r"computed.grid_x raises .* where BLOCK = 32"):
+    with pytest.raises(SpecError, match=r"computed.grid_x raises .* where BLOCK = 64"):
         feasible_space(spec, spec.sizes, H200)
 
 
