@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from spec_samples import copy_spec
 
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, SpecError
@@ -14,36 +15,17 @@ from autotile.kernel.inputs import InputMaker, missing_input
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.spec import KernelSpec
 
-SPACE = """
-[kernel]
-name = "k"
-template = "k.cu"
-entry = "k"
-[problem]
-sizes = { N = 4096, K = 16 }
-ragged = { N = 100, K = 7 }
-[parameters]
-BLOCK = [64, 128]
-[default]
-BLOCK = 64
-[launch]
-block = ["BLOCK"]
-grid = ["ceil_div(N, BLOCK)"]
-[arguments]
-x = { buffer = "@type", shape = @shape, access = "in", @content }
-y = { buffer = "float32", shape = ["N"], access = "out" }
-scale = { scalar = "float32", value = 3.0, check = 5.0 }
-@more
-[reference]
-outputs = { y = "0.0 * z" }
-"""
-
 
 def spec_of(content: str, dtype: str = "float32", shape: str = '["N"]', more: str = "", folder: str = "") -> KernelSpec:
-    text = SPACE.replace("@type", dtype).replace("@shape", shape).replace("@content", content)
+    """The kernel that copies a vector, with another x, a scalar, and z of which nothing else is said unless given."""
     if "z =" not in more:
         more += '\nz = { buffer = "float32", shape = ["N"], access = "in" }'
-    return parse_spec(text.replace("@more", more), "k.toml", folder=folder)
+    scale = 'scale = { scalar = "float32", value = 3.0, check = 5.0 }'
+    text = copy_spec(scale, more, sizes="N = 4096, K = 16 }\nragged = { N = 100, K = 7").text
+    plain = 'x = { buffer = "float32", shape = ["N"], access = "in" }'
+    assert plain in text
+    text = text.replace(plain, f'x = {{ buffer = "{dtype}", shape = {shape}, access = "in", {content} }}')
+    return parse_spec(text.replace('y = "x"', 'y = "0.0 * z"'), "k.toml", folder=folder)
 
 
 def values_of(spec: KernelSpec, *, check: bool = False, seed: int = 0) -> np.ndarray:
@@ -253,24 +235,8 @@ def test_the_sparse_matrix_of_the_documentation() -> None:
 
 @pytest.mark.parametrize("old", ["x = {", "y = {"])
 def test_a_buffer_named_like_a_size_is_refused_before_contents_are_computed(old: str) -> None:
-    text = """
-[kernel]
-name = "k"
-template = "k.cu"
-entry = "k"
-[problem]
-sizes = { N = 64, M = 8 }
-[parameters]
-B = [64, 128]
-[launch]
-block = ["B"]
-grid = ["ceil_div(N, B)"]
-[arguments]
-x = { buffer = "float32", shape = ["N"], access = "in", init = "floor(M * uniform())" }
-y = { buffer = "float32", shape = ["M"], access = "inout", init = "ones(M) * N" }
-[reference]
-outputs = { y = "y + 1" }
-"""
+    text = spec_of('init = "floor(K * uniform())"').text
+    text = text.replace('access = "out"', 'access = "inout", init = "ones(N) * K"')
     parse_spec(text, "k.toml")
-    with pytest.raises(SpecError, match="'M' already names a size; use another name"):
-        parse_spec(text.replace(old, "M = {"), "k.toml")
+    with pytest.raises(SpecError, match="'K' already names a size; use another name"):
+        parse_spec(text.replace(old, "K = {"), "k.toml")
