@@ -92,12 +92,13 @@ def test_agreement_a_function_and_files_and_a_hash_of_each_form() -> None:
 
 
 def test_tolerances() -> None:
-    reference = parsed(OUTPUTS + "\ntolerance = { C = { absolute = 1e-6, relative = 1e-4 } }").reference
-    assert reference.tolerances == {"C": Tolerance(1e-4, 1e-6, is_elementwise=True)}
-    assert reference.tolerances["C"].text(3.0) == "1e-06 and 0.0001 of |expected|"
-    assert parsed(OUTPUTS + "\ntolerance = { C = 1e-3 }").reference.tolerances == {"C": Tolerance(1e-3)}
-    assert Tolerance(1e-3).text(3.0) == "0.001 of max(|expected|, 3)"
-    assert Tolerance(0.0).text(3.0) == "0 of max(|expected|, 3)"
+    found = [
+        parsed(f"{OUTPUTS}\ntolerance = {{ C = {text} }}").reference.tolerances["C"]
+        for text in ("{ absolute = 1e-6, relative = 1e-4 }", "1e-3")
+    ]
+    assert found == [Tolerance(1e-4, 1e-6, is_elementwise=True), Tolerance(1e-3)]
+    texts = ["1e-06 and 0.0001 of |expected|", "0.001 of max(|expected|, 3)", "0 of max(|expected|, 3)"]
+    assert [each.text(3.0) for each in (*found, Tolerance(0.0))] == texts
 
 
 @pytest.mark.parametrize(

@@ -303,20 +303,17 @@ def test_occupancy_counts_what_the_file_declares() -> None:
 
 
 def test_registers_are_handed_out_in_units() -> None:
-    launch = {"block": [32 * 9], "min_registers": 224}
     assert H200.registers_per_block >= 32 * 9 * 224  # but not after rounding up those of each warp to the unit
-    assert reason(launch) == (
+    assert reason({"block": [32 * 9], "min_registers": 224}) == (
         "occupancy: no block fits on an SM of NVIDIA H200: 288 threads, at least 224 registers per thread, 0 bytes of "
         "shared memory; limited by registers"
     )
 
 
 def test_textbook_tiles_on_a_g80() -> None:
-    def tile(width: int) -> dict[str, Any]:
-        return {"block": [width, width], "static_smem_bytes": 2 * 4 * width * width}
-
-    assert reason(tile(16), G80, min_occupancy=1.0) == ""
-    assert reason(tile(32), G80).startswith("threads_per_block: 32 x 32 threads in a block")
+    assert reason({"block": [16, 16], "static_smem_bytes": TILE_16}, G80, min_occupancy=1.0) == ""
+    said = reason({"block": [32, 32], "static_smem_bytes": TILE_32}, G80)
+    assert said.startswith("threads_per_block: 32 x 32 threads in a block")
 
 
 def test_stages_count_what_each_limit_left() -> None:
@@ -349,12 +346,10 @@ def test_every_row_agrees_with_the_occupancy_of_one() -> None:
     for device in (H200, device_profile("rtx-3060")):
         space = feasible_space(spec, SIZES, device)
         whole = feasible_space(replace(spec, limits=spec.limits._replace(min_occupancy=0.0)), SIZES, device)
-        expected = [
-            occupancy(int(config["T"]), int(config["R"]), int(config["S"]), device).occupancy >= 0.4
-            for config in (whole.config(row) for row in range(len(whole)))
-        ]
+        columns = (whole.column(name).tolist() for name in "TRS")
+        expected = np.array([occupancy(*kernel, device).occupancy >= 0.4 for kernel in zip(*columns, strict=True)])
         assert 0 < sum(expected) < len(expected)
-        assert np.array_equal(space.codes, whole.codes[np.array(expected)])
+        assert np.array_equal(space.codes, whole.codes[expected])
 
 
 LENIENT = Limits(min_occupancy=0.0, max_spill_bytes=None)
