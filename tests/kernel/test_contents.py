@@ -151,38 +151,32 @@ def test_the_content_is_part_of_the_hash() -> None:
 # --- files
 
 
+def of_file(folder: Path, values: np.ndarray, more: str = "") -> KernelSpec:
+    np.save(folder / "x.npy", values.astype(np.float32))
+    return spec_of(f'file = "x.npy"{more}', folder=str(folder))
+
+
 def test_a_file_is_read_beside_the_search_space_file(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.arange(4096, dtype=np.float32))
-    spec = spec_of('file = "x.npy"', folder=str(tmp_path))
+    spec = of_file(tmp_path, np.arange(4096))
     np.testing.assert_array_equal(values_of(spec), np.arange(4096))
     np.testing.assert_array_equal(values_of(spec, check=True), np.arange(100))
     assert missing_input(spec, spec.ragged, "float32") == ""
     assert "expected (5000,) or more" in missing_input(spec, {"N": 5000, "K": 1}, "float32")
+    whole = of_file(tmp_path, np.arange(4096), ", whole = true")
+    assert missing_input(whole, spec.sizes, "float32") == ""
+    assert "expected (100,) for x" in missing_input(whole, spec.ragged, "float32")
 
 
-def test_a_file_that_is_used_as_a_whole(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.arange(4096, dtype=np.float32))
-    spec = spec_of('file = "x.npy", whole = true', folder=str(tmp_path))
-    assert missing_input(spec, spec.sizes, "float32") == ""
-    assert "expected (100,) for x" in missing_input(spec, spec.ragged, "float32")
-
-
-def test_the_hash_is_that_of_the_files_content(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros(4096, np.float32))
-    spec = spec_of('file = "x.npy"', folder=str(tmp_path))
+def test_the_hash_is_that_of_the_files_content_or_a_declared_one_that_is_checked(tmp_path: Path) -> None:
+    spec = of_file(tmp_path, np.zeros(4096))
     before = space_hash(spec)
     (tmp_path / "z.npy").write_bytes((tmp_path / "x.npy").read_bytes())
     assert space_hash(spec_of('file = "z.npy"', folder=str(tmp_path))) == before
-    np.save(tmp_path / "x.npy", np.ones(4096, np.float32))
+    declared = of_file(tmp_path, np.ones(4096), f', sha256 = "{"0" * 64}"')
     assert space_hash(spec) != before
-
-
-def test_a_declared_hash_is_checked(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros(4096, np.float32))
-    spec = spec_of(f'file = "x.npy", sha256 = "{"0" * 64}"', folder=str(tmp_path))
-    space_hash(spec)  # takes the declared one
+    space_hash(declared)
     with pytest.raises(InputError, match="the SHA-256 is"):
-        values_of(spec)
+        values_of(declared)
 
 
 def write_archive(path: Path) -> None:
