@@ -436,23 +436,16 @@ def _phases_2_and_3(text: str) -> str:
     return out
 
 
-def test_the_same_object_until_a_file_changes(tmp_path: Path) -> None:
+def test_the_same_object_until_a_file_changes(scale_toml: Path) -> None:
     """Thousands of served problems share one object, and a changed file is read again."""
-    folder = tmp_path / "kernels"
-    folder.mkdir()
-    for name in ("sgemm_2d.toml", "sgemm_2d.cu"):
-        source = data_folder("search_spaces" if name.endswith(".toml") else "templates") / name
-        (folder / name).write_text(source.read_text())
-    path = folder / "sgemm_2d.toml"
-    first = load_kernel(str(path))
-    assert load_kernel(str(path)) is first
-    template = folder / "sgemm_2d.cu"
-    template.write_text(template.read_text().replace("max(", "min("))
+    first = load_kernel(str(scale_toml))
+    assert load_kernel(str(scale_toml)) is first
+    template = scale_toml.with_suffix(".cu")
     template.write_text(template.read_text() + "\n__device__ int more;\n")
-    second = load_kernel(str(path))
+    second = load_kernel(str(scale_toml))
     assert second is not first
     assert second.source_hash != first.source_hash
-    path.write_text(path.read_text().replace("BK = [8, 16, 32]", "BK = [8, 16]"))
-    third = load_kernel(str(path))
-    assert [len(p.values) for p in third.spec.parameters if p.name == "BK"] == [2]
-    assert load_kernel(str(path)) is third
+    scale_toml.write_text(scale_toml.read_text().replace("WORK = [1, 2, 4]", "WORK = [1, 2]"))
+    third = load_kernel(str(scale_toml))
+    assert [len(p.values) for p in third.spec.parameters if p.name == "WORK"] == [2]
+    assert load_kernel(str(scale_toml)) is third

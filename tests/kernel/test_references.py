@@ -22,7 +22,7 @@ from autotile.kernel.expressions import ShapeOnly, parse_array_expression
 from autotile.kernel.launch import known_names, launch_geometry
 from autotile.kernel.library import kernel_names, load_kernel, reference_source
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.spec import KernelSpec, Reference, Tolerance, reference_spec, wide_type
+from autotile.kernel.spec import KernelSpec, Tolerance, reference_spec, wide_type
 
 OUTPUTS = 'outputs = { C = "alpha * (A @ B) + C" }'
 KERNEL = 'kernel = "naive<double>"\nblock = [16, 16]\ngrid = ["ceil_div(N, 16)", "ceil_div(M, 16)"]'
@@ -189,23 +189,16 @@ class TestShapes:
         assert (found.shape, found.largest) == ((300,), 90_000)
 
 
-class TestUnchecked:
-    """References that leave buffers unchecked."""
-
-    @staticmethod
-    def reference(text: str) -> Reference:
-        more = 't = { buffer = "float32", shape = ["N"], access = "inout" }'
-        space = copy_spec().text.replace("[reference]", f"{more}\n[reference]")
-        return parse_spec(space.replace('outputs = { y = "x" }', text), "k.toml").reference
-
-    def test_what_is_unchecked_needs_no_expression_and_nothing_may_be_checked(self) -> None:
-        reference = self.reference('unchecked = ["t"]\noutputs = { y = "x" }')
-        assert (reference.unchecked, list(reference.outputs)) == (("t",), ["y"])
-        assert reference.meaning()["unchecked"] == ["t"]
-        assert "unchecked" not in self.reference('outputs = { y = "x", t = "t" }').meaning()
-        reference = self.reference('verify = "nothing"')
-        assert reference.unchecked == ("y", "t")
-        assert not reference.is_agreement
+def test_what_is_unchecked_needs_no_expression_and_nothing_may_be_checked() -> None:
+    more = 't = { buffer = "float32", shape = ["N"], access = "inout" }'
+    space = copy_spec().text.replace("[reference]", f"{more}\n[reference]")
+    partly, wholly, nothing = (
+        parse_spec(space.replace('outputs = { y = "x" }', text), "k.toml").reference
+        for text in ('unchecked = ["t"]\noutputs = { y = "x" }', 'outputs = { y = "x", t = "t" }', 'verify = "nothing"')
+    )
+    assert (partly.unchecked, list(partly.outputs), partly.meaning()["unchecked"]) == (("t",), ["y"], ["t"])
+    assert "unchecked" not in wholly.meaning()
+    assert (nothing.unchecked, nothing.is_agreement) == (("y", "t"), False)
 
 
 class TestComparison:
