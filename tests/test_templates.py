@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotile.core.device import device_profile
+from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Resources, Value
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.errors import InputError
@@ -61,18 +61,6 @@ def compiled_as_declared(
     return resources
 
 
-def declared_defaults(kernel: Kernel) -> dict[str, Value]:
-    """Parameters and flags with their defaults, as the search space has them."""
-    return {**kernel.spec.default, **{name: kernel.spec.sizes[name] for name in kernel.spec.flags}}
-
-
-def written_defaults(kernel: Kernel) -> dict[str, Value]:
-    """The same as the template gives them to itself, with the element type left out."""
-    macros = dict(re.findall(r"^#define (\w+) (\w+)$", kernel.source, re.MULTILINE))
-    kinds = {name: type(value) for name, value in declared_defaults(kernel).items()}
-    return {name: kinds[name](int(value)) for name, value in macros.items() if name != "DTYPE"}
-
-
 @pytest.mark.parametrize("device", ["h200", "rtx-3060"])
 def test_the_default_is_valid_at_both_shapes(kernel: Kernel, device: str) -> None:
     if unsupported_reason(kernel.spec, device_profile(device)):
@@ -82,7 +70,13 @@ def test_the_default_is_valid_at_both_shapes(kernel: Kernel, device: str) -> Non
 
 
 def test_the_template_alone_has_the_default_of_the_search_space(kernel: Kernel) -> None:
-    assert written_defaults(kernel) == declared_defaults(kernel)
+    declared: dict[str, Value] = {
+        **kernel.spec.default,
+        **{name: kernel.spec.sizes[name] for name in kernel.spec.flags},
+    }
+    macros = dict(re.findall(r"^#define (\w+) (\w+)$", kernel.source, re.MULTILINE))
+    written = {name: type(declared[name])(int(value)) for name, value in macros.items() if name != "DTYPE"}
+    assert written == declared
 
 
 def test_the_template_explains_every_parameter(kernel: Kernel) -> None:
@@ -227,38 +221,47 @@ def test_the_default_spills_nothing_in_any_layout(kernel: Kernel, architecture: 
     assert out_fp32 or resources.stack_bytes == 0
 
 
-# --- products like that of a matrix and a vector
+MATRIX = (4096, 4096, 4096)
+FIXED = [
+    *((SMALL, *each, H200, "SMALL_A", int(each[0][0] < each[0][1])) for each in product(SMALL_SHAPES, LAYOUTS)),
+    (WGMMA, (64, 101, 64), {"TRANS_B": 1}, H200, "TMA_STORE", 0),  # the threads write odd rows of C
+    (WGMMA, MATRIX, {}, H200, "CLUSTER_SPLIT", 0),  # clusters along K are for few tiles,
+    *(
+        (kernel, (128, 2112, 7168), {}, device_profile("a100"), "CLUSTER_SPLIT", 0) for kernel in (MMA, LIMBS)
+    ),  # on sm_90
+]
 
 
-@pytest.mark.parametrize("shape", SMALL_SHAPES)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_the_smaller_side_is_the_small_operand(shape: Shape, layout: dict[str, int]) -> None:
-    space = feasible_space(SMALL.spec, sizes(SMALL, shape, **layout), H200)
-    assert set(space.column("SMALL_A")) == {int(shape[0] < shape[1])}
+@pytest.mark.parametrize(
+    ("kernel", "shape", "flags", "device", "parameter", "value"),
+    FIXED,
+    ids=[f"{kernel.name}-{shape}-{flags}" for kernel, shape, flags, *_ in FIXED],
+)
+def test_the_problem_and_the_device_leave_one_value(
+    kernel: Kernel, shape: Shape, flags: dict[str, int], device: DeviceProperties, parameter: str, value: int
+) -> None:
+    space = feasible_space(kernel.spec, sizes(kernel, shape, **flags), device)
+    assert set(space.column(parameter)) == {value}
 
 
-def test_other_products_are_refused() -> None:
-    with pytest.raises(InputError, match="vector_like"):
-        feasible_space(SMALL.spec, sizes(SMALL, (17, 17, 1000)), H200)
-
-
-# --- wgmma
-
-
-def test_rows_that_the_copy_engine_cannot_take_leave_nothing() -> None:
-    for shape, flags in (((64, 64, 100), {}), ((64, 100, 64), {}), ((100, 64, 64), {"TRANS_A": 1})):
-        with pytest.raises(InputError, match="whole_rows"):
-            feasible_space(WGMMA.spec, sizes(WGMMA, shape, **flags), H200)
-
-
-def test_odd_rows_of_c_are_written_by_the_threads() -> None:
-    space = feasible_space(WGMMA.spec, sizes(WGMMA, (64, 101, 64), TRANS_B=1), H200)
-    assert set(space.column("TMA_STORE")) == {0}
+@pytest.mark.parametrize(
+    ("kernel", "shape", "flags", "rule"),
+    [
+        (SMALL, (17, 17, 1000), {}, "vector_like"),
+        (WGMMA, (64, 64, 100), {}, "whole_rows"),  # which the copy engine cannot take
+        (WGMMA, (64, 100, 64), {}, "whole_rows"),
+        (WGMMA, (100, 64, 64), {"TRANS_A": 1}, "whole_rows"),
+        (PADDED, (2**15 + 1, PADDED.spec.sizes["N"], 2**14 + 1), {}, "copies_of_a_gibibyte"),
+        (PADDED, (2**31 - 1, 2**31 - 1, 2**31 - 1), {}, "copies_of_a_gibibyte"),
+    ],
+    ids=lambda each: getattr(each, "name", str(each)),
+)
+def test_a_rule_leaves_nothing(kernel: Kernel, shape: Shape, flags: dict[str, int], rule: str) -> None:
+    with pytest.raises(InputError, match=rule):
+        feasible_space(kernel.spec, sizes(kernel, shape, **flags), H200)
 
 
 def test_clusters_along_k_are_for_few_tiles() -> None:
-    square = feasible_space(WGMMA.spec, sizes(WGMMA, (4096, 4096, 4096)), H200)
-    assert set(square.column("CLUSTER_SPLIT")) == {0}
     problem = sizes(WGMMA, (2560, 64, 2560))
     space = feasible_space(WGMMA.spec, problem, H200)
     clusters = [config for config in map(space.config, range(len(space))) if config["CLUSTER_SPLIT"] == 1]
@@ -358,21 +361,6 @@ def test_the_product_is_the_main_step() -> None:
     plan = LaunchPlan.of(PADDED.spec, PADDED.spec.default, PADDED.spec.sizes, H200)
     assert (len(plan.launches), plan.main.step) == (2, 1)
     assert plan.launches[0].threads > plan.main.threads
-
-
-@pytest.mark.parametrize("shape", [(2**15 + 1, PADDED.spec.sizes["N"], 2**14 + 1), (2**31 - 1,) * 3])
-def test_copies_are_limited(shape: Shape) -> None:
-    with pytest.raises(InputError, match="copies_of_a_gibibyte"):
-        feasible_space(PADDED.spec, sizes(PADDED, shape), H200)
-
-
-# --- mma.sync, of 16-bit elements and of bf16 limbs
-
-
-@named(MMA, LIMBS)
-def test_older_devices_get_no_clusters(kernel: Kernel) -> None:
-    space = feasible_space(kernel.spec, sizes(kernel, (128, 2112, 7168)), device_profile("a100"))
-    assert set(space.column("CLUSTER_SPLIT")) == {0}
 
 
 # --- fp32
