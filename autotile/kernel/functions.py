@@ -856,11 +856,7 @@ def _searchsorted(xp: ModuleType, ascending: Any, values: Any, side: str) -> Any
 
 def _arange_shape(start: int, stop: int | None, step: int) -> Shape:
     _require(step != 0, "the step is 0")
-    return (len(range(0 if stop is None else start, start if stop is None else stop, step)),)
-
-
-def _arange(xp: ModuleType, start: int, stop: int | None, step: int) -> Any:
-    return xp.arange(0 if stop is None else start, start if stop is None else stop, step, dtype=np.int64)
+    return (len(range(*((0, start) if stop is None else (start, stop)), step)),)
 
 
 def _filled(shape: Any, value: Shape) -> Shape:
@@ -949,7 +945,11 @@ ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
     "segment_sum": ArrayFunction("values bounds", _segments, _segment_sum),
     "scatter_add": ArrayFunction("base indices values", _scattered, _scatter_add),
     "searchsorted": ArrayFunction("ascending values side='left'", _searched, _searchsorted),
-    "arange": ArrayFunction("start stop=None step=1", _arange_shape, _arange),
+    "arange": ArrayFunction(
+        "start stop=None step=1",
+        _arange_shape,
+        lambda xp, start, stop, step: xp.arange(*((0, start) if stop is None else (start, stop)), step, dtype=np.int64),
+    ),
     "zeros": ArrayFunction("*shape", same, calls("zeros")),
     "ones": ArrayFunction("*shape", same, calls("ones")),
     "full": ArrayFunction("shape value", _filled, calls("full")),
