@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotile.errors import SpecError
+from autotile.kernel import functions
 from autotile.kernel.expressions import ArrayExpression, Kind, Location, ShapeOnly, parse_array_expression
 from autotile.kernel.functions import ARRAY_FUNCTIONS
 
@@ -234,6 +235,13 @@ def test_faults_of_values(text: str, said: str) -> None:
     assert said in caught.value.problem
     assert (caught.value.source, caught.value.line) == ("f.toml", 9)
     assert text[(caught.value.column or 0) - 1 :] in (text, "::0]", "zeros(9999, 9999, 99)", "t @ t")
+
+
+def test_an_array_larger_than_half_of_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "_HOST_BYTES", 16 * 12)
+    assert parse_case("A + 1").evaluate(environment()).shape == (3, 4)
+    with pytest.raises(SpecError, match=r"shape \(4, 5\), more than half of this machine's memory"):
+        parse_case("B + 1").evaluate(environment())
 
 
 def test_an_operand_may_have_the_name_of_a_function_and_a_size_may_be_a_real_number() -> None:

@@ -222,7 +222,8 @@ def test_guards_hold_row_by_row(text: str) -> None:
     a, b, f = np.meshgrid([1, 4, 6], [0, 1, 2], [True, False], indexing="ij")
     columns = {"A": a.ravel(), "B": b.ravel(), "F": f.ravel(), "X": np.select([a < 4, a < 6], [-1.0, 4.0], 9.0).ravel()}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*(c.tolist() for c in columns.values()), strict=True)]
-    assert parse(text).evaluate(columns).tolist() == [parse(text).evaluate(row) for row in rows]
+    values = [parse(text).evaluate(row) for row in rows]
+    assert parse(text).evaluate(columns).tolist() == [parse(text).value(row) for row in rows] == values
 
 
 def test_scalars_and_columns_mix_and_broadcast_and_narrow_or_empty_ones_do_not_fail() -> None:
