@@ -20,7 +20,7 @@ from autotile.database.keys import space_hash
 from autotile.errors import SpecError
 from autotile.kernel.expressions import ShapeOnly, parse_array_expression
 from autotile.kernel.launch import known_names, launch_geometry
-from autotile.kernel.library import kernel_names, load_kernel, reference_source
+from autotile.kernel.library import load_kernel, reference_source
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.spec import KernelSpec, Tolerance, reference_spec, wide_type
 
@@ -177,9 +177,6 @@ class TestShapes:
     @pytest.mark.parametrize("text", ["maximum(A @ B, -1e999) + C", "alpha * (A @ B) + C / 2", "C / (C - C) + A @ B"])
     def test_what_only_the_device_can_tell_is_left_to_it(self, text: str) -> None:
         assert parsed(f'outputs = {{ C = "{text}" }}')
-
-    def test_every_kernel_passes(self) -> None:
-        assert all(load_kernel(name).spec.reference.outputs for name in kernel_names())
 
     def test_the_largest_array_of_an_expression_is_known(self) -> None:
         """All pairs of 300 points are 90,000 elements, although 300 go in and 300 come out."""

@@ -310,12 +310,6 @@ def test_registers_are_handed_out_in_units() -> None:
     )
 
 
-def test_textbook_tiles_on_a_g80() -> None:
-    assert reason({"block": [16, 16], "static_smem_bytes": TILE_16}, G80, min_occupancy=1.0) == ""
-    said = reason({"block": [32, 32], "static_smem_bytes": TILE_32}, G80)
-    assert said.startswith("threads_per_block: 32 x 32 threads in a block")
-
-
 def test_stages_count_what_each_limit_left() -> None:
     spec = make_spec(
         {"T": [32, 1024, 2048], "Z": [1, 65], "G": [1, 70_000], "R": [32, 255], "S": [0, 49_153]},
