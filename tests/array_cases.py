@@ -86,6 +86,8 @@ CASES: dict[str, Any] = {
     "N ** 40 * 0 + N * N": 16.0,
     "N * N * N": 64,
     "N ** K // 3": 5,
+    "alpha * (A @ B) - 1 / N": 0.75 * (A @ B) - 0.25,
+    "-A ** 2 / 3 + v": -(A**2) / 3 + v,
     # conditions
     "where(v > 0, v, -1)": np.where(v > 0, v, -1),
     "where(i, 1, 0)": np.where(i, 1, 0),
@@ -110,7 +112,10 @@ CASES: dict[str, Any] = {
     "sort(A)": np.sort(A),
     "sort(A, axis=0)": np.sort(A, 0),
     "argsort(i)": np.argsort(i, kind="stable"),
+    "mean(A) + mean(A, -1)": A.mean() + A.mean(1),
     # functions
+    "exp(v) + log(abs(v)) + sqrt(v * v) + tanh(v)": np.exp(v) + np.log(abs(v)) + abs(v) + np.tanh(v),
+    "maximum(A, 0) + minimum(A, v)": np.maximum(A, 0) + np.minimum(A, v),
     "floor(A) + ceil(A) + round(A) + trunc(A)": np.floor(A) + np.ceil(A) + np.rint(A) + np.trunc(A),
     "sin(v) * cos(v) + tan(v) + arctan2(v, p)": np.sin(v) * np.cos(v) + np.tan(v) + np.arctan2(v, p),
     "sinh(v) + cosh(v) + arcsinh(v)": np.sinh(v) + np.cosh(v) + np.arcsinh(v),
@@ -135,6 +140,7 @@ CASES: dict[str, Any] = {
     "A.T": A.T,
     "S.T": S.T,
     "transpose(S)": np.swapaxes(S, 1, 2),
+    "transpose(v)": v,
     "permute(S, 2, 0, 1)": S.transpose(2, 0, 1),
     "reshape(A, (2, -1))": A.reshape(2, -1),
     "reshape(A, 2, N + 2)": A.reshape(2, 6),

@@ -81,12 +81,13 @@ def make_spec(
     launch: Mapping[str, object] | None = None,
     limits: Mapping[str, float] | None = None,
     sizes: Mapping[str, int] | None = None,
+    more: Mapping[str, Mapping[str, object]] | None = None,
 ) -> KernelSpec:
-    """Parse a file made of these parameters, rules and heuristics.
+    """Parse a file made of these parameters, rules and heuristics, with more entries of sections by their names.
 
     The default is the first value of each parameter unless given.
     """
-    sections = {
+    sections: dict[str, Mapping[str, object]] = {
         "kernel": {"name": "k", "template": "k.cu", "entry": "k"},
         "problem": {},
         "problem.sizes": sizes or {"N": 4096},
@@ -99,6 +100,8 @@ def make_spec(
         "arguments.X": {"buffer": "float32", "shape": ["N"], "access": "inout"},
         "reference.outputs": {"X": "X"},
     }
+    for name, entries in (more or {}).items():
+        sections[name] = {**sections.get(name, {}), **entries}
     if sizes and "N" not in sizes:
         raise ValueError("the sample's launch and argument use the size N")
     text = "\n".join(

@@ -674,12 +674,11 @@ class StructArgument(ArgumentKind):
 
     def structure(self, problem_dtype: str, names: Mapping[str, Value]) -> StructValue:
         """Return the struct of a configuration, given the value of every name."""
-
-        def number(value: Expression | float) -> float:
-            return int(value.value(names)) if isinstance(value, Expression) else value
-
         layout = self.layout(problem_dtype)
-        scalars = ((offset, dtype, tuple(map(number, values))) for offset, dtype, values in layout.scalars)
+        scalars = (
+            (offset, dtype, tuple(int(v.value(names)) if isinstance(v, Expression) else v for v in values))
+            for offset, dtype, values in layout.scalars
+        )
         return layout._replace(scalars=tuple(scalars))
 
 

@@ -411,9 +411,32 @@ def compiled(node: Node) -> Callable[[Environment], Any]:
             (operand,) = parts
             return lambda env: apply(operand(env))
         case "and" | "or":
-            return _compiled_combination(node.operation == "or", parts)
+            is_or = node.operation == "or"
+
+            def combined(env: Environment) -> bool:
+                for part in parts:
+                    if bool(part(env)) is is_or:
+                        return is_or
+                return not is_or
+
+            return combined
         case "compare":
-            return _compiled_comparison([_COMPARE[sign] for sign in value], parts)
+            compares = [_COMPARE[sign] for sign in value]
+            first, second = parts[:2]
+            if len(compares) == 1:
+                compare_two = compares[0]
+                return lambda env: compare_two(first(env), second(env))
+
+            def compared(env: Environment) -> bool:
+                left = first(env)
+                for compare, part in zip(compares, parts[1:], strict=True):
+                    right = part(env)
+                    if not compare(left, right):
+                        return False
+                    left = right
+                return True
+
+            return compared
         case "in":
             left, *others = parts
             return lambda env: left(env) in [other(env) for other in others]
@@ -435,36 +458,6 @@ def compiled(node: Node) -> Callable[[Environment], Any]:
         return result if language.INT64_MIN <= result <= language.INT64_MAX else value(left(env), right(env), True)
 
     return computed
-
-
-def _compiled_combination(is_or: bool, parts: Sequence[Callable[[Environment], Any]]) -> Callable[[Environment], Any]:
-    def combined(env: Environment) -> bool:
-        for part in parts:
-            if bool(part(env)) is is_or:
-                return is_or
-        return not is_or
-
-    return combined
-
-
-def _compiled_comparison(
-    compares: Sequence[Callable[[Any, Any], Any]], parts: Sequence[Callable[[Environment], Any]]
-) -> Callable[[Environment], Any]:
-    first, second = parts[:2]
-    if len(compares) == 1:
-        compare = compares[0]
-        return lambda env: compare(first(env), second(env))
-
-    def compared(env: Environment) -> bool:
-        left = first(env)
-        for compare, part in zip(compares, parts[1:], strict=True):
-            right = part(env)
-            if not compare(left, right):
-                return False
-            left = right
-        return True
-
-    return compared
 
 
 _LANGUAGE = (
@@ -766,15 +759,12 @@ class Expression:
         """Text with normalized spaces and parentheses."""
         return canonical_text(self.text)
 
-    def as_number(self) -> Expression:
-        """Return the condition as a number, 0 or 1."""
-        return replace(self, kind="number", node=Node("number", "number", (self.node,)))
-
-    def rounded(self) -> Expression:
-        """Return a real expression rounded to the nearest whole number; any other as it is."""
-        if self.kind != "real":
-            return self
-        return replace(self, kind="number", node=Node("round", "number", (self.node,), language.nearest_whole, 1))
+    def as_whole(self) -> Expression:
+        """Return a condition as 0 or 1, a real number rounded to the nearest whole one, and a whole one as it is."""
+        node = Node("number", "number", (self.node,))
+        if self.kind == "real":
+            node = Node("round", "number", (self.node,), language.nearest_whole, 1)
+        return self if self.kind == "number" else replace(self, kind="number", node=node)
 
     def _first_values(self, rows: Rows, env: Environment) -> str:
         """Return the values in the first of the given rows as text: ``" where BM = 64, TM = 0"``."""
@@ -1050,14 +1040,9 @@ class ArrayParser:
         operands = [self.closure(tree.left), self.closure(tree.right)]
         if isinstance(tree.op, ast.MatMult):
             numeric = language.numeric
-
-            def product(context: Context) -> Any:
-                def compute(xp: ModuleType, a: Any, b: Any) -> Any:
-                    return context.matmul(numeric(a), numeric(b))
-
-                return self._applied(tree, language.product, compute, operands)(context)
-
-            return product
+            return lambda context: self._applied(
+                tree, language.product, lambda xp, a, b: context.matmul(numeric(a), numeric(b)), operands
+            )(context)
         compute = language.ARRAY_OPERATORS.get(type(tree.op))
         if compute is None:
             raise self.text.error(tree, f"this operator is not accepted; {_ARRAY_LANGUAGE}")

@@ -501,12 +501,9 @@ def _real(xp: ModuleType, x: Any) -> Any:
     return xp.asarray(numeric(x)).astype(np.float64, copy=False)
 
 
-def _special(name: str) -> ArrayFunction:
-    def compute(xp: ModuleType, x: Any) -> Any:
-        library = import_module("scipy.special" if xp is np else "cupyx.scipy.special")  # rare, and slow to import
-        return getattr(library, name)(_real(xp, x))
-
-    return ArrayFunction("x", same, compute)
+def _special(name: str, xp: ModuleType, x: Any) -> Any:
+    library = import_module("scipy.special" if xp is np else "cupyx.scipy.special")  # rare, and slow to import
+    return getattr(library, name)(_real(xp, x))
 
 
 def _reduced(shape: Shape, axis: Any = None, keepdims: bool = False) -> Shape:
@@ -751,14 +748,10 @@ def _einsum(xp: ModuleType, subscripts: str, arrays: tuple[Any, ...]) -> Any:
     return xp.einsum(f"{','.join(inputs)}->{output}", *operands, optimize=True)
 
 
-def _plane(what: str) -> Callable[..., Shape]:
-    """Return a rule that gives the shape of an array of two axes or more, unchanged."""
-
-    def rule(shape: Shape, *_: Any) -> Shape:
-        _require(len(shape) >= 2, f"a {what} takes two axes")
-        return shape
-
-    return rule
+def _plane(what: str, shape: Shape, *_: Any) -> Shape:
+    """Return the shape of an array of two axes or more, unchanged."""
+    _require(len(shape) >= 2, f"a {what} takes two axes")
+    return shape
 
 
 def check_indices(xp: ModuleType, indices: Any, extent: int) -> None:
@@ -856,11 +849,7 @@ def _searchsorted(xp: ModuleType, ascending: Any, values: Any, side: str) -> Any
 
 def _arange_shape(start: int, stop: int | None, step: int) -> Shape:
     _require(step != 0, "the step is 0")
-    return (len(range(0 if stop is None else start, start if stop is None else stop, step)),)
-
-
-def _arange(xp: ModuleType, start: int, stop: int | None, step: int) -> Any:
-    return xp.arange(0 if stop is None else start, start if stop is None else stop, step, dtype=np.int64)
+    return (len(range(*((0, start) if stop is None else (start, stop)), step)),)
 
 
 def _filled(shape: Any, value: Shape) -> Shape:
@@ -883,7 +872,7 @@ _BINARY_NAMES = "maximum minimum mod fmod floor_divide arctan2 hypot copysign"
 ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
     **{name: ArrayFunction("x", same, calls(name, numeric)) for name in _FLOAT_NAMES.split()},
     **{name: ArrayFunction("a b", elementwise, calls(name, numeric)) for name in _BINARY_NAMES.split()},
-    **{name: _special(name) for name in ("erf", "erfc")},
+    **{name: ArrayFunction("x", same, partial(_special, name)) for name in ("erf", "erfc")},
     **{name: _of_axes(name, _reduced, "axis=None keepdims=False") for name in _REDUCTION_NAMES.split()},
     **{name: _of_axes(name, _reduced, "axis=None keepdims=False", _truth) for name in ("any", "all")},
     **{name: _of_axes(name, _along, "axis=None") for name in ("cumsum", "cumprod")},
@@ -938,18 +927,22 @@ ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
     "outer": ArrayFunction("a b", lambda a, b: (math.prod(a), math.prod(b)), calls("outer", numeric)),
     "diagonal": ArrayFunction(
         "x",
-        lambda shape: (*_plane("diagonal")(shape)[:-2], min(shape[-2:])),
+        lambda shape: (*_plane("diagonal", shape)[:-2], min(shape[-2:])),
         lambda xp, x: xp.diagonal(x, 0, -2, -1),
     ),
-    "tril": ArrayFunction("x k=0", _plane("triangle"), calls("tril")),
-    "triu": ArrayFunction("x k=0", _plane("triangle"), calls("triu")),
+    "tril": ArrayFunction("x k=0", partial(_plane, "triangle"), calls("tril")),
+    "triu": ArrayFunction("x k=0", partial(_plane, "triangle"), calls("triu")),
     "take": ArrayFunction("x indices axis=None", _taken, _take),
     "bincount": ArrayFunction("x length weights=None", _counted, _bincount),
     "histogram": ArrayFunction("x length low high", lambda x, length, *_: (length,), _histogram),
     "segment_sum": ArrayFunction("values bounds", _segments, _segment_sum),
     "scatter_add": ArrayFunction("base indices values", _scattered, _scatter_add),
     "searchsorted": ArrayFunction("ascending values side='left'", _searched, _searchsorted),
-    "arange": ArrayFunction("start stop=None step=1", _arange_shape, _arange),
+    "arange": ArrayFunction(
+        "start stop=None step=1",
+        _arange_shape,
+        lambda xp, start, stop, step: xp.arange(*((0, start) if stop is None else (start, stop)), step, dtype=np.int64),
+    ),
     "zeros": ArrayFunction("*shape", same, calls("zeros")),
     "ones": ArrayFunction("*shape", same, calls("ones")),
     "full": ArrayFunction("shape value", _filled, calls("full")),

@@ -351,7 +351,7 @@ def _work(table: Table, problem: ProblemSection) -> Work:
     """Parse ``[work]``: the minimum operations and bytes of the problem, and the unit that does the operations."""
     table.allow(("flops", "bytes", "unit", "passes"))
     amounts = {
-        name: table.expression(name, problem.kinds, "real").rounded()
+        name: table.expression(name, problem.kinds, "real").as_whole()
         for name in ("flops", "bytes")
         if name in table.data
     }

@@ -288,31 +288,28 @@ def map_rows(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> N
     columns
         Columns of equal length.
     """
+    keys: tuple[str, ...] = ()
+    rows = len(next(iter(columns.values()), [()]))
     try:
-        return _by_combination(function, columns)
+        while True:
+            # The first row of each combination of the keys' values, and the number of each row's combination.
+            group, firsts = np.zeros(rows, np.intp), np.zeros(min(rows, 1), np.intp)
+            for key in keys:
+                values, codes = np.unique(columns[key], return_inverse=True)
+                _, firsts, group = np.unique(group * len(values) + codes, return_index=True, return_inverse=True)
+            results = []
+            for row in firsts.tolist():
+                read: set[str] = set()
+                config = _ReadConfig({name: column[row].item() for name, column in columns.items()}, read)
+                results.append(function(config))
+                if not read <= set(keys):  # a branch that reads more: the combinations so far are too coarse
+                    keys = tuple(name for name in columns if name in read or name in keys)
+                    break
+            else:
+                return np.array(results)[group]
     except Exception:  # it may need a dictionary, such as to change it; if the function itself fails, so it does again
         plain = [column.tolist() for column in columns.values()]
         return np.array([function(dict(zip(columns, row, strict=True))) for row in zip(*plain, strict=True)])
-
-
-def _by_combination(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    keys: tuple[str, ...] = ()
-    rows = len(next(iter(columns.values()), [()]))
-    while True:
-        # The first row of each combination of the keys' values, and the number of each row's combination.
-        group, firsts = np.zeros(rows, np.intp), np.zeros(min(rows, 1), np.intp)
-        for key in keys:
-            values, codes = np.unique(columns[key], return_inverse=True)
-            _, firsts, group = np.unique(group * len(values) + codes, return_index=True, return_inverse=True)
-        results = []
-        for row in firsts.tolist():
-            read: set[str] = set()
-            results.append(function(_ReadConfig({name: column[row].item() for name, column in columns.items()}, read)))
-            if not read <= set(keys):  # a branch that reads more: the combinations so far are too coarse
-                keys = tuple(name for name in columns if name in read or name in keys)
-                break
-        else:
-            return np.array(results)[group]
 
 
 def parse_predicate(function: Predicate, parameters: Sequence[str], location: Location) -> Expression:

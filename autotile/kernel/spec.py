@@ -576,35 +576,16 @@ def parse_reference(
                     raise table.error("verify", f"{describe(other)} is not accepted; {expected}")
     checked = [name for name in written if name not in unchecked]
     outputs, files = _outputs(table.table("outputs"), checked, arguments, problem)
-    _check_shapes(outputs, arguments, problem)
     return common._replace(outputs=outputs, files=files)
-
-
-def _check_shapes(
-    outputs: Mapping[str, ArrayExpression], arguments: tuple[Argument, ...], problem: ProblemSection
-) -> None:
-    """Evaluate the shape of each output, at the default and the ragged sizes, and with each flag inverted."""
-    buffers = {buffer.name: buffer for buffer in arguments_of_kind(arguments, BufferArgument)}
-    cases = [
-        ({**sizes, **inverted}, check)
-        for sizes, check in ((problem.sizes, False), (problem.ragged, True))
-        for inverted in ({}, *({flag: 1 - sizes[flag]} for flag in problem.flags))
-    ]
-    for sizes, check in cases:
-        operands = {a.name: a.operand(sizes, check=check) for a in arguments if a.is_operand}
-        for name, expression in outputs.items():
-            shape, expected = expression.shape({**sizes, **operands}), buffers[name].array_shape(sizes)
-            if shape != expected:
-                at = " ".join(f"{size}={value}" for size, value in sizes.items())
-                fault = f"the result has the shape {shape}, but the buffer {name} has {expected}, at {at}"
-                hint = "; write reshape(..., 1)" if not shape and expected == (1,) else ""
-                raise expression.location.error(fault + hint, expression=expression.text)
 
 
 def _outputs(
     table: Table, written: list[str], arguments: tuple[Argument, ...], problem: ProblemSection
 ) -> tuple[dict[str, ArrayExpression], dict[str, str]]:
-    """Parse the expression or the file of each output."""
+    """Parse the expression or the file of each output.
+
+    The shape of each expression is checked at the default and the ragged sizes, and with each flag inverted.
+    """
     table.allow(written)
     for name in written:
         if name not in table.data:
@@ -629,6 +610,21 @@ def _outputs(
                 cure = f'give {buffer.name} a file, too, or a constant content such as init = "ones"'
                 fault = f"the file holds one answer, but the content of {buffer.name} is random; {cure}"
                 raise entry.error("file", fault)
+    buffers = {buffer.name: buffer for buffer in arguments_of_kind(arguments, BufferArgument)}
+    cases = [
+        ({**sizes, **inverted}, check)
+        for sizes, check in ((problem.sizes, False), (problem.ragged, True))
+        for inverted in ({}, *({flag: 1 - sizes[flag]} for flag in problem.flags))
+    ]
+    for sizes, check in cases:
+        operands = {a.name: a.operand(sizes, check=check) for a in arguments if a.is_operand}
+        for name, expression in outputs.items():
+            shape, expected = expression.shape({**sizes, **operands}), buffers[name].array_shape(sizes)
+            if shape != expected:
+                at = " ".join(f"{size}={value}" for size, value in sizes.items())
+                fault = f"the result has the shape {shape}, but the buffer {name} has {expected}, at {at}"
+                hint = "; write reshape(..., 1)" if not shape and expected == (1,) else ""
+                raise expression.location.error(fault + hint, expression=expression.text)
     return outputs, files
 
 

@@ -234,7 +234,7 @@ class Table(msgspec.Struct, frozen=True):
             raise self.error(name, f"expected an expression in a string, got {describe(value)}")
         expression = self.any_expression(name, value, kinds)
         if expected in ("number", "real") and expression.kind == "boolean" and expression.text in kinds:
-            return expression.as_number()
+            return expression.as_whole()
         if expected == "real" and expression.kind == "number":
             return expression
         if expression.kind != expected:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -38,19 +38,12 @@ def why_not() -> str:
     return "" if probe.returncode == 0 else f"g++ cannot build the emulator: {probe.stderr.strip()}"
 
 
-def compile_launcher(folder: Path) -> Path:
-    """Compile what is the same for all kernels, and return the object file."""
-    launcher = folder / "launcher.o"
-    _compile("-c", str(_LAUNCHER), "-o", str(launcher))
-    return launcher
-
-
 def _compile(*arguments: str) -> None:
     subprocess.run(["g++", *_FLAGS, *arguments], check=True, capture_output=True, text=True)
 
 
 class CpuKernel:
-    """A configuration of a kernel, compiled for the CPU with the object file of `compile_launcher`."""
+    """A configuration of a kernel, compiled for the CPU with the object file of the launcher."""
 
     def __init__(self, kernel: Kernel, config: Config, launcher: Path, folder: Path) -> None:
         self._spec = kernel.spec
@@ -89,7 +82,6 @@ FLOAT32 = DTYPES["float32"]
 
 Sizes = dict[str, int]
 Values = dict[str, np.ndarray | float]
-Compiled = Callable[[Kernel, Config, Sizes], CpuKernel]
 
 
 def kernel_named(name: str) -> Kernel:
@@ -126,12 +118,10 @@ def expect_right(kernel: Kernel, program: CpuKernel, sizes: Sizes, **scalars: fl
 
 @pytest.fixture(scope="module")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_launcher(tmp_path_factory.mktemp("launcher"))
-
-
-@pytest.fixture
-def compiled(launcher: Path, tmp_path: Path) -> Compiled:
-    return lambda kernel, overrides, sizes: checked(kernel, overrides, sizes, launcher, tmp_path)
+    """The object file that is the same for all kernels."""
+    launcher = tmp_path_factory.mktemp("launcher") / "launcher.o"
+    _compile("-c", str(_LAUNCHER), "-o", str(launcher))
+    return launcher
 
 
 def checked(kernel: Kernel, overrides: Config, sizes: Sizes, launcher: Path, folder: Path) -> CpuKernel:
@@ -142,6 +132,7 @@ def checked(kernel: Kernel, overrides: Config, sizes: Sizes, launcher: Path, fol
 
 
 RAGGED, WHOLE = [(1, 1, 1), (3, 130, 2), (67, 45, 33), (32, 64, 96)], [(8, 8, 8), (40, 24, 16)]
+PLANES = [(1, 1), (67, 45), (5, 131), (64, 64)]
 
 
 @pytest.mark.parametrize(
@@ -154,14 +145,20 @@ RAGGED, WHOLE = [(1, 1, 1), (3, 130, 2), (67, 45, 33), (32, 64, 96)], [(8, 8, 8)
         ("matmul_tiled", {"TILE": 4, "UNROLL": 2, "PAD": 1}, RAGGED),
         ("matmul_tiled", {"TILE": 32, "UNROLL": 32}, RAGGED),
         ("matmul_tiled", {"TILE": 8, "UNROLL": 4, "GUARDED": False}, WHOLE),
+        ("stencil_2d", {}, PLANES),
+        ("stencil_2d", {"BX": 16, "BY": 4, "COLUMNS": 4, "ROWS": 2}, PLANES),
+        ("stencil_2d", {"BX": 64, "BY": 1, "COLUMNS": 2, "ROWS": 8, "USE_SMEM": False}, PLANES),
     ],
     ids=str,
 )
-def test_products(name: str, overrides: Config, shapes: list[tuple[int, int, int]], compiled: Compiled) -> None:
+def test_products_and_stencils(
+    name: str, overrides: Config, shapes: list[tuple[int, ...]], launcher: Path, tmp_path: Path
+) -> None:
     kernel = kernel_named(name)
-    program = compiled(kernel, overrides, dict(zip("MNK", shapes[-1], strict=True)))
-    for M, N, K in shapes:
-        expect_right(kernel, program, {"M": M, "N": N, "K": K})
+    problems = [dict(zip(kernel.spec.sizes, shape, strict=True)) for shape in shapes]
+    program = checked(kernel, overrides, problems[-1], launcher, tmp_path)
+    for sizes in problems:
+        expect_right(kernel, program, sizes, centre=0.5, neighbour=0.125)
 
 
 # Each value of each parameter appears.
@@ -220,18 +217,6 @@ def test_sgemm_keeps_nan_and_infinity_where_they_belong(sgemm: CpuKernel) -> Non
     result = sgemm.run(sizes, H200, values)["C"]
     assert np.isfinite(result[:36, :40]).all()
     assert np.isnan(result[36]).all()
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [{}, {"BX": 16, "BY": 4, "COLUMNS": 4, "ROWS": 2}, {"BX": 64, "BY": 1, "COLUMNS": 2, "ROWS": 8, "USE_SMEM": False}],
-    ids=str,
-)
-def test_stencil(overrides: Config, compiled: Compiled) -> None:
-    kernel = kernel_named("stencil_2d")
-    program = compiled(kernel, overrides, {"H": 67, "W": 45})
-    for H, W in [(1, 1), (67, 45), (5, 131), (64, 64)]:
-        expect_right(kernel, program, {"H": H, "W": W}, centre=0.5, neighbour=0.125)
 
 
 def test_the_emulator_sees_a_step_beyond_a_buffer(launcher: Path, tmp_path: Path) -> None:

@@ -10,47 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotile.errors import SpecError
+from autotile.kernel import functions
 from autotile.kernel.expressions import ArrayExpression, Kind, Location, ShapeOnly, parse_array_expression
 from autotile.kernel.functions import ARRAY_FUNCTIONS
 
 NAMES = ("A", "B", "v", "alpha", "N")
+LOCATION = Location("f.toml", "reference.outputs.C", 9)
 
 
 def parse(text: str) -> ArrayExpression:
-    return parse_array_expression(text, NAMES, location=Location("f.toml", "reference.outputs.C", 9))
+    return parse_array_expression(text, NAMES, location=LOCATION)
 
 
-def arrays() -> dict[str, Any]:
-    a, b, v = map(np.random.default_rng(7).standard_normal, ((3, 4), (4, 5), 4))
-    return {"A": a.astype(np.float32), "B": b, "v": v, "alpha": 0.75, "N": 4}
-
-
-CASES = {
-    "alpha * (A @ B)": lambda e: 0.75 * (e["A"].astype(float) @ e["B"]),
-    "A + v": lambda e: e["A"].astype(float) + e["v"],
-    "-A - 1 / N": lambda e: -e["A"].astype(float) - 0.25,
-    "A ** 2 / 3": lambda e: e["A"].astype(float) ** 2 / 3,
-    "sum(A)": lambda e: e["A"].astype(float).sum(),
-    "sum(A, 1)": lambda e: e["A"].astype(float).sum(1),
-    "mean(A, -1)": lambda e: e["A"].astype(float).mean(-1),
-    "mean(v)": lambda e: e["v"].mean(),
-    "max(A, 0)": lambda e: e["A"].astype(float).max(0),
-    "exp(v) + log(abs(v)) + sqrt(v * v) + tanh(v)": lambda e: (
-        np.exp(e["v"]) + np.log(np.abs(e["v"])) + np.sqrt(e["v"] ** 2) + np.tanh(e["v"])
-    ),
-    "maximum(A, 0) + minimum(A, v)": lambda e: np.maximum(e["A"], 0.0) + np.minimum(e["A"].astype(float), e["v"]),
-    "transpose(A)": lambda e: e["A"].astype(float).T,
-    "transpose(transpose(exp(A)) / sum(exp(A), 1))": lambda e: (
-        np.exp(e["A"].astype(float)) / np.exp(e["A"].astype(float)).sum(1, keepdims=True)
-    ),
-    "N": lambda e: 4.0,
-}
-
-
-@pytest.mark.parametrize("text", CASES)
-def test_values_are_those_of_numpy_in_float64(text: str) -> None:
-    result = parse(text).evaluate(arrays())
-    np.testing.assert_allclose(result, CASES[text](arrays()), rtol=1e-14)
+def parse_case(text: str) -> ArrayExpression:
+    return parse_array_expression(text, [name for name in environment() if name != "FLAG"], KINDS, LOCATION)
 
 
 def test_what_an_expression_says_of_itself() -> None:
@@ -66,7 +39,7 @@ def test_matmul_is_replaced_by_the_hook() -> None:
         calls.append((left.shape, right.shape, left.dtype))
         return np.full((3, 5), 2.0)
 
-    assert parse("A @ B + 1").evaluate(arrays(), product).tolist() == [[3.0] * 5] * 3
+    assert parse("A @ B + 1").evaluate(environment(), product).tolist() == [[3.0] * 5] * 3
     assert calls == [((3, 4), (4, 5), np.float64)]
 
 
@@ -85,23 +58,6 @@ def test_what_has_no_finite_value_stays_in_the_result() -> None:
     result = parse("1 / A + log(B)").evaluate({"A": np.array([0.0, 1.0]), "B": np.array([1.0, -1.0])})
     assert np.isinf(result[0])
     assert np.isnan(result[1])
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("A + B", "operands of shape (3, 4) and (4, 5) are not compatible"),
-        ("B @ A", "operands of shape (4, 5) and (3, 4) are not compatible"),
-        ("A @ alpha", "operands of shape (3, 4) and () are not compatible"),
-        ("sum(A, 2)", "axis 2 is out of bounds"),
-        ("shift(A, 1)", "takes 2 offsets, got 1"),
-    ],
-)
-def test_shapes_that_do_not_fit(text: str, problem: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        parse(text).evaluate(arrays())
-    assert problem in caught.value.problem
-    assert (caught.value.source, caught.value.line, caught.value.column) == ("f.toml", 9, 1)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +126,7 @@ TOKENS = (
 @given(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(TOKENS.split()), max_size=12).map(" ".join)))
 def test_any_text_gives_an_array_or_a_spec_error(text: str) -> None:
     with contextlib.suppress(SpecError):
-        assert parse(text).evaluate(arrays()).dtype.kind in "biufc"
+        assert parse(text).evaluate(environment()).dtype.kind in "biufc"
 
 
 class TestChoicesAndStacks:
@@ -202,17 +158,13 @@ class TestChoicesAndStacks:
         turned = self.evaluate("transpose(transpose(B) @ transpose(A))", A=left, B=right)
         np.testing.assert_allclose(turned, left @ right)
 
-    def test_a_vector_has_no_transpose(self) -> None:
-        np.testing.assert_array_equal(self.evaluate("transpose(A)", A=np.arange(3.0)), np.arange(3.0))
-
 
 @pytest.mark.parametrize("text", VALUES)
 def test_values_and_shapes(text: str) -> None:
-    names = [name for name in environment() if name != "FLAG"]
-    expression = parse_array_expression(text, names, KINDS)
+    expression = parse_case(text)
     result = expression.evaluate(environment())
     expected = np.asarray(VALUES[text])
-    np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(result, expected, rtol=1e-13, atol=1e-14)
     if expected.dtype.kind in "biu":
         assert result.dtype.kind in "biu"
         assert result.tolist() == expected.tolist()
@@ -222,14 +174,19 @@ def test_values_and_shapes(text: str) -> None:
 
 @pytest.mark.parametrize("name", ARRAY_FUNCTIONS)
 def test_every_function_is_among_the_cases_or_alike(name: str) -> None:
-    alike = {"cbrt", "arcsin", "arccos", "arctan", "tanh", "arccosh", "arctanh", "isnan", "isinf", "fmod", "copysign"}
-    alike |= {"floor_divide", "angle", "float", "mean", "sqrt", "log", "minimum", "maximum"}
+    alike = {"cbrt", "arcsin", "arccos", "arctan", "arccosh", "arctanh", "isnan", "isinf", "fmod", "copysign"}
+    alike |= {"floor_divide", "angle", "float"}
     assert name in alike or any(f"{name}(" in text for text in VALUES)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("A + B", "operands of shape (3, 4) and (4, 5) are not compatible"),
+        ("B @ A", "operands of shape (4, 5) and (3, 4) are not compatible"),
+        ("A @ alpha", "operands of shape (3, 4) and () are not compatible"),
+        ("sum(A, 2)", "axis 2 is out of bounds"),
+        ("shift(A, 1)", "takes 2 offsets, got 1"),
         ("v[4]", "the index 4 is out of bounds for an axis of 4"),
         ("v[i + 1]", "indices from 1 to 4 for an axis of 4"),
         ("v[v]", "indices must be whole numbers"),
@@ -274,8 +231,17 @@ def test_every_function_is_among_the_cases_or_alike(name: str) -> None:
 )
 def test_faults_of_values(text: str, said: str) -> None:
     with pytest.raises(SpecError) as caught:
-        parse_array_expression(text, [*environment()], KINDS).evaluate(environment())
+        parse_case(text).evaluate(environment())
     assert said in caught.value.problem
+    assert (caught.value.source, caught.value.line) == ("f.toml", 9)
+    assert text[(caught.value.column or 0) - 1 :] in (text, "::0]", "zeros(9999, 9999, 99)", "t @ t")
+
+
+def test_an_array_larger_than_half_of_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "_HOST_BYTES", 16 * 12)
+    assert parse_case("A + 1").evaluate(environment()).shape == (3, 4)
+    with pytest.raises(SpecError, match=r"shape \(4, 5\), more than half of this machine's memory"):
+        parse_case("B + 1").evaluate(environment())
 
 
 def test_an_operand_may_have_the_name_of_a_function_and_a_size_may_be_a_real_number() -> None:
@@ -305,8 +271,7 @@ def test_an_einsum_of_too_many_products_is_refused_by_its_shapes(text: str) -> N
 
 @pytest.mark.parametrize(("text", "same"), [("i & 2.0", "i & 2"), ("1.0 << i", "1 << i"), ("i | 4 / 2", "i | 2")])
 def test_a_whole_value_of_a_real_number_counts_as_a_whole_number(text: str, same: str) -> None:
-    names = [name for name in environment() if name != "FLAG"]
-    found, expected = (parse_array_expression(one, names, KINDS).evaluate(environment()) for one in (text, same))
+    found, expected = (parse_case(one).evaluate(environment()) for one in (text, same))
     assert found.dtype.kind in "iu"
     assert found.tolist() == expected.tolist()
 

@@ -25,13 +25,12 @@ class View(np.ndarray):
         return np.asarray(self)
 
 
-def kernel(n: int = 100) -> Any:
-    problem = Problem("k", {"N": n}, "float32")
-    return SimpleNamespace(definition=SimpleNamespace(spec=SPEC), problem=problem)
+def kernel() -> Any:
+    return SimpleNamespace(definition=SimpleNamespace(spec=SPEC), problem=Problem("k", {"N": 100}, "float32"))
 
 
-def views(n: int = 100) -> dict[str, Any]:
-    return {name: np.arange(n, dtype=np.float32).view(View) for name in ("x", "y")}
+def views() -> dict[str, Any]:
+    return {name: np.arange(100, dtype=np.float32).view(View) for name in ("x", "y")}
 
 
 def test_a_call_is_written_and_used(tmp_path: Path) -> None:
@@ -49,16 +48,13 @@ def test_a_call_is_written_and_used(tmp_path: Path) -> None:
     assert missing_input(spec, {"N": 99}, "float32")  # used as a whole only
 
 
-def test_the_limits_hold(tmp_path: Path) -> None:
+def test_the_limits_hold_and_a_folder_must_be_writable(tmp_path: Path) -> None:
     by_count = CaptureFolder(tmp_path / "a", 2, 10**6)
     assert [by_count.write(kernel(), views(), {}) is not None for _ in range(3)] == [True, True, False]
     assert by_count.is_full
     by_size = CaptureFolder(tmp_path / "b", 9, 500)
     assert [by_size.write(kernel(), views(), {}) is not None for _ in range(2)] == [True, False]
     assert len(list((tmp_path / "b").iterdir())) == 1
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be captured"):
         CaptureFolder(tmp_path / "file", 1, 10**6).write(kernel(), views(), {})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from spec_samples import copy_spec
 
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, SpecError
@@ -14,36 +15,17 @@ from autotile.kernel.inputs import InputMaker, missing_input
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.spec import KernelSpec
 
-SPACE = """
-[kernel]
-name = "k"
-template = "k.cu"
-entry = "k"
-[problem]
-sizes = { N = 4096, K = 16 }
-ragged = { N = 100, K = 7 }
-[parameters]
-BLOCK = [64, 128]
-[default]
-BLOCK = 64
-[launch]
-block = ["BLOCK"]
-grid = ["ceil_div(N, BLOCK)"]
-[arguments]
-x = { buffer = "@type", shape = @shape, access = "in", @content }
-y = { buffer = "float32", shape = ["N"], access = "out" }
-scale = { scalar = "float32", value = 3.0, check = 5.0 }
-@more
-[reference]
-outputs = { y = "0.0 * z" }
-"""
-
 
 def spec_of(content: str, dtype: str = "float32", shape: str = '["N"]', more: str = "", folder: str = "") -> KernelSpec:
-    text = SPACE.replace("@type", dtype).replace("@shape", shape).replace("@content", content)
+    """The kernel that copies a vector, with another x, a scalar, and z of which nothing else is said unless given."""
     if "z =" not in more:
         more += '\nz = { buffer = "float32", shape = ["N"], access = "in" }'
-    return parse_spec(text.replace("@more", more), "k.toml", folder=folder)
+    scale = 'scale = { scalar = "float32", value = 3.0, check = 5.0 }'
+    text = copy_spec(scale, more, sizes="N = 4096, K = 16 }\nragged = { N = 100, K = 7").text
+    plain = 'x = { buffer = "float32", shape = ["N"], access = "in" }'
+    assert plain in text
+    text = text.replace(plain, f'x = {{ buffer = "{dtype}", shape = {shape}, access = "in", {content} }}')
+    return parse_spec(text.replace('y = "x"', 'y = "0.0 * z"'), "k.toml", folder=folder)
 
 
 def values_of(spec: KernelSpec, *, check: bool = False, seed: int = 0) -> np.ndarray:
@@ -169,38 +151,32 @@ def test_the_content_is_part_of_the_hash() -> None:
 # --- files
 
 
+def of_file(folder: Path, values: np.ndarray, more: str = "") -> KernelSpec:
+    np.save(folder / "x.npy", values.astype(np.float32))
+    return spec_of(f'file = "x.npy"{more}', folder=str(folder))
+
+
 def test_a_file_is_read_beside_the_search_space_file(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.arange(4096, dtype=np.float32))
-    spec = spec_of('file = "x.npy"', folder=str(tmp_path))
+    spec = of_file(tmp_path, np.arange(4096))
     np.testing.assert_array_equal(values_of(spec), np.arange(4096))
     np.testing.assert_array_equal(values_of(spec, check=True), np.arange(100))
     assert missing_input(spec, spec.ragged, "float32") == ""
     assert "expected (5000,) or more" in missing_input(spec, {"N": 5000, "K": 1}, "float32")
+    whole = of_file(tmp_path, np.arange(4096), ", whole = true")
+    assert missing_input(whole, spec.sizes, "float32") == ""
+    assert "expected (100,) for x" in missing_input(whole, spec.ragged, "float32")
 
 
-def test_a_file_that_is_used_as_a_whole(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.arange(4096, dtype=np.float32))
-    spec = spec_of('file = "x.npy", whole = true', folder=str(tmp_path))
-    assert missing_input(spec, spec.sizes, "float32") == ""
-    assert "expected (100,) for x" in missing_input(spec, spec.ragged, "float32")
-
-
-def test_the_hash_is_that_of_the_files_content(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros(4096, np.float32))
-    spec = spec_of('file = "x.npy"', folder=str(tmp_path))
+def test_the_hash_is_that_of_the_files_content_or_a_declared_one_that_is_checked(tmp_path: Path) -> None:
+    spec = of_file(tmp_path, np.zeros(4096))
     before = space_hash(spec)
     (tmp_path / "z.npy").write_bytes((tmp_path / "x.npy").read_bytes())
     assert space_hash(spec_of('file = "z.npy"', folder=str(tmp_path))) == before
-    np.save(tmp_path / "x.npy", np.ones(4096, np.float32))
+    declared = of_file(tmp_path, np.ones(4096), f', sha256 = "{"0" * 64}"')
     assert space_hash(spec) != before
-
-
-def test_a_declared_hash_is_checked(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros(4096, np.float32))
-    spec = spec_of(f'file = "x.npy", sha256 = "{"0" * 64}"', folder=str(tmp_path))
-    space_hash(spec)  # takes the declared one
+    space_hash(declared)
     with pytest.raises(InputError, match="the SHA-256 is"):
-        values_of(spec)
+        values_of(declared)
 
 
 def write_archive(path: Path) -> None:
@@ -253,24 +229,8 @@ def test_the_sparse_matrix_of_the_documentation() -> None:
 
 @pytest.mark.parametrize("old", ["x = {", "y = {"])
 def test_a_buffer_named_like_a_size_is_refused_before_contents_are_computed(old: str) -> None:
-    text = """
-[kernel]
-name = "k"
-template = "k.cu"
-entry = "k"
-[problem]
-sizes = { N = 64, M = 8 }
-[parameters]
-B = [64, 128]
-[launch]
-block = ["B"]
-grid = ["ceil_div(N, B)"]
-[arguments]
-x = { buffer = "float32", shape = ["N"], access = "in", init = "floor(M * uniform())" }
-y = { buffer = "float32", shape = ["M"], access = "inout", init = "ones(M) * N" }
-[reference]
-outputs = { y = "y + 1" }
-"""
+    text = spec_of('init = "floor(K * uniform())"').text
+    text = text.replace('access = "out"', 'access = "inout", init = "ones(N) * K"')
     parse_spec(text, "k.toml")
-    with pytest.raises(SpecError, match="'M' already names a size; use another name"):
-        parse_spec(text.replace(old, "M = {"), "k.toml")
+    with pytest.raises(SpecError, match="'K' already names a size; use another name"):
+        parse_spec(text.replace(old, "K = {"), "k.toml")

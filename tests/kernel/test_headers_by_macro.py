@@ -3,9 +3,11 @@
 import os
 import time
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
+from spec_samples import make_spec
 
 from autotile.cuda.compiler import CompileJob, CubinCache, compile_job
 from autotile.cuda.toolchain import installed_nvcc
@@ -13,29 +15,8 @@ from autotile.errors import InputError
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.sources import included_files, own_sources
 
-_SPEC = """
-[kernel]
-name = "scale"
-template = "scale.cu"
-entry = "scale"
-{build}
-[problem]
-sizes = {{ N = 1024 }}
-[parameters]
-TILE = [32, 64]
-NAME = ["x", "y"]
-[default]
-TILE = 32
-NAME = "x"
-[launch]
-block = ["TILE"]
-grid = ["ceil_div(N, TILE)"]
-[arguments]
-x = {{ buffer = "float32", shape = ["N"], access = "inout" }}
-[reference]
-verify = "nothing"
-"""
-_ENTRY = 'extern "C" __global__ void scale(float* x) { x[0] = VALUE; }\n'
+_SPEC = make_spec({"TILE": [32, 64], "NAME": ["x", "y"]}, launch={"block": ["TILE"]}).text
+_ENTRY = 'extern "C" __global__ void k(float* x) { x[0] = VALUE; }\n'
 
 
 @dataclass
@@ -49,7 +30,7 @@ class Own:
     """Line of the search-space file that names the folder."""
 
     def write(self, text: str, build: str = "") -> None:
-        self.toml.write_text(_SPEC.format(build=f"{build}\n{self.include}"))
+        self.toml.write_text(_SPEC.replace("[problem]", f"{build}\n{self.include}\n[problem]"))
         self.toml.with_suffix(".cu").write_text(text + "\n" + _ENTRY)
 
     @property
@@ -61,7 +42,7 @@ class Own:
         return compile_job(kernel, {**kernel.spec.default, **config}, "float32", "sm_90")
 
 
-@pytest.fixture(params=["include", "AUTOTILE_INCLUDE"])
+@pytest.fixture
 def own(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Own:
     """``x.h`` and others in a folder of which the search-space file, or the environment, has the path."""
     (tmp_path / "own" / "kernels").mkdir(parents=True)
@@ -71,10 +52,11 @@ def own(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("#define VALUE 1\n")
     monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))
-    if request.param == "AUTOTILE_INCLUDE":
-        monkeypatch.setenv("AUTOTILE_INCLUDE", str(folder))
-    line = f'include = ["{folder}"]' if request.param == "include" else ""
-    return Own(tmp_path / "own" / "kernels" / "scale.toml", folder, line)
+    toml = tmp_path / "own" / "kernels" / "k.toml"
+    if getattr(request, "param", "") != "AUTOTILE_INCLUDE":
+        return Own(toml, folder, f'include = ["{folder}"]')
+    monkeypatch.setenv("AUTOTILE_INCLUDE", str(folder))
+    return Own(toml, folder, "")
 
 
 _TEXTS = [
@@ -106,7 +88,11 @@ _TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("text", _TEXTS)
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [*product(["include"], _TEXTS), *product(["AUTOTILE_INCLUDE"], [_TEXTS[0], _TEXTS[4], '#include "next.h"'])],
+    indirect=["own"],
+)
 def test_a_changed_header_is_compiled(own: Own, text: str) -> None:
     headers = {
         "sets_h.h": '#define H "x.h"\n',
@@ -150,37 +136,25 @@ def test_a_header_that_appears(own: Own) -> None:
     assert own.job().key != before
 
 
-@pytest.mark.parametrize("line", ['#include "../outside.h"', '#define O "../outside.h"\n#include O', "absolute"])
-def test_a_header_outside_of_the_folder_that_a_header_names(own: Own, line: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "header"),
+    [
+        ('#include "reaches.h"', '#include "../outside.h"'),
+        ('#include "reaches.h"', '#define O "../outside.h"\n#include O'),
+        ('#include "reaches.h"', '#include "{}"'),
+        ('#include "reaches.h"', "#include <linked.h>"),
+        ("#include DEFINED", ""),  # a macro of the search-space file may name a header that no folder holds
+    ],
+)
+def test_a_header_outside_of_the_folder(own: Own, text: str, header: str) -> None:
     outside = own.folder.parent / "outside.h"
     outside.write_text("#define VALUE 1\n")
-    (own.folder / "reaches.h").write_text(f'#include "{outside}"\n' if line == "absolute" else f"{line}\n")
-    own.write('#include "reaches.h"')
+    (own.folder / "reaches.h").write_text(header.format(outside) + "\n")
+    if "linked" in header:
+        (own.folder / "linked.h").symlink_to(outside)
+    own.write(text, f"defines = {{ DEFINED = '<{outside}>' }}" if "DEFINED" in text else "")
     before = own.job().key
     outside.write_text("#define VALUE 2\n")
-    assert own.job().key != before
-
-
-def test_a_header_that_is_a_link(own: Own, tmp_path: Path) -> None:
-    real = tmp_path / "store" / "linked.h"
-    real.parent.mkdir()
-    real.write_text("#define VALUE 1\n")
-    (own.folder / "linked.h").symlink_to(real)
-    (own.folder / "reaches.h").write_text("#include <linked.h>\n")
-    own.write('#include "reaches.h"')
-    before = own.job().key
-    real.write_text("#define VALUE 2\n")
-    assert own.job().key != before
-
-
-def test_a_path_in_the_text_of_a_macro(own: Own, tmp_path: Path) -> None:
-    """``defines`` may name a header that no folder holds."""
-    far = tmp_path / "far" / "z.h"
-    far.parent.mkdir()
-    far.write_text("#define VALUE 1\n")
-    own.write("#include DEFINED", f"defines = {{ DEFINED = '<{far}>' }}")
-    before = own.job().key
-    far.write_text("#define VALUE 2\n")
     assert own.job().key != before
 
 

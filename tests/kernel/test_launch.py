@@ -33,15 +33,10 @@ def test_block_grid_and_dynamic_shared_memory_which_the_device_may_shape() -> No
 
 @pytest.mark.parametrize("launch", [{"block": ["P - 2"]}, {"grid": [1, "2 - P"]}, {"dynamic_smem_bytes": "-P"}])
 def test_what_cannot_be_launched(launch: dict[str, object]) -> None:
-    spec = make_spec({"P": [2]}, launch=launch)
     with pytest.raises(ConfigError, match=r"k: the configuration gives the grid .* add a rule that excludes it"):
-        launch_geometry(spec, {"P": 2}, {"N": 5}, H200)
-
-
-def test_a_dimension_without_a_value() -> None:
-    spec = make_spec({"P": [0]}, launch={"block": ["N // P"]})
+        launch_geometry(make_spec({"P": [2]}, launch=launch), {"P": 2}, {"N": 5}, H200)
     with pytest.raises(SpecError, match="division by zero where N = 5, P = 0") as caught:
-        launch_geometry(spec, {"P": 0}, {"N": 5}, H200)
+        launch_geometry(make_spec({"P": [0]}, launch={"block": ["N // P"]}), {"P": 0}, {"N": 5}, H200)
     assert caught.value.key == "launch.block"
 
 

@@ -14,7 +14,6 @@ from autotile.cuda.compiler import CompileJob, compile_cubin
 from autotile.errors import InputError, SpecError, UnknownKernelError
 from autotile.kernel import sources
 from autotile.kernel.library import kernel_names, load_kernel
-from autotile.kernel.sources import is_permitted, permitted_folders
 from autotile.settings import data_folder
 
 
@@ -96,43 +95,10 @@ class TestRefusals:
             load_kernel(str(scale_toml))
 
 
-class TestHash:
-    @pytest.mark.parametrize(
-        ("old", "new", "counts"),
-        [
-            ("\nextern", '\n// A better comment: don\'t "quote" me.\nextern', False),
-            ("\nextern", "\n/* More\n   than one line. */\nextern", False),
-            ("    const int first", "\tconst   int first", False),
-            ("\nextern", "\n\n\nextern", False),
-            ("factor * x[i];", "factor * x[i];  // doubled", False),
-            ("factor * x[i]", "x[i] * factor", True),
-            ("++i", "i++", True),
-            ("\nextern", "\n#define NOTHING\nextern", True),
-            ("\nextern", '\n__device__ const char* at = "http://a";\nextern', True),
-        ],
-    )
-    def test_code_counts_and_comments_and_spaces_do_not(
-        self, scale_toml: Path, old: str, new: str, counts: bool
-    ) -> None:
-        before = source_hash(scale_toml)
-        template = scale_toml.with_suffix(".cu")
-        template.write_text(template.read_text().replace(old, new))
-        assert template.read_text().count(new) == 1
-        assert (source_hash(scale_toml) != before) == counts
-
-    @pytest.mark.parametrize("quote", ["const char* at = ", "const char c = '\"'; const char* at = "])
-    def test_what_looks_like_a_comment_in_a_string_counts(self, scale_toml: Path, quote: str) -> None:
-        template = scale_toml.with_suffix(".cu")
-        hashes = set()
-        for page in ("a", "b"):
-            template.write_text(f'{quote}"http://{page}";\n')
-            hashes.add(source_hash(scale_toml))
-        assert len(hashes) == 2
-
-    def test_the_search_space_does_not_count(self, scale_toml: Path) -> None:
-        before = source_hash(scale_toml)
-        scale_toml.write_text(scale_toml.read_text().replace("WORK = [1, 2, 4]", "WORK = [1, 2]"))
-        assert source_hash(scale_toml) == before
+def test_the_search_space_is_no_part_of_the_hash(scale_toml: Path) -> None:
+    before = source_hash(scale_toml)
+    scale_toml.write_text(scale_toml.read_text().replace("WORK = [1, 2, 4]", "WORK = [1, 2]"))
+    assert source_hash(scale_toml) == before
 
 
 class TestIncludes:
@@ -158,13 +124,6 @@ class TestIncludes:
         assert source_hash(scale_toml) != before
         header.write_text("// a comment\n" + header.read_text().replace("(x) + (x)", "2 * (x)"))
         assert source_hash(scale_toml) == before
-
-    @pytest.mark.usefixtures("header")
-    @pytest.mark.parametrize("line", ['#include "deep/inner.cuh"', "#include <deep/inner.cuh>"])
-    def test_the_compiler_finds_the_same_files(self, scale_toml: Path, line: str) -> None:
-        source = f'{line}\nextern "C" __global__ void f(int* x) {{ x[0] = TWICE(x[0]); }}'
-        path = str(scale_toml.with_suffix(".cu"))
-        assert compile_cubin(CompileJob(source, "hash", path, "f", "sm_90", ())).cubin
 
     @pytest.mark.parametrize("lines", ['#include "a.cuh"\n', "#include <cuda_fp16.h>\n#include <cuda/std/array>\n"])
     def test_headers_that_include_each_other_end_and_the_toolkits_are_not_read(
@@ -209,6 +168,8 @@ class TestFormsOfIncludes:
             '\f#\vinclude\t"x.h"',
             '#include "by_macro.h"',
             '#include "crlf.h"',
+            '#include "deep/inner.h"',
+            "#include <deep/inner.h>",
             "#include <deep//x.h>",
             '#define NUMBER 1\'000\n#define QUOTE \'"\'\n#define URL "/*"\n#include "x.h" // */',
             'inline constexpr char text[] = R"(/*)";\n#include "x.h"\nstatic_assert(sizeof(text) == 3 /* */);',
@@ -219,14 +180,15 @@ class TestFormsOfIncludes:
         (folder / "by_macro.h").write_text('#define HEADER "deep/x.h"\n#include HEADER\n')
         (folder / "crlf.h").write_bytes(b'#pragma once\r\n#inc\\\r\nlude "x.h"\r\n')
         (folder / "deep").mkdir()
+        (folder / "deep" / "inner.h").write_text('#pragma once\n#include "outer.h"\n')
         options = ("--std=c++17", '-DSTR="x.h"')
         source = f'{lines}\nextern "C" __global__ void f(int* x) {{ x[0] = VALUE; }}\n'
         template = scale_toml.with_suffix(".cu")
         template.write_text(source)
         found = set()
         for value in (1, 2):
-            for header in (folder / "x.h", folder / "deep" / "x.h"):
-                header.write_text(f"#define VALUE {value}\n")
+            for name in ("x.h", "deep/x.h", "outer.h"):
+                (folder / name).write_text(f"#define VALUE {value}\n")
             cubin = compile_cubin(CompileJob(source, "hash", str(template), "f", "sm_90", options)).cubin
             found.add((source_hash(scale_toml), cubin))
         assert len({key for key, _ in found}) == len({cubin for _, cubin in found}) == 2
@@ -365,13 +327,6 @@ class TestFormsOfIncludes:
         with pytest.raises(InputError, match=r"scale\.cu:1: .* is outside of the kernel's folder"):
             source_hash(scale_toml)
 
-    def test_further_folders(self, folder: Path, tmp_path: Path) -> None:
-        further = tmp_path.parent / f"{tmp_path.name}-further"
-        further.mkdir()
-        (further / "x.h").write_text("")
-        assert not is_permitted(further / "x.h", permitted_folders(folder / "scale.cu"))
-        assert is_permitted(further / "x.h", permitted_folders(folder / "scale.cu", [further]))
-
     @pytest.mark.parametrize("name", ["a\0b", "a" * 5000, "", ".", "..", "self.h"])
     def test_names_that_no_file_has(self, scale_toml: Path, folder: Path, name: str) -> None:
         (folder / "self.h").symlink_to("self.h")
@@ -391,37 +346,40 @@ class TestFormsOfIncludes:
 class TestNormalizing:
     """Code that differs for the compiler differs in the hash."""
 
-    @pytest.mark.parametrize(
-        ("one", "other"),
-        [
-            ("#define A 1 \\\n\nint b;", "#define A 1 \\\nint b;"),  # a blank line ends the macro
-            ("#define A 1 \\\n// c\nint b;", "#define A 1 \\\nint b;"),
-            ("#define A 1 \\ \nint b;", "#define A 1 \\\nint b;"),  # not a continuation in NVRTC
-            ("ab\\\ncd", "ab\\\n  cd"),
-            ('R"(a\n  b)"', 'R"(a\nb)"'),
-            ('R"(a // b)"', 'R"(a // c)"'),
-            ('R"x(a)" // b)x"', 'R"x(a)" // c)x"'),
-            ('R"(a\\\nb)"', 'R"(ab)"'),
-            ("1'000; '\"'; \"//a\"", "1'000; '\"'; \"//b\""),
-            ('"\\\\\n"//a"', '"\\\\\n"//b"'),
-            ("// a ??/\nb", "// a ??/\nc"),
-        ],
+    DIFFERENT = (
+        ("#define A 1 \\\n\nint b;", "#define A 1 \\\nint b;"),  # a blank line ends the macro
+        ("#define A 1 \\\n// c\nint b;", "#define A 1 \\\nint b;"),
+        ("#define A 1 \\ \nint b;", "#define A 1 \\\nint b;"),  # not a continuation in NVRTC
+        ("ab\\\ncd", "ab\\\n  cd"),
+        ('R"(a\n  b)"', 'R"(a\nb)"'),
+        ('R"(a // b)"', 'R"(a // c)"'),
+        ('R"x(a)" // b)x"', 'R"x(a)" // c)x"'),
+        ('R"(a\\\nb)"', 'R"(ab)"'),
+        ("1'000; '\"'; \"//a\"", "1'000; '\"'; \"//b\""),
+        ('"\\\\\n"//a"', '"\\\\\n"//b"'),
+        ("// a ??/\nb", "// a ??/\nc"),
+        ("int a = b * c;", "int a = c * b;"),
+        ("++i;", "i++;"),
+        ("int a;", "#define NOTHING\nint a;"),
+        ('const char* at = "http://a";', 'const char* at = "http://b";'),
+        ('const char c = \'"\'; const char* at = "http://a";', 'const char c = \'"\'; const char* at = "http://b";'),
     )
-    def test_different(self, one: str, other: str) -> None:
-        assert len({sources.own_sources(Path("none/x.cu"), text).digest for text in (one, other)}) == 2
+    EQUAL = (
+        ("int a; // b \\\n c\nint d;", "int a;\nint d;"),
+        ("/\\\n/ b\nint d;", "int d;"),
+        ("/\\\n* b *\\\n/int d;", "int d;"),
+        ("int a;\n/* unclosed", "int a;"),
+        ("#define A(x) \\\n    x\n", "#define A(x) \\\n  x\n"),
+        ("int a;", '// A better comment: don\'t "quote" me.\nint a;'),
+        ("int a;", "/* More\n   than one line. */\nint a;"),
+        ("    const int a;", "\tconst   int a;"),
+        ("int a;\nint b;", "int a;\n\n\nint b;"),
+        ("int a;", "int a;  // doubled"),
+    )
 
-    @pytest.mark.parametrize(
-        ("one", "other"),
-        [
-            ("int a; // b \\\n c\nint d;", "int a;\nint d;"),
-            ("/\\\n/ b\nint d;", "int d;"),
-            ("/\\\n* b *\\\n/int d;", "int d;"),
-            ("int a;\n/* unclosed", "int a;"),
-            ("#define A(x) \\\n    x\n", "#define A(x) \\\n  x\n"),
-        ],
-    )
-    def test_equal(self, one: str, other: str) -> None:
-        assert len({sources.own_sources(Path("none/x.cu"), text).digest for text in (one, other)}) == 1
+    @pytest.mark.parametrize(("one", "other", "hashes"), [*((*p, 2) for p in DIFFERENT), *((*p, 1) for p in EQUAL)])
+    def test_code_counts_and_comments_and_spaces_do_not(self, one: str, other: str, hashes: int) -> None:
+        assert len({sources.own_sources(Path("none/x.cu"), text).digest for text in (one, other)}) == hashes
 
     @pytest.mark.parametrize(
         "unit",
@@ -437,10 +395,10 @@ class TestNormalizing:
         ],
     )  # fmt: skip
     def test_time_is_linear(self, unit: str) -> None:
-        """Quadratic time would take minutes."""
+        """Quadratic time would take half a minute and more."""
         started = time.process_time()
-        sources.own_sources(Path("none/x.cu"), "'1' " + unit * (400_000 // len(unit)))
-        assert time.process_time() - started < 10
+        sources.own_sources(Path("none/x.cu"), "'1' " + unit * (200_000 // len(unit)))
+        assert time.process_time() - started < 5
 
     @given(st.lists(st.sampled_from(["/", "*", '"', "'", "\\", "\n", "\\\n", "a", "1", ".", " ", "//", "/*", "*/"])))
     @example(['"', "\\", "\\\n", '"', "//"])
@@ -470,23 +428,16 @@ def _phases_2_and_3(text: str) -> str:
     return out
 
 
-def test_the_same_object_until_a_file_changes(tmp_path: Path) -> None:
+def test_the_same_object_until_a_file_changes(scale_toml: Path) -> None:
     """Thousands of served problems share one object, and a changed file is read again."""
-    folder = tmp_path / "kernels"
-    folder.mkdir()
-    for name in ("sgemm_2d.toml", "sgemm_2d.cu"):
-        source = data_folder("search_spaces" if name.endswith(".toml") else "templates") / name
-        (folder / name).write_text(source.read_text())
-    path = folder / "sgemm_2d.toml"
-    first = load_kernel(str(path))
-    assert load_kernel(str(path)) is first
-    template = folder / "sgemm_2d.cu"
-    template.write_text(template.read_text().replace("max(", "min("))
+    first = load_kernel(str(scale_toml))
+    assert load_kernel(str(scale_toml)) is first
+    template = scale_toml.with_suffix(".cu")
     template.write_text(template.read_text() + "\n__device__ int more;\n")
-    second = load_kernel(str(path))
+    second = load_kernel(str(scale_toml))
     assert second is not first
     assert second.source_hash != first.source_hash
-    path.write_text(path.read_text().replace("BK = [8, 16, 32]", "BK = [8, 16]"))
-    third = load_kernel(str(path))
-    assert [len(p.values) for p in third.spec.parameters if p.name == "BK"] == [2]
-    assert load_kernel(str(path)) is third
+    scale_toml.write_text(scale_toml.read_text().replace("WORK = [1, 2, 4]", "WORK = [1, 2]"))
+    third = load_kernel(str(scale_toml))
+    assert [len(p.values) for p in third.spec.parameters if p.name == "WORK"] == [2]
+    assert load_kernel(str(scale_toml)) is third

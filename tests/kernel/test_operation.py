@@ -29,20 +29,14 @@ class TestMatmul:
         assert "matmul" in operation_names()
         assert find_operation("sgemm") is None
 
-    def test_kernels_follow_the_dtype(self) -> None:
+    def test_kernels_follow_the_dtype_and_conditions(self) -> None:
+        emulated = ["sgemm_bf16x6", "sgemm_bf16x6_ws"]
         assert fitting("bfloat16", M=64, N=64, K=512) == ["gemm_wgmma", "gemm_mma", "gemm_small"]
-        assert fitting("float32", M=64, N=64, K=512) == [
-            "gemm_small",
-            "sgemm",
-            "sgemm_ws",
-            "sgemm_bf16x6",
-            "sgemm_bf16x6_ws",
-        ]
-
-    def test_conditions_leave_kernels_out(self) -> None:
-        assert "gemm_wgmma" not in fitting("bfloat16", M=64, N=64, K=512, ALIGNED=0)
-        assert "gemm_wgmma_padded" in fitting("bfloat16", M=64, N=64, K=512, ALIGNED=0)
-        assert not {"sgemm_bf16x6", "sgemm_bf16x6_ws"} & set(fitting("float32", M=64, N=64, K=512, EMULATE=0))
+        assert fitting("float32", M=64, N=64, K=512) == ["gemm_small", "sgemm", "sgemm_ws", *emulated]
+        assert not {*emulated} & {*fitting("float32", M=64, N=64, K=512, EMULATE=0)}
+        unaligned = fitting("bfloat16", M=64, N=64, K=512, ALIGNED=0)
+        assert ("gemm_wgmma" in unaligned, "gemm_wgmma_padded" in unaligned) == (False, True)
+        assert "sgemm" not in fitting("float32", M=64, N=64, K=512, OUT_FP32=1)  # it has no such flag
 
     @pytest.mark.parametrize(
         ("sizes", "is_copied"),
@@ -58,9 +52,6 @@ class TestMatmul:
     def test_factors_are_copied_only_if_their_stored_rows_need_it(self, sizes: dict[str, int], is_copied: bool) -> None:
         assert ("gemm_wgmma_padded" in fitting("float16", **sizes)) == is_copied
 
-    def test_a_kernel_without_a_flag_computes_what_it_is_0_for(self) -> None:
-        assert "sgemm" not in fitting("float32", M=64, N=64, K=512, OUT_FP32=1)
-
     def test_the_sizes_are_by_the_names_of_the_kernel(self) -> None:
         operation = load_operation("matmul")
         problem = operation.resolve({"M": 3, "N": 5, "K": 7, "TRANS_B": 1, "NONDETERMINISTIC": 1}, "float16")
@@ -73,21 +64,18 @@ class TestMatmul:
         }
 
     @pytest.mark.parametrize(
-        ("sizes", "said"),
+        ("sizes", "dtype", "said"),
         [
-            ({"M": 1, "N": 1}, "needs the size K"),
-            ({"M": 1, "N": 1, "K": 1, "Q": 1}, "has no size 'Q'"),
-            ({"M": 0, "N": 1, "K": 1}, "size M is 0"),
-            ({"M": 1, "N": 1, "K": 1, "EMULATE": 2}, "flag EMULATE is 2"),
+            ({"M": 1, "N": 1}, "float32", "needs the size K"),
+            ({"M": 1, "N": 1, "K": 1, "Q": 1}, "float32", "has no size 'Q'"),
+            ({"M": 0, "N": 1, "K": 1}, "float32", "size M is 0"),
+            ({"M": 1, "N": 1, "K": 1, "EMULATE": 2}, "float32", "flag EMULATE is 2"),
+            ({"M": 1, "N": 1, "K": 1}, "float64", "it supports bfloat16, float16, float32"),
         ],
     )
-    def test_wrong_sizes_are_refused(self, sizes: dict[str, int], said: str) -> None:
+    def test_refusals(self, sizes: dict[str, int], dtype: str, said: str) -> None:
         with pytest.raises(ProblemError, match=said):
-            load_operation("matmul").resolve(sizes, "float32")
-
-    def test_another_dtype_is_refused(self) -> None:
-        with pytest.raises(ProblemError, match="it supports bfloat16, float16, float32"):
-            load_operation("matmul").resolve({"M": 1, "N": 1, "K": 1}, "float64")
+            load_operation("matmul").resolve(sizes, dtype)
 
 
 class TestOwnOperations:

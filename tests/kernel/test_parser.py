@@ -60,15 +60,10 @@ def test_every_section_is_read() -> None:
 
 def test_arguments_keep_their_order_and_defaults() -> None:
     a, b, c, m, alpha = parse_spec(SGEMM, "sgemm.toml").arguments
-    assert isinstance(a, BufferArgument)
-    assert (str(a.dtype), a.access, a.init) == ("dtype", "in", "normal")
-    assert isinstance(b, BufferArgument)
-    assert b.init == "uniform"
-    assert isinstance(c, BufferArgument)
+    assert [type(each) for each in (a, b, c, m, alpha)] == [BufferArgument] * 3 + [ScalarArgument] * 2
+    assert (str(a.dtype), a.access, a.init, b.init) == ("dtype", "in", "normal", "uniform")
     assert [axis.text for axis in c.shape] == ["M", "N"]
-    assert isinstance(m, ScalarArgument)
     assert isinstance(m.value, Expression)
-    assert isinstance(alpha, ScalarArgument)
     assert (alpha.dtype, alpha.value, alpha.check_value) == ("float32", 1.0, 0.75)
 
 
@@ -97,9 +92,8 @@ outputs = { Y = "X" }
 def test_what_may_be_left_out() -> None:
     spec = parse_spec(MINIMAL, "copy.toml")
     assert (spec.summary, spec.options, spec.dtypes) == ("", (), ("float32",))
-    assert spec.rules == ()
-    assert spec.steps[0].launch.block[0].evaluate({}) == 256
     launch = spec.steps[0].launch
+    assert (spec.rules, launch.block[0].evaluate({})) == ((), 256)
     assert (launch.dynamic_smem_bytes, launch.static_smem_bytes, launch.min_registers) == (None,) * 3
     assert (spec.limits.min_occupancy, spec.limits.max_spill_bytes) == (0.0, None)
     assert spec.reference.reduction.evaluate({}) == 1
@@ -304,13 +298,8 @@ def test_refusals_name_the_key_and_the_cure(old: str, new: str, key: str, parts:
 
 
 def test_an_out_buffer_holds_nothing_to_read() -> None:
-    assert "unknown name 'Y'" in refusal_of_minimal('Y = "X"', 'Y = "X + Y"').problem
-
-
-def refusal_of_minimal(old: str, new: str) -> SpecError:
-    with pytest.raises(SpecError) as caught:
-        parse_spec(MINIMAL.replace(old, new), "copy.toml")
-    return caught.value
+    with pytest.raises(SpecError, match="unknown name 'Y'"):
+        parse_spec(MINIMAL.replace('Y = "X"', 'Y = "X + Y"'), "copy.toml")
 
 
 @pytest.mark.parametrize("section", ["kernel", "problem", "parameters", "launch", "arguments", "reference"])
@@ -342,30 +331,24 @@ def test_heuristics_are_read_apart_from_rules_and_under_their_deprecated_name() 
     spec = parse_spec(edited("[launch]", f"[heuristics]\n{HEURISTIC}\n[launch]"), "sgemm.toml")
     names = [str(rule) for rule in (*spec.rules, *spec.heuristics)]
     assert names == ["rule 'squarish'", "rule 'fits'", "heuristic 'few_blocks'"]
-    former, current = (
-        parse_spec(edited("[launch]", f"[{name}]\n{HEURISTIC}\n[launch]"), "sgemm.toml")
-        for name in ("pruning", "heuristics")
-    )
-    assert former.heuristics
-    assert [str(rule) for rule in former.heuristics] == [str(rule) for rule in current.heuristics]
-
-
-def test_both_names_of_heuristics_at_once_are_refused() -> None:
+    former = parse_spec(edited("[launch]", f"[pruning]\n{HEURISTIC}\n[launch]"), "sgemm.toml")
+    assert [str(rule) for rule in former.heuristics] == ["heuristic 'few_blocks'"]
     error = refusal(edited("[launch]", f"[heuristics]\n{HEURISTIC}\n[pruning]\n{HEURISTIC}\n[launch]"))
     assert error.key == "pruning"
     assert "deprecated name of [heuristics]" in error.problem
     assert "pruning" not in refusal(SGEMM + "\n[prunings]\nx = 1\n").problem.partition("(known")[2]
 
 
-def test_keys_are_found_in_every_way_of_writing_a_table() -> None:
+def test_lines_are_found_in_every_way_of_writing_a_table_and_of_a_fault_of_the_syntax() -> None:
     text = edited("sizes = { M = 4096, N = 4096, K = 4096 }\nragged = { M = 389 }\n", "").replace(
         "[parameters]", "[problem.sizes]\nM = 4096\nN = 0\nK = 4096\n\n[parameters]"
     )
     error = refusal(text)
     assert error.key == "problem.sizes.N"
     assert text.splitlines()[(error.line or 0) - 1] == "N = 0"
-    dotted = edited('name = "sgemm"', "name = 7")
-    assert refusal(dotted).line == 2
+    assert refusal(edited('name = "sgemm"', "name = 7")).line == 2
+    assert refusal("x = 1\n" + ".".join("a" * 40_000) + " = 1").line == 2
+    assert refusal("[kernel]\nname = \n").line == 2
 
 
 # --- texts that are not search-space files
@@ -399,8 +382,8 @@ def test_what_is_no_such_file(text: str, part: str) -> None:
 def test_a_file_whose_lines_look_like_long_keys_takes_little_memory() -> None:
     """Each line of a text was stored with the line before it that looked like the name of a section."""
     long = "k" * 100_000
-    inside = "".join(f"a{number}=\n" for number in range(10_000))
-    broad = ", ".join(f"b{number} = {{}}" for number in range(8_000))
+    inside = "".join(f"a{number}=\n" for number in range(2_000))
+    broad = ", ".join(f"b{number} = {{}}" for number in range(2_000))
     nested = "x = " + "".join(f"{{ {'c' * 100} = " for _ in range(150)) + f"{{ {broad} }}" + " }" * 150
     for text in (f'x = """\n[{long}\n{inside}"""', nested):
         tracemalloc.start()
@@ -409,12 +392,7 @@ def test_a_file_whose_lines_look_like_long_keys_takes_little_memory() -> None:
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        assert peak < 100 * 2**20
-
-
-def test_the_lines_of_a_deep_key_and_of_a_toml_fault() -> None:
-    assert refusal("x = 1\n" + ".".join("a" * 40_000) + " = 1").line == 2
-    assert refusal("[kernel]\nname = \n").line == 2
+        assert peak < 20 * 2**20
 
 
 def test_too_many_entries() -> None:

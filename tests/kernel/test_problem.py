@@ -37,18 +37,14 @@ FLAGGED = parse_spec(SPLIT_SPACE, "split.toml")
 
 
 class TestResolve:
-    def test_sizes_come_in_the_kernels_order(self) -> None:
+    def test_sizes_come_in_the_kernels_order_with_its_first_dtype_and_defaults_only_where_asked(self) -> None:
         problem = resolve_problem(SPEC, {"K": 32, "M": 128, "N": 64})
         assert problem == Problem("sgemm", SIZES, "float32")
-        assert list(problem.sizes) == ["M", "N", "K"]
-        assert str(problem) == "sgemm M=128 N=64 K=32 float32"
-
-    def test_the_dtype_is_the_first_unless_named(self) -> None:
-        assert [resolve_problem(SPEC, SIZES, given).dtype for given in (None, "float64")] == ["float32", "float64"]
-
-    def test_defaults_fill_in_only_where_asked(self) -> None:
-        problem = resolve_problem(SPEC, {"M": 1}, defaults=True)
-        assert dict(problem.sizes) == {"M": 1, "N": 4096, "K": 4096}
+        assert (list(problem.sizes), str(problem)) == (["M", "N", "K"], "sgemm M=128 N=64 K=32 float32")
+        assert resolve_problem(SPEC, SIZES, "float64").dtype == "float64"
+        assert dict(resolve_problem(SPEC, {"M": 1}, defaults=True).sizes) == {"M": 1, "N": 4096, "K": 4096}
+        with pytest.raises(ProblemError, match=r"sgemm needs the size N; give its sizes like M=4096 N=4096 K=4096"):
+            resolve_problem(SPEC, {"M": 1})
 
     @pytest.mark.parametrize("value", [1, 2**31 - 1, np.int64(3), np.uint8(4)])
     def test_what_is_a_size(self, value: Any) -> None:
@@ -73,10 +69,6 @@ class TestResolve:
         with pytest.raises(ProblemError, match=said):
             resolve_problem(SPEC, {**SIZES, **sizes}, dtype)
         assert issubclass(ProblemError, InputError)
-
-    def test_a_size_is_missing(self) -> None:
-        with pytest.raises(ProblemError, match=r"sgemm needs the size N; give its sizes like M=4096 N=4096 K=4096"):
-            resolve_problem(SPEC, {"M": 1})
 
     def test_arrays_that_would_be_empty(self) -> None:
         extra = 'D = { buffer = "dtype", shape = ["K", "N - 4"], access = "in" }'

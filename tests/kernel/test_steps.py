@@ -6,6 +6,7 @@ from autotile.core.device import device_profile
 from autotile.core.model import Value
 from autotile.database.keys import space_hash
 from autotile.errors import ConfigError, InputError, SpecError
+from autotile.exchange.cpp_header import write_header
 from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.spec import KernelSpec
@@ -217,7 +218,5 @@ def test_step_is_no_name_of_a_file_with_steps() -> None:
 def test_a_header_refuses_steps_and_references_what_depends_on_the_launch() -> None:
     with pytest.raises(SpecError, match=r"unknown name 'block'"):
         spec_of(tail=TAIL.replace('y = "x"', 'y = "x * block"'))
-    from autotile.exchange.cpp_header import write_header
-
     with pytest.raises(InputError, match=r"scan has several steps, and a header launches one kernel only"):
         write_header(spec_of(), "float32", [], [], stem="scan", version="1")

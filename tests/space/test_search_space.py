@@ -45,8 +45,8 @@ NAMES = ("A", "B", "C", "D")
 
 
 @st.composite
-def spaces(draw: st.DrawFn) -> KernelSpec:
-    numbers = st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True)
+def spaces(draw: st.DrawFn, most: int = 4) -> KernelSpec:
+    numbers = st.lists(st.integers(0, 9), min_size=1, max_size=most, unique=True)
     parameters: dict[str, Any] = {name: draw(numbers) for name in draw(st.permutations(NAMES))}
     parameters |= {"F": draw(st.sampled_from([[False], [True, False]])), "S": ["x", "yy", "zzz"]}
     name = st.sampled_from(NAMES)
@@ -85,7 +85,7 @@ def test_a_space_is_the_filtered_product(spec: KernelSpec) -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(spaces(), st.sampled_from([1, 7]), st.sampled_from([0, 30]))
+@given(spaces(most=3), st.sampled_from([1, 7]), st.sampled_from([0, 8]))
 def test_chunks_and_rules_over_large_grids_change_nothing(spec: KernelSpec, chunk: int, grid: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(enumeration, "_CHUNK", chunk)
@@ -178,9 +178,8 @@ def test_the_order_of_rules_and_parameters_changes_no_row() -> None:
     other = enumerate_space(make_spec(values, dict(reversed(rules.items())), default=default), SIZES, H200)
     assert rows(one) == rows(other)
     turned = enumerate_space(make_spec(dict(reversed(values.items())), rules, default=default), SIZES, H200)
-    of_turned, of_one = ({frozenset(config.items()) for config in rows(space)} for space in (turned, one))
-    assert of_turned == of_one
     assert len(turned) == len(one)
+    assert all(turned.row_of(config) is not None for config in rows(one))
 
 
 def test_parameters_are_joined_so_that_rules_bind_early() -> None:
@@ -282,11 +281,9 @@ def test_columns_beyond_the_bound_while_joining(monkeypatch: pytest.MonkeyPatch)
 
 def test_missing_sizes() -> None:
     spec = make_spec({"A": [1, 2]})
-    for function in (enumerate_space, feasible_space):
+    for function, *config in ((enumerate_space,), (feasible_space,), (check_config, {"A": 1})):
         with pytest.raises(ProblemError, match="k: the size N is missing"):
-            function(spec, {}, H200)
-    with pytest.raises(ProblemError, match="the size N is missing"):
-        check_config(spec, {"A": 1}, {}, H200)
+            function(spec, *config, {}, H200)
 
 
 # --- one configuration and the whole table agree
