@@ -13,17 +13,9 @@ from hypothesis import strategies as st
 from synthetic_gpu import DEVICE, SPEC
 
 from autotile.errors import ProblemError
+from autotile.families import features
 from autotile.families.family import Extent, Family, family_of, parse_family, sample_members, select_points
-from autotile.families.features import (
-    UNTILED,
-    Feature,
-    Tilings,
-    Traits,
-    array_extents,
-    blocks_at,
-    list_features,
-    meet_rules,
-)
+from autotile.families.features import Feature, Tilings, Traits, list_features
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
@@ -197,7 +189,7 @@ def test_rules_are_evaluated_for_many_problems_as_for_one() -> None:
     kept = enumerate_space(SPEC, SIZES[0], DEVICE)
     broken = SPEC.default | {"BM": 256, "BN": 32}
     assert kept.row_of(broken) is None
-    assert meet_rules(SPEC, DEVICE, [SPEC.default, broken], SIZES).tolist() == [[True, False]] * 2
+    assert features.meet_rules(SPEC, DEVICE, [SPEC.default, broken], SIZES).tolist() == [[True, False]] * 2
 
 
 def test_features_read_back() -> None:
@@ -240,7 +232,7 @@ def test_a_tiling_has_no_tile_along_a_size_that_the_grid_does_not_depend_on() ->
     spec = load_kernel("sgemm_2d").spec
     found = Tilings.of(spec, DEVICE, [spec.default], [None], {})
     tiles = dict(zip(found.names, found.tiles[0], strict=True))
-    assert tiles == {"M": spec.default["BM"], "N": spec.default["BN"], "K": UNTILED}
+    assert tiles == {"M": spec.default["BM"], "N": spec.default["BN"], "K": features.UNTILED}
 
 
 TEXT = """
@@ -270,7 +262,7 @@ outputs = { y = "sum(x, axis=1)" }
 def test_a_grid_of_another_form_is_evaluated_and_a_tiling_of_two_sizes_is_none() -> None:
     spec = parse_spec(TEXT.replace("GRID", "ceil_div(N, T) + D"), "rows.toml")
     assert Tilings.of(spec, DEVICE, [spec.default], [None], {}).irregular == (0,)
-    assert blocks_at(spec, DEVICE, spec.default, {"N": 100, "D": 8}) == 4 + 8
+    assert features.blocks_at(spec, DEVICE, spec.default, {"N": 100, "D": 8}) == 4 + 8
     spec = parse_spec(TEXT.replace("GRID", "ceil_div(N, T) * ceil_div(D, 4) * 3"), "rows.toml")
     found = Tilings.of(spec, DEVICE, [{"T": 64}], [None], {})
     assert (found.tiles.tolist(), found.units.tolist()) == ([[64.0, 4.0]], [3.0])
@@ -279,5 +271,5 @@ def test_a_grid_of_another_form_is_evaluated_and_a_tiling_of_two_sizes_is_none()
 
 def test_array_extents_follow_the_flags() -> None:
     spec = load_kernel("sgemm").spec
-    found = array_extents(spec, {"TRANS_A": 1, "TRANS_B": 0, "NONDETERMINISTIC": 0})
+    found = features.array_extents(spec, {"TRANS_A": 1, "TRANS_B": 0, "NONDETERMINISTIC": 0})
     assert found == {"A": (3, 2, 0), "B": (3, 2, 1), "C": (3, 0, 1)}
