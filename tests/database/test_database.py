@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -374,18 +375,6 @@ def test_verdicts_on_unranked_configurations(tmp_path: Path, key: TuningKey) -> 
     assert read_file(str(tuning_db), winners.CHECKS, kernel=key.kernel, dtype="float64") == []
 
 
-def test_every_other_case_is_left_to_the_database(tmp_path: Path, key: TuningKey) -> None:
-    newer, other, damaged = tmp_path / "newer.db", tmp_path / "other.db", tmp_path / "damaged.db"
-    _fill(newer, key)
-    for path, change in ((newer, f"UPDATE {VERSION_TABLE} SET version_num = '9999'"), (other, "CREATE TABLE mine (x)")):
-        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            connection.execute(change)
-    damaged.write_bytes(b"SQLite format 3\0" + bytes(5000))
-    for place in (newer, other, damaged, tmp_path):
-        assert read_file(str(place), WINNERS, kernel=key.kernel, dtype=key.dtype) is None
-    assert read_file("postgresql://host/name", WINNERS, kernel=key.kernel, dtype=key.dtype) is None
-
-
 FIRST = Problem("sgemm", {"M": 1, "N": 2}, "float32")
 SECOND = Problem("sgemm", {"M": 3, "N": 2}, "float32")
 
@@ -426,25 +415,44 @@ def test_no_file_is_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_database_of_autotile_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("not a database, but long enough for SQLite to read its header: " + 100 * "x")
-    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
-        other.execute("CREATE TABLE misses (count)")
-    for name in ("text", "other.db"):
-        before = (tmp_path / name).read_bytes()
-        assert not add(tmp_path / name)
-        assert (tmp_path / name).read_bytes() == before
+def other_program(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE misses (count)")
 
 
-@pytest.mark.parametrize("revision", ["0002", "9999", None])
-def test_another_schema_is_left_alone(tuning_db: Path, revision: str | None) -> None:
-    with closing(sqlite3.connect(tuning_db, isolation_level=None)) as connection:
-        connection.execute(f"DELETE FROM {VERSION_TABLE}")
-        if revision is not None:
-            connection.execute(f"INSERT INTO {VERSION_TABLE} VALUES (?)", (revision,))
+def of_revision(*revisions: str) -> Callable[[Path], None]:
+    """Return a function that changes the revision of a database."""
+
+    def change(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(f"DELETE FROM {VERSION_TABLE}")
+            connection.executemany(f"INSERT INTO {VERSION_TABLE} VALUES (?)", [(one,) for one in revisions])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(of_revision("0002"), id="older"),
+        pytest.param(of_revision("9999"), id="newer"),
+        pytest.param(of_revision(), id="no revision"),
+        pytest.param(lambda path: (path.unlink(), other_program(path)), id="another program's"),
+        pytest.param(lambda path: path.write_bytes(b"SQLite format 3\0" + bytes(5000)), id="damaged"),
+        pytest.param(lambda path: path.write_text("not a database, but with room for a header" * 4), id="text"),
+        pytest.param(lambda path: (path.unlink(), path.mkdir()), id="folder"),
+    ],
+)
+def test_every_other_case_is_left_to_the_database(tuning_db: Path, change: Callable[[Path], object]) -> None:
+    change(tuning_db)
+    before = tuning_db.read_bytes() if tuning_db.is_file() else None
+    assert read_file(str(tuning_db), WINNERS, kernel="sgemm", dtype="float32") is None
     assert not add(tuning_db)
-    with closing(sqlite3.connect(tuning_db)) as connection:
-        assert connection.execute("SELECT count(*) FROM misses").fetchone() == (0,)
+    assert before is None or tuning_db.read_bytes() == before
+
+
+def test_a_server_is_left_to_the_engine() -> None:
+    assert read_file("postgresql://host/name", WINNERS, kernel="sgemm", dtype="float32") is None
 
 
 def test_a_locked_database_is_given_up_fast(tuning_db: Path) -> None:

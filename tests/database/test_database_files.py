@@ -58,21 +58,18 @@ def test_reading_what_is_not_there_gives_none_and_makes_nothing(tmp_path: Path, 
 
 @pytest.mark.parametrize("opening", [Database.open, Database.open_readonly])
 def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path, opening: Callable[..., object]) -> None:
-    path = tmp_path / "space.toml"
-    path.write_text("[kernel]\nname = 'sgemm'\n")
-    with pytest.raises(DatabaseError, match=r"space\.toml is not a database.*name another"):
-        opening(path)
-    with pytest.raises(DatabaseError, match=r"is a folder; expected the path of a database file"):
-        opening(tmp_path)
-    assert path.read_text() == "[kernel]\nname = 'sgemm'\n"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["space.toml"]
-
-
-@pytest.mark.parametrize("opening", [Database.open, Database.open_readonly])
-def test_another_programs_database_is_refused(tmp_path: Path, opening: Callable[..., object]) -> None:
-    change(tmp_path / "places.db", "CREATE TABLE moz_places (id INTEGER)")
-    with pytest.raises(DatabaseError, match=r"belongs to another program .*'moz_places'"):
-        opening(tmp_path / "places.db")
+    text, other = tmp_path / "space.toml", tmp_path / "places.db"
+    text.write_text("[kernel]\nname = 'sgemm'\n")
+    change(other, "CREATE TABLE moz_places (id INTEGER)")
+    for path, message in (
+        (text, r"space\.toml is not a database.*name another"),
+        (tmp_path, "is a folder; expected the path of a database file"),
+        (other, "belongs to another program .*'moz_places'"),
+    ):
+        with pytest.raises(DatabaseError, match=message):
+            opening(path)
+    assert text.read_text() == "[kernel]\nname = 'sgemm'\n"
+    assert {*tmp_path.iterdir()} == {text, other}
 
 
 def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:

@@ -178,13 +178,20 @@ class TestErrors:
             assert caught.value.__cause__ is None
             assert caught.value.__suppress_context__
 
-    def test_a_percent_encoded_password_is_masked_in_both_forms(self) -> None:
-        found = parse_location("postgresql://u:p%2Fw@h/d")
-        assert _shown(found, "p/w and p%2Fw") == "database postgresql+psycopg://u:***@h/d: *** and ***"
-
-    def test_words_that_hold_a_short_password_stay(self) -> None:
-        found = parse_location("postgresql://u:a@h/d")
-        assert _shown(found, "a database") == "database postgresql+psycopg://u:***@h/d: *** database"
+    @pytest.mark.parametrize(
+        ("password", "reason", "shown"),
+        [
+            ("p%2Fw", "p/w and p%2Fw", "*** and ***"),  # percent-encoded, in both forms
+            ("a", "a database", "*** database"),  # words that hold a short one stay
+        ],
+    )
+    def test_of_a_password_all_forms_but_no_other_words_are_masked(
+        self, password: str, reason: str, shown: str
+    ) -> None:
+        location = parse_location(f"postgresql://u:{password}@h/d")
+        with pytest.raises(DatabaseError) as caught, engine.translated_errors(location):
+            raise OperationalError("connect", None, ValueError(reason))
+        assert str(caught.value) == f"database postgresql+psycopg://u:***@h/d: {shown}"
 
     def test_a_parameter_that_the_driver_does_not_take(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_: object, **__: object) -> None:
@@ -196,12 +203,6 @@ class TestErrors:
         with pytest.raises(DatabaseError, match=r"PASSWORD=\*\*\*$") as caught:
             engine.open_engine(found)
         assert SECRET not in str(caught.value)
-
-
-def _shown(location: engine.Location, reason: str) -> str:
-    with pytest.raises(DatabaseError) as caught, engine.translated_errors(location):
-        raise OperationalError("connect", None, ValueError(reason))
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(

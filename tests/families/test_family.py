@@ -149,6 +149,12 @@ WIDE, NARROW = SPEC.default | {"BM": 256, "BN": 128}, SPEC.default | {"BM": 64, 
 TRAITS = Traits.of(SPEC, DEVICE, [WIDE, NARROW], [1, 4], SIZES)
 
 
+def with_grid(grid: str) -> KernelSpec:
+    return parse_spec(
+        SPEC.text.replace('grid = ["ceil_div(M, BM)", "ceil_div(N, BN)"]', f'grid = ["{grid}"]'), "x.toml"
+    )
+
+
 def value(feature: Feature) -> list[float]:
     return TRAITS.column(feature).tolist()
 
@@ -169,11 +175,8 @@ def test_blocks_agree_with_the_launch() -> None:
 
 
 def test_of_persistent_kernels_the_tiles_are_counted_and_not_the_blocks_that_take_them() -> None:
-    text = SPEC.text.replace(
-        'grid = ["ceil_div(M, BM)", "ceil_div(N, BN)"]',
-        'grid = ["min(device.sm_count, ceil_div(M, BM) * ceil_div(N, BN))"]',
-    )
-    persistent = Traits.of(parse_spec(text, "persistent.toml"), DEVICE, [WIDE, NARROW], [1, 4], SIZES)
+    spec = with_grid("min(device.sm_count, ceil_div(M, BM) * ceil_div(N, BN))")
+    persistent = Traits.of(spec, DEVICE, [WIDE, NARROW], [1, 4], SIZES)
     assert persistent.blocks.tolist() == TRAITS.blocks.tolist()
     assert persistent.tile.tolist() == TRAITS.tile.tolist() == [256 * 128, 64 * 64]
 
@@ -235,37 +238,13 @@ def test_a_tiling_has_no_tile_along_a_size_that_the_grid_does_not_depend_on() ->
     assert tiles == {"M": spec.default["BM"], "N": spec.default["BN"], "K": features.UNTILED}
 
 
-TEXT = """
-[kernel]
-name = "rows"
-template = "rows.cu"
-entry = "rows"
-summary = "Sums of rows"
-[problem]
-sizes = { N = 1000, D = 8 }
-dtypes = ["float32"]
-[parameters]
-T = [32, 64]
-[default]
-T = 32
-[launch]
-block = ["T"]
-grid = ["GRID"]
-[arguments]
-x = { buffer = "dtype", shape = ["N", "D"], access = "in" }
-y = { buffer = "dtype", shape = ["N"], access = "out" }
-[reference]
-outputs = { y = "sum(x, axis=1)" }
-"""
-
-
 def test_a_grid_of_another_form_is_evaluated_and_a_tiling_of_two_sizes_is_none() -> None:
-    spec = parse_spec(TEXT.replace("GRID", "ceil_div(N, T) + D"), "rows.toml")
+    spec = with_grid("ceil_div(M, BM) + N")
     assert Tilings.of(spec, DEVICE, [spec.default], [None], {}).irregular == (0,)
-    assert features.blocks_at(spec, DEVICE, spec.default, {"N": 100, "D": 8}) == 4 + 8
-    spec = parse_spec(TEXT.replace("GRID", "ceil_div(N, T) * ceil_div(D, 4) * 3"), "rows.toml")
-    found = Tilings.of(spec, DEVICE, [{"T": 64}], [None], {})
-    assert (found.tiles.tolist(), found.units.tolist()) == ([[64.0, 4.0]], [3.0])
+    assert features.blocks_at(spec, DEVICE, WIDE, {"M": 1000, "N": 8, "K": 1}) == 4 + 8
+    found = Tilings.of(with_grid("ceil_div(M, BM) * ceil_div(N, 4) * 3"), DEVICE, [WIDE], [None], {})
+    assert dict(zip(found.names, found.tiles[0], strict=True)) == {"M": 256, "N": 4, "K": features.UNTILED}
+    assert found.units.tolist() == [3.0]
     assert not found.irregular
 
 

@@ -1,5 +1,6 @@
 """Learning of a rule, on a synthetic GPU whose times are known everywhere."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,13 @@ def measured_by(seed: int, count: int, points: int, words: list[str] = FAMILY) -
     return SyntheticGpu.make(seed, count).measured(words, points, seed)[2]
 
 
+@cache
+def learned_by(seed: int) -> tuple[family.TrainingData, family.LearnedRule]:
+    """Return the measurements of 8 points by a GPU, and the rule that is learned from them."""
+    measured = measured_by(seed, 20, 8)
+    return measured, learned_from(measured)
+
+
 def number_of_leaves(tree: family.Tree) -> int:
     return 1 if isinstance(tree, Leaf) else number_of_leaves(tree.then) + number_of_leaves(tree.otherwise)
 
@@ -52,20 +60,23 @@ class TestRule:
 
     def test_it_loses_little_where_it_was_not_tuned_and_less_than_the_nearest(self) -> None:
         by_rule, by_nearest = np.mean([losses_elsewhere(seed) for seed in range(2)], axis=0)
-        assert by_rule < 0.06
+        assert by_rule < 0.04
         assert by_rule < by_nearest / 2
 
-    @settings(max_examples=2, deadline=None)
-    @given(st.integers(0, 1000))
-    def test_it_never_loses_less_than_the_best_of_each_point(self, seed: int) -> None:
-        measured = measured_by(seed, 20, 8)
-        learned = learned_from(measured)
-        assert (learned.losses >= measured.losses[:, learned.chosen].min(axis=1)).all()
-        assert (learned.held_out >= 0).all()
+    def test_it_loses_no_less_than_the_best_of_each_point_but_less_than_the_best_single_configuration(self) -> None:
+        ratios = []
+        for seed in range(2):
+            measured, learned = learned_by(seed)
+            losses = measured.losses[:, learned.chosen]
+            assert (learned.losses >= losses.min(axis=1)).all()
+            assert (learned.held_out >= 0).all()
+            ratios.append((learned.losses.mean(), losses.mean(axis=0).min()))
+        by_rule, by_one = np.mean(ratios, axis=0)
+        assert by_rule < by_one / 2
 
     def test_it_is_the_same_every_time(self) -> None:
-        measured = measured_by(5, 20, 8)
-        first, second = learned_from(measured), learned_from(measured)
+        measured, first = learned_by(0)
+        second = learned_from(measured)
         assert (first.chosen, first.tree) == (second.chosen, second.tree)
 
     def test_what_cannot_be_served_is_never_counted_as_served(self) -> None:
@@ -84,15 +95,6 @@ class TestRule:
         losses = np.mean([rule.losses.mean() for rule in learned])
         assert losses < 0.05
         assert losses < np.mean([rule.held_out.mean() for rule in learned]) / 4
-
-    def test_it_loses_less_than_the_best_single_configuration(self) -> None:
-        ratios = []
-        for seed in range(2):
-            measured = measured_by(seed, 20, 8)
-            learned = learned_from(measured)
-            ratios.append((learned.losses.mean(), measured.losses[:, learned.chosen].mean(axis=0).min()))
-        by_rule, by_one = np.mean(ratios, axis=0)
-        assert by_rule < by_one / 2
 
     def test_a_single_point_has_a_rule_and_no_held_out_loss(self) -> None:
         learned = learned_from(measured_by(3, 10, 4, ["M=512", "N=512", "K=512"]))
