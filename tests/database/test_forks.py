@@ -23,7 +23,7 @@ from autotile.errors import DatabaseError
 from autotile.serving.dispatcher import Dispatcher
 from autotile.tuning.options import TuneOptions
 
-_FORKS = 8
+_FORKS = 12
 _CHILD_TIMEOUT_S = 60.0
 
 pytestmark = [
@@ -212,18 +212,18 @@ def test_a_session_goes_on_after_forks_and_its_children_tune_and_list(
     for thread in threads:
         thread.start()
     try:
-        codes = [_exit_code(_fork(work, path)) for _ in range(4)]
+        codes = [_exit_code(_fork(work, path)) for _ in range(6)]
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-    assert codes == [0] * 4
+    assert codes == [0] * 6
     assert set(results) == {12}
     assert _is_sound(path)
     with Database.open(path) as database:
         (study,) = database.studies()
         runs = database.runs(study.study_id)
-        assert len(runs) == len(results) + 4
+        assert len(runs) == len(results) + 6
         assert all(run.ended_at is not None for run in runs)
         assert len(database.trials(study.study_id, phase="search")) == 12 * len(runs)
     assert _misses(path) == set(range(next(numbers)))
