@@ -26,7 +26,7 @@ from autotile.core.documents import convert
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.database import learned, winners
 from autotile.database.care import check_database, copy_missing_rows
-from autotile.database.database import Database, insert_trials, trial_row
+from autotile.database.database import Database, insert_trials, open_existing, trial_row
 from autotile.database.engine import CEILINGS as TABLE
 from autotile.database.engine import METADATA, RUNS, TRIALS, now_text
 from autotile.database.keys import TuningKey
@@ -185,9 +185,7 @@ def test_studies_are_listed_with_the_configurations_that_were_tried(
 
 
 def test_reading_only_writes_nothing(database: Database, key: TuningKey, study: int) -> None:
-    reader = Database.open_readonly(str(database.path))
-    assert reader is not None
-    with reader:
+    with open_existing(database.location) as reader:
         assert reader.find_study(key) == study
         with pytest.raises(DatabaseError, match="reading only"):
             record_miss(reader, key.problem, "H200", "default")

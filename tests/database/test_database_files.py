@@ -26,7 +26,7 @@ from stored_runs import add_trials, begin, measured, start_run
 
 import autotile
 from autotile.database.care import _PARSERS, check_database
-from autotile.database.database import Database, rows_of
+from autotile.database.database import Database, open_existing, rows_of
 from autotile.database.engine import METADATA, _FileConnection
 from autotile.database.keys import TuningKey
 from autotile.database.migrations import versions
@@ -102,9 +102,7 @@ def test_a_database_on_a_read_only_medium_can_be_read(
     with Database.open(path) as database:
         database.study(key, None)
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    reader = Database.open_readonly(path)
-    assert reader is not None
-    with reader:
+    with open_existing(path) as reader:
         assert reader.find_study(key) == 1
         assert [entry.name for entry in tmp_path.iterdir()] == ["tuning.db"]
 
@@ -168,9 +166,7 @@ def test_damage_found_while_reading_says_what_to_do(tmp_path: Path, key: TuningK
     path = tmp_path / "tuning.db"
     _filled(path, key)
     data = _damaged(path, "middle")
-    reader = Database.open_readonly(path)
-    assert reader is not None
-    with reader:
+    with open_existing(path) as reader:
         with pytest.raises(DatabaseError, match="damaged; `autotile db check` says where"):
             reader.trials(1)
         report = check_database(reader)
@@ -319,9 +315,7 @@ def test_reading_needs_no_room_beside_the_file(tmp_path: Path, key: TuningKey, m
             return super().execute(sql, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(sqlite3, "connect", lambda address, **named: connect(address, **{**named, "factory": Refusing}))
-    reader = Database.open_readonly(path)
-    assert reader is not None
-    with reader:
+    with open_existing(path) as reader:
         assert reader.find_study(key) == 1
 
 
@@ -363,11 +357,12 @@ def _start(path: Path, count: int, processes: int = 1) -> list[subprocess.Popen[
 def test_processes_killed_at_any_moment_leave_a_whole_database_with_all_trials_that_had_ended(tmp_path: Path) -> None:
     path, before = tmp_path / "tuning.db", 0
     for killed in (1, 2):
-        (process,) = _start(path, 100_000)
-        assert process.stdout is not None
-        seen = [process.stdout.readline() for _ in range(60)]
-        process.kill()
-        seen += process.communicate(timeout=30)[0].split()
+        (started,) = _start(path, 100_000)
+        with started as process:
+            assert process.stdout is not None
+            seen = [process.stdout.readline() for _ in range(60)]
+            process.kill()
+            seen += process.stdout.read().split()
         with Database.open(path) as database:
             assert database.notices == ()
             report = check_database(database)

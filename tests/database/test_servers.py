@@ -19,7 +19,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem
 from autotile.database import engine
 from autotile.database.care import check_database
-from autotile.database.database import Database
+from autotile.database.database import Database, open_existing
 from autotile.database.engine import ServerLocation, parse_location
 from autotile.database.keys import TuningKey
 from autotile.database.paths import masked_message
@@ -253,9 +253,7 @@ def test_trials_come_back_and_the_finals_decide(
     end_run(shared, run, {"winner": "BM=32"})
     assert [best.trial for best in shared.best(study_id=study)] == [winner]
     assert [summary.best_time_us for summary in shared.studies() if summary.study_id == study] == [11.0]
-    reader = Database.open_readonly(location)
-    assert reader is not None
-    with reader:
+    with open_existing(location) as reader:
         assert reader.find_study(fresh_key) == study
 
 
@@ -377,7 +375,7 @@ def test_serving_falls_back_and_says_why(silent_server: str) -> None:
     assert "secret" not in kernel.explain()
 
 
-def test_a_server_waits_no_longer_than_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_waits_no_longer_than_a_file() -> None:
     url = make_url("postgresql+psycopg://host/name")
     timeouts = engine._connection_timeouts(url, engine.LOCK_TIMEOUT_S)
     assert (timeouts["connect_timeout"], timeouts["tcp_user_timeout"]) == (30, 30_000)
