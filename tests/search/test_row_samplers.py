@@ -77,7 +77,7 @@ def test_all_rows_are_proposed_once_and_nothing_else(name: str, space: SearchSpa
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_proposals_depend_on_the_seed_alone(name: str) -> None:
-    first, again, other = (run(make_sampler(name, tile_space(), seed), 35) for seed in (1, 1, 2))
+    first, again, other = (run(make_sampler(name, tile_space(), seed), 25) for seed in (1, 1, 2))
     assert first == again
     assert first != other or name == "brute-force"
 

@@ -110,9 +110,8 @@ def test_a_second_tuning_takes_a_handful_of_measurements() -> None:
     assert max(min(times_with(elsewhere, seed, 12)) for seed in (0, 1)) == 10.0
 
 
-def test_a_source_that_misleads_costs_little_and_proposals_are_repeatable() -> None:
+def test_a_source_that_misleads_costs_little() -> None:
     assert min(times_with(source_of(contrary), 0, 40)) == 10.0
-    assert times_with(source_of(), 5, 20) == times_with(source_of(), 5, 20)
 
 
 def search_with(*sources: Source, seed: int = 0, ahead: int = 1) -> Search:
