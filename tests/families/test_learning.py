@@ -195,7 +195,10 @@ class TestTree:
 
     @pytest.mark.parametrize(
         ("low", "high", "expected"),
-        [(120, 137, 128), (128, 137, 128), (129, 191, 160), (1, 3, 2), (250, 900, 512), (1, 300, 32), (0.5, 2.5, 1.1)],
+        [
+            *[(120, 137, 128), (128, 137, 128), (129, 191, 160), (1, 3, 2), (250, 900, 512), (1, 300, 32)],
+            *[(0.5, 2.5, 1.1), (0.1 + 0.2, 0.3000000000000001, 0.1 + 0.2)],  # the last with nothing in between
+        ],
     )
     def test_a_threshold_of_sizes_is_where_a_row_of_tiles_ends(self, low: float, high: float, expected: float) -> None:
         assert family.threshold_between(float(low), float(high)) == expected
