@@ -317,17 +317,17 @@ def _served(target: Database, study_id: int, winners: Sequence[StoredBest]) -> T
     been copied before the trial that it refuses; it is then recorded once more. So is the winner of the newest session
     if an older session's was copied after it.
     """
-    newest = max(winners, key=lambda best: plausible(_moment(best.created_at)))
+    newest = max(winners, key=lambda best: plausible(_moment(best.winner.tuned_at)))
     while found := target.best(study_id=study_id):
         best = found[0]
-        if refusals := _refusals(target, study_id, best.trial, after=best.created_at):
+        if refusals := _refusals(target, study_id, best.trial, after=best.winner.tuned_at):
             _record_decision(target, study_id, refusals[-1].trial, is_winner=False)
         elif (
             newest.confirmed
             and config_key(newest.trial.config) != config_key(best.trial.config)
-            and not _refusals(target, study_id, newest.trial, after=newest.created_at)
+            and not _refusals(target, study_id, newest.trial, after=newest.winner.tuned_at)
         ):
-            _record_decision(target, study_id, newest.trial, is_winner=True, moment=_moment(newest.created_at))
+            _record_decision(target, study_id, newest.trial, is_winner=True, moment=_moment(newest.winner.tuned_at))
             return newest.trial
         else:
             return best.trial

@@ -443,11 +443,6 @@ class StoredBest:
         """The winner's device."""
         return self.winner.device
 
-    @property
-    def created_at(self) -> datetime:
-        """Time at which the trial was recorded."""
-        return self.winner.tuned_at
-
 
 _BEST_ROWS = (
     select(STUDIES, TRIALS, RUNS)

@@ -312,15 +312,13 @@ class KernelRules:
             tuple(limit for limit in limits if limit.name not in sized),
         )
 
-    def names_of(self, sizes: Mapping[str, int]) -> dict[str, Value] | None:
-        """Return the value of every name that no parameter determines; None if no configuration is valid."""
-        names = {**self.fixed, **sizes}
-        return names if all(rule.value(names) for rule in self.of_problem) else None
-
     def are_met(
         self, number: int, config: Config, sizes: Mapping[str, int], names: Mapping[str, Value], dtype: str
     ) -> bool:
-        """Return True if a configuration, at a position, is valid for a problem; ``names`` are those of `names_of`."""
+        """Return True if a configuration, at a position, is valid for a problem that meets the rules of problems.
+
+        ``names`` are the values of all names that no parameter determines.
+        """
         spec, device = self.spec, self.device
         if spec.computed:
             return not check_config(spec, config, sizes, device, dtype)
@@ -468,8 +466,10 @@ class OperationModel:
                 others.append(ranking.expected(number))
             elif len(own) < count and (accepts is None or accepts(one)):
                 rules, of_kernel = ready.rules[one.kernel], kernels[one.kernel]
-                if one.kernel not in names:
-                    names[one.kernel] = rules.names_of(of_kernel)
+                if one.kernel not in names:  # None if no configuration is valid
+                    of_problem = {**rules.fixed, **of_kernel}
+                    is_possible = all(rule.value(of_problem) for rule in rules.of_problem)
+                    names[one.kernel] = of_problem if is_possible else None
                 known = names[one.kernel]
                 if known is not None and rules.are_met(number, one.config, of_kernel, known, dtype or self.dtype):
                     own.append(ranking.expected(number))

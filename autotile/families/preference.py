@@ -134,6 +134,12 @@ class Preferred:
     expectation: Expectation
 
 
+_MAX_KNOWN = 256
+_known: dict[tuple[object, ...], _Launched] = {}
+"""Launches at tuned problems of the base, the default and what may be served from there, which look-ups of ever new
+sizes compare with."""
+
+
 def prefer(
     spec: KernelSpec,
     sizes: Mapping[str, int],
@@ -170,7 +176,15 @@ def prefer(
         own = [key for key in tuned.configs if key != base_key]
         if not own:
             continue
-        there = _launched_there(spec, tuned, tuned.device or device, base, dtype)
+        device_there = tuned.device or device
+        known = (spec.text, dtype, *_identity(device_there), *tuned.sizes.items(), base_key, *tuned.configs)
+        there = None if spec.computed else _known.get(known)  # the text does not say what a function computes
+        if there is None:
+            compared = [base, spec.default, *(tuned.configs[key] for key in own)]
+            there = _Launched.of(spec, tuned.sizes, device_there, compared, dtype)
+            if len(_known) >= _MAX_KNOWN:
+                _known.clear()
+            _known[known] = there
         flags, doublings = size_distance(tuned.sizes, sizes)
         if tuned.device is not None and _identity(tuned.device) != _identity(device):
             doublings = max(doublings, 1.0)  # another GPU counts as one doubling at least
@@ -188,27 +202,6 @@ def prefer(
             return best
         found.remove(best)
     return None
-
-
-_MAX_KNOWN = 256
-_known: dict[tuple[object, ...], _Launched] = {}
-"""Launches at tuned problems, which look-ups of ever new sizes compare with."""
-
-
-def _launched_there(
-    spec: KernelSpec, tuned: Tuned, device: DeviceProperties, base: Config, dtype: str | None
-) -> _Launched:
-    """Return the launches of the base, the default and the configurations of a tuned problem, at that problem."""
-    base_key = config_key(base)
-    key = (spec.text, dtype, *_identity(device), *tuned.sizes.items(), base_key, *tuned.configs)
-    found = None if spec.computed else _known.get(key)  # the text does not say what a function computes
-    if found is None:
-        own = [config for name, config in tuned.configs.items() if name != base_key]
-        found = _Launched.of(spec, tuned.sizes, device, [base, spec.default, *own], dtype)
-        if len(_known) >= _MAX_KNOWN:
-            _known.clear()
-        _known[key] = found
-    return found
 
 
 def _expected(

@@ -405,7 +405,7 @@ def _best_document(best: StoredBest) -> dict[str, Any]:
         "driver": best.run.driver,
         "autotile_version": best.run.autotile_version,
         "host": best.run.host,
-        "measured_at": best.created_at.isoformat(),
+        "measured_at": best.winner.tuned_at.isoformat(),
     }
 
 

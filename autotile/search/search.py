@@ -421,6 +421,10 @@ class Search:
         return self._rows
 
 
+_REJECTED_IN = ("compile", "resources")
+"""Stages in which a trial ends before it could be measured."""
+
+
 class Shortlist:
     """Candidates of a search that are compiled and wait to be measured; more are compiled than measured.
 
@@ -605,18 +609,19 @@ class Shortlist:
             while not self._is_full and (proposed := self._propose(self._wanted())) is not None:
                 self._again[proposed[0]] = proposed[1]
             ready = self._ready()
-            due = next((row for row in ready if row in self._earlier and _rejected(self._earlier[row])), None)
+            earlier = self._earlier
+            due = next((row for row in ready if row in earlier and earlier[row].stage in _REJECTED_IN), None)
             if due is None and not self._is_full:
-                chosen = (row for row, trial in self._earlier.items() if not _rejected(trial))
+                chosen = (row for row, trial in earlier.items() if trial.stage not in _REJECTED_IN)
                 due = next((row for row in chosen if row not in self._running), None)
                 if due is None:
                     return
                 if due in self._waiting:
-                    self._describe(due, self._earlier[due])  # as `choose` did: models know what is being measured
+                    self._describe(due, earlier[due])  # as `choose` did: models know what is being measured
                     self._begin(due)
                     continue
-            row = next(iter(self._earlier)) if due is None else due
-            trial = self._earlier.pop(row)
+            row = next(iter(earlier)) if due is None else due
+            trial = earlier.pop(row)
             if row in self._running or row in self._waiting:
                 self.tell(row, trial)
             else:
@@ -627,8 +632,3 @@ class Shortlist:
         features = features_of(trial, self._sm_count) if self._lookahead.ranks else None
         if features is not None:
             self._search.ranking.describe(row, features)
-
-
-def _rejected(trial: Trial) -> bool:
-    """Return True if a trial ended before it could be measured."""
-    return trial.stage in ("compile", "resources")

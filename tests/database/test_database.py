@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -20,54 +20,18 @@ from stored_rows import CEILINGS, GPU
 from stored_runs import add_trial, add_trials, begin, end_run, failed, measured, record_miss, start_run
 
 from autotile import __version__
+from autotile.core import model
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import convert
-from autotile.core.model import (
-    Config,
-    LaunchGeometry,
-    Measurement,
-    Occupancy,
-    Outcome,
-    Problem,
-    Resources,
-    Trial,
-    config_key,
-)
-from autotile.database import winners
+from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
+from autotile.database import learned, winners
 from autotile.database.care import check_database, copy_missing_rows
-from autotile.database.database import Database, insert_trials, trial_row
+from autotile.database.database import Database, insert_trials, open_existing, trial_row
 from autotile.database.engine import CEILINGS as TABLE
 from autotile.database.engine import METADATA, RUNS, TRIALS, now_text
 from autotile.database.keys import TuningKey
-from autotile.database.learned import (
-    FamilyState,
-    family_state,
-    read_ceilings,
-    read_models,
-    save_ceilings,
-    save_family_state,
-    save_model,
-    save_rule,
-)
-from autotile.database.winners import (
-    ADD_MISSES,
-    CHANGES,
-    CHECKS,
-    JSON_COLUMNS,
-    MODEL,
-    RESOURCE_COLUMNS,
-    RULE_COLUMNS,
-    RULES,
-    SCHEMA_REVISION,
-    VERSION_TABLE,
-    WINNER_COLUMNS,
-    WINNERS,
-    Winner,
-    WinnerDocument,
-    miss_row,
-    read_file,
-    write_file,
-)
+from autotile.database.learned import FamilyState, save_family_state, save_model
+from autotile.database.winners import VERSION_TABLE, WINNERS, Winner, miss_row, read_file, write_file
 from autotile.errors import DatabaseError, DataWarning
 from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split
 from autotile.families.features import Feature
@@ -118,8 +82,8 @@ def test_the_newest_trial_of_a_configuration_counts_for_resuming(database: Datab
     add_trial(database, study, second, measured({"BN": 32, "BM": 64}, 50.0))
     tried = database.tried(study)
     assert {text: trial.outcome for text, trial in tried.items()} == {
-        config_key({"BM": 64, "BN": 32}): Outcome.OK,
-        config_key({"BM": 128, "BN": 32}): Outcome.INFEASIBLE,
+        model.config_key({"BM": 64, "BN": 32}): Outcome.OK,
+        model.config_key({"BM": 128, "BN": 32}): Outcome.INFEASIBLE,
     }
     assert [trial.time_us for trial in database.trials(study, run_id=second)] == [50.0]
 
@@ -221,9 +185,7 @@ def test_studies_are_listed_with_the_configurations_that_were_tried(
 
 
 def test_reading_only_writes_nothing(database: Database, key: TuningKey, study: int) -> None:
-    reader = Database.open_readonly(str(database.path))
-    assert reader is not None
-    with reader:
+    with open_existing(database.location) as reader:
         assert reader.find_study(key) == study
         with pytest.raises(DatabaseError, match="reading only"):
             record_miss(reader, key.problem, "H200", "default")
@@ -235,7 +197,7 @@ def test_a_check_counts_rows_and_finds_orphans(database: Database, study: int, r
     assert report.ok
     empty = dict.fromkeys(("misses", "families", "models", "ceilings", "claims"), 0)
     assert report.counts == {"studies": 1, "runs": 1, "trials": 1, **empty}
-    assert (report.unfinished_runs, report.revision) == (1, SCHEMA_REVISION)
+    assert (report.unfinished_runs, report.revision) == (1, winners.SCHEMA_REVISION)
     with closing(sqlite3.connect(str(database.path), isolation_level=None)) as connection:
         connection.execute("DELETE FROM runs")
     assert check_database(database).problems == ("1 rows of trials name a row of runs that is missing",)
@@ -251,7 +213,7 @@ MEASUREMENTS = st.builds(
     Measurement, TIMES, FLOATS, FLOATS, st.lists(FLOATS, max_size=5).map(tuple), st.sampled_from(["cold", "hot"])
 )
 OCCUPANCIES = st.builds(
-    Occupancy,
+    model.Occupancy,
     NUMBERS,
     NUMBERS,
     st.floats(0.0, 1.0),
@@ -264,8 +226,8 @@ EXAMPLES = st.builds(
     outcome=st.sampled_from(Outcome),
     reason=TEXT,
     stage=TEXT,
-    geometry=st.none() | st.builds(LaunchGeometry, TRIPLES, TRIPLES, NUMBERS),
-    resources=st.none() | st.builds(Resources, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
+    geometry=st.none() | st.builds(model.LaunchGeometry, TRIPLES, TRIPLES, NUMBERS),
+    resources=st.none() | st.builds(model.Resources, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
     occupancy=st.none() | OCCUPANCIES,
     measurement=st.none() | MEASUREMENTS,
     cubin_hash=TEXT,
@@ -275,21 +237,22 @@ EXAMPLES = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)
-@given(trials=st.lists(EXAMPLES, min_size=1, max_size=8))
-def test_a_trial_comes_back_as_it_was_stored(trials: list[Trial]) -> None:
-    key = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
-    with TemporaryDirectory() as folder, Database.open(Path(folder) / "tuning.db") as database:
-        study, run_row = begin(database, key)
+def test_a_trial_comes_back_as_it_was_stored(database: Database, study: int) -> None:
+    @settings(max_examples=25, deadline=None)
+    @given(trials=st.lists(EXAMPLES, min_size=1, max_size=8))
+    def store_and_read(trials: list[Trial]) -> None:
+        run = start_run(database, study, sampler="random")
         for trial in trials:
-            add_trial(database, study, run_row, trial)
-        add_trials(database, study, run_row, trials)
-        back = database.trials(study)
+            add_trial(database, study, run, trial)
+        add_trials(database, study, run, trials)
+        back = database.trials(study, run_id=run)
         assert back == trials + trials
         for trial, stored in zip(trials, back, strict=False):
             assert list(stored.config) == list(trial.config)
-            assert config_key(stored.config) == config_key(trial.config)
+            assert model.config_key(stored.config) == model.config_key(trial.config)
             assert [type(value) for value in stored.config.values()] == [type(value) for value in trial.config.values()]
+
+    store_and_read()
 
 
 @pytest.fixture
@@ -332,13 +295,13 @@ def test_nothing_of_a_transaction_that_fails_is_stored(database: Database, run_r
 
 
 CONFIG: Config = {"b": 2, "a": True}
-SELECTED = {**WINNER_COLUMNS, "families": RULE_COLUMNS}
+SELECTED = {**winners.WINNER_COLUMNS, "families": winners.RULE_COLUMNS}
 
 
 @pytest.fixture
 def winner(key: TuningKey, device: DeviceProperties) -> Winner:
     tuned_at = datetime(2026, 5, 1, 12, 30, 15, tzinfo=UTC)
-    return Winner(key, device, CONFIG, Resources(24, 0, 8, 16, 32), Measurement(2.5, 2.4, 2.75), tuned_at)
+    return Winner(key, device, CONFIG, model.Resources(24, 0, 8, 16, 32), Measurement(2.5, 2.4, 2.75), tuned_at)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +309,7 @@ def winner(key: TuningKey, device: DeviceProperties) -> Winner:
 )
 def test_a_winner_survives_json(winner: Winner, changes: dict[str, object]) -> None:
     expected = replace(winner, **changes)  # type: ignore[arg-type]
-    assert convert(expected.to_json(), WinnerDocument).winner() == expected
+    assert convert(expected.to_json(), winners.WinnerDocument).winner() == expected
     assert list(expected.to_json()) == ["key", "device", "config", "resources", "measurement", "tuned_at", "shipped"]
 
 
@@ -354,17 +317,18 @@ def test_a_winner_survives_json(winner: Winner, changes: dict[str, object]) -> N
 def test_the_columns_are_those_of_the_schema(table: str) -> None:
     columns = METADATA.tables[table].c
     assert set(SELECTED[table]) <= set(columns.keys())
-    assert JSON_COLUMNS & set(SELECTED[table]) == {n for n in SELECTED[table] if isinstance(columns[n].type, JSON)}
+    as_json = {name for name in SELECTED[table] if isinstance(columns[name].type, JSON)}
+    assert winners.JSON_COLUMNS & set(SELECTED[table]) == as_json
 
 
 def test_no_two_columns_of_a_winner_have_one_name() -> None:
-    names = [name for columns in WINNER_COLUMNS.values() for name in columns]
+    names = [name for columns in winners.WINNER_COLUMNS.values() for name in columns]
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize(("driver", "expected"), [("", "13.0"), ("13.0", "13.0"), ("14.2", "14.2")])
 def test_the_driver_is_that_of_the_run(winner: Winner, device: DeviceProperties, driver: str, expected: str) -> None:
-    row = winner.key.to_json() | dict.fromkeys([*RESOURCE_COLUMNS, "time_us", "low_us", "high_us", "l2"])
+    row = winner.key.to_json() | dict.fromkeys([*winners.RESOURCE_COLUMNS, "time_us", "low_us", "high_us", "l2"])
     row |= {"config": winner.config, "created_at": winner.tuned_at.isoformat(), "driver": driver}
     found = Winner.from_row(row, replace(device, driver="13.0"))
     assert found.device == replace(device, driver=expected)
@@ -377,7 +341,7 @@ def _fill(tuning_db: Path, key: TuningKey) -> None:
         study = database.study(key, device_profile("h200"))
         run = start_run(database, study, sampler="random", seed=0, driver="99.9")
         times = Measurement(10.0, 9.5, 10.5, (10.0, 10.25))
-        trial = Trial(CONFIG, Outcome.OK, resources=Resources(32, 8, 4, 16, 1024), measurement=times)
+        trial = Trial(CONFIG, Outcome.OK, resources=model.Resources(32, 8, 4, 16, 1024), measurement=times)
         add_trial(database, study, run, trial, phase="final", rank=1)
         end_run(database, run)
 
@@ -401,24 +365,12 @@ def test_verdicts_on_unranked_configurations(tmp_path: Path, key: TuningKey) -> 
         study, run = begin(database, key)
         for outcome in (Outcome.WRONG_RESULT, Outcome.OK):
             add_trial(database, study, run, Trial(CONFIG, outcome), phase="final")
-        stored = database.read(CHECKS, kernel=key.kernel, dtype=key.dtype)
+        stored = database.read(winners.CHECKS, kernel=key.kernel, dtype=key.dtype)
     assert [check.passed for check in stored] == [False, True]
-    assert {check.config for check in stored} == {config_key(CONFIG)}
+    assert {check.config for check in stored} == {model.config_key(CONFIG)}
     assert all(check.key == key for check in stored)
-    assert read_file(str(tuning_db), CHECKS, kernel=key.kernel, dtype=key.dtype) == stored
-    assert read_file(str(tuning_db), CHECKS, kernel=key.kernel, dtype="float64") == []
-
-
-def test_every_other_case_is_left_to_the_database(tmp_path: Path, key: TuningKey) -> None:
-    newer, other, damaged = tmp_path / "newer.db", tmp_path / "other.db", tmp_path / "damaged.db"
-    _fill(newer, key)
-    for path, change in ((newer, f"UPDATE {VERSION_TABLE} SET version_num = '9999'"), (other, "CREATE TABLE mine (x)")):
-        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            connection.execute(change)
-    damaged.write_bytes(b"SQLite format 3\0" + bytes(5000))
-    for place in (newer, other, damaged, tmp_path):
-        assert read_file(str(place), WINNERS, kernel=key.kernel, dtype=key.dtype) is None
-    assert read_file("postgresql://host/name", WINNERS, kernel=key.kernel, dtype=key.dtype) is None
+    assert read_file(str(tuning_db), winners.CHECKS, kernel=key.kernel, dtype=key.dtype) == stored
+    assert read_file(str(tuning_db), winners.CHECKS, kernel=key.kernel, dtype="float64") == []
 
 
 FIRST = Problem("sgemm", {"M": 1, "N": 2}, "float32")
@@ -433,7 +385,8 @@ def tuning_db(tmp_path: Path) -> Path:
 
 
 def add(tuning_db: Path, *misses: dict[str, Any]) -> bool:
-    return write_file(tuning_db, ADD_MISSES, [*misses] or [miss_row(FIRST, "H200", "nearest", 1)], timeout_s=0.05)
+    rows = [*misses] or [miss_row(FIRST, "H200", "nearest", 1)]
+    return write_file(tuning_db, winners.ADD_MISSES, rows, timeout_s=0.05)
 
 
 def counts(tuning_db: Path) -> list[tuple[Problem, str, str, int]]:
@@ -460,25 +413,44 @@ def test_no_file_is_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_database_of_autotile_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("not a database, but long enough for SQLite to read its header: " + 100 * "x")
-    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
-        other.execute("CREATE TABLE misses (count)")
-    for name in ("text", "other.db"):
-        before = (tmp_path / name).read_bytes()
-        assert not add(tmp_path / name)
-        assert (tmp_path / name).read_bytes() == before
+def other_program(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE misses (count)")
 
 
-@pytest.mark.parametrize("revision", ["0002", "9999", None])
-def test_another_schema_is_left_alone(tuning_db: Path, revision: str | None) -> None:
-    with closing(sqlite3.connect(tuning_db, isolation_level=None)) as connection:
-        connection.execute(f"DELETE FROM {VERSION_TABLE}")
-        if revision is not None:
-            connection.execute(f"INSERT INTO {VERSION_TABLE} VALUES (?)", (revision,))
+def of_revision(*revisions: str) -> Callable[[Path], None]:
+    """Return a function that changes the revision of a database."""
+
+    def change(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(f"DELETE FROM {VERSION_TABLE}")
+            connection.executemany(f"INSERT INTO {VERSION_TABLE} VALUES (?)", [(one,) for one in revisions])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(of_revision("0002"), id="older"),
+        pytest.param(of_revision("9999"), id="newer"),
+        pytest.param(of_revision(), id="no revision"),
+        pytest.param(lambda path: (path.unlink(), other_program(path)), id="another program's"),
+        pytest.param(lambda path: path.write_bytes(b"SQLite format 3\0" + bytes(5000)), id="damaged"),
+        pytest.param(lambda path: path.write_text("not a database, but with room for a header" * 4), id="text"),
+        pytest.param(lambda path: (path.unlink(), path.mkdir()), id="folder"),
+    ],
+)
+def test_every_other_case_is_left_to_the_database(tuning_db: Path, change: Callable[[Path], object]) -> None:
+    change(tuning_db)
+    before = tuning_db.read_bytes() if tuning_db.is_file() else None
+    assert read_file(str(tuning_db), WINNERS, kernel="sgemm", dtype="float32") is None
     assert not add(tuning_db)
-    with closing(sqlite3.connect(tuning_db)) as connection:
-        assert connection.execute("SELECT count(*) FROM misses").fetchone() == (0,)
+    assert before is None or tuning_db.read_bytes() == before
+
+
+def test_a_server_is_left_to_the_engine() -> None:
+    assert read_file("postgresql://host/name", WINNERS, kernel="sgemm", dtype="float32") is None
 
 
 def test_a_locked_database_is_given_up_fast(tuning_db: Path) -> None:
@@ -504,7 +476,7 @@ def test_a_log_on_a_network_file_system_is_left_to_the_engine(
 
 
 def found(database: Database, **chosen: Any) -> list[tuple[str, str, str, Any]]:
-    return [(one.operation, one.dtype, one.gpu_name, one.model) for one in read_models(database, **chosen)]
+    return [(one.operation, one.dtype, one.gpu_name, one.model) for one in learned.read_models(database, **chosen)]
 
 
 def test_a_model_replaces_the_older_one_of_its_gpu(database: Database, device: DeviceProperties) -> None:
@@ -521,11 +493,11 @@ def test_a_model_replaces_the_older_one_of_its_gpu(database: Database, device: D
 def test_a_fast_read_finds_it_and_notices_a_new_one(database: Database, device: DeviceProperties) -> None:
     location = str(database.path)
     of = {"operation": "matmul", "dtype": "float32", "gpu_name": device.name}
-    assert read_file(location, MODEL, **of) == []
-    before = read_file(location, CHANGES)
+    assert read_file(location, winners.MODEL, **of) == []
+    before = read_file(location, winners.CHANGES)
     save_model(database, "matmul", "float32", device, {"format": 1})
-    assert read_file(location, MODEL, **of) == [{"format": 1}]
-    assert read_file(location, CHANGES) != before
+    assert read_file(location, winners.MODEL, **of) == [{"format": 1}]
+    assert read_file(location, winners.CHANGES) != before
 
 
 NEWER = replace(CEILINGS, measured_at=CEILINGS.measured_at + timedelta(days=1), warnings=())
@@ -534,10 +506,10 @@ OTHER = replace(CEILINGS, gpu_uuid=f"{GPU[:-1]}1", gpu_name="Other")
 
 def test_a_measurement_replaces_the_older_one_of_its_gpu(database: Database) -> None:
     for one in (CEILINGS, OTHER, NEWER):
-        save_ceilings(database, one)
-    assert read_ceilings(database) == [NEWER, OTHER]
-    assert read_ceilings(database, gpu_name="Other") == [OTHER]
-    assert read_ceilings(database, gpu_name="None") == []
+        learned.save_ceilings(database, one)
+    assert learned.read_ceilings(database) == [NEWER, OTHER]
+    assert learned.read_ceilings(database, gpu_name="Other") == [OTHER]
+    assert learned.read_ceilings(database, gpu_name="None") == []
 
 
 def store(database: Database, kind: str, number: int, device: DeviceProperties) -> None:
@@ -545,13 +517,13 @@ def store(database: Database, kind: str, number: int, device: DeviceProperties) 
     if kind == "models":
         save_model(database, "matmul", "float32", device, {"format": 1, "number": number})
     else:
-        save_ceilings(database, CEILINGS if number == 1 else NEWER)
+        learned.save_ceilings(database, CEILINGS if number == 1 else NEWER)
 
 
 def numbers(database: Database, kind: str) -> list[int]:
     if kind == "models":
-        return [one.model["number"] for one in read_models(database)]
-    return [1 if one == CEILINGS else 2 for one in read_ceilings(database)]
+        return [one.model["number"] for one in learned.read_models(database)]
+    return [1 if one == CEILINGS else 2 for one in learned.read_ceilings(database)]
 
 
 @pytest.mark.parametrize("kind", ["models", "ceilings"])
@@ -583,11 +555,11 @@ def test_a_merge_keeps_the_newer_one_unless_its_date_has_yet_to_come(
     ],
 )
 def test_an_altered_row_is_skipped_and_named(database: Database, change: dict[str, object]) -> None:
-    save_ceilings(database, CEILINGS)
+    learned.save_ceilings(database, CEILINGS)
     with database.writing() as connection:
         connection.execute(update(TABLE).values(**change))
     with pytest.warns(DataWarning, match="ceilings 1"):
-        assert read_ceilings(database) == []
+        assert learned.read_ceilings(database) == []
     assert [row.table for row in check_database(database).bad_rows] == ["ceilings"]
 
 
@@ -599,7 +571,7 @@ OTHER_FAMILY = Family({**FAMILY.extents, "M": Extent(((1, 2),))})
 def a_rule(family: Family = FAMILY) -> FamilyRule:
     return FamilyRule(
         family,
-        (RuleConfig({"BM": 64}, Resources(32, 0, 0, 0, 1024), 4), RuleConfig({"BM": 128}, None, 2)),
+        (RuleConfig({"BM": 64}, model.Resources(32, 0, 0, 0, 1024), 4), RuleConfig({"BM": 128}, None, 2)),
         Split(Feature("waves", config=1), 0.75, Leaf((0, 1)), Leaf((1, 0))),
         (
             RulePoint({"M": 1, "N": 4096}, ((3.0, 2.9, 3.1), None), 3.0, 0.0, 0.25),
@@ -615,24 +587,24 @@ def family_key(key: TuningKey) -> TuningKey:
 
 def store_rule(database: Database, key: TuningKey, family: Family = FAMILY) -> None:
     save_family_state(database, key, family, H200, FamilyState({}))
-    save_rule(database, key, H200, a_rule(family))
+    learned.save_rule(database, key, H200, a_rule(family))
 
 
 def fast_rules(database: Database, key: TuningKey) -> Any:
-    return read_file(str(database.path), RULES, kernel=key.kernel, dtype=key.dtype)
+    return read_file(str(database.path), winners.RULES, kernel=key.kernel, dtype=key.dtype)
 
 
 class TestState:
     def test_it_is_kept_until_there_is_a_rule(self, database: Database, family_key: TuningKey) -> None:
         state = FamilyState({"points": [{"M": 1}]}, tuned=1, measured=0, seconds=2.5)
-        assert family_state(database, family_key, FAMILY) is None
+        assert learned.family_state(database, family_key, FAMILY) is None
         save_family_state(database, family_key, FAMILY, H200, state)
-        assert family_state(database, family_key, FAMILY) == state
+        assert learned.family_state(database, family_key, FAMILY) == state
         save_family_state(database, family_key, FAMILY, H200, replace(state, tuned=2))
-        assert family_state(database, family_key, FAMILY) == replace(state, tuned=2)
+        assert learned.family_state(database, family_key, FAMILY) == replace(state, tuned=2)
         assert database.rules() == []
-        save_rule(database, family_key, H200, a_rule())
-        assert family_state(database, family_key, FAMILY) is None
+        learned.save_rule(database, family_key, H200, a_rule())
+        assert learned.family_state(database, family_key, FAMILY) is None
 
     def test_a_rule_stays_in_force_while_its_family_is_tuned_anew(
         self, database: Database, family_key: TuningKey
@@ -724,7 +696,7 @@ def test_a_check_of_the_database_finds_a_damaged_family(
 ) -> None:
     save_family_state(database, family_key, FAMILY, H200, FamilyState({}))
     if has_rule:
-        save_rule(database, family_key, H200, a_rule())
+        learned.save_rule(database, family_key, H200, a_rule())
     assert check_database(database).bad_rows == ()
     with sqlite3.connect(str(database.path)) as connection:
         connection.execute(f"UPDATE families SET {column} = ?", (value,))

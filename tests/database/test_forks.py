@@ -15,7 +15,7 @@ from sqlalchemy import text
 import autotile
 from autotile.core.forks import FORK_LOCK
 from autotile.core.model import Problem
-from autotile.database.database import Database
+from autotile.database.database import Database, open_existing
 from autotile.database.engine import is_healthy, open_connections, set_aside
 from autotile.database.paths import file_identity
 from autotile.database.winners import ADD_MISSES, RULES, WINNERS, miss_row, read_file, write_file
@@ -133,9 +133,7 @@ def _add_miss(path: Path, n: int) -> None:
 
 
 def _misses(path: Path) -> set[int]:
-    database = Database.open_readonly(path)
-    assert database is not None
-    with database:
+    with open_existing(path) as database:
         return {one.problem.sizes["n"] for one in database.misses()}
 
 
@@ -150,11 +148,12 @@ def test_a_child_inherits_no_connection(path: Path) -> None:
 
         def work(path: Path) -> bool:
             none = open_connections(path) == 0
-            return none and database.studies() == [] and database.misses() == []
+            database.add_misses([miss_of(8)])
+            return none and database.studies() == [] and len(database.misses()) == 1
 
         assert _exit_code(_fork(work, path)) == 0
         _add_miss(path, 7)
-        assert {one.problem.sizes["n"] for one in database.misses()} == {7}
+        assert {one.problem.sizes["n"] for one in database.misses()} == {7, 8}
     assert _is_sound(path)
 
 

@@ -20,7 +20,6 @@ from stored_runs import add_trial, begin, end_run, measured, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.database import engine
-from autotile.database import engine as database_engine
 from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.database.engine import RUNS
@@ -48,16 +47,16 @@ def upgrade() -> None:
 @pytest.fixture
 def migrated(tmp_path: Path) -> Engine:
     """An empty file after all migrations."""
-    engine = create_engine(f"sqlite:///{tmp_path}/migrated.db")
-    with engine.begin() as connection:
-        database_engine._migrate(connection)
-    return engine
+    made = create_engine(f"sqlite:///{tmp_path}/migrated.db")
+    with made.begin() as connection:
+        engine._migrate(connection)
+    return made
 
 
 def test_the_migrations_make_the_declared_tables(migrated: Engine) -> None:
     with migrated.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-        assert compare_metadata(context, database_engine.METADATA) == []
+        assert compare_metadata(context, engine.METADATA) == []
     migrated.dispose()
 
 
@@ -69,16 +68,16 @@ def _indexes(found: Inspector, table: str) -> list[dict[str, Any]]:
     ]
 
 
-def structure_of(engine: Engine) -> dict[str, Any]:
+def structure_of(opened: Engine) -> dict[str, Any]:
     """Return the columns, keys and indexes of each table, the text of each view, and the revision."""
-    found = inspect(engine)
-    with engine.connect() as connection:
+    found = inspect(opened)
+    with opened.connect() as connection:
         columns = {
             table: sorted(tuple(row[1:]) for row in connection.exec_driver_sql(f"PRAGMA table_info({table})"))
             for table in found.get_table_names()
         }
         revision = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").all()
-    engine.dispose()
+    opened.dispose()
     keys = {
         table: [found.get_pk_constraint(table), found.get_foreign_keys(table)]
         + [
@@ -97,26 +96,35 @@ def test_a_new_database_is_what_the_migrations_leave(database: Database, migrate
 
 def test_the_declared_revision_is_the_newest_migration() -> None:
     config = Config()
-    config.set_main_option("script_location", str(database_engine._MIGRATIONS))
+    config.set_main_option("script_location", str(engine._MIGRATIONS))
     script = ScriptDirectory.from_config(config)
     assert script.get_heads() == [SCHEMA_REVISION]
     assert [int(step.revision) for step in script.walk_revisions()] == [8, 7, 6, 5, 4, 3, 2, 1]
 
 
-@pytest.mark.parametrize("readonly", [False, True])
-def test_an_older_database_is_brought_up_to_date(
-    tmp_path: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch, readonly: bool
-) -> None:
-    path = tmp_path / "tuning.db"
-    with Database.open(path) as database:
+@pytest.fixture
+def older(tmp_path: Path, key: TuningKey) -> Path:
+    """A database with a study."""
+    with Database.open(tmp_path / "older.db") as database:
         database.study(key, None)
-    folder = tmp_path / "100% migrations"
-    shutil.copytree(database_engine._MIGRATIONS, folder)
-    (folder / "versions" / "v0009_note.py").write_text(NEWER)
-    monkeypatch.setattr(database_engine, "_MIGRATIONS", folder)
-    monkeypatch.setattr(database_engine, "SCHEMA_REVISION", "0009")
-    monkeypatch.setitem(database_engine.VIEW_DIGESTS, "0009", database_engine.VIEW_DIGESTS["0008"])
-    opened = Database.open_readonly(path) if readonly else Database.open(path)
+    return tmp_path / "older.db"
+
+
+def add_migration(folder: Path, patch: pytest.MonkeyPatch, text: str) -> None:
+    """Let a folder of migrations with one more take the place of autotile's."""
+    shutil.copytree(engine._MIGRATIONS, folder)
+    (folder / "versions" / "v0009_note.py").write_text(text)
+    patch.setattr(engine, "_MIGRATIONS", folder)
+    patch.setattr(engine, "SCHEMA_REVISION", "0009")
+    patch.setitem(engine.VIEW_DIGESTS, "0009", engine.VIEW_DIGESTS["0008"])
+
+
+@pytest.mark.parametrize("opening", [Database.open, Database.open_readonly])
+def test_an_older_database_is_brought_up_to_date(
+    older: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch, opening: Callable[[Path], Database | None]
+) -> None:
+    add_migration(older.parent / "100% migrations", monkeypatch, NEWER)
+    opened = opening(older)
     assert opened is not None
     with opened:
         assert [study.key for study in opened.studies()] == [key]
@@ -124,25 +132,15 @@ def test_an_older_database_is_brought_up_to_date(
 
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was(
-    tmp_path: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch
+    older: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "tuning.db"
-    with Database.open(path) as database:
-        database.study(key, None)
-    folder = tmp_path / "migrations"
-    shutil.copytree(database_engine._MIGRATIONS, folder)
-    (folder / "versions" / "v0009_note.py").write_text(NEWER + '    raise RuntimeError("half way")\n')
+    before = structure_of(create_engine(f"sqlite:///{older}"))
     with monkeypatch.context() as patch:
-        patch.setattr(database_engine, "_MIGRATIONS", folder)
-        patch.setattr(database_engine, "SCHEMA_REVISION", "0009")
+        add_migration(older.parent / "migrations", patch, NEWER + '    raise RuntimeError("half way")\n')
         with pytest.raises(RuntimeError, match="half way"):
-            Database.open(path)
-    engine = create_engine(f"sqlite:///{path}")
-    with engine.connect() as connection:
-        columns = connection.execute(text("SELECT name FROM pragma_table_info('studies')")).scalars().all()
-    engine.dispose()
-    assert "note" not in columns
-    with Database.open(path) as database:
+            Database.open(older)
+    assert structure_of(create_engine(f"sqlite:///{older}")) == before
+    with Database.open(older) as database:
         assert database.find_study(key) == 1
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import make_url, text
@@ -20,15 +19,8 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem
 from autotile.database import engine
 from autotile.database.care import check_database
-from autotile.database.database import Database
-from autotile.database.engine import (
-    Location,
-    LostServerError,
-    ServerLocation,
-    open_engine,
-    parse_location,
-    translated_errors,
-)
+from autotile.database.database import Database, open_existing
+from autotile.database.engine import ServerLocation, parse_location
 from autotile.database.keys import TuningKey
 from autotile.database.paths import masked_message
 from autotile.database.winners import SERVER_TIMEOUT_S
@@ -41,7 +33,7 @@ SECRET = "s3cr3t"
 SERVERS = {
     f"postgresql://u:{SECRET}@h/d": "postgresql+psycopg://u:***@h/d",
     f"postgres+psycopg2://u:{SECRET}@h/d": "postgresql+psycopg2://u:***@h/d",
-    f"postgresql://u@h/d?password={SECRET}": "postgresql+psycopg://u:***@h/d",
+    f"postgresql://u@h/d?password={SECRET}&application_name=x": "postgresql+psycopg://u:***@h/d?application_name=x",
     f"postgresql://u@h/d?p%61ssword={SECRET}": "postgresql+psycopg://u:***@h/d",
     f"postgresql://u@h/d?PassWord={SECRET}": "postgresql+psycopg://u@h/d?PassWord=***",
     f"postgresql://u@h/d?sslpassword={SECRET}": "postgresql+psycopg://u@h/d?sslpassword=***",
@@ -180,19 +172,26 @@ class TestErrors:
             OperationalError("connect", None, ValueError(text.format(SECRET))),
             SQLAlchemyError(text.format(SECRET)),
         ):
-            with pytest.raises(DatabaseError, match=r"\*\*\*") as caught, translated_errors(found):
+            with pytest.raises(DatabaseError, match=r"\*\*\*") as caught, engine.translated_errors(found):
                 raise error
             assert SECRET not in str(caught.value)
             assert caught.value.__cause__ is None
             assert caught.value.__suppress_context__
 
-    def test_a_percent_encoded_password_is_masked_in_both_forms(self) -> None:
-        found = parse_location("postgresql://u:p%2Fw@h/d")
-        assert _shown(found, "p/w and p%2Fw") == "database postgresql+psycopg://u:***@h/d: *** and ***"
-
-    def test_words_that_hold_a_short_password_stay(self) -> None:
-        found = parse_location("postgresql://u:a@h/d")
-        assert _shown(found, "a database") == "database postgresql+psycopg://u:***@h/d: *** database"
+    @pytest.mark.parametrize(
+        ("password", "reason", "shown"),
+        [
+            ("p%2Fw", "p/w and p%2Fw", "*** and ***"),  # percent-encoded, in both forms
+            ("a", "a database", "*** database"),  # words that hold a short one stay
+        ],
+    )
+    def test_of_a_password_all_forms_but_no_other_words_are_masked(
+        self, password: str, reason: str, shown: str
+    ) -> None:
+        location = parse_location(f"postgresql://u:{password}@h/d")
+        with pytest.raises(DatabaseError) as caught, engine.translated_errors(location):
+            raise OperationalError("connect", None, ValueError(reason))
+        assert str(caught.value) == f"database postgresql+psycopg://u:***@h/d: {shown}"
 
     def test_a_parameter_that_the_driver_does_not_take(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_: object, **__: object) -> None:
@@ -202,14 +201,8 @@ class TestErrors:
         found = parse_location(f"postgresql://u@h/d?PASSWORD={SECRET}")
         assert isinstance(found, ServerLocation)
         with pytest.raises(DatabaseError, match=r"PASSWORD=\*\*\*$") as caught:
-            open_engine(found)
+            engine.open_engine(found)
         assert SECRET not in str(caught.value)
-
-
-def _shown(location: Location, reason: str) -> str:
-    with pytest.raises(DatabaseError) as caught, translated_errors(location):
-        raise OperationalError("connect", None, ValueError(reason))
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -260,9 +253,7 @@ def test_trials_come_back_and_the_finals_decide(
     end_run(shared, run, {"winner": "BM=32"})
     assert [best.trial for best in shared.best(study_id=study)] == [winner]
     assert [summary.best_time_us for summary in shared.studies() if summary.study_id == study] == [11.0]
-    reader = Database.open_readonly(location)
-    assert reader is not None
-    with reader:
+    with open_existing(location) as reader:
         assert reader.find_study(fresh_key) == study
 
 
@@ -347,31 +338,30 @@ def silent_pooler() -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize("open_database", [Database.open, Database.open_readonly])
-def test_a_pooler_without_a_server_is_reported(silent_pooler: str, open_database: Any) -> None:
+def test_a_pooler_without_a_server_is_reported(silent_pooler: str) -> None:
     start_s = time.monotonic()
-    with pytest.raises(LostServerError, match="no answer to the first statement for 2 s: the server does not answer"):
-        open_database(silent_pooler, server_timeout_s=1.0)
+    expected = "no answer to the first statement for 2 s: the server does not answer"
+    with pytest.raises(engine.LostServerError, match=expected):
+        Database.open(silent_pooler, server_timeout_s=1.0)
     assert time.monotonic() - start_s < 10
 
 
 def test_the_words_of_a_command_that_waits_for_a_pooler_and_its_own_limit(
     silent_pooler: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(LostServerError, match="for 3 s") as caught:
+    with pytest.raises(engine.LostServerError, match="for 3 s") as caught:
         Database.open_readonly(silent_pooler)
-    with pytest.raises(LostServerError, match="for 2 s"):
+    with pytest.raises(engine.LostServerError, match="for 2 s"):
         Database.open_readonly(f"{silent_pooler}?connect_timeout=2")
     waits = [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()]
     assert [text.partition(" the database")[0] for text in waits] == [f"waiting for up to {s} s for" for s in (3, 2)]
     assert "secret" not in " ".join([str(caught.value), *waits])
 
 
-@pytest.mark.parametrize("open_database", [Database.open, Database.open_readonly])
-def test_a_server_that_never_answers_is_reported(silent_server: str, open_database: Any) -> None:
+def test_a_server_that_never_answers_is_reported(silent_server: str) -> None:
     start_s = time.monotonic()
     with pytest.raises(DatabaseError, match="the server does not answer") as caught:
-        open_database(silent_server, server_timeout_s=1.0)
+        Database.open(silent_server, server_timeout_s=1.0)
     assert time.monotonic() - start_s < 10
     assert "secret" not in str(caught.value)
 
@@ -385,7 +375,7 @@ def test_serving_falls_back_and_says_why(silent_server: str) -> None:
     assert "secret" not in kernel.explain()
 
 
-def test_a_server_waits_no_longer_than_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_waits_no_longer_than_a_file() -> None:
     url = make_url("postgresql+psycopg://host/name")
     timeouts = engine._connection_timeouts(url, engine.LOCK_TIMEOUT_S)
     assert (timeouts["connect_timeout"], timeouts["tcp_user_timeout"]) == (30, 30_000)

@@ -42,7 +42,7 @@ class SyntheticGpu:
     noise: float
 
     @classmethod
-    def make(cls, seed: int, count: int = 60, noise: float = 0.005) -> SyntheticGpu:
+    def make(cls, seed: int, count: int = 40, noise: float = 0.005) -> SyntheticGpu:
         rng = np.random.default_rng(seed)
         space = feasible_space(SPEC, {"M": 4096, "N": 4096, "K": 4096}, DEVICE)
         configs = [space.config(int(row)) for row in rng.choice(len(space), 2 * count, replace=False)]

@@ -13,17 +13,9 @@ from hypothesis import strategies as st
 from synthetic_gpu import DEVICE, SPEC
 
 from autotile.errors import ProblemError
+from autotile.families import features
 from autotile.families.family import Extent, Family, family_of, parse_family, sample_members, select_points
-from autotile.families.features import (
-    UNTILED,
-    Feature,
-    Tilings,
-    Traits,
-    array_extents,
-    blocks_at,
-    list_features,
-    meet_rules,
-)
+from autotile.families.features import Feature, Tilings, Traits, list_features
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
@@ -157,6 +149,12 @@ WIDE, NARROW = SPEC.default | {"BM": 256, "BN": 128}, SPEC.default | {"BM": 64, 
 TRAITS = Traits.of(SPEC, DEVICE, [WIDE, NARROW], [1, 4], SIZES)
 
 
+def with_grid(grid: str) -> KernelSpec:
+    return parse_spec(
+        SPEC.text.replace('grid = ["ceil_div(M, BM)", "ceil_div(N, BN)"]', f'grid = ["{grid}"]'), "x.toml"
+    )
+
+
 def value(feature: Feature) -> list[float]:
     return TRAITS.column(feature).tolist()
 
@@ -177,11 +175,8 @@ def test_blocks_agree_with_the_launch() -> None:
 
 
 def test_of_persistent_kernels_the_tiles_are_counted_and_not_the_blocks_that_take_them() -> None:
-    text = SPEC.text.replace(
-        'grid = ["ceil_div(M, BM)", "ceil_div(N, BN)"]',
-        'grid = ["min(device.sm_count, ceil_div(M, BM) * ceil_div(N, BN))"]',
-    )
-    persistent = Traits.of(parse_spec(text, "persistent.toml"), DEVICE, [WIDE, NARROW], [1, 4], SIZES)
+    spec = with_grid("min(device.sm_count, ceil_div(M, BM) * ceil_div(N, BN))")
+    persistent = Traits.of(spec, DEVICE, [WIDE, NARROW], [1, 4], SIZES)
     assert persistent.blocks.tolist() == TRAITS.blocks.tolist()
     assert persistent.tile.tolist() == TRAITS.tile.tolist() == [256 * 128, 64 * 64]
 
@@ -197,7 +192,7 @@ def test_rules_are_evaluated_for_many_problems_as_for_one() -> None:
     kept = enumerate_space(SPEC, SIZES[0], DEVICE)
     broken = SPEC.default | {"BM": 256, "BN": 32}
     assert kept.row_of(broken) is None
-    assert meet_rules(SPEC, DEVICE, [SPEC.default, broken], SIZES).tolist() == [[True, False]] * 2
+    assert features.meet_rules(SPEC, DEVICE, [SPEC.default, broken], SIZES).tolist() == [[True, False]] * 2
 
 
 def test_features_read_back() -> None:
@@ -240,44 +235,20 @@ def test_a_tiling_has_no_tile_along_a_size_that_the_grid_does_not_depend_on() ->
     spec = load_kernel("sgemm_2d").spec
     found = Tilings.of(spec, DEVICE, [spec.default], [None], {})
     tiles = dict(zip(found.names, found.tiles[0], strict=True))
-    assert tiles == {"M": spec.default["BM"], "N": spec.default["BN"], "K": UNTILED}
-
-
-TEXT = """
-[kernel]
-name = "rows"
-template = "rows.cu"
-entry = "rows"
-summary = "Sums of rows"
-[problem]
-sizes = { N = 1000, D = 8 }
-dtypes = ["float32"]
-[parameters]
-T = [32, 64]
-[default]
-T = 32
-[launch]
-block = ["T"]
-grid = ["GRID"]
-[arguments]
-x = { buffer = "dtype", shape = ["N", "D"], access = "in" }
-y = { buffer = "dtype", shape = ["N"], access = "out" }
-[reference]
-outputs = { y = "sum(x, axis=1)" }
-"""
+    assert tiles == {"M": spec.default["BM"], "N": spec.default["BN"], "K": features.UNTILED}
 
 
 def test_a_grid_of_another_form_is_evaluated_and_a_tiling_of_two_sizes_is_none() -> None:
-    spec = parse_spec(TEXT.replace("GRID", "ceil_div(N, T) + D"), "rows.toml")
+    spec = with_grid("ceil_div(M, BM) + N")
     assert Tilings.of(spec, DEVICE, [spec.default], [None], {}).irregular == (0,)
-    assert blocks_at(spec, DEVICE, spec.default, {"N": 100, "D": 8}) == 4 + 8
-    spec = parse_spec(TEXT.replace("GRID", "ceil_div(N, T) * ceil_div(D, 4) * 3"), "rows.toml")
-    found = Tilings.of(spec, DEVICE, [{"T": 64}], [None], {})
-    assert (found.tiles.tolist(), found.units.tolist()) == ([[64.0, 4.0]], [3.0])
+    assert features.blocks_at(spec, DEVICE, WIDE, {"M": 1000, "N": 8, "K": 1}) == 4 + 8
+    found = Tilings.of(with_grid("ceil_div(M, BM) * ceil_div(N, 4) * 3"), DEVICE, [WIDE], [None], {})
+    assert dict(zip(found.names, found.tiles[0], strict=True)) == {"M": 256, "N": 4, "K": features.UNTILED}
+    assert found.units.tolist() == [3.0]
     assert not found.irregular
 
 
 def test_array_extents_follow_the_flags() -> None:
     spec = load_kernel("sgemm").spec
-    found = array_extents(spec, {"TRANS_A": 1, "TRANS_B": 0, "NONDETERMINISTIC": 0})
+    found = features.array_extents(spec, {"TRANS_A": 1, "TRANS_B": 0, "NONDETERMINISTIC": 0})
     assert found == {"A": (3, 2, 0), "B": (3, 2, 1), "C": (3, 0, 1)}

@@ -1,5 +1,6 @@
 """Learning of a rule, on a synthetic GPU whose times are known everywhere."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,19 +10,8 @@ from hypothesis import strategies as st
 from synthetic_gpu import MAX_CONFIGS, SPEC, SyntheticGpu, learned_from
 
 from autotile.core.documents import convert
-from autotile.families.family import (
-    UNSERVED_LOSS,
-    Leaf,
-    Split,
-    TimeModel,
-    TrainingData,
-    Tree,
-    TreeDocument,
-    learn_rule,
-    learn_tree,
-    select_configs,
-    threshold_between,
-)
+from autotile.families import family
+from autotile.families.family import Leaf, Split, TimeModel, learn_rule, learn_tree, select_configs
 from autotile.families.features import Feature, Traits, list_features
 from autotile.kernel.problem import size_distance
 
@@ -36,11 +26,18 @@ def drawn(count: int, seed: int) -> list[dict[str, int]]:
     return [{n: int(low * (high / low) ** rng.random()) for n, (low, high) in ends.items()} for _ in range(count)]
 
 
-def measured_by(seed: int, count: int, points: int, words: list[str] = FAMILY) -> TrainingData:
+def measured_by(seed: int, count: int, points: int, words: list[str] = FAMILY) -> family.TrainingData:
     return SyntheticGpu.make(seed, count).measured(words, points, seed)[2]
 
 
-def number_of_leaves(tree: Tree) -> int:
+@cache
+def learned_by(seed: int) -> tuple[family.TrainingData, family.LearnedRule]:
+    """Return the measurements of 8 points by a GPU, and the rule that is learned from them."""
+    measured = measured_by(seed, 20, 8)
+    return measured, learned_from(measured)
+
+
+def number_of_leaves(tree: family.Tree) -> int:
     return 1 if isinstance(tree, Leaf) else number_of_leaves(tree.then) + number_of_leaves(tree.otherwise)
 
 
@@ -63,20 +60,23 @@ class TestRule:
 
     def test_it_loses_little_where_it_was_not_tuned_and_less_than_the_nearest(self) -> None:
         by_rule, by_nearest = np.mean([losses_elsewhere(seed) for seed in range(2)], axis=0)
-        assert by_rule < 0.06
+        assert by_rule < 0.04
         assert by_rule < by_nearest / 2
 
-    @settings(max_examples=2, deadline=None)
-    @given(st.integers(0, 1000))
-    def test_it_never_loses_less_than_the_best_of_each_point(self, seed: int) -> None:
-        measured = measured_by(seed, 20, 8)
-        learned = learned_from(measured)
-        assert (learned.losses >= measured.losses[:, learned.chosen].min(axis=1)).all()
-        assert (learned.held_out >= 0).all()
+    def test_it_loses_no_less_than_the_best_of_each_point_but_less_than_the_best_single_configuration(self) -> None:
+        ratios = []
+        for seed in range(2):
+            measured, learned = learned_by(seed)
+            losses = measured.losses[:, learned.chosen]
+            assert (learned.losses >= losses.min(axis=1)).all()
+            assert (learned.held_out >= 0).all()
+            ratios.append((learned.losses.mean(), losses.mean(axis=0).min()))
+        by_rule, by_one = np.mean(ratios, axis=0)
+        assert by_rule < by_one / 2
 
     def test_it_is_the_same_every_time(self) -> None:
-        measured = measured_by(5, 20, 8)
-        first, second = learned_from(measured), learned_from(measured)
+        measured, first = learned_by(0)
+        second = learned_from(measured)
         assert (first.chosen, first.tree) == (second.chosen, second.tree)
 
     def test_what_cannot_be_served_is_never_counted_as_served(self) -> None:
@@ -88,22 +88,13 @@ class TestRule:
         learned = learned_from(holed)
         assert np.isfinite(learned.losses).all()
         for loss, row in zip(learned.losses, holed.losses[:, learned.chosen], strict=True):
-            assert loss in row[np.isfinite(row)] or loss == UNSERVED_LOSS
+            assert loss in row[np.isfinite(row)] or loss == family.UNSERVED_LOSS
 
     def test_of_few_points_each_is_served_well_though_leaving_any_out_loses_much(self) -> None:
         learned = [learned_from(measured_by(seed, 20, 3)) for seed in range(4)]
         losses = np.mean([rule.losses.mean() for rule in learned])
         assert losses < 0.05
         assert losses < np.mean([rule.held_out.mean() for rule in learned]) / 4
-
-    def test_it_loses_less_than_the_best_single_configuration(self) -> None:
-        ratios = []
-        for seed in range(2):
-            measured = measured_by(seed, 20, 8)
-            learned = learned_from(measured)
-            ratios.append((learned.losses.mean(), measured.losses[:, learned.chosen].mean(axis=0).min()))
-        by_rule, by_one = np.mean(ratios, axis=0)
-        assert by_rule < by_one / 2
 
     def test_a_single_point_has_a_rule_and_no_held_out_loss(self) -> None:
         learned = learned_from(measured_by(3, 10, 4, ["M=512", "N=512", "K=512"]))
@@ -136,7 +127,7 @@ class TestRule:
         times_us = traits.rounds * traits.tile * [0.97, 1.0]
         at_best = np.flatnonzero(times_us[:, 0] < times_us[:, 1])[:12]
         proposed, valid = (np.ones((count, 2), np.bool_) for count in (len(at_best), len(sizes)))
-        measured = TrainingData(times_us[at_best], proposed, traits.rows(at_best), traits, valid)
+        measured = family.TrainingData(times_us[at_best], proposed, traits.rows(at_best), traits, valid)
         assert times_us[:, 1].sum() < times_us[:, 0].sum()
         assert len(at_best) > 3
         assert learn_rule(measured, list_features(SPEC, 1), 1).chosen == (1,)
@@ -151,7 +142,7 @@ class TestSelection:
         assert few <= losses.mean(axis=0).min() + 1e-9
 
     def test_what_can_be_served_everywhere_comes_before_what_cannot(self) -> None:
-        losses = np.array([[0.0, 0.1], [UNSERVED_LOSS, 0.1], [0.0, 0.1]])
+        losses = np.array([[0.0, 0.1], [family.UNSERVED_LOSS, 0.1], [0.0, 0.1]])
         assert select_configs(losses, np.ones(3), 1) == [1]
         assert sorted(select_configs(losses, np.ones(3), 2)) == [0, 1]
 
@@ -189,25 +180,28 @@ class TestTree:
         table = np.random.default_rng(0).random((len(losses), len(features)))
         tree = learn_tree(losses, np.ones(len(losses)), features, table, most)
         assert number_of_leaves(tree) <= most
-        assert convert(tree.to_json(), TreeDocument).tree(tuple(SPEC.sizes), losses.shape[1]) == tree
+        assert convert(tree.to_json(), family.TreeDocument).tree(tuple(SPEC.sizes), losses.shape[1]) == tree
 
     @pytest.mark.parametrize("order", [[0, 0], [0], [0, 2], "01", [0, 1, 2]])
     def test_a_damaged_leaf_is_refused(self, order: object) -> None:
         with pytest.raises(ValueError, match="expected"):
-            convert({"serve": order}, TreeDocument).tree(("M",), 2)
+            convert({"serve": order}, family.TreeDocument).tree(("M",), 2)
 
     @given(st.floats(0, 1e9), st.floats(1e-6, 1e9))
     def test_thresholds_are_between(self, low: float, more: float) -> None:
         high = low + more
         if low < high:
-            assert low <= threshold_between(low, high) < high
+            assert low <= family.threshold_between(low, high) < high
 
     @pytest.mark.parametrize(
         ("low", "high", "expected"),
-        [(120, 137, 128), (128, 137, 128), (129, 191, 160), (1, 3, 2), (250, 900, 512), (1, 300, 32), (0.5, 2.5, 1.1)],
+        [
+            *[(120, 137, 128), (128, 137, 128), (129, 191, 160), (1, 3, 2), (250, 900, 512), (1, 300, 32)],
+            *[(0.5, 2.5, 1.1), (0.1 + 0.2, 0.3000000000000001, 0.1 + 0.2)],  # the last with nothing in between
+        ],
     )
     def test_a_threshold_of_sizes_is_where_a_row_of_tiles_ends(self, low: float, high: float, expected: float) -> None:
-        assert threshold_between(float(low), float(high)) == expected
+        assert family.threshold_between(float(low), float(high)) == expected
 
 
 class TestTimeModel:

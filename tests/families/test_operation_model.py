@@ -77,7 +77,7 @@ def _fit(problems: list[MeasuredProblem], candidates: Any = CANDIDATES, **option
 @pytest.fixture(scope="module")
 def fitted() -> Fitted:
     random = np.random.default_rng(0)
-    return _fit([_problem(random) for _ in range(120)], epochs=12)
+    return _fit([_problem(random) for _ in range(120)], epochs=8)
 
 
 def _choose(model: OperationModel, sizes: dict[str, int], **options: Any) -> list[Expected]:

@@ -89,12 +89,12 @@ def advance(search: Search, trials: int, trial_of: TrialOf, ahead: int = 1) -> l
 
 
 def check_resuming(make: Callable[[], Search], trial_of: TrialOf, ahead: int, killed: set[int]) -> None:
-    """Assert that a search that is rebuilt after some trials proposes what the original did."""
-    whole = advance(make(), 60, trial_of, ahead)
+    """Assert that a search that is rebuilt after some of 45 trials proposes what the original did."""
+    whole = advance(make(), 45, trial_of, ahead)
     for done in killed:
         resumed = make()
         assert resumed.replay(whole[:done]) == done
-        assert [t.config for t in advance(resumed, 60 - done, trial_of, ahead)] == [t.config for t in whole[done:]]
+        assert [t.config for t in advance(resumed, 45 - done, trial_of, ahead)] == [t.config for t in whole[done:]]
 
 
 def check_ranked_resuming(make: Callable[[], Search], time_us: Callable[[Config], float]) -> None:

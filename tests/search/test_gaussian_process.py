@@ -10,22 +10,10 @@ from threadpoolctl import threadpool_info
 
 from autotile.core.model import Value
 from autotile.kernel.spec import Parameter
-from autotile.search.gaussian_process import (
-    _LENGTH_BOUNDS,
-    _NOISE_BOUNDS,
-    Embedding,
-    GaussianProcess,
-    Hyperparameters,
-    compiled_points,
-    density_of,
-    fit,
-    log_expected_improvement,
-    matern,
-    one_blas_thread,
-    positions,
-)
+from autotile.search import gaussian_process as gp
+from autotile.search.gaussian_process import Embedding, GaussianProcess, density_of, fit, matern
 
-PARAMETERS = Hyperparameters(np.array([1.0, 2.0, 0.5]), 1e-3)
+PARAMETERS = gp.Hyperparameters(np.array([1.0, 2.0, 0.5]), 1e-3)
 
 
 def covariance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -120,8 +108,8 @@ def test_one_blas_thread_may_be_entered_within_itself() -> None:
         return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
 
     before = threads()
-    with one_blas_thread():
-        with one_blas_thread():
+    with gp.one_blas_thread():
+        with gp.one_blas_thread():
             pass
         assert set(threads()) == {1}
     assert threads() == before
@@ -131,7 +119,7 @@ def test_one_blas_thread_may_be_entered_within_itself() -> None:
 def test_expected_improvement_is_the_integral(standard: float) -> None:
     deviation = 0.5
     mean = -standard * deviation
-    found = float(log_expected_improvement(np.array([mean]), np.array([deviation]), 0.0)[0])
+    found = float(gp.log_expected_improvement(np.array([mean]), np.array([deviation]), 0.0)[0])
     if standard > -8:
         integral = quad(lambda value: -value * norm.pdf(value, mean, deviation), mean - 9, 0, epsabs=0, points=[0])[0]
         assert found == pytest.approx(np.log(integral), abs=1e-6)
@@ -140,7 +128,7 @@ def test_expected_improvement_is_the_integral(standard: float) -> None:
 
 def test_expected_improvement_falls_into_its_tail_without_a_step() -> None:
     means = np.linspace(19.9, 20.1, 201)
-    assert (np.diff(log_expected_improvement(means, np.ones(201), 0.0)) < 0).all()
+    assert (np.diff(gp.log_expected_improvement(means, np.ones(201), 0.0)) < 0).all()
 
 
 def test_the_gradient_is_that_of_the_likelihood() -> None:
@@ -170,7 +158,7 @@ def landscape(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return points, (targets - targets.mean()) / targets.std(), np.array([0, 1, 1, 2, 3, 4])
 
 
-def logarithms(found: Hyperparameters) -> np.ndarray:
+def logarithms(found: gp.Hyperparameters) -> np.ndarray:
     return np.append(-np.log(found.scale[[0, 1, 3, 4, 5]]), np.log(found.noise))
 
 
@@ -178,7 +166,7 @@ def logarithms(found: Hyperparameters) -> np.ndarray:
 def test_a_fit_is_the_optimum_that_scipy_finds(count: int) -> None:
     points, targets, groups = landscape(count)
     density, center, _ = density_of(points, targets, groups)
-    bounds = [_LENGTH_BOUNDS] * 5 + [tuple(np.log(_NOISE_BOUNDS))]
+    bounds = [gp._LENGTH_BOUNDS] * 5 + [tuple(np.log(gp._NOISE_BOUNDS))]
     best = minimize(density, center, jac=True, method="L-BFGS-B", bounds=bounds)
     assert density(logarithms(fit(points, targets, groups)))[0] == pytest.approx(best.fun, abs=5e-3)
 
@@ -194,8 +182,8 @@ def test_a_fit_that_begins_at_the_previous_one_takes_few_steps() -> None:
 def test_a_fit_stays_within_its_bounds() -> None:
     points, _, groups = landscape(40)
     found = fit(points, np.tile([-1.0, 1.0], 20), groups)  # nothing but noise
-    assert found.noise <= 1.001 * _NOISE_BOUNDS[1]
-    assert (np.abs(-np.log(found.scale)) <= max(map(abs, _LENGTH_BOUNDS)) + 1e-9).all()
+    assert found.noise <= 1.001 * gp._NOISE_BOUNDS[1]
+    assert (np.abs(-np.log(found.scale)) <= max(map(abs, gp._LENGTH_BOUNDS)) + 1e-9).all()
 
 
 @pytest.mark.parametrize(
@@ -248,12 +236,12 @@ def test_products_of_two_share_one_scale() -> None:
 
 def test_what_does_not_differ_is_no_coordinate() -> None:
     features = {0: np.array([0.1, 0.5]), 1: np.array([0.3, 0.5]), 2: np.array([0.9, 0.6])}
-    points, groups = compiled_points(lambda rows: rows[:, None] * 1.0, np.array([0]), features, np.array([0, 1, 7]))
+    points, groups = gp.compiled_points(lambda rows: rows[:, None] * 1.0, np.array([0]), features, np.array([0, 1, 7]))
     assert groups.tolist() == [0, 1]
     assert points(np.array([2, 5])).tolist() == [[2.0, 0.9], [5.0, pytest.approx(0.2)]]
 
 
 def test_values_have_places_only_where_they_are_numbers() -> None:
-    assert positions((64, 16, 32)).tolist() == [2, 0, 1]
-    assert positions((False, True)) is None
-    assert positions(("1", "2")) is None
+    assert gp.positions((64, 16, 32)).tolist() == [2, 0, 1]
+    assert gp.positions((False, True)) is None
+    assert gp.positions(("1", "2")) is None

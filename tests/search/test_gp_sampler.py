@@ -202,16 +202,16 @@ def test_proposals_made_at_the_same_time_differ_and_are_spread() -> None:
 def test_many_compiled_rows_are_chosen_between_two_results() -> None:
     space = wide_space()
     search = Search(space, "feasible", seed=0)
-    rows = [row for row, _ in (search.nominate() or pytest.fail("too few rows") for _ in range(400))]
+    rows = [row for row, _ in (search.nominate() or pytest.fail("too few rows") for _ in range(200))]
     for row in rows[:12]:
         search.ranking.begin(row)
         search.tell(row, wide_ok(space.config(row)))
     waiting, chosen = rows[12:], []
-    for _ in range(40):
+    for _ in range(20):
         chosen.append(search.select(waiting))
         search.ranking.begin(chosen[-1])
         waiting.remove(chosen[-1])
-    assert len(set(chosen)) == 40
+    assert len(set(chosen)) == 20
     predicted, others = ([wide_time_us(space.config(row)) for row in part] for part in (chosen, waiting))
     assert np.median(predicted) < np.median(others)
     assert search.select(waiting[-3:]) in waiting[-3:]  # none of which need be ranked yet

@@ -87,14 +87,6 @@ def test_of_noise_nothing_is_explained(seed: int) -> None:
     assert "no better than chance" in doubt
 
 
-def test_too_few_trials_and_no_difference_say_nothing() -> None:
-    effects, doubt = drawn(make_space(SIX), additive, 20)
-    assert effects == ()
-    assert "20 times are too few" in doubt
-    assert importance_of(make_space(SIX), [], [])[1]
-    assert "differ by less than 2 %" in drawn(make_space(SIX), lambda _: 5.0, 100, noise=1e-4)[1]
-
-
 def test_a_corner_says_nothing_of_the_space() -> None:
     space = make_space(SIX)
     corner = np.flatnonzero((space.codes <= 1).all(axis=1))

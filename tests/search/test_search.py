@@ -9,17 +9,8 @@ import optuna
 import pytest
 from rows import DEFAULT, advance, broken, check_resuming, make_space, ok, tile_ok, tile_space, tile_time_us
 
-from autotile.core.model import (
-    Config,
-    LaunchGeometry,
-    Measurement,
-    Occupancy,
-    Outcome,
-    Resources,
-    Trial,
-    non_dominated,
-    objective_values,
-)
+from autotile.core import model
+from autotile.core.model import Config, Outcome, Trial, non_dominated, objective_values
 from autotile.errors import ConfigError, InputError
 from autotile.search.row_sampler import quiet_optuna
 from autotile.search.samplers import SAMPLERS, check_sampler
@@ -61,7 +52,7 @@ def test_a_resumed_search_goes_on_as_the_first_one_would_have(name: str, ahead: 
     def search() -> Search:
         return Search(SPACE, name, seed=7, first=[DEFAULT], ahead=ahead)
 
-    check_resuming(search, trial_of, ahead, {1, 15, 16, 17, 43, 59})
+    check_resuming(search, trial_of, ahead, {1, 15, 16, 17, 43})
 
 
 def test_replayed_trials_that_left_the_space_are_ignored() -> None:
@@ -193,7 +184,7 @@ def judged(config: Config) -> Trial:
     if config["BM"] == config["BN"] == 32:
         return broken(config)
     registers = 16 * int(config["TM"]) + int(config["BM"]) // 8 + (20 if config["ASYNC"] else 0)
-    return replace(tile_ok(config), resources=Resources(registers, 0, 0, 0, 0))
+    return replace(tile_ok(config), resources=model.Resources(registers, 0, 0, 0, 0))
 
 
 def both(sampler: str, seed: int = 0) -> Search:
@@ -244,15 +235,15 @@ def test_a_failure_is_told_worse_than_all_in_everything() -> None:
     trials = tell_in_order(
         search,
         broken({"TM": 2}, Outcome.CRASHED),
-        replace(ok({"TM": 4}, 20.0), resources=Resources(90, 0, 0, 0, 0)),
-        replace(ok({"TM": 8}, 30.0), resources=Resources(40, 0, 0, 0, 0)),
+        replace(ok({"TM": 4}, 20.0), resources=model.Resources(90, 0, 0, 0, 0)),
+        replace(ok({"TM": 8}, 30.0), resources=model.Resources(40, 0, 0, 0, 0)),
         broken({"TM": 1}),
     )
     assert [trial.values for trial in trials] == [[1e6, 1e6], [20.0, 90.0], [30.0, 40.0], [60.0, 180.0]]
     assert [trial.params["TM"] for trial in search.study.best_trials] == [4, 8]
 
 
-ROWS = [SPACE.config(row) for row in range(0, len(SPACE), 3)]
+ROWS = [SPACE.config(row) for row in range(0, len(SPACE), 7)]
 TRIALS = [broken(config) if config["BM"] == 256 else tile_ok(config) for config in ROWS]
 
 
@@ -275,10 +266,10 @@ def test_attributes_say_how_a_trial_ended_and_what_it_used() -> None:
     trial = Trial(
         SPACE.config(0),
         Outcome.OK,
-        geometry=LaunchGeometry((4, 4, 1), (16, 16, 1), 1024),
-        resources=Resources(64, 8, 16, 0, 4096),
-        occupancy=Occupancy(4, 32, 0.5, ("registers",), {"registers": 4}),
-        measurement=Measurement(10.0, 9.9, 10.1),
+        geometry=model.LaunchGeometry((4, 4, 1), (16, 16, 1), 1024),
+        resources=model.Resources(64, 8, 16, 0, 4096),
+        occupancy=model.Occupancy(4, 32, 0.5, ("registers",), {"registers": 4}),
+        measurement=model.Measurement(10.0, 9.9, 10.1),
     )
     assert attributes_of(trial) == {
         "outcome": "ok",
@@ -316,32 +307,27 @@ def test_optunas_own_tools_and_plots_accept_the_study(study: optuna.Study) -> No
     plt.close("all")
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_study_is_written_as_optuna_reads_it(study: optuna.Study, tmp_path: Path, count: int) -> None:
-    if count > 1:
-        search = both("random")
-        advance(search, 10, judged)
-        study = search.study
-    path = tmp_path / "study with a space.db"
-    study_to_storage(study, path)
+def test_studies_of_one_file_are_written_as_optuna_reads_them_but_no_two_of_one_name(
+    study: optuna.Study, tmp_path: Path
+) -> None:
+    search = both("random")
+    advance(search, 10, judged)
+    path = tmp_path / "studies with a space.db"
+    for given in (study, search.study):
+        study_to_storage(given, path)
+    with pytest.raises(InputError, match=r"studies with a space\.db holds a study named 'sgemm M=64' already"):
+        study_to_storage(study, path)
     with quiet_optuna():
         storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
-        loaded = optuna.load_study(study_name=study.study_name, storage=storage)
-        for found, given in zip(loaded.trials, study.trials, strict=True):
-            for name in ("params", "values", "user_attrs", "constraints"):
-                assert getattr(found, name) == getattr(given, name)
-        assert loaded.trials[-1].constraints.keys() == {FAILED}
-        assert loaded.metric_names == ["time_us", "registers"][:count]
+        for written, metrics in ((study, ["time_us"]), (search.study, ["time_us", "registers"])):
+            loaded = optuna.load_study(study_name=written.study_name, storage=storage)
+            for found, given in zip(loaded.trials, written.trials, strict=True):
+                for name in ("params", "values", "user_attrs", "constraints"):
+                    assert getattr(found, name) == getattr(given, name)
+            assert loaded.trials[-1].constraints.keys() == {FAILED}
+            assert loaded.metric_names == metrics
     storage.remove_session()
     storage.engine.dispose()
-
-
-def test_a_file_holds_several_studies_but_no_two_of_one_name(study: optuna.Study, tmp_path: Path) -> None:
-    path = tmp_path / "studies.db"
-    study_to_storage(study, path)
-    study_to_storage(study_of_trials(SPACE.parameters, TRIALS[:3], "another"), path)
-    with pytest.raises(InputError, match=r"studies\.db holds a study named 'sgemm M=64' already"):
-        study_to_storage(study, path)
 
 
 @pytest.mark.parametrize("place", ["missing/folder.db", "text.db"])

@@ -101,7 +101,7 @@ def test_what_is_set_aside_is_tried_in_the_end_and_survives_a_kill() -> None:
     whole, compiled = go(shortlist_of(space, [], few), 1000)
     assert len(whole) == len(space) < compiled
     assert {space.row_of(config) for config in configs(whole)} == set(range(len(space)))
-    for killed in (20, 60, 110):
+    for killed in (20, 110):
         rest, _ = go(shortlist_of(space, whole[:killed], few), 1000, done=killed)
         assert configs(rest) == configs(whole[killed:]), killed
 
@@ -110,7 +110,7 @@ def test_what_is_set_aside_is_tried_in_the_end_and_survives_a_kill() -> None:
 def test_a_killed_session_goes_on_as_if_it_had_not_been_killed(lookahead: Lookahead) -> None:
     space = tile_space()
     whole, _ = go(shortlist_of(space, [], lookahead), 70)
-    for killed in (1, 5, 6, 7, 20, 27, 44, 69):
+    for killed in (1, 6, 7, 27, 69):
         rest, _ = go(shortlist_of(space, whole[:killed], lookahead), 70, done=killed)
         assert configs(rest) == configs(whole[killed:]), killed
 
@@ -152,7 +152,7 @@ def test_what_the_compiler_says_decides_among_candidates_alike() -> None:
     found = []
     for ended in (True, False):
         taken = []
-        for seed in range(4):
+        for seed in range(2):
             shortlist = Shortlist(Search(space, "feasible", seed, ahead=4), Lookahead(4, per_measured=2))
 
             def compiled(config: Config, known: bool = ended) -> Trial:
