@@ -72,10 +72,10 @@ def entry(name: str) -> CompileJob:
 
 
 def test_jobs_are_compiled_into_the_cache_and_need_no_worker_then(pool: CompilePool, make: MakePool) -> None:
-    jobs = [replace(JOB, options=(f"-DVALUE={value}",)) for value in range(6)]
+    jobs = [replace(JOB, options=(f"-DVALUE={value}",)) for value in range(3)]
     compiled = [pool.submit(partial(replace, job)).result() for job in jobs]
     assert all(c.outcome is Outcome.OK and c.cubin.path.is_file() for c in compiled)
-    assert len({c.cubin.cubin_hash for c in compiled}) == 6
+    assert len({c.cubin.cubin_hash for c in compiled}) == 3
     again = make(deadline_s=0.0)  # a worker would miss this deadline
     assert again.submit(lambda: jobs[0]).result().cubin == compiled[0].cubin
 
@@ -135,18 +135,17 @@ def test_a_failed_compilation_is_an_outcome(pool: CompilePool) -> None:
 
 
 def test_a_compilation_that_hangs_costs_one_candidate(make: MakePool) -> None:
-    pool = make(deadline_s=3)
+    pool = make()
     start = time.monotonic()
-    slow = pool.submit(lambda: replace(JOB, source=SLOW, source_hash="slow")).result()
-    assert (slow.outcome, slow.reason) == (Outcome.TIMED_OUT, "the compiler was stopped after 3 s")
-    assert 3 < time.monotonic() - start < 6
-    assert 3 < slow.seconds < 6
+    slow = pool.submit(lambda: replace(JOB, source=SLOW, source_hash="slow"), 1.5).result()
+    assert (slow.outcome, slow.reason) == (Outcome.TIMED_OUT, "the compiler was stopped after 1.5 s")
+    assert 1.5 < slow.seconds <= time.monotonic() - start < 4.5
     assert pool.submit(lambda: JOB).result().outcome is Outcome.OK
 
 
 @pytest.mark.parametrize("source", [LARGE_TEXT, LARGE_TABLE], ids=["front end", "back end"])
 def test_a_compilation_that_takes_all_memory_costs_one_candidate(make: MakePool, source: str) -> None:
-    pool = make(deadline_s=60, memory_bytes=2**29)
+    pool = make(deadline_s=60, memory_bytes=2**28)
     large = pool.submit(lambda: replace(JOB, source=source, source_hash="large")).result()
     assert large.outcome is Outcome.COMPILE_FAILED
     assert "out of memory" in large.reason
