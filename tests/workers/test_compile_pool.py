@@ -158,11 +158,9 @@ def test_a_compilation_that_takes_all_memory_costs_one_candidate(make: MakePool,
         ("exit", Outcome.COMPILE_FAILED, "the compiler failed: the worker died with exit code 3"),
         ("fault_in_verify", Outcome.COMPILE_FAILED, "SIGSEGV"),
         ("sleep", Outcome.TIMED_OUT, "the compiler was stopped after 0.5 s"),
-        ("binary", Outcome.COMPILE_FAILED, "malformed reply"),
         ("no_keys", Outcome.COMPILE_FAILED, "is malformed: object missing required field path"),
         ("resources_of_wrong_shape", Outcome.COMPILE_FAILED, "].resources: object missing required field"),
         ("setup_error_without_text", Outcome.COMPILE_FAILED, "is malformed"),
-        ("leave_a_grandchild", Outcome.COMPILE_FAILED, "exit code 9"),
     ],
 )
 def test_whatever_a_worker_does_the_next_job_finds_a_fresh_one(
