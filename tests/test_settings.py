@@ -117,12 +117,6 @@ def test_a_child_imports_the_same_package(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert found.stdout.strip() == autotile.__file__
 
 
-def test_the_data_travels_with_the_package() -> None:
-    assert (data_folder("search_spaces") / "sgemm_2d.toml").is_file()
-    assert (data_folder("templates") / "sgemm_2d.cu").is_file()
-    assert list(data_folder("recordings").glob("*.npz"))
-
-
 def test_cores() -> None:
     assert 1 <= available_cores() <= (os.cpu_count() or 1)
 

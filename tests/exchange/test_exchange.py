@@ -258,7 +258,3 @@ class TestImport:
             read_cache(tmp_path / "x.json")
         with pytest.raises(InputError, match=r"cannot read .*missing\.json: No such file"):
             read_cache(tmp_path / "missing.json")
-
-
-def test_an_import_under_our_own_key_does_not_happen_by_itself(theirs: Path, key: TuningKey) -> None:
-    assert replace(read_cache(theirs).key(key.sizes), kernel=key.kernel).digest != key.digest
