@@ -342,6 +342,11 @@ class TestBundles:
         with little_memory(10 * MIB), pytest.raises(BundleError, match=f"{member} is longer than expected"):
             Bundle(path).read(member)
 
+    def test_a_member_that_the_manifest_lacks(self, tmp_path: Path) -> None:
+        write_zip(tmp_path / "b", {MANIFEST: manifest_of({}), "cubins/c": b""})
+        with pytest.raises(BundleError, match="its members are not those of its manifest"):
+            Bundle(tmp_path / "b")
+
     def test_a_document_that_is_nested_too_deeply(self, tmp_path: Path) -> None:
         path = tmp_path / "b"
         members = {"kernels/k.json": b"[" * 100_000, "kernels/k.toml": b""}
