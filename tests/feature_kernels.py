@@ -120,24 +120,16 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) swap(const float* x, 
 """
 
 CLUSTER_SPACE = """
+problem = { sizes = { n = 1000000 } }
+parameters = { THREADS = [64, 256], CLUSTER = [1, 2, 3, 8, 16], WHOLE = [false, true] }
+default = { THREADS = 256, CLUSTER = 2, WHOLE = true }
+reference = { outputs = { y = "x" } }
+
 [kernel]
 name = "swap"
 template = "swap.cu"
 entry = "swap"
 architecture = "sm_90a"
-
-[problem]
-sizes = { n = 1000000 }
-
-[parameters]
-THREADS = [64, 256]
-CLUSTER = [1, 2, 3, 8, 16]
-WHOLE = [false, true]
-
-[default]
-THREADS = 256
-CLUSTER = 2
-WHOLE = true
 
 [launch]
 block = ["THREADS"]
@@ -148,9 +140,6 @@ cluster = ["CLUSTER"]
 x = { buffer = "float32", shape = ["n"], access = "in" }
 y = { buffer = "float32", shape = ["n"], access = "out" }
 n = { scalar = "int32", value = "n" }
-
-[reference]
-outputs = { y = "x" }
 """
 
 
@@ -175,22 +164,15 @@ def block_space(
     launch: str = "",
 ) -> str:
     """Return the search space of a kernel whose blocks have BLOCK threads; its entry is its name unless given."""
-    lists = "\n".join(f"{key} = {list(values)}" for key, values in parameters.items())
-    chosen = "\n".join(f"{key} = {value}" for key, value in default.items())
+    lists = ", ".join(f"{key} = {list(values)}" for key, values in parameters.items())
+    chosen = ", ".join(f"{key} = {value}" for key, value in default.items())
     return f"""
-[kernel]
-name = "{name}"
-template = "{name}.cu"
-entry = "{entry or name}"
+kernel = {{ name = "{name}", template = "{name}.cu", entry = "{entry or name}" }}
+parameters = {{ {lists} }}
+default = {{ {chosen} }}
 
 [problem]
 {problem}
-
-[parameters]
-{lists}
-
-[default]
-{chosen}
 
 [launch]
 block = ["BLOCK"]

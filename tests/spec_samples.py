@@ -112,19 +112,12 @@ def make_spec(
 
 
 COPY_SPACE = """
-[kernel]
-name = "k"
-template = "k.cu"
-entry = "k"
+kernel = { name = "k", template = "k.cu", entry = "k" }
+parameters = { BLOCK = [64, 128] }
+default = { BLOCK = 64 }
 
 [problem]
 sizes = { @sizes }
-
-[parameters]
-BLOCK = [64, 128]
-
-[default]
-BLOCK = 64
 
 [launch]
 block = ["BLOCK"]

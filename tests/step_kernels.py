@@ -41,18 +41,10 @@ problem = { sizes = { N = 1000000 } }
 parameters = { BLOCK = [128, 256], BLOCKS = [64, 264], LAST = [64, 256], WRONG = [0, 1] }
 default = { BLOCK = 256, BLOCKS = 264, LAST = 256, WRONG = 0 }
 reference = { outputs = { y = "sum(x, 1)" }, reduction = "N" }
-
-[[steps]]
-entry = "partial_sums"
-arguments = ["x", "partials", "N"]
-block = ["BLOCK"]
-grid = ["BLOCKS"]
-
-[[steps]]
-entry = "total"
-arguments = ["partials", "y", "count"]
-block = ["LAST"]
-grid = [1]
+steps = [
+    { entry = "partial_sums", arguments = ["x", "partials", "N"], block = ["BLOCK"], grid = ["BLOCKS"] },
+    { entry = "total", arguments = ["partials", "y", "count"], block = ["LAST"], grid = [1] },
+]
 
 [arguments]
 x = { buffer = "float32", shape = [1, "N"], access = "in", init = "uniform" }
@@ -244,19 +236,10 @@ __global__ void second(const float* t, float* y, int N)
 """
 
 APART_SPACE = """
-[kernel]
-name = "apart"
-template = "apart.cu"
-[problem]
-sizes = { N = 1000 }
-[parameters]
-A = [32, 64, 128, 256]
-UNROLL = [1, 2]
-B = [32, 64, 128]
-[default]
-A = 64
-UNROLL = 1
-B = 128
+kernel = { name = "apart", template = "apart.cu" }
+problem = { sizes = { N = 1000 } }
+parameters = { A = [32, 64, 128, 256], UNROLL = [1, 2], B = [32, 64, 128] }
+default = { A = 64, UNROLL = 1, B = 128 }
 [rules]
 small = "A * UNROLL <= 256"
 [[steps]]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -47,6 +48,12 @@ def tool(name: str) -> str:
     return str(path)
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A file of the checkout, parsed once."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 @CHECKOUT
 def test_a_test_that_hangs_fails_and_the_others_go_on(tmp_path: Path) -> None:
     """By the options of this checkout, in processes as the suite runs in."""
@@ -74,7 +81,7 @@ class TestNames:
         assert kinds <= set(autotile.__all__)
 
     def test_type_checkers_see_the_same_names(self) -> None:
-        tree = ast.parse(Path(autotile.__file__).read_text())
+        tree = tree_of(Path(autotile.__file__))
         (block,) = [node for node in tree.body if isinstance(node, ast.If)]
         imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
         seen = {alias.asname: node.module for node in imports for alias in node.names}
@@ -206,7 +213,7 @@ class TestStandards:
 
     def test_nothing_is_run_as_python_unpickled_or_given_to_a_shell(self) -> None:
         for path in (ROOT / "autotile").rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(tree_of(path)):
                 match node:
                     case ast.Call(func=ast.Name(id="eval" | "exec" | "compile" | "__import__")):
                         pytest.fail(f"{path}:{node.lineno} runs text as Python")
@@ -220,7 +227,7 @@ class TestStandards:
         face |= {"python_kernel", "sources", "spec"}
         used: set[str] = set()
         for path in (ROOT / "autotile").rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())) if path.parent.name != "kernel" else ():
+            for node in ast.walk(tree_of(path)) if path.parent.name != "kernel" else ():
                 names = [alias.name for alias in getattr(node, "names", []) if isinstance(alias, ast.alias)]
                 if isinstance(node, ast.ImportFrom):
                     names = [f"{node.module}.{name}" for name in names]
@@ -269,7 +276,7 @@ def test_every_name_of_the_package_that_is_used_exists(folder: str) -> None:
     missing = []
     for path in sorted({*(ROOT / folder).rglob("*.py")} - {Path(__file__)}):
         used: set[tuple[str, str]] = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "autotile":
                 used |= {(node.module or "", alias.name) for alias in node.names}
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "autotile":

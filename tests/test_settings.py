@@ -88,6 +88,8 @@ def test_an_empty_variable_counts_as_unset(variable: str, monkeypatch: pytest.Mo
         ('databse = "x"', "unknown field databse; known are database, cache, kernels"),
         ('kernels = ["/a", "/b"]', "kernels: expected str, got array"),
         ("database = true", "database: expected str, got bool"),
+        ("graphs = true", "graphs: expected str, got bool"),
+        (f"cache_limit_mib = {2**70}", "expected a positive number of MiB"),
         ("cache_limit_mib = 0", "cubin cache limit is '0', expected a positive number of MiB"),
         ("cache_limit_mib = -1", "expected a positive number of MiB"),
         ('cache_limit_mib = "lots"', "expected a positive number of MiB"),
@@ -113,12 +115,6 @@ def test_a_child_imports_the_same_package(monkeypatch: pytest.MonkeyPatch, tmp_p
     import autotile
 
     assert found.stdout.strip() == autotile.__file__
-
-
-def test_the_data_travels_with_the_package() -> None:
-    assert (data_folder("search_spaces") / "sgemm_2d.toml").is_file()
-    assert (data_folder("templates") / "sgemm_2d.cu").is_file()
-    assert list(data_folder("recordings").glob("*.npz"))
 
 
 def test_cores() -> None:

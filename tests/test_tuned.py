@@ -21,10 +21,6 @@ from gemm_product import Product, emulating_kernels
 WINNERS = [winner for path in sorted(data_folder("tuned").glob("*.json")) for winner in read_winners(path)]
 
 
-def test_there_are_some() -> None:
-    assert WINNERS
-
-
 @pytest.mark.parametrize("winner", WINNERS, ids=lambda winner: str(winner.key.problem))
 def test_each_belongs_to_its_kernel_as_it_is(winner: Winner) -> None:
     kernel = load_kernel(winner.key.kernel)

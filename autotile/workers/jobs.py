@@ -295,12 +295,6 @@ def job_message(job: Job) -> dict[str, Any]:
     }
 
 
-class _Workloads(msgspec.Struct):
-    workloads: list[Workload]
-    places: list[Count | None]
-    """Index of the workload of each entry."""
-
-
 def read_job(message: Mapping[str, Any]) -> Job:
     """Parse the message of a job.
 
@@ -310,10 +304,11 @@ def read_job(message: Mapping[str, Any]) -> Job:
         It does not match the schema.
     """
     job: Job = convert(message, JOBS[message["op"]])
-    given = convert(message, _Workloads)
+    workloads = convert(message.get("workloads"), list[Workload])
+    places = convert(message.get("places"), list[Count | None])
     entries = tuple(
-        replace(one, workload=given.workloads[place] if place is not None else None)
-        for one, place in zip(job.entries, given.places, strict=True)
+        replace(one, workload=workloads[place] if place is not None else None)
+        for one, place in zip(job.entries, places, strict=True)
     )
     return replace(job, entries=entries)
 

@@ -232,22 +232,8 @@ class Sanitizer:
         finally:
             kill_group(process)  # the tool and the child under it
             ended = f"it ended with exit code {reap(process)}"
-        report = read_report(_text(output))
-        if report.finding:
-            return ToolResult.FAILED, report.finding
-        at = f" at {report.sizes}" if report.sizes else ""
-        if trouble:
-            trouble += at
-        elif not report.done:
-            last = next(reversed(_text(errors).strip().splitlines()), ended)
-            trouble = f"{report.trouble or last}{at}"
-        else:
-            trouble = report.trouble or (f"{ended} and no summary" if report.errors is None else "")
-        if trouble:
-            return ToolResult.UNCHECKED, f"could not be checked: {trouble}"
-        if report.errors:
-            return ToolResult.FAILED, f"{report.errors} errors in a form that autotile does not know"
-        return ToolResult.PASSED, ""
+        last = next(reversed(_text(errors).strip().splitlines()), ended)
+        return _judged(_text(output), trouble, ended, last)
 
     def _watch(self, process: subprocess.Popen[bytes], files: Sequence[Path]) -> str:
         """Wait for the end of a run; return why it was not waited for, empty if it ended."""
@@ -267,24 +253,12 @@ def _text(file: Path) -> str:
         return stream.read(_MAX_OUTPUT_BYTES).decode(errors="replace").replace("\0", "")
 
 
-@dataclass(frozen=True, slots=True)
-class SanitizerReport:
-    """Output of one run."""
+def _judged(text: str, trouble: str, ended: str, last_error: str) -> tuple[ToolResult, str]:
+    """Return the result of a run and its reason by the output of the tool and the child; other lines are ignored.
 
-    finding: str
-    """First fault of the kernel, on one line; empty if there is none."""
-    trouble: str
-    """Reason why faults may have been missed; empty if there is none."""
-    sizes: str
-    """Sizes of the child's last launch."""
-    done: bool
-    """Whether all launches completed."""
-    errors: int | None
-    """Number of errors in the tool's summary; None without a summary."""
-
-
-def read_report(text: str) -> SanitizerReport:
-    """Parse the output of the tool and the child; other lines are ignored."""
+    ``trouble`` is why its end was not waited for, empty if it was; ``ended`` says how it ended, and ``last_error`` is
+    the last line of its errors.
+    """
     blocks: list[tuple[str, str, list[str]]] = []  # headline, sizes of the last launch before it, and details
     notices = dict.fromkeys(Notice, "")
     done, errors = False, None
@@ -303,20 +277,30 @@ def read_report(text: str) -> SanitizerReport:
             blocks[-1][2].append(line.strip())
         elif line.strip() and "COMPUTE-SANITIZER" not in line:
             blocks.append((line.strip(), notices[Notice.AT], []))
-    finding, failures = "", []
+    failures = []
     for headline, sizes, details in blocks:
         is_minor = _MINOR.match(headline)
         # a message that concerns the kernel has a location in it
         is_located = _RACE.match(headline) or any(detail.startswith("at ") for detail in details)
-        if not finding and not is_minor and is_located:
+        if not is_minor and is_located:
             words = [re.sub("^error: ", "", headline, flags=re.IGNORECASE).rstrip(".")]
             words += [detail for detail in details if _LOCATION.match(detail)]
-            finding = " ".join(words) + (f", at {sizes}" if sizes else "")
+            return ToolResult.FAILED, " ".join(words) + (f", at {sizes}" if sizes else "")
         if (_MINOR_TOOL_FAILURE if is_minor else _TOOL_FAILURE).search(headline):
             failures.append(headline)
     failures.sort(key=lambda headline: bool(_CONSEQUENCE.search(headline)))
-    trouble = notices[Notice.ERROR] if not failures or _CONSEQUENCE.search(failures[0]) else failures[0]
-    return SanitizerReport(finding, trouble or next(iter(failures), ""), notices[Notice.AT], done, errors)
+    stated = notices[Notice.ERROR] if not failures or _CONSEQUENCE.search(failures[0]) else failures[0]
+    stated = stated or next(iter(failures), "")
+    at = f" at {notices[Notice.AT]}" if notices[Notice.AT] else ""
+    if trouble or not done:
+        trouble = f"{trouble or stated or last_error}{at}"
+    else:
+        trouble = stated or (f"{ended} and no summary" if errors is None else "")
+    if trouble:
+        return ToolResult.UNCHECKED, f"could not be checked: {trouble}"
+    if errors:
+        return ToolResult.FAILED, f"{errors} errors in a form that autotile does not know"
+    return ToolResult.PASSED, ""
 
 
 class SanitizerRequest(msgspec.Struct):
@@ -391,7 +375,7 @@ class SanitizedCandidate:
 
 
 def format_notice(notice: Notice, text: str) -> bytes:
-    """Return the line that the child prints for `read_report`."""
+    """Return the line that the child prints for `_judged`."""
     return f"{_CHILD_PREFIX}{notice} {' '.join(text.split())}\n".encode()
 
 

@@ -12,13 +12,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cache_settings import cache_settings
-from feature_kernels import CLUSTER_SPACE, CLUSTER_TEMPLATE, SPLIT_SPACE, SPLIT_TEMPLATE, write_kernel
+from feature_kernels import CLUSTER_SPACE, CLUSTER_TEMPLATE, SPLIT_SPACE, SPLIT_TEMPLATE, block_space, write_kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,29 +67,16 @@ __global__ void twice(float* x) { x[threadIdx.x] *= 2; }
 __global__ void twice(int* x) { x[threadIdx.x] *= 2; }
 static __global__ void own(float* x) { x[0] = BLOCK; }
 """
-SOFTMAX = """
-[kernel]
-name = "softmax"
-template = "softmax.cu"
-entry = "softmax<BLOCK, SCALAR, (N > 10), detail::BLOCK>"
-[problem]
-sizes = { N = 64 }
-[parameters]
-BLOCK = [64, 128]
-SCALAR = ["float", "unsigned int"]
-UNROLL = [1, 2]
-[default]
-BLOCK = 128
-SCALAR = "unsigned int"
-UNROLL = 2
-[launch]
-block = ["BLOCK"]
-grid = [1]
-[arguments]
-x = { buffer = "float32", shape = ["N"], access = "inout" }
-[reference]
-outputs = { x = "x" }
-"""
+SOFTMAX = block_space(
+    "softmax",
+    'x = { buffer = "float32", shape = ["N"], access = "inout" }',
+    'outputs = { x = "x" }',
+    entry="softmax<BLOCK, SCALAR, (N > 10), detail::BLOCK>",
+    problem="sizes = { N = 64 }",
+    parameters={"BLOCK": [64, 128], "SCALAR": ["float", "unsigned int"], "UNROLL": [1, 2]},
+    default={"BLOCK": 128, "SCALAR": '"unsigned int"', "UNROLL": 2},
+    grid="1",
+)
 TEMPLATES = """// template <int UNROLL>
 namespace detail { constexpr int BLOCK = 3; }
 template <int BLOCK, typename SCALAR, bool EDGE, int Z>
@@ -139,18 +127,10 @@ class TestStatuses:
 
 
 class TestCompiling:
-    def test_a_cubin_comes_with_its_resources(self) -> None:
-        compiled = compile_cubin(JOB)
-        assert compiled.cubin.startswith(b"\x7fELF")
-        assert compiled.resources.static_smem_bytes == 64 * 4
-        assert 0 < compiled.resources.registers <= 255
-        assert compiled.resources.spill_bytes == 0
-
     @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_90a", "sm_100"])
     def test_architectures_and_headers_of_the_toolkit(self, architecture: str) -> None:
         source = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <cuda/std/cstdint>\n" + SOURCE
         options = ("-DTILE=64", "-DDTYPE=__half")
-        assert compile_cubin(replace(JOB, architecture=architecture)).cubin
         assert compile_cubin(replace(JOB, source=source, options=options, architecture=architecture)).cubin
 
     def test_spills_are_reported(self) -> None:
@@ -236,35 +216,25 @@ ptxas info    : Used 12 registers, used 0 barriers
             compile_cubin(replace(JOB, source=source, template_path=str(tmp_path / "sum.cu")))
         assert "root" not in str(raised.value)
 
-    @pytest.mark.parametrize(
-        ("entry", "symbol"),
-        [
-            ("scale<BLOCK, DTYPE>", "_Z5scaleILi64EfEvPT0_S0_"),
-            ("scale<BLOCK * 2, unsigned int>", "_Z5scaleILi128EjEvPT0_S0_"),
-            ("inner::fill", "_ZN5inner4fillEPf"),
-            ("(void (*)(int*))twice", "_Z5twicePi"),
-            ("own", "_Z3ownPf"),
-        ],
-    )
-    def test_functions_by_their_cpp_name(self, entry: str, symbol: str) -> None:
-        job = CompileJob(NAMED, "hash", "/nowhere/named.cu", entry, "sm_90", ("-DBLOCK=64", "-DDTYPE=float"))
-        compiled = compile_cubin(job)
-        assert list(compiled.functions) == [entry]
-        assert compiled.functions[entry].symbol == symbol
-        assert symbol.encode() in compiled.cubin
-        assert compiled.resources.registers > 0
-
-    def test_several_functions_of_one_cubin(self) -> None:
-        job = CompileJob(
-            NAMED, "hash", "/nowhere/named.cu", "own", "sm_90", ("-DBLOCK=64",), ("inner::fill", "scale<4, int>", "own")
-        )
-        assert job.key != replace(job, further_entries=()).key
-        functions = compile_cubin(job).functions
-        assert {entry: function.symbol for entry, function in functions.items()} == {
-            "own": "_Z3ownPf",
+    def test_functions_by_their_cpp_names(self) -> None:
+        symbols = {
+            "scale<BLOCK, DTYPE>": "_Z5scaleILi64EfEvPT0_S0_",
+            "scale<BLOCK * 2, unsigned int>": "_Z5scaleILi128EjEvPT0_S0_",
             "inner::fill": "_ZN5inner4fillEPf",
-            "scale<4, int>": "_Z5scaleILi4EiEvPT0_S0_",
+            "(void (*)(int*))twice": "_Z5twicePi",
+            "own": "_Z3ownPf",
         }
+        first, *others = symbols
+        job = CompileJob(
+            NAMED, "hash", "/nowhere/named.cu", first, "sm_90", ("-DBLOCK=64", "-DDTYPE=float"), tuple(others)
+        )
+        alone = replace(job, further_entries=())
+        assert job.key != alone.key
+        assert list(compile_cubin(alone).functions) == [first]
+        compiled = compile_cubin(job)
+        assert {entry: function.symbol for entry, function in compiled.functions.items()} == symbols
+        assert all(symbol.encode() in compiled.cubin for symbol in symbols.values())
+        assert all(function.resources.registers > 0 for function in compiled.functions.values())
 
     @pytest.mark.parametrize(
         ("entry", "cure"),
@@ -342,27 +312,30 @@ CASES = [
     ('__global__ void k(float* x) { asm volatile("bar.sync 17;"); x[0] = 1; }', "k", ""),  # of the assembler
 ]
 """Sources, their function, and the beginning of the reason; "" of those that just do not compile."""
-COMPILERS = ["nvrtc", pytest.param("nvcc", marks=pytest.mark.skipif(not installed_nvcc(), reason="needs nvcc"))]
+needs_nvcc = pytest.mark.skipif(not installed_nvcc(), reason="there is no nvcc on this machine")
+COMPILERS = ["nvrtc", pytest.param("nvcc", marks=needs_nvcc)]
 
 
 def job(source: str, entry: str = "k", compiler: str = "nvrtc") -> CompileJob:
     return CompileJob(source, "hash", "/nowhere/k.cu", entry, "sm_90", (), compiler=compiler)
 
 
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompilePool]:
+    with closing(CompilePool(cache_settings(tmp_path_factory.mktemp("pool")), workers=1)) as pool:
+        yield pool
+
+
 class TestLimits:
     @pytest.mark.parametrize("compiler", COMPILERS)
     @pytest.mark.parametrize(("source", "entry", "expected"), CASES)
-    def test_outcome_and_reason(self, tmp_path: Path, source: str, entry: str, expected: str, compiler: str) -> None:
-        pool = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=60)
-        try:
-            compiled = pool.submit(lambda: job(source, entry, compiler)).result()
-        finally:
-            pool.close()
+    def test_outcome_and_reason(self, pool: CompilePool, source: str, entry: str, expected: str, compiler: str) -> None:
+        compiled = pool.submit(lambda: job(source, entry, compiler)).result()
         assert compiled.outcome is (Outcome.RESOURCE_EXCEEDED if expected else Outcome.COMPILE_FAILED)
         assert compiled.reason.startswith(expected)
         assert "\0" not in compiled.reason
 
-    @pytest.mark.parametrize("source", [SHARED, CONSTANT, '__global__ void k() { asm volatile("bar.sync 17;"); }'])
+    @pytest.mark.parametrize("source", [SHARED, '__global__ void k() { asm volatile("bar.sync 17;"); }'])
     def test_logs_have_no_nul(self, source: str) -> None:
         """NVRTC puts one between the messages of the front end and those of the assembler."""
         with pytest.raises(CompileError) as caught:
@@ -426,11 +399,7 @@ def forget() -> Iterator[None]:
     toolchain.nvcc_version.cache_clear()
 
 
-def has_nvcc() -> bool:
-    return bool(toolchain.installed_nvcc())
-
-
-@pytest.mark.skipif(not has_nvcc(), reason="there is no nvcc on this machine")
+@needs_nvcc
 class TestNvcc:
     def test_functions_and_resources(self) -> None:
         job = replace(NVCC_JOB, further_entries=("scale<64, float>", "inner::fill"))
@@ -565,7 +534,7 @@ class TestFeatures:
         assert job.architecture == "sm_90a"
         assert compile_cubin(job).resources.static_smem_bytes == 256
 
-    @pytest.mark.parametrize("row", [0, 40, 80])
+    @pytest.mark.parametrize("row", [0, 80])
     def test_the_example_with_a_tensor_map_compiles(self, row: int) -> None:
         kernel = load_kernel(str(TRANSPOSE))
         config = feasible_space(kernel.spec, kernel.spec.sizes, H200).config(row)
@@ -797,10 +766,10 @@ class TestCubinCache:
 
     def test_processes_share_it(self, tmp_path: Path) -> None:
         context = multiprocessing.get_context("spawn")
-        writers = [context.Process(target=_hammer, args=(tmp_path, fill)) for fill in range(3)]
+        writers = [context.Process(target=_hammer, args=(tmp_path, fill)) for fill in range(2)]
         for writer in writers:
             writer.start()
         for writer in writers:
             writer.join(60)
-        assert [writer.exitcode for writer in writers] == [0, 0, 0]
+        assert [writer.exitcode for writer in writers] == [0, 0]
         assert not list(tmp_path.rglob(".writing-*"))

@@ -15,16 +15,14 @@ def test_types_of_a_tensor_maps_elements(dtype: str, number: int) -> None:
     assert name == unsigned.get(dtype, dtype)
 
 
-@pytest.mark.parametrize(("size_bytes", "number"), SWIZZLES.items())
-def test_swizzles(size_bytes: int, number: int) -> None:
-    name = driver.CUtensorMapSwizzle(number).name.removeprefix("CU_TENSOR_MAP_SWIZZLE_")
-    assert name == (f"{size_bytes}B" if size_bytes else "NONE")
-
-
-@pytest.mark.parametrize(("size_bytes", "number"), PROMOTIONS.items())
-def test_promotions(size_bytes: int, number: int) -> None:
-    name = driver.CUtensorMapL2promotion(number).name.removeprefix("CU_TENSOR_MAP_L2_PROMOTION_")
-    assert name == (f"L2_{size_bytes}B" if size_bytes else "NONE")
+@pytest.mark.parametrize(
+    ("kind", "prefix", "numbers"),
+    [("Swizzle", "SWIZZLE_", SWIZZLES), ("L2promotion", "L2_PROMOTION_L2_", PROMOTIONS)],
+)
+def test_swizzles_and_promotions(kind: str, prefix: str, numbers: dict[int, int]) -> None:
+    names = [getattr(driver, f"CUtensorMap{kind}")(number).name for number in numbers.values()]
+    none = "CU_TENSOR_MAP_" + prefix.removesuffix("L2_") + "NONE"
+    assert names == [f"CU_TENSOR_MAP_{prefix}{size}B" if size else none for size in numbers]
 
 
 def test_the_mode_in_which_a_capture_forbids_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +22,6 @@ from autotile.core.device import device_profile
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Problem
 from autotile.cuda import function as function_module
-from autotile.cuda import function as launch_graph
 from autotile.cuda import packing
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.cuda.function import LaunchSequence, ParameterBlock, StepFunctions, make_launch_graph
@@ -263,9 +262,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     cuda, places = Cuda(), SimpleQueue[None]()
     for _ in range(PLACES):
         places.put(None)
-    monkeypatch.setattr(launch_graph, "load_cupy", lambda: cuda)
-    monkeypatch.setattr(launch_graph, "outside_of_captures", cuda.outside_of_captures)
-    monkeypatch.setattr(launch_graph, "_free_places", places)
+    monkeypatch.setattr(function_module, "load_cupy", lambda: cuda)
+    monkeypatch.setattr(function_module, "outside_of_captures", cuda.outside_of_captures)
+    monkeypatch.setattr(function_module, "_free_places", places)
     return cuda
 
 
@@ -273,17 +272,22 @@ def make(cuda: Cuda, stream: int = 0) -> Any:
     return make_launch_graph(cuda.launch, stream, None)
 
 
+def function_of(monkeypatch: pytest.MonkeyPatch, allow: Callable[[int], None]) -> function_module.Function:
+    """Return a function that asks for shared memory of a size by calling ``allow``."""
+    driver = SimpleNamespace(funcSetAttribute=lambda _function, _attribute, smem_bytes: allow(smem_bytes))
+    monkeypatch.setattr(function_module, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(driver=driver)))
+    monkeypatch.setattr(function_module, "_release", lambda *_: None)
+    return function_module.Function(SimpleNamespace(ptr=1))
+
+
 def test_shared_memory_that_was_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def refuse(_function: int, _attribute: int, smem_bytes: int) -> None:
+    def refuse(smem_bytes: int) -> None:
         asked.append(smem_bytes)
         raise MemoryError
 
-    driver = SimpleNamespace(funcSetAttribute=refuse)
-    monkeypatch.setattr(function_module, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(driver=driver)))
-    monkeypatch.setattr(function_module, "_release", lambda *_: None)
-    function = function_module.Function(SimpleNamespace(ptr=1))
+    function = function_of(monkeypatch, refuse)
     for _ in range(2):
         with pytest.raises(MemoryError):
             function.opt_in(1 << 20)
@@ -294,16 +298,13 @@ def test_of_the_amounts_of_two_threads_the_larger_one_stays(monkeypatch: pytest.
     entered, resumed = Event(), Event()
     allowed: list[int] = []
 
-    def allow(_function: int, _attribute: int, smem_bytes: int) -> None:
+    def allow(smem_bytes: int) -> None:
         if smem_bytes == 50_000:
             entered.set()
             resumed.wait(0.2)
         allowed.append(smem_bytes)
 
-    driver = SimpleNamespace(funcSetAttribute=allow)
-    monkeypatch.setattr(function_module, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(driver=driver)))
-    monkeypatch.setattr(function_module, "_release", lambda *_: None)
-    function = function_module.Function(SimpleNamespace(ptr=1))
+    function = function_of(monkeypatch, allow)
     with ThreadPoolExecutor(1) as pool:
         smaller = pool.submit(function.opt_in, 50_000)
         entered.wait()
@@ -358,8 +359,8 @@ class TestGraphs:
     def test_a_forked_child_leaves_its_parents_graphs_alone(self, cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
         made = make(cuda)
         kept: list[Any] = []
-        monkeypatch.setattr(launch_graph, "_inherited", kept)
-        monkeypatch.setattr(launch_graph, "os", SimpleNamespace(getpid=lambda: -1))
+        monkeypatch.setattr(function_module, "_inherited", kept)
+        monkeypatch.setattr(function_module, "os", SimpleNamespace(getpid=lambda: -1))
         del made
         gc.collect()
         assert len(kept) == 1

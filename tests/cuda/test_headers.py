@@ -157,8 +157,10 @@ def test_an_error_gives_the_cure(source: str, cure: str) -> None:
 
 
 def test_lines_are_those_of_the_source() -> None:
-    source = "#include <vector>\nint main()\n{\n  return 0;\n}\n__global__ void k(float* x) { x[0] = y; }\n"
-    with pytest.raises(CompileError, match=r'x\.cu\(6\): error: identifier "y" is undefined'):
+    source = (
+        "#warning first\n#include <vector>\nint main()\n{\n  return 0;\n}\n__global__ void k(float* x) { x[0] = y; }"
+    )
+    with pytest.raises(CompileError, match=r'^x\.cu\(7\): error: identifier "y" is undefined'):
         compile_cubin(job(source))
 
 

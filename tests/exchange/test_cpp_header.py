@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,6 +169,18 @@ int main(int, char** words) {
 """
 
 
+def chosen_in_cpp(
+    folder: Path, device: DeviceProperties, asked: Sequence[dict[str, int]], *stored: Any, **rules: Any
+) -> list[list[str]]:
+    """Return the words that the program prints for each of some sizes."""
+    (folder / "sgemm_2d.hpp").write_text(
+        write_header(load_kernel("sgemm_2d").spec, "float32", *stored, **rules, stem="sgemm_2d", version="0")
+    )
+    words = (device.name, device.compute_capability.replace(".", ""), str(device.smem_per_block_optin_bytes))
+    given = "\n".join(f"{sizes['M']} {sizes['N']} {sizes['K']}" for sizes in asked)
+    return [line.split() for line in run(CHOOSE, folder, *words, given=given)]
+
+
 def winners_of(device: DeviceProperties, sizes: Sequence[dict[str, int]], seed: int) -> list[Winner]:
     """Return winners with random valid configurations."""
     kernel = load_kernel("sgemm_2d")
@@ -201,18 +214,12 @@ def test_it_chooses_what_dispatch_chooses(device: str, targets: tuple[str, ...],
         for number, config in enumerate(configs.values())
         for target in targets
     ]
-    text = write_header(kernel.spec, "float32", winners, cubins, stem="sgemm_2d", version="0")
-    (tmp_path / "sgemm_2d.hpp").write_text(text)
     asked = some + [{name: chosen.choice((1, 17, 64, 100, 1000, 4096, 9000)) for name in "MNK"} for _ in range(60)]
-    words = (here.name, here.compute_capability.replace(".", ""), str(here.smem_per_block_optin_bytes))
-    given = "\n".join(f"{sizes['M']} {sizes['N']} {sizes['K']}" for sizes in asked)
-    lines = run(CHOOSE, tmp_path, *words, given=given)
     order = list(configs)
-    for sizes, line in zip(asked, lines, strict=True):
+    for sizes, got in zip(asked, chosen_in_cpp(tmp_path, here, asked, winners, cubins), strict=True):
         problem = resolve_problem(kernel.spec, sizes)
         choice = choose(KernelRequest(kernel, problem, here, "13.0", Shelf(winners, estimates=False, compares=False)))
         number = order.index(config_key(choice.config))
-        got = line.split()
         assert (sizes, int(got[0]), TIERS[int(got[1])]) == (sizes, number, choice.tier)
         newest = max(t for t in targets if t[3] == here.architecture[3] and t <= here.architecture)
         assert got[5] == f"{number}.{newest}"
@@ -259,21 +266,12 @@ def test_the_rule_of_a_family_is_the_same_tree(feature: Feature | None, tmp_path
         replace(winners[0].key, sizes={}), here, rule_of(winners, features, thresholds), datetime.now(UTC)
     )
     cubins = [BundledCubin("sm_90", "float32", {}, c, RESOURCES, f"{n}.cubin") for n, c in enumerate(configs.values())]
-    text = write_header(kernel.spec, "float32", winners, cubins, rules=[stored], stem="sgemm_2d", version="0")
-    (tmp_path / "sgemm_2d.hpp").write_text(text)
-    words = (here.name, here.compute_capability.replace(".", ""), str(here.smem_per_block_optin_bytes))
-    given = "\n".join(f"{sizes['M']} {sizes['N']} {sizes['K']}" for sizes in asked)
-    lines = run(CHOOSE, tmp_path, *words, given=given)
-    tiers = set()
-    for sizes, line in zip(asked, lines, strict=True):
-        problem = resolve_problem(kernel.spec, sizes)
-        choice = choose(
-            KernelRequest(
-                kernel, problem, here, "13.0", Shelf(winners, rules=[stored], estimates=False, compares=False)
-            )
-        )
+    tiers, shelf = set(), Shelf(winners, rules=[stored], estimates=False, compares=False)
+    got = chosen_in_cpp(tmp_path, here, asked, winners, cubins, rules=[stored])
+    for sizes, words in zip(asked, got, strict=True):
+        choice = choose(KernelRequest(kernel, resolve_problem(kernel.spec, sizes), here, "13.0", shelf))
         number = list(configs).index(config_key(choice.config))
-        assert (sizes, *map(int, line.split()[:2])) == (sizes, number, TIERS.index(choice.tier))
+        assert (sizes, *map(int, words[:2])) == (sizes, number, TIERS.index(choice.tier))
         tiers.add(choice.tier)
     assert tiers >= {"exact", "family", "nearest"}
 

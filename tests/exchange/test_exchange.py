@@ -78,10 +78,13 @@ class TestT4:
         assert (first["times"]["compilation"], first["times"]["benchmark"]) == (250.0, 50.0)
         assert (first["invalidity"], first["correctness"]) == ("correct", 1)
 
-    def test_each_failure_has_the_schemas_word(self, stored: Sequence[StoredTrial]) -> None:
-        words = [result["invalidity"] for result in t4_results(stored)["results"]]
+    def test_each_failure_has_the_schemas_word_and_its_reason(self, stored: Sequence[StoredTrial]) -> None:
+        results = t4_results(stored)["results"]
         expected = ["constraints", "compile", "constraints", "correctness", "correctness", "runtime", "timeout"]
+        words = [result["invalidity"] for result in results]
         assert words == ["correct"] * 3 + expected + ["correct"], "what was never tried is left out"
+        reasons = [[entry for entry in result["measurements"] if entry["name"] == "reason"] for result in results]
+        assert reasons == [[]] * 3 + [[{"name": "reason", "value": "why", "unit": ""}]] * 7 + [[]]
 
     def test_everything_that_was_measured_is_there_with_its_unit(self, stored: Sequence[StoredTrial]) -> None:
         occupancy = Occupancy(2, 16, 0.25, ("registers",), {"registers": 2})
@@ -92,14 +95,6 @@ class TestT4:
         expected = {"time": (0.05, "ms"), "time_low": (0.049, "ms"), "time_high": (0.051, "ms")}
         expected |= {"occupancy": (0.25, ""), "power_w": (402.5, "")}
         assert {name: found[name] for name in expected} == expected
-
-    def test_each_failure_states_its_reason_and_no_success_does(self, stored: Sequence[StoredTrial]) -> None:
-        reasons = [
-            [entry for entry in result["measurements"] if entry["name"] == "reason"]
-            for result in t4_results(stored)["results"]
-        ]
-        why = {"name": "reason", "value": "why", "unit": ""}
-        assert reasons == [[]] * 3 + [[why]] * 7 + [[]]
 
     def test_a_place_that_cannot_be_written_says_so(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"cannot write .*nowhere"):
@@ -263,7 +258,3 @@ class TestImport:
             read_cache(tmp_path / "x.json")
         with pytest.raises(InputError, match=r"cannot read .*missing\.json: No such file"):
             read_cache(tmp_path / "missing.json")
-
-
-def test_an_import_under_our_own_key_does_not_happen_by_itself(theirs: Path, key: TuningKey) -> None:
-    assert replace(read_cache(theirs).key(key.sizes), kernel=key.kernel).digest != key.digest

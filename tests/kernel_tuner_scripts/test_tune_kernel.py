@@ -115,10 +115,8 @@ def test_an_answer_may_hold_nans() -> None:
 
 def test_observers_of_the_output_add_to_the_results() -> None:
     given = arguments()
-    answer = [given[1] + given[2], None, None, None]
-    results, _ = tuned(
-        given, {**SIZES, "wrong": [0, 1]}, answer=answer, observers=[AccuracyObserver("MAE", "mean_error")]
-    )
+    answer, observer = [given[1] + given[2], None, None, None], AccuracyObserver("MAE", "mean_error")
+    results, _ = tuned(given, {**SIZES, "wrong": [0, 1]}, answer=answer, observers=[observer])
     assert {result["wrong"]: round(result["mean_error"], 6) for result in results} == {0: 0, 1: 1}
 
 
@@ -141,9 +139,9 @@ def test_other_observers_are_called_where_they_can_be() -> None:
         results, _ = tuned(observers=[lambda _: Counter()])
     assert sorted(result["count"] for result in results) == [1, 2, 3]
     with pytest.warns(UserWarning, match="'gr_voltage' is not read"):
-        tuned(observers=[NVMLObserver(["gr_voltage"])])
+        tuned(params={"block_size_x": [32]}, observers=[NVMLObserver(["gr_voltage"])])
     with pytest.warns(UserWarning, match="nvml_gr_clock sets nothing"):
-        tuned(params={**SIZES, "nvml_gr_clock": [1000]})
+        tuned(params={"block_size_x": [32], "nvml_gr_clock": [1000]})
     with pytest.raises(InputError, match="PMTObserver reads a power meter"):
         tuned(observers=[PMTObserver("rapl")])
 
@@ -158,7 +156,7 @@ def test_a_cache_is_continued_and_simulated(tmp_path: Path) -> None:
     results, _ = tuned(cache=file)
     assert {r["block_size_x"]: r["time"] for r in results} == pytest.approx({32: 99.0, 64: 15.625, 128: 7.8125})
     assert set(json.loads(file.read_text())["cache"]) == {"32", "64", "128"}
-    for strategy in (None, "random_sample", strategies.greedy_mls):
+    for strategy in (None, "random_sample", strategies.greedy_mls, strategy_map["mls"]):
         simulated, env = tuned(cache=file, simulation_mode=True, strategy=strategy, strategy_options={"max_fevals": 2})
         assert len(simulated) == 2
         assert env["simulation"]
@@ -216,15 +214,16 @@ def test_arguments_that_depend_on_a_parameter(choices: Any) -> None:
     given = arguments()
     answers = [[given[1] + given[2], None, None, None], [2 * given[1], None, None, None]]
     given[2] = Tunable("which", dict(zip(choices, [given[2], given[1]], strict=True)))
+    sizes = [64, 128]
     results, env = tuned(
         given,
-        {**SIZES, "which": choices},
+        {"block_size_x": sizes, "which": choices},
         answer=Tunable("which", dict(zip(choices, answers, strict=True))),
         verify=lambda a, o: np.allclose(a[0], o[0]),
         defines={"block_size_x": "block_size_x"},
     )
     assert sorted((result["block_size_x"], result["which"]) for result in results) == [
-        (size, which) for size in SIZES["block_size_x"] for which in choices
+        (size, which) for size in sizes for which in choices
     ]
     assert all("__error__" not in result for result in results)
     assert env["best_config"]["block_size_x"] == 128
@@ -314,23 +313,29 @@ NOT_HERE = {"skopt": "needs scikit-optimize", "pyatf_strategies": "pyATF builds 
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("how", ["by name", "with an option", "as a module", "as a name of the package"])
+@pytest.mark.parametrize("own_options", [False, True], ids=["plain", "with its options"])
 @pytest.mark.parametrize("name", LISTED)
-def test_every_strategy_that_kernel_tuner_lists(cached: Path, name: str, how: str) -> None:
+def test_every_strategy_that_kernel_tuner_lists(cached: Path, name: str, own_options: bool) -> None:
     """Either it searches, or it is refused in words; the same with options of its own."""
-    strategy = {"as a module": strategy_map[name], "as a name of the package": getattr(strategies, name)}.get(how, name)
     options: dict[str, Any] = {"max_fevals": 8}
     package = NOT_HERE.get(name)
-    if how == "with an option" and not package:
+    if own_options and not package:
         own = getattr(strategy_map[name], "_options", {})
         options |= {key: default for key, (_, default) in own.items() if key != "max_fevals"}
-    search = {"params": SPACE, "strategy": strategy, "strategy_options": options, "cache": cached}
+    search = {"params": SPACE, "strategy": name, "strategy_options": options, "cache": cached}
     if package and (name != "skopt" or find_spec("skopt") is None):
         with pytest.raises(InputError, match=package):
             tuned(**search, simulation_mode=True)
         return
     found, _ = tuned(**search, simulation_mode=True, seed=1)
     assert 1 <= len(found) <= 20
+
+
+@pytest.mark.parametrize("name", sorted(strategy_map.keys() - NOT_HERE.keys()))
+def test_a_module_and_a_name_of_the_package_stand_for_the_strategy(name: str) -> None:
+    by_name = strategies.choose_strategy(name, {"max_fevals": 8}, 20)
+    for same in (strategy_map[name], getattr(strategies, name)):
+        assert strategies.choose_strategy(same, {"max_fevals": 8}, 20) == by_name
 
 
 @pytest.mark.parametrize("options", [None, {"max_fevals": 8}, {"max_fevals": 8, "popsize": 4}])
@@ -352,11 +357,10 @@ def test_an_unknown_option(cached: Path, strategy: str) -> None:
         )
 
 
-@pytest.mark.parametrize("strategy", ["nsga2", "nsga3"])
-@pytest.mark.parametrize("simulation_mode", [False, True])
+@pytest.mark.parametrize(("strategy", "simulation_mode"), [("nsga2", False), ("nsga2", True), ("nsga3", True)])
 def test_several_objectives(cached: Path, strategy: str, simulation_mode: bool) -> None:
     results, env = tuned(
-        params=SPACE,
+        params=SPACE if simulation_mode else {"block_size_x": SPACE["block_size_x"]},
         strategy=strategy,
         strategy_options={"popsize": 4, "max_fevals": 12},
         metrics={"threads": lambda p: p["block_size_x"]},

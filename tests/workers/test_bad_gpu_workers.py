@@ -67,12 +67,8 @@ def test_a_healthy_worker_serves_all_candidates(start: Start, tmp_path: Path) ->
         ("die_in_measure", Outcome.CRASHED, "measure", "SIGKILL in stage measure"),
         ("fault_in_verify", Outcome.CRASHED, "verify", "SIGSEGV"),
         ("exit", Outcome.CRASHED, "", "exit code 3 in stage start"),
-        ("leave_a_grandchild", Outcome.CRASHED, "", "exit code 9"),
-        ("close_output", Outcome.CRASHED, "verify", "closed its input or output"),
+        ("close_output", Outcome.CRASHED, "verify", "the worker closed its input or output without a reply"),
         ("not_json", Outcome.CRASHED, "", "malformed reply from bad_worker: .*hello"),
-        ("binary", Outcome.CRASHED, "", "malformed reply"),
-        ("no_reply", Outcome.CRASHED, "", "not a reply to this request"),
-        ("reply_of_wrong_shape", Outcome.CRASHED, "", "reply: expected object"),
         ("no_keys", Outcome.CRASHED, "", "is malformed: object missing required field"),
         ("unknown_outcome", Outcome.CRASHED, "", "outcome: invalid enum value 'splendid'"),
         ("measurement_of_wrong_shape", Outcome.CRASHED, "", "is malformed: .*measurement: expected object"),
@@ -127,7 +123,7 @@ def test_five_deaths_in_a_row_with_none_before_that_ran_stop_the_run(start: Star
         run(gpu, "ok")
 
 
-@pytest.mark.parametrize("deeds", [["ok", *["exit"] * 12], ["exit", "exit", "exit", "exit", "wrong"] * 2])
+@pytest.mark.parametrize("deeds", [["ok", *["exit"] * 6], ["exit", "exit", "exit", "exit", "wrong"] * 2])
 def test_deaths_after_what_still_runs_or_between_other_failures_stop_nothing(start: Start, deeds: list[str]) -> None:
     gpu = start()
     outcomes = {"ok": Outcome.OK, "exit": Outcome.CRASHED, "wrong": Outcome.WRONG_RESULT}

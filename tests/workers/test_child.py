@@ -83,13 +83,6 @@ def test_no_answer_in_time_ends_the_child(child: Child, deed: str) -> None:
     assert "no answer within 0.6 s" in str(error)
 
 
-@pytest.mark.parametrize("stage", ["load", "verify", "measure"])
-def test_a_death_is_blamed_on_the_stage(child: Child, stage: str) -> None:
-    error = blame(child, f"die_in_{stage}")
-    assert isinstance(error, WorkerCrashError)
-    assert (error.stage, str(error)) == (stage, "the worker died with signal SIGKILL")
-
-
 def test_a_death_is_seen_though_a_grandchild_holds_the_pipes(child: Child) -> None:
     start = time.monotonic()
     error = blame(child, "leave_a_grandchild", 20.0)
@@ -100,12 +93,6 @@ def test_a_death_is_seen_though_a_grandchild_holds_the_pipes(child: Child) -> No
 def test_a_closed_input_is_an_end(child: Child) -> None:
     assert child.request({"do": "close_input"}, 10) == {}
     assert "closed its input" in str(blame(child, "answer", 20.0))
-
-
-def test_a_closed_output_is_an_end(child: Child) -> None:
-    error = blame(child, "close_output", 20.0)
-    assert isinstance(error, WorkerCrashError)
-    assert (str(error), error.stage) == ("the worker closed its input or output without a reply", "verify")
 
 
 @pytest.mark.parametrize("deed", ["stop_reading", "stop_reading_but_talk"])

@@ -183,24 +183,6 @@ def test_one_worker_judges_the_candidates_of_several_sessions(kernel: Kernel, ca
     assert len(workers) == 1
 
 
-@pytest.mark.parametrize("ran", [False, True])
-def test_five_deaths_in_a_row_stop_only_what_never_ran(gpu: Gpu, candidate: Make, ran: bool) -> None:
-    if ran:
-        assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
-    for _ in range(6 if ran else 5):
-        assert evaluate(gpu, candidate("trap"), None).outcome is Outcome.CRASHED
-    if ran:
-        assert evaluate(gpu, candidate(threads=64), None).outcome is Outcome.OK
-    else:
-        with pytest.raises(WorkerError, match="5 GPU workers died"):
-            evaluate(gpu, candidate("trap"), None)
-
-
-def test_a_race_times_every_candidate_in_every_round(gpu: Gpu, candidate: Make) -> None:
-    times = race(gpu, [candidate(threads=threads) for threads in (64, 128, 256)], 5, 0)
-    assert [(len(row.rounds_us), row.outcome) for row in times] == [(5, Outcome.OK)] * 3
-
-
 def test_a_race_that_a_candidate_breaks_is_told_and_blamed_on_no_later_one(gpu: Gpu, candidate: Make) -> None:
     with pytest.raises(WorkerError, match=r"(?i)launch.?fail|illegal.?instruction"):
         race(gpu, [candidate(), candidate("trap")], 5, 0)

@@ -109,14 +109,6 @@ class UnprintableError(Exception):
     __repr__ = __str__
 
 
-class ExitsError(UnprintableError):
-    raised = SystemExit("out of the text")
-
-
-class InterruptsError(UnprintableError):
-    raised = KeyboardInterrupt()
-
-
 class NotArray:
     raised: BaseException = ZeroDivisionError("no array")
 
@@ -124,12 +116,10 @@ class NotArray:
         raise self.raised
 
 
-class ExitingArray(NotArray):
-    raised = SystemExit(3)
-
-
-class Base(BaseException):
-    pass
+ExitsError = type("ExitsError", (UnprintableError,), {"raised": SystemExit("out of the text")})
+InterruptsError = type("InterruptsError", (UnprintableError,), {"raised": KeyboardInterrupt()})
+ExitingArray = type("ExitingArray", (NotArray,), {"raised": SystemExit(3)})
+Base = type("Base", (BaseException,), {})
 
 
 class Names(dict):  # type: ignore[type-arg]

@@ -240,7 +240,8 @@ class TestUnchecked:
         assert_told(checker.check(CANDIDATE, "memcheck"), ".*compute-sanitizer cannot be started: No such file")
 
     def test_a_deadline_names_the_problem(self, stand_in: MakeSanitizer) -> None:
-        found = stand_in(f"print({AT_TUNED!r}, flush=True); time.sleep(60)", 1.0).check(CANDIDATE, "racecheck")
+        code = f"print({AT_TUNED!r}, {ENDED!r}, {CLEAN!r}, sep='\\n', flush=True); time.sleep(60)"
+        found = stand_in(code, 1.0).check(CANDIDATE, "racecheck")
         assert_told(found, "not finished within 1 s at n=4096$")
         assert found.seconds < 5
 
