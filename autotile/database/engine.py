@@ -735,7 +735,11 @@ def _connect(path: Path, access: str, journal: str | None = None) -> sqlite3.Con
         connection.text_factory = _text
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA trusted_schema=OFF")  # a view of someone else calls no function that has effects
-        if journal is not None:
+        tables = (
+            connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'") if journal is not None else ()
+        )
+        names = {name for (name,) in tables}
+        if journal is not None and (not names or VERSION_TABLE in names):  # that of another program stays as it is
             _set_journal(connection, journal)
             # In WAL mode a commit survives the death of the process, and a power failure leaves the file consistent.
             connection.execute(f"PRAGMA synchronous={'NORMAL' if journal == 'WAL' else 'FULL'}")

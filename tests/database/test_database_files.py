@@ -61,6 +61,7 @@ def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path, opening: 
     text, other = tmp_path / "space.toml", tmp_path / "places.db"
     text.write_text("[kernel]\nname = 'sgemm'\n")
     change(other, "CREATE TABLE moz_places (id INTEGER)")
+    before = text.read_bytes(), other.read_bytes()
     for path, message in (
         (text, r"space\.toml is not a database.*name another"),
         (tmp_path, "is a folder; expected the path of a database file"),
@@ -68,7 +69,7 @@ def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path, opening: 
     ):
         with pytest.raises(DatabaseError, match=message):
             opening(path)
-    assert text.read_text() == "[kernel]\nname = 'sgemm'\n"
+    assert (text.read_bytes(), other.read_bytes()) == before
     assert {*tmp_path.iterdir()} == {text, other}
 
 
