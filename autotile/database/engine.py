@@ -735,11 +735,9 @@ def _connect(path: Path, access: str, journal: str | None = None) -> sqlite3.Con
         connection.text_factory = _text
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA trusted_schema=OFF")  # a view of someone else calls no function that has effects
-        tables = (
-            connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'") if journal is not None else ()
-        )
-        names = {name for (name,) in tables}
-        if journal is not None and (not names or VERSION_TABLE in names):  # that of another program stays as it is
+        if journal is not None:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if journal is not None and (not tables or VERSION_TABLE in tables):  # a file of another program is left alone
             _set_journal(connection, journal)
             # In WAL mode a commit survives the death of the process, and a power failure leaves the file consistent.
             connection.execute(f"PRAGMA synchronous={'NORMAL' if journal == 'WAL' else 'FULL'}")
