@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import START_S, ClusterKit, certificates, children, kill_all, running_cluster, wait_until
+from cluster_kit import ClusterKit, certificates, children, kill_all, running_cluster
 from judges import BEST
+from processes import PATIENCE_S, wait_until
 from rich.console import Console
 
 from autotile.cli.progress import TuneProgress
@@ -98,7 +99,7 @@ def test_machines_may_join_late_and_all_be_killed(
 def test_a_process_and_a_scheduler_that_are_killed_lose_no_candidate_and_are_waited_for(
     bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_requests, "_ABSENT_S", START_S)
+    monkeypatch.setattr(cluster_requests, "_ABSENT_S", PATIENCE_S)
     recording, seen, threads = bench.record(), list[str](), set[int]()
     workers = [kit.simulated(recording, number, SECONDS) for number in range(2)]
     console = Console(file=io.StringIO(), width=400, markup=False)
@@ -218,7 +219,7 @@ def test_a_worker_waits_for_a_scheduler_that_starts_later(bench: Any, kit: Clust
         kit.start_scheduler()
         assert any(line.endswith(f"offered to {kit.scheduler}\n") for line in lines)
         worker.terminate()
-        assert worker.wait(START_S) == 0
+        assert worker.wait(PATIENCE_S) == 0
 
 
 def test_no_scheduler(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:

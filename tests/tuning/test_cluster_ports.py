@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import certificates, listening, outer_address, running_cluster, wait_until
+from cluster_kit import certificates, listening, outer_address, running_cluster
+from processes import wait_until
 
 import autotile
 from autotile.errors import InputError

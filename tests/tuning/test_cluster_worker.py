@@ -6,7 +6,6 @@ import math
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
@@ -16,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import ClusterKit, running_cluster, wait_until
+from cluster_kit import ClusterKit, running_cluster
 from gpu_calls import raced
 from judges import BEST, by_threads
+from processes import wait_until
 
 from autotile.core.documents import decode_json, encode_json, to_fields
 from autotile.core.model import Outcome, Trial
@@ -355,8 +355,5 @@ def test_the_worker_process_waits_for_the_next_session(bench: Any, monkeypatch: 
         monkeypatch.setattr(cluster_worker, "_IDLE_S", 60.0 if session == "first" else 0.01)
         plugin.handle(GpuRequest(session=session, op="close"), {})
     assert pools[0] is pools[1]
-    end = time.monotonic() + 10
-    while plugin._workers is not None and time.monotonic() < end:
-        time.sleep(0.01)
-    assert plugin._workers is None
+    wait_until(lambda: plugin._workers is None)
     plugin.teardown(None)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from cache_settings import cache_settings
-from cluster_kit import ClusterKit, children, running_cluster, wait_until
+from cluster_kit import ClusterKit, children, running_cluster
+from processes import wait_until
 
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob

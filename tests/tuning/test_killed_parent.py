@@ -16,7 +16,7 @@ from endurance.kills import Scenario, kill_and_resume
 from faults.traces import descendants, settles
 from interrupts import heeded_interrupts
 from judges import BEST, ending_at
-from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gone, workers_with
+from processes import PATIENCE_S, count_configs, environment_of, wait_for_trials, wait_until, workers_with
 
 from autotile.database.care import check_database
 from autotile.database.database import Database
@@ -138,13 +138,7 @@ class TestProcess:
     def start(self, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         """Start a tune with a cold cubin cache, so that compiling takes a while."""
         started: list[subprocess.Popen[str]] = []
-        environment = {
-            **os.environ,
-            "AUTOTILE_DB": str(tmp_path / "signals.db"),
-            "AUTOTILE_TEST_OF": str(tmp_path / "signals.db"),
-            "AUTOTILE_CACHE": str(tmp_path / "signals-cache"),
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        }
+        environment = environment_of(tmp_path / "signals.db", AUTOTILE_CACHE=tmp_path / "signals-cache")
 
         def command(*words: str) -> subprocess.Popen[str]:
             call = [sys.executable, "-m", "autotile", "tune", "matmul_tiled", *SIZES, "--replay", "--json", *words]
@@ -169,7 +163,7 @@ class TestProcess:
         errors = first.communicate(timeout=PATIENCE_S)[1]
         assert first.returncode == (130 if number is signal.SIGINT else -number)
         assert "Traceback" not in errors
-        wait_until_gone(f"AUTOTILE_TEST_OF={location}")
+        wait_until(lambda: not workers_with(f"AUTOTILE_TEST_OF={location}"))
 
         with Database.open(location) as database:
             assert check_database(database).ok
