@@ -74,6 +74,8 @@ def stored() -> tuple[OperationModel, list[Trial]]:
 def test_every_time_is_stored_and_the_model_chooses_well(run: Any, operation: Operation, tmp_path: Path) -> None:
     result = run()
     assert (result.problems, result.interrupted, result.resumed, result.refused) == (PROBLEMS, False, 0, 0)
+    assert (again := run()).resumed == PROBLEMS
+    assert again.pairs == result.pairs
     assert 0 <= result.losses.mean < 1
     model, trials = stored()
     assert len(trials) == result.pairs
@@ -92,8 +94,6 @@ def test_a_run_that_was_killed_goes_on(run: Any) -> None:
         run(ending_at(3, error=RuntimeError))
     result = run()
     assert (result.resumed, result.problems) == (3, PROBLEMS)
-    again = run()
-    assert (again.resumed, again.pairs) == (PROBLEMS, result.pairs)
 
 
 def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,6 @@ class TestRaggedSizes:
         assert result.problems == PROBLEMS
         with Database.open(location) as database:
             assert database.winners("first", "float32")
-        assert run().resumed == PROBLEMS
 
 
 def test_an_interrupt_ends_it_without_a_model(run: Any) -> None:

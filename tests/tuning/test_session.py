@@ -160,22 +160,23 @@ class TestResume:
         assert (result.resumed, result.outcomes) == (12 - dropped, {Outcome.OK: 12})
 
     @pytest.mark.parametrize(
-        ("change", "resumed", "tried", "winner"),
+        ("change", "expected"),
         [
             # a value taken out of the space cannot win, one value more keeps what was measured
-            ({"THREADS = [32, 64, 128, 256]": "THREADS = [32, 64, 128]"}, 9, 9, {"THREADS": 128, "WORK": 4}),
-            ({"WORK = [1, 2, 4]": "WORK = [1, 2, 4, 8]"}, 12, 16, {"THREADS": 256, "WORK": 8}),
-            ({"factor * x[i]": "x[i] * factor"}, 0, 12, BEST),  # another template starts anew
+            ({"THREADS = [32, 64, 128, 256]": "THREADS = [32, 64, 128]"}, (9, 9, {"THREADS": 128, "WORK": 4})),
+            ({"WORK = [1, 2, 4]": "WORK = [1, 2, 4, 8]"}, (12, 16, {"THREADS": 256, "WORK": 8})),
+            ({"factor * x[i]": "x[i] * factor"}, (0, 12, BEST)),  # another template starts anew
         ],
         ids=["smaller space", "larger space", "another template"],
     )
     def test_after_a_change_of_the_kernel(
-        self, bench: Any, rewrite: Any, change: dict[str, str], resumed: int, tried: int, winner: Config
+        self, bench: Any, rewrite: Any, change: dict[str, str], expected: tuple[int, int, Config]
     ) -> None:
+        """Earlier trials that are still valid are resumed; how many are tried in all, and which wins."""
         bench.tune(bench.record())
         changed = rewrite(change)
         result = changed.tune(changed.record())
-        assert (result.resumed, result.outcomes.total(), result.winner.config) == (resumed, tried, winner)
+        assert (result.resumed, result.outcomes.total(), result.winner.config) == expected
 
     @pytest.mark.parametrize("finals", [12, 0])
     def test_among_ties_the_incumbent_stays(self, bench: Any, finals: int) -> None:

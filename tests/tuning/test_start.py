@@ -38,17 +38,13 @@ def test_the_nearest_studies_come_first(bench: Any) -> None:
     assert all(len(source.configs) == len(source.times_us) >= 6 for source in sources)
 
 
-def test_a_study_does_not_teach_itself(bench: Any) -> None:
+def test_a_study_does_not_teach_itself_nor_one_without_a_size_in_common(bench: Any) -> None:
     bench.tune(bench.record(), trials=8)
     assert bench.tune(bench.record(), trials=10, sampler="feasible").learnt_from == ()
-
-
-def test_a_study_without_a_size_in_common_teaches_nothing(bench: Any) -> None:
-    bench.tune(bench.record(n=1024), n=1024, trials=8)
     with Database.open(read_settings().database) as database:
         key = next(study.key for study in database.studies())
-        assert find_sources(database, replace(key, sizes={"n": 4096}))
-        assert find_sources(database, replace(key, sizes={"x": 4096})) == []
+        assert find_sources(database, replace(key, sizes={"n": 1024}))
+        assert find_sources(database, replace(key, sizes={"x": 1024})) == []
 
 
 def test_what_was_learnt_from_is_told(bench: Any) -> None:

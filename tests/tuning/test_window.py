@@ -4,9 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -92,16 +92,12 @@ class TestOneBlock:
         assert 80 < first.budget_s < 100
         assert 60 < last.budget_s < 100  # what is left
 
-    def test_all_threads_count(self, ask: Any) -> None:
-        with block() as window:
-            thread = threading.Thread(target=ask, args=(2048,))
-            thread.start()
-            thread.join()
-        assert states(window) == {2048: "tuned"}
-
-    def test_other_dispatchers_count_and_have_their_own_database(
+    def test_all_threads_count_and_other_dispatchers_which_have_their_own_database(
         self, ask: Any, scale_toml: Path, tmp_path: Path
     ) -> None:
+        with block() as window, ThreadPoolExecutor(1) as thread:
+            thread.submit(ask, 2048).result()
+        assert states(window) == {2048: "tuned"}
         own = Dispatcher(database=tmp_path / "own.db")
         with block() as window:
             kernel, other = ask(), own.get_best_kernel(str(scale_toml), n=4096)
