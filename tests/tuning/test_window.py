@@ -200,12 +200,10 @@ class TestOneBlock:
         with pytest.raises(InputError):
             autotile.tuning(**given)
 
-    def test_what_only_inspects_another_gpu_is_left_out(self, ask: Any) -> None:
+    def test_one_that_raises_tunes_nothing_nor_what_only_inspects_another_gpu(self, ask: Any, bench: Any) -> None:
         with block() as window:
             ask(device="a100")
         assert states(window) == {}
-
-    def test_one_that_raises_tunes_nothing(self, ask: Any, bench: Any) -> None:
         window = block()
         with suppress(KeyError), window:
             ask()
@@ -290,7 +288,10 @@ class TestNested:
         assert states(outer) == dict.fromkeys([1024, 2048, 4096], "tuned")
         assert inner.result is outer.result
 
-    def test_what_one_that_replays_or_raises_asks_for_is_not_tuned(self, ask: Any) -> None:
+    def test_what_one_that_replays_or_raises_asks_for_is_not_tuned(self, ask: Any, bench: Any) -> None:
+        with autotile.tuning(mode="replay") as outer, block():
+            ask()
+        assert (states(outer), bench.stored()) == ({4096: "left"}, [])
         with block() as outer:
             with autotile.tuning(mode="replay") as inner:
                 _ = ask(1024), ask(8192)
@@ -300,11 +301,6 @@ class TestNested:
                 raise KeyError
             ask()
         assert (states(inner), states(outer)) == ({1024: "left", 8192: "left"}, {4096: "tuned", 8192: "tuned"})
-
-    def test_nothing_is_tuned_within_one_that_replays(self, ask: Any, bench: Any) -> None:
-        with autotile.tuning(mode="replay") as outer, block():
-            ask()
-        assert (states(outer), bench.stored()) == ({4096: "left"}, [])
 
     def test_the_last_to_end_tunes_for_those_of_other_threads(self, ask: Any) -> None:
         first, second = block(), block()
