@@ -202,6 +202,7 @@ class TestRaggedSizes:
         assert result.problems == PROBLEMS
         with Database.open(location) as database:
             assert database.winners("first", "float32")
+        assert run().resumed == PROBLEMS
 
 
 def test_an_interrupt_ends_it_without_a_model(run: Any) -> None:
