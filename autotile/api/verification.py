@@ -271,19 +271,19 @@ def verify(
         source="cuda" if live else "replayed",
     )
     problems = []
-    for tuned in found:
-        before = _served(kernel, tuned.problem, options)
+    for problem, bests in found:
+        before = _served(kernel, problem, options)
         if aged and not before.choice.aged:
             continue
-        announce(f"{tuned.problem}: the best {MAX_RETIMED} and the default are measured again")
-        result, fault, refused = retime(loaded, tuned, before.config, options)
+        announce(f"{problem}: the best {MAX_RETIMED} and the default are measured again")
+        result, fault, refused = retime(loaded, problem, bests, before.config, options)
         forget_served()  # the next look-up reads the database again
-        after = _served(kernel, tuned.problem, options)
+        after = _served(kernel, problem, options)
         is_tuned = after.tier != "default"
         refusal = refused.get(config_key(before.config), "")
         problems.append(
             VerifiedProblem(
-                problem=tuned.problem,
+                problem=problem,
                 device=before.device.name,
                 source=before.source,
                 aged=before.choice.aged,

@@ -20,7 +20,7 @@ from autotile.core.statistics import Interval, raced_ratio, ratio_of
 from autotile.core.text import Facts, Part, Result, device_text, interval_text, time_text
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, StoredBest, database_location
-from autotile.database.keys import key_of, space_hash
+from autotile.database.keys import TuningKey, key_of, space_hash
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory, resolve_problem
@@ -280,14 +280,6 @@ MAX_RETIMED = 3
 """Maximum number of configurations that are measured again, besides the default."""
 
 
-@dataclass(frozen=True, slots=True)
-class TunedProblem:
-    """A tuned problem with the best result of each of its studies, newest first; the studies differ in the compiler."""
-
-    problem: Problem
-    bests: Sequence[StoredBest]
-
-
 def tuned_problems(
     kernel: Kernel,
     database: str | Path,
@@ -296,8 +288,10 @@ def tuned_problems(
     dtype: str | None = None,
     gpu_name: str | None = None,
     source: str = "cuda",
-) -> list[TunedProblem]:
+) -> list[tuple[Problem, list[StoredBest]]]:
     """Return the problems that are tuned for the current version of a kernel, the newest first.
+
+    Each has the best result of its studies, newest first; the studies differ in the compiler.
 
     ``problem``, ``dtype`` and ``gpu_name`` leave out all others; ``source`` is that of measured results, or
     ``replayed`` for those from a recording.
@@ -313,15 +307,14 @@ def tuned_problems(
     if opened is not None:
         with opened:
             bests = opened.best(kernel.name, dtype=problem.dtype if problem is not None else dtype, gpu_name=gpu_name)
-    found: dict[str, TunedProblem] = {}
+    found: dict[str, tuple[Problem, list[StoredBest]]] = {}
     for best in bests:
         key = best.key
         if (key.template_hash, key.space_hash, key.options) != version or (key.source, key.l2_mode) != (source, "cold"):
             continue
         tuned = resolve_problem(kernel.spec, key.sizes, key.dtype)
         if problem in (None, tuned):
-            earlier = found.get(str(tuned))
-            found[str(tuned)] = TunedProblem(tuned, [*(earlier.bests if earlier else ()), best])
+            found.setdefault(str(tuned), (tuned, []))[1].append(best)
     if not found:
         where = f" on {gpu_name}" if gpu_name else ""
         raise InputError(
@@ -331,7 +324,7 @@ def tuned_problems(
 
 
 def retime(
-    kernel: Kernel, tuned: TunedProblem, served: Config, options: TuneOptions
+    kernel: Kernel, problem: Problem, bests: Sequence[StoredBest], served: Config, options: TuneOptions
 ) -> tuple[TuneResult | None, str, Mapping[str, str]]:
     """Check and time the best configurations of a problem and the default in one session.
 
@@ -360,7 +353,7 @@ def retime(
     found = {config_key(served): served}  # then the fastest ones of each study
     if (opened := Database.open_readonly(database)) is not None:
         with opened:
-            for best in tuned.bests:
+            for best in bests:
                 stored = [opened.trials(best.study_id, phase=phase) for phase in ("final", "search")]
                 ran = [[t for t in each if t.outcome is Outcome.OK and t.time_us is not None] for each in stored]
                 for trial in [best.trial, *(t for each in ran for t in sorted(each, key=lambda t: t.cost or 0.0))]:
@@ -380,16 +373,17 @@ def retime(
     )
     result, fault = None, ""
     try:
-        result = tune(kernel, tuned.problem, read_settings(), chosen)
+        result = tune(kernel, problem, read_settings(), chosen)
     except InputError as error:  # every configuration fails for the same reason
         fault = str(error)
-    return result, fault, _refuse_failed(tuned, candidates, database)
+    return result, fault, _refuse_failed(problem, bests[0].key, candidates, database)
 
 
-def _refuse_failed(tuned: TunedProblem, candidates: Sequence[Config], database: str | Path) -> dict[str, str]:
+def _refuse_failed(
+    problem: Problem, first: TuningKey, candidates: Sequence[Config], database: str | Path
+) -> dict[str, str]:
     """Record the configurations that failed last as refused in every study of the problem; return why, by key."""
     with Database.open(database, set_damage_aside=False) as opened:
-        first = tuned.bests[0].key
         stored = [
             one
             for study in opened.studies(first.kernel)
@@ -403,8 +397,8 @@ def _refuse_failed(tuned: TunedProblem, candidates: Sequence[Config], database: 
             for key in map(config_key, candidates)
             if key in newest and not newest[key].outcome.has_time
         }
-        problem, gpu_name = tuned.problem, tuned.bests[0].key.gpu_name
-        for best in opened.best(problem.kernel, dtype=problem.dtype, sizes=problem.sizes, gpu_name=gpu_name):
+        dtype, sizes, gpu_name = problem.dtype, problem.sizes, first.gpu_name
+        for best in opened.best(problem.kernel, dtype=dtype, sizes=sizes, gpu_name=gpu_name):
             left = [best]  # until the best configuration of the study is none of the failed ones
             while left and (trial := failed.get(config_key(left[0].trial.config))) is not None:
                 driver = left[0].run.driver

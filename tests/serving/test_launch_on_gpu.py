@@ -182,7 +182,7 @@ class TestSharedMemory:
         x = cp.asarray(np.random.default_rng(0).standard_normal(100_000), np.float32)
         for tile, static in fitting:
             forget_served()
-            toml.write_text(STAGE_SPACE.replace("TILE = 1024\nSTATIC = 1\n", f"TILE = {tile}\nSTATIC = {static}\n"))
+            toml.write_text(STAGE_SPACE.replace("TILE = 1024, STATIC = 1 ", f"TILE = {tile}, STATIC = {static} "))
             kernel = get_best_kernel(str(toml), N=100_000, database=str(tmp_path / "none.db"))
             assert (kernel.tier, kernel.config) == ("default", {"BLOCK": 256, "TILE": tile, "STATIC": static})
             assert kernel.geometry.dynamic_smem_bytes == 4 * tile

@@ -6,27 +6,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from socket import AF_INET, SOCK_DGRAM
 
 import pytest
+from processes import wait_until
 
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
-START_S = 120.0
 ROLES = ("SCHEDULER", "WORKER", "CLIENT")
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    """Wait for a condition, which holds within two minutes."""
-    end = time.monotonic() + START_S
-    while not is_true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 class ClusterKit:

@@ -1,15 +1,18 @@
 """Observe a tuning process from outside: its trials, and the children that it leaves behind."""
 
+import os
 import sqlite3
+import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
-
-import pytest
 
 from autotile.core.model import Trial, config_key
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
+"""Time for what takes seconds on a machine with nothing else to do."""
 
 
 def count_configs(trials: list[Trial]) -> Counter[str]:
@@ -17,31 +20,29 @@ def count_configs(trials: list[Trial]) -> Counter[str]:
     return Counter(config_key(trial.config) for trial in trials)
 
 
+def wait_until(is_true: Callable[[], object]) -> None:
+    """Wait for a condition, which holds in time."""
+    end = time.monotonic() + PATIENCE_S
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def wait_for_trials(location: Path, count: int) -> int:
-    """Wait until the database holds ``count`` trials; return their number."""
-    for _ in range(int(PATIENCE_S / 0.01)):
-        time.sleep(0.01)
-        try:
-            connection = sqlite3.connect(f"file:{location}?mode=ro", uri=True)
-            try:
-                (found,) = connection.execute("SELECT count(*) FROM trials").fetchone()
-            finally:
-                connection.close()
-        except sqlite3.OperationalError:  # not created yet
-            continue
-        if found >= count:
-            return int(found)
-    pytest.fail(f"no {count} trials within {PATIENCE_S} s")
+    """Wait until the database, which may not exist yet, holds ``count`` trials; return their number."""
+    found = 0
 
+    def has_trials() -> bool:
+        nonlocal found
+        with (
+            suppress(sqlite3.OperationalError),
+            closing(sqlite3.connect(f"file:{location}?mode=ro", uri=True)) as opened,
+        ):
+            (found,) = opened.execute("SELECT count(*) FROM trials").fetchone()
+        return found >= count
 
-def wait_until_gone(mark: str) -> None:
-    """Wait until no worker process with a mark is left."""
-    for _ in range(int(PATIENCE_S / 0.05)):
-        left = workers_with(mark)
-        if not left:
-            return
-        time.sleep(0.05)
-    pytest.fail(f"workers outlived their parent: {left}")
+    wait_until(has_trials)
+    return found
 
 
 def workers_with(mark: str) -> list[int]:
@@ -56,3 +57,10 @@ def workers_with(mark: str) -> list[int]:
         if b"autotile.workers." in command and mark.encode() in text:
             found.append(int(folder.name))
     return found
+
+
+def environment_of(location: Path, **variables: object) -> dict[str, str]:
+    """Return the environment of a tuning process with a database of its own, which marks its workers, too."""
+    paths = os.pathsep.join(filter(None, sys.path))
+    own = {"AUTOTILE_DB": location, "AUTOTILE_TEST_OF": location, "PYTHONPATH": paths, **variables}
+    return {**os.environ, **{name: str(value) for name, value in own.items()}}

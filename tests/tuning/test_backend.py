@@ -155,25 +155,19 @@ def test_a_recording_that_does_not_fit_is_refused(
         choose(**asked, **replay)
 
 
-def test_recordings_of_other_sizes_are_listed_and_one_of_the_l2_mode_is_replayed(bench: Any, choose: Choose) -> None:
+def test_recordings_of_other_sizes_kernels_and_gpus(bench: Any, choose: Choose) -> None:
     bench.record(n=8192)
     with pytest.raises(InputError, match=r"recorded are: scale n=8192 float32"):
         choose((bench.folder,))
     assert choose(replay=bench.record(l2="hot"), l2="hot").device.source == "replayed"
-
-
-def test_another_kernel(bench: Any) -> None:
-    tiled = load_kernel("matmul_tiled")
-    problem = resolve_problem(tiled.spec, {}, defaults=True)
-    with pytest.raises(RecordingError, match="'scale'"):
-        choose_backend(tiled, problem, read_settings(), TuneOptions(replay=bench.record()))
-
-
-def test_a_gpu_of_which_nothing_is_known(bench: Any, choose: Choose) -> None:
     header = RecordingHeader(key=bench.key(gpu_name="Mystery"), parameters=bench.kernel.spec.parameters, device=None)
     write_recording(bench.folder / "mystery.npz", header, [])
     with pytest.raises(RecordingError, match="'Mystery', of which nothing is known"):
         choose(replay=bench.folder / "mystery.npz")
+    tiled = load_kernel("matmul_tiled")
+    problem = resolve_problem(tiled.spec, {}, defaults=True)
+    with pytest.raises(RecordingError, match="'scale'"):
+        choose_backend(tiled, problem, read_settings(), TuneOptions(replay=bench.record()))
 
 
 @pytest.mark.parametrize("content", [b"", b"not a recording", b"PK\x03\x04 half a zip"])
@@ -313,15 +307,12 @@ def test_the_whole_space(bench: Any, measure: Measure, tmp_path: Path) -> None:
     assert bench.tune(recorded.path).winner.config == BEST
 
 
-def test_a_sample(measure: Measure, tmp_path: Path) -> None:
+def test_a_sample_and_where_it_is_written(measure: Measure, tmp_path: Path, monkeypatch: Any) -> None:
     recorded = measure(sample=5, output=tmp_path / "some.npz", seed=3)
     assert recorded.path == tmp_path / "some.npz"
     recording = read_recording(recorded.path)
     assert len(recording) == recorded.configurations == 5
     assert recording.header.chosen == "5 at random"
-
-
-def test_into_the_current_folder(measure: Measure, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     assert (tmp_path / measure(sample=1).path).is_file()
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import START_S, ClusterKit, certificates, children, kill_all, running_cluster, wait_until
+from cluster_kit import ClusterKit, certificates, children, kill_all, running_cluster
 from judges import BEST
+from processes import PATIENCE_S, wait_until
 from rich.console import Console
 
 from autotile.cli.progress import TuneProgress
@@ -67,55 +68,42 @@ def check(result: TuneResult, bench: Any) -> None:
     assert {trial.outcome for trial in bench.stored()} <= {"ok", "pruned"}
 
 
-def test_a_machine_joins_late_and_another_is_killed(
+def test_machines_may_join_late_and_all_be_killed(
     bench: Any, secure_kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_requests, "_ABSENT_S", 2.0)
-    recording = bench.record()
+    monkeypatch.setattr(cluster_requests, "_ABSENT_S", 1.0)
+    recording, seen = bench.record(), list[str]()
     slow = secure_kit.simulated(recording, 0, 3.0)
-    begun = threading.Event()
 
     def replace() -> None:
-        assert begun.wait(START_S)
-        secure_kit.simulated(recording, 1, 0.01)
+        wait_until(lambda: bool(seen))
+        late = secure_kit.simulated(recording, 1, SECONDS)
         wait_until(lambda: any(trial.gpu.endswith("-1") for trial in bench.stored()))
-        assert kill_all(slow) > 1
+        assert min(kill_all(slow), kill_all(late)) > 1
+        wait_until(lambda: any(seen))
+        secure_kit.simulated(recording, 2)
+
+    def observe(progress: Progress) -> None:
+        seen.append(progress.waiting)
 
     with meanwhile(replace):
-        result = bench.tune(recording, lambda _: begun.set(), sampler="brute-force", scheduler=secure_kit.scheduler)
+        result = bench.tune(recording, observe, sampler="brute-force", scheduler=secure_kit.scheduler)
     assert secure_kit.scheduler.startswith("tls://")
     check(result, bench)
-    assert [use.uuid.rpartition("-")[2] for use in result.gpus] == ["0", "1"]
-    assert [bool(use.lost) for use in result.gpus] == [True, False]
+    assert [use.uuid.rpartition("-")[2] for use in result.gpus] == ["0", "1", "2"]
+    assert [bool(use.lost) for use in result.gpus] == [True, True, False]
+    assert {*seen} == {"", "no GPU of the scheduler is left; one is waited for, 5 min at most"}
+    assert seen[-1] == ""
 
 
-def test_a_process_and_a_scheduler_that_are_killed_lose_no_candidate(
+def test_a_process_and_a_scheduler_that_are_killed_lose_no_candidate_and_are_waited_for(
     bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_requests, "_ABSENT_S", START_S)
-    recording = bench.record()
+    monkeypatch.setattr(cluster_requests, "_ABSENT_S", PATIENCE_S)
+    recording, seen, threads = bench.record(), list[str](), set[int]()
     workers = [kit.simulated(recording, number, SECONDS) for number in range(2)]
-
-    def kill() -> None:
-        wait_until(lambda: len(bench.stored()) >= 1)
-        for pid in children(workers[0].pid):
-            os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: len(bench.stored()) >= 2)
-        kit.kill_scheduler()
-        kit.start_scheduler()
-
-    with meanwhile(kill):
-        result = bench.tune(recording, sampler="brute-force", scheduler=kit.scheduler)
-    check(result, bench)
-    assert not any(use.lost for use in result.gpus)
-
-
-def test_a_session_says_that_it_waits_for_its_scheduler(bench: Any, kit: ClusterKit) -> None:
-    recording, seen = bench.record(), list[str]()
-    kit.simulated(recording, 0, SECONDS)
     console = Console(file=io.StringIO(), width=400, markup=False)
     shown = TuneProgress(console)
-    threads = set[int]()
 
     def observe(progress: Progress) -> None:
         shown(progress)
@@ -124,6 +112,9 @@ def test_a_session_says_that_it_waits_for_its_scheduler(bench: Any, kit: Cluster
 
     def kill() -> None:
         wait_until(lambda: len(bench.stored()) >= 1)
+        for pid in children(workers[0].pid):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: len(bench.stored()) >= 2)
         kit.kill_scheduler()
         wait_until(lambda: any(seen))
         kit.start_scheduler()
@@ -131,6 +122,7 @@ def test_a_session_says_that_it_waits_for_its_scheduler(bench: Any, kit: Cluster
     with meanwhile(kill):
         result = bench.tune(recording, observe, sampler="brute-force", scheduler=kit.scheduler)
     check(result, bench)
+    assert not any(use.lost for use in result.gpus)
     waiting = f"the scheduler {kit.scheduler} does not answer; it is waited for, 5 min at most"
     # A trial that ends meanwhile is reported with the same remark: what counts is that it begins and ends once.
     assert [text for text, _ in itertools.groupby(seen)] == ["", waiting, ""]
@@ -140,28 +132,17 @@ def test_a_session_says_that_it_waits_for_its_scheduler(bench: Any, kit: Cluster
     assert lines[number + 1].startswith("searching: ")
 
 
-def test_a_session_says_that_it_waits_for_a_gpu(bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_requests, "_ABSENT_S", 1.0)
-    recording, seen = bench.record(), list[str]()
-    first = kit.simulated(recording, 0, SECONDS)
-
-    def replace() -> None:
-        wait_until(lambda: len(bench.stored()) >= 1)
-        kill_all(first)
-        wait_until(lambda: any(seen))
-        kit.simulated(recording, 1)
-
-    def observe(progress: Progress) -> None:
-        seen.append(progress.waiting)
-
-    with meanwhile(replace):
-        result = bench.tune(recording, observe, sampler="brute-force", scheduler=kit.scheduler)
-    check(result, bench)
-    assert {*seen} == {"", "no GPU of the scheduler is left; one is waited for, 5 min at most"}
-    assert seen[-1] == ""
+def wait_forever(connected: Connection) -> None:
+    while True:
+        connected.await_look()
 
 
-def test_a_scheduler_that_does_not_come_back(kit: ClusterKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_without_workers_that_does_not_come_back(
+    bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_gpus, "_FIRST_GPU_S", 1.0)
+    with pytest.raises(InputError, match="none joined; start `autotile worker`"):
+        bench.tune(bench.record(), scheduler=kit.scheduler)
     for name, seconds in {"_RECONNECT_S": 0.2, "_CONNECT_S": 0.5, "_LOOK_S": 0.5, "_POLL_S": 0.05}.items():
         monkeypatch.setattr(connection, name, seconds)
     with closing(Connection(kit.scheduler, insecure=False)) as connected:
@@ -225,11 +206,6 @@ def test_a_request_that_fails_again_and_again_is_given_up(bench: Any, ends: list
     assert connected.submitted == len(ends)
 
 
-def wait_forever(connected: Connection) -> None:
-    while True:
-        connected.await_look()
-
-
 def test_a_worker_waits_for_a_scheduler_that_starts_later(bench: Any, kit: ClusterKit) -> None:
     kit.kill_scheduler()
     command = [sys.executable, "-m", "autotile", "worker", kit.scheduler, "--replay", str(bench.record())]
@@ -243,13 +219,7 @@ def test_a_worker_waits_for_a_scheduler_that_starts_later(bench: Any, kit: Clust
         kit.start_scheduler()
         assert any(line.endswith(f"offered to {kit.scheduler}\n") for line in lines)
         worker.terminate()
-        assert worker.wait(START_S) == 0
-
-
-def test_a_scheduler_without_workers(bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_gpus, "_FIRST_GPU_S", 1.0)
-    with pytest.raises(InputError, match="none joined; start `autotile worker`"):
-        bench.tune(bench.record(), scheduler=kit.scheduler)
+        assert worker.wait(PATIENCE_S) == 0
 
 
 def test_no_scheduler(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:

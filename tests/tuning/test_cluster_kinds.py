@@ -12,9 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cluster_kit import ClusterKit, kill_all, running_cluster, wait_until
+from cluster_kit import ClusterKit, kill_all, running_cluster
 from judges import FAMILY_SIZES as SIZES
 from judges import FEW, MANY, by_size
+from processes import wait_until
 
 from autotile.api.plans import _models_of, tune_plan
 from autotile.core.device import device_profile

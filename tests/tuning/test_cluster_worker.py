@@ -6,7 +6,6 @@ import math
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
@@ -16,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import running_cluster, wait_until
+from cluster_kit import ClusterKit, running_cluster
 from gpu_calls import raced
 from judges import BEST, by_threads
+from processes import wait_until
 
 from autotile.core.documents import decode_json, encode_json, to_fields
 from autotile.core.model import Outcome, Trial
@@ -45,11 +45,13 @@ from pathlib import Path
 from autotile.errors import InputError, ToolchainError, WorkerError
 from autotile.tuning.replay import ReplayBackend
 
+FOLDER = Path({folder!r})
+
 def checked(backend, job, check=ReplayBackend.check):
-    with Path({log!r}).open("a") as file:
+    with (FOLDER / "seeds").open("a") as file:
         file.write(f"{{job.seed}}\\n")
-    if {error!r} and job.seed:
-        raise {error}("the second inputs are too large")
+    if job.seed and (error := (FOLDER / "error").read_text()):
+        raise eval(error)("the second inputs are too large")
     return check(backend, job)
 
 if ReplayBackend.check.__name__ == "check":
@@ -143,40 +145,54 @@ def test_the_next_session_takes_it_over_and_keeps_it(idle: Idle, monkeypatch: py
     wait_until(lambda: not is_running(idle.pids[0]))
 
 
-@pytest.fixture
-def tune_on_cluster(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Tune on a simulated GPU of a cluster whose second inputs end in an error of a kind, or in none."""
+@pytest.fixture(scope="module")
+def second_inputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ClusterKit, Path]]:
+    """A cluster whose GPUs log the seeds of verifications, and read from a file as what error second inputs end."""
+    folder = tmp_path_factory.mktemp("cluster")
+    (folder / "preload.py").write_text(PRELOAD.format(folder=str(folder)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DASK_DISTRIBUTED__WORKER__PRELOAD", f'["{folder / "preload.py"}"]')
+        with running_cluster(folder) as kit:
+            yield kit, folder
 
-    def tune(error: str) -> Any:
-        program = tmp_path / "preload.py"
-        program.write_text(PRELOAD.format(log=str(tmp_path / "seeds"), error=error))
-        monkeypatch.setenv("DASK_DISTRIBUTED__WORKER__PRELOAD", f'["{program}"]')
-        recording = bench.record()
-        with running_cluster(tmp_path) as kit:
+
+@pytest.fixture
+def tune_on_cluster(bench: Any, second_inputs: tuple[ClusterKit, Path]) -> Callable[[str], tuple[Any, list[str]]]:
+    """Tune on a simulated GPU whose second inputs end in an error of a kind, or in none; return the seeds, too."""
+    kit, folder = second_inputs
+
+    def tune(error: str) -> tuple[Any, list[str]]:
+        bench.folder = folder
+        (folder / "error").write_text(error)
+        (folder / "seeds").write_text("")
+        recording = next(folder.glob("*.npz"), None)
+        if recording is None:
+            recording = bench.record()
             kit.simulated(recording, 0)
-            return bench.tune(recording, sampler="brute-force", scheduler=kit.scheduler)
+        result = bench.tune(recording, sampler="brute-force", scheduler=kit.scheduler)
+        return result, (folder / "seeds").read_text().split()
 
     return tune
 
 
 @pytest.mark.parametrize("error", ["InputError", "ToolchainError"])
-def test_second_inputs_that_a_machine_cannot_draw(bench: Any, tune_on_cluster: Any, tmp_path: Path, error: str) -> None:
-    result = tune_on_cluster(error)
+def test_second_inputs_that_a_machine_cannot_draw(bench: Any, tune_on_cluster: Any, error: str) -> None:
+    result, (first, *others) = tune_on_cluster(error)
     assert result.winner.config == BEST
     assert len(result.ties) + len(result.refused) < len(bench.configs())
     said = "the finalists were verified with one set of inputs, not two: the second inputs are too large"
     assert [one for one in result.notices if "second inputs are too large" in one] == [said]
     assert [bool(use.lost) for use in result.gpus] == [False]
-    first, *others = (tmp_path / "seeds").read_text().split()
     assert int(first) != 0
     assert set(others) == {"0"}  # what follows is verified with the first inputs
 
 
-def test_all_are_verified_with_second_inputs(tune_on_cluster: Any, tmp_path: Path) -> None:
-    result = tune_on_cluster("")
+def test_all_are_verified_with_second_inputs(tune_on_cluster: Any) -> None:
+    result, seeds = tune_on_cluster("")
     assert result.winner.config == BEST
     assert not any("one set of inputs" in one for one in result.notices)
-    assert "0" not in (tmp_path / "seeds").read_text().split()
+    assert seeds
+    assert "0" not in seeds
 
 
 def test_an_error_that_dask_cannot_send_ends_the_session(tune_on_cluster: Any) -> None:
@@ -339,8 +355,5 @@ def test_the_worker_process_waits_for_the_next_session(bench: Any, monkeypatch: 
         monkeypatch.setattr(cluster_worker, "_IDLE_S", 60.0 if session == "first" else 0.01)
         plugin.handle(GpuRequest(session=session, op="close"), {})
     assert pools[0] is pools[1]
-    end = time.monotonic() + 10
-    while plugin._workers is not None and time.monotonic() < end:
-        time.sleep(0.01)
-    assert plugin._workers is None
+    wait_until(lambda: plugin._workers is None)
     plugin.teardown(None)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from cache_settings import cache_settings
-from cluster_kit import ClusterKit, children, running_cluster, wait_until
+from cluster_kit import ClusterKit, children, running_cluster
+from processes import wait_until
 
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
@@ -196,7 +197,7 @@ class _Lost:
         raise WorkerError("the scheduler is lost")
 
 
-def test_without_a_connection_all_is_compiled_here(tmp_path: Path) -> None:
+def test_without_a_connection_and_what_other_machines_lack_is_compiled_here(tmp_path: Path) -> None:
     with (
         closing(ClusterCompilers(_Lost())) as farm,
         closing(CompilePool(cache_settings(tmp_path / "cache"), 1, 60.0, farm=farm)) as pool,
@@ -204,6 +205,9 @@ def test_without_a_connection_all_is_compiled_here(tmp_path: Path) -> None:
         futures = [pool.submit(partial(job, value)) for value in range(3)]
         assert {future.result().outcome for future in futures} == {Outcome.OK}
     assert farm.room == 4
+    assert farm.accepts(JOB)
+    assert not farm.accepts(replace(JOB, compiler="nvcc"))
+    assert not farm.accepts(replace(JOB, files=(("controls.txt", "00"),)))
 
 
 LACKING = b'{"cubin_hash": "00", "functions": {"f": {"symbol": "f", "resources": {"registers": 1}}}}\ncubin'
@@ -213,10 +217,3 @@ LACKING = b'{"cubin_hash": "00", "functions": {"f": {"symbol": "f", "resources":
 def test_damaged_answers_are_refused(answer: object) -> None:
     with pytest.raises(DataError):
         cluster_compilers._read(answer)
-
-
-@pytest.mark.parametrize("change", [{"compiler": "nvcc"}, {"files": (("controls.txt", "00"),)}])
-def test_what_other_machines_lack_is_compiled_here(change: dict[str, Any]) -> None:
-    with closing(ClusterCompilers(_Lost())) as farm:
-        assert farm.accepts(JOB)
-        assert not farm.accepts(replace(JOB, **change))

@@ -97,8 +97,10 @@ class TestRule:
             assert stored.rule == rule
             assert family_state(database, stored.key, stored.rule.family) is None
         before, steps = len(bench.stored()), set[str]()
-        run(observe=lambda step: steps.add(step.path[0].of))
+        few = run(observe=lambda step: steps.add(step.path[0].of), plan=FamilyPlan(points=6, max_configs=1)).rule
         assert (steps, len(bench.stored())) == ({"tuning point"}, before)  # what is measured is not measured again
+        assert len(few.configs) == 1
+        assert few.mean_loss > 0
 
     def test_one_that_helps_is_in_force_and_served_and_its_points_exactly(self, bench: Any, run: Any) -> None:
         record_by_alignment(bench)
@@ -136,11 +138,6 @@ class TestRule:
         kernel = serve(bench, 30_000)
         assert kernel.tier != "family"
         assert "which is not clearly better" in kernel.explain()
-
-    def test_few_configurations_are_chosen(self, bench: Any, run: Any, recorded: None) -> None:
-        rule = run(plan=FamilyPlan(points=6, max_configs=1)).rule
-        assert len(rule.configs) == 1
-        assert rule.mean_loss > 0
 
     def test_a_configuration_that_fails_at_any_point_is_not_among_them(self, bench: Any, run: Any) -> None:
         def judge(config: Config) -> Trial:

@@ -238,18 +238,13 @@ class TestChecks:
         assert found[1] == {OUTPUT_DIGEST: VARYING_OUTPUTS, "power_w": 5}
         assert found[2] == found[3] == stored
 
-    def test_what_was_wrong_in_a_timed_launch_is_refused(self) -> None:
-        racer = Racer(TIMES_US, wrong_when_timed=[A])
-        finals = hold(by_tile([A, B, D]), racer)
-        assert configs_of(finals.ranked) == [B, D]
-        assert [(t.config, t.stage) for t in finals.refused] == [(A, "finals")]
-        assert A not in racer.verified
-
-    def test_what_fails_before_the_first_round_has_no_times_and_is_refused(self) -> None:
-        racer = Racer({**TIMES_US, 1: []}, wrong_when_timed=[A])
-        finals = hold(by_tile([A, B, D]), racer, incumbent=A)
+    @pytest.mark.parametrize(("times_us", "incumbent"), [([1.0] * 9, None), ([], A)], ids=["late", "before any round"])
+    def test_what_was_wrong_in_a_timed_launch_is_refused(self, times_us: list[float], incumbent: Config | None) -> None:
+        racer = Racer({**TIMES_US, 1: times_us}, wrong_when_timed=[A])
+        finals = hold(by_tile([A, B, D]), racer, incumbent=incumbent)
         assert configs_of(finals.ranked) == [B, D]
         assert [(t.config, t.stage, t.measurement) for t in finals.refused] == [(A, "finals", None)]
+        assert A not in racer.verified
 
     def test_a_finalist_that_breaks_the_race_is_found_and_the_others_race_again(self) -> None:
         racer = Racer(TIMES_US, breaks_race=[A])

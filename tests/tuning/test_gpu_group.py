@@ -121,15 +121,11 @@ def uses(group: GpuGroup) -> dict[str, GpuUse]:
 
 
 class TestSimulated:
-    def test_all_take_part_and_each_candidate_runs_once(self, bench: Any, group: Make) -> None:
-        several = group({}, {}, {})
+    def test_all_take_part_each_candidate_runs_once_and_times_are_on_one_scale(self, bench: Any, group: Make) -> None:
+        several = group({}, {"slowness": 1.03}, {"slowness": 0.97})
         found = run(several, candidates(bench))
         assert {one.gpu for one in found.values()} == {"GPU-0", "GPU-1", "GPU-2"}
         assert len(found) == sum(use.trials for use in several.uses) == 12
-
-    def test_times_are_on_one_scale(self, bench: Any, group: Make) -> None:
-        several = group({}, {"slowness": 1.03}, {"slowness": 0.97})
-        found = run(several, candidates(bench))
         home, factor = several.uuid, {"GPU-0": 1.0, "GPU-1": 1.03, "GPU-2": 0.97}
         for key, one in found.items():
             expected_us = by_threads(json.loads(key), factor[home]).time_us

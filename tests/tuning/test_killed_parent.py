@@ -1,6 +1,7 @@
 """Ctrl-C and kill at every stage, also at random moments: trials are kept, no child is left, and the same command
 ends with the result of an undisturbed session. ``benchmarks/durability.py`` repeats the kills a hundred times."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from endurance.crowd import run_crowd
@@ -16,7 +18,7 @@ from endurance.kills import Scenario, kill_and_resume
 from faults.traces import descendants, settles
 from interrupts import heeded_interrupts
 from judges import BEST, ending_at
-from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gone, workers_with
+from processes import PATIENCE_S, count_configs, environment_of, wait_for_trials, wait_until, workers_with
 
 from autotile.database.care import check_database
 from autotile.database.database import Database
@@ -73,10 +75,6 @@ MORE_TRIALS = 2
 """Trials of a session that goes on."""
 
 
-def interrupt(*_: Any, **__: Any) -> None:
-    raise KeyboardInterrupt
-
-
 class TestCtrlC:
     """`KeyboardInterrupt` in the tuning process, at every stage."""
 
@@ -95,33 +93,27 @@ class TestCtrlC:
         assert (again.interrupted, again.resumed, again.winner.config) == (False, done, BEST)
         assert set(count_configs(bench.stored()).values()) == {1}
 
-    def test_while_the_gpu_worker_starts(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        recording = bench.record()
-        with monkeypatch.context() as patch:
-            patch.setattr(ReplayBackend, "wait", interrupt)
-            assert bench.tune(recording).interrupted
-        assert bench.stored() == []
-        assert bench.tune(recording).resumed == 0
+    @pytest.mark.parametrize(("place", "done"), [((ReplayBackend, "wait"), 0), ((RunRecord, "add"), 3)])
+    def test_while_the_gpu_worker_starts_or_a_trial_is_written(
+        self, bench: Any, monkeypatch: pytest.MonkeyPatch, place: tuple[type, str], done: int
+    ) -> None:
+        call, calls = getattr(*place), itertools.count()
 
-    def test_while_a_trial_is_written(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        add = RunRecord.add
-        written: list[Any] = []
-
-        def interrupted_after_three(self: RunRecord, *given: Any, **named: Any) -> None:
-            if len(written) == 3:
+        def interrupted(*given: Any, **named: Any) -> Any:
+            if next(calls) == done:
                 raise KeyboardInterrupt
-            add(self, *given, **named)
-            written.append(given)
+            return call(*given, **named)
 
         recording = bench.record()
         with monkeypatch.context() as patch:
-            patch.setattr(RunRecord, "add", interrupted_after_three)
+            patch.setattr(*place, interrupted)
             assert bench.tune(recording).interrupted
-        assert len(bench.stored()) == 3
-        assert bench.tune(recording).resumed == 3
+        assert len(bench.stored()) == done
+        assert bench.tune(recording).resumed == done
 
     def test_an_unfinished_final_crowns_nobody(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """The best trial of the search is served until finals have ended."""
+        interrupt = Mock(side_effect=KeyboardInterrupt)
         monkeypatch.setattr(import_module("autotile.tuning.finals"), "run_finals", interrupt)
         result = bench.tune(bench.record())
         assert (result.interrupted, result.winner.config) == (True, BEST)
@@ -138,13 +130,7 @@ class TestProcess:
     def start(self, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         """Start a tune with a cold cubin cache, so that compiling takes a while."""
         started: list[subprocess.Popen[str]] = []
-        environment = {
-            **os.environ,
-            "AUTOTILE_DB": str(tmp_path / "signals.db"),
-            "AUTOTILE_TEST_OF": str(tmp_path / "signals.db"),
-            "AUTOTILE_CACHE": str(tmp_path / "signals-cache"),
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        }
+        environment = environment_of(tmp_path / "signals.db", AUTOTILE_CACHE=tmp_path / "signals-cache")
 
         def command(*words: str) -> subprocess.Popen[str]:
             call = [sys.executable, "-m", "autotile", "tune", "matmul_tiled", *SIZES, "--replay", "--json", *words]
@@ -169,7 +155,7 @@ class TestProcess:
         errors = first.communicate(timeout=PATIENCE_S)[1]
         assert first.returncode == (130 if number is signal.SIGINT else -number)
         assert "Traceback" not in errors
-        wait_until_gone(f"AUTOTILE_TEST_OF={location}")
+        wait_until(lambda: not workers_with(f"AUTOTILE_TEST_OF={location}"))
 
         with Database.open(location) as database:
             assert check_database(database).ok

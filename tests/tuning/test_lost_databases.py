@@ -33,19 +33,6 @@ def log_of(path: Path) -> Path:
     return path.with_name(f"{path.name}-wal")
 
 
-def unlink(path: Path) -> None:
-    path.unlink()
-
-
-def unlink_with_log(path: Path) -> None:
-    for suffix in ("", "-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink()
-
-
-def move(path: Path) -> None:
-    path.rename(path.with_name("moved.db"))
-
-
 def truncate(path: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(0)
@@ -56,34 +43,10 @@ def overwrite(path: Path) -> None:
         file.write(random.Random(0).randbytes(path.stat().st_size))
 
 
-def _other_database(path: Path) -> Path:
+def other_database(path: Path) -> Path:
     other = path.with_name("other.db")
     Database.open(other).close()
     return other
-
-
-def replace(path: Path) -> None:
-    _other_database(path).rename(path)
-
-
-def replace_content(path: Path) -> None:
-    shutil.copyfile(_other_database(path), path)
-
-
-def remove_log(path: Path) -> None:
-    log_of(path).unlink()
-
-
-def overwrite_log(path: Path) -> None:
-    overwrite(log_of(path))
-
-
-def truncate_log(path: Path) -> None:
-    truncate(log_of(path))
-
-
-def remove_folder(path: Path) -> None:
-    shutil.rmtree(path.parent)
 
 
 def replace_folder(path: Path) -> None:
@@ -98,24 +61,36 @@ def execute(path: Path, *statements: str) -> None:
         connection.commit()
 
 
-def drop_table(path: Path) -> None:
-    execute(path, "DROP VIEW best", "DROP TABLE trials")
-
-
-def delete_rows(path: Path) -> None:
-    execute(path, "DELETE FROM trials WHERE id = (SELECT max(id) FROM trials)")
-
-
-LOST = (unlink, unlink_with_log, move, replace, remove_folder, replace_folder, drop_table, delete_rows)
+Harm = Callable[[Path], object]
+DELETED: dict[str, Harm] = {
+    "deleted": lambda path: path.unlink(),
+    "deleted with its log": lambda path: [path.with_name(path.name + end).unlink() for end in ("", "-wal", "-shm")],
+    "moved": lambda path: path.rename(path.with_name("moved.db")),
+    "folder deleted": lambda path: shutil.rmtree(path.parent),
+}
+"""Accidents after which the database never holds the session, but can be read as long as it is open."""
+LOST: dict[str, Harm] = DELETED | {
+    "replaced": lambda path: other_database(path).rename(path),
+    "folder replaced": replace_folder,
+    "table dropped": lambda path: execute(path, "DROP VIEW best", "DROP TABLE trials"),
+    "row deleted": lambda path: execute(path, "DELETE FROM trials WHERE id = (SELECT max(id) FROM trials)"),
+}
 """Accidents after which the database never holds the session."""
-ENDANGERED = (truncate, overwrite, replace_content, remove_log, overwrite_log, truncate_log)
+ENDANGERED: dict[str, Harm] = {
+    "truncated": truncate,
+    "overwritten": overwrite,
+    "content replaced": lambda path: shutil.copyfile(other_database(path), path),
+    "log deleted": lambda path: log_of(path).unlink(),
+    "log overwritten": lambda path: overwrite(log_of(path)),
+    "log truncated": lambda path: truncate(log_of(path)),
+}
 """Accidents that SQLite can survive: what is left to write may replace all that was damaged."""
 
 
 class Loss:
     """Observer of a session to whose database something happens after so many trials."""
 
-    def __init__(self, harm: Callable[[Path], None], after: int) -> None:
+    def __init__(self, harm: Harm, after: int) -> None:
         self._harm = harm
         self._after = after
         self.seen: list[str] = []
@@ -165,21 +140,25 @@ def tune(request: pytest.FixtureRequest, bench: Any, state: str) -> Callable[[Lo
 class TestAccidents:
     @pytest.mark.parametrize(("state", "after"), [("new", 1), ("in use", TRIALS)])
     @pytest.mark.parametrize("harm", LOST)
-    def test_a_lost_run_is_rescued(self, tune: Any, harm: Callable[[Path], None], after: int) -> None:
-        loss = Loss(harm, after)
+    def test_a_lost_run_is_rescued(self, tune: Any, tmp_path: Path, harm: str, state: str, after: int) -> None:
+        loss = Loss(LOST[harm], after)
         with pytest.raises(RescuedRunError) as raised:
             tune(loss)
         assert loss.done
-        assert searched(raised.value.rescued)[: len(loss.seen)] == loss.seen
-        assert f"this session are kept in {raised.value.rescued}" in str(raised.value)
+        rescued = Path(raised.value.rescued)
+        assert searched(rescued)[: len(loss.seen)] == loss.seen
+        assert rescued.parent == tmp_path / ("temporary" if harm.startswith("folder") else "store")
+        assert f"this session are kept in {rescued}" in str(raised.value)
+        assert after < TRIALS or "THREADS=256 WORK=4" in str(raised.value)  # the winner is told, too
+        if state == "in use" and harm in DELETED:
+            with Database.open(rescued) as opened:
+                assert {study.key.sizes["n"]: study.ok for study in opened.studies()}[2048] > 0
 
     @pytest.mark.parametrize("state", ["new", "in use"])
     @pytest.mark.parametrize("after", [1, TRIALS])
     @pytest.mark.parametrize("harm", ENDANGERED)
-    def test_an_endangered_run_is_held_by_the_database_or_rescued(
-        self, tune: Any, harm: Callable[[Path], None], after: int
-    ) -> None:
-        loss = Loss(harm, after)
+    def test_an_endangered_run_is_held_by_the_database_or_rescued(self, tune: Any, harm: str, after: int) -> None:
+        loss = Loss(ENDANGERED[harm], after)
         location = read_settings().database
         try:
             tune(loss)
@@ -224,7 +203,7 @@ class TestRescueFile:
     def test_it_merges_and_the_same_command_resumes(self, bench: Any, tmp_path: Path) -> None:
         recording = bench.record()
         with pytest.raises(RescuedRunError) as raised:
-            bench.tune(recording, Loss(unlink_with_log, 5))
+            bench.tune(recording, Loss(LOST["deleted with its log"], 5))
         location = read_settings().database
         assert f"autotile db merge {raised.value.rescued} -o {location}" in str(raised.value)
         merge([raised.value.rescued], location)
@@ -232,7 +211,7 @@ class TestRescueFile:
 
     def test_merging_doubles_no_trial_that_the_database_holds(self, bench: Any) -> None:
         with pytest.raises(RescuedRunError, match="no such table") as raised:
-            bench.tune(bench.record(), Loss(drop_table, 5))
+            bench.tune(bench.record(), Loss(LOST["table dropped"], 5))
 
         def counts() -> tuple[int, int]:
             with Database.open(raised.value.rescued) as rescued:
@@ -243,31 +222,11 @@ class TestRescueFile:
         merge([copy], raised.value.rescued)
         assert counts() == before
 
-    @pytest.mark.usefixtures("in_use")
-    @pytest.mark.parametrize("harm", [unlink, unlink_with_log, move, remove_folder])
-    def test_earlier_studies_of_a_deleted_file_are_in_it(self, bench: Any, harm: Callable[[Path], None]) -> None:
-        """As long as the file is open it can be read."""
-        with pytest.raises(RescuedRunError) as raised:
-            bench.tune(bench.record(), Loss(harm, 5))
-        with Database.open(raised.value.rescued) as rescued:
-            assert {study.key.sizes["n"]: study.ok for study in rescued.studies()}[2048] > 0
-
-    def test_a_run_that_lost_its_database_at_the_end_keeps_its_winner(self, bench: Any) -> None:
-        with pytest.raises(RescuedRunError, match="THREADS=256 WORK=4") as raised:
-            bench.tune(bench.record(), Loss(unlink, TRIALS))
-        with Database.open(raised.value.rescued) as rescued:
-            assert rescued.trials(1)
-
-    def test_it_goes_to_the_temporary_folder_where_the_other_is_gone(self, bench: Any, tmp_path: Path) -> None:
-        with pytest.raises(RescuedRunError) as raised:
-            bench.tune(bench.record(), Loss(remove_folder, 3))
-        assert Path(raised.value.rescued).parent == tmp_path / "temporary"
-
     def test_no_folder_takes_it(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         recording = bench.record()
         monkeypatch.setattr(runs.RunRecord, "_write_run", _refuse)
         with pytest.raises(RescuedRunError, match=r"trials of this session are lost: .* cannot be written") as raised:
-            bench.tune(recording, Loss(unlink, 3))
+            bench.tune(recording, Loss(Path.unlink, 3))
         assert raised.value.rescued == ""
         folders = (Path(read_settings().database).parent, Path(tempfile.gettempdir()))
         assert not [file for folder in folders for file in folder.glob("*rescued*")]

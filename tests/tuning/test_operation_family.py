@@ -18,6 +18,7 @@ from autotile.database.database import Database
 from autotile.database.learned import read_models
 from autotile.database.winners import UNVERIFIED_SAMPLER, WINNERS, read_file
 from autotile.errors import InputError, ProblemError, ToolchainError
+from autotile.families import operation_model
 from autotile.families.operation_model import OperationModel, fit_model
 from autotile.kernel.operation import Library, Operation, load_operation
 from autotile.settings import read_settings
@@ -29,7 +30,7 @@ from autotile.workers import gpu as gpu_module
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Reading
 
-PROBLEMS = 26
+PROBLEMS = 10
 
 
 @pytest.fixture
@@ -44,7 +45,10 @@ def run(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     monkeypatch.setattr(schedule, "live_device", lambda index: device_profile("h200"))
     monkeypatch.setattr(operation_family, "Gpu", partial(Gpu, module="fake_sweep_worker"))
     monkeypatch.setattr(operation_family, "fit_model", partial(fit_model, epochs=2))  # the times are simple
+    monkeypatch.setattr(operation_model, "_MAX_REPEATS", 1)
     monkeypatch.setattr(operation_family, "_SEEDS", 12)  # all configurations
+    for module in (operation_family, operation_model):
+        monkeypatch.setattr(module, "_MIN_PROBLEMS", 6)
 
     def tune(observe: Callable[[Progress], None] = lambda _: None, **options: Any) -> OperationFamilyResult:
         family = operation_family.operation_family(operation, ["n=1000..1000000"], "float32")
@@ -70,6 +74,8 @@ def stored() -> tuple[OperationModel, list[Trial]]:
 def test_every_time_is_stored_and_the_model_chooses_well(run: Any, operation: Operation, tmp_path: Path) -> None:
     result = run()
     assert (result.problems, result.interrupted, result.resumed, result.refused) == (PROBLEMS, False, 0, 0)
+    assert (again := run()).resumed == PROBLEMS
+    assert again.pairs == result.pairs
     assert 0 <= result.losses.mean < 1
     model, trials = stored()
     assert len(trials) == result.pairs
@@ -85,11 +91,9 @@ def test_every_time_is_stored_and_the_model_chooses_well(run: Any, operation: Op
 
 def test_a_run_that_was_killed_goes_on(run: Any) -> None:
     with pytest.raises(RuntimeError, match="ended by the test"):
-        run(ending_at(7, error=RuntimeError))
+        run(ending_at(3, error=RuntimeError))
     result = run()
-    assert (result.resumed, result.problems) == (7, PROBLEMS)
-    again = run()
-    assert (again.resumed, again.pairs) == (PROBLEMS, result.pairs)
+    assert (result.resumed, result.problems) == (3, PROBLEMS)
 
 
 def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,9 +117,9 @@ def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkey
 @pytest.mark.parametrize(
     ("options", "problems"),
     [
-        ({"trials": 60, "budget_s": 40.0}, 30),  # 20 in half of the time, and 10 in the next quarter
-        ({"trials": 50}, 50),
-        ({"trials": 400, "budget_s": 60.0}, 30),  # fewer than half of the first round are too few to choose by
+        ({"trials": 24, "budget_s": 16.0}, 12),  # 8 in half of the time, and 4 in the next quarter
+        ({"trials": 20}, 20),
+        ({"trials": 100, "budget_s": 16.0}, 8),  # fewer than half of the first round are too few to choose by
     ],
 )
 def test_half_of_a_budget_is_for_the_first_round_and_up_to_three_quarters_for_both(
@@ -159,7 +163,7 @@ class TestRaggedSizes:
             file.write_text(file.read_text().replace("[problem]", 'defines = { SIZE = "n" }\n\n[problem]'))
             source.write_text(source.read_text().replace("i < n;", "i < SIZE;"))
         monkeypatch.setattr(operation_family, "_SEEDS", 1)
-        run(trials=24)
+        run(trials=6)
         possible = [one for one in entries() if one["config"] != {"THREADS": 256, "WORK": 4}]  # by the kernel's rule
         assert possible
         assert all([other["sizes"] for other in one["others"]] == [{"n": 1001}] for one in possible)

@@ -74,8 +74,10 @@ class TestHalving:
         assert "dropped" in html
         assert result.winner.remark == "winner"
         assert result.winner.ratio == Interval(1.0, 1.0, 1.0)
-        # the same command measures nothing again
+        # all is stored, and the same command measures nothing again
+        assert result.winner.trial.config in [trial.config for trial in bench.stored("final")]
         before = len(bench.stored())
+        assert before == sum(one.trials for one in result.contenders)
         again = run(trials=45)
         assert len(bench.stored()) == before
         assert again.winner.trial.config == result.winner.trial.config
@@ -92,11 +94,6 @@ class TestHalving:
         result = run(trials=45, devices=(0, 1))
         assert (result.winner.name, result.interrupted) == ("second", False)
         assert sum(one.trials for one in result.contenders) >= 29
-
-    def test_the_winner_of_each_kernel_is_stored_as_ever(self, bench: Any, recorded: None, run: Any) -> None:
-        result = run(trials=30)
-        assert result.winner.trial.config in [trial.config for trial in bench.stored("final")]
-        assert len(bench.stored()) == sum(one.trials for one in result.contenders)
 
     def test_a_short_budget_tries_what_is_proposed_and_goes_on_with_the_fastest(
         self, recorded: None, run: Any, monkeypatch: pytest.MonkeyPatch
@@ -150,7 +147,11 @@ class TestHalving:
         assert len(jobs) == 3
         assert [len(one.begun or ()) for one in entrants] == [1, 2]
 
-    def test_a_kernel_that_does_not_run_costs_nothing_more(self, record: Any, run: Any) -> None:
+    def test_a_kernel_that_does_not_run_costs_nothing_more_and_where_none_does_the_reasons_are_stated(
+        self, record: Any, run: Any
+    ) -> None:
+        with pytest.raises(InputError, match=r"no kernel of scaling ran for scaling n=4096 float32: there is no"):
+            run(trials=12)
         record(first=1.0, second=2.0)  # nothing is recorded of the third
         result = run(trials=12)
         third = result.contenders[-1]
@@ -174,10 +175,6 @@ class TestHalving:
         assert third_one.reason.endswith(": n <= 2000")
         assert third_one.remark.startswith("not applicable: the rule 'small'")
         assert result.tried_text().endswith(" of 2 kernels")
-
-    def test_where_none_runs_the_reasons_are_stated(self, run: Any) -> None:
-        with pytest.raises(InputError, match=r"no kernel of scaling ran for scaling n=4096 float32: there is no"):
-            run(trials=12)
 
     def test_a_condition_leaves_a_kernel_out(self, bench: Any, record: Any, run: Any) -> None:
         with pytest.raises(InputError, match="no kernel of scaling ran"):

@@ -35,6 +35,9 @@ def plan_file(tmp_path: Path, scale_toml: Path) -> Callable[[str], Path]:
     return write
 
 
+MANY = list(range(1, 1001))
+
+
 def sizes_of(path: Path) -> list[int]:
     return [one.problem.sizes["n"] for one in read_plan(path).problems]
 
@@ -79,17 +82,14 @@ class TestFile:
             ("[[tune]]\nkernel = KERNEL\nsizes = { n = 1 }\nuntil = 2.0\n", "until"),
             ("[[tune]\n", "plan.toml cannot be read"),
             ("[[tune]]\nkernel = KERNEL\ncaptured = 'nowhere'\n", "No such file"),
+            # too many are refused before they are made
+            (f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {MANY}, a = {MANY}, b = {MANY} }}\n", f"{MAX_PROBLEMS:,}"),
         ],
+        ids=lambda text: text[-40:],
     )
     def test_a_malformed_plan_is_refused(self, plan_file: Any, text: str, message: str) -> None:
         with pytest.raises(InputError, match=message):
             read_plan(plan_file(text))
-
-    def test_too_many_problems_are_refused_before_they_are_made(self, plan_file: Any) -> None:
-        many = list(range(1, 1001))
-        path = plan_file(f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {many}, a = {many}, b = {many} }}\n")
-        with pytest.raises(InputError, match=f"{MAX_PROBLEMS:,}"):
-            read_plan(path)
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"nowhere\.toml cannot be read: No such file"):
@@ -228,17 +228,17 @@ class TestRuns:
             end_run(database, run)
             assert is_done(database, planned, options, "")
 
-    def test_one_that_fails_does_not_stop_the_others(self, recorded: list[int], plan_file: Any) -> None:
+    def test_one_that_fails_does_not_stop_the_others_and_a_budget_of_all_does(
+        self, recorded: list[int], plan_file: Any
+    ) -> None:
+        entry = f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {recorded} }}\n"
+        result = tune_plan(plan_file(f"[plan]\ntotal_budget_s = 1e-6\n{entry}"), TuneOptions(replay="auto", workers=1))
+        assert (states(result), result.is_complete, result.interrupted) == (["left"] * 3, False, False)
         path = plan_file(f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {[77, *recorded]} }}\ntrials = 3\n")
         result = tune_plan(path, TuneOptions(replay="auto", workers=1, devices=(0, 1)))
         assert (states(result), result.is_complete) == (["failed", "tuned", "tuned", "tuned"], False)
         assert "no recording" in result.entries[0].reason
         assert "3 tuned, 1 failed" in result.summary
-
-    def test_a_budget_of_the_whole_plan(self, recorded: list[int], plan_file: Any) -> None:
-        path = plan_file(f"[plan]\ntotal_budget_s = 1e-6\n[[tune]]\nkernel = KERNEL\nsizes = {{ n = {recorded} }}\n")
-        result = tune_plan(path, TuneOptions(replay="auto", workers=1))
-        assert (states(result), result.is_complete, result.interrupted) == (["left"] * 3, False, False)
 
     def test_an_interrupt_leaves_the_rest_for_the_next_run(
         self, recorded: list[int], plan_file: Any, monkeypatch: pytest.MonkeyPatch

@@ -76,26 +76,20 @@ class TestSession:
         assert gain == pytest.approx(first.stopped.expected_gain)
         assert len(bench.stored()) == again.resumed == first.outcomes.total()
 
-    def test_a_smaller_gain_goes_on(self, valley: tuple[Any, Path]) -> None:
-        bench, recording = valley
-        few = bench.tune(recording, until=0.05).outcomes.total()
-        assert bench.tune(recording, until=1e-4).outcomes.total() > few
-
-    def test_whichever_rule_holds_first(self, valley: tuple[Any, Path]) -> None:
+    def test_whichever_rule_holds_first_and_a_smaller_gain_goes_on(self, valley: tuple[Any, Path]) -> None:
         bench, recording = valley
         result = bench.tune(recording, until=0.01, trials=8)
         assert (result.stopped.rule, result.outcomes.total()) == ("trials", 8)
         assert bench.tune(recording, until=0.01, budget_s=0.0).stopped.rule == "budget"
-
-    def test_a_space_that_is_soon_tried_is_tried_whole(self, bench: Any) -> None:
-        result = bench.tune(bench.record(), until=0.01)
-        assert result.stopped.rule == "space"
-        assert result.outcomes.total() == 12
+        few = bench.tune(recording, until=0.05).outcomes.total()
+        assert bench.tune(recording, until=1e-4).outcomes.total() > few
 
     def test_other_ends_have_their_names(self, bench: Any) -> None:
         recording = bench.record()
         stopped = bench.tune(recording, trials=5).to_json()["stopped"]
         assert stopped == {"rule": "trials", "expected_gain": None, "more_trials": None}
+        whole = bench.tune(recording, until=0.01)  # so small a space is tried whole
+        assert (whole.stopped.rule, whole.outcomes.total()) == ("space", 12)
         assert bench.tune(recording).stopped.rule == "space"
         broken_off = bench.tune(recording, ending_at(0), fresh=True)
         assert (broken_off.stopped, broken_off.insight) == (None, None)
@@ -123,15 +117,11 @@ def rule_of(rules: StoppingRules) -> str | None:
 
 
 class TestRule:
-    @pytest.mark.parametrize(("gain", "rule"), [(None, None), (0.02, None), (0.01, None), (0.0099, "until")])
-    def test_less_than_the_gain_that_is_asked_for(self, gain: float | None, rule: str | None) -> None:
-        rules = rules_of(TuneOptions(until=0.01))
-        rules.expected_gain = gain
-        assert (rule_of(rules), rules.room) == (rule, 0 if rule else None)
-
     @pytest.mark.parametrize(
         ("options", "gain", "rule"),
         [
+            *(({"until": 0.01}, gain, rule) for gain, rule in ((None, None), (0.02, None), (0.01, None))),
+            ({"until": 0.01}, 0.0099, "until"),
             ({}, 4.9e-3, "settled"),
             ({}, 5.1e-3, None),
             ({}, None, None),
@@ -141,10 +131,13 @@ class TestRule:
             ({"until": 1e-4}, 1e-3, None),
         ],
     )
-    def test_nothing_more_is_expected(self, options: dict[str, Any], gain: float | None, rule: str | None) -> None:
+    def test_less_is_expected_than_is_asked_for(
+        self, options: dict[str, Any], gain: float | None, rule: str | None
+    ) -> None:
         rules = rules_of(TuneOptions(**options))
         rules.expected_gain = gain
         assert rule_of(rules) == rule
+        assert (rules.room == 0) is (rule is not None)
 
     @pytest.mark.parametrize(
         ("options", "expected"),
@@ -319,13 +312,11 @@ class TestFinals:
         assert left_after([1.0, 2.0, 3.0], trials=50).finals_s == 0.0
         assert left_after([1.0, 2.0], trial=self.OK, finals=0).finals_s == 0.0
 
-    def test_they_take_as_long_as_the_race_and_the_checks(self):
+    def test_they_take_as_long_as_the_race_and_the_checks_a_second_or_a_tenth_of_the_budget_more_at_most(self):
         quick = replace(self.OK, seconds={"load": 0.0005, "verify": 0.001})
         few = left_after([1.0, 2.0], trial=quick).finals_s
         many = left_after([float(n) for n in range(40)], trial=quick).finals_s
         assert 0.3 < few < many < 1.0
-
-    def test_the_race_takes_a_second_or_a_tenth_of_the_budget_more_at_most(self):
         slow = replace(timed({"BM": 1}, 2e6), seconds={"load": 0.0, "verify": 0.0})
         assert left_after([1.0, 2.0], trial=slow).finals_s == pytest.approx(1.0)
         assert left_after([1.0, 2.0], trial=slow, budget_s=20.0).finals_s == pytest.approx(3.0)

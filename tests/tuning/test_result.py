@@ -108,13 +108,6 @@ class TestReplay:
         assert run.summary["front"] == json.loads(json.dumps(result.to_json()["front"]))
         assert run.settings["objectives"] == ["time", "registers"]
 
-    def test_what_was_dropped_for_being_slow_is_measured_to_the_end(self, bench: Any) -> None:
-        recording = bench.record()
-        dropped = bench.tune(recording).outcomes[Outcome.PRUNED]
-        result = bench.tune(recording, objectives=REGISTERS)
-        assert result.resumed == 12 - dropped
-        assert result.outcomes == {Outcome.OK: 12}
-
     def test_it_goes_on_as_it_would_have(self, bench: Any, tmp_path: Path) -> None:
         chosen = {"objectives": REGISTERS, "sampler": "feasible", "finals": 0}
         recording, orders = bench.record(), []
@@ -151,13 +144,10 @@ class TestMeasured:
         assert document["front"][0] == {"config": BEST, "time_us": time_us, "energy_mj": 8.0, "max_error": 4e-7}
         assert {"THREADS": 32, "WORK": 1} in [entry["config"] for entry in document["front"]]
 
-    def test_energy_is_not_measured_unasked(self, bench: Any) -> None:
-        bench.tune(None)
+    def test_energy_is_not_measured_unasked_and_what_lacks_one_is_measured_again(self, bench: Any) -> None:
+        assert bench.tune(None, objectives=("time", "error")).resumed == 0
         assert all("energy_mj" not in t.telemetry for t in bench.stored())
         assert all("max_error" in t.telemetry for t in bench.stored() if t.outcome.has_time)
-
-    def test_what_lacks_an_energy_is_measured_again(self, bench: Any) -> None:
-        assert bench.tune(None, objectives=("time", "error")).resumed == 0
         again = bench.tune(None, objectives=("time", "energy"))
         assert (again.resumed, again.outcomes[Outcome.OK]) == (1, 11)  # the wrong result needs no second trial
         assert bench.tune(None, objectives=("time", "energy", "error")).resumed == 12
@@ -239,6 +229,7 @@ PLAIN = [replace(trial, telemetry={}) for trial in trials("GPU-a", 60.0, 61.0)]
 def test_the_drift_is_that_of_the_reference_kernel(
     of: list[Trial], first: float, least: float, greatest: float
 ) -> None:
+    assert measure_drift(PLAIN) is None  # without the reference kernel
     assert to_document(measure_drift(of)) == {
         "reference_us": {"first": first, "least": least, "greatest": greatest},
         "spread": pytest.approx(greatest / least - 1, abs=1e-5),
@@ -257,8 +248,3 @@ def test_a_clock_that_the_gpu_lowers_is_no_load_of_others(bench: Any) -> None:
         assert (
             f"a reference kernel took {said}" in replace(result, drift=measure_drift([*DRIFTING, slow]))._repr_html_()
         )
-
-
-def test_trials_without_the_reference_kernel_say_nothing() -> None:
-    assert measure_drift(PLAIN) is None
-    assert measure_drift([]) is None

@@ -1,6 +1,5 @@
 """Sessions that tune one problem at the same time: threads, processes that are killed, GPUs of different speed."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from judges import BEST, DEFAULT, by_threads, failing_if
 from postgresql_server import PostgresqlServer
-from processes import PATIENCE_S, count_configs, wait_for_trials
+from processes import count_configs, wait_until
 
 from autotile.api.databases import db_merge as merge
 from autotile.core.model import GPU_SCALE, Outcome, Trial, config_key
@@ -114,18 +113,6 @@ class TestTwoSessions:
         assert set(count_configs(bench.stored()).values()) == {2}
 
 
-def test_what_a_killed_process_was_trying_is_tried_by_the_other(bench: Any) -> None:
-    recording, location = bench.record(), Path(os.environ["AUTOTILE_DB"])
-    doomed = start(bench, recording, 0.4)
-    wait_for_trials(location, 1)
-    other = start(bench, recording, 0.1)
-    wait_for_trials(location, 4)
-    doomed.send_signal(signal.SIGKILL)
-    doomed.communicate()
-    check_end(bench, other)
-    assert [trial.config for trial in bench.stored("final")[:1]] == [BEST]
-
-
 @pytest.fixture
 def location(postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch) -> str:
     url = postgresql.new_database()
@@ -134,24 +121,25 @@ def location(postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def wait_for(bench: Any, count: int) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if len(bench.stored()) >= count:
-            return
-        time.sleep(0.05)
-    pytest.fail(f"no {count} trials within {PATIENCE_S} s")
+    wait_until(lambda: len(bench.stored()) >= count)
 
 
-@pytest.mark.usefixtures("location")
-def test_the_lease_of_a_killed_process_runs_out_and_the_other_tries_its_candidate(bench: Any) -> None:
+@pytest.mark.parametrize("lease_s", [(), (2.0,)], ids=["same machine", "other machine"])
+def test_what_a_killed_process_was_trying_is_tried_by_the_other(
+    bench: Any, request: pytest.FixtureRequest, lease_s: tuple[float, ...]
+) -> None:
+    """At once if that can be seen to be gone, or else when its lease has run out."""
+    if lease_s:
+        request.getfixturevalue("location")
     recording = bench.record()
-    doomed = start(bench, recording, 0.4, 2.0)
+    doomed = start(bench, recording, 0.4, *lease_s)
     wait_for(bench, 1)
-    other = start(bench, recording, 0.1, 2.0)
+    other = start(bench, recording, 0.1, *lease_s)
     wait_for(bench, 4)
     doomed.send_signal(signal.SIGKILL)
     doomed.communicate()
     check_end(bench, other)
+    assert [trial.config for trial in bench.stored("final")[:1]] == [BEST]
 
 
 @pytest.mark.usefixtures("location")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from interrupts import heeded_interrupts
-from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gone, workers_with
+from processes import PATIENCE_S, count_configs, environment_of, wait_for_trials, wait_until, workers_with
 
 import autotile
 from autotile.core.model import Outcome
@@ -158,23 +158,17 @@ class TestInterrupts:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
     def test_a_signal(self, tmp_path: Path, number: signal.Signals) -> None:
         location = tmp_path / "signals.db"
-        environment = {
-            **os.environ,
-            "AUTOTILE_DB": str(location),
-            "AUTOTILE_TEST_OF": str(location),
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        }
         command = [sys.executable, "-m", "autotile", "tune", str(STENCIL), "H=4096", "W=4096", "--trials", "300"]
         with (
             heeded_interrupts(),
-            subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE) as process,
+            subprocess.Popen(command, env=environment_of(location), text=True, stderr=subprocess.PIPE) as process,
         ):
             wait_for_trials(location, 4)
             process.send_signal(number)
             errors = process.communicate(timeout=PATIENCE_S)[1]
         assert process.returncode == (130 if number is signal.SIGINT else -number)
         assert "Traceback" not in errors
-        wait_until_gone(f"AUTOTILE_TEST_OF={location}")
+        wait_until(lambda: not workers_with(f"AUTOTILE_TEST_OF={location}"))
         with Database.open(location) as database:
             assert check_database(database).ok
             assert len(database.trials(1)) >= 4

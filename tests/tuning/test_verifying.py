@@ -99,18 +99,20 @@ def test_what_is_still_best_is_confirmed(bench: Any, tuned: Any, again: Any) -> 
     }
 
 
-def test_what_has_become_faster_is_served(bench: Any, tuned: Any, again: Any) -> None:
+@pytest.mark.parametrize(
+    ("judge", "expected"),
+    [
+        (lambda config: timed(config, 1.0 if config == SECOND else 10.0), ("replaced", "")),
+        (wrong_if(WINNER), ("demoted", "wrong_result: y[7] is 1, expected 2")),
+    ],
+    ids=["another is faster", "the winner is wrong"],
+)
+def test_what_is_best_now_is_served(
+    bench: Any, tuned: Any, again: Any, judge: Callable[[Config], Trial], expected: tuple[str, str]
+) -> None:
     tuned()
-    (row,) = again(lambda config: timed(config, 1.0 if config == SECOND else 10.0)).problems
-    assert (row.verdict, row.before, row.after) == ("replaced", WINNER, SECOND)
-    assert kernel_for(bench).config == SECOND
-
-
-def test_what_is_wrong_now_is_served_no_more(bench: Any, tuned: Any, again: Any) -> None:
-    tuned()
-    (row,) = again(wrong_if(WINNER)).problems
-    assert (row.verdict, row.after) == ("demoted", SECOND)
-    assert row.reason == "wrong_result: y[7] is 1, expected 2"
+    (row,) = again(judge).problems
+    assert (row.before, row.after, (row.verdict, row.reason)) == (WINNER, SECOND, expected)
     assert kernel_for(bench).config == SECOND
 
 
@@ -173,7 +175,7 @@ def check(bench: Any, again: Any) -> Any:
     return partial(again, at=ASKED, served=True)
 
 
-def test_what_is_correct_there_is_confirmed_once(bench: Any, check: Any) -> None:
+def test_what_is_correct_there_is_confirmed_once_and_still_counts_as_not_tuned(bench: Any, check: Any) -> None:
     (row,) = check(by_threads).problems
     assert (row.verdict, row.before, row.after, row.reason) == ("confirmed", WINNER, WINNER, "")
     assert row.before_measurement is None
@@ -181,10 +183,6 @@ def test_what_is_correct_there_is_confirmed_once(bench: Any, check: Any) -> None
     assert row.speedup.value > 1
     assert served(bench, ASKED) == ("nearest", WINNER)
     assert check(by_threads).problems == ()
-
-
-def test_the_problem_still_counts_as_not_tuned(bench: Any, check: Any) -> None:
-    check(by_threads)
     with Database.open(read_settings().database) as database:
         (missed,) = assess_misses(database, bench.kernel.spec.source)
     assert not missed.tuned
@@ -192,17 +190,13 @@ def test_the_problem_still_counts_as_not_tuned(bench: Any, check: Any) -> None:
     assert kernel_for(bench, ASKED).tier == "exact"
 
 
-def test_what_is_wrong_there_is_not_served_for_it(bench: Any, check: Any) -> None:
+def test_what_is_wrong_there_is_not_served_for_it_until_a_tuning_measures_it(bench: Any, check: Any) -> None:
     first, second = check(wrong_if(WINNER)).problems
     assert (first.verdict, first.before, first.after) == ("demoted", WINNER, DEFAULT)
     assert (second.verdict, second.before, second.after) == ("confirmed", DEFAULT, DEFAULT)
     assert first.reason == "wrong_result: y[7] is 1, expected 2"
     assert served(bench, ASKED) == ("default", DEFAULT)
     assert served(bench) == ("exact", WINNER)
-
-
-def test_a_tuning_that_measures_it_lifts_the_refusal(bench: Any, check: Any) -> None:
-    check(wrong_if(WINNER))
     bench.tune(bench.record(n=ASKED), n=ASKED)
     assert served(bench, ASKED) == ("exact", WINNER)
 
@@ -221,6 +215,11 @@ def test_given_sizes_are_verified_without_a_miss(bench: Any, check: Any) -> None
     assert row.verdict == "confirmed"
 
 
+def test_aged_and_served_exclude_each_other(check: Any) -> None:
+    with pytest.raises(InputError, match="give one of them"):
+        check(by_threads, aged=True)
+
+
 @pytest.mark.usefixtures("check")
 def test_a_configuration_that_cannot_run_there_gets_no_verdict(bench: Any) -> None:
     options = TuneOptions(replay=bench.record(configs=[DEFAULT], n=ASKED), workers=1)
@@ -229,20 +228,11 @@ def test_a_configuration_that_cannot_run_there_gets_no_verdict(bench: Any) -> No
     assert kernel_for(bench, ASKED).config == WINNER
 
 
-def test_aged_and_served_exclude_each_other(check: Any) -> None:
-    with pytest.raises(InputError, match="give one of them"):
-        check(by_threads, aged=True)
-
-
 class TestTuningAProblemThatWasServed:
-    def test_what_was_served_is_tried_right_after_the_default(self, bench: Any) -> None:
+    def test_what_was_served_is_tried_right_after_the_default_whatever_is_served_by_now(self, bench: Any) -> None:
         chosen = {"THREADS": 64, "WORK": 2}
         bench.tune(bench.record(), served=chosen, trials=4, sampler="random", finals=0)
         assert [trial.config for trial in bench.stored()][:2] == [DEFAULT, chosen]
-
-    def test_a_session_that_resumes_repeats_it_whatever_is_served_by_now(self, bench: Any) -> None:
-        chosen = {"THREADS": 64, "WORK": 2}
-        bench.tune(bench.record(), served=chosen, trials=3, sampler="random", finals=0)
         with Database.open(read_settings().database) as database:
             (study,) = database.studies()
             assert find_served(database, study.study_id, TuneOptions(served=WINNER)) == chosen

@@ -4,9 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -92,16 +92,12 @@ class TestOneBlock:
         assert 80 < first.budget_s < 100
         assert 60 < last.budget_s < 100  # what is left
 
-    def test_all_threads_count(self, ask: Any) -> None:
-        with block() as window:
-            thread = threading.Thread(target=ask, args=(2048,))
-            thread.start()
-            thread.join()
-        assert states(window) == {2048: "tuned"}
-
-    def test_other_dispatchers_count_and_have_their_own_database(
+    def test_all_threads_count_and_other_dispatchers_which_have_their_own_database(
         self, ask: Any, scale_toml: Path, tmp_path: Path
     ) -> None:
+        with block() as window, ThreadPoolExecutor(1) as thread:
+            thread.submit(ask, 2048).result()
+        assert states(window) == {2048: "tuned"}
         own = Dispatcher(database=tmp_path / "own.db")
         with block() as window:
             kernel, other = ask(), own.get_best_kernel(str(scale_toml), n=4096)
@@ -209,12 +205,10 @@ class TestOneBlock:
         with pytest.raises(InputError, match="mode is 'measure', expected 'tune' or 'replay'"):
             autotile.tuning(mode=mode)
 
-    def test_what_only_inspects_another_gpu_is_left_out(self, ask: Any) -> None:
+    def test_one_that_raises_tunes_nothing_nor_what_only_inspects_another_gpu(self, ask: Any, bench: Any) -> None:
         with block() as window:
             ask(device="a100")
         assert states(window) == {}
-
-    def test_one_that_raises_tunes_nothing(self, ask: Any, bench: Any) -> None:
         window = block()
         with suppress(KeyError), window:
             ask()
@@ -299,7 +293,10 @@ class TestNested:
         assert states(outer) == dict.fromkeys([1024, 2048, 4096], "tuned")
         assert inner.result is outer.result
 
-    def test_what_one_that_replays_or_raises_asks_for_is_not_tuned(self, ask: Any) -> None:
+    def test_what_one_that_replays_or_raises_asks_for_is_not_tuned(self, ask: Any, bench: Any) -> None:
+        with autotile.tuning(mode="replay") as outer, block():
+            ask()
+        assert (states(outer), bench.stored()) == ({4096: "left"}, [])
         with block() as outer:
             with autotile.tuning(mode="replay") as inner:
                 _ = ask(1024), ask(8192)
@@ -309,11 +306,6 @@ class TestNested:
                 raise KeyError
             ask()
         assert (states(inner), states(outer)) == ({1024: "left", 8192: "left"}, {4096: "tuned", 8192: "tuned"})
-
-    def test_nothing_is_tuned_within_one_that_replays(self, ask: Any, bench: Any) -> None:
-        with autotile.tuning(mode="replay") as outer, block():
-            ask()
-        assert (states(outer), bench.stored()) == ({4096: "left"}, [])
 
     def test_the_last_to_end_tunes_for_those_of_other_threads(self, ask: Any) -> None:
         first, second = block(), block()
