@@ -164,7 +164,7 @@ def test_values_and_shapes(text: str) -> None:
     expression = parse_case(text)
     result = expression.evaluate(environment())
     expected = np.asarray(VALUES[text])
-    np.testing.assert_allclose(result, expected, rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(result, expected, rtol=1e-14, atol=1e-14)
     if expected.dtype.kind in "biu":
         assert result.dtype.kind in "biu"
         assert result.tolist() == expected.tolist()
