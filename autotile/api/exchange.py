@@ -466,8 +466,8 @@ def import_(
 ) -> Transfer:
     """Read results of another tool.
 
-    They go into the database, or into a recording. They can be listed and compared, but are never served: the file does
-    not say which source they are of.
+    They go into the database, where those of a file that was imported before are not stored again, or into a recording.
+    They can be listed and compared, but are never served: the file does not say which source they are of.
 
     Parameters
     ----------

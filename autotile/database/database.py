@@ -438,11 +438,6 @@ class StoredBest:
         """The study's key."""
         return self.winner.key
 
-    @property
-    def device(self) -> DeviceProperties | None:
-        """The winner's device."""
-        return self.winner.device
-
 
 _BEST_ROWS = (
     select(STUDIES, TRIALS, RUNS)

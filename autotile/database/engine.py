@@ -737,8 +737,8 @@ def _connect(path: Path, access: str, journal: str | None = None) -> sqlite3.Con
         connection.execute("PRAGMA trusted_schema=OFF")  # a view of someone else calls no function that has effects
         if journal is not None:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if journal is not None and (not tables or VERSION_TABLE in tables):  # a file of another program is left alone
-            _set_journal(connection, journal)
+            if not tables or VERSION_TABLE in tables:  # a file of another program is left alone
+                _set_journal(connection, journal)
             # In WAL mode a commit survives the death of the process, and a power failure leaves the file consistent.
             connection.execute(f"PRAGMA synchronous={'NORMAL' if journal == 'WAL' else 'FULL'}")
     except BaseException:

@@ -19,7 +19,7 @@ import msgspec
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import Count, Name, NonNegative, Text, convert, decode_json, encode_json, read_regular
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import Outcome, Trial, Value
+from autotile.core.model import Outcome, Trial, Value, config_key
 from autotile.database.database import Database, StoredTrial, standing_trials
 from autotile.database.keys import TuningKey
 from autotile.database.paths import write_output
@@ -217,11 +217,17 @@ def read_cache(path: Path) -> KernelTunerCache:
 
 
 def import_into_database(database: Database, cache: KernelTunerCache, key: TuningKey) -> int:
-    """Store the results of a cache file as one finished run, and return the id of its study."""
-    settings, summary = {"imported_from": cache.path.name}, {"trials": len(cache.trials)}
-    return database.add_run(
-        key, cache.trials, sampler="kernel_tuner", device=cache.device, settings=settings, summary=summary
-    )
+    """Store the results of a cache file as one finished run, and return the id of its study.
+
+    Those that the study has already, of the same file or a shorter one, are not stored again.
+    """
+    study = database.study(key, cache.device)
+    known = database.tried(study)
+    added = [trial for trial in cache.trials if known.get(config_key(trial.config)) != trial]
+    if added:
+        origin = {"imported_from": cache.path.name}
+        database.add_run(study, added, sampler="kernel_tuner", settings=origin, summary={"trials": len(added)})
+    return study
 
 
 def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -> None:

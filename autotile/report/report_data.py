@@ -310,9 +310,9 @@ def _operation_data(
     contenders = []
     for study, best in timed:
         rate = NOTHING
-        if work is not None and best.device is not None and best.trial.time_us is not None:
+        if work is not None and best.winner.device is not None and best.trial.time_us is not None:
             own = resolve_problem(work[0].spec, wanted[work[0].name], problem.dtype)
-            rate = Workrate.of(work[0].spec, own, work[1].trial.config).text(best.trial.time_us, best.device)
+            rate = Workrate.of(work[0].spec, own, work[1].trial.config).text(best.trial.time_us, best.winner.device)
         contender = ContenderData(
             study.key.kernel.removeprefix(f"{operation.name}:"),
             study.key.kernel not in kernels,
@@ -324,7 +324,7 @@ def _operation_data(
             rate,
         )
         contenders.append(contender)
-    device = next((best.device for _, best in timed if best.device is not None), None)
+    device = next((best.winner.device for _, best in timed if best.winner.device is not None), None)
     known = {one.name for one in contenders}
     others = [(member.name, _why_not(member, problem, device)) for member in operation.members]
     left = tuple(one for one in others if one[0] not in known)

@@ -114,8 +114,8 @@ def test_the_winner_of_the_newest_finished_finals_is_best(
     (best,) = database.best("sgemm")
     assert best.trial.config == {"BM": 64}
     assert (best.confirmed, best.run.run_id, best.study_id, best.key) == (True, run, study, key)
-    assert best.device is not None
-    assert best.device.name == key.gpu_name
+    assert best.winner.device is not None
+    assert best.winner.device.name == key.gpu_name
     third = start_run(database, study, sampler="tpe")
     finals(third, 512, 64)
     end_run(database, third)

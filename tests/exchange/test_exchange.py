@@ -181,7 +181,15 @@ class TestImport:
         (best,) = database.best("add")
         assert best.trial.config == {"block_size_x": 128, "vector": False, "kind": "b"}
         assert best.run.settings == {"imported_from": "theirs.json"}
-        assert best.device == cache.device
+        assert best.winner.device == cache.device
+
+    def test_only_what_is_new_is_stored_again(self, theirs: Path, database: Database) -> None:
+        cache = read_cache(theirs)
+        shorter = replace(cache, trials=cache.trials[:1])
+        stored = [import_into_database(database, each, cache.key()) for each in (shorter, cache, cache)]
+        assert len({*stored}) == 1
+        assert tuple(database.trials(stored[0])) == cache.trials
+        assert [run.summary["trials"] for run in database.runs(stored[0])] == [1, len(cache.trials) - 1]
 
     def test_results_become_a_recording(self, theirs: Path, tmp_path: Path) -> None:
         cache = read_cache(theirs)
