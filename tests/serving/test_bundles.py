@@ -136,7 +136,7 @@ class TestServing:
         family = Family({"n": Extent(((1, 100_000),))})
         rule = FamilyRule(family, configs, Split(Feature("size", "n"), 5000.0, Leaf((1, 0)), Leaf((0, 1))), (point,))
         with Database.open(read_settings().database) as database:
-            device = database.best("scale")[0].device
+            device = database.best("scale")[0].winner.device
             if not came_along:
                 save_family_state(database, replace(key, sizes={}), family, device, FamilyState({}))
                 save_rule(database, replace(key, sizes={}), device, rule)
