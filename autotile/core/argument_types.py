@@ -111,7 +111,7 @@ def _matches(value: object, hint: Any) -> bool:
     if origin in (Union, types.UnionType):
         return any(_matches(value, one) for one in inner)
     if origin is Literal:
-        return any(type(value) is type(one) and value == one for one in inner)
+        return any(isinstance(value, type(one)) and value == one for one in inner)
     known = origin or hint
     test = _TESTS.get(known, None if isinstance(known, type) else _TESTS[Any])
     if test is not None:
