@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from threading import local
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -75,13 +75,21 @@ class WorkspaceSet:
     pointers: Mapping[str, int]
 
 
-_NONE = WorkspaceSet(None, (), {})
+@lru_cache
+def _without_memory(names: tuple[str, ...]) -> WorkspaceSet:
+    return WorkspaceSet(None, (), dict.fromkeys(names, 0))
 
 
 class StreamWorkspaces:
     """Workspaces of a kernel, allocated at its first launch on each stream and kept."""
 
+    __slots__ = ("_captured", "_fixed", "_lock", "_sets", "_workspaces")
+
     def __init__(self, workspaces: tuple[Workspace, ...]) -> None:
+        self._fixed: WorkspaceSet | None = None
+        if not any(one.size_bytes for one in workspaces):
+            self._fixed = _without_memory(tuple([one.name for one in workspaces]))
+            return
         self._workspaces = workspaces
         self._sets: OrderedDict[tuple[int, int], WorkspaceSet] = OrderedDict()
         self._captured: list[WorkspaceSet] = []
@@ -89,8 +97,8 @@ class StreamWorkspaces:
 
     def current(self) -> WorkspaceSet:
         """Return the workspaces of CuPy's current stream; the address of an empty one is 0."""
-        if not self._workspaces:
-            return _NONE
+        if self._fixed is not None:
+            return self._fixed
         stream = load_cupy().cuda.get_current_stream()
         key = (stream.ptr, threading.get_ident() if stream.ptr == PER_THREAD_STREAM else 0)
         with self._lock:
@@ -131,8 +139,6 @@ class StreamWorkspaces:
         pointers = {w.name: arrays[w.name].data.ptr if w.size_bytes else 0 for w in self._workspaces}
         return WorkspaceSet(stream, tuple(arrays.values()), pointers)
 
-
-_NO_WORKSPACES = StreamWorkspaces(())
 
 _MAX_STREAMS = 64
 """Streams whose state is kept in a thread; beyond that all states of the thread are made anew."""
@@ -377,7 +383,7 @@ class CallArguments(CallArrays):
         self.plan = plan
         self._scalars = scalars
         self._data = data
-        self.workspaces = StreamWorkspaces(data.workspaces) if data.workspaces else _NO_WORKSPACES
+        self.workspaces = StreamWorkspaces(data.workspaces)
 
     def pack(
         self, pointers: Mapping[str, int], scalars: Mapping[str, float], workspaces: Mapping[str, int]

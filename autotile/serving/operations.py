@@ -601,7 +601,7 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         """Keep a note, and return it; when there are too many, all are dropped."""
         if len(self.notes) >= self._limit:
             self.notes.clear()
-        self.notes[key] = value
+        self.notes[_untracked(key)] = value
         return value
 
     def find(self, a: Any, b: Any, options: object) -> KnownProduct | None:
@@ -634,7 +634,7 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
 
         def keep(kernel: BoundKernel) -> KnownProduct:
             self._libraries.update(dict.fromkeys(kinds, library))
-            return self.keep(key, KnownProduct(kernel, allocate, device, library, takes_product(kernel)))
+            return self.keep(_untracked(key), KnownProduct(kernel, allocate, device, library, takes_product(kernel)))
 
         return keep
 
@@ -712,7 +712,7 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
             if may_defer and made is not None and self._deferred.get(key, True) and made.multiply(left, right, out):
                 self._defer(key, serve)  # afterwards, as the other thread takes the interpreter's lock
                 return out
-            kernel = self.kernels.keep(key, serve())
+            kernel = self.kernels.keep(_untracked(key), serve())
         made, is_plain = library_of(out), not scalars and result == dtype and _device_index(right) == device
         if not (
             is_new
@@ -738,7 +738,7 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
                 time.sleep(0)  # lets a thread that waits for the interpreter's lock go on
                 kernel.load(waits=False)
                 if self._deferred is deferred:  # the products were not forgotten meanwhile
-                    kernels.keep(key, kernel)
+                    kernels.keep(_untracked(key), kernel)
                 del deferred[key]
             except BaseException:
                 deferred[key] = False  # the next call chooses itself, and raises
@@ -747,6 +747,11 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         if key not in deferred:
             deferred[key] = True
             choices.add(choose_and_load)
+
+
+def _untracked(key: Any) -> Any:
+    """Return an equal key of tuples only: the garbage collector visits a `torch.Size` again and again, and no tuple."""
+    return tuple([_untracked(one) for one in key]) if isinstance(key, tuple) else key
 
 
 def _is_plain(kind: type) -> bool:

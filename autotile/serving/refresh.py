@@ -60,6 +60,7 @@ _EXIT_TIMEOUT_S = 5.0
 class _Watched:
     """A kernel whose calls are counted for a database, which has ``written`` of them."""
 
+    counter: MissCounter
     location: str
     kernel: BoundKernel
     written: int
@@ -69,6 +70,20 @@ class _Watched:
     def calls(self) -> int:
         """Number of calls so far; a kernel that was requested and never called counts as one."""
         return max(1, self.kernel.calls)
+
+    def report(self, calls: int) -> int:
+        """Write the counts after a call, unless this is a pause or another thread is writing.
+
+        Return the number of calls at which to do so again.
+        """
+        counter, counts = self.counter, self.counter._counts()
+        if not self.is_listed:
+            counter._list(self)
+        if time.monotonic() >= counts.resume_s:
+            counter._write(counts, counts.watched, _CALL_TIMEOUT_S, wait_s=0.0)
+        elif calls == 1 and not counts.failed:
+            counter._write(counts, [self], _CALL_TIMEOUT_S, wait_s=0.0)
+        return 2 * calls
 
 
 @dataclass(slots=True, eq=False)
@@ -94,9 +109,9 @@ class MissCounter:
 
     def watch(self, location: str, kernel: BoundKernel) -> None:
         """Count the calls of a kernel from now on, for the database at ``location``; none is created."""
-        watched = _Watched(location, kernel, kernel.calls)
+        watched = _Watched(self, location, kernel, kernel.calls)
         self._list(watched)
-        kernel.report_calls(partial(self._report, watched))
+        kernel.report_calls(watched.report)
 
     def release(self, kernel: BoundKernel) -> None:
         """Write the counts of a kernel, if it is counted, and count its calls no longer."""
@@ -148,20 +163,6 @@ class MissCounter:
             del counts.watched[: _MAX_WATCHED // 2]  # in place, as the list is written at exit
         watched.is_listed = True
         counts.watched.append(watched)
-
-    def _report(self, watched: _Watched, calls: int) -> int:
-        """Write the counts after a call, unless this is a pause or another thread is writing.
-
-        Return the number of calls at which to do so again.
-        """
-        counts = self._counts()
-        if not watched.is_listed:
-            self._list(watched)
-        if time.monotonic() >= counts.resume_s:
-            self._write(counts, counts.watched, _CALL_TIMEOUT_S, wait_s=0.0)
-        elif calls == 1 and not counts.failed:
-            self._write(counts, [watched], _CALL_TIMEOUT_S, wait_s=0.0)
-        return 2 * calls
 
     @staticmethod
     def _write(counts: _ProcessCounts, watched: Iterable[_Watched], timeout_s: float, wait_s: float) -> None:
