@@ -194,6 +194,13 @@ class TestImports:
         assert imported("from autotile import tune, TuneOptions", HEAVY).isdisjoint(needless)
         assert imported("from autotile import InputError, SpecError", (*HEAVY, "numpy")) == set()
 
+    def test_plain_words_are_converted_without_pydantic(self) -> None:
+        words = ["explain", "matmul_tiled", "M=64", "TILE=16", "--device", "h200", "--l2", "hot"]
+        code = f"from autotile.cli.application import app\ntry: app({words})\nexcept SystemExit: pass"
+        found = imported(code, ("pydantic", "autotile.api.inspection"))
+        assert "autotile.api.inspection" in found
+        assert "pydantic" not in found  # which takes longer to import than Python to start
+
 
 @CHECKOUT
 class TestStandards:

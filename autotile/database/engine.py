@@ -157,15 +157,9 @@ TRIALS = Table(
     Index("trials_by_time", "study_id", "outcome", "time_us"),
     Index("trials_by_rank", "study_id", "phase", "rank"),
     Index("trials_of_run", "run_id", "id"),
-    Index(
-        "trials_of_finals",
-        "study_id",
-        "id",
-        sqlite_where=text("phase = 'final'"),
-        postgresql_where=text("phase = 'final'"),
-    ),
 )
 """One row for each trial. ``config`` keeps the order of the parameters; ``config_key`` is canonical, for look-ups."""
+_OF_FINALS = Index("trials_of_finals", TRIALS.c.study_id, TRIALS.c.id)  # its condition: see `ensure_schema`
 
 CLAIMS = Table(
     "claims",
@@ -817,6 +811,8 @@ def ensure_schema(engine: Engine, location: Location, timeout_s: float = UPGRADE
             _migrate(connection)
             return
         # What the migrations would leave, without loading Alembic, which takes longer than the rest.
+        # A condition that was declared with the index would import all drivers of PostgreSQL in every process.
+        _OF_FINALS.dialect_options[connection.dialect.name]["where"] = text("phase = 'final'")
         METADATA.create_all(connection, checkfirst=False)
         connection.exec_driver_sql(BEST_VIEW)
         key = PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc")  # as Alembic names it
