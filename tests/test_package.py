@@ -195,7 +195,7 @@ class TestImports:
         assert imported("from autotile import InputError, SpecError", (*HEAVY, "numpy")) == set()
 
     def test_plain_words_are_converted_without_pydantic(self) -> None:
-        words = ["explain", "matmul_tiled", "M=64", "TILE=16", "--device", "h200", "--l2", "hot"]
+        words = ["space", "matmul_tiled", "M=64", "--device", "h200", "--sample", "4"]
         code = f"from autotile.cli.application import app\ntry: app({words})\nexcept SystemExit: pass"
         found = imported(code, ("pydantic", "autotile.api.inspection"))
         assert "autotile.api.inspection" in found
