@@ -25,9 +25,10 @@ import msgspec
 
 from autotile.core.documents import Bytes, Name, canonical_json, decode_json, encode_json
 from autotile.core.model import Config, Resources
+from autotile.cuda.driver import live_device
 from autotile.cuda.toolchain import find_nvcc, load_nvrtc, nvcc_version, nvrtc_version
 from autotile.errors import CompileError, DataError, InputError, ToolchainError
-from autotile.settings import ADDR_NO_RANDOMIZE, worker_environment
+from autotile.settings import ADDR_NO_RANDOMIZE, read_settings, worker_environment
 
 if TYPE_CHECKING:
     from autotile.kernel.library import Kernel
@@ -740,3 +741,19 @@ def check_signatures(kernel: Kernel, problem_dtype: str, cubin: CachedCubin) -> 
     for step in kernel.spec.steps:
         if (function := cubin.functions.get(step.entry)) is not None:
             check_signature(kernel.spec, step, problem_dtype, function.parameter_bytes, kernel.source)
+
+
+_SUPPORT = Path(__file__).with_name("support.cu")
+
+
+def support_job(architecture: str, options: tuple[str, ...] = ()) -> CompileJob:
+    """Return the compilation of the GPU worker's kernels; the options are macros of an element type."""
+    source = _SUPPORT.read_text(encoding="utf-8")
+    return CompileJob(source, source, str(_SUPPORT), "compare_elements", architecture, options)
+
+
+def compile_support(index: int) -> None:
+    """Compile these kernels for float32 on a device into the user's cache, if that is possible; needs no NumPy."""
+    with contextlib.suppress(Exception):  # whatever needs them reports it
+        settings, job = read_settings(), support_job(live_device(index).architecture)
+        CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)

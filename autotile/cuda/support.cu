@@ -1,6 +1,9 @@
 // Support kernels of the GPU worker: fill, compare, reduce, a float64 matrix product for references, and a kernel that
 // takes a fixed number of clock cycles.
-// DTYPE is the element type of compare_elements; the other kernels do not depend on it.
+// DTYPE is the element type of compare_elements, float if none is given; the other kernels do not depend on it.
+#ifndef DTYPE
+#define DTYPE float
+#endif
 #if DTYPE_IS_HALF
 #include <cuda_fp16.h>
 #endif

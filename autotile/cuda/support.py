@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from autotile.core.dtypes import DTYPES, Array, Dtype
-from autotile.cuda.compiler import CompileJob, CubinCache
-from autotile.cuda.driver import live_device
+from autotile.cuda.compiler import CubinCache, support_job
 from autotile.cuda.function import Function, Module
 from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.arguments import Workspace
 from autotile.kernel.spec import Tolerance
-from autotile.settings import read_settings
 
-_SOURCE = Path(__file__).with_name("support.cu")
 _THREADS = 256
 _WARP_THREADS = 32
 _MAX_BLOCKS = 2048
@@ -140,16 +135,17 @@ class SupportKernels:
         if function is None:
             module = self._modules.get(dtype.name)
             if module is None:
-                job = support_job(self._architecture, dtype)
+                job = support_job(self._architecture, _options(dtype))
                 module = self._modules[dtype.name] = Module(self._cache.get_or_compile(job).path)
             function = self._functions[name, dtype.name] = module.function(name)
         return function
 
 
-def support_job(architecture: str, dtype: Dtype = DTYPES["float32"]) -> CompileJob:
-    """Return the compilation of the kernels for outputs of an element type."""
-    source = _SOURCE.read_text(encoding="utf-8")
-    options = (
+def _options(dtype: Dtype) -> tuple[str, ...]:
+    """Return the macros of an element type; none of float32, which the worker compiles before it has loaded NumPy."""
+    if dtype.name == "float32":
+        return ()
+    return (
         f"-DDTYPE={_READ_AS.get(dtype.name, dtype.c_type)}",
         f"-DDTYPE_IS_HALF={int(dtype.name == 'float16')}",
         f"-DDTYPE_IS_BFLOAT16={int(dtype.name == 'bfloat16')}",
@@ -159,14 +155,6 @@ def support_job(architecture: str, dtype: Dtype = DTYPES["float32"]) -> CompileJ
         f"-DDTYPE_IS_INTEGER={int(dtype.is_integer)}",
         *([f"-DLARGEST={dtype.largest!r}"] if math.isfinite(dtype.largest) else []),
     )
-    return CompileJob(source, source, str(_SOURCE), "compare_elements", architecture, options)
-
-
-def compile_support(index: int) -> None:
-    """Compile the kernels for outputs of float32 on a device into the user's cache, if that is possible."""
-    with suppress(Exception):  # whatever needs them reports it
-        settings, job = read_settings(), support_job(live_device(index).architecture)
-        CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
 
 
 def _blocks(elements: int) -> int:

@@ -331,16 +331,40 @@ def draw_chunks(name: str, shape: tuple[int, ...], seed: int, fill: Fill, dtype:
 
     Each chunk of a fixed size has its own generator, so the values do not depend on the number of cores that draw them.
     """
-    from concurrent.futures import ThreadPoolExecutor  # which serving does not need
-
     values = np.empty(math.prod(shape), dtype)
-    chunks = [values[start : start + _CHUNK] for start in range(0, values.size, _CHUNK)]
+    chunks = _chunks(values)
     generators = [
         np.random.Generator(np.random.SFC64(each)) for each in _seed_sequences(name, shape, seed, len(chunks))
     ]
-    with ThreadPoolExecutor(available_cores()) as pool:
-        list(pool.map(fill, generators, chunks))
+    _on_all_cores(fill, generators, chunks)
     return values.reshape(shape)
+
+
+def encode_chunks(values: Array, dtype: Dtype) -> Array:
+    """Return the stored bits of values, as `Dtype.encode` does, C-contiguous; all cores round a large array."""
+    stored = np.empty(values.shape, dtype.storage)
+
+    def encode(chunk: Array, bits: Array) -> None:
+        with np.errstate(all="ignore"):
+            bits[:] = dtype.encode(chunk)
+
+    _on_all_cores(encode, _chunks(np.ascontiguousarray(values).reshape(-1)), _chunks(stored.reshape(-1)))
+    return stored
+
+
+def _chunks(values: Array) -> list[Array]:
+    return [values[start : start + _CHUNK] for start in range(0, values.size, _CHUNK)]
+
+
+def _on_all_cores(function: Callable[..., object], *arguments: Sequence[Any]) -> None:
+    """Call a function that releases the interpreter's lock for each chunk."""
+    from concurrent.futures import ThreadPoolExecutor  # which serving does not need
+
+    if len(arguments[0]) == 1:
+        function(*(each[0] for each in arguments))
+        return
+    with ThreadPoolExecutor(available_cores()) as pool:
+        list(pool.map(function, *arguments))
 
 
 def _seed_sequences(name: str, shape: tuple[int, ...], seed: int, count: int) -> list[np.random.SeedSequence]:

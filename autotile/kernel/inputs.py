@@ -19,7 +19,7 @@ from autotile.core.documents import Count, Name, Text, canonical_json, decode_js
 from autotile.core.dtypes import DTYPES, Array, Dtype
 from autotile.errors import DataError, InputError
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument
-from autotile.kernel.contents import InputExpression, InputFile, draw_chunks, fill_integers
+from autotile.kernel.contents import InputExpression, InputFile, draw_chunks, encode_chunks, fill_integers
 from autotile.kernel.parser import KERNEL_NAME
 from autotile.kernel.sources import is_file
 from autotile.kernel.spec import KernelSpec
@@ -77,8 +77,7 @@ def _encoded(name: str, values: Array, dtype: Dtype) -> Array:
     """Round values to an element type; those of an integer type must be in it."""
     if values.dtype.kind == "c" and not dtype.is_complex:
         raise InputError(f"the content of {name} is complex, but its type is {dtype.name}")
-    with np.errstate(all="ignore"):
-        stored = np.ascontiguousarray(dtype.encode(values))
+    stored = encode_chunks(values, dtype)
     if dtype.is_integer and not np.array_equal(dtype.decode(stored), values):
         wrong = values[dtype.decode(stored) != values].ravel()[0]
         raise InputError(
@@ -119,7 +118,7 @@ def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str, 
             values = random(lambda generator, chunk: generator.standard_normal(out=chunk, dtype=np.float32))
         case unknown:
             raise InputError(f"unknown content {unknown!r} of {buffer.name}")
-    return np.ascontiguousarray(values if values.dtype.name == dtype.name else dtype.encode(values))
+    return np.ascontiguousarray(values) if values.dtype.name == dtype.name else encode_chunks(values, dtype)
 
 
 def missing_input(spec: KernelSpec, sizes: Mapping[str, int], dtype: str) -> str:

@@ -29,7 +29,7 @@ if __name__ == "__main__":  # while the imports below run: the context and the k
     _PREPARING = [
         threading.Thread(target=prepare, args=(int(index),), daemon=True)
         for index in sys.argv[1:]
-        for prepare in (make_context, lambda index: import_module("autotile.cuda.support").compile_support(index))
+        for prepare in (make_context, lambda index: import_module("autotile.cuda.compiler").compile_support(index))
     ]
     for _thread in _PREPARING:
         _thread.start()
