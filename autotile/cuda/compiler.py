@@ -754,6 +754,12 @@ def support_job(architecture: str, options: tuple[str, ...] = ()) -> CompileJob:
 
 def compile_support(index: int) -> None:
     """Compile these kernels for float32 on a device into the user's cache, if that is possible; needs no NumPy."""
+    from autotile.cuda.headers import include_folders
+
     with contextlib.suppress(Exception):  # whatever needs them reports it
-        settings, job = read_settings(), support_job(live_device(index).architecture)
+        settings = read_settings()
+        if not (settings.cache.is_dir() and any(settings.cache.iterdir())):  # it prepares while the driver starts
+            include_folders()
+            load_nvrtc()
+        job = support_job(live_device(index).architecture)
         CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
