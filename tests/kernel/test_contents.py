@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from spec_samples import copy_spec
 
+from autotile.core.dtypes import DTYPES
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, SpecError
+from autotile.kernel.contents import encode_chunks
 from autotile.kernel.inputs import InputMaker, missing_input
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.spec import KernelSpec
@@ -234,3 +236,11 @@ def test_a_buffer_named_like_a_size_is_refused_before_contents_are_computed(old:
     parse_spec(text, "k.toml")
     with pytest.raises(SpecError, match="'K' already names a size; use another name"):
         parse_spec(text.replace(old, "K = {"), "k.toml")
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn", "int32"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (1100, 1001)])
+def test_arrays_of_any_size_are_rounded_alike(name: str, shape: tuple[int, ...]) -> None:
+    values = 1e6 * np.random.default_rng(0).standard_normal(shape)[..., ::-1] if shape else np.array(7.0)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(encode_chunks(values, DTYPES[name]), DTYPES[name].encode(values))

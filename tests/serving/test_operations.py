@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -335,3 +336,14 @@ class TestExplain:
         assert isinstance(explained, OperationExplanation)
         assert "sgemm_ws, model" in repr(explained)
         assert "cublas" in explained._repr_html_()
+
+
+def test_keys_that_are_kept_are_equal_to_those_that_are_asked_for_and_not_visited_by_the_collector() -> None:
+    class Size(tuple):  # as PyTorch's
+        pass
+
+    asked = Size((2, 3)), (Size((3,)), "float32"), operations.MatmulOptions(emulate=False)
+    kept = operations._untracked(asked)
+    assert (kept, hash(kept)) == (asked, hash(asked))
+    gc.collect()
+    assert not gc.is_tracked(kept)
