@@ -184,11 +184,10 @@ SPREAD = [
 ]
 
 
-@pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("index", range(len(SPREAD)), ids=[f"{kernel.name}-{shape}" for kernel, shape, _ in SPREAD])
-def test_configurations_spread_over_the_space_keep_its_limit_on_spills(index: int, part: int) -> None:
+def test_configurations_spread_over_the_space_keep_its_limit_on_spills(index: int) -> None:
     """So that a search rejects none after compiling."""
-    kernel, shape, architecture = SPREAD[index]
+    (kernel, shape, architecture), part = SPREAD[index], index % 2
     layout = LAYOUTS[(index + 2 * part) % 4]
     problem = sizes(kernel, shape, OUT_FP32=(index + part) % 2, NONDETERMINISTIC=part, **layout)
     config = middle(kernel, problem, part, 2)
