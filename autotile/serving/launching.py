@@ -219,8 +219,11 @@ class StreamState:
         """Buffer address of each encoded tensor map, by the map's first word."""
         self.graphs = LaunchGraphs()
 
-    def launch(self, stream: int, pointers: Pointers) -> None:
-        """Launch on arrays at the given addresses."""
+    def launch(self, stream: int, pointers: Pointers, signature: tuple[Any, ...] | None = None) -> None:
+        """Launch on arrays at the given addresses; make a graph of the launch if its signature came before.
+
+        The stream must not be capturing then.
+        """
         words = self._block.words
         for word, pointer in zip(self._layout.words, pointers, strict=True):
             words[word] = pointer
@@ -232,14 +235,10 @@ class StreamState:
                 self._mapped[word] = pointer
         for source, target in self._layout.copies:
             words[target] = words[source]
-        self._launch(stream, self._block.address, 0)
-
-    def keep_as_graph(self, stream: int, signature: tuple[Any, ...]) -> None:
-        """Make a graph of the last launch if its signature came before; the stream must not be capturing."""
-        self.graphs.add_call(signature, self._launch_last, stream, self._keep_alive)
-
-    def _launch_last(self, stream: int) -> None:
-        self._launch(stream, self._block.address, 0)
+        launch, address = self._launch, self._block.address
+        launch(stream, address, 0)
+        if signature is not None:
+            self.graphs.add_call(signature, lambda other: launch(other, address, 0), stream, self._keep_alive)
 
 
 class ByStream(local, Generic[Value]):
@@ -530,7 +529,7 @@ class KernelLauncher(ArrayLauncher):
             return self.launch_fast(self.arguments.complete(arrays))
         found = accepted_pointers(signature, specs, self._device_index) if signature else None
         if found is not None:
-            self._launch_parameters(state, stream, found, signature, is_captured)
+            state.launch(stream, found, signature if self._with_graphs and not is_captured else None)
         return arrays if found is not None else None
 
     def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
@@ -547,7 +546,7 @@ class KernelLauncher(ArrayLauncher):
         if graph is not None and not is_captured:
             self._launch_graph(graph.executable, stream)
         else:
-            self._launch_parameters(state, stream, pointers, pointers, is_captured)
+            state.launch(stream, pointers, pointers if self._with_graphs and not is_captured else None)
         return True
 
     def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
@@ -629,7 +628,7 @@ class KernelLauncher(ArrayLauncher):
             if graph is not None and not is_captured:
                 launch_graph(graph.executable, stream)
             else:
-                self._launch_parameters(state, stream, (), (), is_captured)
+                state.launch(stream, (), () if with_graphs and not is_captured else None)
 
         def launch_on_device() -> None:
             with load_cupy().cuda.Device(index):
@@ -637,14 +636,6 @@ class KernelLauncher(ArrayLauncher):
 
         new_state(current_stream(index))  # so that errors are raised here
         return launch if self._one_device else launch_on_device
-
-    def _launch_parameters(
-        self, state: StreamState, stream: int, pointers: Pointers, signature: tuple[Any, ...], is_captured: bool
-    ) -> None:
-        """Launch without a graph, and keep the launch as a graph if it came before."""
-        state.launch(stream, pointers)
-        if self._with_graphs and not is_captured:
-            state.keep_as_graph(stream, signature)
 
 
 class LibraryLauncher(ArrayLauncher):

@@ -164,7 +164,7 @@ def keep(state: StreamState, pointers: Iterable[int], rounds: int = 1) -> None:
     """Launch on arrays in turn, as graphs where there are some."""
     for pointer in [*pointers] * rounds:
         if (pointer,) not in state.graphs:
-            state.keep_as_graph(0, (pointer,))
+            state.launch(0, (pointer,), (pointer,))
 
 
 class TestLaunches:
@@ -306,22 +306,22 @@ class TestLaunches:
 
     def test_patience_begins_anew_with_each_graph(self, state: StreamState, graphs: Any) -> None:
         """Earlier launches on arrays that never came again do not affect the graphs in use."""
-        keep(state, range(-1999, 1))
+        keep(state, range(1000, 3000))
         for pointers in (range(1, 33), range(100, 150)):
             for pointer in [*pointers] * 2:
-                state.keep_as_graph(0, (pointer,))
+                state.launch(0, (pointer,), (pointer,))
         assert graphs.made == 32
         assert (1,) in state.graphs
 
     def test_what_is_refused_is_asked_for_again_after_a_long_time(self, state: StreamState, graphs: Any) -> None:
         graphs.refuses = True
         for _ in range(5000):
-            state.keep_as_graph(0, (1,))
+            state.launch(0, (1,), (1,))
         assert not state.graphs
         assert graphs.asked == 3
         graphs.refuses = False
         for _ in range(2048):
-            state.keep_as_graph(0, (1,))
+            state.launch(0, (1,), (1,))
         assert (1,) in state.graphs
 
     @pytest.mark.parametrize("with_graphs", [True, False])
