@@ -248,10 +248,11 @@ class _RaceOutputs:
         self._tolerances = {i: 2 * output_tolerance(DTYPES[self._types[i]], inputs, terms) for i in self._outputs}
         self.expected: list[Any] = []
         self.written: list[Any] = []
-        for i, array in enumerate(checked.arrays if self.is_raceable else ()):
-            for made in (self.expected, self.written):
-                is_copied, shape = i in self._outputs, tuple(self._views[i].shape)
-                made.append(new_array(array, shape, self._types[i], zeroed=False) if is_copied else array)
+        for made in (self.expected, self.written) if self.is_raceable else ():
+            made += checked.arrays
+            for i in self._outputs:
+                shape = tuple(self._views[i].shape)
+                made[i] = new_array(checked.arrays[i], shape, self._types[i], zeroed=False)
 
     def restore(self, arrays: Sequence[Any]) -> None:
         """Give outputs that are also read their content."""
