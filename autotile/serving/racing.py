@@ -249,7 +249,7 @@ class _RaceOutputs:
         self.expected: list[Any] = []
         self.written: list[Any] = []
         for made in (self.expected, self.written) if self.is_raceable else ():
-            made += checked.arrays
+            made.extend(checked.arrays)
             for i in self._outputs:
                 shape = tuple(self._views[i].shape)
                 made[i] = new_array(checked.arrays[i], shape, self._types[i], zeroed=False)
