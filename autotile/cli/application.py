@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from autotile.cli.commands import CARE, COMMANDS, add_command
+from autotile.cli.derivation import fill_in_replay
 from autotile.cli.output import (
     BAD_INPUT,
     INTERRUPTED,
@@ -129,7 +130,10 @@ class CommandLine(TyperGroup):
                         "variable PGPASSWORD; a whole URL may be given in AUTOTILE_DB, or as `database` in "
                         "autotile/config.toml in ~/.config"
                     )
-                return super().main(words, prog_name, complete_var, False, expand, **extra)
+                command = COMMANDS.get(next(iter(words), ""))
+                is_optional = command is not None and command.forms.get("replay", "").startswith("[")
+                given = fill_in_replay(words) if is_optional else words  # a bare --replay has a value of its own
+                return super().main(given, prog_name, complete_var, False, expand, **extra)
         except UnwrittenAnswerError:
             raise
         except typer.TyperException as error:

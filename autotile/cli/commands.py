@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
 from autotile.cli.derivation import (
     PANELS,
     Described,
     describe,
-    fill_in_replay,
     flags_of,
     in_options,
     parameter_of,
@@ -409,14 +407,6 @@ COMMANDS: Mapping[str, Command] = {
 """Commands by their names, in the order of the help; those of a group have its name in front."""
 
 
-class _Replaying(TyperCommand):
-    """Command whose ``--replay`` may stand alone."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Give a bare ``--replay`` its value."""
-        return super().parse_args(ctx, fill_in_replay(args))
-
-
 def add_command(app: typer.Typer, name: str) -> None:
     """Add a command, or the group ``db`` with its commands, to an application."""
     if name == "db":
@@ -461,8 +451,7 @@ def _add(app: typer.Typer, name: str, command: Command) -> None:
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__doc__ = "\n\n".join(filter(None, [in_options(text, flags), command.remark]))
-    cls = _Replaying if command.forms.get("replay", "").startswith("[") else TyperCommand
-    app.command(name, cls=cls, epilog=examples(*command.examples))(run)
+    app.command(name, epilog=examples(*command.examples))(run)
 
 
 def _run(command: Command, described: Sequence[Described], given: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
-from rich.segment import Segment
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -68,9 +68,9 @@ def show(result: Result, *, as_json: bool) -> None:
     if as_json:
         print_json(result.to_json())
         return
-    rendered = Trimmed(render(result))
+    rendered = render(result)
     with _answering():
-        console(sys.stdout).print(rendered)
+        print_trimmed(console(sys.stdout), rendered)
         sys.stdout.flush()
 
 
@@ -92,10 +92,7 @@ STANDARD_OUTPUT = "-"
 def check_csv(csv: str | None, *, as_json: bool) -> None:
     """Raise before anything is done if a table cannot be written as CSV where it is to be.
 
-    Raises
-    ------
-    InputError
-        JSON goes to standard output, too, or the path is none of a file, or its folder does not exist.
+    It is an `InputError` if JSON goes to standard output, too, or for what `check_output` raises.
     """
     if csv != STANDARD_OUTPUT:
         check_output(csv)
@@ -310,25 +307,21 @@ COLUMN_GAP = 3
 """Characters between two columns of a table: two of padding and one of the divider."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trimmed:
-    """Renderable without the trailing spaces that fill its lines up to the width of the table or of the terminal.
+def print_trimmed(console: Console, renderable: RenderableType) -> None:
+    """Print without the trailing spaces that fill lines up to the width of the table or of the terminal.
 
     Characters that a terminal would act upon are escaped.
     """
-
-    renderable: RenderableType
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render it line by line."""
-        for rendered in Segment.split_lines(console.render(self.renderable, options)):
-            line = [segment._replace(text=shown_text(segment.text)) for segment in rendered if not segment.control]
-            while line and not line[-1].text.strip():
-                line.pop()
-            if line:
-                last = line.pop()
-                yield from (*line, Segment(last.text.rstrip(), last.style))
-            yield Segment.line()
+    trimmed: list[Segment] = []
+    for rendered in Segment.split_lines(console.render(renderable)):
+        line = [segment._replace(text=shown_text(segment.text)) for segment in rendered if not segment.control]
+        while line and not line[-1].text.strip():
+            line.pop()
+        if line:
+            last = line.pop()
+            trimmed += [*line, Segment(last.text.rstrip(), last.style)]
+        trimmed.append(Segment.line())
+    console.print(Segments(trimmed))
 
 
 def table(*headings: str, wrap: bool = True) -> Table:
