@@ -27,9 +27,8 @@ from autotile.api.targets import (
     tune_problem,
 )
 from autotile.core.argument_types import check_value, checked
-from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import dtype_name
-from autotile.core.model import TIME, Config, Problem, Trial, Value, config_key, split_objectives
+from autotile.core.model import TIME, Config, Problem, Trial, config_key, split_objectives
 from autotile.core.text import Result, device_text, plural, time_text
 from autotile.errors import InputError
 from autotile.kernel.library import KernelName, held_kernel, load_kernel
@@ -484,45 +483,28 @@ class TuningSession(Result):
     session, unless an exception left it.
 
     A configuration may leave parameters out, which then have their default values.
+
+    Attributes
+    ----------
+    problem, device
+        Problem that is tuned, and device that the configurations run on.
+    parameters, default
+        Values of each parameter, and the default configuration.
+    combinations
+        Number of combinations of the parameters' values.
+    valid
+        Number of configurations that meet the rules, the heuristics and the limits of the device.
+    result
+        Result of the session; None before it is finished.
     """
 
     def __init__(self, session: sessions.Session, spec: KernelSpec, problem: Problem, resources: ExitStack) -> None:
-        self._session = session
-        self._spec = spec
-        self._problem = problem
-        self._resources = resources
-        self._result: TuneResult | None = None
-        self._is_open = True
-
-    @property
-    def problem(self) -> Problem:
-        """Problem that is tuned."""
-        return self._problem
-
-    @property
-    def device(self) -> DeviceProperties:
-        """Device that the configurations run on."""
-        return self._session.device
-
-    @property
-    def parameters(self) -> Mapping[str, tuple[Value, ...]]:
-        """Values of each parameter."""
-        return {parameter.name: parameter.values for parameter in self._spec.parameters}
-
-    @property
-    def default(self) -> Config:
-        """The default configuration."""
-        return self._spec.default
-
-    @property
-    def combinations(self) -> int:
-        """Number of combinations of the parameters' values."""
-        return self._session.space.combinations
-
-    @property
-    def valid(self) -> int:
-        """Number of configurations that meet the rules, the heuristics and the limits of the device."""
-        return len(self._session.space)
+        self._session, self._spec, self._resources, self._is_open = session, spec, resources, True
+        self.problem, self.device = problem, session.device
+        self.parameters = {parameter.name: parameter.values for parameter in spec.parameters}
+        self.default: Config = spec.default
+        self.combinations, self.valid = session.space.combinations, len(session.space)
+        self.result: TuneResult | None = None
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -538,11 +520,6 @@ class TuningSession(Result):
     def best(self) -> Trial | None:
         """The fastest trial that was verified; None where there is none."""
         return self._session.best
-
-    @property
-    def result(self) -> TuneResult | None:
-        """Result of the session; None before it is finished."""
-        return self._result
 
     @checked
     def ask(self, n: int = 1) -> list[Config]:
@@ -619,13 +596,13 @@ class TuningSession(Result):
         TuneResult
             As from `autotile.tune`. A second call returns the same.
         """
-        if self._result is None:
+        if self.result is None:
             self._check_open()
             self._is_open = False
             with self._resources:
-                self._result = self._session.finish()
+                self.result = self._session.finish()
             forget_served()  # the next get_best_kernel reads the database again
-        return self._result
+        return self.result
 
     def close(self) -> None:
         """Close the session without a result; its trials are stored. Closing twice is harmless."""
@@ -650,7 +627,7 @@ class TuningSession(Result):
     def _headline(self) -> str:
         best = self.best
         tried = f"{plural(len(self.trials), 'trial')}, best {time_text(best.time_us if best is not None else None)}"
-        return f"{self._problem} on {device_text(self.device)}: {'open' if self._is_open else 'closed'}, {tried}"
+        return f"{self.problem} on {device_text(self.device)}: {'open' if self._is_open else 'closed'}, {tried}"
 
 
 @checked

@@ -423,7 +423,14 @@ class Listing:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render as many columns side by side as fit, and the others under each row."""
-        kept, names = self._kept(options.max_width), list(map(plain_heading, self.headings))
+        names = list(map(plain_heading, self.headings))
+        widths = [max(map(cell_len, column)) for column in zip(names, *self.rows, strict=True)]
+        kept = list(range(len(widths)))
+        first = [names.index(name) for name in self.movable if name in names]
+        for index in first + [index for index in reversed(range(1, len(names))) if index not in first]:
+            if sum(widths[column] for column in kept) + COLUMN_GAP * (len(kept) - 1) <= options.max_width:
+                break
+            kept.remove(index)
         filled = table(*(self.headings[index] for index in kept), wrap=False)
         for row in self.rows:
             filled.add_row(*(row[index] for index in kept))
@@ -437,15 +444,3 @@ class Listing:
             details = [(names[index], row[index]) for index in moved if row[index] not in ("", NOTHING)]
             if details:
                 yield Padding(facts(details, min_label_width=label_width), (0, 0, 0, _INDENT), expand=False)
-
-    def _kept(self, max_width: int) -> list[int]:
-        """Return the columns that fit side by side."""
-        names = list(map(plain_heading, self.headings))
-        widths = [max(map(cell_len, column)) for column in zip(names, *self.rows, strict=True)]
-        kept = list(range(len(widths)))
-        first = [names.index(name) for name in self.movable if name in names]
-        for index in first + [index for index in reversed(range(1, len(names))) if index not in first]:
-            if sum(widths[column] for column in kept) + COLUMN_GAP * (len(kept) - 1) <= max_width:
-                break
-            kept.remove(index)
-        return kept
