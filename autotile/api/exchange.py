@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from autotile.api.targets import merge_sizes, named_operation, open_problem, resolve_device, sizes_notice
+from autotile.api.targets import (
+    merge_sizes,
+    named_operation,
+    open_problem,
+    problem_document,
+    resolve_device,
+    sizes_notice,
+)
 from autotile.core.argument_types import checked_except
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import L2Mode, Problem
@@ -94,9 +101,7 @@ class Transfer(Result):
             "action": self.action,
             "file": str(self.file),
             "format": self.file_format,
-            "kernel": self.problem.kernel,
-            "problem": dict(self.problem.sizes),
-            "dtype": self.problem.dtype,
+            **problem_document(self.problem),
             "device": self.device,
             "configurations": self.configurations,
             **self.details,
@@ -596,7 +601,7 @@ def _export_trials(
         raise InputError("nothing is tuned yet, so nothing can be exported; run `autotile tune` first")
     parameters = kernel.spec.parameters
     with opened:
-        gpu_name = resolve_device(device).device.name if device is not None else None
+        gpu_name = resolve_device(device)[0].name if device is not None else None
         studies = opened.studies(problem.kernel)
         matching = [
             study

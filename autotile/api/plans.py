@@ -12,6 +12,7 @@ from autotile.api.progress import observing
 from autotile.api.targets import (
     forgetting_served,
     models_of,
+    problem_document,
     read_keywords,
     serving_call,
     session_options,
@@ -127,11 +128,8 @@ class PlanEntry:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
-        problem = self.planned.problem
         return {
-            "kernel": problem.kernel,
-            "problem": dict(problem.sizes),
-            "dtype": problem.dtype,
+            **problem_document(self.planned.problem),
             "gpu": self.gpu_name or None,
             "state": self.state,
             "reason": self.reason or None,

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotile.api.targets import merge_sizes, named_operation, resolve_served_device, sizes_notice
+from autotile.api.targets import merge_sizes, named_operation, problem_document, resolve_served_device, sizes_notice
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import to_document
@@ -432,9 +432,7 @@ class MissList(Result):
         return to_document(
             [
                 {
-                    "kernel": miss.problem.kernel,
-                    "problem": miss.problem.sizes,
-                    "dtype": miss.problem.dtype,
+                    **problem_document(miss.problem),
                     "device": miss.gpu_name,
                     "tier": miss.tier,
                     "count": miss.count,

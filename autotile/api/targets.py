@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
@@ -46,25 +46,6 @@ _PROPOSED = 12
 """Configurations of all kernels of an operation that a model proposes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A device that is only inspected.
-
-    Attributes
-    ----------
-    device
-        Its properties.
-    index
-        CUDA index of the GPU on this machine; None for a profile.
-    notice
-        One line for the user if no device was named and a profile is used instead of a GPU; otherwise empty.
-    """
-
-    device: DeviceProperties
-    index: int | None = None
-    notice: str = ""
-
-
 def named_operation(name: KernelName | None) -> Operation | None:
     """Return the operation that a name or path denotes; None if it denotes a kernel."""
     is_named = isinstance(name, str | os.PathLike) and find_operation(str(name)) is not None
@@ -98,7 +79,12 @@ def sizes_notice(described: KernelSpec | Operation, sizes: Mapping[str, int], gi
     return f"not given, so as in the {file} file: {sizes_text(assumed)}" if assumed else ""
 
 
-def resolve_device(device: int | str | None = None) -> Target:
+def problem_document(problem: Problem, name: str = "kernel") -> dict[str, Any]:
+    """Return the entries of a JSON document that state a problem, of what ``name`` says."""
+    return {name: problem.kernel, "problem": dict(problem.sizes), "dtype": problem.dtype}
+
+
+def resolve_device(device: int | str | None = None) -> tuple[DeviceProperties, str]:
     """Resolve a device that is only inspected.
 
     Parameters
@@ -108,6 +94,13 @@ def resolve_device(device: int | str | None = None) -> Target:
         ``"h200"``; or the name of a GPU of this machine for which there is no profile. None selects the first GPU of
         this machine and, without a GPU, the profile of an H200.
 
+    Returns
+    -------
+    device
+        Its properties.
+    notice
+        One line for the user if no device was named and a profile is used instead of a GPU; otherwise empty.
+
     Raises
     ------
     InputError
@@ -115,32 +108,33 @@ def resolve_device(device: int | str | None = None) -> Target:
     """
     if device is None and device_count() == 0:
         profile = device_profile(_FALLBACK_PROFILE)
-        said = f"no CUDA device here: the answer is for the {profile.name}; --device names another"
-        return Target(profile, notice=said)
+        return profile, f"no CUDA device here: the answer is for the {profile.name}; --device names another"
     index = 0 if device is None else _parse_index(device)
-    if index is not None:
-        check_device_index(index)
-        return Target(live_device(index), index)
-    try:
-        return Target(device_profile(str(device)))
-    except InputError:
-        index = _find_gpu(str(device))
-        if index is None:
-            raise
-        return Target(live_device(index), index)
+    if index is None:
+        try:
+            return device_profile(str(device)), ""
+        except InputError:
+            index = _find_gpu(str(device))
+            if index is None:
+                raise
+    check_device_index(index)
+    return live_device(index), ""
 
 
 def resolve_served_device(device: int | str | None) -> int | str | None:
     """Return the index of a device that is a GPU of this machine, or a name that dispatch looks up."""
     if device is None:
         return None
+    if (index := _parse_index(device)) is not None:
+        check_device_index(index)
+        return index
     try:
-        index = resolve_device(device).index
+        device_profile(str(device))
     except InputError:
-        if not isinstance(device, str) or device.isdecimal():
+        if str(device).isdecimal():
             raise
-        return device  # may name a GPU of stored results
-    return index if index is not None else str(device)
+        index = _find_gpu(str(device))
+    return index if index is not None else str(device)  # may name a GPU of stored results
 
 
 def resolve_gpu(device: int | str | None = None) -> int:

@@ -14,6 +14,7 @@ from autotile.api.targets import (
     checked_options,
     complete_config,
     open_problem,
+    problem_document,
     read_keywords,
     resolve_gpu,
     sizes_notice,
@@ -139,9 +140,7 @@ class VerifyResult(Result):
         return to_document(
             [
                 {
-                    "kernel": one.problem.kernel,
-                    "problem": one.problem.sizes,
-                    "dtype": one.problem.dtype,
+                    **problem_document(one.problem),
                     "device": one.device,
                     "aged": one.aged,
                     "verdict": one.verdict,

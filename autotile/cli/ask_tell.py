@@ -116,14 +116,13 @@ def _answer(session: TuningSession, request: AskTellLine) -> dict[str, Any]:
 
 
 def _ready(session: TuningSession) -> dict[str, Any]:
+    from autotile.api.targets import problem_document
     from autotile.tuning.result import trial_entry
 
     best = session.best
     return {
         "format": _FORMAT,
-        "kernel": session.problem.kernel,
-        "problem": dict(session.problem.sizes),
-        "dtype": session.problem.dtype,
+        **problem_document(session.problem),
         "device": session.device.identity,
         "parameters": {name: list(values) for name, values in session.parameters.items()},
         "default": dict(session.default),
