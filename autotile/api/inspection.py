@@ -977,7 +977,8 @@ def survey(
     table, started, count = SurveyTable(valid), time.monotonic(), worker_count(workers)
 
     def report() -> None:
-        observe(SurveyProgress(len(table), len(order), table.failures.count, time.monotonic() - started, notices))
+        failed = sum(group.count for group in table.failures.numbered)
+        observe(SurveyProgress(len(table), len(order), failed, time.monotonic() - started, notices))
 
     report()
     rows, pending = iter(order), dict[Future[Compiled], int]()

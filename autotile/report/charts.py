@@ -756,7 +756,7 @@ def roofline_chart(studies: StudyData | Sequence[StudyData]) -> Chart:
         for kind, trial in [*(others if alone else ()), ("winner", study.winner)]:
             work = study.work_of(trial)
             if trial is not None and trial.time_us and work.flops and work.bytes:
-                text = config_text(trial.config) if alone else source_text(str(study.problem), study.key.source)
+                text = config_text(trial.config) if alone else source_text(str(study.key.problem), study.key.source)
                 found.append((kind, trial, work.flops / work.bytes, work.flops / trial.time_us / 1e6, text))
     if not found or memory is None:
         missing = "the kernel does not state its operations and bytes ([work])" if not found else roofline.origin

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from autotile.core.argument_types import checked
 from autotile.core.model import Measurement, Outcome, Trial, config_key, config_text, timed_config
@@ -41,7 +41,7 @@ from autotile.database.keys import (
     study_columns,
     versioned_document,
 )
-from autotile.report.page import DataTable, Markup, Page, number, static_table, tag, words
+from autotile.report.page import Markup, Page, number, static_table, tag, words
 from autotile.report.theme import (
     ACCENT,
     FAINT,
@@ -89,12 +89,8 @@ _VERDICTS = {
 """Label, symbol and colour of each verdict on the page."""
 
 
-class Difference(NamedTuple):
-    """Something other than the times in which two results differ, with both values as text."""
-
-    name: str
-    a: str
-    b: str
+Difference = tuple[str, str, str]
+"""Something other than the times in which two results differ: its name, and both values as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +178,7 @@ class ComparedProblem:
             "common_configs": self.common_count,
             "repeat_spread": self.repeat_spread,
             "clock_ratio": self.clock_ratio,
-            "differences": [each._asdict() for each in self.differences],
+            "differences": [dict(zip(("name", "a", "b"), each, strict=True)) for each in self.differences],
         }
 
 
@@ -270,9 +266,9 @@ class DatabaseComparison(Result):
     def _changes(self, arrow: str) -> Iterator[tuple[str, str]]:
         """Yield what differs besides the times, the clock included, as pairs of a name and a text."""
         total = len(self.problems)
-        for one, count in self.differences:
+        for (name, a, b), count in self.differences:
             of = "" if count == total else f" ({count} of {plural(total, 'problem')})"
-            yield one.name, f"{one.a} {arrow} {one.b}{of}"
+            yield name, f"{a} {arrow} {b}{of}"
         if (clock := self.clock_ratio) is not None:
             change = f"{percent_text(abs(clock - 1))} {'longer' if clock > 1 else 'less'}"
             yield "clock", f"the reference kernel, which follows it, took {change} in B"
@@ -384,7 +380,7 @@ class DatabaseComparison(Result):
                         changes[2][0],
                     )
                 )
-            page.add("problems", "Problems", page.data_table(DataTable("comparison", columns, rows)), link="Problems")
+            page.add("problems", "Problems", page.data_table("comparison", (columns, rows)), link="Problems")
         for name, only in (("A", self.only_a), ("B", self.only_b)):
             if only:
                 left = [(*study_columns(one.key), with_units(_best_time(one.best)), one.remark) for one in only]
@@ -598,7 +594,7 @@ def _compared(
         common_count=len(shared),
         repeat_spread=spread,
         clock_ratio=clock,
-        differences=tuple(Difference(name, first or NOTHING, second or NOTHING) for name, first, second in differences),
+        differences=tuple((name, first or NOTHING, second or NOTHING) for name, first, second in differences),
     )
 
 

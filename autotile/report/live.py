@@ -69,6 +69,8 @@ _WAITING_S = 2.0
 _DRAW_SHARE = 0.25
 """Share of the time that may be spent on drawing a session that runs."""
 _SERVER_TIMEOUT_S = 5.0
+_STATED = tuple[Moment, Moment, Moment | None, str, Whole, Whole]
+"""Start, newest trial and end of a run, its host, and the number of its trials and the newest of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +272,7 @@ class DatabaseFollower:
             newest = newest.join(STUDIES, STUDIES.c.id == RUNS.c.study_id).where(STUDIES.c.kernel.in_(self._kernels))
         columns = (RUNS.c.id, RUNS.c.study_id, RUNS.c.started_at, RUNS.c.ended_at, RUNS.c.host)
         query = select(*columns).where(RUNS.c.id.in_(newest)).order_by(RUNS.c.id.desc()).limit(_MAX_SESSIONS)
-        found = [dict(row) for row in connection.execute(query).mappings()]
+        found = list(connection.execute(query).mappings())
         searched = func.count().filter(TRIALS.c.phase == "search")
         counted = select(TRIALS.c.run_id, searched, func.max(TRIALS.c.id), func.max(TRIALS.c.created_at)).where(
             TRIALS.c.run_id.in_([row["id"] for row in found])
@@ -279,38 +281,33 @@ class DatabaseFollower:
         if missing := {row["study_id"] for row in found} - self._studies.keys():
             studies = select(STUDIES).where(STUDIES.c.id.in_(missing))
             self._studies |= {study.study_id: study for study in parsed_rows(connection, studies, stored_study)}
-        sessions = [session for row in found if (session := self._session(row, *counts.get(row["id"], (0, 0, None))))]
+        sessions = []
+        for row in found:
+            trials, last_trial, last_at = counts.get(row["id"], (0, 0, None))
+            stated = row["started_at"], last_at or row["started_at"], row["ended_at"], row["host"], trials, last_trial
+            study = self._studies.get(row["study_id"])
+            with suppress(DataError):  # a row that does not match its schema
+                started_at, newest_at, ended_at, host, trials, last_trial = convert(stated, _STATED)
+                if study is not None:
+                    session = LiveSession(
+                        f"{self._label}-{study.study_id}",
+                        self._opened,
+                        row["id"],
+                        study,
+                        self.location,
+                        host,
+                        trials,
+                        last_trial,
+                        started_at,
+                        newest_at,
+                        ended_at,
+                    )
+                    sessions.append(session)
         ids = [session.run_id for session in sessions if session.ended_at is None]
         runs = parsed_rows(connection, select(RUNS).where(RUNS.c.id.in_(ids)), stored_run) if ids else []
         running = {run.run_id: run for run in runs}
         return tuple(
             _with_progress(connection, running[one.run_id], one) if one.run_id in running else one for one in sessions
-        )
-
-    def _session(self, row: Mapping[str, Any], trials: int, last_trial: int, last_at: Any) -> LiveSession | None:
-        """Return a session; None for a row that does not match its schema."""
-        study = self._studies.get(row["study_id"])
-        if study is None:
-            return None
-        try:
-            started_at, newest_at = (convert(one, Moment) for one in (row["started_at"], last_at or row["started_at"]))
-            ended_at = convert({"at": row["ended_at"]}, dict[str, Moment | None])["at"]
-            convert([trials, last_trial], list[Whole])
-            host = convert(row["host"], str)
-        except DataError:
-            return None
-        return LiveSession(
-            f"{self._label}-{study.study_id}",
-            self._opened,
-            row["id"],
-            study,
-            self.location,
-            host,
-            trials,
-            last_trial,
-            started_at,
-            newest_at,
-            ended_at,
         )
 
 

@@ -115,7 +115,7 @@ def study_sections(
 
     times = [drawn(name) for name in charts if name.startswith("time_by_")]
     lines = drawn("parallel", wide=True, table=f"{prefix}trials-table")
-    trials = page.data_table(trial_table(study), prefix)
+    trials = page.data_table("trials", trial_table(study), prefix)
     serving = _serving_of(study, "Serve this kernel alone" if of_operation else "Serve it", path)
     failures: Markup | None = None
     if study.failures:
@@ -269,7 +269,7 @@ def _answer_facts(study: StudyData, winner: Trial, default: Trial | None) -> Ite
 
 
 def trial_table(study: StudyData) -> DataTable:
-    """Return the trials of the search as a table of data, the newest of each configuration."""
+    """Return columns and rows of the trials of the search, the newest of each configuration."""
     columns = [
         number("trial"),
         *words("outcome"),
@@ -301,7 +301,7 @@ def trial_table(study: StudyData) -> DataTable:
             trial.reason[:300],
         ]
         rows.append(row)
-    return DataTable("trials", columns, rows)
+    return columns, rows
 
 
 _END_REASONS = {
