@@ -69,7 +69,7 @@ _WAITING_S = 2.0
 _DRAW_SHARE = 0.25
 """Share of the time that may be spent on drawing a session that runs."""
 _SERVER_TIMEOUT_S = 5.0
-_STATED = tuple[Moment, Moment, Moment | None, str, Whole, Whole]
+_STATED: Any = tuple[Moment, Moment, Moment | None, str, Whole, Whole]
 """Start, newest trial and end of a run, its host, and the number of its trials and the newest of these."""
 
 
