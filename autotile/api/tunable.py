@@ -228,7 +228,6 @@ class TunableKernel(Result):
         self, described: PythonDocument, reference_on: ArrayLibrary = "numpy", verify: Callable[..., Any] | None = None
     ) -> None:
         self.document = described.document
-        self._function = ReferenceFunction(described.reference, reference_on) if described.reference else None
         self._described = described
         self._folder = _private_folder() if described.arrays or described.template is None else None
         for file, array in described.arrays.items():
@@ -238,13 +237,12 @@ class TunableKernel(Result):
         if template is None:
             template = Path(str(self._folder)) / spec.template
             template.write_text(str(described.source))
-        self._inspection = comparison_of(spec, verify, _private_folder()) if verify is not None else None
-        self._kernel = self._attached(make_kernel(spec, template, described.source))
+        self._functions: Any = {  # that no search-space file can hold
+            "reference_function": ReferenceFunction(described.reference, reference_on) if described.reference else None,
+            "inspection": comparison_of(spec, verify, _private_folder()) if verify is not None else None,
+        }
+        self._kernel = replace(make_kernel(spec, template, described.source), **self._functions)
         check_source(spec, self._kernel.source)
-
-    def _attached(self, kernel: Kernel) -> Kernel:
-        """Return a kernel with the functions that no search-space file can hold."""
-        return replace(kernel, reference_function=self._function, inspection=self._inspection)
 
     def _parse(self) -> KernelSpec:
         return parse_spec(
@@ -259,8 +257,7 @@ class TunableKernel(Result):
     def definition(self) -> Kernel:
         """The kernel, with its source as it is now."""
         if self._described.source is None:
-            made = make_kernel(self._kernel.spec, self._kernel.template_path)
-            read = self._attached(made)
+            read = replace(make_kernel(self._kernel.spec, self._kernel.template_path), **self._functions)
             if read != self._kernel:
                 self._kernel = read
         return self._kernel
@@ -337,7 +334,7 @@ class TunableKernel(Result):
                 "the reference is a Python function, which a search-space file cannot hold; give expressions, another "
                 "kernel, or arrays"
             )
-        if self._inspection is not None:
+        if definition.inspection is not None:
             raise InputError(
                 "outputs are compared by a Python function, which a search-space file cannot hold; give a tolerance"
             )

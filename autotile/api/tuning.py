@@ -252,15 +252,19 @@ def tune(
     if operation is not None:
         _check_no_session_options(kernel, chosen, search)
         problem = operation.resolve(given, dtype, defaults=True)
-        assumed = _announced(sizes_notice(operation, problem.sizes, given), announce)
-        with observing(shown) as observer, forgetting_served():
-            found: Any = tune_loaded_operation(operation, problem, chosen, observer)
-        served: Mapping[str, int] = {
-            name: size for name, size in problem.sizes.items() if name not in operation.conditions or name in given
-        }
+        notice = sizes_notice(operation, problem.sizes, given)
     else:
         loaded, problem = open_problem(kernel, given, dtype)
-        assumed, served = _announced(sizes_notice(loaded.spec, problem.sizes, given), announce), problem.sizes
+        notice = sizes_notice(loaded.spec, problem.sizes, given)
+    assumed = [notice] if notice and announce is None else []
+    if notice and announce is not None:
+        announce(notice)
+    served: Mapping[str, int] = problem.sizes
+    if operation is not None:
+        with observing(shown) as observer, forgetting_served():
+            found: Any = tune_loaded_operation(operation, problem, chosen, observer)
+        served = {name: size for name, size in served.items() if name not in operation.conditions or name in given}
+    else:
         if len(chosen.devices) > 1 or chosen.scheduler:
             from autotile.api.plans import has_several_models, tune_plan
             from autotile.tuning.plan import PlannedProblem, TuningPlan
@@ -282,14 +286,6 @@ def tune(
     line = serving_call(kernel, replace(problem, sizes=served), dtype=dtype, database=chosen.database)
     result: TuneResult | OperationResult = replace(found, call=line, notices=(*assumed, *found.notices))
     return result
-
-
-def _announced(notice: str, announce: Callable[[str], None] | None) -> tuple[str, ...]:
-    """Announce a notice if it is to be; otherwise return it for the result."""
-    if announce is None or not notice:
-        return (notice,) if notice else ()
-    announce(notice)
-    return ()
 
 
 def _check_no_session_options(name: KernelName, options: TuneOptions, search: object) -> None:

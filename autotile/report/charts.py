@@ -329,7 +329,7 @@ def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "tr
         drawn[:] = False
         drawn[np.linspace(0, len(best) - 1, _MAX_POINTS).astype(np.int64)] = True
         drawn[1:] |= improved[1:]
-    quantity = label(study.settings.objective) if study.has_own_objective else TIME_AXIS
+    quantity = label(study.settings.objective) if study.settings.objective else TIME_AXIS
     outcomes = np.array([str(one.trial.outcome) for one in study.trials])
     above = np.full(len(xs), float(np.nanmax(scores)) * 1.08)  # where the failed trials are drawn
     traces = []
@@ -354,7 +354,7 @@ def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "tr
         gain = 100 * stopped.expected_gain
         shown = f"{gain:.2g} %" if gain >= 0.01 else "less than 0.01 %"
         expected = f"At the end, {stopped.more_trials:,} more trials were expected to gain {shown}."
-        if not study.has_own_objective:
+        if not study.settings.objective:
             last_x, last_y = float(xs[-1]), float(best[-1])
             end = last_x + last_x / len(xs) * min(stopped.more_trials, 0.15 * len(xs))
             traces.append(

@@ -230,14 +230,9 @@ class StudyData:
         """Names of the objectives, time first."""
         return self.settings.objectives or (TIME,)
 
-    @property
-    def has_own_objective(self) -> bool:
-        """Whether the search minimised or maximised an expression instead of the time."""
-        return bool(self.settings.objective)
-
     def score(self, trial: Trial) -> float | None:
         """Return the objective of the search: the time in microseconds, or the value of the user's expression."""
-        if not self.has_own_objective:
+        if not self.settings.objective:
             return trial.time_us
         value = trial.telemetry.get(OBJECTIVE)
         return float(value) if trial.measurement is not None and isinstance(value, int | float) else None
@@ -412,8 +407,19 @@ class StudyData:
         )
 
     def bound(self, trial: Trial | None) -> Bound | None:
-        """Return the ceiling that binds a trial; None if that is not known."""
-        return self.roofline.bound(self.work_of(trial), trial.time_us) if trial is not None else None
+        """Return the ceiling that binds a trial, and the rate that it reached; None if that is not known."""
+        work, memory = self.work_of(trial), self.roofline.memory
+        roofs = self.roofline.of(work)
+        if trial is None or trial.time_us is None or (roofs is None and work.flops):
+            return None
+        found = []
+        if memory is not None and work.bytes:
+            found.append(Bound(memory, work.bytes / trial.time_us * 1e6))
+        if roofs and work.flops:
+            rate = work.flops / trial.time_us * 1e6
+            reached = [roof for roof in roofs if rate <= _EXCEEDED * roof.rate]
+            found.append(Bound((reached or roofs)[0 if reached else -1], rate))
+        return max(found, key=lambda bound: bound.share, default=None)
 
 
 _TRIAL_GATES = {"compiled": ("limits", "compile"), "fit once compiled": ("resources",), "launched": (SAME_CODE, "load")}
@@ -621,17 +627,3 @@ class Roofline(NamedTuple):
             return None
         label = unit.label.replace(unit_text(work.unit, 1), unit_text(work.unit, work.passes))
         return (Roof(label, unit.rate / work.passes, False),)
-
-    def bound(self, work: Workrate, time_us: float | None) -> Bound | None:
-        """Return the ceiling that binds a run, and the share of it that is reached; None if that is not known."""
-        roofs = self.of(work)
-        if time_us is None or (roofs is None and work.flops):
-            return None
-        found = []
-        if self.memory is not None and work.bytes:
-            found.append(Bound(self.memory, work.bytes / time_us * 1e6))
-        if roofs and work.flops:
-            rate = work.flops / time_us * 1e6
-            reached = [roof for roof in roofs if rate <= _EXCEEDED * roof.rate]
-            found.append(Bound((reached or roofs)[0 if reached else -1], rate))
-        return max(found, key=lambda bound: bound.share, default=None)
