@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -84,7 +84,7 @@ class Transfer(Result):
     problem: Problem
     device: str
     configurations: int
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any]
 
     def _headline(self) -> str:
         transferred = plural(self.configurations, "configuration")
@@ -130,7 +130,7 @@ class ExportedHeader(Result):
     namespace: str
     cubins: tuple[str, ...]
     problems: int
-    notices: tuple[str, ...] = ()
+    notices: tuple[str, ...]
 
     def _headline(self) -> str:
         held = f"{plural(self.problems, 'tuned problem')}, {plural(len(self.cubins), 'cubin')}"
@@ -197,7 +197,7 @@ class WrittenBundle(Result):
     digest: str
     size_bytes: int
     kernels: tuple[BundleEntry, ...]
-    notices: tuple[str, ...] = ()
+    notices: tuple[str, ...]
 
     def _headline(self) -> str:
         return f"{self.file} ({bytes_text(self.size_bytes)}): {', '.join(entry.kernel for entry in self.kernels)}"

@@ -195,9 +195,9 @@ class Explanation(Result):
     block: BlockResources | None
     occupancy: Occupancy | None
     data: LaunchData | None
-    launches: tuple[StepLaunch, ...] = ()
-    steps: tuple[CompiledStep, ...] = ()
-    notices: tuple[str, ...] = ()
+    launches: tuple[StepLaunch, ...]
+    steps: tuple[CompiledStep, ...]
+    notices: tuple[str, ...]
 
     def _headline(self) -> str:
         verdict = "cannot be used" if self.fault else "valid"
@@ -455,7 +455,7 @@ class SpaceSummary(Result):
     limits: tuple[SpaceStage, ...]
     valid: int
     seconds: float
-    notices: tuple[str, ...] = ()
+    notices: tuple[str, ...]
 
     def funnel(self) -> Iterator[tuple[str, int]]:
         """Yield each stage with the number of configurations that remain after it."""
@@ -526,7 +526,7 @@ class OccupancyResult(Result):
     device: DeviceProperties
     block: BlockResources
     occupancy: Occupancy
-    notices: tuple[str, ...] = ()
+    notices: tuple[str, ...]
 
     def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
         """Return a Plotly figure of the number of blocks that each resource of an SM allows."""

@@ -229,7 +229,7 @@ class PlanResult(Result):
 class MissesResult(PlanResult):
     """Outcomes of missed problems; ``asked_database`` is the database as it was given, None for the user's own."""
 
-    asked_database: str | None = None
+    asked_database: str | None
 
     def to_json(self) -> Any:
         """Return the result of each problem that was tuned now, as `autotile.tune` returns it."""

@@ -517,9 +517,9 @@ class BestResult(Result):
     occupancy: Occupancy | None
     workrate: Workrate
     explanation: str
-    notices: tuple[str, ...] = ()
-    compared: Compared | None = None
-    unapplied: str = ""
+    notices: tuple[str, ...]
+    compared: Compared | None
+    unapplied: str
 
     @property
     def time_us(self) -> float | None:

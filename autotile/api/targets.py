@@ -137,7 +137,7 @@ def resolve_served_device(device: int | str | None) -> int | str | None:
     return index if index is not None else str(device)  # may name a GPU of stored results
 
 
-def resolve_gpu(device: int | str | None = None) -> int:
+def resolve_gpu(device: int | str | None) -> int:
     """Return the CUDA index of the GPU of this machine that has an index or a name; the first of several, and of None.
 
     Raises

@@ -84,7 +84,7 @@ class VerifiedProblem:
     reason: str
     demoted: bool
     tied: bool
-    interrupted: bool = False
+    interrupted: bool
 
     @property
     def verdict(self) -> VerificationVerdict:

@@ -128,10 +128,8 @@ class Command:
 
 
 def _tuned(result: Any) -> int:
-    for entry in getattr(result, "entries", ()):  # of a plan
-        if entry.state not in ("tuned", "done"):
-            return NOTHING_FOUND
-    return NOTHING_FOUND if getattr(result, "winner", result) is None else 0
+    is_tuned = getattr(result, "is_complete", True)  # of a plan
+    return 0 if is_tuned and getattr(result, "winner", result) is not None else NOTHING_FOUND
 
 
 def _verified(result: Any) -> int:
@@ -373,7 +371,6 @@ COMMANDS: Mapping[str, Command] = {
         "api.doctor.doctor",
         ("autotile doctor", "autotile doctor --json"),
         CARE,
-        {"database": "--db PATH|URL"},
         remark="Exits with 0 if tuning works, on a GPU or by replay.",
         code=lambda result: 0 if result.works else NOTHING_FOUND,
     ),
@@ -456,8 +453,8 @@ def _add(app: typer.Typer, name: str, command: Command) -> None:
 
 def _run(command: Command, described: Sequence[Described], given: dict[str, Any]) -> None:
     """Call the function of a command, show its result, and exit with the code."""
-    as_json, csv, parquet = (given.pop(name, None) for name in ("as_json", "csv", "parquet"))
-    check_csv(csv, as_json=bool(as_json))
+    as_json, csv, parquet = bool(given.pop("as_json", False)), given.pop("csv", None), given.pop("parquet", None)
+    check_csv(csv, as_json=as_json)
     check_output(parquet)
     is_driven = given.pop("ask_tell", False)
     if command.words is not None:
@@ -490,9 +487,9 @@ def _run(command: Command, described: Sequence[Described], given: dict[str, Any]
         else:
             print_line(result)
     elif csv is not None or parquet is not None:
-        _write(result, csv, parquet, as_json=bool(as_json))
+        _write(result, csv, parquet, as_json=as_json)
     elif result is not None:
-        show(result, as_json=bool(as_json))
+        show(result, as_json=as_json)
     code = command.code(result)
     if getattr(result, "interrupted", False):
         code = INTERRUPTED

@@ -49,10 +49,10 @@ class ContenderData:
     is_library: bool
     trial: Trial
     study_id: int
-    tried: int = 0
-    source: str = "cuda"
-    ratio: Interval | None = None
-    rate: str = NOTHING
+    tried: int
+    source: str
+    ratio: Interval | None
+    rate: str
 
     @property
     def time_text(self) -> str:
@@ -71,7 +71,7 @@ class OperationData:
     problem: Problem
     gpu_name: str
     contenders: tuple[ContenderData, ...]
-    others: tuple[tuple[str, str], ...] = ()
+    others: tuple[tuple[str, str], ...]
 
     @property
     def title(self) -> str:

@@ -101,7 +101,7 @@ def write_report_of(content: PageContent, output: str | Path) -> Path:
 
 
 def study_sections(
-    page: Page, study: StudyData, prefix: str = "", *, linked: bool = True, of_operation: bool = False, path: str = ""
+    page: Page, study: StudyData, prefix: str, *, linked: bool, of_operation: bool, path: str
 ) -> list[Markup]:
     """Return the sections of one study in the order of a report.
 
@@ -203,7 +203,7 @@ def _serving_of(study: StudyData, heading: str, path: str) -> Markup | None:
     return _serving(study.key.problem, heading, path)
 
 
-def _serving(problem: Problem, heading: str, path: str = "") -> Markup:
+def _serving(problem: Problem, heading: str, path: str) -> Markup:
     """Return the line of Python that serves a problem of a kernel or an operation, which a path may name."""
     sizes = [f"{name}={value}" for name, value in problem.sizes.items()]
     if not all(name.isidentifier() for name in problem.sizes):
