@@ -135,12 +135,8 @@ _last: tuple[tuple[bytes | str | None, ...], str, tuple[int, ...], Settings] | N
 def read_settings() -> Settings:
     """Read the settings from the environment, then the user's ``config.toml``, then the defaults.
 
-    They are parsed again only if one of these has changed, since every look-up of a new size reads them.
-
-    Raises
-    ------
-    InputError
-        ``config.toml`` is malformed, or the value of a setting is invalid.
+    They are parsed again only if one of these has changed, since every look-up of a new size reads them. It is an
+    `InputError` if ``config.toml`` is malformed, or the value of a setting is invalid.
     """
     global _last  # noqa: PLW0603 - replaced as a whole, so that threads need no lock
     last, values = _last, tuple(map(os.environ.get, _VARIABLES) if _held is None else map(_held.get, _KEYS))
@@ -245,19 +241,9 @@ def _database_of(_: tuple[str | None, ...]) -> str:
 
 
 def expand_path(path: str | os.PathLike[str], what: str) -> Path:
-    """Return a path with ``~`` and ``~user`` at its start replaced by the home folder.
+    """Return a path of the user with ``~`` and ``~user`` at its start replaced by the home folder.
 
-    Parameters
-    ----------
-    path
-        Path as the user gave it.
-    what
-        What the path is of, for messages.
-
-    Raises
-    ------
-    InputError
-        The path is empty, or there is no such user.
+    It is an `InputError`, which says ``what`` the path is of, if the path is empty, or there is no such user.
     """
     is_path = isinstance(path, str | os.PathLike)
     if not is_path or not str(path).strip() or "\0" in str(path):
@@ -276,10 +262,7 @@ _SOURCES = {".toml", ".cu", ".c", ".cc", ".cpp", ".py"}
 def output_path(path: str | Path) -> Path:
     """Return the path of a file to write; ``~`` is expanded.
 
-    Raises
-    ------
-    InputError
-        The path is empty, or that of a folder or of a source file, or in the home folder of a user who does not exist.
+    It is an `InputError` if it is empty, of a folder or of a source file, or in the home of a user who does not exist.
     """
     found = user_path(path, "an output file")
     if not found.name or found.is_dir():

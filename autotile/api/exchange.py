@@ -436,10 +436,7 @@ def export_models(
 ) -> list[Path]:
     """Write the models of an operation in a database to a folder, which is made, in files such as those that ship.
 
-    Raises
-    ------
-    InputError
-        The database holds no such model, or a file cannot be written.
+    It is an `InputError` if the database holds no such model, or a file cannot be written.
     """
     opened = open_for_reading(database)
     models = []

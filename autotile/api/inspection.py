@@ -392,14 +392,8 @@ def _compiled(
 ) -> tuple[dict[str, Resources], str, str]:
     """Compile through the cubin cache, in a process of its own: the compiler may hang or run out of memory.
 
-    Returns
-    -------
-    resources
-        Resources of each function, as reported by the compiler; empty if there are none.
-    fault
-        The compiler's error, or how its process ended; otherwise empty.
-    not_compiled
-        Reason for missing resources; otherwise empty.
+    Returns the resources of each function, the compiler's error or how its process ended, and the reason why there are
+    no resources; each is empty if there is none.
     """
     from autotile.tuning.options import TuneOptions
     from autotile.workers.compile_pool import compile_in_worker

@@ -456,10 +456,7 @@ def _allows(planned: PlannedProblem, name: str, device_of: DeviceOf, gpu: GpuNam
 def has_several_models(options: TuneOptions) -> bool:
     """Return True if the GPUs are of several models, whose times are studies of their own.
 
-    Raises
-    ------
-    InputError
-        The scheduler cannot be reached, or has no GPU.
+    It is an `InputError` if the scheduler cannot be reached, or has no GPU.
     """
     if options.replay is not None or not (options.scheduler or len(options.devices) > 1):
         return False
@@ -547,13 +544,7 @@ def _plan_of_misses(missed: Iterable[MissedProblem]) -> TuningPlan:
 
 
 def write_plan(plan: TuningPlan, output: str | Path) -> Path:
-    """Write a plan to a file, and return its path.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
-    """
+    """Write a plan to a file, and return its path; an `InputError` if it cannot be written."""
     path = user_path(output, "a plan")
     try:
         path.write_text(plan_text(plan.problems, [f"{plan.name}: {plural(len(plan.problems), 'problem')}"]))

@@ -979,13 +979,7 @@ _PERCENTAGE = re.compile(r"\A([0-9]{1,4}(?:\.[0-9]{1,6})?) ?%\Z")
 
 
 def read_percentage(given: str | float) -> float:
-    """Return the fraction that a percentage such as ``5%`` states, or a number as it is.
-
-    Raises
-    ------
-    InputError
-        It is no percentage.
-    """
+    """Return the fraction that a percentage such as ``5%`` states, or a number as it is; an `InputError` if neither."""
     if not isinstance(given, str):
         return float(given)
     found = _PERCENTAGE.match(given.strip())

@@ -389,17 +389,10 @@ def _private_folder() -> Path:
 
 
 def comparison_of(spec: KernelSpec, function: Callable[..., Any], folder: Path) -> Inspection:
-    """Return the check of a kernel's outputs by a function.
+    """Return the check of a kernel's outputs, which reach this process through a folder, by a function of the user.
 
-    Parameters
-    ----------
-    spec
-        The kernel.
-    function
-        Called with the expected and the written values, and with the tolerance if it takes three arguments. It returns
-        whether they agree, or a text that says what is wrong.
-    folder
-        Folder through which the outputs reach this process.
+    It is called with the expected and the written values, and with the tolerance if it takes three arguments, and
+    returns whether they agree, or a text that says what is wrong.
     """
     unchecked = spec.reference.unchecked
     names = [buffer.name for buffer in spec.buffers if buffer.is_written and buffer.name not in unchecked]

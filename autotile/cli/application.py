@@ -252,14 +252,7 @@ _MAX_LINE = 300
 def report_crash(error: BaseException, words: Sequence[str]) -> str:
     """Write a report to a new file in the temporary folder, readable by its owner only; return the error message.
 
-    Passwords of the command line are masked, in the report and in the message.
-
-    Parameters
-    ----------
-    error
-        The exception.
-    words
-        Arguments of the command line.
+    Passwords among the words of the command line are masked, in the report and in the message.
     """
     found = [match[2] for word in words for pattern in _PASSWORDS for match in pattern.finditer(word)]
     passwords = set(filter(None, (*found, *map(unquote, found))))

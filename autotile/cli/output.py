@@ -111,23 +111,8 @@ def check_output(file: str | None) -> None:
 def write_table_file(file: str, columns: ColumnTable, row: str, *, as_parquet: bool = False) -> None:
     """Write a table to a file as CSV or Parquet, with a remark that says so, or as CSV to standard output.
 
-    Parameters
-    ----------
-    file
-        Path of the file, or `STANDARD_OUTPUT`, which is no place for Parquet.
-    columns
-        The table.
-    row
-        Word for one of its rows.
-    as_parquet
-        Whether to write Parquet.
-
-    Raises
-    ------
-    InputError
-        The path is none of a file, or the file cannot be written.
-    ToolchainError
-        pyarrow is not installed.
+    ``row`` is a word for one of its rows. It is an `InputError` if the file cannot be written, and a `ToolchainError`
+    if pyarrow is not installed.
     """
     from io import TextIOWrapper
 
@@ -171,10 +156,7 @@ def show_warning(message: Warning | str, category: type[Warning], *_: Any) -> No
 def show_error(message: str, kind: str, *, as_json: bool, rescued: str = "") -> None:
     """Print an error on standard error, and with ``as_json`` as a document on standard output, too.
 
-    Parameters
-    ----------
-    rescued
-        As in `autotile.errors.RescuedRunError`; stated in the document.
+    The document states what is ``rescued``, as in `autotile.errors.RescuedRunError`.
     """
     message = masked_message(message)  # a URL may stand in any argument, such as in place of a kernel
     _print_remark(Text.assemble(("error: ", "bold red"), shown_text(message, lines=True)))
@@ -192,12 +174,8 @@ def _print_remark(text: Text) -> None:
 class _OptionalStream:
     """A text stream that may fail: after the first error, what is written to it is discarded.
 
-    Rich ends the process if a pipe is broken; progress and remarks are not worth a session.
-
-    Parameters
-    ----------
-    stream
-        The stream; None if the process has none.
+    Rich ends the process if a pipe is broken; progress and remarks are not worth a session. The stream is None if the
+    process has none.
     """
 
     def __init__(self, stream: IO[str] | None) -> None:
@@ -246,13 +224,7 @@ class _OptionalStream:
 
 
 def discard_output(stream: IO[str] | None) -> None:
-    """Redirect the descriptor of a stream to the null device.
-
-    Raises
-    ------
-    OSError, ValueError
-        The stream has no descriptor.
-    """
+    """Redirect the descriptor of a stream to the null device; an `OSError` or `ValueError` if it has none."""
     if stream is not None:
         null = os.open(os.devnull, os.O_WRONLY)
         try:
@@ -325,14 +297,9 @@ def print_trimmed(console: Console, renderable: RenderableType) -> None:
 
 
 def table(*headings: str, wrap: bool = True) -> Table:
-    """Return an empty table with a thin line under its headings.
+    """Return an empty table with a thin line under its headings, of which the prefix `RIGHT` aligns a column there.
 
-    Parameters
-    ----------
-    *headings
-        Heading of each column; the prefix `RIGHT` aligns the column at the right.
-    wrap
-        Whether texts that are too long are wrapped; figures never are.
+    Texts that are too long are wrapped or cut; figures never are.
     """
     empty = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for heading in headings:
@@ -370,15 +337,7 @@ def render(result: Result) -> RenderableType:
 
 
 def facts(rows: Iterable[tuple[str, RenderableType]], *, min_label_width: int = 0) -> Table:
-    """Return labels with their values, one pair a line.
-
-    Parameters
-    ----------
-    rows
-        Labels and values; a value of several lines is a renderable, see `lines`.
-    min_label_width
-        Minimum width of the column of labels, in characters.
-    """
+    """Return labels, at least so many characters wide, with their values; one of several lines comes from `lines`."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True, min_width=min_label_width)
     grid.add_column(overflow="fold")
@@ -402,15 +361,7 @@ _INDENT = 2
 class Listing:
     """Table that wraps no text: columns that do not fit move to lines of their own under each row.
 
-    Attributes
-    ----------
-    headings
-        As for `table`.
-    rows
-        Texts of the columns of each row.
-    movable
-        Headings of the columns to move first, in this order. The other columns follow from the right; the first column
-        never moves.
+    The ``movable`` ones move first, in this order, then the others from the right; the first column never moves.
     """
 
     headings: Sequence[str]

@@ -51,15 +51,8 @@ class TuneProgress(_LivePicture):
     """Observer of sessions; a context manager, which shows them.
 
     A session in a schedule gets a heading. Of sessions on several GPUs at the same time, the picture is of the one that
-    began last; those of a plan have a line each, below a bar for all its problems.
-
-    Parameters
-    ----------
-    console
-        Console of standard error. If it is no terminal, a line is printed as a phase or a wait begins, as a problem of
-        a plan ends, and every 15 seconds.
-    before
-        Text of the picture before the first state.
+    began last; those of a plan have a line each, below a bar for all its problems. If standard error is no terminal, a
+    line is printed as a phase or a wait begins, as a problem of a plan ends, and every 15 seconds.
     """
 
     def __init__(self, console: Console, before: str = "enumerating the search space") -> None:
@@ -165,14 +158,7 @@ def _problem_line(progress: Progress) -> str:
 class CountProgress(_LivePicture):
     """Observer of something that is done one by one; a context manager, which shows it with the time that is left.
 
-    Parameters
-    ----------
-    console
-        Console of standard error.
-    phase
-        What is done.
-    failure
-        What is the matter with the failed ones.
+    The phase is what is done, the failure what is the matter with the failed ones.
     """
 
     def __init__(self, console: Console, phase: str, failure: str) -> None:
@@ -229,12 +215,7 @@ def _live(console: Console, picture: Callable[[], RenderableType]) -> Live | Non
 def completion(progress: Progress, since_s: float) -> tuple[float, float | None]:
     """Return how much of the search is done, and the total: trials, or seconds if only a budget ends the search.
 
-    Parameters
-    ----------
-    progress
-        Last observed state.
-    since_s
-        Seconds since it was observed.
+    The state was observed ``since_s`` seconds ago.
     """
     if progress.target is None and progress.budget_s is not None:
         return min(progress.elapsed_s + since_s, progress.budget_s), progress.budget_s

@@ -127,23 +127,10 @@ def read_report(
     dtype: str | None = None,
     gpu_name: str | None = None,
 ) -> ReportData:
-    """Read what a page shows.
+    """Read what a page shows of the studies of a kernel; None selects all kernels, element types and GPUs.
 
-    Parameters
-    ----------
-    kernel
-        Name of a kernel, or an object that holds one; None for all kernels.
-    sizes
-        Sizes of the studies; those that are not given are not compared.
-    dtype, gpu_name
-        Element type and name of the GPU; None for all.
-
-    Raises
-    ------
-    InputError
-        There is no such kernel, it has no such size, or nothing is stored of it.
-    DatabaseError
-        The database cannot be read.
+    Sizes that are not given are not compared. It is an `InputError` if there is no such kernel, it has no such size, or
+    nothing is stored of it, and a `DatabaseError` if the database cannot be read.
     """
     given = dict(sizes or {})
     # the times of a library are no study of a kernel; see `autotile.database.keys.library_key`
