@@ -300,12 +300,12 @@ class TrialList(Result, StudyPlots):
         keys = {entry.key.digest: entry.key for entry in self.trials}
         if len(keys) != 1:
             raise InputError(f"charts are of the trials of one problem, these are of {len(keys)}; name the sizes")
+        if self.study is not None:
+            return self.study
         (key,) = keys.values()
         stored = sorted((entry.stored for entry in self.trials), key=lambda one: one.trial_id)
         searched, final = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))
-        if self.study is None:
-            return StudyData(key, None, "", (), searched, final)
-        return self.study
+        return StudyData(key, None, "", (), searched, final)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the trials of all problems, in this order, as a pandas table; columns as for `columns`."""
@@ -817,12 +817,12 @@ def trials(
         ]
         digests = {entry.key.digest for entry in found}
         alone = next((study for study in studies if {study.key.digest} == digests), None)
-        study = study_without_trials(opened, alone) if alone is not None else None
-        if study is not None and alone is not None:
+        study = None
+        if alone is not None:
             kept = {config_key(entry.stored.trial.config) for entry in found}
             stored = [one for one in opened.stored_trials(alone.study_id) if config_key(one.trial.config) in kept]
             searched, finals = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))
-            study = replace(study, trials=searched or finals, final_trials=finals)
+            study = replace(study_without_trials(opened, alone), trials=searched or finals, final_trials=finals)
     found.sort(key=lambda one: (one.stored.trial.time_us is None, one.stored.trial.time_us or 0.0, one.stored.trial_id))
     return TrialList(tuple(found[:limit]), study)
 

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -541,7 +541,7 @@ class NewKernel(Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return the name and the paths."""
-        return {"name": self.name, "source": str(self.source), "space": str(self.space), "test": str(self.test)}
+        return {name: str(value) for name, value in asdict(self).items()}
 
 
 @checked

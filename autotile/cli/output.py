@@ -368,14 +368,10 @@ class Listing:
     rows: Sequence[Sequence[str]]
     movable: Sequence[str] = ()
 
-    def __post_init__(self) -> None:
-        """Escape the texts."""
-        object.__setattr__(self, "rows", [tuple(map(shown_text, row)) for row in self.rows])
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render as many columns side by side as fit, and the others under each row."""
-        names = list(map(plain_heading, self.headings))
-        widths = [max(map(cell_len, column)) for column in zip(names, *self.rows, strict=True)]
+        names, rows = list(map(plain_heading, self.headings)), [tuple(map(shown_text, row)) for row in self.rows]
+        widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
         kept = list(range(len(widths)))
         first = [names.index(name) for name in self.movable if name in names]
         for index in first + [index for index in reversed(range(1, len(names))) if index not in first]:
@@ -383,14 +379,14 @@ class Listing:
                 break
             kept.remove(index)
         filled = table(*(self.headings[index] for index in kept), wrap=False)
-        for row in self.rows:
+        for row in rows:
             filled.add_row(*(row[index] for index in kept))
         lines = console.render_lines(filled, options, pad=False)
         moved = [index for index in range(len(names)) if index not in kept]
         label_width = max((len(names[index]) for index in moved), default=0)
         for head in lines[:_HEADING_LINES]:
             yield from (*head, Segment.line())
-        for line, row in zip(lines[_HEADING_LINES:], self.rows, strict=True):
+        for line, row in zip(lines[_HEADING_LINES:], rows, strict=True):
             yield from (*line, Segment.line())
             details = [(names[index], row[index]) for index in moved if row[index] not in ("", NOTHING)]
             if details:

@@ -28,8 +28,17 @@ _BAR_WIDTH = 24
 class _LivePicture:
     """A picture that is redrawn on a terminal within its context; elsewhere nothing is drawn by itself."""
 
-    _live: Live | None
-    _console: Console
+    def __init__(self, console: Console, picture: Callable[[], RenderableType]) -> None:
+        self._console, self._live = console, None
+        if console.is_terminal:
+            self._live = Live(
+                console=console,
+                get_renderable=picture,
+                refresh_per_second=_REFRESHES_PER_S,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
 
     def remark(self, text: str) -> None:
         """Print a remark above the picture, unless it is empty."""
@@ -56,7 +65,6 @@ class TuneProgress(_LivePicture):
     """
 
     def __init__(self, console: Console, before: str = "enumerating the search space") -> None:
-        self._console = console
         self._before = before
         self._latest: Progress | None = None
         self._running: dict[int, Progress] = {}
@@ -67,7 +75,7 @@ class TuneProgress(_LivePicture):
         self._received_s = self._begun_s = time.monotonic()
         self._printed_s = float("-inf")
         self._phase = ("", "")
-        self._live = _live(console, self._picture)
+        super().__init__(console, self._picture)  # which draws the first one
 
     def __call__(self, progress: Progress) -> None:
         """Show a state, of the first session with its notices."""
@@ -162,13 +170,12 @@ class CountProgress(_LivePicture):
     """
 
     def __init__(self, console: Console, phase: str, failure: str) -> None:
-        self._console = console
         self._phase = phase
         self._failure = failure
         self._pace = Pace()
         self._latest: SurveyProgress | None = None
         self._received_s = self._printed_s = time.monotonic()
-        self._live = _live(console, self._picture)
+        super().__init__(console, self._picture)
 
     def __call__(self, state: SurveyProgress) -> None:
         """Show a state."""
@@ -196,20 +203,6 @@ class CountProgress(_LivePicture):
         bar = ProgressBar(total=max(1, state.planned), completed=state.done, width=_BAR_WIDTH)
         line.add_row(bar, *self._texts(state, time.monotonic() - self._received_s))
         return line
-
-
-def _live(console: Console, picture: Callable[[], RenderableType]) -> Live | None:
-    """Return a display that redraws a picture on a terminal; None if the console is none."""
-    if not console.is_terminal:
-        return None
-    return Live(
-        console=console,
-        get_renderable=picture,
-        refresh_per_second=_REFRESHES_PER_S,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
 
 
 def completion(progress: Progress, since_s: float) -> tuple[float, float | None]:

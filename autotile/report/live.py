@@ -13,7 +13,7 @@ import socket
 import time
 import warnings
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from importlib import import_module
 from itertools import count
 from pathlib import Path
 from threading import Condition, Event, Lock, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sqlalchemy import Connection, func, select
@@ -48,6 +48,9 @@ from autotile.report.charts import study_charts
 from autotile.report.page import asset, plotly_script
 from autotile.report.study import RunSettings, StudyData, StudyReader, lenient
 from autotile.report.theme import DARK, LIGHT, load_plotly, with_units
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _MAX_SESSIONS = 16
 """Sessions of a database that are listed, the newest first; a session of a family or an operation tunes one problem
@@ -446,12 +449,6 @@ _HEADERS: Mapping[str, str] = {
 }
 """Headers of every answer. Plotly places the parts of a chart by style attributes, which are no scripts."""
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Message, Receive, Send], Awaitable[None]]
-
-
 _FILES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "page.css": ("text/css", lambda: asset("page.css")),
     "page.js": ("text/javascript", lambda: asset("page.js")),
@@ -461,7 +458,7 @@ _FILES: Mapping[str, tuple[str, Callable[[], str]]] = {
 """Files that the page loads: media type, and a function that returns the text."""
 
 
-def live_application(followers: Sequence[DatabaseFollower], token: str) -> Application:
+def live_application(followers: Sequence[DatabaseFollower], token: str) -> ASGIApp:
     """Return the page and its data as an ASGI application; no answer waits for a database.
 
     Every path begins with the token, which is compared in constant time. Without Starlette and uvicorn it is a
@@ -517,7 +514,7 @@ def live_application(followers: Sequence[DatabaseFollower], token: str) -> Appli
     refusal = PlainTextResponse("wrong address; use the one that `autotile watch` printed\n", status_code=403)
     headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
 
-    async def guarded(scope: Message, receive: Receive, send: Send) -> None:
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), *headers]}

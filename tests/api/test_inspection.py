@@ -402,7 +402,7 @@ def test_a_database_is_given_as_a_path_and_one_of_the_settings_that_does_not_exi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(doctor, "device_count", lambda: 0)
-    monkeypatch.setattr(doctor, "_check_compiler", lambda target, _: HealthCheck("compiler", "ok", target))
+    monkeypatch.setattr(doctor, "_compiler_text", lambda target, _: target)
     monkeypatch.setenv("AUTOTILE_KERNELS", f"{tmp_path}{os.pathsep}{tmp_path / 'gone'}")
     found = doctor.doctor(tmp_path / "none.db").checks
     details = {check.name: check.detail for check in found}
