@@ -21,7 +21,7 @@ from autotile.core.argument_types import checked_except
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text, source_text
-from autotile.database.database import Database, open_for_reading
+from autotile.database.database import Database, database_location, open_for_reading
 from autotile.database.learned import read_models
 from autotile.errors import InputError
 from autotile.exchange.bundle import Shipment, prepare_shipments, write_bundle
@@ -37,7 +37,7 @@ from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.shipped import write_models
 from autotile.kernel.library import Kernel, KernelHolder, KernelName, load_kernel
 from autotile.kernel.operation import Operation
-from autotile.settings import output_path, read_settings, user_path
+from autotile.settings import output_path, user_path
 from autotile.version import __version__
 
 if TYPE_CHECKING:
@@ -501,7 +501,7 @@ def import_(
         import_into_recording(output_path(output), cache, key)
         details = {"recording": str(output)}
     else:
-        with Database.open(database if database is not None else read_settings().database) as opened:
+        with Database.open(database_location(database)) as opened:
             details = {"study": import_into_database(opened, cache, key), "database": opened.location}
             details |= {"note": "; ".join(opened.notices)} if opened.notices else {}
     return Transfer("imported", path, format, key.problem, key.gpu_name, len(cache.trials), details)
@@ -577,7 +577,7 @@ def _prepare(
 ) -> list[Shipment]:
     if not selections:
         raise InputError("no kernel is named; expected at least one")
-    opened = open_for_reading(str(database) if database is not None else None)
+    opened = open_for_reading(database)
     with opened if opened is not None else nullcontext():
         return prepare_shipments(selections, architectures, opened, dtype=dtype)
 
@@ -593,7 +593,7 @@ def _export_trials(
     l2: L2Mode | None,
 ) -> Transfer:
     """Write the trials of the newest study of a problem to a file."""
-    opened = open_for_reading(str(database) if database is not None else None)
+    opened = open_for_reading(database)
     if opened is None:
         raise InputError("nothing is tuned yet, so nothing can be exported; run `autotile tune` first")
     parameters = kernel.spec.parameters

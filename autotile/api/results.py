@@ -944,7 +944,7 @@ def report(
         return compared
     if fail_if_slower is not None:
         raise InputError("--fail-if-slower compares two databases; give them as A.db B.db")
-    from autotile.report.report_data import read_operation_report, read_report, report_of_study
+    from autotile.report.report_data import read_report, report_of_study
     from autotile.report.sections import report_page
     from autotile.report.study import study_of_recording
 
@@ -964,10 +964,7 @@ def report(
         with suppress(InputError):  # the GPU of a result may have no profile
             device = device_profile(device).name if device is not None else None
         with opened:
-            if operation is not None:
-                data = read_operation_report(opened, operation, given, dtype=dtype, gpu_name=device)
-            else:
-                data = read_report(opened, kernel, given, dtype=dtype, gpu_name=device)
+            data = read_report(opened, operation or kernel, given, dtype=dtype, gpu_name=device)
         if isinstance(kernel, str | Path) and is_path(str(kernel)):
             data = replace(data, path=str(kernel))
     write_page(report_page(data), path)

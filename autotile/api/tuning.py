@@ -380,11 +380,10 @@ def tune_family(
         raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")
     check_gpu(chosen)
     limited = replace(plan or FamilyPlan(), **limits)
-    with observing(observe or progress) as observer:
+    with observing(observe or progress) as observer, forgetting_served():
         found = family_session.tune_family(
             loaded, family, problem.dtype, read_settings(), chosen, plan=limited, observe=observer
         )
-    forget_served()  # the next get_best_kernel reads the database again
     largest = replace(problem, sizes=family.largest)
     return replace(found, call=serving_call(kernel, largest, dtype=dtype, database=chosen.database))
 
@@ -406,20 +405,17 @@ def _tune_operation_family(
             f"{operation.name} does not support dtype {chosen!r}; it supports {', '.join(operation.dtypes)}"
         )
     family = operation_family.operation_family(operation, words, chosen)
-    try:
-        with open_lane(options) as lane, observing(progress) as observe:
-            return operation_family.tune_operation_family(
-                operation,
-                family,
-                chosen,
-                read_settings(),
-                options,
-                libraries=libraries_for(operation),
-                observe=observe,
-                lane=lane,
-            )
-    finally:
-        forget_served()
+    with forgetting_served(), open_lane(options) as lane, observing(progress) as observe:
+        return operation_family.tune_operation_family(
+            operation,
+            family,
+            chosen,
+            read_settings(),
+            options,
+            libraries=libraries_for(operation),
+            observe=observe,
+            lane=lane,
+        )
 
 
 @checked

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeGuard
 
 from autotile.core.argument_types import checked
 from autotile.core.model import Measurement, Outcome, Trial, config_key, config_text, timed_config
@@ -494,7 +494,8 @@ def compare(a: str | Path, b: str | Path) -> DatabaseComparison:
         (ours, older_a), (theirs, older_b) = _newest(first), _newest(second)
         matched = _matched(ours, theirs)
         pairs = [(x, y, x.best, y.best) for x, y in matched if x.best is not None and y.best is not None]
-        level = sum(_is_resolved(one.trial) and _is_resolved(other.trial) for _, _, one, other in pairs)
+        times = [(one.trial.measurement, other.trial.measurement) for _, _, one, other in pairs]
+        level = sum(_is_resolved(first) and _is_resolved(second) for first, second in times)
         problems = []
         for _, _, one, other in pairs:
             both = first.trials(one.study_id), second.trials(other.study_id)
@@ -569,7 +570,7 @@ def _compared(
 
     def ratio(other: Trial | None) -> Interval | None:
         first, second = a.trial.measurement, other.measurement if other is not None else None
-        if first is None or second is None or not all(_is_resolved(one) for one in (a.trial, other)):
+        if not _is_resolved(first) or not _is_resolved(second):
             return None
         return _ratio_of_sessions(first, second, level, spread, clock)
 
@@ -628,9 +629,8 @@ def _repeat_spread(best: Trial, trials: Iterable[Trial]) -> float:
     return math.expm1(median(others)) if others else 0.0
 
 
-def _is_resolved(trial: Trial | None) -> bool:
+def _is_resolved(measurement: Measurement | None) -> TypeGuard[Measurement]:
     """Test that the interval of a time holds at 95 %; one without samples is taken as it is stored."""
-    measurement = trial.measurement if trial is not None else None
     if measurement is None or measurement.low_us <= 0.0:
         return False
     count = len(measurement.samples_us)

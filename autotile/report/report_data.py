@@ -121,18 +121,20 @@ def study_title(study: StudyData) -> str:
 
 def read_report(
     database: Database,
-    kernel: KernelName | None = None,
+    kernel: KernelName | Operation | None = None,
     sizes: Mapping[str, int] | None = None,
     *,
     dtype: str | None = None,
     gpu_name: str | None = None,
 ) -> ReportData:
-    """Read what a page shows of the studies of a kernel; None selects all kernels, element types and GPUs.
+    """Read what a page shows of a kernel or an operation; None selects all kernels, element types and GPUs.
 
     Sizes that are not given are not compared. It is an `InputError` if there is no such kernel, it has no such size, or
     nothing is stored of it, and a `DatabaseError` if the database cannot be read.
     """
     given = dict(sizes or {})
+    if isinstance(kernel, Operation):
+        return read_operation_report(database, kernel, given, dtype=dtype, gpu_name=gpu_name)
     # the times of a library are no study of a kernel; see `autotile.database.keys.library_key`
     listed = [study for study in rows_of_kernel(database.studies, kernel) if ":" not in study.key.kernel]
     check_sizes(given, listed)

@@ -33,7 +33,7 @@ from autotile.report.charts import (
 )
 from autotile.report.notebook import PageContent
 from autotile.report.page import Content, DataTable, Markup, Page, joined, number, static_table, tag, words, write_page
-from autotile.report.report_data import OperationData, ReportData, read_operation_report, read_report, study_title
+from autotile.report.report_data import OperationData, ReportData, read_report, study_title
 from autotile.report.study import StudyData
 from autotile.report.theme import MICRO_S, measured_text, with_units
 from autotile.settings import user_path
@@ -92,10 +92,8 @@ def write_report_of(content: PageContent, output: str | Path) -> Path:
     if "***" in database:  # the password of a server
         raise InputError("the database is on a server; write the report with `autotile.report(..., database=URL)`")
     with open_existing(database) as opened:
-        if find_operation(kernel) is not None:
-            data = read_operation_report(opened, load_operation(kernel), sizes, dtype=dtype, gpu_name=gpu_name)
-        else:
-            data = read_report(opened, kernel, sizes, dtype=dtype, gpu_name=gpu_name)
+        described = load_operation(kernel) if find_operation(kernel) is not None else kernel
+        data = read_report(opened, described, sizes, dtype=dtype, gpu_name=gpu_name)
     write_page(report_page(data), path)
     return path
 
