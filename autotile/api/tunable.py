@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -416,97 +417,8 @@ def comparison_of(spec: KernelSpec, function: Callable[..., Any], folder: Path) 
     return Inspection(buffers, check, str(folder))
 
 
-_SOURCE = """\
-// y = a x + y, where each thread computes PER_THREAD elements, BLOCK apart.
-// BLOCK and PER_THREAD are parameters of NAME.toml; each configuration is compiled with its values as macros.
-__global__ void __launch_bounds__(BLOCK)
-NAME(const float* __restrict__ x, float* __restrict__ y, float a, int N)
-{
-    const int first = blockIdx.x * BLOCK * PER_THREAD + threadIdx.x;
-#pragma unroll
-    for (int step = 0; step < PER_THREAD; ++step) {
-        const int i = first + step * BLOCK;
-        if (i < N) y[i] = a * x[i] + y[i];
-    }
-}
-"""
-
-_SPACE = """\
-# The search space of NAME.cu; docs/file-format.md describes every section.
-#   autotile space NAME.toml             how many configurations are valid
-#   autotile tune NAME.toml N=16777216   find the fastest one
-
-[kernel]
-name = "NAME"
-template = "NAME.cu"
-entry = "NAME"            # the __global__ function
-summary = "y = a x + y"
-
-[problem]
-sizes = { N = 16777216 }  # sizes that the best configuration depends on, with their defaults
-ragged = { N = 100003 }   # every configuration must be right here, too: no multiple of a tile
-
-[parameters]              # values to try; each is a macro in the source
-BLOCK = [64, 128, 256, 512, 1024]
-PER_THREAD = [1, 2, 4, 8]
-
-[default]                 # is served until the kernel is tuned, and compared with the winner
-BLOCK = 256
-PER_THREAD = 4
-
-[rules]                   # conditions that every configuration must meet
-modest_tile = "BLOCK * PER_THREAD <= 4096"
-
-[launch]                  # expressions over parameters and sizes
-block = ["BLOCK"]
-grid = ["ceil_div(N, BLOCK * PER_THREAD)"]
-
-[arguments]               # in the order of the function's parameters
-x = { buffer = "float32", shape = ["N"], access = "in" }
-y = { buffer = "float32", shape = ["N"], access = "inout" }
-a = { scalar = "float32", value = 1.0, check = 0.75 }
-N = { scalar = "int32", value = "N" }
-
-[reference]               # the expected result; it is computed in float64
-outputs = { y = "a * x + y" }
-
-[work]                    # for TFLOP/s and GB/s
-flops = "2 * N"
-bytes = "12 * N"
-"""
-
-_TEST = '''\
-"""Tests of the kernel NAME: the first two need no GPU."""
-
-from pathlib import Path
-
-import pytest
-
-import autotile
-
-SPACE = Path(__file__).with_name("NAME.toml")
-HAS_GPU = bool(autotile.devices().gpus)
-
-
-def test_the_space_has_valid_configurations():
-    assert autotile.space(SPACE, device="h200").valid > 1
-
-
-def test_the_default_is_valid_and_compiles():
-    explanation = autotile.explain(SPACE, device="h200")
-    assert all(check.holds for check in explanation.checks), explanation.fault
-    assert not explanation.fault
-
-
-@pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine")
-def test_a_few_configurations_are_right(tmp_path):
-    options = autotile.TuneOptions(trials=4, finals=2)
-    result = autotile.tune(SPACE, N=1 << 20, database=tmp_path / "test.db", options=options, progress=False)
-    assert result.winner is not None
-    assert result.outcomes.get("wrong_result", 0) == 0
-'''
-
-_FILES = {"{}.cu": _SOURCE, "{}.toml": _SPACE, "test_{}.py": _TEST}
+_FILES = {"{}.cu": "NAME.cu", "{}.toml": "NAME.toml", "test_{}.py": "test_NAME.py.txt"}
+"""Files of a new kernel, and those of the folder ``assets`` that they are made of."""
 _MAX_NAME = 64
 
 
@@ -573,7 +485,11 @@ def new(name: str, folder: str | Path = ".") -> NewKernel:
     target = user_path(str(folder), "a folder")
     if not target.is_dir():
         raise InputError(f"{str(folder)!r} is not a folder; make it first, or name another")
-    contents = {target / pattern.format(name): re.sub(r"\bNAME\b", name, text) for pattern, text in _FILES.items()}
+    assets = resources.files("autotile.api").joinpath("assets")
+    contents = {
+        target / pattern.format(name): re.sub(r"\bNAME\b", name, assets.joinpath(file).read_text("utf-8"))
+        for pattern, file in _FILES.items()
+    }
     for path in contents:
         if path.exists() or path.is_symlink():
             raise InputError(f"{path} exists already, and nothing is overwritten; choose another name or folder")
