@@ -24,6 +24,7 @@ from autotile.core.model import (
     Resources,
     config_key,
     config_text,
+    timed_config,
 )
 from autotile.core.text import (
     NOTHING,
@@ -576,16 +577,13 @@ class BestResult(Result):
 
     def to_json(self) -> Any:
         """Return everything that is known of the configuration."""
-        measured = self.measurement
         return to_document(
             {
                 "kernel": self.kernel,
                 "problem": self.problem.sizes,
                 "dtype": self.problem.dtype,
                 "tier": self.tier,
-                "config": self.config,
-                "time_us": self.time_us,
-                "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+                **timed_config(self.config, self.measurement),
                 "device": self.device.identity,
                 "source": self.source,
                 "tuned_on": self.tuned_on,

@@ -67,6 +67,9 @@ _FORMS = {
     "architectures": "--arch SM",
     "verify_problem": "SIZE=N[,...]",
     "bundle": "FILE",
+    "csv": "FILE|-",
+    "parquet": "FILE",
+    "as_json": "--json",
 }
 """Option, metavar and bounds of parameters, where the name does not say them."""
 _CSV = Described("csv", "str", None, False, "Write every column as CSV; - for standard output.", "no")
@@ -427,7 +430,6 @@ def _add(app: typer.Typer, name: str, command: Command) -> None:
     forms = {**_FORMS, **command.forms}
     flags = {one.name: flags_of(one.name, forms.get(one.name, ""))[-1] for one in described}
     plain = [*described, *command.own, *([_JSON] if command.has_json else [])]
-    forms |= {"csv": "FILE|-", "parquet": "FILE", "as_json": "--json"}
     if command.words is not None:  # they take the place of the arguments
         metavar, _ = command.words
         first = plain[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, pairwise
+from itertools import compress, cycle, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -763,9 +763,8 @@ def roofline_chart(studies: StudyData | Sequence[StudyData]) -> Chart:
     low, high = min([*intensities, *ridges]) / 4, max([*intensities, *ridges]) * 4
     dash = "solid" if roofline.is_measured else "dash"
     lines = [(memory, [low, max(ridges, default=max(intensities))], INK)]
-    colors = (INK, MUTED, FAINT)
-    for place, (roof, ridge) in enumerate(zip(roofs, ridges, strict=True)):
-        lines.append((roof, [max(low, ridge), high], colors[place % 3]))
+    for roof, ridge, color in zip(roofs, ridges, cycle((INK, MUTED, FAINT)), strict=False):
+        lines.append((roof, [max(low, ridge), high], color))
     traces = [
         go.Scatter(
             x=ends,

@@ -631,7 +631,7 @@ class LiveServer:
                 browser.open(self.url)
 
     def run(self) -> None:
-        """Serve until SIGINT, SIGTERM or `stop`."""
+        """Serve until SIGINT or SIGTERM."""
         import uvicorn
 
         settings = uvicorn.Config(
@@ -653,11 +653,6 @@ class LiveServer:
             self._server = uvicorn.Server(settings)
             with suppress(KeyboardInterrupt):  # uvicorn raises it again when everything is closed
                 self._server.run(sockets=[self._socket])
-
-    def stop(self) -> None:
-        """End `run`, from another thread."""
-        if self._server is not None:
-            self._server.should_exit = True
 
 
 @checked
