@@ -155,7 +155,6 @@ class Finalist(NamedTuple):
 class FinalsData(NamedTuple):
     """Finals of one run: finalists by rank, those that failed the checks, and the speed-up over the default."""
 
-    run_id: int
     ranked: tuple[Finalist, ...]
     refused: tuple[Trial, ...]
     speedup: Interval | None
@@ -258,7 +257,7 @@ class StudyData:
         speedup = next((one.ratio for one in finalists if one.is_default), None)
         if summary.speedup is not None:
             speedup = Interval(summary.speedup.ratio, *summary.speedup.interval)
-        return FinalsData(run_id, tuple(finalists), refused, speedup)
+        return FinalsData(tuple(finalists), refused, speedup)
 
     @cached_property
     def default_config(self) -> Config | None:
