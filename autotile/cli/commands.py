@@ -176,7 +176,7 @@ def _compilation(given: Mapping[str, Any], stack: ExitStack) -> Mapping[str, Any
         return {}
     from autotile.cli.progress import CountProgress
 
-    return {"observe": stack.enter_context(CountProgress(error_console(), "compiling", "cannot be launched"))}
+    return {"observe": stack.enter_context(CountProgress(error_console()))}
 
 
 _DB = "api.databases.db_"

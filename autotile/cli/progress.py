@@ -164,14 +164,9 @@ def _problem_line(progress: Progress) -> str:
 
 
 class CountProgress(_LivePicture):
-    """Observer of something that is done one by one; a context manager, which shows it with the time that is left.
+    """Observer of compilations; a context manager, which shows their number with the time that is left."""
 
-    The phase is what is done, the failure what is the matter with the failed ones.
-    """
-
-    def __init__(self, console: Console, phase: str, failure: str) -> None:
-        self._phase = phase
-        self._failure = failure
+    def __init__(self, console: Console) -> None:
         self._pace = Pace()
         self._latest: SurveyProgress | None = None
         self._received_s = self._printed_s = time.monotonic()
@@ -187,9 +182,9 @@ class CountProgress(_LivePicture):
             self._console.print(", ".join(self._texts(state, 0.0)), soft_wrap=True)
 
     def _texts(self, state: SurveyProgress, since_s: float) -> list[str]:
-        texts = [f"{self._phase} {state.done:,}/{state.planned:,}"]
+        texts = [f"compiling {state.done:,}/{state.planned:,}"]
         if state.failed:
-            texts.append(f"{state.failed:,} {self._failure}")
+            texts.append(f"{state.failed:,} cannot be launched")
         texts.append(f"{duration_text(state.elapsed_s + since_s)} elapsed")
         if (each_s := self._pace.mean_s) is not None and state.done < state.planned:
             texts.append(f"about {duration_text(max(0.0, each_s * (state.planned - state.done) - since_s))} left")
