@@ -14,6 +14,7 @@ Importing the package imports none of its modules; a name is imported from its m
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from types import ModuleType
 
 from autotile.version import __version__ as __version__
@@ -21,89 +22,79 @@ from autotile.version import __version__ as __version__
 TYPE_CHECKING = False  # importing `typing` would be most of this module's time, and Ctrl-C in it a traceback
 if TYPE_CHECKING:
     import autotile.torch  # noqa: F401 - so that it is an attribute
-    from autotile.api.databases import db_check as db_check
-    from autotile.api.databases import db_clean as db_clean
-    from autotile.api.databases import db_diff as db_diff
-    from autotile.api.databases import db_merge as db_merge
-    from autotile.api.databases import db_path as db_path
-    from autotile.api.devices import devices as devices
-    from autotile.api.devices import measure_device as measure_device
-    from autotile.api.devices import worker as worker
+
+    # isort: off
+    # so that a module is named once, and not once for each name
+    from autotile.api.databases import (
+        db_check as db_check,
+        db_clean as db_clean,
+        db_diff as db_diff,
+        db_merge as db_merge,
+        db_path as db_path,
+    )
+    from autotile.api.devices import devices as devices, measure_device as measure_device, worker as worker
     from autotile.api.doctor import doctor as doctor
-    from autotile.api.exchange import bundle as bundle
-    from autotile.api.exchange import export as export
-    from autotile.api.exchange import import_ as import_
-    from autotile.api.inspection import explain as explain
-    from autotile.api.inspection import occupancy as occupancy
-    from autotile.api.inspection import space as space
-    from autotile.api.inspection import survey as survey
-    from autotile.api.plans import plan as plan
-    from autotile.api.plans import tune_misses as tune_misses
-    from autotile.api.plans import tune_plan as tune_plan
-    from autotile.api.results import best as best
-    from autotile.api.results import list as list
-    from autotile.api.results import report as report
-    from autotile.api.results import trials as trials
-    from autotile.api.tunable import TunableKernel as TunableKernel
-    from autotile.api.tunable import kernel as kernel
-    from autotile.api.tunable import new as new
-    from autotile.api.tuning import record as record
-    from autotile.api.tuning import session as session
-    from autotile.api.tuning import tune as tune
-    from autotile.api.tuning import tune_family as tune_family
-    from autotile.api.verification import check as check
-    from autotile.api.verification import verify as verify
+    from autotile.api.exchange import bundle as bundle, export as export, import_ as import_
+    from autotile.api.inspection import explain as explain, occupancy as occupancy, space as space, survey as survey
+    from autotile.api.plans import plan as plan, tune_misses as tune_misses, tune_plan as tune_plan
+    from autotile.api.results import best as best, list as list, report as report, trials as trials
+    from autotile.api.tunable import TunableKernel as TunableKernel, kernel as kernel, new as new
+    from autotile.api.tuning import record as record, session as session, tune as tune, tune_family as tune_family
+    from autotile.api.verification import check as check, verify as verify
     from autotile.api.window import tuning as tuning
-    from autotile.errors import ArgumentError as ArgumentError
-    from autotile.errors import AutotileError as AutotileError
-    from autotile.errors import BundleError as BundleError
-    from autotile.errors import CompileError as CompileError
-    from autotile.errors import ConfigError as ConfigError
-    from autotile.errors import DatabaseError as DatabaseError
-    from autotile.errors import DataError as DataError
-    from autotile.errors import DataWarning as DataWarning
-    from autotile.errors import DeviceError as DeviceError
-    from autotile.errors import EmptySpaceError as EmptySpaceError
-    from autotile.errors import InputError as InputError
-    from autotile.errors import NotTunedError as NotTunedError
-    from autotile.errors import PinError as PinError
-    from autotile.errors import PinWarning as PinWarning
-    from autotile.errors import ProblemError as ProblemError
-    from autotile.errors import RecordingError as RecordingError
-    from autotile.errors import RescuedRunError as RescuedRunError
-    from autotile.errors import SpecError as SpecError
-    from autotile.errors import ToolchainError as ToolchainError
-    from autotile.errors import UnknownKernelError as UnknownKernelError
-    from autotile.errors import WorkerCrashError as WorkerCrashError
-    from autotile.errors import WorkerError as WorkerError
-    from autotile.errors import WorkerTimeoutError as WorkerTimeoutError
-    from autotile.kernel.python_kernel import Buffer as Buffer
-    from autotile.kernel.python_kernel import Scalar as Scalar
-    from autotile.kernel.python_kernel import Scratch as Scratch
+    from autotile.errors import (
+        ArgumentError as ArgumentError,
+        AutotileError as AutotileError,
+        BundleError as BundleError,
+        CompileError as CompileError,
+        ConfigError as ConfigError,
+        DatabaseError as DatabaseError,
+        DataError as DataError,
+        DataWarning as DataWarning,
+        DeviceError as DeviceError,
+        EmptySpaceError as EmptySpaceError,
+        InputError as InputError,
+        NotTunedError as NotTunedError,
+        PinError as PinError,
+        PinWarning as PinWarning,
+        ProblemError as ProblemError,
+        RecordingError as RecordingError,
+        RescuedRunError as RescuedRunError,
+        SpecError as SpecError,
+        ToolchainError as ToolchainError,
+        UnknownKernelError as UnknownKernelError,
+        WorkerCrashError as WorkerCrashError,
+        WorkerError as WorkerError,
+        WorkerTimeoutError as WorkerTimeoutError,
+    )
+    from autotile.kernel.python_kernel import Buffer as Buffer, Scalar as Scalar, Scratch as Scratch
     from autotile.report.comparison import compare as compare
     from autotile.report.live import watch as watch
-    from autotile.serving.bound import BoundKernel as BoundKernel
-    from autotile.serving.bound import capture as capture
-    from autotile.serving.dispatcher import Dispatcher as Dispatcher
-    from autotile.serving.dispatcher import add_library as add_library
-    from autotile.serving.dispatcher import get_best_kernel as get_best_kernel
-    from autotile.serving.dispatcher import matmul as matmul
-    from autotile.serving.dispatcher import pin as pin
-    from autotile.serving.dispatcher import unpin as unpin
-    from autotile.tuning.options import FamilyPlan as FamilyPlan
-    from autotile.tuning.options import TuneOptions as TuneOptions
+    from autotile.serving.bound import BoundKernel as BoundKernel, capture as capture
+    from autotile.serving.dispatcher import (
+        Dispatcher as Dispatcher,
+        add_library as add_library,
+        get_best_kernel as get_best_kernel,
+        matmul as matmul,
+        pin as pin,
+        unpin as unpin,
+    )
+    from autotile.tuning.options import FamilyPlan as FamilyPlan, TuneOptions as TuneOptions
     from autotile.tuning.progress_state import Progress as Progress
     from autotile.tuning.result import TuneResult as TuneResult
+    # isort: on
 
 
 _SUBMODULES = ("errors", "kernel_tuner", "torch")
 """Modules of the package that users name, which are imported when they are first used, too."""
 
 
+_IMPORTS = __spec__.loader.get_source(__name__).partition("# isort: on")[0]  # type: ignore[union-attr]
 _MODULE_OF: dict[str, str] = {
-    line.split()[3]: line.split()[1].removeprefix("autotile.")
-    for line in __spec__.loader.get_source(__name__).splitlines()  # type: ignore[union-attr]
-    if line.startswith("    from autotile.") and " as " in line
+    word.rstrip(","): words[0]
+    for words in map(str.split, _IMPORTS.split("    from autotile.")[1:])
+    for before, word in pairwise(words)
+    if before == "as"
 }
 """Module of each name that the block above imports, which is for type checkers and does not run."""
 

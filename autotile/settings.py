@@ -85,28 +85,28 @@ class Settings:
 
 
 class ConfigFile(msgspec.Struct, forbid_unknown_fields=True):
-    """Schema of ``config.toml``; an entry without a value takes the default of the setting."""
+    """Schema and defaults of ``config.toml``; the first two are by default in the user's folders."""
 
     database: str | msgspec.UnsetType = msgspec.UNSET
     cache: str | msgspec.UnsetType = msgspec.UNSET
-    kernels: str | msgspec.UnsetType = msgspec.UNSET
-    include: str | msgspec.UnsetType = msgspec.UNSET
-    cache_limit_mib: int | str | msgspec.UnsetType = msgspec.UNSET
-    sanitizer: str | msgspec.UnsetType = msgspec.UNSET
-    capture: str | msgspec.UnsetType = msgspec.UNSET
-    capture_calls: int | str | msgspec.UnsetType = msgspec.UNSET
-    capture_limit_mib: int | str | msgspec.UnsetType = msgspec.UNSET
-    graphs: str | msgspec.UnsetType = msgspec.UNSET
-    refresh: int | float | str | msgspec.UnsetType = msgspec.UNSET
-    bundle: str | msgspec.UnsetType = msgspec.UNSET
-    pin: str | msgspec.UnsetType = msgspec.UNSET
-    pin_strict: str | msgspec.UnsetType = msgspec.UNSET
-    numerics: str | msgspec.UnsetType = msgspec.UNSET
-    l2: str | msgspec.UnsetType = msgspec.UNSET
-    deployment: str | msgspec.UnsetType = msgspec.UNSET
-    operations: str | msgspec.UnsetType = msgspec.UNSET
-    race: str | msgspec.UnsetType = msgspec.UNSET
-    wait: str | msgspec.UnsetType = msgspec.UNSET
+    kernels: str = ""
+    include: str = ""
+    cache_limit_mib: int | str = 1024
+    sanitizer: str = ""
+    capture: str = ""
+    capture_calls: int | str = 8
+    capture_limit_mib: int | str = 4096
+    graphs: str = "on"
+    refresh: int | float | str = 5
+    bundle: str = ""
+    pin: str = ""
+    pin_strict: str = "off"
+    numerics: str = "any"
+    l2: str = "cold"
+    deployment: str = "graph"
+    operations: str = ""
+    race: str = "off"
+    wait: str = "off"
 
 
 _EXPECTED_CONFIG = (
@@ -135,12 +135,8 @@ _last: tuple[tuple[bytes | str | None, ...], str, tuple[int, ...], Settings] | N
 def read_settings() -> Settings:
     """Read the settings from the environment, then the user's ``config.toml``, then the defaults.
 
-    They are parsed again only if one of these has changed, since every look-up of a new size reads them.
-
-    Raises
-    ------
-    InputError
-        ``config.toml`` is malformed, or the value of a setting is invalid.
+    They are parsed again only if one of these has changed, since every look-up of a new size reads them. It is an
+    `InputError` if ``config.toml`` is malformed, or the value of a setting is invalid.
     """
     global _last  # noqa: PLW0603 - replaced as a whole, so that threads need no lock
     last, values = _last, tuple(map(os.environ.get, _VARIABLES) if _held is None else map(_held.get, _KEYS))
@@ -176,42 +172,38 @@ def _parse_settings(config: ConfigFile) -> Settings:
         configured = getattr(config, name)
         return os.environ.get(_variable(name)) or str(default if configured is msgspec.UNSET else configured)
 
-    def switch(name: str, default: str) -> bool:
-        value = entry(name, default)
-        if value.lower() not in ("on", "off"):
-            raise InputError(f"the setting {name} ({_variable(name)}) is {value!r:.80}, expected on or off")
-        return value.lower() == "on"
+    def is_first(name: str, value: str, first: str = "on", second: str = "off") -> bool:
+        if value.lower() not in (first, second):
+            raise InputError(f"the setting {name} ({_variable(name)}) is {value!r:.80}, expected {first} or {second}")
+        return value.lower() == first
+
+    def path(name: str, what: str) -> Path | None:
+        given = entry(name)
+        return absolute_path(given, what, _FIRST_FOLDER) if given else None
 
     def folders(name: str, what: str) -> tuple[Path, ...]:
         named = entry(name).split(os.pathsep)
         return tuple(absolute_path(folder, what, _FIRST_FOLDER) for folder in named if folder)
 
-    limit_mib = entry("cache_limit_mib", 1024)
+    limit_mib = entry("cache_limit_mib")
     if not re.fullmatch("0*[1-9][0-9]{0,11}", limit_mib):
         raise InputError(f"the cubin cache limit is {limit_mib!r:.80}, expected a positive number of MiB")
-    graphs, pin_strict = switch("graphs", "on"), switch("pin_strict", "off")
-    bundle, pin = entry("bundle"), entry("pin")
-    numerics = entry("numerics", "any").lower()
-    if numerics not in ("any", "same"):
-        raise InputError(f"the setting numerics (AUTOTILE_NUMERICS) is {numerics!r:.80}, expected any or same")
-    l2 = entry("l2", "cold").lower()
-    if l2 not in ("cold", "hot"):
-        raise InputError(f"the setting l2 (AUTOTILE_L2) is {l2!r:.80}, expected cold or hot")
-    deployment = entry("deployment", "graph").lower()
-    if deployment not in ("graph", "eager"):
-        raise InputError(f"the setting deployment (AUTOTILE_DEPLOYMENT) is {deployment!r:.80}, expected graph or eager")
-    refresh = entry("refresh", 5)
+    graphs, pin_strict = is_first("graphs", entry("graphs")), is_first("pin_strict", entry("pin_strict"))
+    numerics: Numerics = "any" if is_first("numerics", entry("numerics").lower(), "any", "same") else "same"
+    l2: L2Mode = "cold" if is_first("l2", entry("l2").lower(), "cold", "hot") else "hot"
+    is_graph = is_first("deployment", entry("deployment").lower(), "graph", "eager")
+    refresh = entry("refresh")
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", refresh):
         raise InputError(f"the setting refresh (AUTOTILE_REFRESH) is {refresh!r:.80}, expected seconds, or 0 for never")
-    race, wait = switch("race", "off"), switch("wait", "off")
-    bounds = {"capture_calls": entry("capture_calls", 8), "capture_limit_mib": entry("capture_limit_mib", 4096)}
+    race, wait = is_first("race", entry("race")), is_first("wait", entry("wait"))
+    bounds = {name: entry(name) for name in ("capture_calls", "capture_limit_mib")}
     for name, text in bounds.items():
         if not re.fullmatch("0*[1-9][0-9]{0,8}", text):
             raise InputError(f"the setting {name} ({_variable(name)}) is {text!r:.80}, expected a positive number")
     location = entry("database", _user_folder("XDG_DATA_HOME", ".local/share") / "autotile.db")
     if not set(":@?=") & set(location):  # else it may be meant as a URL
         location = str(absolute_path(location, "a database", _FIRST_FOLDER))
-    cache, captured = entry("cache", _user_folder("XDG_CACHE_HOME", ".cache")), entry("capture")
+    cache = entry("cache", _user_folder("XDG_CACHE_HOME", ".cache"))
     return Settings(
         database=location,
         cache=absolute_path(cache, "the cubin cache", _FIRST_FOLDER),
@@ -220,16 +212,16 @@ def _parse_settings(config: ConfigFile) -> Settings:
         recording_folders=(data_folder("recordings"),),
         include_folders=folders("include", "a folder of headers"),
         sanitizer=entry("sanitizer"),
-        capture=absolute_path(captured, "a folder of captured calls", _FIRST_FOLDER) if captured else None,
+        capture=path("capture", "a folder of captured calls"),
         capture_calls=int(bounds["capture_calls"]),
         capture_limit_bytes=int(bounds["capture_limit_mib"]) * 2**20,
         graphs=graphs,
-        bundle=absolute_path(bundle, "a bundle", _FIRST_FOLDER) if bundle else None,
-        pin=absolute_path(pin, "a file of pinned choices", _FIRST_FOLDER) if pin else None,
+        bundle=path("bundle", "a bundle"),
+        pin=path("pin", "a file of pinned choices"),
         pin_strict=pin_strict,
-        numerics="same" if numerics == "same" else "any",
-        l2="hot" if l2 == "hot" else "cold",
-        deployment="eager" if deployment == "eager" else "graph",
+        numerics=numerics,
+        l2=l2,
+        deployment="graph" if is_graph else "eager",
         race=race,
         wait=wait,
         refresh_s=float(refresh),
@@ -249,19 +241,9 @@ def _database_of(_: tuple[str | None, ...]) -> str:
 
 
 def expand_path(path: str | os.PathLike[str], what: str) -> Path:
-    """Return a path with ``~`` and ``~user`` at its start replaced by the home folder.
+    """Return a path of the user with ``~`` and ``~user`` at its start replaced by the home folder.
 
-    Parameters
-    ----------
-    path
-        Path as the user gave it.
-    what
-        What the path is of, for messages.
-
-    Raises
-    ------
-    InputError
-        The path is empty, or there is no such user.
+    It is an `InputError`, which says ``what`` the path is of, if the path is empty, or there is no such user.
     """
     is_path = isinstance(path, str | os.PathLike)
     if not is_path or not str(path).strip() or "\0" in str(path):
@@ -280,10 +262,7 @@ _SOURCES = {".toml", ".cu", ".c", ".cc", ".cpp", ".py"}
 def output_path(path: str | Path) -> Path:
     """Return the path of a file to write; ``~`` is expanded.
 
-    Raises
-    ------
-    InputError
-        The path is empty, or that of a folder or of a source file, or in the home folder of a user who does not exist.
+    It is an `InputError` if it is empty, of a folder or of a source file, or in the home of a user who does not exist.
     """
     found = user_path(path, "an output file")
     if not found.name or found.is_dir():

@@ -34,7 +34,7 @@ from provenance import provenance
 from rich.console import Console
 
 from autotile.api.targets import open_problem, tune_problem
-from autotile.cli.output import Trimmed, render
+from autotile.cli.output import print_trimmed, render
 from autotile.core.model import Resources, Value
 from autotile.cuda.compiler import CachedCubin, CompiledFunction, CompileJob
 from autotile.exchange.recording import Recording
@@ -128,7 +128,7 @@ def replayed() -> list[str]:
     finally:
         session.CompilePool = pool
     stream = StringIO()
-    Console(file=stream, width=WIDTH, markup=False, highlight=False).print(Trimmed(render(result)))
+    print_trimmed(Console(file=stream, width=WIDTH, markup=False, highlight=False), render(result))
     return [line for line in stream.getvalue().splitlines() if not line.startswith(_VARYING)]
 
 

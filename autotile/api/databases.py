@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -76,23 +76,6 @@ class ComparedWinners:
         return "A is faster" if self.ratio.value > 1.0 else "B is faster"
 
 
-@dataclass(frozen=True, slots=True)
-class UnmatchedWinner:
-    """A winner for whose key the other database has none.
-
-    Attributes
-    ----------
-    winner
-        Winner.
-    differs
-        Fields in which its key differs from the nearest key of the other database with the same problem on the same
-        GPU; empty if there is none.
-    """
-
-    winner: Winner
-    differs: tuple[str, ...]
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class DatabaseDiff(Result):
     """Differences between the winners of two databases, or of files of winners.
@@ -102,20 +85,20 @@ class DatabaseDiff(Result):
     a, b
         Locations as given, without passwords.
     only_a, only_b
-        Winners without a counterpart in the other database.
+        Winners without a counterpart in the other database, each with the fields in which its key differs from the
+        nearest key there with the same problem on the same GPU; none if there is no such key.
     both
         Pairs of winners with the same key.
     """
 
     a: str
     b: str
-    only_a: tuple[UnmatchedWinner, ...]
-    only_b: tuple[UnmatchedWinner, ...]
+    only_a: tuple[tuple[Winner, tuple[str, ...]], ...]
+    only_b: tuple[tuple[Winner, tuple[str, ...]], ...]
     both: tuple[ComparedWinners, ...]
 
     def _headline(self) -> str:
-        alone = (*self.only_a, *self.only_b)
-        keys = (*(pair.a.key for pair in self.both), *(one.winner.key for one in alone))
+        keys = (*(pair.a.key for pair in self.both), *(one.key for one, _ in (*self.only_a, *self.only_b)))
         same = sum(pair.same_config for pair in self.both)
         only = f"{len(self.only_a)} only in A, {len(self.only_b)} only in B"
         counts = f"{same} same, {len(self.both) - same} different, {only}"
@@ -153,12 +136,12 @@ class DatabaseDiff(Result):
                 columns = (f"only in {name}", "problem", "device", "configuration", f"{RIGHT}time", "differs in")
                 alone = [
                     (
-                        *study_columns(one.winner.key),
-                        config_text(one.winner.config),
-                        time_text(one.winner.measurement.time_us if one.winner.measurement else None),
-                        ", ".join(one.differs) or NOTHING,
+                        *study_columns(one.key),
+                        config_text(one.config),
+                        time_text(one.measurement.time_us if one.measurement else None),
+                        ", ".join(differs) or NOTHING,
                     )
-                    for one in only
+                    for one, differs in only
                 ]
                 yield ResultTable(columns, alone, ("configuration", "device"))
 
@@ -170,7 +153,7 @@ class DatabaseDiff(Result):
             return {"config": winner.config, "time_us": None, "interval_us": None, **measured}
 
         only_a, only_b = (
-            [{**versioned_document(one.winner.key), **document(one.winner), "differs": one.differs} for one in only]
+            [{**versioned_document(one.key), **document(one), "differs": differs} for one, differs in only]
             for only in (self.only_a, self.only_b)
         )
         both = [
@@ -351,21 +334,15 @@ def db_diff(a: str | Path, b: str | Path) -> DatabaseDiff:
         if first.measurement is not None and second.measurement is not None:
             ratio = ratio_of_sessions(first.measurement, second.measurement)
         both.append(ComparedWinners(first, second, config_key(first.config) == config_key(second.config), ratio))
-    return DatabaseDiff(
-        a=places[0],
-        b=places[1],
-        only_a=tuple(_unmatched(one, winners_b.values()) for key, one in winners_a.items() if key not in winners_b),
-        only_b=tuple(_unmatched(one, winners_a.values()) for key, one in winners_b.items() if key not in winners_a),
-        both=tuple(both),
-    )
-
-
-def _unmatched(winner: Winner, others: Iterable[Winner]) -> UnmatchedWinner:
-    """Return a winner with its differences from the nearest of the same problem and GPU, whatever their versions."""
-    key = winner.key
-    subject = key.problem, key.gpu_name
-    found = [key_differences(key, one.key) for one in others if (one.key.problem, one.key.gpu_name) == subject]
-    return UnmatchedWinner(winner, tuple(name for name, _, _ in min(found, key=len, default=())))
+    only = []
+    for own, others in ((winners_a, winners_b), (winners_b, winners_a)):
+        alone = []
+        for key, one in ((one.key, one) for digest, one in own.items() if digest not in others):
+            near = (other.key for other in others.values() if other.key.problem == key.problem)
+            differences = [key_differences(key, other) for other in near if other.gpu_name == key.gpu_name]
+            alone.append((one, tuple(name for name, *_ in min(differences, key=len, default=()))))
+        only.append(tuple(alone))
+    return DatabaseDiff(a=places[0], b=places[1], only_a=only[0], only_b=only[1], both=tuple(both))
 
 
 @checked
@@ -395,6 +372,9 @@ def db_merge(sources: Sequence[str | Path], output: str | Path) -> MergeResult:
         copied, studies = merge_databases(target, opened)
         locations = (source.location for source in opened)
         return MergeResult(target.location, tuple(zip(locations, copied, strict=True)), tuple(studies))
+
+
+_DAYS = re.compile(r"(\d{1,5})d")
 
 
 @checked
@@ -441,7 +421,19 @@ def db_clean(
             "nothing selects the trials to delete; give --older-than, --keep-gpu or --stale; in Python, pass before, "
             "keep_gpus or stale"
         )
-    moment = read_moment(before) if isinstance(before, str) else before
+    if not isinstance(before, str):
+        moment = before
+    elif days := _DAYS.fullmatch(before.strip().lower()):
+        moment = datetime.now(UTC) - timedelta(days=int(days[1]))
+    else:
+        try:
+            moment = datetime.fromisoformat(before.strip()).astimezone()  # the beginning of a date in local time
+        except (ValueError, OverflowError):
+            raise InputError(
+                f"an age of {before!r} cannot be read; expected days such as 90d, or a date such as 2026-01-31"
+            ) from None
+        if moment > datetime.now(UTC):
+            raise InputError(f"{before} lies in the future, so everything is older; expected a date that has been")
     opened = open_for_reading(database)
     if opened is None:
         return CleanResult(location_text(database), (), dry_run)
@@ -458,31 +450,6 @@ def db_clean(
             return CleanResult(opened.location, tuple(clean_database(opened, name, criteria, dry_run=True)), dry_run)
     with Database.open(database_location(database), set_damage_aside=False) as writable:
         return CleanResult(writable.location, tuple(clean_database(writable, name, criteria, dry_run=False)), dry_run)
-
-
-_DAYS = re.compile(r"(\d{1,5})d")
-
-
-def read_moment(text: str) -> datetime:
-    """Return the moment a number of days ago (``30d``), or the beginning of a date (``2026-01-31``) in local time.
-
-    Raises
-    ------
-    InputError
-        The text is neither, or the date is in the future.
-    """
-    days = _DAYS.fullmatch(text.strip().lower())
-    if days is not None:
-        return datetime.now(UTC) - timedelta(days=int(days[1]))
-    try:
-        moment = datetime.fromisoformat(text.strip()).astimezone()
-    except (ValueError, OverflowError):
-        raise InputError(
-            f"an age of {text!r} cannot be read; expected days such as 90d, or a date such as 2026-01-31"
-        ) from None
-    if moment > datetime.now(UTC):
-        raise InputError(f"{text} lies in the future, so everything is older; expected a date that has been")
-    return moment
 
 
 @dataclass(frozen=True, slots=True, repr=False)

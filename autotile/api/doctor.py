@@ -167,7 +167,7 @@ def doctor(database: str | Path | None = None) -> HealthReport:
         _check("NVRTC", lambda: f"version {nvrtc_version()}"),
         *_check_headers(),
         HealthCheck("nvcc", "ok", f"version {nvcc} in {find_nvcc()}" if nvcc else _NO_NVCC),
-        _check_compiler(architecture, settings),
+        _check("compiler", lambda: _compiler_text(architecture, settings)),
         _check_cache(settings),
         _check("database", lambda: _database_text(location), remedy=remedy),
         HealthCheck("kernels", "ok" if names and not faults else "warn", kernels),
@@ -228,17 +228,14 @@ def _check_headers() -> Iterator[HealthCheck]:
         )
 
 
-def _check_compiler(architecture: str, settings: Settings) -> HealthCheck:
+def _compiler_text(architecture: str, settings: Settings) -> str:
     """Compile a tiny kernel in a worker process, with a temporary cache."""
     job = CompileJob(_TINY_KERNEL, "tiny", "tiny.cu", "tiny", architecture, ())
     with tempfile.TemporaryDirectory(prefix="autotile-doctor-") as folder:
-        try:
-            compiled = compile_in_worker(job, replace(settings, cache=Path(folder)), _TIMEOUT_S)
-        except AutotileError as error:
-            return HealthCheck("compiler", "fail", str(error))
+        compiled = compile_in_worker(job, replace(settings, cache=Path(folder)), _TIMEOUT_S)
     if compiled.cubin is None:
-        return HealthCheck("compiler", "fail", compiled.reason)
-    return HealthCheck("compiler", "ok", f"a tiny kernel compiles for {architecture} in {compiled.seconds:.2f} s")
+        raise ToolchainError(compiled.reason)
+    return f"a tiny kernel compiles for {architecture} in {compiled.seconds:.2f} s"
 
 
 def _check_cache(settings: Settings) -> HealthCheck:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from autotile.api.targets import merge_sizes, named_operation, open_problem, resolve_device, sizes_notice
+from autotile.api.targets import (
+    merge_sizes,
+    named_operation,
+    open_problem,
+    problem_document,
+    resolve_device,
+    sizes_notice,
+)
 from autotile.core.argument_types import checked_except
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text, source_text
-from autotile.database.database import Database, open_for_reading
+from autotile.database.database import Database, database_location, open_for_reading
 from autotile.database.learned import read_models
 from autotile.errors import InputError
 from autotile.exchange.bundle import Shipment, prepare_shipments, write_bundle
@@ -30,7 +37,7 @@ from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.shipped import write_models
 from autotile.kernel.library import Kernel, KernelHolder, KernelName, load_kernel
 from autotile.kernel.operation import Operation
-from autotile.settings import output_path, read_settings, user_path
+from autotile.settings import output_path, user_path
 from autotile.version import __version__
 
 if TYPE_CHECKING:
@@ -77,7 +84,7 @@ class Transfer(Result):
     problem: Problem
     device: str
     configurations: int
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any]
 
     def _headline(self) -> str:
         transferred = plural(self.configurations, "configuration")
@@ -94,9 +101,7 @@ class Transfer(Result):
             "action": self.action,
             "file": str(self.file),
             "format": self.file_format,
-            "kernel": self.problem.kernel,
-            "problem": dict(self.problem.sizes),
-            "dtype": self.problem.dtype,
+            **problem_document(self.problem),
             "device": self.device,
             "configurations": self.configurations,
             **self.details,
@@ -125,7 +130,7 @@ class ExportedHeader(Result):
     namespace: str
     cubins: tuple[str, ...]
     problems: int
-    notices: tuple[str, ...] = ()
+    notices: tuple[str, ...]
 
     def _headline(self) -> str:
         held = f"{plural(self.problems, 'tuned problem')}, {plural(len(self.cubins), 'cubin')}"
@@ -192,7 +197,7 @@ class WrittenBundle(Result):
     digest: str
     size_bytes: int
     kernels: tuple[BundleEntry, ...]
-    notices: tuple[str, ...] = ()
+    notices: tuple[str, ...]
 
     def _headline(self) -> str:
         return f"{self.file} ({bytes_text(self.size_bytes)}): {', '.join(entry.kernel for entry in self.kernels)}"
@@ -431,10 +436,7 @@ def export_models(
 ) -> list[Path]:
     """Write the models of an operation in a database to a folder, which is made, in files such as those that ship.
 
-    Raises
-    ------
-    InputError
-        The database holds no such model, or a file cannot be written.
+    It is an `InputError` if the database holds no such model, or a file cannot be written.
     """
     opened = open_for_reading(database)
     models = []
@@ -499,7 +501,7 @@ def import_(
         import_into_recording(output_path(output), cache, key)
         details = {"recording": str(output)}
     else:
-        with Database.open(database if database is not None else read_settings().database) as opened:
+        with Database.open(database_location(database)) as opened:
             details = {"study": import_into_database(opened, cache, key), "database": opened.location}
             details |= {"note": "; ".join(opened.notices)} if opened.notices else {}
     return Transfer("imported", path, format, key.problem, key.gpu_name, len(cache.trials), details)
@@ -575,7 +577,7 @@ def _prepare(
 ) -> list[Shipment]:
     if not selections:
         raise InputError("no kernel is named; expected at least one")
-    opened = open_for_reading(str(database) if database is not None else None)
+    opened = open_for_reading(database)
     with opened if opened is not None else nullcontext():
         return prepare_shipments(selections, architectures, opened, dtype=dtype)
 
@@ -591,12 +593,12 @@ def _export_trials(
     l2: L2Mode | None,
 ) -> Transfer:
     """Write the trials of the newest study of a problem to a file."""
-    opened = open_for_reading(str(database) if database is not None else None)
+    opened = open_for_reading(database)
     if opened is None:
         raise InputError("nothing is tuned yet, so nothing can be exported; run `autotile tune` first")
     parameters = kernel.spec.parameters
     with opened:
-        gpu_name = resolve_device(device).device.name if device is not None else None
+        gpu_name = resolve_device(device)[0].name if device is not None else None
         studies = opened.studies(problem.kernel)
         matching = [
             study

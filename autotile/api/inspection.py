@@ -19,6 +19,7 @@ from autotile.api.targets import (
     merge_sizes,
     named_operation,
     open_problem,
+    problem_document,
     resolve_device,
     resolve_served_device,
     sizes_notice,
@@ -31,6 +32,7 @@ from autotile.core.model import Config, LaunchGeometry, Occupancy, Problem, Reso
 from autotile.core.text import (
     NOTHING,
     RIGHT,
+    Facts,
     Part,
     Result,
     ResultTable,
@@ -193,49 +195,9 @@ class Explanation(Result):
     block: BlockResources | None
     occupancy: Occupancy | None
     data: LaunchData | None
-    launches: tuple[StepLaunch, ...] = ()
-    steps: tuple[CompiledStep, ...] = ()
-    notices: tuple[str, ...] = ()
-
-    def facts(self) -> Iterator[tuple[str, str]]:
-        """Yield the configuration, the verdict and the launch as pairs of a label and its text."""
-        yield "configuration", config_text(self.config)
-        valid = "valid" if self.resources is not None else "valid, as far as is known without compiling"
-        yield "verdict", self.fault.partition("\n")[0] or valid  # the checks below show a compiler's further lines
-        if self.geometry is not None:
-            grid, block = (_shape_text(dimensions) for dimensions in (self.geometry.grid, self.geometry.block))
-            yield "grid", f"{grid}: {self.geometry.blocks:,} blocks"
-            yield "block", f"{block}: {self.geometry.threads:,} threads"
-        if self.resources is not None:
-            dynamic_bytes = self.geometry.dynamic_smem_bytes if self.geometry is not None else 0
-            yield "registers", f"{self.resources.registers} a thread"
-            yield "spills", f"{self.resources.spill_bytes:,} B"
-            yield "shared memory", f"{self.resources.static_smem_bytes:,} B static, {dynamic_bytes:,} B dynamic"
-        else:
-            yield "not compiled", self.not_compiled
-        if len(self.launches) > 1:
-            yield "launches", f"{len(self.launches):,} in a call, of which the above is the main one"
-            for step in self.steps:
-                used, launch = step.resources, step.geometry
-                yield (
-                    f"step {step.entry}",
-                    f"{launch.blocks:,} blocks of {launch.threads:,} threads, {used.registers} registers a thread, "
-                    f"{used.static_smem_bytes + launch.dynamic_smem_bytes:,} B shared, {used.spill_bytes:,} B spilled, "
-                    f"occupancy {percent_text(step.occupancy.occupancy)}",
-                )
-        for workspace in self.data.workspaces if self.data is not None else ():
-            text = "none for this configuration"
-            if workspace.size_bytes:
-                zeroed = ", zero before and after" if workspace.zeroed else ""
-                shape = f"{_shape_text(workspace.shape)} {workspace.dtype}"
-                text = f"{shape}, {bytes_text(workspace.size_bytes)}{zeroed}"
-            yield "workspace", f"{workspace.name}: {text}"
-        for one in self.data.tensor_maps if self.data is not None else ():
-            text = "none for this configuration"
-            if not one.is_absent:
-                swizzle = f"{one.swizzle_bytes} B swizzle" if one.swizzle_bytes else "no swizzle"
-                text = f"{one.buffer} in boxes of {_shape_text(one.box)} {one.dtype}, {swizzle}"
-            yield "tensor map", f"{one.name}: {text}"
+    launches: tuple[StepLaunch, ...]
+    steps: tuple[CompiledStep, ...]
+    notices: tuple[str, ...]
 
     def _headline(self) -> str:
         verdict = "cannot be used" if self.fault else "valid"
@@ -247,7 +209,47 @@ class Explanation(Result):
 
     def _parts(self) -> Iterator[Part]:
         """Yield the verdict and the launch, the checks, and the limits of the occupancy."""
-        yield [*self.facts()]
+        valid = "valid" if self.resources is not None else "valid, as far as is known without compiling"
+        facts: Facts = [
+            ("configuration", config_text(self.config)),
+            ("verdict", self.fault.partition("\n")[0] or valid),  # the checks below show a compiler's further lines
+        ]
+        if self.geometry is not None:
+            grid, block = (_shape_text(dimensions) for dimensions in (self.geometry.grid, self.geometry.block))
+            facts.append(("grid", f"{grid}: {self.geometry.blocks:,} blocks"))
+            facts.append(("block", f"{block}: {self.geometry.threads:,} threads"))
+        if self.resources is not None:
+            dynamic_bytes = self.geometry.dynamic_smem_bytes if self.geometry is not None else 0
+            facts.append(("registers", f"{self.resources.registers} a thread"))
+            facts.append(("spills", f"{self.resources.spill_bytes:,} B"))
+            used = f"{self.resources.static_smem_bytes:,} B static, {dynamic_bytes:,} B dynamic"
+            facts.append(("shared memory", used))
+        else:
+            facts.append(("not compiled", self.not_compiled))
+        if len(self.launches) > 1:
+            facts.append(("launches", f"{len(self.launches):,} in a call, of which the above is the main one"))
+            for step in self.steps:
+                of, launch = step.resources, step.geometry
+                text = (
+                    f"{launch.blocks:,} blocks of {launch.threads:,} threads, {of.registers} registers a thread, "
+                    f"{of.static_smem_bytes + launch.dynamic_smem_bytes:,} B shared, {of.spill_bytes:,} B spilled, "
+                    f"occupancy {percent_text(step.occupancy.occupancy)}"
+                )
+                facts.append((f"step {step.entry}", text))
+        for workspace in self.data.workspaces if self.data is not None else ():
+            text = "none for this configuration"
+            if workspace.size_bytes:
+                zeroed = ", zero before and after" if workspace.zeroed else ""
+                shape = f"{_shape_text(workspace.shape)} {workspace.dtype}"
+                text = f"{shape}, {bytes_text(workspace.size_bytes)}{zeroed}"
+            facts.append(("workspace", f"{workspace.name}: {text}"))
+        for one in self.data.tensor_maps if self.data is not None else ():
+            text = "none for this configuration"
+            if not one.is_absent:
+                swizzle = f"{one.swizzle_bytes} B swizzle" if one.swizzle_bytes else "no swizzle"
+                text = f"{one.buffer} in boxes of {_shape_text(one.box)} {one.dtype}, {swizzle}"
+            facts.append(("tensor map", f"{one.name}: {text}"))
+        yield facts
         rows = [(check.kind, check.name, "yes" if check.holds else "no", check.detail) for check in self.checks]
         styles = ["" if check.holds else "bold red" for check in self.checks]
         yield ResultTable(("check", "name", "met", "detail"), rows, is_wrapped=True, styles=styles)
@@ -272,7 +274,7 @@ class Explanation(Result):
             for step in self.steps
         ]
         document = {
-            **_problem_document(self.problem, "kernel"),
+            **problem_document(self.problem),
             "device": {**self.device.identity, "compute_capability": self.device.compute_capability},
             "config": self.config,
             "valid": not self.fault,
@@ -288,10 +290,6 @@ class Explanation(Result):
             "occupancy": self.occupancy and {**to_document(self.occupancy), "compiled": self.resources is not None},
         }
         return to_document(document)
-
-
-def _problem_document(problem: Problem, name: str) -> dict[str, Any]:
-    return {name: problem.kernel, "problem": problem.sizes, "dtype": problem.dtype}
 
 
 def _fields(value: LaunchGeometry | Resources, names: tuple[str, ...]) -> dict[str, Any]:
@@ -355,7 +353,7 @@ class OperationExplanation(Result):
         """Return the choice, the contenders and the reason."""
         return to_document(
             {
-                **_problem_document(self.problem, "operation"),
+                **problem_document(self.problem, "operation"),
                 "device": self.device.identity,
                 "served": self.served,
                 "library": self.is_library,
@@ -394,14 +392,8 @@ def _compiled(
 ) -> tuple[dict[str, Resources], str, str]:
     """Compile through the cubin cache, in a process of its own: the compiler may hang or run out of memory.
 
-    Returns
-    -------
-    resources
-        Resources of each function, as reported by the compiler; empty if there are none.
-    fault
-        The compiler's error, or how its process ended; otherwise empty.
-    not_compiled
-        Reason for missing resources; otherwise empty.
+    Returns the resources of each function, the compiler's error or how its process ended, and the reason why there are
+    no resources; each is empty if there is none.
     """
     from autotile.tuning.options import TuneOptions
     from autotile.workers.compile_pool import compile_in_worker
@@ -457,7 +449,7 @@ class SpaceSummary(Result):
     limits: tuple[SpaceStage, ...]
     valid: int
     seconds: float
-    notices: tuple[str, ...] = ()
+    notices: tuple[str, ...]
 
     def funnel(self) -> Iterator[tuple[str, int]]:
         """Yield each stage with the number of configurations that remain after it."""
@@ -497,7 +489,7 @@ class SpaceSummary(Result):
         )
         return to_document(
             {
-                **_problem_document(self.problem, "kernel"),
+                **problem_document(self.problem),
                 "device": self.device.identity,
                 "combinations": self.combinations,
                 "valid": self.valid,
@@ -528,7 +520,7 @@ class OccupancyResult(Result):
     device: DeviceProperties
     block: BlockResources
     occupancy: Occupancy
-    notices: tuple[str, ...] = ()
+    notices: tuple[str, ...]
 
     def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
         """Return a Plotly figure of the number of blocks that each resource of an SM allows."""
@@ -693,11 +685,11 @@ def _open_space(
     kernel: KernelName, given: Mapping[str, int], dtype: str | None, device: int | str | None
 ) -> tuple[Kernel, Problem, DeviceProperties, SearchSpace, tuple[str, ...]]:
     """Load a kernel and enumerate its valid configurations; return what was assumed, too, one line each."""
-    target = resolve_device(device)
+    target, notice = resolve_device(device)
     loaded, problem = open_problem(kernel, given, dtype)
-    found = feasible_space(loaded.spec, problem.sizes, target.device, problem.dtype)
-    notices = _nonempty(target.notice, sizes_notice(loaded.spec, problem.sizes, given))
-    return loaded, problem, target.device, found, notices
+    found = feasible_space(loaded.spec, problem.sizes, target, problem.dtype)
+    notices = filter(None, (notice, sizes_notice(loaded.spec, problem.sizes, given)))
+    return loaded, problem, target, found, tuple(notices)
 
 
 @checked
@@ -782,7 +774,7 @@ def explain(
         contenders=served.contenders or (alone,),
         kernels={member.name: sizes for member, sizes in operation.fitting(problem, served.device)},
         text=served.explain(),
-        notices=_nonempty(sizes_notice(operation, problem.sizes, given)),
+        notices=tuple(filter(None, [sizes_notice(operation, problem.sizes, given)])),
     )
 
 
@@ -793,8 +785,8 @@ def explain_kernel(
 
     Its values have the types of the parameters, but need not be among those listed.
     """
-    target, loaded = resolve_device(device), load_kernel(kernel)
-    spec, gpu = loaded.spec, target.device
+    (gpu, notice), loaded = resolve_device(device), load_kernel(kernel)
+    spec = loaded.spec
     config, named = split_assignments(spec, given)
     problem = resolve_problem(spec, named, dtype, defaults=True)
     sizes = problem.sizes
@@ -842,7 +834,7 @@ def explain_kernel(
         data=data,
         launches=plan.launches if plan is not None else (),
         steps=tuple(steps),
-        notices=_nonempty(target.notice, sizes_notice(spec, sizes, given)),
+        notices=tuple(filter(None, (notice, sizes_notice(spec, sizes, given)))),
     )
 
 
@@ -873,22 +865,17 @@ def occupancy(
     >>> occupancy(1024, 32, 8192, device="rtx-3060").occupancy.blocks_per_sm
     1
     """
-    target = resolve_device(device)
+    of, notice = resolve_device(device)
     if threads < 1 or registers < 0 or smem_bytes < 0 or max(threads, registers, smem_bytes) > _MAX_PER_BLOCK:
         raise InputError(
             f"{threads} threads, {registers} registers per thread and {smem_bytes} bytes of shared memory are no "
             f"block; expected at least 1 thread, no negative number, and at most {_MAX_PER_BLOCK:,} of each"
         )
-    of = target.device
     most = of.max_threads_per_block, of.max_registers_per_thread, of.smem_per_block_optin_bytes
     allows = f"a block has at most {most[0]:,} threads, {most[1]} registers a thread and {most[2]:,} bytes on {of.name}"
     fits = threads <= most[0] and registers <= most[1] and smem_bytes <= most[2]
     block = BlockResources(threads, registers, smem_bytes)
-    return OccupancyResult(of, block, block.occupancy(of), _nonempty(target.notice, "" if fits else allows))
-
-
-def _nonempty(*notices: str) -> tuple[str, ...]:
-    return tuple(filter(None, notices))
+    return OccupancyResult(of, block, block.occupancy(of), tuple(filter(None, (notice, "" if fits else allows))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -984,7 +971,8 @@ def survey(
     table, started, count = SurveyTable(valid), time.monotonic(), worker_count(workers)
 
     def report() -> None:
-        observe(SurveyProgress(len(table), len(order), table.failures.count, time.monotonic() - started, notices))
+        failed = sum(group.count for group in table.failures.numbered)
+        observe(SurveyProgress(len(table), len(order), failed, time.monotonic() - started, notices))
 
     report()
     rows, pending = iter(order), dict[Future[Compiled], int]()

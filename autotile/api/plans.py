@@ -12,6 +12,7 @@ from autotile.api.progress import observing
 from autotile.api.targets import (
     forgetting_served,
     models_of,
+    problem_document,
     read_keywords,
     serving_call,
     session_options,
@@ -127,11 +128,8 @@ class PlanEntry:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
-        problem = self.planned.problem
         return {
-            "kernel": problem.kernel,
-            "problem": dict(problem.sizes),
-            "dtype": problem.dtype,
+            **problem_document(self.planned.problem),
             "gpu": self.gpu_name or None,
             "state": self.state,
             "reason": self.reason or None,
@@ -231,7 +229,7 @@ class PlanResult(Result):
 class MissesResult(PlanResult):
     """Outcomes of missed problems; ``asked_database`` is the database as it was given, None for the user's own."""
 
-    asked_database: str | None = None
+    asked_database: str | None
 
     def to_json(self) -> Any:
         """Return the result of each problem that was tuned now, as `autotile.tune` returns it."""
@@ -331,18 +329,23 @@ class PlanRun:
     ) -> None:
         self._plan = plan
         self._schedule = schedule
-        self._is_tuned = is_tuned or self._is_done
         self._options, lane = schedule.options, schedule.lane
-        self._models = _models_of(lane, schedule.options)
+        self._is_tuned = is_tuned or (
+            lambda planned, gpu_name: (
+                not self._options.fresh
+                and is_done(schedule.database, planned, planned.options(self._options), gpu_name)
+            )
+        )
+        models = _models_of(lane, schedule.options)
         self._places = [
-            (planned, model.name, partial(model.allows, planned))
+            (planned, name, partial(_allows, planned, name, device_of))
             for planned in plan.problems
-            for model in self._models
-            if any(model.allows(planned, gpu) for gpu in lane.devices)
+            for name, device_of in models
+            if any(_allows(planned, name, device_of, gpu) for gpu in lane.devices)
         ]
         for planned in plan.problems:
             if not any(place[0] is planned for place in self._places):
-                here = ", ".join(model.name for model in self._models)
+                here = ", ".join(name for name, _ in models)
                 wanted = " or ".join(map(str, planned.gpus))
                 raise InputError(
                     f"{planned.problem} is to be tuned on {wanted}, and the GPUs of this command are {here}"
@@ -373,11 +376,6 @@ class PlanRun:
         interrupted = self._schedule.interrupted
         seconds, location = self._schedule.elapsed_s, self._schedule.database.location
         return PlanResult(self._plan.name, tuple(entries), seconds, interrupted, location)
-
-    def _is_done(self, planned: PlannedProblem, gpu_name: str) -> bool:
-        if self._options.fresh:
-            return False
-        return is_done(self._schedule.database, planned, planned.options(self._options), gpu_name)
 
     def _budget_s(self, planned: PlannedProblem) -> float | None:
         """Return the time that a problem may take, in seconds, zero or less if none is left; None for any time."""
@@ -441,44 +439,24 @@ class PlanRun:
         return entry
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """GPUs of one model, which have studies of their own.
+DeviceOf = Callable[[GpuName], DeviceProperties | None]
+"""Returns the properties of a GPU of one model; None for any other GPU."""
 
-    Attributes
-    ----------
-    name
-        Name of the model; empty in replay.
-    has
-        Returns whether a GPU is one of them.
-    device_of
-        Returns the properties of one of them.
-    """
 
-    name: str
-    has: Callable[[GpuName], bool]
-    device_of: Callable[[GpuName], DeviceProperties | None]
-
-    def allows(self, planned: PlannedProblem, gpu: GpuName) -> bool:
-        """Return True if a problem is to be tuned on a GPU."""
-        if not self.has(gpu):
-            return False
-        if not planned.gpus or not self.name:
-            return True
-        device = self.device_of(gpu)
-        return any(
-            one == gpu or (isinstance(one, str) and device is not None and is_name_of(one, device))
-            for one in planned.gpus
-        )
+def _allows(planned: PlannedProblem, name: str, device_of: DeviceOf, gpu: GpuName) -> bool:
+    """Return True if a problem is to be tuned on a GPU, and this is of a model; see `_models_of`."""
+    if not name:
+        return True
+    device = device_of(gpu)
+    if device is None or not planned.gpus:
+        return device is not None
+    return any(one == gpu or (isinstance(one, str) and is_name_of(one, device)) for one in planned.gpus)
 
 
 def has_several_models(options: TuneOptions) -> bool:
     """Return True if the GPUs are of several models, whose times are studies of their own.
 
-    Raises
-    ------
-    InputError
-        The scheduler cannot be reached, or has no GPU.
+    It is an `InputError` if the scheduler cannot be reached, or has no GPU.
     """
     if options.replay is not None or not (options.scheduler or len(options.devices) > 1):
         return False
@@ -486,24 +464,26 @@ def has_several_models(options: TuneOptions) -> bool:
         return len(_models_of(lane, options)) > 1
 
 
-def _models_of(lane: Lane, options: TuneOptions) -> list[_Model]:
-    """Return the models of the GPUs."""
+def _models_of(lane: Lane, options: TuneOptions) -> list[tuple[str, DeviceOf]]:
+    """Return the models of the GPUs, whose times are studies of their own: names, and the properties of their GPUs.
+
+    In replay there is one without a name, of all GPUs.
+    """
     if options.replay is not None or (lane.cluster is None and device_count() == 0):
-        return [_Model("", lambda _: True, lambda _: None)]
+        return [("", lambda _: None)]
     if lane.cluster is not None:
-        found = {device.name: device for device in filter(None, map(lane.device_of, lane.devices))}
 
-        def is_one(name: str, gpu: GpuName) -> bool:
+        def device_of(name: str, gpu: GpuName) -> DeviceProperties | None:
             device = lane.device_of(gpu)
-            return device is not None and device.name == name
+            return device if device is not None and device.name == name else None
 
-        return [_Model(name, partial(is_one, name), lane.device_of) for name in found]
-    groups = models_of([index for index in lane.devices if isinstance(index, int)])
-
-    def device_of(gpu: GpuName) -> DeviceProperties | None:
-        return live_device(gpu) if isinstance(gpu, int) else None
-
-    return [_Model(live_device(group[0]).name, group.__contains__, device_of) for group in groups]
+        names = dict.fromkeys(device.name for device in filter(None, map(lane.device_of, lane.devices)))
+        return [(name, partial(device_of, name)) for name in names]
+    groups: list[dict[GpuName, DeviceProperties]] = [
+        dict.fromkeys(group, live_device(group[0]))
+        for group in models_of(index for index in lane.devices if isinstance(index, int))
+    ]
+    return [(next(iter(group.values())).name, group.get) for group in groups]
 
 
 @checked
@@ -564,13 +544,7 @@ def _plan_of_misses(missed: Iterable[MissedProblem]) -> TuningPlan:
 
 
 def write_plan(plan: TuningPlan, output: str | Path) -> Path:
-    """Write a plan to a file, and return its path.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
-    """
+    """Write a plan to a file, and return its path; an `InputError` if it cannot be written."""
     path = user_path(output, "a plan")
     try:
         path.write_text(plan_text(plan.problems, [f"{plan.name}: {plural(len(plan.problems), 'problem')}"]))

@@ -20,13 +20,7 @@ _DEFAULT_WIDTH = 80
 
 
 class TerminalDisplay:
-    """Line on a terminal, rewritten in place with a carriage return.
-
-    Parameters
-    ----------
-    stream
-        Text stream of the terminal.
-    """
+    """Line on a terminal, rewritten in place with a carriage return."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -106,10 +100,7 @@ class NotebookDisplay:
 class ProgressLine:
     """Line that shows how far one session after another has come.
 
-    Parameters
-    ----------
-    display
-        Where to show it. After the first error of writing there, such as that of a closed terminal, nothing is shown.
+    After the first error of writing to its display, such as that of a closed terminal, nothing is shown.
     """
 
     def __init__(self, display: TerminalDisplay | NotebookDisplay) -> None:
@@ -176,10 +167,7 @@ def default_display() -> TerminalDisplay | NotebookDisplay | None:
 def observing(progress: bool | Observer) -> Iterator[Observer]:
     """Provide the observer that the argument ``progress`` of a function of the API selects.
 
-    Parameters
-    ----------
-    progress
-        True for a line on a terminal or in a notebook, and nothing elsewhere; False for nothing; or a callable.
+    True is a line on a terminal or in a notebook, and nothing elsewhere; False is nothing; a callable is itself.
     """
     if callable(progress):
         yield progress

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotile.api.targets import merge_sizes, named_operation, resolve_served_device, sizes_notice
+from autotile.api.targets import merge_sizes, named_operation, problem_document, resolve_served_device, sizes_notice
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import to_document
@@ -24,6 +24,7 @@ from autotile.core.model import (
     Resources,
     config_key,
     config_text,
+    timed_config,
 )
 from autotile.core.text import (
     NOTHING,
@@ -300,12 +301,12 @@ class TrialList(Result, StudyPlots):
         keys = {entry.key.digest: entry.key for entry in self.trials}
         if len(keys) != 1:
             raise InputError(f"charts are of the trials of one problem, these are of {len(keys)}; name the sizes")
+        if self.study is not None:
+            return self.study
         (key,) = keys.values()
         stored = sorted((entry.stored for entry in self.trials), key=lambda one: one.trial_id)
         searched, final = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))
-        if self.study is None:
-            return StudyData(key, None, "", (), searched, final)
-        return self.study
+        return StudyData(key, None, "", (), searched, final)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the trials of all problems, in this order, as a pandas table; columns as for `columns`."""
@@ -432,9 +433,7 @@ class MissList(Result):
         return to_document(
             [
                 {
-                    "kernel": miss.problem.kernel,
-                    "problem": miss.problem.sizes,
-                    "dtype": miss.problem.dtype,
+                    **problem_document(miss.problem),
                     "device": miss.gpu_name,
                     "tier": miss.tier,
                     "count": miss.count,
@@ -519,9 +518,9 @@ class BestResult(Result):
     occupancy: Occupancy | None
     workrate: Workrate
     explanation: str
-    notices: tuple[str, ...] = ()
-    compared: Compared | None = None
-    unapplied: str = ""
+    notices: tuple[str, ...]
+    compared: Compared | None
+    unapplied: str
 
     @property
     def time_us(self) -> float | None:
@@ -578,16 +577,13 @@ class BestResult(Result):
 
     def to_json(self) -> Any:
         """Return everything that is known of the configuration."""
-        measured = self.measurement
         return to_document(
             {
                 "kernel": self.kernel,
                 "problem": self.problem.sizes,
                 "dtype": self.problem.dtype,
                 "tier": self.tier,
-                "config": self.config,
-                "time_us": self.time_us,
-                "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+                **timed_config(self.config, self.measurement),
                 "device": self.device.identity,
                 "source": self.source,
                 "tuned_on": self.tuned_on,
@@ -819,12 +815,12 @@ def trials(
         ]
         digests = {entry.key.digest for entry in found}
         alone = next((study for study in studies if {study.key.digest} == digests), None)
-        study = study_without_trials(opened, alone) if alone is not None else None
-        if study is not None and alone is not None:
+        study = None
+        if alone is not None:
             kept = {config_key(entry.stored.trial.config) for entry in found}
             stored = [one for one in opened.stored_trials(alone.study_id) if config_key(one.trial.config) in kept]
             searched, finals = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))
-            study = replace(study, trials=searched or finals, final_trials=finals)
+            study = replace(study_without_trials(opened, alone), trials=searched or finals, final_trials=finals)
     found.sort(key=lambda one: (one.stored.trial.time_us is None, one.stored.trial.time_us or 0.0, one.stored.trial_id))
     return TrialList(tuple(found[:limit]), study)
 
@@ -946,7 +942,7 @@ def report(
         return compared
     if fail_if_slower is not None:
         raise InputError("--fail-if-slower compares two databases; give them as A.db B.db")
-    from autotile.report.report_data import read_operation_report, read_report, report_of_study
+    from autotile.report.report_data import read_report, report_of_study
     from autotile.report.sections import report_page
     from autotile.report.study import study_of_recording
 
@@ -966,10 +962,7 @@ def report(
         with suppress(InputError):  # the GPU of a result may have no profile
             device = device_profile(device).name if device is not None else None
         with opened:
-            if operation is not None:
-                data = read_operation_report(opened, operation, given, dtype=dtype, gpu_name=device)
-            else:
-                data = read_report(opened, kernel, given, dtype=dtype, gpu_name=device)
+            data = read_report(opened, operation or kernel, given, dtype=dtype, gpu_name=device)
         if isinstance(kernel, str | Path) and is_path(str(kernel)):
             data = replace(data, path=str(kernel))
     write_page(report_page(data), path)
@@ -981,13 +974,7 @@ _PERCENTAGE = re.compile(r"\A([0-9]{1,4}(?:\.[0-9]{1,6})?) ?%\Z")
 
 
 def read_percentage(given: str | float) -> float:
-    """Return the fraction that a percentage such as ``5%`` states, or a number as it is.
-
-    Raises
-    ------
-    InputError
-        It is no percentage.
-    """
+    """Return the fraction that a percentage such as ``5%`` states, or a number as it is; an `InputError` if neither."""
     if not isinstance(given, str):
         return float(given)
     found = _PERCENTAGE.match(given.strip())

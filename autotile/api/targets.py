@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
@@ -46,25 +46,6 @@ _PROPOSED = 12
 """Configurations of all kernels of an operation that a model proposes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A device that is only inspected.
-
-    Attributes
-    ----------
-    device
-        Its properties.
-    index
-        CUDA index of the GPU on this machine; None for a profile.
-    notice
-        One line for the user if no device was named and a profile is used instead of a GPU; otherwise empty.
-    """
-
-    device: DeviceProperties
-    index: int | None = None
-    notice: str = ""
-
-
 def named_operation(name: KernelName | None) -> Operation | None:
     """Return the operation that a name or path denotes; None if it denotes a kernel."""
     is_named = isinstance(name, str | os.PathLike) and find_operation(str(name)) is not None
@@ -74,31 +55,28 @@ def named_operation(name: KernelName | None) -> Operation | None:
 def open_problem(kernel: KernelName, sizes: Mapping[str, int], dtype: str | None = None) -> tuple[Kernel, Problem]:
     """Load a kernel and validate a problem for it, with missing sizes from the search-space file.
 
-    Raises
-    ------
-    InputError
-        The kernel is unknown, its file is malformed, or the kernel does not have a size or dtype.
+    It is an `InputError` if the kernel is unknown, its file is malformed, or it does not have a size or dtype.
     """
     loaded = load_kernel(kernel)
     return loaded, resolve_problem(loaded.spec, sizes, dtype, defaults=True)
 
 
 def sizes_notice(described: KernelSpec | Operation, sizes: Mapping[str, int], given: Collection[str]) -> str:
-    """Return one line about the sizes of a problem that come from the file; empty if none does.
+    """Return one line about those of all sizes that come from the file, as the user did not give them; empty if none.
 
-    Parameters
-    ----------
-    sizes
-        All sizes of the problem.
-    given
-        Names of the sizes that the user gave. Flags and other sizes that may always be left out are not stated.
+    Flags and other sizes that may always be left out are not stated.
     """
     assumed = {name: size for name, size in sizes.items() if name not in given and not described.is_optional(name)}
     file = "operation" if isinstance(described, Operation) else "search-space"
     return f"not given, so as in the {file} file: {sizes_text(assumed)}" if assumed else ""
 
 
-def resolve_device(device: int | str | None = None) -> Target:
+def problem_document(problem: Problem, name: str = "kernel") -> dict[str, Any]:
+    """Return the entries of a JSON document that state a problem, of what ``name`` says."""
+    return {name: problem.kernel, "problem": dict(problem.sizes), "dtype": problem.dtype}
+
+
+def resolve_device(device: int | str | None = None) -> tuple[DeviceProperties, str]:
     """Resolve a device that is only inspected.
 
     Parameters
@@ -108,6 +86,13 @@ def resolve_device(device: int | str | None = None) -> Target:
         ``"h200"``; or the name of a GPU of this machine for which there is no profile. None selects the first GPU of
         this machine and, without a GPU, the profile of an H200.
 
+    Returns
+    -------
+    device
+        Its properties.
+    notice
+        One line for the user if no device was named and a profile is used instead of a GPU; otherwise empty.
+
     Raises
     ------
     InputError
@@ -115,41 +100,39 @@ def resolve_device(device: int | str | None = None) -> Target:
     """
     if device is None and device_count() == 0:
         profile = device_profile(_FALLBACK_PROFILE)
-        said = f"no CUDA device here: the answer is for the {profile.name}; --device names another"
-        return Target(profile, notice=said)
+        return profile, f"no CUDA device here: the answer is for the {profile.name}; --device names another"
     index = 0 if device is None else _parse_index(device)
-    if index is not None:
-        check_device_index(index)
-        return Target(live_device(index), index)
-    try:
-        return Target(device_profile(str(device)))
-    except InputError:
-        index = _find_gpu(str(device))
-        if index is None:
-            raise
-        return Target(live_device(index), index)
+    if index is None:
+        try:
+            return device_profile(str(device)), ""
+        except InputError:
+            index = _find_gpu(str(device))
+            if index is None:
+                raise
+    check_device_index(index)
+    return live_device(index), ""
 
 
 def resolve_served_device(device: int | str | None) -> int | str | None:
     """Return the index of a device that is a GPU of this machine, or a name that dispatch looks up."""
     if device is None:
         return None
+    if (index := _parse_index(device)) is not None:
+        check_device_index(index)
+        return index
     try:
-        index = resolve_device(device).index
+        device_profile(str(device))
     except InputError:
-        if not isinstance(device, str) or device.isdecimal():
+        if str(device).isdecimal():
             raise
-        return device  # may name a GPU of stored results
-    return index if index is not None else str(device)
+        index = _find_gpu(str(device))
+    return index if index is not None else str(device)  # may name a GPU of stored results
 
 
-def resolve_gpu(device: int | str | None = None) -> int:
+def resolve_gpu(device: int | str | None) -> int:
     """Return the CUDA index of the GPU of this machine that has an index or a name; the first of several, and of None.
 
-    Raises
-    ------
-    InputError
-        This machine has no such GPU.
+    It is an `InputError` if there is no such GPU.
     """
     index = 0 if device is None else _parse_index(device)
     if index is None:
@@ -162,17 +145,9 @@ def resolve_gpu(device: int | str | None = None) -> int:
 
 
 def resolve_gpus(devices: str | Sequence[int | str]) -> tuple[int, ...]:
-    """Return the CUDA indices of GPUs that share a session, in the given order.
+    """Return the CUDA indices of GPUs that share a session: ``"all"``, ``"0,2,3"``, or a sequence of indices and names.
 
-    Parameters
-    ----------
-    devices
-        ``"all"``, indices such as ``"0,2,3"``, or a sequence of indices and names.
-
-    Raises
-    ------
-    InputError
-        This machine has no such GPU, or none at all, or one is named twice.
+    It is an `InputError` if this machine has no such GPU, or none at all, or one is named twice.
     """
     given = [part.strip() for part in devices.split(",")] if isinstance(devices, str) else list(devices)
     if given == ["all"]:
@@ -188,13 +163,7 @@ def resolve_gpus(devices: str | Sequence[int | str]) -> tuple[int, ...]:
 
 
 def simulated_gpus(devices: str) -> tuple[int, ...]:
-    """Return the numbers of the GPUs that a replay simulates, given as ``0,1,2``.
-
-    Raises
-    ------
-    InputError
-        They are not such numbers, or too many.
-    """
+    """Return the numbers of the GPUs that a replay simulates, given as ``0,1,2``; an `InputError` if they are not."""
     parts = [part.strip() for part in devices.split(",")]
     if not all(part.isascii() and part.isdecimal() and len(part) <= _MAX_INDEX_DIGITS for part in parts):
         raise InputError(
@@ -268,10 +237,7 @@ def merge_sizes(mapping: Mapping[str, Any] | None, named: Mapping[str, Any]) -> 
 def complete_config(spec: KernelSpec, given: Mapping[str, Any]) -> Config:
     """Return a configuration with the parameters that are given, and the others from the default.
 
-    Raises
-    ------
-    ConfigError
-        A name is not a parameter, or a value has another type than the parameter.
+    It is a `ConfigError` if a name is not a parameter, or a value has another type than the parameter.
     """
     parameters = [parameter.name for parameter in spec.parameters]
     for name in given:
@@ -286,10 +252,7 @@ def complete_config(spec: KernelSpec, given: Mapping[str, Any]) -> Config:
 def split_assignments(spec: KernelSpec, assignments: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, int]]:
     """Separate parameters from sizes, and complete the configuration from the default one.
 
-    Raises
-    ------
-    ConfigError
-        A name is neither a parameter nor a size, or a value has another type than the parameter.
+    It is a `ConfigError` if a name is neither of them, or a value has another type than the parameter.
     """
     parameters = {parameter.name: parameter for parameter in spec.parameters}
     config: dict[str, Value] = {name: spec.default[name] for name in parameters}
@@ -424,10 +387,7 @@ def tune_problem(
 ) -> TuneResult:
     """Tune a problem of a kernel that is already loaded; errors as for `tune`.
 
-    Parameters
-    ----------
-    **shared
-        What it shares with other sessions: ``worker_pool``, ``lane`` and ``stop`` of `autotile.tuning.session.tune`.
+    ``shared`` with other sessions are ``worker_pool``, ``lane`` and ``stop`` of `autotile.tuning.session.tune`.
     """
     from autotile.tuning import session as sessions  # which look-ups and inspections do without
 
@@ -438,10 +398,7 @@ def tune_problem(
 def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> TuneOptions:
     """Return the options of a session for a problem, checked and completed.
 
-    Raises
-    ------
-    InputError
-        An option does not fit the kernel, or there is no such GPU.
+    It is an `InputError` if an option does not fit the kernel, or there is no such GPU.
     """
     objectives, expression = split_objectives(options.objectives, [metric.name for metric in kernel.spec.metrics])
     if options.maximize and expression is None and options.objective is None:
@@ -467,12 +424,7 @@ def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> T
 def serving_call(kernel: KernelName, problem: Problem, *, dtype: str | None, database: str | None) -> str:
     """Return the line of Python that serves a tuned problem; empty for a kernel that is no file.
 
-    The password of a database's URL is shown as ``***``.
-
-    Parameters
-    ----------
-    kernel, dtype, database
-        As the user gave them; None is left out.
+    Kernel, dtype and database are as the user gave them; None is left out, and the password of a URL is ``***``.
     """
     if held_kernel(kernel):
         return ""
@@ -496,10 +448,7 @@ _BUILT_IN = "auto"
 def read_duration(given: str | float) -> float:
     """Return the seconds of a duration: ``90s``, ``5m``, ``1h30m``, or a number of seconds.
 
-    Raises
-    ------
-    InputError
-        It is no duration, or is zero.
+    It is an `InputError` if it is no duration, or zero.
     """
     match = _DURATION.fullmatch(_number_text(given).strip().lower())
     parts = match.groups() if match is not None else ()
@@ -512,10 +461,7 @@ def read_duration(given: str | float) -> float:
 def read_share(given: str | float, what: str = "gain") -> float:
     """Return a share of 1 that is given as ``1%`` or ``0.01``; ``what`` it is of, for the message.
 
-    Raises
-    ------
-    InputError
-        It is neither, or is not between 0 and 1.
+    It is an `InputError` if it is neither, or not between 0 and 1.
     """
     match = _SHARE.fullmatch(_number_text(given).strip())
     share = float(match[1]) / (100 if match[2] else 1) if match is not None else 0.0
@@ -567,24 +513,11 @@ def session_options(
     database: str | Path | None = None,
     given: Mapping[str, Any] = MappingProxyType({}),
 ) -> TuneOptions:
-    """Return options with those that are given by name in place of theirs.
+    """Return options with those that are given by name, of `OPTION_NAMES`, in place of theirs.
 
-    Parameters
-    ----------
-    options
-        Options of a session; None for the defaults.
-    device
-        CUDA index or name of a GPU, ``"all"``, or several; with a scheduler, the model of its GPUs. None for that of
-        ``options``.
-    database
-        Path or URL; None for that of ``options``.
-    given
-        Options by name, of `OPTION_NAMES`. A budget may be a duration such as ``"5m"``, a gain a percentage.
-
-    Raises
-    ------
-    InputError
-        A value cannot be read, an option is given twice, or this machine has no such GPU.
+    A budget may be a duration such as ``"5m"``, a gain a percentage. The device is the CUDA index or the name of a GPU,
+    ``"all"``, or several; with a scheduler, the model of its GPUs. The database is a path or URL. None leaves them as
+    they are. It is an `InputError` if a value cannot be read, an option is given twice, or there is no such GPU.
     """
     options = options or TuneOptions()
     changes: dict[str, Any] = {}
@@ -629,21 +562,10 @@ def read_keywords(
 ) -> tuple[dict[str, Any], TuneOptions]:
     """Return the sizes and the options that the arguments of a function give.
 
-    Parameters
-    ----------
-    kernel
-        Kernel or operation that is tuned; None for one that is not known yet, which has no sizes.
-    sizes
-        Sizes as a mapping, in which nothing is taken for an option.
-    named
-        Keyword arguments: sizes, and options by their names. A size that has the name of an option is the size.
-    options, **place
-        As for `session_options`, with ``device`` and ``database`` by name.
-
-    Raises
-    ------
-    InputError
-        There is no such kernel, a name is neither a size nor an option, or a value cannot be read.
+    A kernel or operation that is None, not known yet, has no sizes. Nothing in the mapping of sizes is taken for an
+    option; of the ``named`` arguments, a size that has the name of an option is the size. Options and ``place``, of
+    ``device`` and ``database``, are those of `session_options`, as are errors; and it is an `InputError` if there is no
+    such kernel, or a name is neither a size nor an option.
     """
     name, known = "", dict[str, int]()
     if kernel is not None:

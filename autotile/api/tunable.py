@@ -10,8 +10,9 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -228,7 +229,6 @@ class TunableKernel(Result):
         self, described: PythonDocument, reference_on: ArrayLibrary = "numpy", verify: Callable[..., Any] | None = None
     ) -> None:
         self.document = described.document
-        self._function = ReferenceFunction(described.reference, reference_on) if described.reference else None
         self._described = described
         self._folder = _private_folder() if described.arrays or described.template is None else None
         for file, array in described.arrays.items():
@@ -238,13 +238,12 @@ class TunableKernel(Result):
         if template is None:
             template = Path(str(self._folder)) / spec.template
             template.write_text(str(described.source))
-        self._inspection = comparison_of(spec, verify, _private_folder()) if verify is not None else None
-        self._kernel = self._attached(make_kernel(spec, template, described.source))
+        self._functions: Any = {  # that no search-space file can hold
+            "reference_function": ReferenceFunction(described.reference, reference_on) if described.reference else None,
+            "inspection": comparison_of(spec, verify, _private_folder()) if verify is not None else None,
+        }
+        self._kernel = replace(make_kernel(spec, template, described.source), **self._functions)
         check_source(spec, self._kernel.source)
-
-    def _attached(self, kernel: Kernel) -> Kernel:
-        """Return a kernel with the functions that no search-space file can hold."""
-        return replace(kernel, reference_function=self._function, inspection=self._inspection)
 
     def _parse(self) -> KernelSpec:
         return parse_spec(
@@ -259,8 +258,7 @@ class TunableKernel(Result):
     def definition(self) -> Kernel:
         """The kernel, with its source as it is now."""
         if self._described.source is None:
-            made = make_kernel(self._kernel.spec, self._kernel.template_path)
-            read = self._attached(made)
+            read = replace(make_kernel(self._kernel.spec, self._kernel.template_path), **self._functions)
             if read != self._kernel:
                 self._kernel = read
         return self._kernel
@@ -337,7 +335,7 @@ class TunableKernel(Result):
                 "the reference is a Python function, which a search-space file cannot hold; give expressions, another "
                 "kernel, or arrays"
             )
-        if self._inspection is not None:
+        if definition.inspection is not None:
             raise InputError(
                 "outputs are compared by a Python function, which a search-space file cannot hold; give a tolerance"
             )
@@ -392,17 +390,10 @@ def _private_folder() -> Path:
 
 
 def comparison_of(spec: KernelSpec, function: Callable[..., Any], folder: Path) -> Inspection:
-    """Return the check of a kernel's outputs by a function.
+    """Return the check of a kernel's outputs, which reach this process through a folder, by a function of the user.
 
-    Parameters
-    ----------
-    spec
-        The kernel.
-    function
-        Called with the expected and the written values, and with the tolerance if it takes three arguments. It returns
-        whether they agree, or a text that says what is wrong.
-    folder
-        Folder through which the outputs reach this process.
+    It is called with the expected and the written values, and with the tolerance if it takes three arguments, and
+    returns whether they agree, or a text that says what is wrong.
     """
     unchecked = spec.reference.unchecked
     names = [buffer.name for buffer in spec.buffers if buffer.is_written and buffer.name not in unchecked]
@@ -426,97 +417,8 @@ def comparison_of(spec: KernelSpec, function: Callable[..., Any], folder: Path) 
     return Inspection(buffers, check, str(folder))
 
 
-_SOURCE = """\
-// y = a x + y, where each thread computes PER_THREAD elements, BLOCK apart.
-// BLOCK and PER_THREAD are parameters of NAME.toml; each configuration is compiled with its values as macros.
-__global__ void __launch_bounds__(BLOCK)
-NAME(const float* __restrict__ x, float* __restrict__ y, float a, int N)
-{
-    const int first = blockIdx.x * BLOCK * PER_THREAD + threadIdx.x;
-#pragma unroll
-    for (int step = 0; step < PER_THREAD; ++step) {
-        const int i = first + step * BLOCK;
-        if (i < N) y[i] = a * x[i] + y[i];
-    }
-}
-"""
-
-_SPACE = """\
-# The search space of NAME.cu; docs/file-format.md describes every section.
-#   autotile space NAME.toml             how many configurations are valid
-#   autotile tune NAME.toml N=16777216   find the fastest one
-
-[kernel]
-name = "NAME"
-template = "NAME.cu"
-entry = "NAME"            # the __global__ function
-summary = "y = a x + y"
-
-[problem]
-sizes = { N = 16777216 }  # sizes that the best configuration depends on, with their defaults
-ragged = { N = 100003 }   # every configuration must be right here, too: no multiple of a tile
-
-[parameters]              # values to try; each is a macro in the source
-BLOCK = [64, 128, 256, 512, 1024]
-PER_THREAD = [1, 2, 4, 8]
-
-[default]                 # is served until the kernel is tuned, and compared with the winner
-BLOCK = 256
-PER_THREAD = 4
-
-[rules]                   # conditions that every configuration must meet
-modest_tile = "BLOCK * PER_THREAD <= 4096"
-
-[launch]                  # expressions over parameters and sizes
-block = ["BLOCK"]
-grid = ["ceil_div(N, BLOCK * PER_THREAD)"]
-
-[arguments]               # in the order of the function's parameters
-x = { buffer = "float32", shape = ["N"], access = "in" }
-y = { buffer = "float32", shape = ["N"], access = "inout" }
-a = { scalar = "float32", value = 1.0, check = 0.75 }
-N = { scalar = "int32", value = "N" }
-
-[reference]               # the expected result; it is computed in float64
-outputs = { y = "a * x + y" }
-
-[work]                    # for TFLOP/s and GB/s
-flops = "2 * N"
-bytes = "12 * N"
-"""
-
-_TEST = '''\
-"""Tests of the kernel NAME: the first two need no GPU."""
-
-from pathlib import Path
-
-import pytest
-
-import autotile
-
-SPACE = Path(__file__).with_name("NAME.toml")
-HAS_GPU = bool(autotile.devices().gpus)
-
-
-def test_the_space_has_valid_configurations():
-    assert autotile.space(SPACE, device="h200").valid > 1
-
-
-def test_the_default_is_valid_and_compiles():
-    explanation = autotile.explain(SPACE, device="h200")
-    assert all(check.holds for check in explanation.checks), explanation.fault
-    assert not explanation.fault
-
-
-@pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine")
-def test_a_few_configurations_are_right(tmp_path):
-    options = autotile.TuneOptions(trials=4, finals=2)
-    result = autotile.tune(SPACE, N=1 << 20, database=tmp_path / "test.db", options=options, progress=False)
-    assert result.winner is not None
-    assert result.outcomes.get("wrong_result", 0) == 0
-'''
-
-_FILES = {"{}.cu": _SOURCE, "{}.toml": _SPACE, "test_{}.py": _TEST}
+_FILES = {"{}.cu": "NAME.cu", "{}.toml": "NAME.toml", "test_{}.py": "test_NAME.py.txt"}
+"""Files of a new kernel, and those of the folder ``assets`` that they are made of."""
 _MAX_NAME = 64
 
 
@@ -551,7 +453,7 @@ class NewKernel(Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return the name and the paths."""
-        return {"name": self.name, "source": str(self.source), "space": str(self.space), "test": str(self.test)}
+        return {name: str(value) for name, value in asdict(self).items()}
 
 
 @checked
@@ -583,7 +485,11 @@ def new(name: str, folder: str | Path = ".") -> NewKernel:
     target = user_path(str(folder), "a folder")
     if not target.is_dir():
         raise InputError(f"{str(folder)!r} is not a folder; make it first, or name another")
-    contents = {target / pattern.format(name): re.sub(r"\bNAME\b", name, text) for pattern, text in _FILES.items()}
+    assets = resources.files("autotile.api").joinpath("assets")
+    contents = {
+        target / pattern.format(name): re.sub(r"\bNAME\b", name, assets.joinpath(file).read_text("utf-8"))
+        for pattern, file in _FILES.items()
+    }
     for path in contents:
         if path.exists() or path.is_symlink():
             raise InputError(f"{path} exists already, and nothing is overwritten; choose another name or folder")

@@ -27,9 +27,8 @@ from autotile.api.targets import (
     tune_problem,
 )
 from autotile.core.argument_types import check_value, checked
-from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import dtype_name
-from autotile.core.model import TIME, Config, Problem, Trial, Value, config_key, split_objectives
+from autotile.core.model import TIME, Config, Problem, Trial, config_key, split_objectives
 from autotile.core.text import Result, device_text, plural, time_text
 from autotile.errors import InputError
 from autotile.kernel.library import KernelName, held_kernel, load_kernel
@@ -253,15 +252,19 @@ def tune(
     if operation is not None:
         _check_no_session_options(kernel, chosen, search)
         problem = operation.resolve(given, dtype, defaults=True)
-        assumed = _announced(sizes_notice(operation, problem.sizes, given), announce)
-        with observing(shown) as observer, forgetting_served():
-            found: Any = tune_loaded_operation(operation, problem, chosen, observer)
-        served: Mapping[str, int] = {
-            name: size for name, size in problem.sizes.items() if name not in operation.conditions or name in given
-        }
+        notice = sizes_notice(operation, problem.sizes, given)
     else:
         loaded, problem = open_problem(kernel, given, dtype)
-        assumed, served = _announced(sizes_notice(loaded.spec, problem.sizes, given), announce), problem.sizes
+        notice = sizes_notice(loaded.spec, problem.sizes, given)
+    assumed = [notice] if notice and announce is None else []
+    if notice and announce is not None:
+        announce(notice)
+    served: Mapping[str, int] = problem.sizes
+    if operation is not None:
+        with observing(shown) as observer, forgetting_served():
+            found: Any = tune_loaded_operation(operation, problem, chosen, observer)
+        served = {name: size for name, size in served.items() if name not in operation.conditions or name in given}
+    else:
         if len(chosen.devices) > 1 or chosen.scheduler:
             from autotile.api.plans import has_several_models, tune_plan
             from autotile.tuning.plan import PlannedProblem, TuningPlan
@@ -283,14 +286,6 @@ def tune(
     line = serving_call(kernel, replace(problem, sizes=served), dtype=dtype, database=chosen.database)
     result: TuneResult | OperationResult = replace(found, call=line, notices=(*assumed, *found.notices))
     return result
-
-
-def _announced(notice: str, announce: Callable[[str], None] | None) -> tuple[str, ...]:
-    """Announce a notice if it is to be; otherwise return it for the result."""
-    if announce is None or not notice:
-        return (notice,) if notice else ()
-    announce(notice)
-    return ()
 
 
 def _check_no_session_options(name: KernelName, options: TuneOptions, search: object) -> None:
@@ -385,11 +380,10 @@ def tune_family(
         raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")
     check_gpu(chosen)
     limited = replace(plan or FamilyPlan(), **limits)
-    with observing(observe or progress) as observer:
+    with observing(observe or progress) as observer, forgetting_served():
         found = family_session.tune_family(
             loaded, family, problem.dtype, read_settings(), chosen, plan=limited, observe=observer
         )
-    forget_served()  # the next get_best_kernel reads the database again
     largest = replace(problem, sizes=family.largest)
     return replace(found, call=serving_call(kernel, largest, dtype=dtype, database=chosen.database))
 
@@ -411,20 +405,17 @@ def _tune_operation_family(
             f"{operation.name} does not support dtype {chosen!r}; it supports {', '.join(operation.dtypes)}"
         )
     family = operation_family.operation_family(operation, words, chosen)
-    try:
-        with open_lane(options) as lane, observing(progress) as observe:
-            return operation_family.tune_operation_family(
-                operation,
-                family,
-                chosen,
-                read_settings(),
-                options,
-                libraries=libraries_for(operation),
-                observe=observe,
-                lane=lane,
-            )
-    finally:
-        forget_served()
+    with forgetting_served(), open_lane(options) as lane, observing(progress) as observe:
+        return operation_family.tune_operation_family(
+            operation,
+            family,
+            chosen,
+            read_settings(),
+            options,
+            libraries=libraries_for(operation),
+            observe=observe,
+            lane=lane,
+        )
 
 
 @checked
@@ -484,45 +475,28 @@ class TuningSession(Result):
     session, unless an exception left it.
 
     A configuration may leave parameters out, which then have their default values.
+
+    Attributes
+    ----------
+    problem, device
+        Problem that is tuned, and device that the configurations run on.
+    parameters, default
+        Values of each parameter, and the default configuration.
+    combinations
+        Number of combinations of the parameters' values.
+    valid
+        Number of configurations that meet the rules, the heuristics and the limits of the device.
+    result
+        Result of the session; None before it is finished.
     """
 
     def __init__(self, session: sessions.Session, spec: KernelSpec, problem: Problem, resources: ExitStack) -> None:
-        self._session = session
-        self._spec = spec
-        self._problem = problem
-        self._resources = resources
-        self._result: TuneResult | None = None
-        self._is_open = True
-
-    @property
-    def problem(self) -> Problem:
-        """Problem that is tuned."""
-        return self._problem
-
-    @property
-    def device(self) -> DeviceProperties:
-        """Device that the configurations run on."""
-        return self._session.device
-
-    @property
-    def parameters(self) -> Mapping[str, tuple[Value, ...]]:
-        """Values of each parameter."""
-        return {parameter.name: parameter.values for parameter in self._spec.parameters}
-
-    @property
-    def default(self) -> Config:
-        """The default configuration."""
-        return self._spec.default
-
-    @property
-    def combinations(self) -> int:
-        """Number of combinations of the parameters' values."""
-        return self._session.space.combinations
-
-    @property
-    def valid(self) -> int:
-        """Number of configurations that meet the rules, the heuristics and the limits of the device."""
-        return len(self._session.space)
+        self._session, self._spec, self._resources, self._is_open = session, spec, resources, True
+        self.problem, self.device = problem, session.device
+        self.parameters = {parameter.name: parameter.values for parameter in spec.parameters}
+        self.default: Config = spec.default
+        self.combinations, self.valid = session.space.combinations, len(session.space)
+        self.result: TuneResult | None = None
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -538,11 +512,6 @@ class TuningSession(Result):
     def best(self) -> Trial | None:
         """The fastest trial that was verified; None where there is none."""
         return self._session.best
-
-    @property
-    def result(self) -> TuneResult | None:
-        """Result of the session; None before it is finished."""
-        return self._result
 
     @checked
     def ask(self, n: int = 1) -> list[Config]:
@@ -619,13 +588,13 @@ class TuningSession(Result):
         TuneResult
             As from `autotile.tune`. A second call returns the same.
         """
-        if self._result is None:
+        if self.result is None:
             self._check_open()
             self._is_open = False
             with self._resources:
-                self._result = self._session.finish()
+                self.result = self._session.finish()
             forget_served()  # the next get_best_kernel reads the database again
-        return self._result
+        return self.result
 
     def close(self) -> None:
         """Close the session without a result; its trials are stored. Closing twice is harmless."""
@@ -650,7 +619,7 @@ class TuningSession(Result):
     def _headline(self) -> str:
         best = self.best
         tried = f"{plural(len(self.trials), 'trial')}, best {time_text(best.time_us if best is not None else None)}"
-        return f"{self._problem} on {device_text(self.device)}: {'open' if self._is_open else 'closed'}, {tried}"
+        return f"{self.problem} on {device_text(self.device)}: {'open' if self._is_open else 'closed'}, {tried}"
 
 
 @checked

@@ -14,6 +14,7 @@ from autotile.api.targets import (
     checked_options,
     complete_config,
     open_problem,
+    problem_document,
     read_keywords,
     resolve_gpu,
     sizes_notice,
@@ -83,7 +84,7 @@ class VerifiedProblem:
     reason: str
     demoted: bool
     tied: bool
-    interrupted: bool = False
+    interrupted: bool
 
     @property
     def verdict(self) -> VerificationVerdict:
@@ -94,7 +95,8 @@ class VerifiedProblem:
             return "demoted"
         if self.speedup is None and self.reason:
             return "failed"
-        return "confirmed" if self.after is not None and _same(self.before, self.after) else "replaced"
+        is_same = self.after is not None and config_key(self.before) == config_key(self.after)
+        return "confirmed" if is_same else "replaced"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -139,9 +141,7 @@ class VerifyResult(Result):
         return to_document(
             [
                 {
-                    "kernel": one.problem.kernel,
-                    "problem": one.problem.sizes,
-                    "dtype": one.problem.dtype,
+                    **problem_document(one.problem),
                     "device": one.device,
                     "aged": one.aged,
                     "verdict": one.verdict,
@@ -279,8 +279,8 @@ def verify(
         result, fault, refused = retime(loaded, problem, bests, before.config, options)
         forget_served()  # the next look-up reads the database again
         after = _served(kernel, problem, options)
-        is_tuned = after.tier != "default"
-        refusal = refused.get(config_key(before.config), "")
+        is_tuned, key = after.tier != "default", config_key(before.config)
+        refusal = refused.get(key, "")
         problems.append(
             VerifiedProblem(
                 problem=problem,
@@ -294,7 +294,7 @@ def verify(
                 speedup=result.speedup if result is not None else None,
                 reason=refusal or fault,
                 demoted=bool(refusal),
-                tied=result is not None and any(_same(config, before.config) for config in result.ties),
+                tied=result is not None and key in map(config_key, result.ties),
                 interrupted=result is not None and result.interrupted,
             )
         )
@@ -332,9 +332,10 @@ def _verify_served(
         tried: set[str] = set()
         while True:
             before = _served(kernel, problem, options)
-            if before.tier == "exact" or config_key(before.config) in tried | _verified(before, loaded, options):
+            key = config_key(before.config)
+            if before.tier == "exact" or key in tried | _verified(before, loaded, options):
                 break
-            tried.add(config_key(before.config))
+            tried.add(key)
             announce(f"{problem}: verifying what is served ({before.tier})")
             interrupted, found, fault = False, None, "interrupted"
             try:
@@ -343,7 +344,7 @@ def _verify_served(
                 interrupted = True
             forget_served()
             after = _served(kernel, problem, options)
-            replaced = not _same(before.config, after.config)
+            replaced = key != config_key(after.config)
             measured = found.candidate.measurement if found is not None and not replaced else None
             yield VerifiedProblem(
                 problem=problem,
@@ -380,10 +381,6 @@ def _verified(served: BoundKernel, loaded: Kernel, options: TuneOptions) -> set[
 def _served(kernel: KernelName, problem: Problem, options: TuneOptions) -> BoundKernel:
     index = options.device_index if options.replay is None else None
     return find_best_result(kernel, problem.dtype, index, str(options.database), problem.sizes)
-
-
-def _same(a: Config, b: Config) -> bool:
-    return config_key(a) == config_key(b)
 
 
 @checked

@@ -184,7 +184,7 @@ class TuningWindow:
                 for dispatcher in list(dispatchers):
                     dispatcher.asked = None
             elif error is None and not self.replays:
-                outer._inner.append(self)
+                outer._inner += [self, *self._inner]
                 outer._asked |= self._asked
                 return
             else:  # it is to tune nothing that was asked for here
@@ -199,7 +199,7 @@ class TuningWindow:
         for dispatcher in list(dispatchers) if self._l2 is not None else ():
             dispatcher.refresher.refresh()  # what was served before
         found: dict[tuple[object, ...], _Collected] = {}
-        blocks = [*self._with_inner()]
+        blocks = [self, *self._inner]
         own = [[*block._requests(served, self._calls)] for block in blocks]
         for one in own[0]:
             if (known := found.setdefault(one.key, one)) is not one:
@@ -228,11 +228,6 @@ class TuningWindow:
                 f"{'is' if len(left) == 1 else 'are'} not tuned: {'; '.join(left)}; tune with a greater budget, or use "
                 "the block without strict"
             )
-
-    def _with_inner(self) -> Iterator[TuningWindow]:
-        yield self
-        for block in self._inner:
-            yield from block._with_inner()
 
     def _requests(
         self, served: Mapping[BoundKernel, Dispatcher], calls: Mapping[BoundKernel, int]
@@ -482,7 +477,12 @@ def tuning(
     for name in _OF_THE_BLOCK:
         if getattr(chosen, name) != getattr(usual, name):
             raise InputError(f"the option {name} follows from what the program asks for in the block; leave it out")
-    values = {name: _values(name, extent) for name, extent in (sizes or {}).items()}
+    values: dict[str, tuple[int, ...]] = {}
+    for name, extent in (sizes or {}).items():
+        found = set[int]()
+        for low, high in parse_extent(name, extent_text(name, extent)).parts:
+            found |= {low, high, *(2**power for power in range(low.bit_length(), high.bit_length()))}
+        values[name] = tuple(sorted(found))
     if (count := math.prod(map(len, values.values()))) > _MAX_ADDED:
         raise InputError(f"sizes are {count:,} for each problem, expected {_MAX_ADDED:,} at most")
     return TuningWindow(
@@ -494,11 +494,3 @@ def tuning(
         strict=strict,
         l2=state_of(l2, deployment),
     )
-
-
-def _values(name: str, extent: FamilySize) -> tuple[int, ...]:
-    """Return the sizes that an extent stands for."""
-    found = set[int]()
-    for low, high in parse_extent(name, extent_text(name, extent)).parts:
-        found |= {low, high, *(2**power for power in range(low.bit_length(), high.bit_length()))}
-    return tuple(sorted(found))

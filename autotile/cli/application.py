@@ -23,6 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from autotile.cli.commands import CARE, COMMANDS, add_command
+from autotile.cli.derivation import fill_in_replay
 from autotile.cli.output import (
     BAD_INPUT,
     INTERRUPTED,
@@ -134,29 +135,19 @@ class CommandLine(TyperGroup):
         with _interruptible():
             return super().invoke(ctx)
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, args: Sequence[str] | None = None, **settings: Any) -> Any:  # type: ignore[override]
         """Run a command and exit with its code, whatever ``standalone_mode`` is."""
         words = list(sys.argv[1:] if args is None else args)
         as_json = "--json" in words
         try:
-            code = self._run(words, as_json, prog_name, complete_var, windows_expand_args, **extra)
+            code = self._run(words, as_json, {**settings, "standalone_mode": False})
         except UnwrittenAnswerError as error:
             discard_output(sys.stdout)  # Python would write it again at exit
             show_error(str(error), type(error).__name__, as_json=False)
             code = NOTHING_FOUND
         sys.exit(code if isinstance(code, int) else 0)
 
-    def _run(
-        self, words: list[str], as_json: bool, prog_name: Any, complete_var: Any, expand: bool, **extra: Any
-    ) -> Any:
+    def _run(self, words: list[str], as_json: bool, settings: dict[str, Any]) -> Any:
         """Run a command and report its errors; return the exit code."""
         try:
             with warnings.catch_warnings():
@@ -169,7 +160,10 @@ class CommandLine(TyperGroup):
                         "variable PGPASSWORD; a whole URL may be given in AUTOTILE_DB, or as `database` in "
                         "autotile/config.toml in ~/.config"
                     )
-                return super().main(words, prog_name, complete_var, False, expand, **extra)
+                command = COMMANDS.get(next(iter(words), ""))
+                is_optional = command is not None and command.forms.get("replay", "").startswith("[")
+                given = fill_in_replay(words) if is_optional else words  # a bare --replay has a value of its own
+                return super().main(given, **settings)
         except UnwrittenAnswerError:
             raise
         except typer.TyperException as error:
@@ -189,18 +183,16 @@ class CommandLine(TyperGroup):
             if isinstance(error, CommandInterruptedError):
                 return INTERRUPTED
             return BAD_INPUT if isinstance(error, InputError) else NOTHING_FOUND
-        except OSError as error:
-            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-            if frame.f_globals["__name__"].split(".")[0] in ("rich", "typer"):  # they write the help, and nothing else
-                raise UnwrittenAnswerError(f"{error.strerror}: the help cannot be written") from None
-            kind = type(error).__name__
-            if error.filename is not None:
-                show_error(f"{error.filename}: {error.strerror}", kind, as_json=as_json)
-                return NOTHING_FOUND
-            show_error(report_crash(error, words), kind, as_json=as_json)
-            return UNEXPECTED
         except Exception as error:
-            show_error(report_crash(error, words), type(error).__name__, as_json=as_json)
+            kind = type(error).__name__
+            if isinstance(error, OSError):
+                *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+                if frame.f_globals["__name__"].split(".")[0] in ("rich", "typer"):  # they write nothing but the help
+                    raise UnwrittenAnswerError(f"{error.strerror}: the help cannot be written") from None
+                if error.filename is not None:
+                    show_error(f"{error.filename}: {error.strerror}", kind, as_json=as_json)
+                    return NOTHING_FOUND
+            show_error(report_crash(error, words), kind, as_json=as_json)
             return UNEXPECTED
 
     def _option_hint(self, error: ProblemError, words: list[str]) -> str:
@@ -288,14 +280,7 @@ _MAX_LINE = 300
 def report_crash(error: BaseException, words: Sequence[str]) -> str:
     """Write a report to a new file in the temporary folder, readable by its owner only; return the error message.
 
-    Passwords of the command line are masked, in the report and in the message.
-
-    Parameters
-    ----------
-    error
-        The exception.
-    words
-        Arguments of the command line.
+    Passwords among the words of the command line are masked, in the report and in the message.
     """
     found = [match[2] for word in words for pattern in _PASSWORDS for match in pattern.finditer(word)]
     passwords = set(filter(None, (*found, *map(unquote, found))))

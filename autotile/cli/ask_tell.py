@@ -32,10 +32,7 @@ class Told(msgspec.Struct, forbid_unknown_fields=True):
 class AskTellLine(msgspec.Struct, forbid_unknown_fields=True):
     """One line of standard input, with one of ``ask``, ``evaluate``, ``tell`` and ``finish``.
 
-    Attributes
-    ----------
-    id
-        Repeated in the answer.
+    The answer repeats its ``id``.
     """
 
     id: int | Name | None = None
@@ -46,14 +43,9 @@ class AskTellLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def drive(tune: Callable[..., Any], places: Sequence[Any], arguments: Mapping[str, Any]) -> None:
-    """Tune by the lines of standard input; the last line of the answers is the result.
+    """Call `autotile.tune` with the lines of standard input as the search; the last line of the answers is the result.
 
     The exit code is 1 if no configuration ran.
-
-    Parameters
-    ----------
-    tune, places, arguments
-        `autotile.tune`, with its arguments but for the search.
     """
     result = tune(*places, **arguments, search=serve, announce=notice)
     _write({"result": result.to_json()})
@@ -116,14 +108,13 @@ def _answer(session: TuningSession, request: AskTellLine) -> dict[str, Any]:
 
 
 def _ready(session: TuningSession) -> dict[str, Any]:
+    from autotile.api.targets import problem_document
     from autotile.tuning.result import trial_entry
 
     best = session.best
     return {
         "format": _FORMAT,
-        "kernel": session.problem.kernel,
-        "problem": dict(session.problem.sizes),
-        "dtype": session.problem.dtype,
+        **problem_document(session.problem),
         "device": session.device.identity,
         "parameters": {name: list(values) for name, values in session.parameters.items()},
         "default": dict(session.default),

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
 from autotile.cli.derivation import (
     PANELS,
     Described,
     describe,
-    fill_in_replay,
     flags_of,
     in_options,
     parameter_of,
@@ -69,6 +67,9 @@ _FORMS = {
     "architectures": "--arch SM",
     "verify_problem": "SIZE=N[,...]",
     "bundle": "FILE",
+    "csv": "FILE|-",
+    "parquet": "FILE",
+    "as_json": "--json",
 }
 """Option, metavar and bounds of parameters, where the name does not say them."""
 _CSV = Described("csv", "str", None, False, "Write every column as CSV; - for standard output.", "no")
@@ -130,10 +131,8 @@ class Command:
 
 
 def _tuned(result: Any) -> int:
-    for entry in getattr(result, "entries", ()):  # of a plan
-        if entry.state not in ("tuned", "done"):
-            return NOTHING_FOUND
-    return NOTHING_FOUND if getattr(result, "winner", result) is None else 0
+    is_tuned = getattr(result, "is_complete", True)  # of a plan
+    return 0 if is_tuned and getattr(result, "winner", result) is not None else NOTHING_FOUND
 
 
 def _verified(result: Any) -> int:
@@ -177,7 +176,7 @@ def _compilation(given: Mapping[str, Any], stack: ExitStack) -> Mapping[str, Any
         return {}
     from autotile.cli.progress import CountProgress
 
-    return {"observe": stack.enter_context(CountProgress(error_console(), "compiling", "cannot be launched"))}
+    return {"observe": stack.enter_context(CountProgress(error_console()))}
 
 
 _DB = "api.databases.db_"
@@ -375,7 +374,6 @@ COMMANDS: Mapping[str, Command] = {
         "api.doctor.doctor",
         ("autotile doctor", "autotile doctor --json"),
         CARE,
-        {"database": "--db PATH|URL"},
         remark="Exits with 0 if tuning works, on a GPU or by replay.",
         code=lambda result: 0 if result.works else NOTHING_FOUND,
     ),
@@ -409,14 +407,6 @@ COMMANDS: Mapping[str, Command] = {
 """Commands by their names, in the order of the help; those of a group have its name in front."""
 
 
-class _Replaying(TyperCommand):
-    """Command whose ``--replay`` may stand alone."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Give a bare ``--replay`` its value."""
-        return super().parse_args(ctx, fill_in_replay(args))
-
-
 def add_command(app: typer.Typer, name: str) -> None:
     """Add a command, or the group ``db`` with its commands, to an application."""
     if name == "db":
@@ -440,7 +430,6 @@ def _add(app: typer.Typer, name: str, command: Command) -> None:
     forms = {**_FORMS, **command.forms}
     flags = {one.name: flags_of(one.name, forms.get(one.name, ""))[-1] for one in described}
     plain = [*described, *command.own, *([_JSON] if command.has_json else [])]
-    forms |= {"csv": "FILE|-", "parquet": "FILE", "as_json": "--json"}
     if command.words is not None:  # they take the place of the arguments
         metavar, _ = command.words
         first = plain[0]
@@ -461,14 +450,13 @@ def _add(app: typer.Typer, name: str, command: Command) -> None:
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__doc__ = "\n\n".join(filter(None, [in_options(text, flags), command.remark]))
-    cls = _Replaying if command.forms.get("replay", "").startswith("[") else TyperCommand
-    app.command(name, cls=cls, epilog=examples(*command.examples))(run)
+    app.command(name, epilog=examples(*command.examples))(run)
 
 
 def _run(command: Command, described: Sequence[Described], given: dict[str, Any]) -> None:
     """Call the function of a command, show its result, and exit with the code."""
-    as_json, csv, parquet = (given.pop(name, None) for name in ("as_json", "csv", "parquet"))
-    check_csv(csv, as_json=bool(as_json))
+    as_json, csv, parquet = bool(given.pop("as_json", False)), given.pop("csv", None), given.pop("parquet", None)
+    check_csv(csv, as_json=as_json)
     check_output(parquet)
     is_driven = given.pop("ask_tell", False)
     if command.words is not None:
@@ -501,9 +489,9 @@ def _run(command: Command, described: Sequence[Described], given: dict[str, Any]
         else:
             print_line(result)
     elif csv is not None or parquet is not None:
-        _write(result, csv, parquet, as_json=bool(as_json))
+        _write(result, csv, parquet, as_json=as_json)
     elif result is not None:
-        show(result, as_json=bool(as_json))
+        show(result, as_json=as_json)
     code = command.code(result)
     if getattr(result, "interrupted", False):
         code = INTERRUPTED

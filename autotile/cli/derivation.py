@@ -71,10 +71,7 @@ class Described:
 def describe(path: str) -> tuple[str, list[Described]]:
     """Return the summary of a public function with what follows it, and its parameters, those of options included.
 
-    Parameters
-    ----------
-    path
-        Module below `autotile`, and name of the function.
+    ``path`` is the module below `autotile` and the name of the function.
     """
     module, _, name = path.rpartition(".")
     source = _source(f"autotile.{module}")
@@ -137,18 +134,10 @@ def flags_of(name: str, form: str = "") -> list[str]:
 def parameter_of(
     one: Described, form: str, flags: Mapping[str, str], *, hidden: bool = False, panel: str | None = None
 ) -> inspect.Parameter:
-    """Return a parameter of a command.
+    """Return a parameter of a command, which the help shows in a panel unless it is hidden.
 
-    Parameters
-    ----------
-    one
-        The parameter of the function.
-    form
-        Option, metavar and bounds, in words; each may be left out.
-    flags
-        Options by the names of parameters, which replace these names in the help.
-    hidden, panel
-        Whether it is left out of the page of help, and the panel that it stands in.
+    The form has option, metavar and bounds, in words; each may be left out. The flags are options by the names of
+    parameters, which they replace in the help.
     """
     words = form.split()
     bounds = next((word for word in words if re.fullmatch(r"[\d.]*\.\.[\d.]*", word)), "..")
@@ -232,13 +221,7 @@ _DATABASE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 
 
 def read_assignments(words: Iterable[str]) -> dict[str, str]:
-    """Split ``NAME=VALUE`` words.
-
-    Raises
-    ------
-    InputError
-        A word has no name, no value or no ``=``, or a name is given twice.
-    """
+    """Split ``NAME=VALUE`` words; an `InputError` if one lacks name, value or ``=``, or a name is given twice."""
     assignments: dict[str, str] = {}
     for word in words:
         name, equals, text = word.partition("=")
@@ -253,10 +236,7 @@ def read_assignments(words: Iterable[str]) -> dict[str, str]:
 def read_size(name: str, text: str) -> int:
     """Convert a word to a problem size or flag; only the kernel distinguishes them, so the range is not checked here.
 
-    Raises
-    ------
-    ProblemError
-        The word is not a decimal integer.
+    It is a `ProblemError` if the word is not a decimal integer.
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_SIZE_DIGITS):
         from autotile.kernel.problem import MAX_SIZE
@@ -304,10 +284,7 @@ def read_values(spec: KernelSpec, words: Iterable[str]) -> dict[str, Value]:
 def read_selections(words: Iterable[str]) -> list[tuple[str, dict[str, int] | None]]:
     """Parse ``KERNEL [SIZE=N ...] ...``, where sizes belong to the kernel before them; None for a kernel without sizes.
 
-    Raises
-    ------
-    InputError
-        The first word is no kernel, or a size cannot be read.
+    It is an `InputError` if the first word is no kernel, or a size cannot be read.
     """
     groups: list[tuple[str, list[str]]] = []
     for word in words:

@@ -15,7 +15,7 @@ from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
-from rich.segment import Segment
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -68,9 +68,9 @@ def show(result: Result, *, as_json: bool) -> None:
     if as_json:
         print_json(result.to_json())
         return
-    rendered = Trimmed(render(result))
+    rendered = render(result)
     with _answering():
-        console(sys.stdout).print(rendered)
+        print_trimmed(console(sys.stdout), rendered)
         sys.stdout.flush()
 
 
@@ -92,10 +92,7 @@ STANDARD_OUTPUT = "-"
 def check_csv(csv: str | None, *, as_json: bool) -> None:
     """Raise before anything is done if a table cannot be written as CSV where it is to be.
 
-    Raises
-    ------
-    InputError
-        JSON goes to standard output, too, or the path is none of a file, or its folder does not exist.
+    It is an `InputError` if JSON goes to standard output, too, or for what `check_output` raises.
     """
     if csv != STANDARD_OUTPUT:
         check_output(csv)
@@ -114,23 +111,8 @@ def check_output(file: str | None) -> None:
 def write_table_file(file: str, columns: ColumnTable, row: str, *, as_parquet: bool = False) -> None:
     """Write a table to a file as CSV or Parquet, with a remark that says so, or as CSV to standard output.
 
-    Parameters
-    ----------
-    file
-        Path of the file, or `STANDARD_OUTPUT`, which is no place for Parquet.
-    columns
-        The table.
-    row
-        Word for one of its rows.
-    as_parquet
-        Whether to write Parquet.
-
-    Raises
-    ------
-    InputError
-        The path is none of a file, or the file cannot be written.
-    ToolchainError
-        pyarrow is not installed.
+    ``row`` is a word for one of its rows. It is an `InputError` if the file cannot be written, and a `ToolchainError`
+    if pyarrow is not installed.
     """
     from io import TextIOWrapper
 
@@ -174,10 +156,7 @@ def show_warning(message: Warning | str, category: type[Warning], *_: Any) -> No
 def show_error(message: str, kind: str, *, as_json: bool, rescued: str = "") -> None:
     """Print an error on standard error, and with ``as_json`` as a document on standard output, too.
 
-    Parameters
-    ----------
-    rescued
-        As in `autotile.errors.RescuedRunError`; stated in the document.
+    The document states what is ``rescued``, as in `autotile.errors.RescuedRunError`.
     """
     message = masked_message(message)  # a URL may stand in any argument, such as in place of a kernel
     _print_remark(Text.assemble(("error: ", "bold red"), shown_text(message, lines=True)))
@@ -195,12 +174,8 @@ def _print_remark(text: Text) -> None:
 class _OptionalStream:
     """A text stream that may fail: after the first error, what is written to it is discarded.
 
-    Rich ends the process if a pipe is broken; progress and remarks are not worth a session.
-
-    Parameters
-    ----------
-    stream
-        The stream; None if the process has none.
+    Rich ends the process if a pipe is broken; progress and remarks are not worth a session. The stream is None if the
+    process has none.
     """
 
     def __init__(self, stream: IO[str] | None) -> None:
@@ -249,13 +224,7 @@ class _OptionalStream:
 
 
 def discard_output(stream: IO[str] | None) -> None:
-    """Redirect the descriptor of a stream to the null device.
-
-    Raises
-    ------
-    OSError, ValueError
-        The stream has no descriptor.
-    """
+    """Redirect the descriptor of a stream to the null device; an `OSError` or `ValueError` if it has none."""
     if stream is not None:
         null = os.open(os.devnull, os.O_WRONLY)
         try:
@@ -310,36 +279,27 @@ COLUMN_GAP = 3
 """Characters between two columns of a table: two of padding and one of the divider."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trimmed:
-    """Renderable without the trailing spaces that fill its lines up to the width of the table or of the terminal.
+def print_trimmed(console: Console, renderable: RenderableType) -> None:
+    """Print without the trailing spaces that fill lines up to the width of the table or of the terminal.
 
     Characters that a terminal would act upon are escaped.
     """
-
-    renderable: RenderableType
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render it line by line."""
-        for rendered in Segment.split_lines(console.render(self.renderable, options)):
-            line = [segment._replace(text=shown_text(segment.text)) for segment in rendered if not segment.control]
-            while line and not line[-1].text.strip():
-                line.pop()
-            if line:
-                last = line.pop()
-                yield from (*line, Segment(last.text.rstrip(), last.style))
-            yield Segment.line()
+    trimmed: list[Segment] = []
+    for rendered in Segment.split_lines(console.render(renderable)):
+        line = [segment._replace(text=shown_text(segment.text)) for segment in rendered if not segment.control]
+        while line and not line[-1].text.strip():
+            line.pop()
+        if line:
+            last = line.pop()
+            trimmed += [*line, Segment(last.text.rstrip(), last.style)]
+        trimmed.append(Segment.line())
+    console.print(Segments(trimmed))
 
 
 def table(*headings: str, wrap: bool = True) -> Table:
-    """Return an empty table with a thin line under its headings.
+    """Return an empty table with a thin line under its headings, of which the prefix `RIGHT` aligns a column there.
 
-    Parameters
-    ----------
-    *headings
-        Heading of each column; the prefix `RIGHT` aligns the column at the right.
-    wrap
-        Whether texts that are too long are wrapped; figures never are.
+    Texts that are too long are wrapped or cut; figures never are.
     """
     empty = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for heading in headings:
@@ -377,15 +337,7 @@ def render(result: Result) -> RenderableType:
 
 
 def facts(rows: Iterable[tuple[str, RenderableType]], *, min_label_width: int = 0) -> Table:
-    """Return labels with their values, one pair a line.
-
-    Parameters
-    ----------
-    rows
-        Labels and values; a value of several lines is a renderable, see `lines`.
-    min_label_width
-        Minimum width of the column of labels, in characters.
-    """
+    """Return labels, at least so many characters wide, with their values; one of several lines comes from `lines`."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True, min_width=min_label_width)
     grid.add_column(overflow="fold")
@@ -409,50 +361,33 @@ _INDENT = 2
 class Listing:
     """Table that wraps no text: columns that do not fit move to lines of their own under each row.
 
-    Attributes
-    ----------
-    headings
-        As for `table`.
-    rows
-        Texts of the columns of each row.
-    movable
-        Headings of the columns to move first, in this order. The other columns follow from the right; the first column
-        never moves.
+    The ``movable`` ones move first, in this order, then the others from the right; the first column never moves.
     """
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     movable: Sequence[str] = ()
 
-    def __post_init__(self) -> None:
-        """Escape the texts."""
-        object.__setattr__(self, "rows", [tuple(map(shown_text, row)) for row in self.rows])
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render as many columns side by side as fit, and the others under each row."""
-        kept, names = self._kept(options.max_width), list(map(plain_heading, self.headings))
+        names, rows = list(map(plain_heading, self.headings)), [tuple(map(shown_text, row)) for row in self.rows]
+        widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
+        kept = list(range(len(widths)))
+        first = [names.index(name) for name in self.movable if name in names]
+        for index in first + [index for index in reversed(range(1, len(names))) if index not in first]:
+            if sum(widths[column] for column in kept) + COLUMN_GAP * (len(kept) - 1) <= options.max_width:
+                break
+            kept.remove(index)
         filled = table(*(self.headings[index] for index in kept), wrap=False)
-        for row in self.rows:
+        for row in rows:
             filled.add_row(*(row[index] for index in kept))
         lines = console.render_lines(filled, options, pad=False)
         moved = [index for index in range(len(names)) if index not in kept]
         label_width = max((len(names[index]) for index in moved), default=0)
         for head in lines[:_HEADING_LINES]:
             yield from (*head, Segment.line())
-        for line, row in zip(lines[_HEADING_LINES:], self.rows, strict=True):
+        for line, row in zip(lines[_HEADING_LINES:], rows, strict=True):
             yield from (*line, Segment.line())
             details = [(names[index], row[index]) for index in moved if row[index] not in ("", NOTHING)]
             if details:
                 yield Padding(facts(details, min_label_width=label_width), (0, 0, 0, _INDENT), expand=False)
-
-    def _kept(self, max_width: int) -> list[int]:
-        """Return the columns that fit side by side."""
-        names = list(map(plain_heading, self.headings))
-        widths = [max(map(cell_len, column)) for column in zip(names, *self.rows, strict=True)]
-        kept = list(range(len(widths)))
-        first = [names.index(name) for name in self.movable if name in names]
-        for index in first + [index for index in reversed(range(1, len(names))) if index not in first]:
-            if sum(widths[column] for column in kept) + COLUMN_GAP * (len(kept) - 1) <= max_width:
-                break
-            kept.remove(index)
-        return kept

@@ -28,8 +28,17 @@ _BAR_WIDTH = 24
 class _LivePicture:
     """A picture that is redrawn on a terminal within its context; elsewhere nothing is drawn by itself."""
 
-    _live: Live | None
-    _console: Console
+    def __init__(self, console: Console, picture: Callable[[], RenderableType]) -> None:
+        self._console, self._live = console, None
+        if console.is_terminal:
+            self._live = Live(
+                console=console,
+                get_renderable=picture,
+                refresh_per_second=_REFRESHES_PER_S,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
 
     def remark(self, text: str) -> None:
         """Print a remark above the picture, unless it is empty."""
@@ -51,19 +60,11 @@ class TuneProgress(_LivePicture):
     """Observer of sessions; a context manager, which shows them.
 
     A session in a schedule gets a heading. Of sessions on several GPUs at the same time, the picture is of the one that
-    began last; those of a plan have a line each, below a bar for all its problems.
-
-    Parameters
-    ----------
-    console
-        Console of standard error. If it is no terminal, a line is printed as a phase or a wait begins, as a problem of
-        a plan ends, and every 15 seconds.
-    before
-        Text of the picture before the first state.
+    began last; those of a plan have a line each, below a bar for all its problems. If standard error is no terminal, a
+    line is printed as a phase or a wait begins, as a problem of a plan ends, and every 15 seconds.
     """
 
     def __init__(self, console: Console, before: str = "enumerating the search space") -> None:
-        self._console = console
         self._before = before
         self._latest: Progress | None = None
         self._running: dict[int, Progress] = {}
@@ -74,7 +75,7 @@ class TuneProgress(_LivePicture):
         self._received_s = self._begun_s = time.monotonic()
         self._printed_s = float("-inf")
         self._phase = ("", "")
-        self._live = _live(console, self._picture)
+        super().__init__(console, self._picture)  # which draws the first one
 
     def __call__(self, progress: Progress) -> None:
         """Show a state, of the first session with its notices."""
@@ -163,26 +164,13 @@ def _problem_line(progress: Progress) -> str:
 
 
 class CountProgress(_LivePicture):
-    """Observer of something that is done one by one; a context manager, which shows it with the time that is left.
+    """Observer of compilations; a context manager, which shows their number with the time that is left."""
 
-    Parameters
-    ----------
-    console
-        Console of standard error.
-    phase
-        What is done.
-    failure
-        What is the matter with the failed ones.
-    """
-
-    def __init__(self, console: Console, phase: str, failure: str) -> None:
-        self._console = console
-        self._phase = phase
-        self._failure = failure
+    def __init__(self, console: Console) -> None:
         self._pace = Pace()
         self._latest: SurveyProgress | None = None
         self._received_s = self._printed_s = time.monotonic()
-        self._live = _live(console, self._picture)
+        super().__init__(console, self._picture)
 
     def __call__(self, state: SurveyProgress) -> None:
         """Show a state."""
@@ -194,9 +182,9 @@ class CountProgress(_LivePicture):
             self._console.print(", ".join(self._texts(state, 0.0)), soft_wrap=True)
 
     def _texts(self, state: SurveyProgress, since_s: float) -> list[str]:
-        texts = [f"{self._phase} {state.done:,}/{state.planned:,}"]
+        texts = [f"compiling {state.done:,}/{state.planned:,}"]
         if state.failed:
-            texts.append(f"{state.failed:,} {self._failure}")
+            texts.append(f"{state.failed:,} cannot be launched")
         texts.append(f"{duration_text(state.elapsed_s + since_s)} elapsed")
         if (each_s := self._pace.mean_s) is not None and state.done < state.planned:
             texts.append(f"about {duration_text(max(0.0, each_s * (state.planned - state.done) - since_s))} left")
@@ -212,29 +200,10 @@ class CountProgress(_LivePicture):
         return line
 
 
-def _live(console: Console, picture: Callable[[], RenderableType]) -> Live | None:
-    """Return a display that redraws a picture on a terminal; None if the console is none."""
-    if not console.is_terminal:
-        return None
-    return Live(
-        console=console,
-        get_renderable=picture,
-        refresh_per_second=_REFRESHES_PER_S,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
-
-
 def completion(progress: Progress, since_s: float) -> tuple[float, float | None]:
     """Return how much of the search is done, and the total: trials, or seconds if only a budget ends the search.
 
-    Parameters
-    ----------
-    progress
-        Last observed state.
-    since_s
-        Seconds since it was observed.
+    The state was observed ``since_s`` seconds ago.
     """
     if progress.target is None and progress.budget_s is not None:
         return min(progress.elapsed_s + since_s, progress.budget_s), progress.budget_s

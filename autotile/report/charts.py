@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import compress, cycle, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -109,15 +109,14 @@ def finals_chart(study: StudyData) -> Chart:
             text = f"{with_units(label(measured_text(default.trial)))} \N{RIGHTWARDS ARROW}"
             place = {"x": 1, "xref": "paper", "xanchor": "right", "y": finalist_label(default), "yref": "y"}
             notes.append({**place, "text": text, "showarrow": False, "font": {"color": INK, "size": 12}})
-    kinds: Sequence[tuple[str, str, str, Callable[[Finalist], bool]]] = (
-        ("winner", "circle", ACCENT, lambda one: one.rank == 1),
-        ("ties with the winner", "circle-open", ACCENT, lambda one: one.is_tie and not one.is_default),
-        ("default", "diamond", INK, lambda one: one.is_default and one.rank > 1),
-        ("slower", "circle", MUTED, lambda one: not one.is_tie and not one.is_default and one.rank > 1),
-    )
     traces = []
-    for name, symbol, color, belongs in kinds:
-        if chosen := [one for one in ranked if belongs(one)]:
+    for name, symbol, color, belongs in (
+        ("winner", "circle", ACCENT, [one.rank == 1 for one in ranked]),
+        ("ties with the winner", "circle-open", ACCENT, [one.is_tie and not one.is_default for one in ranked]),
+        ("default", "diamond", INK, [one.is_default and one.rank > 1 for one in ranked]),
+        ("slower", "circle", MUTED, [not one.is_tie and not one.is_default and one.rank > 1 for one in ranked]),
+    ):
+        if chosen := list(compress(ranked, belongs)):
             times = [(one.trial.time_us or 0.0, *_bounds(one.trial)) for one in chosen]
             trace = points(
                 [time_us for time_us, _, _ in times],
@@ -314,8 +313,7 @@ def _panels(
 def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "trials") -> Chart:
     """Return the best result so far over trials or seconds, with the outcome of each trial and what was expected."""
     name, title = f"best_over_{axis}", f"Best so far over {axis}"
-    found = (study.score(one.trial) for one in study.trials)
-    scores = np.array([math.nan if score is None else score for score in found], np.float64)
+    scores = np.array([study.score(one.trial) for one in study.trials], np.float64)  # None becomes NaN
     timed = np.isfinite(scores) & (scores > 0)
     if not timed.any():
         return Chart(name, title, None, "No trial has a time yet.")
@@ -324,12 +322,9 @@ def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "tr
     best = accumulated.accumulate(np.where(timed, scores, worst))
     best = np.where(np.isinf(best), np.nan, best)
     improved = np.append(True, best[1:] != best[:-1])
-    drawn = np.ones(len(best), np.bool_)
-    if len(best) > _MAX_POINTS:
-        drawn[:] = False
-        drawn[np.linspace(0, len(best) - 1, _MAX_POINTS).astype(np.int64)] = True
-        drawn[1:] |= improved[1:]
-    quantity = label(study.settings.objective) if study.has_own_objective else TIME_AXIS
+    drawn = improved.copy()
+    drawn[np.linspace(0, len(best) - 1, min(len(best), _MAX_POINTS)).astype(np.int64)] = True
+    quantity = label(study.settings.objective) if study.settings.objective else TIME_AXIS
     outcomes = np.array([str(one.trial.outcome) for one in study.trials])
     above = np.full(len(xs), float(np.nanmax(scores)) * 1.08)  # where the failed trials are drawn
     traces = []
@@ -354,7 +349,7 @@ def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "tr
         gain = 100 * stopped.expected_gain
         shown = f"{gain:.2g} %" if gain >= 0.01 else "less than 0.01 %"
         expected = f"At the end, {stopped.more_trials:,} more trials were expected to gain {shown}."
-        if not study.has_own_objective:
+        if not study.settings.objective:
             last_x, last_y = float(xs[-1]), float(best[-1])
             end = last_x + last_x / len(xs) * min(stopped.more_trials, 0.15 * len(xs))
             traces.append(
@@ -402,7 +397,7 @@ class StudyEffects:
     """
 
     effects: tuple[EffectEntry, ...]
-    doubt: str = ""
+    doubt: str
     insight: str = ""
 
     def order(self, parameters: Sequence[str]) -> list[str]:
@@ -450,9 +445,9 @@ def timed_trials(study: StudyData) -> list[Trial]:
 def values_of(trials: Sequence[Trial], name: str) -> tuple[Value, ...]:
     """Return the values that a parameter had, numbers in ascending order."""
     found = {_typed(trial.config[name]): trial.config[name] for trial in trials}
-    texts = [value for value in found.values() if isinstance(value, str)]
-    numbers = [value for value in found.values() if not isinstance(value, str)]
-    return (*sorted(numbers, key=lambda value: (float(value), str(value))), *sorted(texts))
+    return tuple(
+        sorted(found.values(), key=lambda one: (1, 0.0, one) if isinstance(one, str) else (0, float(one), str(one)))
+    )
 
 
 def _typed(value: Value) -> tuple[type, Value]:
@@ -756,7 +751,7 @@ def roofline_chart(studies: StudyData | Sequence[StudyData]) -> Chart:
         for kind, trial in [*(others if alone else ()), ("winner", study.winner)]:
             work = study.work_of(trial)
             if trial is not None and trial.time_us and work.flops and work.bytes:
-                text = config_text(trial.config) if alone else source_text(str(study.problem), study.key.source)
+                text = config_text(trial.config) if alone else source_text(str(study.key.problem), study.key.source)
                 found.append((kind, trial, work.flops / work.bytes, work.flops / trial.time_us / 1e6, text))
     if not found or memory is None:
         missing = "the kernel does not state its operations and bytes ([work])" if not found else roofline.origin
@@ -768,9 +763,8 @@ def roofline_chart(studies: StudyData | Sequence[StudyData]) -> Chart:
     low, high = min([*intensities, *ridges]) / 4, max([*intensities, *ridges]) * 4
     dash = "solid" if roofline.is_measured else "dash"
     lines = [(memory, [low, max(ridges, default=max(intensities))], INK)]
-    colors = (INK, MUTED, FAINT)
-    for place, (roof, ridge) in enumerate(zip(roofs, ridges, strict=True)):
-        lines.append((roof, [max(low, ridge), high], colors[place % 3]))
+    for roof, ridge, color in zip(roofs, ridges, cycle((INK, MUTED, FAINT)), strict=False):
+        lines.append((roof, [max(low, ridge), high], color))
     traces = [
         go.Scatter(
             x=ends,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, TypeGuard
 
 from autotile.core.argument_types import checked
 from autotile.core.model import Measurement, Outcome, Trial, config_key, config_text, timed_config
@@ -41,7 +41,7 @@ from autotile.database.keys import (
     study_columns,
     versioned_document,
 )
-from autotile.report.page import DataTable, Markup, Page, number, static_table, tag, words
+from autotile.report.page import Markup, Page, number, static_table, tag, words
 from autotile.report.theme import (
     ACCENT,
     FAINT,
@@ -89,12 +89,8 @@ _VERDICTS = {
 """Label, symbol and colour of each verdict on the page."""
 
 
-class Difference(NamedTuple):
-    """Something other than the times in which two results differ, with both values as text."""
-
-    name: str
-    a: str
-    b: str
+Difference = tuple[str, str, str]
+"""Something other than the times in which two results differ: its name, and both values as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +178,7 @@ class ComparedProblem:
             "common_configs": self.common_count,
             "repeat_spread": self.repeat_spread,
             "clock_ratio": self.clock_ratio,
-            "differences": [each._asdict() for each in self.differences],
+            "differences": [dict(zip(("name", "a", "b"), each, strict=True)) for each in self.differences],
         }
 
 
@@ -270,9 +266,9 @@ class DatabaseComparison(Result):
     def _changes(self, arrow: str) -> Iterator[tuple[str, str]]:
         """Yield what differs besides the times, the clock included, as pairs of a name and a text."""
         total = len(self.problems)
-        for one, count in self.differences:
+        for (name, a, b), count in self.differences:
             of = "" if count == total else f" ({count} of {plural(total, 'problem')})"
-            yield one.name, f"{one.a} {arrow} {one.b}{of}"
+            yield name, f"{a} {arrow} {b}{of}"
         if (clock := self.clock_ratio) is not None:
             change = f"{percent_text(abs(clock - 1))} {'longer' if clock > 1 else 'less'}"
             yield "clock", f"the reference kernel, which follows it, took {change} in B"
@@ -384,7 +380,7 @@ class DatabaseComparison(Result):
                         changes[2][0],
                     )
                 )
-            page.add("problems", "Problems", page.data_table(DataTable("comparison", columns, rows)), link="Problems")
+            page.add("problems", "Problems", page.data_table("comparison", (columns, rows)), link="Problems")
         for name, only in (("A", self.only_a), ("B", self.only_b)):
             if only:
                 left = [(*study_columns(one.key), with_units(_best_time(one.best)), one.remark) for one in only]
@@ -498,7 +494,8 @@ def compare(a: str | Path, b: str | Path) -> DatabaseComparison:
         (ours, older_a), (theirs, older_b) = _newest(first), _newest(second)
         matched = _matched(ours, theirs)
         pairs = [(x, y, x.best, y.best) for x, y in matched if x.best is not None and y.best is not None]
-        level = sum(_is_resolved(one.trial) and _is_resolved(other.trial) for _, _, one, other in pairs)
+        times = [(one.trial.measurement, other.trial.measurement) for _, _, one, other in pairs]
+        level = sum(_is_resolved(first) and _is_resolved(second) for first, second in times)
         problems = []
         for _, _, one, other in pairs:
             both = first.trials(one.study_id), second.trials(other.study_id)
@@ -573,7 +570,7 @@ def _compared(
 
     def ratio(other: Trial | None) -> Interval | None:
         first, second = a.trial.measurement, other.measurement if other is not None else None
-        if first is None or second is None or not all(_is_resolved(one) for one in (a.trial, other)):
+        if not _is_resolved(first) or not _is_resolved(second):
             return None
         return _ratio_of_sessions(first, second, level, spread, clock)
 
@@ -598,7 +595,7 @@ def _compared(
         common_count=len(shared),
         repeat_spread=spread,
         clock_ratio=clock,
-        differences=tuple(Difference(name, first or NOTHING, second or NOTHING) for name, first, second in differences),
+        differences=tuple((name, first or NOTHING, second or NOTHING) for name, first, second in differences),
     )
 
 
@@ -632,9 +629,8 @@ def _repeat_spread(best: Trial, trials: Iterable[Trial]) -> float:
     return math.expm1(median(others)) if others else 0.0
 
 
-def _is_resolved(trial: Trial | None) -> bool:
+def _is_resolved(measurement: Measurement | None) -> TypeGuard[Measurement]:
     """Test that the interval of a time holds at 95 %; one without samples is taken as it is stored."""
-    measurement = trial.measurement if trial is not None else None
     if measurement is None or measurement.low_us <= 0.0:
         return False
     count = len(measurement.samples_us)

@@ -13,7 +13,7 @@ import socket
 import time
 import warnings
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from importlib import import_module
 from itertools import count
 from pathlib import Path
 from threading import Condition, Event, Lock, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sqlalchemy import Connection, func, select
@@ -49,6 +49,9 @@ from autotile.report.page import asset, plotly_script
 from autotile.report.study import RunSettings, StudyData, StudyReader, lenient
 from autotile.report.theme import DARK, LIGHT, load_plotly, with_units
 
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 _MAX_SESSIONS = 16
 """Sessions of a database that are listed, the newest first; a session of a family or an operation tunes one problem
 after the other."""
@@ -69,6 +72,8 @@ _WAITING_S = 2.0
 _DRAW_SHARE = 0.25
 """Share of the time that may be spent on drawing a session that runs."""
 _SERVER_TIMEOUT_S = 5.0
+_STATED: Any = tuple[Moment, Moment, Moment | None, str, Whole, Whole]
+"""Start, newest trial and end of a run, its host, and the number of its trials and the newest of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +275,7 @@ class DatabaseFollower:
             newest = newest.join(STUDIES, STUDIES.c.id == RUNS.c.study_id).where(STUDIES.c.kernel.in_(self._kernels))
         columns = (RUNS.c.id, RUNS.c.study_id, RUNS.c.started_at, RUNS.c.ended_at, RUNS.c.host)
         query = select(*columns).where(RUNS.c.id.in_(newest)).order_by(RUNS.c.id.desc()).limit(_MAX_SESSIONS)
-        found = [dict(row) for row in connection.execute(query).mappings()]
+        found = list(connection.execute(query).mappings())
         searched = func.count().filter(TRIALS.c.phase == "search")
         counted = select(TRIALS.c.run_id, searched, func.max(TRIALS.c.id), func.max(TRIALS.c.created_at)).where(
             TRIALS.c.run_id.in_([row["id"] for row in found])
@@ -279,38 +284,33 @@ class DatabaseFollower:
         if missing := {row["study_id"] for row in found} - self._studies.keys():
             studies = select(STUDIES).where(STUDIES.c.id.in_(missing))
             self._studies |= {study.study_id: study for study in parsed_rows(connection, studies, stored_study)}
-        sessions = [session for row in found if (session := self._session(row, *counts.get(row["id"], (0, 0, None))))]
+        sessions = []
+        for row in found:
+            trials, last_trial, last_at = counts.get(row["id"], (0, 0, None))
+            stated = row["started_at"], last_at or row["started_at"], row["ended_at"], row["host"], trials, last_trial
+            study = self._studies.get(row["study_id"])
+            with suppress(DataError):  # a row that does not match its schema
+                started_at, newest_at, ended_at, host, trials, last_trial = convert(stated, _STATED)
+                if study is not None:
+                    session = LiveSession(
+                        f"{self._label}-{study.study_id}",
+                        self._opened,
+                        row["id"],
+                        study,
+                        self.location,
+                        host,
+                        trials,
+                        last_trial,
+                        started_at,
+                        newest_at,
+                        ended_at,
+                    )
+                    sessions.append(session)
         ids = [session.run_id for session in sessions if session.ended_at is None]
         runs = parsed_rows(connection, select(RUNS).where(RUNS.c.id.in_(ids)), stored_run) if ids else []
         running = {run.run_id: run for run in runs}
         return tuple(
             _with_progress(connection, running[one.run_id], one) if one.run_id in running else one for one in sessions
-        )
-
-    def _session(self, row: Mapping[str, Any], trials: int, last_trial: int, last_at: Any) -> LiveSession | None:
-        """Return a session; None for a row that does not match its schema."""
-        study = self._studies.get(row["study_id"])
-        if study is None:
-            return None
-        try:
-            started_at, newest_at = (convert(one, Moment) for one in (row["started_at"], last_at or row["started_at"]))
-            ended_at = convert({"at": row["ended_at"]}, dict[str, Moment | None])["at"]
-            convert([trials, last_trial], list[Whole])
-            host = convert(row["host"], str)
-        except DataError:
-            return None
-        return LiveSession(
-            f"{self._label}-{study.study_id}",
-            self._opened,
-            row["id"],
-            study,
-            self.location,
-            host,
-            trials,
-            last_trial,
-            started_at,
-            newest_at,
-            ended_at,
         )
 
 
@@ -449,12 +449,6 @@ _HEADERS: Mapping[str, str] = {
 }
 """Headers of every answer. Plotly places the parts of a chart by style attributes, which are no scripts."""
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Message, Receive, Send], Awaitable[None]]
-
-
 _FILES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "page.css": ("text/css", lambda: asset("page.css")),
     "page.js": ("text/javascript", lambda: asset("page.js")),
@@ -464,7 +458,7 @@ _FILES: Mapping[str, tuple[str, Callable[[], str]]] = {
 """Files that the page loads: media type, and a function that returns the text."""
 
 
-def live_application(followers: Sequence[DatabaseFollower], token: str) -> Application:
+def live_application(followers: Sequence[DatabaseFollower], token: str) -> ASGIApp:
     """Return the page and its data as an ASGI application; no answer waits for a database.
 
     Every path begins with the token, which is compared in constant time. Without Starlette and uvicorn it is a
@@ -520,7 +514,7 @@ def live_application(followers: Sequence[DatabaseFollower], token: str) -> Appli
     refusal = PlainTextResponse("wrong address; use the one that `autotile watch` printed\n", status_code=403)
     headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
 
-    async def guarded(scope: Message, receive: Receive, send: Send) -> None:
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), *headers]}
@@ -637,7 +631,7 @@ class LiveServer:
                 browser.open(self.url)
 
     def run(self) -> None:
-        """Serve until SIGINT, SIGTERM or `stop`."""
+        """Serve until SIGINT or SIGTERM."""
         import uvicorn
 
         settings = uvicorn.Config(
@@ -659,11 +653,6 @@ class LiveServer:
             self._server = uvicorn.Server(settings)
             with suppress(KeyboardInterrupt):  # uvicorn raises it again when everything is closed
                 self._server.run(sockets=[self._socket])
-
-    def stop(self) -> None:
-        """End `run`, from another thread."""
-        if self._server is not None:
-            self._server.should_exit = True
 
 
 @checked

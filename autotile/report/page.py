@@ -15,7 +15,6 @@ from hashlib import sha256
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
 
 from autotile.core.documents import encode_json
 from autotile.core.text import plain_heading, shown_text
@@ -82,12 +81,8 @@ def number(name: str, unit: str = "") -> DataColumn:
     return (name, unit, True)
 
 
-class DataTable(NamedTuple):
-    """A table that is sorted, filtered and exported in the browser, under its name; a cell without a value is None."""
-
-    name: str
-    columns: Sequence[DataColumn]
-    rows: Sequence[Sequence[str | float | int | None]]
+DataTable = tuple[Sequence[DataColumn], Sequence[Sequence[str | float | int | None]]]
+"""Columns and rows of a table; a cell without a value is None."""
 
 
 @dataclass(slots=True)
@@ -152,10 +147,10 @@ class Page:
             class_="chart",
         )
 
-    def data_table(self, table: DataTable, prefix: str = "") -> Markup:
-        """Return a table of data with its search field, its export and its pages; its id is its name and ``-table``."""
-        name = f"{prefix}{table.name}-table"
-        document = encode_json({"file": table.name, "columns": table.columns, "rows": table.rows}, compact=True)
+    def data_table(self, file: str, table: DataTable, prefix: str = "") -> Markup:
+        """Return a table to be sorted, filtered and exported in the browser; its id ends in ``-table``."""
+        name, (columns, rows) = f"{prefix}{file}-table", table
+        document = encode_json({"file": file, "columns": columns, "rows": rows}, compact=True)
         self.size_bytes += len(document)
         self._tables[name] = document
         without = tag("noscript", tag("p", "The table of all trials needs JavaScript.", class_="empty"))

@@ -49,10 +49,10 @@ class ContenderData:
     is_library: bool
     trial: Trial
     study_id: int
-    tried: int = 0
-    source: str = "cuda"
-    ratio: Interval | None = None
-    rate: str = NOTHING
+    tried: int
+    source: str
+    ratio: Interval | None
+    rate: str
 
     @property
     def time_text(self) -> str:
@@ -71,7 +71,7 @@ class OperationData:
     problem: Problem
     gpu_name: str
     contenders: tuple[ContenderData, ...]
-    others: tuple[tuple[str, str], ...] = ()
+    others: tuple[tuple[str, str], ...]
 
     @property
     def title(self) -> str:
@@ -121,31 +121,20 @@ def study_title(study: StudyData) -> str:
 
 def read_report(
     database: Database,
-    kernel: KernelName | None = None,
+    kernel: KernelName | Operation | None = None,
     sizes: Mapping[str, int] | None = None,
     *,
     dtype: str | None = None,
     gpu_name: str | None = None,
 ) -> ReportData:
-    """Read what a page shows.
+    """Read what a page shows of a kernel or an operation; None selects all kernels, element types and GPUs.
 
-    Parameters
-    ----------
-    kernel
-        Name of a kernel, or an object that holds one; None for all kernels.
-    sizes
-        Sizes of the studies; those that are not given are not compared.
-    dtype, gpu_name
-        Element type and name of the GPU; None for all.
-
-    Raises
-    ------
-    InputError
-        There is no such kernel, it has no such size, or nothing is stored of it.
-    DatabaseError
-        The database cannot be read.
+    Sizes that are not given are not compared. It is an `InputError` if there is no such kernel, it has no such size, or
+    nothing is stored of it, and a `DatabaseError` if the database cannot be read.
     """
     given = dict(sizes or {})
+    if isinstance(kernel, Operation):
+        return read_operation_report(database, kernel, given, dtype=dtype, gpu_name=gpu_name)
     # the times of a library are no study of a kernel; see `autotile.database.keys.library_key`
     listed = [study for study in rows_of_kernel(database.studies, kernel) if ":" not in study.key.kernel]
     check_sizes(given, listed)

@@ -33,7 +33,7 @@ from autotile.report.charts import (
 )
 from autotile.report.notebook import PageContent
 from autotile.report.page import Content, DataTable, Markup, Page, joined, number, static_table, tag, words, write_page
-from autotile.report.report_data import OperationData, ReportData, read_operation_report, read_report, study_title
+from autotile.report.report_data import OperationData, ReportData, read_report, study_title
 from autotile.report.study import StudyData
 from autotile.report.theme import MICRO_S, measured_text, with_units
 from autotile.settings import user_path
@@ -92,16 +92,14 @@ def write_report_of(content: PageContent, output: str | Path) -> Path:
     if "***" in database:  # the password of a server
         raise InputError("the database is on a server; write the report with `autotile.report(..., database=URL)`")
     with open_existing(database) as opened:
-        if find_operation(kernel) is not None:
-            data = read_operation_report(opened, load_operation(kernel), sizes, dtype=dtype, gpu_name=gpu_name)
-        else:
-            data = read_report(opened, kernel, sizes, dtype=dtype, gpu_name=gpu_name)
+        described = load_operation(kernel) if find_operation(kernel) is not None else kernel
+        data = read_report(opened, described, sizes, dtype=dtype, gpu_name=gpu_name)
     write_page(report_page(data), path)
     return path
 
 
 def study_sections(
-    page: Page, study: StudyData, prefix: str = "", *, linked: bool = True, of_operation: bool = False, path: str = ""
+    page: Page, study: StudyData, prefix: str, *, linked: bool, of_operation: bool, path: str
 ) -> list[Markup]:
     """Return the sections of one study in the order of a report.
 
@@ -115,7 +113,7 @@ def study_sections(
 
     times = [drawn(name) for name in charts if name.startswith("time_by_")]
     lines = drawn("parallel", wide=True, table=f"{prefix}trials-table")
-    trials = page.data_table(trial_table(study), prefix)
+    trials = page.data_table("trials", trial_table(study), prefix)
     serving = _serving_of(study, "Serve this kernel alone" if of_operation else "Serve it", path)
     failures: Markup | None = None
     if study.failures:
@@ -203,7 +201,7 @@ def _serving_of(study: StudyData, heading: str, path: str) -> Markup | None:
     return _serving(study.key.problem, heading, path)
 
 
-def _serving(problem: Problem, heading: str, path: str = "") -> Markup:
+def _serving(problem: Problem, heading: str, path: str) -> Markup:
     """Return the line of Python that serves a problem of a kernel or an operation, which a path may name."""
     sizes = [f"{name}={value}" for name, value in problem.sizes.items()]
     if not all(name.isidentifier() for name in problem.sizes):
@@ -269,7 +267,7 @@ def _answer_facts(study: StudyData, winner: Trial, default: Trial | None) -> Ite
 
 
 def trial_table(study: StudyData) -> DataTable:
-    """Return the trials of the search as a table of data, the newest of each configuration."""
+    """Return columns and rows of the trials of the search, the newest of each configuration."""
     columns = [
         number("trial"),
         *words("outcome"),
@@ -301,7 +299,7 @@ def trial_table(study: StudyData) -> DataTable:
             trial.reason[:300],
         ]
         rows.append(row)
-    return DataTable("trials", columns, rows)
+    return columns, rows
 
 
 _END_REASONS = {

@@ -27,7 +27,6 @@ from autotile.core.model import (
     Config,
     Occupancy,
     Outcome,
-    Problem,
     Trial,
     config_key,
     non_dominated,
@@ -138,11 +137,6 @@ class RunData:
         """Return a run with the parts of its settings and its summary that match their schemas."""
         return cls(run, lenient(run.settings, RunSettings), lenient(run.summary, RunSummary))
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the run has not ended; a killed one never does."""
-        return self.run.ended_at is None
-
 
 class Finalist(NamedTuple):
     """One configuration of the finals, with its time in the race.
@@ -161,7 +155,6 @@ class Finalist(NamedTuple):
 class FinalsData(NamedTuple):
     """Finals of one run: finalists by rank, those that failed the checks, and the speed-up over the default."""
 
-    run_id: int
     ranked: tuple[Finalist, ...]
     refused: tuple[Trial, ...]
     speedup: Interval | None
@@ -204,11 +197,6 @@ class StudyData:
     valid: int = 0
 
     @property
-    def problem(self) -> Problem:
-        """Kernel, sizes and element type."""
-        return self.key.problem
-
-    @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the parameters, in the order of the search space."""
         return tuple(self.trials[-1].trial.config) if self.trials else ()
@@ -220,8 +208,8 @@ class StudyData:
 
     @property
     def is_running(self) -> bool:
-        """Whether the newest run has not ended."""
-        return bool(self.runs) and self.runs[-1].is_running
+        """Whether the newest run has not ended; a killed one never does."""
+        return bool(self.runs) and self.runs[-1].run.ended_at is None
 
     @cached_property
     def summary(self) -> RunSummary:
@@ -241,14 +229,9 @@ class StudyData:
         """Names of the objectives, time first."""
         return self.settings.objectives or (TIME,)
 
-    @property
-    def has_own_objective(self) -> bool:
-        """Whether the search minimised or maximised an expression instead of the time."""
-        return bool(self.settings.objective)
-
     def score(self, trial: Trial) -> float | None:
         """Return the objective of the search: the time in microseconds, or the value of the user's expression."""
-        if not self.has_own_objective:
+        if not self.settings.objective:
             return trial.time_us
         value = trial.telemetry.get(OBJECTIVE)
         return float(value) if trial.measurement is not None and isinstance(value, int | float) else None
@@ -274,7 +257,7 @@ class StudyData:
         speedup = next((one.ratio for one in finalists if one.is_default), None)
         if summary.speedup is not None:
             speedup = Interval(summary.speedup.ratio, *summary.speedup.interval)
-        return FinalsData(run_id, tuple(finalists), refused, speedup)
+        return FinalsData(tuple(finalists), refused, speedup)
 
     @cached_property
     def default_config(self) -> Config | None:
@@ -290,7 +273,7 @@ class StudyData:
 
         It is what is served, as `autotile.database.engine.BEST` chooses it.
         """
-        ended = {run.run.run_id for run in self.runs if not run.is_running}
+        ended = {run.run.run_id for run in self.runs if run.run.ended_at is not None}
         first = [one for one in self.final_trials if one.rank == 1 and one.run_id in ended]
         if first:
             return first[-1].trial
@@ -394,7 +377,7 @@ class StudyData:
         """Return the operations and bytes of one run of a configuration, as far as they are known."""
         config = trial.config if trial is not None else None
         if self.kernel is not None:
-            return Workrate.of(self.kernel.spec, self.problem, config)
+            return Workrate.of(self.kernel.spec, self.key.problem, config)
         found = self.summary
         unit = found.unit if found.unit in ARITHMETIC else None
         return Workrate(found.flops, found.bytes, self.key.dtype, unit, found.passes)
@@ -423,8 +406,19 @@ class StudyData:
         )
 
     def bound(self, trial: Trial | None) -> Bound | None:
-        """Return the ceiling that binds a trial; None if that is not known."""
-        return self.roofline.bound(self.work_of(trial), trial.time_us) if trial is not None else None
+        """Return the ceiling that binds a trial, and the rate that it reached; None if that is not known."""
+        work, memory = self.work_of(trial), self.roofline.memory
+        roofs = self.roofline.of(work)
+        if trial is None or trial.time_us is None or (roofs is None and work.flops):
+            return None
+        found = []
+        if memory is not None and work.bytes:
+            found.append(Bound(memory, work.bytes / trial.time_us * 1e6))
+        if roofs and work.flops:
+            rate = work.flops / trial.time_us * 1e6
+            reached = [roof for roof in roofs if rate <= _EXCEEDED * roof.rate]
+            found.append(Bound((reached or roofs)[0 if reached else -1], rate))
+        return max(found, key=lambda bound: bound.share, default=None)
 
 
 _TRIAL_GATES = {"compiled": ("limits", "compile"), "fit once compiled": ("resources",), "launched": (SAME_CODE, "load")}
@@ -535,41 +529,37 @@ class FailureGroup:
 
 
 class FailureGroups:
-    """Groups of failures, to which failed trials are added one by one; memory does not grow with their number."""
+    """Groups of failures, to which failed trials are added one by one; memory does not grow with their number.
+
+    Attributes
+    ----------
+    numbered
+        The groups by their numbers.
+    """
 
     def __init__(self) -> None:
         self._index: dict[tuple[Outcome, str, str], int] = {}
-        self._groups: list[FailureGroup] = []
+        self.numbered: list[FailureGroup] = []
 
     def add(self, trial: Trial) -> int:
         """Add a failed trial, and return the number of its group, from 0."""
         reason = trial.reason[:_MAX_REASON]
         same = (trial.outcome, trial.stage, _NUMBER.sub("#", reason))
-        if same not in self._index and len(self._groups) >= _MAX_GROUPS:
+        if same not in self._index and len(self.numbered) >= _MAX_GROUPS:
             reason, same = _OTHERS, (trial.outcome, "", _OTHERS)
-        index = self._index.setdefault(same, len(self._groups))
-        if index == len(self._groups):
-            self._groups.append(FailureGroup(same[0], same[1], reason))
-        group = self._groups[index]
+        index = self._index.setdefault(same, len(self.numbered))
+        if index == len(self.numbered):
+            self.numbered.append(FailureGroup(same[0], same[1], reason))
+        group = self.numbered[index]
         group.count += 1
         if group.count <= _EXAMPLES:
             group.examples += (trial.config,)
         return index
 
     @property
-    def count(self) -> int:
-        """Number of failed trials."""
-        return sum(group.count for group in self._groups)
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Reason of each group, by its number."""
-        return tuple(group.reason for group in self._groups)
-
-    @property
     def groups(self) -> tuple[FailureGroup, ...]:
         """The groups, the most frequent first."""
-        return tuple(sorted(self._groups, key=lambda group: -group.count))
+        return tuple(sorted(self.numbered, key=lambda group: -group.count))
 
 
 _EXCEEDED = 1.02
@@ -636,17 +626,3 @@ class Roofline(NamedTuple):
             return None
         label = unit.label.replace(unit_text(work.unit, 1), unit_text(work.unit, work.passes))
         return (Roof(label, unit.rate / work.passes, False),)
-
-    def bound(self, work: Workrate, time_us: float | None) -> Bound | None:
-        """Return the ceiling that binds a run, and the share of it that is reached; None if that is not known."""
-        roofs = self.of(work)
-        if time_us is None or (roofs is None and work.flops):
-            return None
-        found = []
-        if self.memory is not None and work.bytes:
-            found.append(Bound(self.memory, work.bytes / time_us * 1e6))
-        if roofs and work.flops:
-            rate = work.flops / time_us * 1e6
-            reached = [roof for roof in roofs if rate <= _EXCEEDED * roof.rate]
-            found.append(Bound((reached or roofs)[0 if reached else -1], rate))
-        return max(found, key=lambda bound: bound.share, default=None)

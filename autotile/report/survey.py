@@ -109,7 +109,7 @@ class SurveyTable:
             compile_s=np.array(self._compile_s, np.float64)[order],
             estimated_us=estimated_us[rows[order]] if estimated_us is not None else None,
             failures=self.failures.groups,
-            reasons=self.failures.reasons,
+            reasons=tuple(group.reason for group in self.failures.numbered),
             distinct=len(self._code),
             **more,
         )
@@ -397,7 +397,7 @@ class Survey(Result):
             page.add("occupancy", "Registers and occupancy", charts, link="Occupancy")
             of = "Medians are of the configurations that compiled with this value, whatever the others are."
             about = tag("p", of)
-            resources = page.data_table(parameter_table(self))
+            resources = page.data_table("survey-parameters", parameter_table(self))
             page.add("parameters", "Resources by parameter", about, resources, link="Parameters")
         page.add("failures", "What fails", page.chart(failures_chart(self.failures)), link="Failures")
         columns = self.table().columns
@@ -411,7 +411,7 @@ class Survey(Result):
             "configurations",
             "Configurations",
             tag("p", left_out, class_="note") if len(rows) < len(self) else None,
-            page.data_table(DataTable("survey", own, rows)),
+            page.data_table("survey", (own, rows)),
             link="Configurations",
         )
         return page.html()
@@ -530,4 +530,4 @@ def parameter_table(survey: Survey) -> DataTable:
         number("median occupancy", "%"),
         number("median waves"),
     ]
-    return DataTable("survey-parameters", columns, rows)
+    return columns, rows

@@ -236,7 +236,7 @@ def measured_text(trial: Trial) -> str:
     return source_text(text, trial.source)
 
 
-def themed(made: go.Figure, *, dark: bool = False) -> go.Figure:
+def themed(made: go.Figure, *, dark: bool) -> go.Figure:
     """Return a figure in the dark theme, or the figure itself.
 
     Every colour is one of `LIGHT`, and is replaced by that of the same role.

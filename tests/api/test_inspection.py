@@ -283,18 +283,18 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[DeviceProperties]:
 class TestInspectedDevice:
     @pytest.mark.parametrize(("device", "index"), [(None, 0), (0, 0), (1, 1), ("2", 2), ("acme g1", 2)])
     def test_gpus_of_this_machine(self, gpus, device, index):
-        assert targets.resolve_device(device) == targets.Target(gpus[index], index)
+        assert targets.resolve_device(device) == (gpus[index], "")
 
     @pytest.mark.usefixtures("gpus")
     @pytest.mark.parametrize("name", ["h100", "NVIDIA H100 80GB HBM3", "rtx-3060"])
     def test_the_profile_of_a_name_is_preferred(self, name):
-        assert targets.resolve_device(name) == targets.Target(device_profile(name))
+        assert targets.resolve_device(name) == (device_profile(name), "")
 
     def test_without_a_gpu_the_assumed_device_is_stated(self, monkeypatch):
         monkeypatch.setattr(targets, "device_count", lambda: 0)
-        target = targets.resolve_device()
-        assert (target.device, target.index) == (device_profile("h200"), None)
-        assert target.notice.startswith("no CUDA device here: the answer is for the NVIDIA H200")
+        device, notice = targets.resolve_device()
+        assert device == device_profile("h200")
+        assert notice.startswith("no CUDA device here: the answer is for the NVIDIA H200")
 
     @pytest.mark.usefixtures("gpus")
     @pytest.mark.parametrize(
@@ -402,7 +402,7 @@ def test_a_database_is_given_as_a_path_and_one_of_the_settings_that_does_not_exi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(doctor, "device_count", lambda: 0)
-    monkeypatch.setattr(doctor, "_check_compiler", lambda target, _: HealthCheck("compiler", "ok", target))
+    monkeypatch.setattr(doctor, "_compiler_text", lambda target, _: target)
     monkeypatch.setenv("AUTOTILE_KERNELS", f"{tmp_path}{os.pathsep}{tmp_path / 'gone'}")
     found = doctor.doctor(tmp_path / "none.db").checks
     details = {check.name: check.detail for check in found}

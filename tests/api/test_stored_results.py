@@ -206,7 +206,7 @@ def test_diff(stored: Any, sides: tuple[Path, Path]) -> None:
     (pair,) = found.both
     assert (pair.verdict, pair.same_config) == ("A is faster", False)
     assert pair.ratio.value == pytest.approx(1.2)
-    assert [dict(one.winner.key.sizes) for one in found.only_a] == [{"n": 2048}]
+    assert [dict(one.key.sizes) for one, _ in found.only_a] == [{"n": 2048}]
     counts = "0 same, 1 different, 1 only in A, 0 only in B"
     assert repr(found) == f"<DatabaseDiff: A {a}, B {b}: 2 problems, 1 (replayed): {counts}>"
     assert "<td>A is faster</td>" in found._repr_html_()

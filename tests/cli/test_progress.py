@@ -106,7 +106,7 @@ SWEEP = replace(PROGRESS, phase="measuring", target=None, gates={}, best=None, o
 Shown = Callable[[Console], tuple[Any, Any]]
 DISPLAYS: dict[str, Shown] = {
     "tune": lambda console: (TuneProgress(console), PROGRESS),
-    "count": lambda console: (CountProgress(console, "compiling", "failed"), Counted(1)),
+    "count": lambda console: (CountProgress(console), Counted(1)),
     "family": lambda console: (TuneProgress(console), STEPS["family"]()),
     "operation": lambda console: (TuneProgress(console), STEPS["operation"]()),
     "plan": lambda console: (TuneProgress(console), STEPS["plan"]()),
@@ -273,7 +273,7 @@ class TestThrottling:
             clock.s = 1000.0 + 2.0 * done
             observe(Counted(done, failed=3, elapsed_s=2.0 * done))
         (line,) = console.file.getvalue().splitlines()  # however narrow the console is
-        assert line == "compiling 8/100, 3 failed, 16.0 s elapsed, about 3 min 04 s left"
+        assert line == "compiling 8/100, 3 cannot be launched, 16.0 s elapsed, about 3 min 04 s left"
 
     def test_a_line_of_a_plan_has_no_target_below_what_was_tried(self, clock: SimpleNamespace) -> None:
         console = Console(file=io.StringIO(), width=300, markup=False)

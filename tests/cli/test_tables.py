@@ -17,7 +17,7 @@ from autotile.api.devices import DeviceList
 from autotile.api.inspection import OperationExplanation
 from autotile.api.plans import PlanEntry, PlanResult
 from autotile.api.results import MissList, RecordingList, StudyList, StudyTrial, TrialList
-from autotile.cli.output import Listing, Trimmed, facts, render, table
+from autotile.cli.output import Listing, facts, print_trimmed, render, table
 from autotile.core.device import device_profile, profile_names
 from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial
 from autotile.core.statistics import Interval
@@ -43,7 +43,7 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 def drawn(report: RenderableType, width: int) -> list[str]:
     stream = io.StringIO()
-    Console(file=stream, width=width, markup=False, highlight=False).print(Trimmed(report))
+    print_trimmed(Console(file=stream, width=width, markup=False, highlight=False), report)
     return stream.getvalue().splitlines()
 
 
@@ -210,7 +210,7 @@ def test_a_line_of_colour_keeps_its_words() -> None:
     stream = io.StringIO()
     shown = table("one", "two")
     shown.add_row("a", "", style="bold red")
-    Console(file=stream, width=80, force_terminal=True, color_system="standard").print(Trimmed(shown))
+    print_trimmed(Console(file=stream, width=80, force_terminal=True, color_system="standard"), shown)
     assert stream.getvalue().splitlines()[-1] == "\x1b[1;31ma\x1b[0m"
 
 

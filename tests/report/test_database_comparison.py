@@ -177,7 +177,7 @@ class TestMatching:
     def test_another_gpu_and_another_compiler(self, a: Book, b: Book) -> None:
         a.put(1024, fast(10.0, 1))
         b.put(1024, fast(20.0, 2), gpu="a100-sxm4-80gb", nvrtc_version="12.9", driver="570.1")
-        differences = {one.name: (one.a, one.b) for one, _ in compare(a.path, b.path).differences}
+        differences = {name: (mine, other) for (name, mine, other), _ in compare(a.path, b.path).differences}
         assert differences["compiler"] == ("13.0", "12.9")
         assert differences["driver"] == ("580.65", "570.1")
         assert differences["GPU"][0] == "NVIDIA H200"

@@ -69,7 +69,7 @@ class Watching:
             assert url.startswith((self.server.url, "data:", "blob:")), url
 
     def end(self) -> None:
-        self.server.stop()
+        self.server._server.should_exit = True
         self._thread.join(timeout=20)
         assert not self._thread.is_alive()
 
@@ -104,7 +104,7 @@ def test_a_replayed_session_to_its_end_and_that_of_the_server(
     assert page.count(".latest tbody tr") > 3
     assert page.text("#messages") == ""
     page.check()
-    page.server.stop()
+    page.server._server.should_exit = True
     page.wait(lambda: "cannot be reached" in page.text("#connection"), "no message")
     assert page.count(".session figure") > 0
 

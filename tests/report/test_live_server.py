@@ -432,7 +432,7 @@ def serving(path: Path, session: Session) -> Iterator[LiveServer]:
     yield server
     while server._server is None or not server._server.started:
         time.sleep(0.01)
-    server.stop()
+    server._server.should_exit = True
     thread.join(60)
     assert not thread.is_alive()
 

@@ -162,9 +162,9 @@ def test_properties_of_a_figure_stand_beside_those_of_all_figures() -> None:
 
 
 def test_the_table_has_a_row_for_each_trial_and_the_heat_map_the_fastest_times(study: StudyData) -> None:
-    table = trial_table(study)
-    assert len(table.rows) == 120
-    assert {len(row) for row in table.rows} == {len(table.columns)}
+    columns, rows = trial_table(study)
+    assert len(rows) == 120
+    assert {len(row) for row in rows} == {len(columns)}
     figure = heat_map_chart(study, "BM", "BN").figure
     cells = [cell for row in figure.data[0].z for cell in row if np.isfinite(cell)]
     timed = [one.trial.time_us for one in study.trials if one.trial.outcome.has_time]

@@ -60,7 +60,7 @@ class TestCharts:
         }
 
     def test_resources_by_parameter(self, found: Survey) -> None:
-        rows = {(row[0], row[1]): row[2:] for row in parameter_table(found).rows}
+        rows = {(row[0], row[1]): row[2:] for row in parameter_table(found)[1]}
         assert set(rows) == {("THREADS", t) for t in ("32", "64", "128", "256")} | {("WORK", w) for w in "124"}
         configurations, usable, registers, *_ = rows["THREADS", "64"]
         assert (configurations, usable, registers) == (3, 0.0, None)

@@ -244,8 +244,8 @@ def test_gpus_of_several_models_need_a_choice_or_a_plan(two_models: TuneOptions)
         assert lane.device == device_profile("h100")
     with closing(ClusterLane(two_models, is_of_one_model=False)) as lane:
         models = _models_of(lane, two_models)
-        chosen = [{gpu for gpu in lane.devices if model.has(gpu)} for model in models]
-        assert [model.name for model in models] == [device_profile(name).name for name in ("h200", "h100")]
+        chosen = [{gpu for gpu in lane.devices if device_of(gpu) is not None} for _, device_of in models]
+        assert [name for name, _ in models] == [device_profile(name).name for name in ("h200", "h100")]
         assert chosen == [{"GPU-a", "GPU-c"}, {"GPU-b"}]
 
 

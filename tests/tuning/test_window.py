@@ -252,7 +252,7 @@ class TestSizes:
         ],
     )
     def test_a_range_is_its_ends_and_powers_of_two(self, given: Any, expected: tuple[int, ...]) -> None:
-        assert blocks._values("M", given) == expected
+        assert blocks.tuning(sizes={"M": given})._sizes == {"M": expected}
 
     def test_an_unknown_one_is_an_error(self, ask: Any) -> None:
         with pytest.raises(ProblemError, match="has a size 'm'; the sizes are n"), block(sizes={"m": 8}):
