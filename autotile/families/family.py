@@ -711,14 +711,9 @@ class TimeModel(NamedTuple):
         interpolated = nearness @ self.residuals / (known + _PRIOR_WEIGHT)
         share = known / nearness.sum(axis=1, keepdims=True)
         expected_us = _model_us(traits, self.weights) * np.exp(interpolated)
-        return np.asarray(self._bound(traits, expected_us) * (1.0 + np.exp(-share / _UNKNOWN_SHARE)))
-
-    def _bound(self, traits: Traits, expected_us: Matrix) -> Matrix:
-        """Limit expected times to those measured at a larger problem (upper bound) and a smaller one (lower bound).
-
-        The model assumes that two blocks on an SM take twice the time of one, where they often take hardly more. Where
-        only one of the two problems has aligned sizes, the bound is scaled by the modelled cost of the alignment.
-        """
+        # Times measured at a larger problem bound from above, at a smaller one from below: the model assumes that two
+        # blocks on an SM take twice the time of one, where they often take hardly more. Where only one of the two
+        # problems has aligned sizes, the bound is scaled by the modelled cost of the alignment.
         aligned = self.weights.copy()
         aligned[:, _COMMON_TERMS:] = 0.0
         here, there = (_model_us(each, self.weights) / _model_us(each, aligned) for each in (traits, self.points))
@@ -729,7 +724,8 @@ class TimeModel(NamedTuple):
             upper_us[below] = np.fmin(upper_us, times_us * np.maximum(ratio, 1.0))[below]
             lower_us[above] = np.fmax(lower_us, times_us * np.minimum(ratio, 1.0))[above]
         bounded = np.maximum(np.minimum(expected_us, upper_us), lower_us)
-        return np.asarray(np.where(lower_us > upper_us, expected_us, bounded))  # contradicting bounds are ignored
+        bounded = np.where(lower_us > upper_us, expected_us, bounded)  # contradicting bounds are ignored
+        return np.asarray(bounded * (1.0 + np.exp(-share / _UNKNOWN_SHARE)))
 
 
 def _terms(traits: Traits, config: int) -> Matrix:

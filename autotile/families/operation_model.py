@@ -240,12 +240,14 @@ def _item_inputs(
     vocabulary: Vocabulary, candidates: Sequence[ModelCandidate], log2_tiles: Column, columns: Mapping[str, Column]
 ) -> Vector:
     """Return the inputs of configurations: their kernel, parameters, tiles and resources."""
-
-    def number(value: object) -> float:  # 0 for text, which the offset of a candidate stands for
-        return math.log2(abs(value) + 1.0) if isinstance(value, int | float) else 0.0
-
     kernel = [[float(one.kernel == name) for name in vocabulary.members] for one in candidates]
-    values = [[number(one.config.get(name)) for name in vocabulary.parameters] for one in candidates]
+    values = [  # 0 for text, which the offset of a candidate stands for
+        [
+            math.log2(abs(value) + 1.0) if isinstance(value := one.config.get(name), int | float) else 0.0
+            for name in vocabulary.parameters
+        ]
+        for one in candidates
+    ]
     resources = [
         np.log2(columns["units"]),
         np.log2(columns["resident"]),
@@ -454,7 +456,7 @@ class OperationModel:
         accepts
             Whether a configuration may be used; None for all.
         """
-        kernels, ready, ranking = self._ranked(sizes, kernels, specs, device, libraries)
+        ranking = self.rank(sizes, kernels, specs, device, libraries=libraries)
         if count == 1 and (library := ranking.unrivalled_library(self.confidence)) is not None:
             return [library]
         names: dict[str, dict[str, Value] | None] = {}
@@ -465,7 +467,7 @@ class OperationModel:
             if one.is_library:
                 others.append(ranking.expected(number))
             elif len(own) < count and (accepts is None or accepts(one)):
-                rules, of_kernel = ready.rules[one.kernel], kernels[one.kernel]
+                rules, of_kernel = ranking.rules[one.kernel], kernels[one.kernel]
                 if one.kernel not in names:  # None if no configuration is valid
                     of_problem = {**rules.fixed, **of_kernel}
                     is_possible = all(rule.value(of_problem) for rule in rules.of_problem)
@@ -493,17 +495,6 @@ class OperationModel:
         libraries: Collection[str] = (),
     ) -> Ranking:
         """Return all candidates in the order of their expected times, whether valid or not; arguments as `choose`."""
-        return self._ranked(sizes, kernels, specs, device, libraries)[2]
-
-    def _ranked(
-        self,
-        sizes: Mapping[str, int],
-        kernels: KernelSizes,
-        specs: Mapping[str, KernelSpec],
-        device: DeviceProperties,
-        libraries: Collection[str],
-    ) -> tuple[KernelSizes, _Ready, Ranking]:
-        """Return the kernels that the model knows, the networks for them, and the candidates for the problem."""
         kernels = {name: own for name, own in kernels.items() if name in self.vocabulary.members}
         key = (device.name, *(sizes[name] for name in self.vocabulary.flags), *kernels, *libraries)
         ready = self._ready.get(key)
@@ -514,16 +505,32 @@ class OperationModel:
             self._ready[key] = ready
         place = tuple([sizes[name] for name in self.vocabulary.sizes])
         if ready.last and ready.last[0][0] == place:
-            return kernels, ready, ready.last[0][1]
+            return ready.last[0][1]
         doublings = 0.0
         for name in self.vocabulary.sizes:
             low, high = self.ranges[name]
             size = sizes[name]
             if not low <= size <= high:
                 doublings += abs(math.log2(size / (high if size > high else low)))
-        ranking = ready.rank(sizes, kernels, _OUTSIDE_DOUBT * doublings)
+        problem = ready.inputs.of_problem(sizes, kernels)
+        own, others = ready.parts
+        parts = [own.predict(problem, ready.inputs.of_pairs(kernels))] if own is not None else []
+        if others is not None:
+            log2_us, spread = others.predict(problem, ready.no_pairs)
+            if self.library_errors is not None:  # correct by the nearest measured problems
+                pairs = [self.library_errors.look_up(problem, number) for number in ready.libraries]
+                found = np.array(pairs, np.float32)
+                log2_us, spread = log2_us + found[:, 0], found[:, 1]
+            parts.append((log2_us, spread))
+        log2_us = spread = np.zeros(0, np.float32)
+        if parts:
+            log2_us, spread = parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
+        order: list[int] = np.argsort(log2_us + SPREAD_COST * spread).tolist()
+        added_doubt = _OUTSIDE_DOUBT * doublings
+        of = ready.candidates, len(ready.libraries), log2_us, spread, self.doubts, added_doubt, order
+        ranking = Ranking(*of, ready.rules)
         ready.last[:] = [(place, ranking)]
-        return kernels, ready, ranking
+        return ranking
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
@@ -599,6 +606,8 @@ class Ranking(NamedTuple):
         Doubt by kernel and library, and that of the sizes.
     order
         Positions of the candidates, the one that is expected to be fastest first.
+    rules
+        Rules and limits of each kernel among them.
     """
 
     candidates: tuple[ModelCandidate, ...]
@@ -608,6 +617,7 @@ class Ranking(NamedTuple):
     doubts: Mapping[str, Doubt]
     added_doubt: float
     order: list[int]
+    rules: Mapping[str, KernelRules]
 
     def expected(self, number: int) -> Expected:
         """Return the candidate at a position with its time."""
@@ -646,8 +656,6 @@ class _Ready:
     """Inputs of the pairs with libraries, which have none."""
     libraries: tuple[int, ...]
     """Number of each library among all libraries."""
-    errors: Neighbours | None
-    doubts: Mapping[str, Doubt]
     rules: Mapping[str, KernelRules]
     last: list[tuple[tuple[int, ...], Ranking]] = field(default_factory=list)
     """The sizes that were ranked last, and their candidates: what stands in for a choice is sought for the same."""
@@ -679,30 +687,8 @@ class _Ready:
             (own, others),
             no_pairs,
             tuple(numbers.tolist()),
-            model.library_errors,
-            model.doubts,
             {name: KernelRules.of(specs[name], kernels[name], device) for name in kernels},
         )
-
-    def rank(self, sizes: Mapping[str, int], kernels: KernelSizes, added_doubt: float) -> Ranking:
-        """Return the candidates for a problem."""
-        problem = self.inputs.of_problem(sizes, kernels)
-        own, others = self.parts
-        parts = []
-        if own is not None:
-            parts.append(own.predict(problem, self.inputs.of_pairs(kernels)))
-        if others is not None:
-            log2_us, spread = others.predict(problem, self.no_pairs)
-            if self.errors is not None:  # correct by the nearest measured problems
-                found = np.array([self.errors.look_up(problem, number) for number in self.libraries], np.float32)
-                log2_us, spread = log2_us + found[:, 0], found[:, 1]
-            parts.append((log2_us, spread))
-        if not parts:
-            nothing = np.zeros(0, np.float32)
-            return Ranking((), 0, nothing, nothing, self.doubts, added_doubt, [])
-        log2_us, spread = parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
-        order: list[int] = np.argsort(log2_us + SPREAD_COST * spread).tolist()
-        return Ranking(self.candidates, len(self.libraries), log2_us, spread, self.doubts, added_doubt, order)
 
 
 _FOLDS = 4
@@ -727,20 +713,15 @@ _MAX_ROW_PASSES = (2_500_000, 1_000_000)
 
 
 class HeldOut(NamedTuple):
-    """Measured times, and predictions of networks that were not fitted to them; NaN where nothing was measured."""
+    """Measured times, and predictions of networks that were not fitted to them, shape (problems, candidates).
 
+    NaN where nothing was measured. The candidates are configurations first, then libraries.
+    """
+
+    candidates: tuple[ModelCandidate, ...]
     times_us: Times
     log2_us: Times
     spread: Times
-
-
-class Fitted(NamedTuple):
-    """A model and the predictions that its doubt was calibrated on."""
-
-    model: OperationModel
-    held_out: HeldOut
-    candidates: tuple[ModelCandidate, ...]
-    """Candidates of the columns of ``held_out``; those of the model are some of them."""
 
 
 def fit_model(
@@ -754,8 +735,10 @@ def fit_model(
     flags: Collection[str] = (),
     max_candidates: int = _MAX_FITTED,
     epochs: int = 120,
-) -> Fitted:
-    """Learn a model, and hold out problems in turn to calibrate its doubt.
+) -> tuple[OperationModel, HeldOut]:
+    """Learn a model, and hold out problems in turn to calibrate its doubt; return both.
+
+    The candidates of the model are some of those that were held out.
 
     Parameters
     ----------
@@ -800,8 +783,8 @@ def fit_model(
         tuple(sorted({name for one in own for name in one.config})),
     )
     rows = _rows_of(vocabulary, own, specs, device, problems=problems, times_us=times_us)
-    held_out = _cross_validate(rows, times_us, epochs)
-    doubts = _doubts(own, held_out)
+    held_out = HeldOut(own, times_us, *_cross_validate(rows, times_us, epochs))
+    doubts = _doubts(held_out)
     kept = _select(own, times_us, max_candidates)
     networks, libraries, library_errors = _fit_networks(rows, np.ones(len(problems), np.bool_), epochs)
     model = OperationModel(
@@ -814,10 +797,10 @@ def fit_model(
         networks.only(kept) if networks is not None and kept else None,
         libraries,
         doubts,
-        _confidence(own, held_out, doubts),
+        _confidence(held_out, doubts),
         library_errors,
     )
-    return Fitted(model, held_out, own)
+    return model, held_out
 
 
 class _Rows(NamedTuple):
@@ -902,8 +885,8 @@ def _fit_networks(
     return fitted[0], fitted[1], errors
 
 
-def _cross_validate(rows: tuple[_Rows, _Rows], times_us: Times, epochs: int) -> HeldOut:
-    """Predict the times of each fold of the problems by networks that are fitted to the other folds."""
+def _cross_validate(rows: tuple[_Rows, _Rows], times_us: Times, epochs: int) -> tuple[Times, Times]:
+    """Predict each fold of the problems by networks that are fitted to the others; return logarithms and spread."""
     fold = np.random.default_rng(0).permutation(len(times_us)) % _FOLDS
     log2_us, spread = np.full_like(times_us, np.nan), np.full_like(times_us, np.nan)
     for number in range(_FOLDS):
@@ -921,11 +904,12 @@ def _cross_validate(rows: tuple[_Rows, _Rows], times_us: Times, epochs: int) -> 
             columns = part.number + place * rows[0].items
             log2_us[of.problems[left_out], columns] = mean
             spread[of.problems[left_out], columns] = wide
-    return HeldOut(times_us, log2_us, spread)
+    return log2_us, spread
 
 
-def _doubts(candidates: Sequence[ModelCandidate], held_out: HeldOut) -> dict[str, Doubt]:
+def _doubts(held_out: HeldOut) -> dict[str, Doubt]:
     """Fit the squared residuals of each kernel's best configurations by a constant and the squared spread."""
+    candidates = held_out.candidates
     own = np.array([not one.is_library for one in candidates])
     best = np.nanmin(np.where(own & np.isfinite(held_out.times_us), held_out.times_us, np.inf), axis=1)
     near = ~own | (held_out.times_us <= _NEAR * best[:, None])
@@ -945,41 +929,32 @@ def _doubts(candidates: Sequence[ModelCandidate], held_out: HeldOut) -> dict[str
     return found
 
 
-def _confidence(candidates: Sequence[ModelCandidate], held_out: HeldOut, doubts: Mapping[str, Doubt]) -> float:
+def _confidence(held_out: HeldOut, doubts: Mapping[str, Doubt]) -> float:
     """Return the smallest confidence with which kernels that are chosen seldom lose against the library."""
-    own = [n for n, one in enumerate(candidates) if not one.is_library]
-    for confidence in _CONFIDENCES if len(own) < len(candidates) else ():
-        ratios = choice_ratios(candidates, held_out, doubts, own, confidence=confidence)
+    for confidence in _CONFIDENCES if any(one.is_library for one in held_out.candidates) else ():
+        ratios = choice_ratios(held_out, doubts, confidence)
         if len(ratios) and np.percentile(ratios, _PERCENTILE) >= _SAFE_RATIO:
             return confidence
     return _CONFIDENCES[-1]
 
 
-def choice_ratios(
-    candidates: Sequence[ModelCandidate],
-    held_out: HeldOut,
-    doubts: Mapping[str, Doubt],
-    columns: Sequence[int],
-    *,
-    confidence: float | None,
-) -> Times:
+def choice_ratios(held_out: HeldOut, doubts: Mapping[str, Doubt], confidence: float) -> Times:
     """Return a library's time over that of the choice, for each held-out problem where both are known.
 
-    The choice is among the configurations of ``columns``; where the lead is smaller than the confidence asks for, as in
-    `OperationModel`, it is the library, so that the ratio is 1. A confidence of None asks for nothing.
+    Where the lead of the best configuration is smaller than the confidence asks for, as in `OperationModel`, the choice
+    is the library, so that the ratio is 1.
     """
-    other = next(n for n, one in enumerate(candidates) if one.is_library)
-    score = np.full((len(held_out.times_us), len(columns)), np.inf)
-    known = np.isfinite(held_out.log2_us[:, columns])
-    score[known] = (held_out.log2_us + SPREAD_COST * held_out.spread)[:, columns][known]
-    rows = np.flatnonzero(known.any(axis=1) & np.isfinite(held_out.log2_us[:, other]))
-    chosen = np.array(columns)[score[rows].argmin(axis=1)]
-    ratios = held_out.times_us[rows, other] / held_out.times_us[rows, chosen]
-    if confidence is None:
-        return np.asarray(ratios)
-    lead = math.log(2.0) * (held_out.log2_us[rows, other] - held_out.log2_us[rows, chosen])
+    candidates, times_us, log2_us, spread = held_out
+    other = next(n for n, one in enumerate(candidates) if one.is_library)  # behind all configurations
+    score = np.full((len(times_us), other), np.inf)
+    known = np.isfinite(log2_us[:, :other])
+    score[known] = (log2_us + SPREAD_COST * spread)[:, :other][known]
+    rows = np.flatnonzero(known.any(axis=1) & np.isfinite(log2_us[:, other]))
+    chosen = score[rows].argmin(axis=1)
+    ratios = times_us[rows, other] / times_us[rows, chosen]
+    lead = math.log(2.0) * (log2_us[rows, other] - log2_us[rows, chosen])
     pairs = np.array([doubts[one.kernel] for one in candidates])
-    variance = np.square(pairs[:, 0]) + np.square(pairs[:, 1] * held_out.spread[rows])
+    variance = np.square(pairs[:, 0]) + np.square(pairs[:, 1] * spread[rows])
     needed = confidence * np.sqrt(variance[np.arange(len(rows)), chosen] + variance[:, other])
     return np.where(lead > needed, ratios, 1.0)
 

@@ -512,7 +512,7 @@ def loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix:
         served_config = next((config for tuned in studies for config in tuned.configs.values()), None)
     else:
         found = prefer(spec, sizes, device, base, studies, dtype=dtype)
-        is_displaced = found is not None and found.expectation.is_faster
+        is_displaced = found is not None and found.is_faster
         served_config = studies[found.study].configs[found.key] if found is not None and is_displaced else base
     if served_config is None:
         return UNSERVED_LOSS

@@ -603,17 +603,16 @@ class Sweep:
                 problems.append(MeasuredProblem(one.sizes, one.kernels, times_us))
         specs = {name: kernel.spec for name, kernel in self.kernels.items()}
         what = self.operation.name, self.dtype, self.device, specs
-        fitted = fit_model(*what, candidates=candidates, problems=problems, flags=self.operation.flags)
-        self._model = fitted.model
+        self._model, held_out = fit_model(*what, candidates=candidates, problems=problems, flags=self.operation.flags)
         # what the networks choose at problems that they were not fitted to
-        times, log2_us, _ = fitted.held_out
+        known, times, log2_us, _ = held_out
         chosen_by = np.where(np.isfinite(times), log2_us, np.inf)
         rows = np.flatnonzero(np.isfinite(chosen_by).any(axis=1))
         times = times[rows]
         served_us = times[np.arange(len(rows)), np.argmin(chosen_by[rows], axis=1)]
         losses = served_us / np.nanmin(times, axis=1) - 1.0
         over: tuple[float, float, float] | None = None
-        if library := [number for number, one in enumerate(fitted.candidates) if one.is_library]:
+        if library := [number for number, one in enumerate(known) if one.is_library]:
             library_us = np.where(np.isfinite(times[:, library]), times[:, library], np.inf).min(axis=1)
             ratios = (library_us / served_us)[np.isfinite(library_us)]
             if ratios.size:
