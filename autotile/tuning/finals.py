@@ -271,12 +271,12 @@ class FinalistChecks:
             return
         found = self._backend.sanitize(self._candidates)
         for index, findings in enumerate(found):
-            self.sanitized[index] = tuple(finding.tool for finding in findings if finding.passed)
-            faults = [finding for finding in findings if finding.failed]
+            self.sanitized[index] = tuple(finding.tool for finding in findings if finding.result == "passed")
+            faults = [finding for finding in findings if finding.result == "failed"]
             if faults:
                 outcome = Outcome.OUT_OF_BOUNDS if faults[0].tool == "memcheck" else Outcome.WRONG_RESULT
                 self.refuse(index, outcome, f"{faults[0].tool}: {faults[0].reason}", "sanitize")
-        unchecked = [finding for findings in found for finding in findings if not (finding.passed or finding.failed)]
+        unchecked = [finding for findings in found for finding in findings if finding.result == "unchecked"]
         if unchecked:
             self.notices.append(f"{len(unchecked)} of the sanitizer's checks were not made; {unchecked[0].reason}")
 

@@ -475,10 +475,6 @@ class Child:
             for stream in (self._stdin, self._stdout, self._stderr):
                 stream.close()
 
-    def is_running(self) -> bool:
-        """Return True if the child runs."""
-        return is_running(self.pid)
-
     def _line(self, end: float) -> bytes:
         """Return the child's next line, without its newline; ``end`` and errors as for `_await_child`."""
         searched = 0
@@ -520,7 +516,7 @@ class Child:
             self._received += data
             if len(self._received) > _MAX_UNREAD_BYTES:
                 raise ValueError(f"more than {_MAX_UNREAD_BYTES >> 20} MiB")
-        elif not events and not self.is_running():
+        elif not events and not is_running(self.pid):
             raise EOFError
         return events.get(self._stdin.fileno(), 0) & (select.POLLOUT | select.POLLERR)
 
@@ -532,7 +528,7 @@ class Child:
     def _wait_for_exit(self) -> bool:
         """Wait for the child to exit by itself; return whether it did."""
         end = time.monotonic() + _EXIT_GRACE_S
-        while self.is_running():
+        while is_running(self.pid):
             if time.monotonic() > end:
                 return False
             time.sleep(0.005)
@@ -569,10 +565,6 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
             self._semaphore.release()
         return is_free
 
-    def acquire(self, module: str) -> Child:
-        """Return a child that runs a module at no place: an idle one, or a new one, whose errors are raised."""
-        return self.acquire_idle(module) or start_child(module)
-
     def acquire_idle(self, module: str, place: str = "") -> Child | None:
         """Return an idle child that runs a module at a place; None if there is none."""
         found, dead = None, []
@@ -580,7 +572,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
             idle = self._idle.get((module, place), [])
             while idle and found is None:
                 child = idle.pop()
-                if child.is_running():
+                if is_running(child.pid):
                     found = child
                 else:
                     dead.append(child)
