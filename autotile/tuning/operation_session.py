@@ -221,13 +221,10 @@ class OperationResult(ScheduleResult, Reported):
                 text = f"{one.ratio.value:.3f}x the winner's time, {one.ratio.low:.3f}x to {one.ratio.high:.3f}x"
                 text += ": not told apart" if is_tie(one.ratio) else ""
             facts.append((one.name, text))
-        facts += [*(("note", text) for text in self.notices), ("tried", self.tried_text())]
-        yield [*facts, *self._effort(is_served=self.winner is not None)]
-
-    def tried_text(self) -> str:
-        """Return the number of configurations that were tried, and of the kernels."""
         kernels = [one for one in self.contenders if not one.is_library and one.state != "inapplicable"]
-        return f"{plural(sum(one.trials for one in kernels), 'configuration')} of {plural(len(kernels), 'kernel')}"
+        tried = f"{plural(sum(one.trials for one in kernels), 'configuration')} of {plural(len(kernels), 'kernel')}"
+        facts += [*(("note", text) for text in self.notices), ("tried", tried)]
+        yield [*facts, *self._effort(is_served=self.winner is not None)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --json`` prints."""

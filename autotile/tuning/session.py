@@ -303,7 +303,7 @@ class Session:
         self._confirmation: Confirmation | None = None
         self._receives_stop = stop is None
         self._stop = stop or StopRequest()
-        self._clock = Clock()
+        self._clock = Clock(timeline)
         self._resources = ExitStack()
         self._reported = "starting"
         """Phase that was reported last."""
@@ -405,13 +405,14 @@ class Session:
                     searching.enter_context(self._stop)
                 try:
                     self._report("starting")
-                    with self._phase("start"):
+                    with self._clock.phase("start"):
                         with fork_guard.use():  # a fork waits for the imports, which are most of what a session needs
                             from autotile.search.search import Shortlist
 
                             search, trials = self._plan.make_search(self._log), self._log.trials
-                            shortlist = Shortlist(search, self._plan.lookahead, self.device.sm_count, earlier=trials)
-                            self._shortlist = searching.enter_context(closing(shortlist))
+                            searching.callback(search.close)
+                            lookahead = self._plan.lookahead
+                            self._shortlist = Shortlist(search, lookahead, self.device.sm_count, earlier=trials)
                             gaussian_process = import_module("autotile.search.gaussian_process")
                             searching.enter_context(gaussian_process.one_blas_thread())
                             untried = sum(self._log.find(config) is None for config in self._options.tries)
@@ -422,7 +423,7 @@ class Session:
                             searching.callback(loading.join)
                         self._backend.wait()
                         self._align_scale()
-                    with self._phase("search"):
+                    with self._clock.phase("search"):
                         self._search()
                     self._hold_finals()
                 except KeyboardInterrupt:
@@ -438,7 +439,7 @@ class Session:
         """Record the start of the run, and wait until candidates can be run; `finish` or `abort` comes last."""
         self._start_run()
         try:
-            with self._phase("start"):
+            with self._clock.phase("start"):
                 self._backend.wait()
         except BaseException:
             self.abort()
@@ -513,11 +514,6 @@ class Session:
         """Close the session without a result; its trials are stored."""
         self._close_workers()
         self._resources.close()
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        with self._clock.phase(name), self._timeline.span("session", name):
-            yield
 
     def _close_workers(self) -> None:
         self._compile_pool.close()
@@ -690,7 +686,7 @@ class Session:
         if search is None:
             return
         row = search.space.row_of(trial.config)
-        if row is not None and search.is_pending(row):
+        if row is not None and row in search.pending:
             search.tell(row, trial)
         elif row is not None:
             search.add(trial)
@@ -802,7 +798,7 @@ class Session:
         best = self._log.best
         if best is not None and best.time_us is not None and self._backend.source == "cuda":
             rules = replace(rules, limit_s=finals_limit_s(best.time_us, self._clock.elapsed_s))
-        with self._phase("finals"):
+        with self._clock.phase("finals"):
             finalists: list[Trial] = []
             if self._options.finals:
                 finalists = choose_finalists(self.trials, rules, self._options.finals, self._options.tries)

@@ -270,7 +270,7 @@ def judge_on(
         candidate=refused[0] if refused else candidate,
         winner=winner,
         speedup=speedup,
-        repeats=checks.repeats(0),
+        repeats=int(checks.readings[0].telemetry.get("repeats", 0)),
         notices=(*notices, *checks.notices),
         sanitized=checks.sanitized.get(0, ()),
     )

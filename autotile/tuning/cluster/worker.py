@@ -162,26 +162,27 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         try:
             if request.workload is None:
                 self._end_idle()
+                return
+            asked = request.workload
+            if self._gpu.recordings:
+                found = {file: read_recording_header(Path(file)).problem for file in self._gpu.recordings}
+                wanted = request.kernel, {**asked.sizes}, asked.dtype
+                same = [file for file, of in found.items() if (of.kernel, {**of.sizes}, of.dtype) == wanted]
+                if not same:
+                    known = "; ".join(map(str, found.values()))
+                    raise InputError(f"{self._gpu.uuid} replays recordings of {known}, not of the session's problem")
+                recording = read_recording(Path(same[0]))
+                self._backend = SimulatedGpu(recording, uuid=self._gpu.uuid, seconds=self._gpu.seconds)
             else:
-                self._backend = self._start(request, request.workload)
-                self._backend.wait()
+                if self._idle is not None:
+                    self._idle.cancel()
+                self._workers = self._workers or WorkerPool()
+                workload, uuid = self._on_this_machine(asked), self._gpu.uuid
+                self._backend = Gpu(workload, request.deadline_s, worker_pool=self._workers, uuid=uuid)
+            self._backend.wait()
         except BaseException:
             self._end()
             raise
-
-    def _start(self, request: GpuRequest, asked: Workload) -> Backend:
-        if not self._gpu.recordings:
-            if self._idle is not None:
-                self._idle.cancel()
-            self._workers = self._workers or WorkerPool()
-            workload, uuid = self._on_this_machine(asked), self._gpu.uuid
-            return Gpu(workload, request.deadline_s, worker_pool=self._workers, uuid=uuid)
-        found = {file: read_recording_header(Path(file)).problem for file in self._gpu.recordings}
-        for file, problem in found.items():
-            if (problem.kernel, {**problem.sizes}, problem.dtype) == (request.kernel, {**asked.sizes}, asked.dtype):
-                return SimulatedGpu(read_recording(Path(file)), uuid=self._gpu.uuid, seconds=self._gpu.seconds)
-        known = "; ".join(map(str, found.values()))
-        raise InputError(f"{self._gpu.uuid} replays recordings of {known}, not of the session's problem")
 
     def _run(self, request: GpuRequest, cubins: Mapping[str, bytes]) -> GpuReply:
         """Run a job with the folders of this machine, and its cubins as files."""
