@@ -276,7 +276,7 @@ _STRATEGY_PACKAGES = {
 """Packages that strategies import besides Kernel Tuner's own dependencies."""
 _UNSUPPORTED_STRATEGIES = {
     "pyatf_strategies": "pyATF builds the space anew from rules, of which only the outcome is known here, and "
-    "takes Ctrl-C for itself",
+    "takes Ctrl-C for itself"
 }
 """Strategies that cannot search a list of configurations, with the reason."""
 _STRATEGY_TABLES = ("_STRATEGY_IMPORTS", "strategy_map")

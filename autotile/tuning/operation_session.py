@@ -55,16 +55,7 @@ from autotile.tuning.session import Compiling, Pipeline, compiled_sizes
 from autotile.workers.child import GPU_WORKER, WorkerPool, memory_share_bytes
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend, Gpu
-from autotile.workers.jobs import (
-    LIBRARY_VERSION,
-    MAX_ROUNDS,
-    RACE_S,
-    Entry,
-    LibraryCall,
-    Race,
-    Reading,
-    finals_limit_s,
-)
+from autotile.workers.jobs import LIBRARY_VERSION, MAX_ROUNDS, RACE_S, Entry, LibraryCall, Race, Reading, finals_limit_s
 
 ContenderState = Literal["won", "raced", "dropped", "failed", "inapplicable"]
 

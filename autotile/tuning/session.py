@@ -27,16 +27,7 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.forks import fork_guard
-from autotile.core.model import (
-    SAME_CODE,
-    Config,
-    Measurement,
-    Outcome,
-    Problem,
-    Trial,
-    config_key,
-    config_text,
-)
+from autotile.core.model import SAME_CODE, Config, Measurement, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.text import time_text
 from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CompileJob, check_signatures, compile_job
@@ -53,14 +44,7 @@ from autotile.settings import Settings, output_path
 from autotile.space.limits import check_config, compiled_steps
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import choose_backend
-from autotile.tuning.finals import (
-    Confirmation,
-    FinalRules,
-    Finals,
-    choose_finalists,
-    confirm_finals,
-    measured_on,
-)
+from autotile.tuning.finals import Confirmation, FinalRules, Finals, choose_finalists, confirm_finals, measured_on
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import (

@@ -13,18 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from autotile.core.documents import (
-    Count,
-    Finite,
-    Name,
-    NonNegative,
-    Positive,
-    Text,
-    TimeUs,
-    Whole,
-    convert,
-    to_fields,
-)
+from autotile.core.documents import Count, Finite, Name, NonNegative, Positive, Text, TimeUs, Whole, convert, to_fields
 from autotile.core.model import GPU_SCALE, STEP_TIME, Config, L2Mode, Measurement, Outcome
 
 if TYPE_CHECKING:
