@@ -407,17 +407,6 @@ def find_leaf(tree: Tree, problem: Traits) -> Leaf:
     return tree
 
 
-def _tree_lines(tree: Tree, indent: str = "") -> Iterator[str]:
-    if isinstance(tree, Leaf):
-        others = f", else {' '.join(f'#{number}' for number in tree.order[1:])}" if tree.order[1:] else ""
-        yield f"{indent}#{tree.order[0]}{others}"
-        return
-    yield f"{indent}{tree.feature} <= {tree.at_most:g}:"
-    yield from _tree_lines(tree.then, indent + "  ")
-    yield f"{indent}else:"
-    yield from _tree_lines(tree.otherwise, indent + "  ")
-
-
 @dataclass(frozen=True, slots=True)
 class RuleConfig:
     """One of the configurations of a rule, with its compiled resources, if known, and its resident blocks on one SM."""
@@ -574,9 +563,17 @@ class FamilyRule:
         won = [point for point in self.points if point.fastest() == number]
         return min(won, key=lambda point: size_distance(point.sizes, sizes), default=None)
 
-    def lines(self) -> Iterator[str]:
-        """Yield the tree as text, one line for each split and leaf."""
-        yield from _tree_lines(self.tree)
+    def lines(self, tree: Tree | None = None, indent: str = "") -> Iterator[str]:
+        """Yield the tree, or the part of it below a node, as text, one line for each split and leaf."""
+        tree = tree or self.tree
+        if isinstance(tree, Leaf):
+            others = f", else {' '.join(f'#{number}' for number in tree.order[1:])}" if tree.order[1:] else ""
+            yield f"{indent}#{tree.order[0]}{others}"
+            return
+        yield f"{indent}{tree.feature} <= {tree.at_most:g}:"
+        yield from self.lines(tree.then, indent + "  ")
+        yield f"{indent}else:"
+        yield from self.lines(tree.otherwise, indent + "  ")
 
     def facts(self) -> list[tuple[str, str | Sequence[str]]]:
         """Return the configurations by number, and the tree, as labels and texts."""

@@ -127,7 +127,7 @@ class Feature(NamedTuple):
     @classmethod
     def from_json(cls, data: Any, sizes: Iterable[str], configs: int) -> Feature:
         """Invert `to_json`; a `DataError` if it is no feature of these sizes, flags and number of configurations."""
-        known = _by_json(tuple(sizes), configs).get(frozenset(convert(data, dict[str, Name | Count]).items()))
+        known = _by_json(tuple(sizes), (), configs).get(frozenset(convert(data, dict[str, Name | Count]).items()))
         if known is None:
             raise DataError(f"{data} is not a feature of a problem")
         return known
@@ -136,12 +136,16 @@ class Feature(NamedTuple):
 def list_features(spec: KernelSpec, configs: int) -> list[Feature]:
     """Return the features for a rule over ``configs`` configurations, simplest first."""
     states_work = spec.work.flops is not None and spec.work.bytes is not None
-    found = _all_features(tuple(spec.sizes), spec.flags, configs)
+    found = _by_json(tuple(spec.sizes), tuple(spec.flags), configs).values()
     return [feature for feature in found if feature.kind != "intensity" or states_work]
 
 
-def _all_features(sizes: Sequence[str], flags: Sequence[str], configs: int) -> list[Feature]:
-    return [
+@lru_cache(maxsize=8)
+def _by_json(
+    sizes: tuple[str, ...], flags: tuple[str, ...], configs: int
+) -> Mapping[frozenset[tuple[str, Any]], Feature]:
+    """Return features by the items of their JSON values, simplest first: a tree looks one up at every node."""
+    found = [
         *(Feature("size", name) for name in sizes),
         Feature("outputs"),
         Feature("intensity"),
@@ -150,12 +154,7 @@ def _all_features(sizes: Sequence[str], flags: Sequence[str], configs: int) -> l
         *(Feature("waves", config=number) for number in range(configs)),
         *(Feature("work_ratio", config=a, over=b) for a in range(configs) for b in range(a + 1, configs)),
     ]
-
-
-@lru_cache(maxsize=8)
-def _by_json(sizes: tuple[str, ...], configs: int) -> Mapping[frozenset[tuple[str, Any]], Feature]:
-    """Return features by the items of their JSON values: a tree looks one up at every node."""
-    return {frozenset(feature.to_json().items()): feature for feature in _all_features(sizes, (), configs)}
+    return {frozenset(feature.to_json().items()): feature for feature in found}
 
 
 class Traits(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,8 +52,9 @@ def choose_backend(
     Raises
     ------
     InputError
-        There is neither a GPU nor a recording; the requested recording belongs to another problem, kernel version or L2
-        mode, or lacks an objective; or a sanitizer was requested in replay.
+        There is neither a GPU nor a recording, or without them the problem does not fit in a large GPU's memory, no
+        configuration is valid for it, or the default one does not compile; the requested recording belongs to another
+        problem, kernel version or L2 mode, or lacks an objective; or a sanitizer was requested in replay.
     ToolchainError
         The requested sanitizer is not installed.
     """
@@ -101,8 +102,17 @@ def choose_backend(
         raise InputError("--sanitize runs the finalists on a GPU, and launches are replayed here; leave it out")
     try:
         recording = open_recording(kernel, problem, options, settings.recording_folders)
-    except InputError:
-        check_without_gpu(kernel, problem, settings, options)
+    except InputError:  # raised after what may be wrong with the kernel or the problem: it would hide that
+        device = device_profile(_PROFILE)
+        check_memory(kernel.spec, problem, device)
+        feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
+        job = compile_job(kernel, kernel.spec.default, problem.dtype, device.architecture, problem.sizes)
+        with suppress(ToolchainError, WorkerError):
+            compiled = compile_in_worker(job, settings, options.compile_deadline_s)
+            if compiled.cubin is None:
+                source, reason = kernel.spec.source, compiled.reason
+                raise InputError(f"{source}: the default configuration does not compile: {reason}") from None
+            check_signatures(kernel, problem.dtype, compiled.cubin)
         raise
     notice = replay_notice(recording, options)
     if len(options.devices) < 2:
@@ -137,30 +147,6 @@ def _start_gpu(
         gpu.uuid = device_uuid(options.device_index)
         opened.pop_all()
     return gpu
-
-
-def check_without_gpu(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> None:
-    """Raise if the kernel or the problem is at fault.
-
-    A missing GPU is reported only after this check: otherwise that message would hide an error of the user's input.
-
-    Raises
-    ------
-    InputError
-        The problem does not fit in a large GPU's memory, no configuration is valid for it, or the default
-        configuration does not compile.
-    """
-    device = device_profile(_PROFILE)
-    check_memory(kernel.spec, problem, device)
-    feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
-    job = compile_job(kernel, kernel.spec.default, problem.dtype, device.architecture, problem.sizes)
-    try:
-        compiled = compile_in_worker(job, settings, options.compile_deadline_s)
-    except (ToolchainError, WorkerError):
-        return
-    if compiled.cubin is None:
-        raise InputError(f"{kernel.spec.source}: the default configuration does not compile: {compiled.reason}")
-    check_signatures(kernel, problem.dtype, compiled.cubin)
 
 
 def workload_of(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Workload:

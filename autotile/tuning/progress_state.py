@@ -9,7 +9,7 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from autotile.core.device import DeviceProperties
@@ -394,10 +394,6 @@ class Progress:
     waiting: str = ""
     path: tuple[Place, ...] = ()
     ending: str = ""
-
-    def within(self, place: Place) -> Progress:
-        """Return the state with its place in the schedule that holds the session."""
-        return replace(self, path=(place, *self.path))
 
 
 Observer = Callable[[Progress], None]

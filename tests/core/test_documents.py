@@ -64,7 +64,7 @@ SCHEMAS = [
     StoredRuleDocument, WinnerDocument, CompileJob, family.TreeDocument, family.RuleConfig, family.RulePoint,
     recording.RecordingHeader, recording.LabeledHeader, kernel_tuner.CacheDocument, kernel_tuner.MeasuredEntry,
     bundle.BundleManifest, bundle.BundledDocument, shipped.WinnersFile, shipped.RulesFile,
-    jobs.Reading, jobs.Workload, sanitizer.SanitizerRequest, jobs.Candidate, jobs.Race, child.Answer,
+    jobs.Reading, jobs.Workload, sanitizer.SanitizerRequest, jobs.Candidate, jobs.Race, child.Message,
     compile_pool.CompiledCubin, child.ErrorReply,
 ]  # fmt: skip
 
