@@ -355,10 +355,6 @@ class Leaf:
 
     order: tuple[int, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the order under ``serve``."""
-        return {"serve": list(self.order)}
-
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -369,13 +365,16 @@ class Split:
     then: Tree
     otherwise: Tree
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the feature, the threshold and the branches."""
-        question = {"if": self.feature.to_json(), "at_most": self.at_most}
-        return {**question, "then": self.then.to_json(), "else": self.otherwise.to_json()}
-
 
 Tree = Leaf | Split
+
+
+def tree_to_json(tree: Tree) -> dict[str, Any]:
+    """Return the order of a leaf under ``serve``, or the feature, the threshold and the branches of a split."""
+    if isinstance(tree, Leaf):
+        return {"serve": list(tree.order)}
+    branches = {"then": tree_to_json(tree.then), "else": tree_to_json(tree.otherwise)}
+    return {"if": tree.feature.to_json(), "at_most": tree.at_most, **branches}
 
 
 class TreeDocument(msgspec.Struct, forbid_unknown_fields=True):
@@ -599,7 +598,7 @@ class FamilyRule:
         for point in points:
             if point["without"] is None:
                 del point["without"]  # as rules were written before it was known
-        tree = self.tree.to_json()
+        tree = tree_to_json(self.tree)
         return {"format": _FORMAT, "family": self.family.to_json(), "configs": configs, "tree": tree, "points": points}
 
     @classmethod

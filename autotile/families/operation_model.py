@@ -29,7 +29,6 @@ from autotile.core.model import Config, Resources, Value, config_key
 from autotile.errors import DataError, InputError
 from autotile.families.features import UNTILED, Column, Tilings, array_extents, blocks_at
 from autotile.families.network import Ensemble, Inputs, Neighbours, Prepared
-from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import Limit, check_config, demand_of, limit_violation, limits_of
@@ -96,9 +95,10 @@ class Vocabulary:
         )
 
 
-@dataclass(frozen=True)
 class ModelInputs:
     """Inputs of the networks, with all that does not depend on the sizes, for problems of given flags and kernels.
+
+    ``sizes`` and ``kernels`` are those of any problem of these flags and kernels.
 
     Attributes
     ----------
@@ -108,32 +108,8 @@ class ModelInputs:
         Inputs of each of these configurations, shape (configurations, inputs).
     """
 
-    vocabulary: Vocabulary
-    numbers: NDArray[np.int64]
-    item_inputs: Vector
-    _flags: tuple[float, ...]
-    _names: tuple[tuple[str, tuple[str, ...]], ...]
-    """Name of each kernel and of its sizes."""
-    _source: NDArray[np.int64]
-    """Position of each configuration's kernel."""
-    _irregular: tuple[tuple[int, KernelSpec, Config], ...]
-    """Configurations whose grid is no tiling, by position."""
-    _device: DeviceProperties
-    _tiles: Vector
-    """Tile along each size of the kernel, shape (sizes, configurations)."""
-    _covering: Vector
-    """Matrix of 1 for each size of its kernel that a configuration tiles, shape (configurations, kernels x sizes)."""
-    _log2_tile: Vector
-    """Logarithm of the outputs of a tile."""
-    _units: Vector
-    _slots: Vector
-    """Number of SMs, and of the blocks that they hold at once, shape (2, configurations)."""
-    _extents: tuple[tuple[int | None, ...], ...]
-    """Extents of each array of the first kernel, as positions of its sizes."""
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         vocabulary: Vocabulary,
         candidates: Sequence[ModelCandidate],
         specs: Mapping[str, KernelSpec],
@@ -141,18 +117,18 @@ class ModelInputs:
         *,
         sizes: Mapping[str, int],
         kernels: KernelSizes,
-    ) -> ModelInputs:
-        """Prepare the inputs; ``sizes`` and ``kernels`` are those of any problem of these flags and kernels."""
+    ) -> None:
         numbers: list[int] = []
         source: list[int] = []
         found: list[Tilings] = []
-        irregular: list[tuple[int, KernelSpec, Config]] = []
+        self._irregular: list[tuple[int, KernelSpec, Config]] = []
+        """Configurations whose grid is no tiling, by position."""
         for place, name in enumerate(kernels):
             own = [n for n, one in enumerate(candidates) if one.kernel == name and not one.is_library]
             configs = [candidates[n].config for n in own]
             flags = {flag: kernels[name][flag] for flag in specs[name].flags}
             tilings = Tilings.of(specs[name], device, configs, [candidates[n].resources for n in own], flags)
-            irregular += [(len(numbers) + n, specs[name], configs[n]) for n in tilings.irregular]
+            self._irregular += [(len(numbers) + n, specs[name], configs[n]) for n in tilings.irregular]
             found.append(tilings)
             numbers += own
             source += [place] * len(own)
@@ -170,22 +146,27 @@ class ModelInputs:
         is_tiled = tiles < _SMALL_TILE
         covering = np.zeros((len(numbers), len(kernels), tiles.shape[1]), np.float32)
         covering[np.arange(len(numbers)), np.array(source, np.int64)] = is_tiled
-        return cls(
-            vocabulary,
-            np.array(numbers, np.int64),
-            _item_inputs(vocabulary, [candidates[n] for n in numbers], log2_tiles, columns),
-            tuple(float(sizes[name]) for name in vocabulary.flags),
-            tuple((name, tilings.names) for name, tilings in zip(kernels, found, strict=True)),
-            np.array(source, np.int64),
-            tuple(irregular),
-            device,
-            np.ascontiguousarray(tiles.T, np.float32),
-            covering.reshape(len(numbers), len(kernels) * tiles.shape[1]),
-            (is_tiled * log2_tiles).sum(axis=1).astype(np.float32),
-            columns["units"].astype(np.float32),
-            device.sm_count * np.stack([np.ones(len(numbers)), columns["resident"]]).astype(np.float32),
-            tuple(extents.get(name, ()) for name in vocabulary.arrays),
-        )
+        self.vocabulary = vocabulary
+        self.numbers: NDArray[np.int64] = np.array(numbers, np.int64)
+        self.item_inputs = _item_inputs(vocabulary, [candidates[n] for n in numbers], log2_tiles, columns)
+        self._flags = tuple(float(sizes[name]) for name in vocabulary.flags)
+        self._names = tuple((name, tilings.names) for name, tilings in zip(kernels, found, strict=True))
+        """Name of each kernel and of its sizes."""
+        self._source: NDArray[np.int64] = np.array(source, np.int64)
+        """Position of each configuration's kernel."""
+        self._device = device
+        self._tiles = np.ascontiguousarray(tiles.T, np.float32)
+        """Tile along each size of the kernel, shape (sizes, configurations)."""
+        self._covering = covering.reshape(len(numbers), len(kernels) * tiles.shape[1])
+        """Matrix of 1 for each size of its kernel that a configuration tiles: (configurations, kernels x sizes)."""
+        self._log2_tile: Vector = (is_tiled * log2_tiles).sum(axis=1).astype(np.float32)
+        """Logarithm of the outputs of a tile."""
+        self._units: Vector = columns["units"].astype(np.float32)
+        resident = np.stack([np.ones(len(numbers)), columns["resident"]])
+        self._slots: Vector = device.sm_count * resident.astype(np.float32)
+        """Number of SMs, and of the blocks that they hold at once, shape (2, configurations)."""
+        self._extents = tuple(extents.get(name, ()) for name in vocabulary.arrays)
+        """Extents of each array of the first kernel, as positions of its sizes."""
 
     def of_problem(self, sizes: Mapping[str, int], kernels: KernelSizes) -> Vector:
         """Return the inputs of a problem, shape (problem inputs,)."""
@@ -264,9 +245,10 @@ def _item_inputs(
     return np.concatenate(parts, axis=1).astype(np.float32)
 
 
-@dataclass(frozen=True, slots=True)
 class KernelRules:
     """The rules and limits of a kernel for given flags, parted so that candidates are checked quickly.
+
+    ``sizes`` are those of any problem of these flags.
 
     Attributes
     ----------
@@ -274,45 +256,27 @@ class KernelRules:
         ``device.*`` by name.
     of_problem
         Rules about sizes and flags alone, which hold for all configurations or for none.
-    of_pair
-        Rules about sizes and parameters.
-    of_config
-        Rules about parameters and flags alone, which hold for all sizes or for none.
-    pair_limits, config_limits
-        Limits that depend on the sizes, and the others.
-    valid
-        Whether a configuration meets the rules and limits that do not depend on the sizes, by its position and the
-        element type.
     """
 
-    spec: KernelSpec
-    device: DeviceProperties
-    fixed: Mapping[str, Value]
-    of_problem: tuple[Expression, ...]
-    of_pair: tuple[Expression, ...]
-    of_config: tuple[Expression, ...]
-    pair_limits: tuple[Limit, ...]
-    config_limits: tuple[Limit, ...]
-    valid: dict[tuple[int, str], bool] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> KernelRules:
-        """Part the rules of a kernel; ``sizes`` are those of any problem."""
+    def __init__(self, spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> None:
         names = fixed_names(spec, sizes, device)
         proper = spec.sizes.keys() - set(spec.flags)
         rules = [rule.expression for rule in spec.rules]
         limits = limits_of(spec)
         sized = {one.name for one in limits if any(not part.names.isdisjoint(proper) for part in one.expressions(spec))}
-        return cls(
-            spec,
-            device,
-            {name: value for name, value in names.items() if name not in sizes},
-            tuple(rule for rule in rules if rule.names <= names.keys()),
-            tuple(rule for rule in rules if not rule.names <= names.keys() and not rule.names.isdisjoint(proper)),
-            tuple(rule for rule in rules if not rule.names <= names.keys() and rule.names.isdisjoint(proper)),
-            tuple(limit for limit in limits if limit.name in sized),
-            tuple(limit for limit in limits if limit.name not in sized),
-        )
+        self._spec, self._device = spec, device
+        self.fixed = {name: value for name, value in names.items() if name not in sizes}
+        self.of_problem = [rule for rule in rules if rule.names <= names.keys()]
+        others = [rule for rule in rules if not rule.names <= names.keys()]
+        self._of_pair = [rule for rule in others if not rule.names.isdisjoint(proper)]
+        self._of_config = [rule for rule in others if rule.names.isdisjoint(proper)]
+        """Rules about parameters and flags alone, which hold for all sizes or for none; those above depend on both."""
+        self._pair_limits = tuple(limit for limit in limits if limit.name in sized)
+        self._config_limits = tuple(limit for limit in limits if limit.name not in sized)
+        """Limits that do not depend on the sizes; those above do."""
+        self._valid: dict[tuple[int, str], bool] = {}
+        """Whether a configuration meets the rules and limits that do not depend on the sizes, by its position and the
+        element type."""
 
     def are_met(
         self, number: int, config: Config, sizes: Mapping[str, int], names: Mapping[str, Value], dtype: str
@@ -321,7 +285,7 @@ class KernelRules:
 
         ``names`` are the values of all names that no parameter determines.
         """
-        spec, device = self.spec, self.device
+        spec, device = self._spec, self._device
         if spec.computed:
             return not check_config(spec, config, sizes, device, dtype)
         names = {**names, **config}
@@ -329,11 +293,11 @@ class KernelRules:
         def within(limits: tuple[Limit, ...]) -> bool:
             return not limit_violation(demand_of(spec, names, sizes, dtype), device, spec, limits)
 
-        valid = self.valid.get((number, dtype))
+        valid = self._valid.get((number, dtype))
         if valid is None:
-            meets_own = is_declared(spec, config) and all(rule.value(names) for rule in self.of_config)
-            valid = self.valid[number, dtype] = meets_own and within(self.config_limits)
-        return valid and all(rule.value(names) for rule in self.of_pair) and within(self.pair_limits)
+            meets_own = is_declared(spec, config) and all(rule.value(names) for rule in self._of_config)
+            valid = self._valid[number, dtype] = meets_own and within(self._config_limits)
+        return valid and all(rule.value(names) for rule in self._of_pair) and within(self._pair_limits)
 
 
 def is_declared(spec: KernelSpec, config: Config) -> bool:
@@ -501,11 +465,11 @@ class OperationModel:
         if ready is None:
             if len(self._ready) >= _MAX_INPUTS:
                 self._ready.clear()
-            ready = _Ready.of(self, specs, device, libraries, sizes=sizes, kernels=kernels)
+            ready = _Ready(self, specs, device, libraries, sizes=sizes, kernels=kernels)
             self._ready[key] = ready
         place = tuple([sizes[name] for name in self.vocabulary.sizes])
-        if ready.last and ready.last[0][0] == place:
-            return ready.last[0][1]
+        if ready.last is not None and ready.last[0] == place:
+            return ready.last[1]
         doublings = 0.0
         for name in self.vocabulary.sizes:
             low, high = self.ranges[name]
@@ -513,7 +477,7 @@ class OperationModel:
             if not low <= size <= high:
                 doublings += abs(math.log2(size / (high if size > high else low)))
         problem = ready.inputs.of_problem(sizes, kernels)
-        own, others = ready.parts
+        own, others = ready.own, ready.others
         parts = [own.predict(problem, ready.inputs.of_pairs(kernels))] if own is not None else []
         if others is not None:
             log2_us, spread = others.predict(problem, ready.no_pairs)
@@ -529,7 +493,7 @@ class OperationModel:
         added_doubt = _OUTSIDE_DOUBT * doublings
         of = ready.candidates, len(ready.libraries), log2_us, spread, self.doubts, added_doubt, order
         ranking = Ranking(*of, ready.rules)
-        ready.last[:] = [(place, ranking)]
+        ready.last = place, ranking
         return ranking
 
     def to_json(self) -> dict[str, Any]:
@@ -644,25 +608,11 @@ class Ranking(NamedTuple):
         return library
 
 
-@dataclass(frozen=True, slots=True)
 class _Ready:
     """The networks, ready for problems of given flags and kernels."""
 
-    inputs: ModelInputs
-    candidates: tuple[ModelCandidate, ...]
-    parts: tuple[Prepared | None, Prepared | None]
-    """Networks of configurations, and of libraries."""
-    no_pairs: Vector
-    """Inputs of the pairs with libraries, which have none."""
-    libraries: tuple[int, ...]
-    """Number of each library among all libraries."""
-    rules: Mapping[str, KernelRules]
-    last: list[tuple[tuple[int, ...], Ranking]] = field(default_factory=list)
-    """The sizes that were ranked last, and their candidates: what stands in for a choice is sought for the same."""
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: OperationModel,
         specs: Mapping[str, KernelSpec],
         device: DeviceProperties,
@@ -670,25 +620,27 @@ class _Ready:
         *,
         sizes: Mapping[str, int],
         kernels: KernelSizes,
-    ) -> _Ready:
-        inputs = ModelInputs.of(model.vocabulary, model.candidates, specs, device, sizes=sizes, kernels=kernels)
+    ) -> None:
+        self.inputs = inputs = ModelInputs(
+            model.vocabulary, model.candidates, specs, device, sizes=sizes, kernels=kernels
+        )
         count = sum(not one.is_library for one in model.candidates)
         listed = [n for n, one in enumerate(model.candidates) if one.is_library and one.kernel in libraries]
-        numbers = np.array(listed, np.int64) - count
-        no_pairs = np.zeros((0, len(listed)), np.float32)
-        own = others = None
+        self.libraries = [n - count for n in listed]
+        """Number of each library among all libraries."""
+        self.candidates = tuple(model.candidates[n] for n in (*inputs.numbers.tolist(), *listed))
+        self.no_pairs: Vector = np.zeros((0, len(listed)), np.float32)
+        """Inputs of the pairs with libraries, which have none."""
+        self.own: Prepared | None = None
+        self.others: Prepared | None = None
+        """Networks of configurations, and of libraries."""
         if model.kernels is not None and len(inputs.numbers):
-            own = model.kernels.prepare(inputs.numbers, inputs.item_inputs)
+            self.own = model.kernels.prepare(inputs.numbers, inputs.item_inputs)
         if model.libraries is not None and listed:
-            others = model.libraries.prepare(numbers, no_pairs.T)
-        return cls(
-            inputs,
-            tuple(model.candidates[n] for n in (*inputs.numbers.tolist(), *listed)),
-            (own, others),
-            no_pairs,
-            tuple(numbers.tolist()),
-            {name: KernelRules.of(specs[name], kernels[name], device) for name in kernels},
-        )
+            self.others = model.libraries.prepare(np.array(self.libraries), self.no_pairs.T)
+        self.rules = {name: KernelRules(specs[name], kernels[name], device) for name in kernels}
+        self.last: tuple[tuple[int, ...], Ranking] | None = None
+        """The sizes that were ranked last, and their candidates: what stands in for a choice is sought for the same."""
 
 
 _FOLDS = 4
@@ -833,7 +785,7 @@ def _rows_of(
     for row, (sizes, kernels, _) in enumerate(problems):
         key = (*(sizes[name] for name in vocabulary.flags), *kernels)
         if key not in known:
-            known[key] = ModelInputs.of(vocabulary, candidates, specs, device, sizes=sizes, kernels=kernels)
+            known[key] = ModelInputs(vocabulary, candidates, specs, device, sizes=sizes, kernels=kernels)
         inputs = known[key]
         problem = inputs.of_problem(sizes, kernels)
         measured = np.isfinite(times_us[row])

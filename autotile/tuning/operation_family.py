@@ -105,24 +105,14 @@ class Losses:
     mean, percentile_99, worst
         Time of what it chooses over that of the fastest that was measured, minus 1.
     over_library
-        Geometric mean, 1st percentile and minimum of the library's time over that of what is chosen; None without a
-        library.
+        The ``geometric_mean``, the ``percentile_1`` and the ``worst`` of the library's time over that of what is
+        chosen; None without a library.
     """
 
     mean: float
     percentile_99: float
     worst: float
-    over_library: tuple[float, float, float] | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        names = ("geometric_mean", "percentile_1", "worst")
-        return {
-            "mean": self.mean,
-            "percentile_99": self.percentile_99,
-            "worst": self.worst,
-            "over_library": dict(zip(names, self.over_library, strict=True)) if self.over_library else None,
-        }
+    over_library: Mapping[str, float] | None
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
@@ -170,7 +160,7 @@ class OperationFamilyResult(ScheduleResult):
                 ("loss", f"{loss}, at problems that were held out"),
             ]
             if one.over_library is not None:
-                average, low, worst = one.over_library
+                average, low, worst = one.over_library.values()
                 speed = f"{average:.3f}x its speed on average, {low:.3f}x at the 1st percentile"
                 facts.append(("library", f"{speed}, at least {worst:.3f}x"))
         if self.refused:
@@ -272,7 +262,7 @@ class Sweep:
         for one in self.valid(problem, kernels, candidates):
             kernel, own = self.kernels[one.kernel], Problem(one.kernel, kernels[one.kernel], self.dtype)
             of, others = (kernel, own, one.config, self.device), compiled_sizes(kernel.spec, own, ())
-            begun.append((one, Compiling.begin(*of, submit=submit, other_sizes=others)))
+            begun.append((one, Compiling(*of, submit=submit, other_sizes=others)))
         return problem, kernels, begun
 
     def valid(
@@ -605,12 +595,14 @@ class Sweep:
         times = times[rows]
         served_us = times[np.arange(len(rows)), np.argmin(chosen_by[rows], axis=1)]
         losses = served_us / np.nanmin(times, axis=1) - 1.0
-        over: tuple[float, float, float] | None = None
+        over: dict[str, float] | None = None
         if library := [number for number, one in enumerate(known) if one.is_library]:
             library_us = np.where(np.isfinite(times[:, library]), times[:, library], np.inf).min(axis=1)
             ratios = (library_us / served_us)[np.isfinite(library_us)]
             if ratios.size:
-                over = float(np.exp(np.log(ratios).mean())), float(np.percentile(ratios, 1)), float(ratios.min())
+                low = float(np.percentile(ratios, 1))
+                mean = float(np.exp(np.log(ratios).mean()))
+                over = {"geometric_mean": mean, "percentile_1": low, "worst": float(ratios.min())}
         return Losses(float(losses.mean()), float(np.percentile(losses, 99)), float(losses.max()), over)
 
     def _try_variants(self) -> None:

@@ -504,7 +504,7 @@ class _Halving:
                     with suppress(AutotileError):  # its own session states it
                         of, sizes = (one.kernel, one.problem), compiled_sizes(one.kernel.spec, one.problem, ())
                         for config in one.seeds or [one.kernel.spec.default]:
-                            first = Compiling.begin(*of, config, device, submit=pool.submit, other_sizes=sizes)
+                            first = Compiling(*of, config, device, submit=pool.submit, other_sizes=sizes)
                             one.begun += [first.main, *(other for _, other in first.others)]
 
     def _tune(self, coming: Sequence[_Entrant], place: Place, lane: Lane) -> None:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -943,9 +943,17 @@ class GivenCandidates:
         self.left += [found for queue in (self._waiting, self._running) if (found := queue.pop(row, None)) is not None]
 
 
-@dataclass(eq=False, slots=True)
 class Compiling:
     """A configuration that is being compiled: for its problem, and for the others of its verification.
+
+    Parameters
+    ----------
+    submit
+        Starts a job, such as `autotile.workers.compile_pool.CompilePool.submit`.
+    other_sizes
+        From `compiled_sizes`; those for which the configuration is not valid are left out.
+    source
+        Origin of its result, as for `Trial`.
 
     Attributes
     ----------
@@ -953,25 +961,12 @@ class Compiling:
         The compilation for the problem.
     others
         The further problems of the verification for which it is compiled apart, with their compilations.
-    source
-        Origin of its result, as for `Trial`.
     row
         Row of the proposer.
     """
 
-    kernel: Kernel
-    problem: Problem
-    config: Config
-    device: DeviceProperties
-    main: Future[Compiled]
-    others: Sequence[tuple[Mapping[str, int], Future[Compiled]]]
-    source: Literal["cuda", "replayed"] = "cuda"
-    row: int = 0
-    _trial: Trial | None = None
-
-    @classmethod
-    def begin(
-        cls,
+    def __init__(
+        self,
         kernel: Kernel,
         problem: Problem,
         config: Config,
@@ -980,23 +975,17 @@ class Compiling:
         submit: Callable[[Callable[[], CompileJob]], Future[Compiled]],
         other_sizes: Sequence[Mapping[str, int]] = (),
         source: Literal["cuda", "replayed"] = "cuda",
-    ) -> Compiling:
-        """Start to compile a configuration.
-
-        Parameters
-        ----------
-        submit
-            Starts a job, such as `autotile.workers.compile_pool.CompilePool.submit`.
-        other_sizes
-            From `compiled_sizes`; those for which the configuration is not valid are left out.
-        """
-
+    ) -> None:
         def at(sizes: Mapping[str, int]) -> Future[Compiled]:
             return submit(lambda: compile_job(kernel, config, problem.dtype, device.architecture, sizes))
 
-        main = at(problem.sizes)
+        self._kernel, self._problem, self._device, self._source = kernel, problem, device, source
+        self._trial: Trial | None = None
+        self.config = config
+        self.row = 0
+        self.main = at(problem.sizes)
         valid = [one for one in other_sizes if not check_config(kernel.spec, config, one, device, problem.dtype)]
-        return cls(kernel, problem, config, device, main, [(sizes, at(sizes)) for sizes in valid], source)
+        self.others = [(sizes, at(sizes)) for sizes in valid]
 
     def trial(self) -> Trial:
         """Wait, and return the trial up to the second gate; one that fails at another problem has failed.
@@ -1016,9 +1005,9 @@ class Compiling:
                 if compiled.cubin is not None and (found := other.result()).cubin is None:
                     reason = f"at {config_text(sizes)}: {found.reason}"
                     compiled = replace(found, reason=reason, seconds=compiled.seconds)
-            plan = LaunchPlan.of(self.kernel.spec, self.config, self.problem.sizes, self.device)
-            trial = gated_trial(self.kernel, self.problem, self.config, compiled, plan=plan, device=self.device)
-            self._trial = replace(trial, source=self.source)
+            plan = LaunchPlan.of(self._kernel.spec, self.config, self._problem.sizes, self._device)
+            trial = gated_trial(self._kernel, self._problem, self.config, compiled, plan=plan, device=self._device)
+            self._trial = replace(trial, source=self._source)
         return self._trial
 
     def candidate(self) -> Candidate | None:
@@ -1031,7 +1020,7 @@ class Compiling:
             for sizes, compilation in self.others
             if (other := compilation.result().cubin) is not None
         )
-        computed = computed_values(self.kernel.spec.computed, self.config)
+        computed = computed_values(self._kernel.spec.computed, self.config)
         return Candidate(self.config, str(cubin.path), cubin.symbols, computed, others)
 
 
@@ -1092,7 +1081,7 @@ class Pipeline:
         """Start the compilation of a configuration outside of a search."""
         of = self._kernel, self._problem, config, self._device
         submit, source = self._compile_pool.submit, self._backend.source
-        return Compiling.begin(*of, submit=submit, other_sizes=self._other_sizes, source=source)
+        return Compiling(*of, submit=submit, other_sizes=self._other_sizes, source=source)
 
     def run(self, candidate: Compiling) -> Trial:
         """Wait for a candidate's compilation, and run it while nothing else runs."""

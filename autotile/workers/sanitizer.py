@@ -24,9 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-import msgspec
-
-from autotile.core.documents import Count, decode_json, encode_json, to_fields
+from autotile.core.documents import decode_json, encode_json
 from autotile.core.dtypes import DTYPES
 from autotile.core.text import sizes_text
 from autotile.cuda.driver import constant_copies, copy_constants, live_device
@@ -40,7 +38,7 @@ from autotile.kernel.parser import parse_spec
 from autotile.settings import toolkit_folders, worker_environment
 from autotile.space.limits import check_config
 from autotile.workers.child import exit_with_parent, is_running, kill_group, limit_disk_use, reap
-from autotile.workers.jobs import Candidate, Workload, loaded, with_computed
+from autotile.workers.jobs import Candidate, Entry, Time, Workload, job_message, loaded, read_job
 
 _TOOL_PREFIX = "========="
 _CHILD_PREFIX = "autotile: "
@@ -174,21 +172,18 @@ class Sanitizer:
         Only a message about the kernel is a failure, and only a run that completed without trouble is a pass.
         """
         request, output, errors = (folder / name for name in ("request.json", "output", "errors"))
-        message = {
-            "workload": self._workload,
-            "candidate": with_computed(candidate),
-            "max_s": math.ceil(self._deadline_s) + _GRACE_S,
-        }
-        request.write_text(encode_json(to_fields(message)), encoding="utf-8")
+        job = Time((Entry(candidate, workload=self._workload),))
+        request.write_text(encode_json(job_message(job)), encoding="utf-8")
+        limit_s = math.ceil(self._deadline_s)
         command = [
             *(str(self._program), "--tool", tool),
-            *("--launch-timeout", str(math.ceil(self._deadline_s))),
+            *("--launch-timeout", str(limit_s)),
             "--kill",
             *("--target-processes", "application-only"),
             *("--show-backtrace", "no"),  # of the host code, which is autotile's
             *("--print-limit", "20"),
             *_OPTIONS[tool],
-            *(sys.executable, "-P", "-m", _WORKER_MODULE, str(request)),
+            *(sys.executable, "-P", "-m", _WORKER_MODULE, str(limit_s + _GRACE_S), str(request)),
         ]
         try:
             with output.open("wb") as stdout, errors.open("wb") as stderr:
@@ -278,14 +273,6 @@ def _judged(text: str, trouble: str, ended: str, last_error: str) -> tuple[ToolR
     return "passed", ""
 
 
-class SanitizerRequest(msgspec.Struct):
-    """Content of the file that the child is given."""
-
-    workload: Workload
-    candidate: Candidate
-    max_s: Count
-
-
 Notify = Callable[[Notice, str], None]
 
 
@@ -355,7 +342,7 @@ def format_notice(notice: Notice, text: str) -> bytes:
 
 
 def main() -> None:
-    """Run the request in the file that the command line names."""
+    """Run the job in the file that the command line names, within the seconds before it."""
     output = os.dup(1)  # for notices, as the sanitizer writes there; that of kernels goes to standard error
     os.dup2(2, 1)
 
@@ -364,13 +351,15 @@ def main() -> None:
 
     limit_disk_use()
     exit_with_parent()
-    request = decode_json(Path(sys.argv[1]).read_bytes(), SanitizerRequest)
-    signal.alarm(request.max_s)  # ends the process even if its parent was killed
+    signal.alarm(int(sys.argv[1]))  # ends the process even if its parent was killed
+    (entry,) = read_job(decode_json(Path(sys.argv[2]).read_bytes(), dict)).entries
+    assert entry.workload is not None
+    assert entry.candidate is not None
     faults: tuple[type[Exception], ...] = (AutotileError,)
     try:
         cuda = load_cupy().cuda
         faults += (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError)
-        candidate = SanitizedCandidate(request.workload, request.candidate)
+        candidate = SanitizedCandidate(entry.workload, entry.candidate)
         for sizes, check in candidate.problems():
             candidate.launch(sizes, notify, check=check)
     except faults as error:
