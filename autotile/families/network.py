@@ -335,7 +335,6 @@ _SAMPLED = 32
 """One distance in this many is ordered first: the nearest of them bound those of all."""
 
 
-@dataclass(frozen=True)
 class Neighbours:
     """Errors of a prediction at measured problems.
 
@@ -349,25 +348,18 @@ class Neighbours:
         Scale of each input, shape (inputs,).
     """
 
-    points: NDArray[np.float16]
-    errors: NDArray[np.float16]
-    items: NDArray[np.int16]
-    weights: Matrix
-    _groups: Mapping[int, _SortedPoints]
-    _used: NDArray[np.int64]
-    """The inputs that are not left out."""
-
-    @classmethod
-    def of(cls, points: NDArray[Any], errors: NDArray[Any], items: NDArray[Any], weights: Matrix) -> Neighbours:
-        """Sort the points of each item."""
-        halves = points.astype(np.float16), errors.astype(np.float16)
-        used = np.flatnonzero(weights)
-        groups = {}
+    def __init__(self, points: NDArray[Any], errors: NDArray[Any], items: NDArray[Any], weights: NDArray[Any]) -> None:
+        self.points: NDArray[np.float16] = points.astype(np.float16)
+        self.errors: NDArray[np.float16] = errors.astype(np.float16)
+        self.items: NDArray[np.int16] = items.astype(np.int16)
+        self.weights: Matrix = weights.astype(np.float32)
+        self._used = np.flatnonzero(weights)
+        """The inputs that are not left out."""
+        self._groups: dict[int, _SortedPoints] = {}
+        """The points of each item."""
         for item in np.unique(items).tolist():
-            own = items == item
-            points, of_item = halves[0][own][:, used], halves[1][own]
-            groups[int(item)] = _SortedPoints.of(points.astype(np.float32), of_item.astype(np.float32))
-        return cls(*halves, items.astype(np.int16), weights.astype(np.float32), groups, used)
+            own, of_item = self.points[items == item][:, self._used], self.errors[items == item]
+            self._groups[item] = _SortedPoints(own.astype(np.float32), of_item.astype(np.float32))
 
     @classmethod
     def fit(cls, inputs: Matrix, errors: NDArray[np.float64], items: NDArray[np.int64], sizes: int) -> Neighbours:
@@ -381,7 +373,7 @@ class Neighbours:
         step = -(-len(inputs) // MAX_POINTS)
         kept = slice(None, None, step)
         clipped = np.clip(errors, -_MAX_ERROR, _MAX_ERROR)
-        return cls.of((inputs * weights)[kept], clipped.astype(np.float32)[kept], items[kept], weights)
+        return cls((inputs * weights)[kept], clipped.astype(np.float32)[kept], items[kept], weights)
 
     def look_up(self, problem: Matrix, item: int) -> tuple[float, float]:
         """Return the expected error of an item at a problem, and the deviation of the nearest errors, in doublings."""
@@ -415,43 +407,39 @@ class Neighbours:
         errors = _decoded(document.errors, "<f2", (count,), "errors")
         items = _decoded(document.items, "<i2", (count,), "items")
         weights = _decoded(document.weights, "<f4", (width,), "weights")
-        return cls.of(points, errors, items, weights.astype(np.float32))
+        return cls(points, errors, items, weights)
 
 
-@dataclass(frozen=True, slots=True)
 class _SortedPoints:
-    """Points in the order of the input that varies most, so that the nearest are sought among those alike in it."""
+    """Points in the order of the input that varies most, so that the nearest are sought among those alike in it.
 
-    along: int
-    coordinates: list[float]
-    """That input, and its value at each point, in ascending order."""
-    columns: Matrix
-    """-2 times the inputs of the points, shape (inputs, points)."""
-    squares: Matrix
-    """Squared length of each, shape (points,)."""
-    errors: Matrix
+    ``points`` have shape (points, inputs), and ``errors`` (points,).
+    """
 
-    @classmethod
-    def of(cls, points: Matrix, errors: Matrix) -> _SortedPoints:
-        """Sort points of shape (points, inputs), and their errors."""
-        along = int(points.std(axis=0).argmax()) if points.size else 0
-        order = points[:, along].argsort(kind="stable") if points.size else np.arange(len(points))
+    def __init__(self, points: Matrix, errors: Matrix) -> None:
+        self._along = int(points.std(axis=0).argmax()) if points.size else 0
+        order = points[:, self._along].argsort(kind="stable") if points.size else np.arange(len(points))
         columns = np.ascontiguousarray(points[order].T)
-        coordinates = columns[along].tolist() if points.size else [0.0] * len(points)
-        return cls(along, coordinates, np.float32(-2.0) * columns, np.square(columns).sum(axis=0), errors[order])
+        self._coordinates: list[float] = columns[self._along].tolist() if points.size else [0.0] * len(points)
+        """The value of that input at each point, in ascending order."""
+        self._columns: Matrix = np.float32(-2.0) * columns
+        """-2 times the inputs of the points, shape (inputs, points)."""
+        self._squares: Matrix = np.square(columns).sum(axis=0)
+        """Squared length of each, shape (points,)."""
+        self._errors = errors[order]
 
     def nearest(self, place: Matrix) -> list[tuple[float, float]]:
         """Return the squared distance and the error of each of the nearest points within a window, in any order."""
-        middle = float(place[self.along]) if place.size else 0.0
-        first = bisect_left(self.coordinates, middle - _WINDOW)
-        near = slice(first, bisect_right(self.coordinates, middle + _WINDOW))
+        middle = float(place[self._along]) if place.size else 0.0
+        first = bisect_left(self._coordinates, middle - _WINDOW)
+        near = slice(first, bisect_right(self._coordinates, middle + _WINDOW))
         square = float(place @ place)
         found: list[tuple[float, float]] = []
         for among in (near, slice(None)):
-            distances = place @ self.columns[:, among]
-            distances += self.squares[among]
+            distances = place @ self._columns[:, among]
+            distances += self._squares[among]
             nearest = _smallest(distances)
-            pairs = zip(distances[nearest].tolist(), self.errors[among][nearest].tolist(), strict=True)
+            pairs = zip(distances[nearest].tolist(), self._errors[among][nearest].tolist(), strict=True)
             found = [(max(distance + square, 0.0), error) for distance, error in pairs]
             if len(found) == _NEAREST:
                 break

@@ -737,6 +737,11 @@ def fit_model(
     rows = _rows_of(vocabulary, own, specs, device, problems=problems, times_us=times_us)
     held_out = HeldOut(own, times_us, *_cross_validate(rows, times_us, epochs))
     doubts = _doubts(held_out)
+    confidence = _CONFIDENCES[-1]
+    if any(one.is_library for one in own):  # the least with which kernels that are chosen seldom lose against it
+        ratios = {tried: choice_ratios(held_out, doubts, tried) for tried in _CONFIDENCES}
+        safe = (c for c, found in ratios.items() if len(found) and np.percentile(found, _PERCENTILE) >= _SAFE_RATIO)
+        confidence = next(safe, confidence)
     kept = _select(own, times_us, max_candidates)
     networks, libraries, library_errors = _fit_networks(rows, np.ones(len(problems), np.bool_), epochs)
     model = OperationModel(
@@ -749,7 +754,7 @@ def fit_model(
         networks.only(kept) if networks is not None and kept else None,
         libraries,
         doubts,
-        _confidence(held_out, doubts),
+        confidence,
         library_errors,
     )
     return model, held_out
@@ -879,15 +884,6 @@ def _doubts(held_out: HeldOut) -> dict[str, Doubt]:
         constant = max(float(squares.mean() - per_spread * spread.mean()), _MIN_DOUBT**2)
         found[name] = math.sqrt(constant), min(math.sqrt(per_spread), 10.0)
     return found
-
-
-def _confidence(held_out: HeldOut, doubts: Mapping[str, Doubt]) -> float:
-    """Return the smallest confidence with which kernels that are chosen seldom lose against the library."""
-    for confidence in _CONFIDENCES if any(one.is_library for one in held_out.candidates) else ():
-        ratios = choice_ratios(held_out, doubts, confidence)
-        if len(ratios) and np.percentile(ratios, _PERCENTILE) >= _SAFE_RATIO:
-            return confidence
-    return _CONFIDENCES[-1]
 
 
 def choice_ratios(held_out: HeldOut, doubts: Mapping[str, Doubt], confidence: float) -> Times:

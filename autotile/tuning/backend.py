@@ -132,8 +132,7 @@ def _start_gpu(
         expected = expected_folder(kernel, problem, options)
         if expected is not None:
             opened.callback(expected.close)
-        folder = str(expected.path) if expected is not None else ""
-        workload = replace(workload_of(kernel, problem, settings, options), reference_folder=folder)
+        workload = workload_of(kernel, problem, settings, options, expected)
         sanitizer = None
         if options.sanitize:
             from autotile.workers.sanitizer import Sanitizer, find_sanitizer
@@ -149,8 +148,14 @@ def _start_gpu(
     return gpu
 
 
-def workload_of(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Workload:
-    """Return the problem as the GPU worker sets it up, without the folder of `expected_folder`."""
+def workload_of(
+    kernel: Kernel,
+    problem: Problem,
+    settings: Settings,
+    options: TuneOptions,
+    expected: ExpectedFolder | None = None,
+) -> Workload:
+    """Return the problem as the GPU worker sets it up; ``expected`` is that of `expected_folder`."""
     if kernel.spec.reference.comparison is not None and kernel.inspection is None:
         raise InputError(
             f"{kernel.spec.source}: [reference] comparison {kernel.spec.reference.comparison!r} is a Python function; "
@@ -175,6 +180,7 @@ def workload_of(kernel: Kernel, problem: Problem, settings: Settings, options: T
         verify_sizes=options.verify_sizes,
         energy=ENERGY in options.objectives or measures_energy(kernel.spec, session_objective(kernel.spec, options)),
         reference_source=sent,
+        reference_folder=str(expected.path) if expected is not None else "",
         captured=kernel.inspection.buffers if kernel.inspection is not None else (),
         capture_folder=kernel.inspection.folder if kernel.inspection is not None else "",
     )

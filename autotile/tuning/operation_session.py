@@ -677,8 +677,7 @@ def hold_contest(
             folder = expected_folder(kernel, own_problem, options)
             if folder is not None:
                 stack.callback(folder.close)
-            workload = workload_of(kernel, own_problem, settings, options)
-            workloads.append(replace(workload, reference_folder=str(folder.path) if folder is not None else ""))
+            workloads.append(workload_of(kernel, own_problem, settings, options, folder))
         backend: Backend
         if lane.cluster is not None:
             from autotile.tuning.cluster.gpus import free_gpu  # imports Dask
