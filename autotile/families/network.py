@@ -125,23 +125,6 @@ class Ensemble:
         """Number of inputs of a problem, an item and a pair, and number of items."""
         return tuple(self.arrays[name].shape[-1] for name in ("problem_scale", "item_scale", "pair_scale", "bias"))
 
-    def prepare(self, items: NDArray[np.int64], item_inputs: Matrix) -> Prepared:
-        """Compute all that does not depend on the problem, for items of given numbers and inputs (a row for each)."""
-        a = self.arrays
-        own = ((item_inputs - a["item_center"]) * a["item_scale"]).astype(np.float32)
-        hidden = own @ a["item_in"] + a["offset"][:, items] + a["first_bias"][:, None]
-        direct = a["item_out"] @ own.T + a["bias"][:, items]
-        members, _, width = a["problem_in"].shape
-        first = np.concatenate([hidden.transpose(0, 2, 1).reshape(members * width, len(items)), direct])
-        weights = []
-        for name in ("problem", "pair"):
-            inner = a[f"{name}_in"].transpose(0, 2, 1).reshape(members * width, len(a[f"{name}_scale"]))
-            weights.append(np.concatenate([inner, a[f"{name}_out"]]) * a[f"{name}_scale"])
-            first = first - (weights[-1] @ a[f"{name}_center"])[:, None]
-        middle = np.ascontiguousarray(a["middle"].transpose(0, 2, 1))
-        out = np.ascontiguousarray(a["out"][:, None, :])
-        return Prepared(members, first, weights[0], weights[1], middle, a["second_bias"][:, :, None].copy(), out)
-
     def only(self, items: Sequence[int]) -> Ensemble:
         """Return the ensemble for some of the items, numbered anew."""
         own = {name: self.arrays[name][:, list(items)] for name in ("offset", "bias")}
@@ -149,7 +132,7 @@ class Ensemble:
 
     def predict(self, inputs: Inputs) -> tuple[Matrix, Matrix]:
         """Return mean and spread of the predictions for rows, each of shape (rows,)."""
-        return self.prepare(inputs.number, inputs.item).predict(inputs.problem.T, inputs.pair.T)
+        return Prepared(self.arrays, inputs.number, inputs.item).predict(inputs.problem.T, inputs.pair.T)
 
     def to_json(self) -> dict[str, Any]:
         """Return the arrays as base64 of little-endian single-precision numbers, with their dimensions."""
@@ -201,18 +184,28 @@ def _decoded(text: str, kind: str, shape: Sequence[int], name: str) -> NDArray[A
     return values
 
 
-@dataclass(frozen=True, slots=True)
 class Prepared:
-    """An ensemble for given items: what is left is the part of the problem and of the pairs."""
+    """An ensemble for items of given numbers and inputs, a row for each: what does not depend on the problem."""
 
-    members: int
-    first: Matrix
-    """Part of the items in the first layer and, in the last rows, in the result; a column for each item."""
-    problem_in: Matrix
-    pair_in: Matrix
-    middle: Matrix
-    second_bias: Matrix
-    out: Matrix
+    def __init__(self, arrays: Mapping[str, Matrix], items: NDArray[np.int64], item_inputs: Matrix) -> None:
+        a = arrays
+        own = ((item_inputs - a["item_center"]) * a["item_scale"]).astype(np.float32)
+        hidden = own @ a["item_in"] + a["offset"][:, items] + a["first_bias"][:, None]
+        direct = a["item_out"] @ own.T + a["bias"][:, items]
+        self._members, _, width = a["problem_in"].shape
+        rows = self._members * width
+        first = np.concatenate([hidden.transpose(0, 2, 1).reshape(rows, len(items)), direct])
+        weights = []
+        for name in ("problem", "pair"):
+            inner = a[f"{name}_in"].transpose(0, 2, 1).reshape(rows, len(a[f"{name}_scale"]))
+            weights.append(np.concatenate([inner, a[f"{name}_out"]]) * a[f"{name}_scale"])
+            first = first - (weights[-1] @ a[f"{name}_center"])[:, None]
+        self._first: Matrix = first
+        """Part of the items in the first layer and, in the last rows, in the result; a column for each item."""
+        self._problem_in, self._pair_in = weights
+        self._middle = np.ascontiguousarray(a["middle"].transpose(0, 2, 1))
+        self._second_bias = a["second_bias"][:, :, None].copy()
+        self._out = np.ascontiguousarray(a["out"][:, None, :])
 
     def predict(self, problem: Matrix, pair: Matrix) -> tuple[Matrix, Matrix]:
         """Return mean and spread over the networks, half of their range, each of shape (items,).
@@ -225,21 +218,21 @@ class Prepared:
         found = [self._values(problem if problem.ndim == 1 else problem[:, block], pair, block) for block in blocks]
         values = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
         highest, lowest = np.maximum.reduce(values), np.minimum.reduce(values)
-        return np.add.reduce(values) * np.float32(1.0 / self.members), (highest - lowest) * np.float32(0.5)
+        return np.add.reduce(values) * np.float32(1.0 / self._members), (highest - lowest) * np.float32(0.5)
 
     def _values(self, problem: Matrix, pair: Matrix, block: slice) -> Matrix:
         """Return the value of each network for some of the items, shape (members, items)."""
-        sums = self.pair_in @ pair[:, block]
-        sums += self.first[:, block]
-        of_problem = self.problem_in @ problem
+        sums = self._pair_in @ pair[:, block]
+        sums += self._first[:, block]
+        of_problem = self._problem_in @ problem
         sums += of_problem[:, None] if of_problem.ndim == 1 else of_problem
-        hidden = sums[: -self.members]
+        hidden = sums[: -self._members]
         np.maximum(hidden, 0.0, out=hidden)
-        second = self.middle @ hidden.reshape(self.members, -1, hidden.shape[1])
-        second += self.second_bias
+        second = self._middle @ hidden.reshape(self._members, -1, hidden.shape[1])
+        second += self._second_bias
         np.maximum(second, 0.0, out=second)
-        values: Matrix = (self.out @ second)[:, 0]
-        values += sums[-self.members :]
+        values: Matrix = (self._out @ second)[:, 0]
+        values += sums[-self._members :]
         return values
 
 

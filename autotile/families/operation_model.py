@@ -635,9 +635,9 @@ class _Ready:
         self.others: Prepared | None = None
         """Networks of configurations, and of libraries."""
         if model.kernels is not None and len(inputs.numbers):
-            self.own = model.kernels.prepare(inputs.numbers, inputs.item_inputs)
+            self.own = Prepared(model.kernels.arrays, inputs.numbers, inputs.item_inputs)
         if model.libraries is not None and listed:
-            self.others = model.libraries.prepare(np.array(self.libraries), self.no_pairs.T)
+            self.others = Prepared(model.libraries.arrays, np.array(self.libraries), self.no_pairs.T)
         self.rules = {name: KernelRules(specs[name], kernels[name], device) for name in kernels}
         self.last: tuple[tuple[int, ...], Ranking] | None = None
         """The sizes that were ranked last, and their candidates: what stands in for a choice is sought for the same."""

@@ -242,19 +242,8 @@ def open_session(
         for config in options.tries:
             if reason := check_config(kernel.spec, config, problem.sizes, backend.device, problem.dtype):
                 raise ConfigError(f"{config_text(config)} cannot be tried: {reason}")
-        yield Session(
-            kernel,
-            problem,
-            options,
-            backend=backend,
-            compile_pool=compile_pool,
-            pipeline=pipeline,
-            timeline=timeline,
-            space=space,
-            database=database,
-            observe=observe,
-            stop=lane.stop if lane is not None else None,
-        )
+        stop = lane.stop if lane is not None else None
+        yield Session(pipeline, options, space=space, database=database, observe=observe, stop=stop)
 
 
 class Session:
@@ -262,23 +251,19 @@ class Session:
 
     def __init__(
         self,
-        kernel: Kernel,
-        problem: Problem,
+        pipeline: Pipeline,
         options: TuneOptions,
         *,
-        backend: Backend,
-        compile_pool: CompilePool,
-        pipeline: Pipeline,
-        timeline: Timeline,
         space: SearchSpace,
         database: Database,
         observe: Observer,
         stop: StopRequest | None,
     ) -> None:
-        self._kernel = kernel
-        self._problem = problem
+        self._kernel = kernel = pipeline.kernel
+        self._problem = problem = pipeline.problem
+        self._backend = backend = pipeline.backend
+        self._compile_pool, self._timeline = pipeline.compile_pool, pipeline.timeline
         self._options = options
-        self._backend = backend
         self._database = database
         self._observe = observe
         self._stopped: Stopped | None = None
@@ -287,7 +272,7 @@ class Session:
         self._confirmation: Confirmation | None = None
         self._receives_stop = stop is None
         self._stop = stop or StopRequest()
-        self._clock = Clock(timeline)
+        self._clock = Clock(self._timeline)
         self._resources = ExitStack()
         self._reported = "starting"
         """Phase that was reported last."""
@@ -312,7 +297,6 @@ class Session:
         self._time_left.remember(self._log.trials)
         self._finals_end_s = 0.0
         """Expected end of the finals, in seconds since the session began."""
-        self._timeline = timeline
         workers = worker_count(options.workers)
         if options.workers is not None and workers < options.workers:
             self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
@@ -322,7 +306,6 @@ class Session:
         """Search of `run`."""
         self._asked: Search | None = None
         """Search of `ask`."""
-        self._compile_pool = compile_pool
         self._load = LoadMeter(self._compile_pool, cores, backend.gpu_count)
         self._pipeline = pipeline
         pipeline.score = self._scorer.scored
@@ -1059,12 +1042,12 @@ class Pipeline:
     ) -> None:
         self.scale: float | None = None
         self.score: Callable[[Trial], Trial] = lambda trial: trial
-        self._kernel = kernel
-        self._problem = problem
-        self._backend = backend
+        self.kernel = kernel
+        self.problem = problem
+        self.backend = backend
         self._device = backend.device
-        self._compile_pool = compile_pool
-        self._timeline = timeline
+        self.compile_pool = compile_pool
+        self.timeline = timeline
         self._queue: dict[int, Compiling] = {}
         self._prefetched: dict[str, Compiling] = {}
         self._measured: dict[tuple[str, LaunchPlan, LaunchData], Trial] = {}
@@ -1079,8 +1062,8 @@ class Pipeline:
 
     def compile(self, config: Config) -> Compiling:
         """Start the compilation of a configuration outside of a search."""
-        of = self._kernel, self._problem, config, self._device
-        submit, source = self._compile_pool.submit, self._backend.source
+        of = self.kernel, self.problem, config, self._device
+        submit, source = self.compile_pool.submit, self.backend.source
         return Compiling(*of, submit=submit, other_sizes=self._other_sizes, source=source)
 
     def run(self, candidate: Compiling) -> Trial:
@@ -1090,7 +1073,7 @@ class Pipeline:
 
     def remember(self, trials: Iterable[Trial]) -> None:
         """Register earlier trials, so that identical code is not measured again; a replay looks all of it up anyway."""
-        for trial in trials if self._backend.source == "cuda" else ():
+        for trial in trials if self.backend.source == "cuda" else ():
             if trial.outcome.has_time and trial.cubin_hash and trial.geometry is not None and trial.stage == "measure":
                 self._measured[self._launch_of(trial)] = trial
 
@@ -1101,7 +1084,7 @@ class Pipeline:
     def compile_ahead(self, proposer: Proposer, room: int | None = None) -> None:
         """Start the compilation of all candidates that are proposed while ``room`` trials may still begin."""
         while True:
-            with self._timeline.span("session", "propose"):
+            with self.timeline.span("session", "propose"):
                 proposed = proposer.propose(room)
             if proposed is None:
                 break
@@ -1109,9 +1092,9 @@ class Pipeline:
             prefetched = self._prefetched.pop(config_key(config), None) if self._prefetched else None
             self._queue[row] = candidate = prefetched or self.compile(config)
             candidate.row = row
-        if self._timeline.is_recording:
+        if self.timeline.is_recording:
             compiling = sum(not queued.main.done() for queued in self._queue.values())
-            self._timeline.count("candidates", compiling=compiling, compiled=len(self._queue) - compiling)
+            self.timeline.count("candidates", compiling=compiling, compiled=len(self._queue) - compiling)
 
     def next_candidate(self, proposer: Proposer) -> Compiling | None:
         """Wait for the candidates that are ready, and return one of them; None where none is, or a result comes first.
@@ -1119,14 +1102,14 @@ class Pipeline:
         On a GPU, as many are waited for as are ready. A candidate that does not compile or does not fit on the device
         comes first, as it takes no time on the GPU. Errors are those of `Compiling.trial`.
         """
-        with self._timeline.span("session", "wait for the compilers"):
+        with self.timeline.span("session", "wait for the compilers"):
             ready = proposer.ready()
-            if ready and self._backend.source != "replayed":
+            if ready and self.backend.source != "replayed":
                 rows = {self._queue[row].main: row for row in proposer.waiting()}
                 done = {future for future in rows if future.done()}
                 limit_s = _LOOK_S if self._running else None
                 while len(done) < len(ready):
-                    if limit_s is not None and self._backend.has_result:
+                    if limit_s is not None and self.backend.has_result:
                         return None  # a result comes first: another GPU waits for it, and the search learns from it
                     done |= wait(rows.keys() - done, limit_s, return_when=FIRST_COMPLETED).done
                 ready = [row for future, row in rows.items() if future in done]
@@ -1135,7 +1118,7 @@ class Pipeline:
             return None
         row = next((row for row, trial in compiled.items() if trial.outcome is not Outcome.OK), None)
         if row is None:
-            with self._timeline.span("session", "choose", among=len(compiled)):
+            with self.timeline.span("session", "choose", among=len(compiled)):
                 row = proposer.choose(compiled)
         return self._queue.pop(row)
 
@@ -1148,7 +1131,7 @@ class Pipeline:
         trial = candidate.trial()
         if trial.outcome is not Outcome.OK:
             return trial
-        twin = self._measured.get(self._launch_of(trial)) if self._backend.source == "cuda" else None
+        twin = self._measured.get(self._launch_of(trial)) if self.backend.source == "cuda" else None
         if twin is not None:
             reason = f"the same code as {config_text(twin.config)}, which was measured"
             taken_over = {name: getattr(twin, name) for name in ("outcome", "measurement", "telemetry", "gpu")}
@@ -1159,7 +1142,7 @@ class Pipeline:
             given = self.compile(trial.config).candidate() or given
         self._running[id(given)] = given, candidate
         limit_us = best_us / self.scale if best_us is not None and self.scale else best_us
-        self._backend.submit(given, limit_us)
+        self.backend.submit(given, limit_us)
         return None
 
     def end_next(self) -> tuple[Compiling, Trial]:
@@ -1170,15 +1153,15 @@ class Pipeline:
         WorkerError
             The GPU workers die repeatedly.
         """
-        with self._timeline.span("session", "wait for the GPU"):
-            given, found = self._backend.result()
+        with self.timeline.span("session", "wait for the GPU"):
+            given, found = self.backend.result()
         _, candidate = self._running.pop(id(given))
         reading = found.scaled(self.scale)
         start_s = reading.began_at
-        if start_s and self._timeline.is_recording:  # its stages follow one another without a pause
-            track = f"GPU worker {reading.gpu}" if self._backend.gpu_count > 1 else "GPU worker"
+        if start_s and self.timeline.is_recording:  # its stages follow one another without a pause
+            track = f"GPU worker {reading.gpu}" if self.backend.gpu_count > 1 else "GPU worker"
             for stage, seconds in reading.seconds.items():
-                self._timeline.add(track, stage, start_s, start_s + seconds, config=config_text(candidate.config))
+                self.timeline.add(track, stage, start_s, start_s + seconds, config=config_text(candidate.config))
                 start_s += seconds
         compiled = candidate.trial()
         trial = replace(
@@ -1192,9 +1175,9 @@ class Pipeline:
             gpu=reading.gpu,
         )
         if reading.captured:  # its outputs, for a check by a function of the user's
-            assert self._kernel.inspection is not None
-            with self._timeline.span("session", "inspect"):
-                wrong, telemetry = self._kernel.inspection.inspect(trial.config, Path(reading.captured))
+            assert self.kernel.inspection is not None
+            with self.timeline.span("session", "inspect"):
+                wrong, telemetry = self.kernel.inspection.inspect(trial.config, Path(reading.captured))
             trial = replace(trial, telemetry={**trial.telemetry, **telemetry})
             if wrong:
                 trial = replace(trial, outcome=Outcome.WRONG_RESULT, reason=wrong, stage="verify", measurement=None)
@@ -1208,8 +1191,8 @@ class Pipeline:
         times_us: list[float] = []
         for _ in range(count if given is not None else 0):
             assert given is not None
-            self._backend.submit(given)
-            _, reading = self._backend.result()
+            self.backend.submit(given)
+            _, reading = self.backend.result()
             times_us += [reading.measurement.time_us] if reading.measurement is not None else []
         return times_us
 
@@ -1227,7 +1210,7 @@ class Pipeline:
 
     def _launch_of(self, trial: Trial) -> tuple[str, LaunchPlan, LaunchData]:
         """Return all that distinguishes the launch of one configuration from that of another."""
-        spec, problem = self._kernel.spec, self._problem
+        spec, problem = self.kernel.spec, self.problem
         plan = LaunchPlan.of(spec, trial.config, problem.sizes, self._device)
         names = known_names(spec, trial.config, problem.sizes, self._device)
         return trial.cubin_hash, plan, LaunchData.of(spec, problem.dtype, names)

@@ -18,7 +18,7 @@ from autotile.core.device import device_profile
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Config, Resources
 from autotile.errors import DataError, InputError
-from autotile.families.network import MAX_POINTS, Ensemble, Inputs, Neighbours, _smallest
+from autotile.families.network import MAX_POINTS, Ensemble, Inputs, Neighbours, Prepared, _smallest
 from autotile.families.operation_model import (
     Expected,
     HeldOut,
@@ -283,7 +283,7 @@ def test_equal_rows_give_equal_networks() -> None:
 def test_preparing_the_items_of_one_problem_changes_nothing(ensemble: Ensemble) -> None:
     inputs, _ = _rows(ITEMS, 2)
     inputs = inputs._replace(problem=np.repeat(inputs.problem[:1], ITEMS, axis=0), number=np.arange(ITEMS))
-    prepared = ensemble.prepare(inputs.number, inputs.item)
+    prepared = Prepared(ensemble.arrays, inputs.number, inputs.item)
     np.testing.assert_allclose(
         prepared.predict(inputs.problem[0], inputs.pair.T)[0], ensemble.predict(inputs)[0], rtol=1e-5
     )
@@ -291,10 +291,10 @@ def test_preparing_the_items_of_one_problem_changes_nothing(ensemble: Ensemble) 
 
 def test_many_items_are_predicted_as_few(ensemble: Ensemble) -> None:
     inputs, _ = _rows(700, 4)
-    prepared = ensemble.prepare(inputs.number, inputs.item)
+    prepared = Prepared(ensemble.arrays, inputs.number, inputs.item)
     for first in (0, 200, 690):
         part = slice(first, first + 10)
-        few = ensemble.prepare(inputs.number[part], inputs.item[part])
+        few = Prepared(ensemble.arrays, inputs.number[part], inputs.item[part])
         for rows, of_part in ((inputs.problem.T, inputs.problem[part].T), (inputs.problem[0],) * 2):
             whole, alone = prepared.predict(rows, inputs.pair.T), few.predict(of_part, inputs.pair[part].T)
             for all_values, values in zip(whole, alone, strict=True):
