@@ -262,8 +262,10 @@ _UNCOMPILED = Resources(64, 0, 0, 0, 0)
 """Assumed where the compiler's report is not known."""
 
 
-class Tilings(NamedTuple):
+class Tilings:
     """Tilings of several configurations of a kernel, for given flags; columns have shape (configurations,).
+
+    They are found from the grids at a few problems; ``resources`` are the compiler's reports, where known.
 
     Attributes
     ----------
@@ -281,33 +283,23 @@ class Tilings(NamedTuple):
         Numbers of the configurations whose grid has another form; `blocks_at` evaluates it.
     """
 
-    names: tuple[str, ...]
-    tiles: Column
-    units: Column
-    resident: Column
-    threads: Column
-    smem_bytes: Column
-    registers: Column
-    irregular: tuple[int, ...]
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         spec: KernelSpec,
         device: DeviceProperties,
         configs: Sequence[Config],
         resources: Sequence[Resources | None],
         flags: Mapping[str, int],
-    ) -> Tilings:
-        """Find the tilings from the grids at a few problems; ``resources`` are the compiler's reports, where known."""
-        names = tuple(name for name in spec.sizes if name not in spec.flags)
+    ) -> None:
+        self.names = names = tuple(name for name in spec.sizes if name not in spec.flags)
         count = len(names)
         tested = [[row[place % len(row)] for place in range(count)] for row in _TESTED]
         large = [[_LARGE if place == other else 1 for other in range(count)] for place in range(count)]
         rows_of_sizes = [[1] * count, *large, *tested]
         problems = [{**spec.sizes, **flags, **dict(zip(names, row, strict=True))} for row in rows_of_sizes]
         together = SizeColumns(spec, without_limit(device), problems)
-        irregular, rows = [], []
+        rows = []
+        self.irregular: list[int] = []
         for number, (config, compiled) in enumerate(zip(configs, resources, strict=True)):
             try:
                 blocks = together.blocks(config).tolist()
@@ -317,7 +309,7 @@ class Tilings(NamedTuple):
             tiles = [_LARGE * units / each if each > units else UNTILED for each in blocks[1 : count + 1]]
             counts = [[-(-size // tile) for size, tile in zip(row, tiles, strict=True)] for row in tested]
             if any(float(np.prod(row)) * units != each for row, each in zip(counts, blocks[count + 1 :], strict=True)):
-                irregular.append(number)
+                self.irregular.append(number)
             used = compiled or _UNCOMPILED
             try:
                 geometry = LaunchPlan.of(spec, config, {**spec.sizes, **flags}, device).main.geometry
@@ -327,9 +319,9 @@ class Tilings(NamedTuple):
             resident = max(compiled_occupancy(geometry, used, device).blocks_per_sm, 1)
             smem_bytes = geometry.dynamic_smem_bytes + used.static_smem_bytes
             rows.append([*tiles, units, resident, geometry.threads, smem_bytes, used.registers])
-        table = np.array(rows, float).reshape(len(rows), count + 5)
-        units, resident, threads, smem_bytes, registers = table[:, count:].T
-        return cls(names, table[:, :count], units, resident, threads, smem_bytes, registers, tuple(irregular))
+        table: Column = np.array(rows, float).reshape(len(rows), count + 5)
+        self.tiles: Column = table[:, :count]
+        self.units, self.resident, self.threads, self.smem_bytes, self.registers = table[:, count:].T
 
 
 def blocks_at(spec: KernelSpec, device: DeviceProperties, config: Config, sizes: Mapping[str, int]) -> float:

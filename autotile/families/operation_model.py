@@ -127,7 +127,7 @@ class ModelInputs:
             own = [n for n, one in enumerate(candidates) if one.kernel == name and not one.is_library]
             configs = [candidates[n].config for n in own]
             flags = {flag: kernels[name][flag] for flag in specs[name].flags}
-            tilings = Tilings.of(specs[name], device, configs, [candidates[n].resources for n in own], flags)
+            tilings = Tilings(specs[name], device, configs, [candidates[n].resources for n in own], flags)
             self._irregular += [(len(numbers) + n, specs[name], configs[n]) for n in tilings.irregular]
             found.append(tilings)
             numbers += own

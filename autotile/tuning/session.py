@@ -62,11 +62,11 @@ from autotile.tuning.progress_state import (
 )
 from autotile.tuning.result import Recorded, TuneResult, measure_drift, pareto_front
 from autotile.tuning.start import (
+    PriorResults,
     Scorer,
     SearchPlan,
     StepTimes,
     independent_groups,
-    read_prior_results,
     session_objective,
 )
 from autotile.workers.child import WorkerPool
@@ -284,7 +284,7 @@ class Session:
         self._record = RunRecord(database, self.key, backend.device)
         self._rate = Workrate.of(kernel.spec, problem)
         self._scorer = Scorer(kernel.spec, problem, session_objective(kernel.spec, options))
-        prior = read_prior_results(database, self._record.study_id, self.key, options, kernel.spec.default)
+        prior = PriorResults(database, self._record.study_id, self.key, options, kernel.spec.default)
         prior.trials = [self._scorer.scored(trial) for trial in prior.trials]
         limits = problem.sizes, backend.device, problem.dtype
         outside = (config for config in prior.configs if space.row_of(config) is None)

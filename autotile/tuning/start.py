@@ -13,7 +13,7 @@ import math
 import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product, zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -242,9 +242,15 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
     return [source for source in sources if len(source.configs) >= _MIN_TIMED_TRIALS]
 
 
-@dataclass(slots=True)
 class PriorResults:
     """Results that are stored before a session begins.
+
+    Trials that need to be repeated are left out: pruned ones if this session prunes nothing, those that lack a value of
+    an objective, those whose compiler the system killed, and those of `UNVERIFIED_SAMPLER`. A trial that the finals of
+    an earlier session refused has the outcome of that check.
+
+    Results of a killed session do not count for the incumbent: otherwise the resumed session could name another winner
+    than an uninterrupted one.
 
     Attributes
     ----------
@@ -260,51 +266,34 @@ class PriorResults:
         The default, and all configurations that the trials, the sources and the user name.
     """
 
-    trials: list[Trial]
-    incumbent: Config | None
-    served: Config | None
-    sources: list[Source]
-    configs: list[Config]
-
-
-def read_prior_results(
-    database: Database, study_id: int, key: TuningKey, options: TuneOptions, default: Config
-) -> PriorResults:
-    """Read everything that is known before the first trial.
-
-    Trials that need to be repeated are left out: pruned ones if this session prunes nothing, those that lack a value of
-    an objective, those whose compiler the system killed, and those of `UNVERIFIED_SAMPLER`. A trial that the finals of
-    an earlier session refused has the outcome of that check.
-
-    Results of a killed session do not count for the incumbent: otherwise the resumed session could name another winner
-    than an uninterrupted one.
-    """
-    runs, searched = database.runs(study_id), database.stored_trials(study_id, phase="search")
-    verified = {run.run_id: run for run in runs if run.sampler != UNVERIFIED_SAMPLER}
-    trials: list[Trial] = []
-    if not options.fresh:
-        finals = database.trials(study_id, phase="final")
-        refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
-        repeated = (Outcome.NOT_COMPILED,) if options.drops_slow else (Outcome.NOT_COMPILED, Outcome.PRUNED)
-        for one in searched:
-            trial = refused.get(config_key(one.trial.config), one.trial)
-            lacks_value = trial.outcome.has_time and not objective_values(trial, options.objectives)
-            if one.run_id in verified and trial.outcome not in repeated and not lacks_value:
-                trials.append(trial)
-    confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
-    ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
-    tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
-    ran = [(trial.cost, trial.config) for trial in tried if trial.cost is not None]
-    fastest_ran = min(ran, key=itemgetter(0))[1] if ran else None
-    incumbent = confirmed[0] if confirmed else fastest_ran
-    served = find_served(database, study_id, options)
-    sources = find_sources(database, key) if options.transfer else []
-    configs = [dict(default), *(options.only or ()), *options.tries, *(trial.config for trial in trials)]
-    configs += [config for config in (incumbent, served) if config is not None]
-    for source in sources:  # the fastest few configurations of another study may be fast here, too
-        fastest = sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0))
-        configs += [config for _, config in fastest[:_BEST_OF_EACH]]
-    return PriorResults(trials, incumbent, served, sources, configs)
+    def __init__(
+        self, database: Database, study_id: int, key: TuningKey, options: TuneOptions, default: Config
+    ) -> None:
+        runs, searched = database.runs(study_id), database.stored_trials(study_id, phase="search")
+        verified = {run.run_id: run for run in runs if run.sampler != UNVERIFIED_SAMPLER}
+        self.trials: list[Trial] = []
+        if not options.fresh:
+            finals = database.trials(study_id, phase="final")
+            refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
+            repeated = (Outcome.NOT_COMPILED,) if options.drops_slow else (Outcome.NOT_COMPILED, Outcome.PRUNED)
+            for one in searched:
+                trial = refused.get(config_key(one.trial.config), one.trial)
+                lacks_value = trial.outcome.has_time and not objective_values(trial, options.objectives)
+                if one.run_id in verified and trial.outcome not in repeated and not lacks_value:
+                    self.trials.append(trial)
+        confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
+        ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
+        tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
+        ran = [(trial.cost, trial.config) for trial in tried if trial.cost is not None]
+        fastest_ran = min(ran, key=itemgetter(0))[1] if ran else None
+        self.incumbent = confirmed[0] if confirmed else fastest_ran
+        self.served = find_served(database, study_id, options)
+        self.sources = find_sources(database, key) if options.transfer else []
+        self.configs = [dict(default), *(options.only or ()), *options.tries, *(trial.config for trial in self.trials)]
+        self.configs += [config for config in (self.incumbent, self.served) if config is not None]
+        for source in self.sources:  # the fastest few configurations of another study may be fast here, too
+            fastest = sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0))
+            self.configs += [config for _, config in fastest[:_BEST_OF_EACH]]
 
 
 def find_served(database: Database, study_id: int, options: TuneOptions) -> Config | None:
