@@ -42,6 +42,7 @@ CANDIDATES = (
     ModelCandidate("sgemm_ws", SPECS["sgemm_ws"].default, RESOURCES),
     ModelCandidate("cublas", {}),
 )
+Fitted = tuple[OperationModel, HeldOut]
 
 
 def _kernels(sizes: dict[str, int]) -> dict[str, dict[str, int]]:
@@ -68,22 +69,20 @@ def _problem(random: np.random.Generator) -> MeasuredProblem:
     return MeasuredProblem(sizes, _kernels(sizes), _times_us(sizes))
 
 
-def _fit(
-    problems: list[MeasuredProblem], candidates: Any = CANDIDATES, **options: Any
-) -> tuple[OperationModel, HeldOut]:
+def _fit(problems: list[MeasuredProblem], candidates: Any = CANDIDATES, **options: Any) -> Fitted:
     flags = ("TRANS_A", "TRANS_B")
     measured = {"candidates": candidates, "problems": problems}
     return fit_model("product", "float32", DEVICE, SPECS, **measured, flags=flags, **options)
 
 
 @pytest.fixture(scope="module")
-def fitted() -> tuple[OperationModel, HeldOut]:
+def fitted() -> Fitted:
     random = np.random.default_rng(0)
     return _fit([_problem(random) for _ in range(120)], epochs=8)
 
 
 @pytest.fixture(scope="module")
-def model(fitted: tuple[OperationModel, HeldOut]) -> OperationModel:
+def model(fitted: Fitted) -> OperationModel:
     return fitted[0]
 
 
@@ -95,9 +94,8 @@ def _sizes(m: int, n: int, k: int) -> dict[str, int]:
     return {"M": m, "N": n, "K": k, "TRANS_A": 0, "TRANS_B": 0}
 
 
-def test_it_predicts_problems_that_were_held_out(fitted: tuple[OperationModel, HeldOut]) -> None:
-    _, held_out = fitted
-    errors = np.abs(np.log(held_out.times_us) - math.log(2) * held_out.log2_us)
+def test_it_predicts_problems_that_were_held_out(fitted: Fitted) -> None:
+    errors = np.abs(np.log(fitted[1].times_us) - math.log(2) * fitted[1].log2_us)
     assert np.nanmedian(errors) < 0.2
 
 
@@ -106,9 +104,8 @@ def test_kernels_and_library_are_each_chosen_where_they_are_faster(model: Operat
     assert _choose(model, _sizes(3000, 3000, 1000), libraries=("cublas",))[0].candidate.is_library
 
 
-def test_choices_seldom_lose_against_the_library(fitted: tuple[OperationModel, HeldOut]) -> None:
-    model, held_out = fitted
-    ratios = choice_ratios(held_out, model.doubts, model.confidence)
+def test_choices_seldom_lose_against_the_library(fitted: Fitted, model: OperationModel) -> None:
+    ratios = choice_ratios(fitted[1], model.doubts, model.confidence)
     assert np.percentile(ratios, 2) >= 0.95
     assert ratios.max() > 1.5
 
@@ -121,9 +118,7 @@ def test_the_first_of_one_is_the_first_of_many(model: OperationModel) -> None:
         assert one == many[:1]
 
 
-def test_a_library_is_chosen_only_if_it_may_be_used_and_listed_even_if_many_kernels_are_faster(
-    model: OperationModel,
-) -> None:
+def test_a_library_is_chosen_only_if_it_may_be_used_and_listed_though_kernels_are_faster(model: OperationModel) -> None:
     found = _choose(model, _sizes(3000, 3000, 1000))
     assert found
     assert not any(one.candidate.is_library for one in found)

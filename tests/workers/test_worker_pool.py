@@ -40,11 +40,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
     return children
 
 
-def acquired(worker_pool: WorkerPool, module: str = MODULE) -> Child:
-    """Return a child as a compile pool acquires one."""
-    return worker_pool.acquire_idle(module) or start_child(module)
-
-
 @pytest.fixture
 def worker_pool(started: list[Child]) -> Iterator[WorkerPool]:
     with WorkerPool() as worker_pool:
@@ -75,9 +70,9 @@ def compile_in(worker_pool: WorkerPool, folder: Path, *deeds: str) -> list[Outco
 
 def test_a_released_child_is_acquired_again_and_ended_with_the_pool(started: list[Child]) -> None:
     with WorkerPool() as worker_pool:
-        child, late = acquired(worker_pool), acquired(worker_pool)
+        child, late = (worker_pool.acquire_idle(MODULE) or start_child(MODULE) for _ in range(2))
         worker_pool.release(child)
-        assert acquired(worker_pool) is child
+        assert worker_pool.acquire_idle(MODULE) is child
         worker_pool.release(child)
     worker_pool.release(late)  # to a closed pool
     assert (is_running(child.pid), is_running(late.pid), len(started)) == (False, False, 2)
@@ -102,14 +97,14 @@ def test_an_early_start_that_fails_is_left_to_the_session(monkeypatch: pytest.Mo
 
 
 def test_only_a_child_of_the_same_module_that_lives_is_acquired(worker_pool: WorkerPool) -> None:
-    other = acquired(worker_pool, "echo_worker")
+    other = start_child("echo_worker")
     worker_pool.release(other)
-    child = acquired(worker_pool)
+    child = worker_pool.acquire_idle(MODULE) or start_child(MODULE)
     assert child is not other
     worker_pool.release(child)
     os.kill(child.pid, 9)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    fresh = acquired(worker_pool)
+    fresh = worker_pool.acquire_idle(MODULE) or start_child(MODULE)
     assert fresh.pid != child.pid
     fresh.kill()
 

@@ -101,6 +101,8 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
     """A GPU, held by a process of Dask."""
 
     name = _PLUGIN
+    setup = staticmethod(ignore_interrupts)
+    """Leave Ctrl-C, which reaches all processes of a terminal, to the nanny, which ends this one."""
 
     def __init__(self, gpu: OfferedGpu) -> None:
         self._gpu = gpu
@@ -111,10 +113,6 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         self._workers: WorkerPool | None = None
         """The GPU worker between two sessions."""
         self._idle: threading.Timer | None = None
-
-    def setup(self, worker: Any) -> None:
-        """Leave Ctrl-C, which reaches all processes of a terminal, to the nanny, which ends this one."""
-        ignore_interrupts(worker)
 
     def teardown(self, worker: Any) -> None:
         """End the GPU's worker process."""
