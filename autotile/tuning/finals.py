@@ -144,7 +144,7 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
     failure. What was not verified is neither ranked nor refused.
     """
     finalists, candidates = [trial for trial, _ in racing], [candidate for _, candidate in racing]
-    checks = FinalistChecks(backend, candidates, hurried=rules.hurried, limit_s=rules.limit_s, observe=rules.observe)
+    checks = FinalistChecks(backend, candidates, rules)
     checks.sanitize()
     left = list(range(len(finalists)))
     start = time.perf_counter()
@@ -245,27 +245,19 @@ class FinalistChecks:
         Time that faulty finalists have cost, in seconds.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        candidates: Sequence[Candidate],
-        *,
-        hurried: bool,
-        limit_s: float = 3.0,
-        observe: Callable[[float], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, backend: Backend, candidates: Sequence[Candidate], rules: FinalRules) -> None:
         self._backend = backend
         self._candidates = candidates
-        self._hurried = hurried
-        self._observe = observe
+        self._hurried = rules.hurried
+        self._observe = rules.observe
         self.lost_s = 0.0
         self._right_s, self._wrong_s = list[float](), list[float]()
         """Time of a repeat of each finalist that passed, and of each one that failed, in seconds."""
         self._given_up: set[int] = set()
         """Finalists that were left out unverified."""
         self._gives_up = False
-        self._repeats = _HURRIED_REPEATS if hurried else REPEATS
-        self.left_s = self._limit_s = _HURRIED_CHECKS_S if hurried else limit_s
+        self._repeats = _HURRIED_REPEATS if rules.hurried else REPEATS
+        self.left_s = self._limit_s = _HURRIED_CHECKS_S if rules.hurried else rules.limit_s
         self.readings: dict[int, Reading] = {}
         self._second_seed = SECOND_SEED
         self.notices: list[str] = []
