@@ -225,7 +225,7 @@ def check_of(name: str) -> dict[str, Any]:
                 tuned = Tuned(there.sizes, device, {key: config}, {key: times_there[key], base: times_there[base]})
                 found = prefer(spec, here.sizes, device, one.config, [tuned])
                 log = math.log(times_here[key] / times_here[base])
-                logs.append((log if found is not None and found.expectation.is_faster else 0.0, log, min(log, 0.0)))
+                logs.append((log if found is not None and found.is_faster else 0.0, log, min(log, 0.0)))
     served, nearest, either = np.exp(np.mean(logs, axis=0)).tolist()
     slower = sum(1 for log, _, _ in logs if log > math.log(_TOLERANCE))
     return {

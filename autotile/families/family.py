@@ -355,10 +355,6 @@ class Leaf:
 
     order: tuple[int, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the order under ``serve``."""
-        return {"serve": list(self.order)}
-
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -369,13 +365,16 @@ class Split:
     then: Tree
     otherwise: Tree
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the feature, the threshold and the branches."""
-        question = {"if": self.feature.to_json(), "at_most": self.at_most}
-        return {**question, "then": self.then.to_json(), "else": self.otherwise.to_json()}
-
 
 Tree = Leaf | Split
+
+
+def tree_to_json(tree: Tree) -> dict[str, Any]:
+    """Return the order of a leaf under ``serve``, or the feature, the threshold and the branches of a split."""
+    if isinstance(tree, Leaf):
+        return {"serve": list(tree.order)}
+    branches = {"then": tree_to_json(tree.then), "else": tree_to_json(tree.otherwise)}
+    return {"if": tree.feature.to_json(), "at_most": tree.at_most, **branches}
 
 
 class TreeDocument(msgspec.Struct, forbid_unknown_fields=True):
@@ -405,17 +404,6 @@ def find_leaf(tree: Tree, problem: Traits) -> Leaf:
     while isinstance(tree, Split):
         tree = tree.then if problem.column(tree.feature)[0] <= tree.at_most else tree.otherwise
     return tree
-
-
-def _tree_lines(tree: Tree, indent: str = "") -> Iterator[str]:
-    if isinstance(tree, Leaf):
-        others = f", else {' '.join(f'#{number}' for number in tree.order[1:])}" if tree.order[1:] else ""
-        yield f"{indent}#{tree.order[0]}{others}"
-        return
-    yield f"{indent}{tree.feature} <= {tree.at_most:g}:"
-    yield from _tree_lines(tree.then, indent + "  ")
-    yield f"{indent}else:"
-    yield from _tree_lines(tree.otherwise, indent + "  ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -574,9 +562,17 @@ class FamilyRule:
         won = [point for point in self.points if point.fastest() == number]
         return min(won, key=lambda point: size_distance(point.sizes, sizes), default=None)
 
-    def lines(self) -> Iterator[str]:
-        """Yield the tree as text, one line for each split and leaf."""
-        yield from _tree_lines(self.tree)
+    def lines(self, tree: Tree | None = None, indent: str = "") -> Iterator[str]:
+        """Yield the tree, or the part of it below a node, as text, one line for each split and leaf."""
+        tree = tree or self.tree
+        if isinstance(tree, Leaf):
+            others = f", else {' '.join(f'#{number}' for number in tree.order[1:])}" if tree.order[1:] else ""
+            yield f"{indent}#{tree.order[0]}{others}"
+            return
+        yield f"{indent}{tree.feature} <= {tree.at_most:g}:"
+        yield from self.lines(tree.then, indent + "  ")
+        yield f"{indent}else:"
+        yield from self.lines(tree.otherwise, indent + "  ")
 
     def facts(self) -> list[tuple[str, str | Sequence[str]]]:
         """Return the configurations by number, and the tree, as labels and texts."""
@@ -602,7 +598,7 @@ class FamilyRule:
         for point in points:
             if point["without"] is None:
                 del point["without"]  # as rules were written before it was known
-        tree = self.tree.to_json()
+        tree = tree_to_json(self.tree)
         return {"format": _FORMAT, "family": self.family.to_json(), "configs": configs, "tree": tree, "points": points}
 
     @classmethod
@@ -711,14 +707,9 @@ class TimeModel(NamedTuple):
         interpolated = nearness @ self.residuals / (known + _PRIOR_WEIGHT)
         share = known / nearness.sum(axis=1, keepdims=True)
         expected_us = _model_us(traits, self.weights) * np.exp(interpolated)
-        return np.asarray(self._bound(traits, expected_us) * (1.0 + np.exp(-share / _UNKNOWN_SHARE)))
-
-    def _bound(self, traits: Traits, expected_us: Matrix) -> Matrix:
-        """Limit expected times to those measured at a larger problem (upper bound) and a smaller one (lower bound).
-
-        The model assumes that two blocks on an SM take twice the time of one, where they often take hardly more. Where
-        only one of the two problems has aligned sizes, the bound is scaled by the modelled cost of the alignment.
-        """
+        # Times measured at a larger problem bound from above, at a smaller one from below: the model assumes that two
+        # blocks on an SM take twice the time of one, where they often take hardly more. Where only one of the two
+        # problems has aligned sizes, the bound is scaled by the modelled cost of the alignment.
         aligned = self.weights.copy()
         aligned[:, _COMMON_TERMS:] = 0.0
         here, there = (_model_us(each, self.weights) / _model_us(each, aligned) for each in (traits, self.points))
@@ -729,7 +720,8 @@ class TimeModel(NamedTuple):
             upper_us[below] = np.fmin(upper_us, times_us * np.maximum(ratio, 1.0))[below]
             lower_us[above] = np.fmax(lower_us, times_us * np.minimum(ratio, 1.0))[above]
         bounded = np.maximum(np.minimum(expected_us, upper_us), lower_us)
-        return np.asarray(np.where(lower_us > upper_us, expected_us, bounded))  # contradicting bounds are ignored
+        bounded = np.where(lower_us > upper_us, expected_us, bounded)  # contradicting bounds are ignored
+        return np.asarray(bounded * (1.0 + np.exp(-share / _UNKNOWN_SHARE)))
 
 
 def _terms(traits: Traits, config: int) -> Matrix:

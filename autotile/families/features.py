@@ -127,7 +127,7 @@ class Feature(NamedTuple):
     @classmethod
     def from_json(cls, data: Any, sizes: Iterable[str], configs: int) -> Feature:
         """Invert `to_json`; a `DataError` if it is no feature of these sizes, flags and number of configurations."""
-        known = _by_json(tuple(sizes), configs).get(frozenset(convert(data, dict[str, Name | Count]).items()))
+        known = _by_json(tuple(sizes), (), configs).get(frozenset(convert(data, dict[str, Name | Count]).items()))
         if known is None:
             raise DataError(f"{data} is not a feature of a problem")
         return known
@@ -136,12 +136,16 @@ class Feature(NamedTuple):
 def list_features(spec: KernelSpec, configs: int) -> list[Feature]:
     """Return the features for a rule over ``configs`` configurations, simplest first."""
     states_work = spec.work.flops is not None and spec.work.bytes is not None
-    found = _all_features(tuple(spec.sizes), spec.flags, configs)
+    found = _by_json(tuple(spec.sizes), tuple(spec.flags), configs).values()
     return [feature for feature in found if feature.kind != "intensity" or states_work]
 
 
-def _all_features(sizes: Sequence[str], flags: Sequence[str], configs: int) -> list[Feature]:
-    return [
+@lru_cache(maxsize=8)
+def _by_json(
+    sizes: tuple[str, ...], flags: tuple[str, ...], configs: int
+) -> Mapping[frozenset[tuple[str, Any]], Feature]:
+    """Return features by the items of their JSON values, simplest first: a tree looks one up at every node."""
+    found = [
         *(Feature("size", name) for name in sizes),
         Feature("outputs"),
         Feature("intensity"),
@@ -150,12 +154,7 @@ def _all_features(sizes: Sequence[str], flags: Sequence[str], configs: int) -> l
         *(Feature("waves", config=number) for number in range(configs)),
         *(Feature("work_ratio", config=a, over=b) for a in range(configs) for b in range(a + 1, configs)),
     ]
-
-
-@lru_cache(maxsize=8)
-def _by_json(sizes: tuple[str, ...], configs: int) -> Mapping[frozenset[tuple[str, Any]], Feature]:
-    """Return features by the items of their JSON values: a tree looks one up at every node."""
-    return {frozenset(feature.to_json().items()): feature for feature in _all_features(sizes, (), configs)}
+    return {frozenset(feature.to_json().items()): feature for feature in found}
 
 
 class Traits(NamedTuple):
@@ -263,8 +262,10 @@ _UNCOMPILED = Resources(64, 0, 0, 0, 0)
 """Assumed where the compiler's report is not known."""
 
 
-class Tilings(NamedTuple):
+class Tilings:
     """Tilings of several configurations of a kernel, for given flags; columns have shape (configurations,).
+
+    They are found from the grids at a few problems; ``resources`` are the compiler's reports, where known.
 
     Attributes
     ----------
@@ -282,33 +283,23 @@ class Tilings(NamedTuple):
         Numbers of the configurations whose grid has another form; `blocks_at` evaluates it.
     """
 
-    names: tuple[str, ...]
-    tiles: Column
-    units: Column
-    resident: Column
-    threads: Column
-    smem_bytes: Column
-    registers: Column
-    irregular: tuple[int, ...]
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         spec: KernelSpec,
         device: DeviceProperties,
         configs: Sequence[Config],
         resources: Sequence[Resources | None],
         flags: Mapping[str, int],
-    ) -> Tilings:
-        """Find the tilings from the grids at a few problems; ``resources`` are the compiler's reports, where known."""
-        names = tuple(name for name in spec.sizes if name not in spec.flags)
+    ) -> None:
+        self.names = names = tuple(name for name in spec.sizes if name not in spec.flags)
         count = len(names)
         tested = [[row[place % len(row)] for place in range(count)] for row in _TESTED]
         large = [[_LARGE if place == other else 1 for other in range(count)] for place in range(count)]
         rows_of_sizes = [[1] * count, *large, *tested]
         problems = [{**spec.sizes, **flags, **dict(zip(names, row, strict=True))} for row in rows_of_sizes]
         together = SizeColumns(spec, without_limit(device), problems)
-        irregular, rows = [], []
+        rows = []
+        self.irregular: list[int] = []
         for number, (config, compiled) in enumerate(zip(configs, resources, strict=True)):
             try:
                 blocks = together.blocks(config).tolist()
@@ -318,7 +309,7 @@ class Tilings(NamedTuple):
             tiles = [_LARGE * units / each if each > units else UNTILED for each in blocks[1 : count + 1]]
             counts = [[-(-size // tile) for size, tile in zip(row, tiles, strict=True)] for row in tested]
             if any(float(np.prod(row)) * units != each for row, each in zip(counts, blocks[count + 1 :], strict=True)):
-                irregular.append(number)
+                self.irregular.append(number)
             used = compiled or _UNCOMPILED
             try:
                 geometry = LaunchPlan.of(spec, config, {**spec.sizes, **flags}, device).main.geometry
@@ -328,9 +319,9 @@ class Tilings(NamedTuple):
             resident = max(compiled_occupancy(geometry, used, device).blocks_per_sm, 1)
             smem_bytes = geometry.dynamic_smem_bytes + used.static_smem_bytes
             rows.append([*tiles, units, resident, geometry.threads, smem_bytes, used.registers])
-        table = np.array(rows, float).reshape(len(rows), count + 5)
-        units, resident, threads, smem_bytes, registers = table[:, count:].T
-        return cls(names, table[:, :count], units, resident, threads, smem_bytes, registers, tuple(irregular))
+        table: Column = np.array(rows, float).reshape(len(rows), count + 5)
+        self.tiles: Column = table[:, :count]
+        self.units, self.resident, self.threads, self.smem_bytes, self.registers = table[:, count:].T
 
 
 def blocks_at(spec: KernelSpec, device: DeviceProperties, config: Config, sizes: Mapping[str, int]) -> float:

@@ -125,23 +125,6 @@ class Ensemble:
         """Number of inputs of a problem, an item and a pair, and number of items."""
         return tuple(self.arrays[name].shape[-1] for name in ("problem_scale", "item_scale", "pair_scale", "bias"))
 
-    def prepare(self, items: NDArray[np.int64], item_inputs: Matrix) -> Prepared:
-        """Compute all that does not depend on the problem, for items of given numbers and inputs (a row for each)."""
-        a = self.arrays
-        own = ((item_inputs - a["item_center"]) * a["item_scale"]).astype(np.float32)
-        hidden = own @ a["item_in"] + a["offset"][:, items] + a["first_bias"][:, None]
-        direct = a["item_out"] @ own.T + a["bias"][:, items]
-        members, _, width = a["problem_in"].shape
-        first = np.concatenate([hidden.transpose(0, 2, 1).reshape(members * width, len(items)), direct])
-        weights = []
-        for name in ("problem", "pair"):
-            inner = a[f"{name}_in"].transpose(0, 2, 1).reshape(members * width, len(a[f"{name}_scale"]))
-            weights.append(np.concatenate([inner, a[f"{name}_out"]]) * a[f"{name}_scale"])
-            first = first - (weights[-1] @ a[f"{name}_center"])[:, None]
-        middle = np.ascontiguousarray(a["middle"].transpose(0, 2, 1))
-        out = np.ascontiguousarray(a["out"][:, None, :])
-        return Prepared(members, first, weights[0], weights[1], middle, a["second_bias"][:, :, None].copy(), out)
-
     def only(self, items: Sequence[int]) -> Ensemble:
         """Return the ensemble for some of the items, numbered anew."""
         own = {name: self.arrays[name][:, list(items)] for name in ("offset", "bias")}
@@ -149,7 +132,7 @@ class Ensemble:
 
     def predict(self, inputs: Inputs) -> tuple[Matrix, Matrix]:
         """Return mean and spread of the predictions for rows, each of shape (rows,)."""
-        return self.prepare(inputs.number, inputs.item).predict(inputs.problem.T, inputs.pair.T)
+        return Prepared(self.arrays, inputs.number, inputs.item).predict(inputs.problem.T, inputs.pair.T)
 
     def to_json(self) -> dict[str, Any]:
         """Return the arrays as base64 of little-endian single-precision numbers, with their dimensions."""
@@ -201,18 +184,28 @@ def _decoded(text: str, kind: str, shape: Sequence[int], name: str) -> NDArray[A
     return values
 
 
-@dataclass(frozen=True, slots=True)
 class Prepared:
-    """An ensemble for given items: what is left is the part of the problem and of the pairs."""
+    """An ensemble for items of given numbers and inputs, a row for each: what does not depend on the problem."""
 
-    members: int
-    first: Matrix
-    """Part of the items in the first layer and, in the last rows, in the result; a column for each item."""
-    problem_in: Matrix
-    pair_in: Matrix
-    middle: Matrix
-    second_bias: Matrix
-    out: Matrix
+    def __init__(self, arrays: Mapping[str, Matrix], items: NDArray[np.int64], item_inputs: Matrix) -> None:
+        a = arrays
+        own = ((item_inputs - a["item_center"]) * a["item_scale"]).astype(np.float32)
+        hidden = own @ a["item_in"] + a["offset"][:, items] + a["first_bias"][:, None]
+        direct = a["item_out"] @ own.T + a["bias"][:, items]
+        self._members, _, width = a["problem_in"].shape
+        rows = self._members * width
+        first = np.concatenate([hidden.transpose(0, 2, 1).reshape(rows, len(items)), direct])
+        weights = []
+        for name in ("problem", "pair"):
+            inner = a[f"{name}_in"].transpose(0, 2, 1).reshape(rows, len(a[f"{name}_scale"]))
+            weights.append(np.concatenate([inner, a[f"{name}_out"]]) * a[f"{name}_scale"])
+            first = first - (weights[-1] @ a[f"{name}_center"])[:, None]
+        self._first: Matrix = first
+        """Part of the items in the first layer and, in the last rows, in the result; a column for each item."""
+        self._problem_in, self._pair_in = weights
+        self._middle = np.ascontiguousarray(a["middle"].transpose(0, 2, 1))
+        self._second_bias = a["second_bias"][:, :, None].copy()
+        self._out = np.ascontiguousarray(a["out"][:, None, :])
 
     def predict(self, problem: Matrix, pair: Matrix) -> tuple[Matrix, Matrix]:
         """Return mean and spread over the networks, half of their range, each of shape (items,).
@@ -225,21 +218,21 @@ class Prepared:
         found = [self._values(problem if problem.ndim == 1 else problem[:, block], pair, block) for block in blocks]
         values = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
         highest, lowest = np.maximum.reduce(values), np.minimum.reduce(values)
-        return np.add.reduce(values) * np.float32(1.0 / self.members), (highest - lowest) * np.float32(0.5)
+        return np.add.reduce(values) * np.float32(1.0 / self._members), (highest - lowest) * np.float32(0.5)
 
     def _values(self, problem: Matrix, pair: Matrix, block: slice) -> Matrix:
         """Return the value of each network for some of the items, shape (members, items)."""
-        sums = self.pair_in @ pair[:, block]
-        sums += self.first[:, block]
-        of_problem = self.problem_in @ problem
+        sums = self._pair_in @ pair[:, block]
+        sums += self._first[:, block]
+        of_problem = self._problem_in @ problem
         sums += of_problem[:, None] if of_problem.ndim == 1 else of_problem
-        hidden = sums[: -self.members]
+        hidden = sums[: -self._members]
         np.maximum(hidden, 0.0, out=hidden)
-        second = self.middle @ hidden.reshape(self.members, -1, hidden.shape[1])
-        second += self.second_bias
+        second = self._middle @ hidden.reshape(self._members, -1, hidden.shape[1])
+        second += self._second_bias
         np.maximum(second, 0.0, out=second)
-        values: Matrix = (self.out @ second)[:, 0]
-        values += sums[-self.members :]
+        values: Matrix = (self._out @ second)[:, 0]
+        values += sums[-self._members :]
         return values
 
 
@@ -335,7 +328,6 @@ _SAMPLED = 32
 """One distance in this many is ordered first: the nearest of them bound those of all."""
 
 
-@dataclass(frozen=True)
 class Neighbours:
     """Errors of a prediction at measured problems.
 
@@ -349,25 +341,18 @@ class Neighbours:
         Scale of each input, shape (inputs,).
     """
 
-    points: NDArray[np.float16]
-    errors: NDArray[np.float16]
-    items: NDArray[np.int16]
-    weights: Matrix
-    _groups: Mapping[int, _SortedPoints]
-    _used: NDArray[np.int64]
-    """The inputs that are not left out."""
-
-    @classmethod
-    def of(cls, points: NDArray[Any], errors: NDArray[Any], items: NDArray[Any], weights: Matrix) -> Neighbours:
-        """Sort the points of each item."""
-        halves = points.astype(np.float16), errors.astype(np.float16)
-        used = np.flatnonzero(weights)
-        groups = {}
+    def __init__(self, points: NDArray[Any], errors: NDArray[Any], items: NDArray[Any], weights: NDArray[Any]) -> None:
+        self.points: NDArray[np.float16] = points.astype(np.float16)
+        self.errors: NDArray[np.float16] = errors.astype(np.float16)
+        self.items: NDArray[np.int16] = items.astype(np.int16)
+        self.weights: Matrix = weights.astype(np.float32)
+        self._used = np.flatnonzero(weights)
+        """The inputs that are not left out."""
+        self._groups: dict[int, _SortedPoints] = {}
+        """The points of each item."""
         for item in np.unique(items).tolist():
-            own = items == item
-            points, of_item = halves[0][own][:, used], halves[1][own]
-            groups[int(item)] = _SortedPoints.of(points.astype(np.float32), of_item.astype(np.float32))
-        return cls(*halves, items.astype(np.int16), weights.astype(np.float32), groups, used)
+            own, of_item = self.points[items == item][:, self._used], self.errors[items == item]
+            self._groups[item] = _SortedPoints(own.astype(np.float32), of_item.astype(np.float32))
 
     @classmethod
     def fit(cls, inputs: Matrix, errors: NDArray[np.float64], items: NDArray[np.int64], sizes: int) -> Neighbours:
@@ -381,7 +366,7 @@ class Neighbours:
         step = -(-len(inputs) // MAX_POINTS)
         kept = slice(None, None, step)
         clipped = np.clip(errors, -_MAX_ERROR, _MAX_ERROR)
-        return cls.of((inputs * weights)[kept], clipped.astype(np.float32)[kept], items[kept], weights)
+        return cls((inputs * weights)[kept], clipped.astype(np.float32)[kept], items[kept], weights)
 
     def look_up(self, problem: Matrix, item: int) -> tuple[float, float]:
         """Return the expected error of an item at a problem, and the deviation of the nearest errors, in doublings."""
@@ -415,43 +400,39 @@ class Neighbours:
         errors = _decoded(document.errors, "<f2", (count,), "errors")
         items = _decoded(document.items, "<i2", (count,), "items")
         weights = _decoded(document.weights, "<f4", (width,), "weights")
-        return cls.of(points, errors, items, weights.astype(np.float32))
+        return cls(points, errors, items, weights)
 
 
-@dataclass(frozen=True, slots=True)
 class _SortedPoints:
-    """Points in the order of the input that varies most, so that the nearest are sought among those alike in it."""
+    """Points in the order of the input that varies most, so that the nearest are sought among those alike in it.
 
-    along: int
-    coordinates: list[float]
-    """That input, and its value at each point, in ascending order."""
-    columns: Matrix
-    """-2 times the inputs of the points, shape (inputs, points)."""
-    squares: Matrix
-    """Squared length of each, shape (points,)."""
-    errors: Matrix
+    ``points`` have shape (points, inputs), and ``errors`` (points,).
+    """
 
-    @classmethod
-    def of(cls, points: Matrix, errors: Matrix) -> _SortedPoints:
-        """Sort points of shape (points, inputs), and their errors."""
-        along = int(points.std(axis=0).argmax()) if points.size else 0
-        order = points[:, along].argsort(kind="stable") if points.size else np.arange(len(points))
+    def __init__(self, points: Matrix, errors: Matrix) -> None:
+        self._along = int(points.std(axis=0).argmax()) if points.size else 0
+        order = points[:, self._along].argsort(kind="stable") if points.size else np.arange(len(points))
         columns = np.ascontiguousarray(points[order].T)
-        coordinates = columns[along].tolist() if points.size else [0.0] * len(points)
-        return cls(along, coordinates, np.float32(-2.0) * columns, np.square(columns).sum(axis=0), errors[order])
+        self._coordinates: list[float] = columns[self._along].tolist() if points.size else [0.0] * len(points)
+        """The value of that input at each point, in ascending order."""
+        self._columns: Matrix = np.float32(-2.0) * columns
+        """-2 times the inputs of the points, shape (inputs, points)."""
+        self._squares: Matrix = np.square(columns).sum(axis=0)
+        """Squared length of each, shape (points,)."""
+        self._errors = errors[order]
 
     def nearest(self, place: Matrix) -> list[tuple[float, float]]:
         """Return the squared distance and the error of each of the nearest points within a window, in any order."""
-        middle = float(place[self.along]) if place.size else 0.0
-        first = bisect_left(self.coordinates, middle - _WINDOW)
-        near = slice(first, bisect_right(self.coordinates, middle + _WINDOW))
+        middle = float(place[self._along]) if place.size else 0.0
+        first = bisect_left(self._coordinates, middle - _WINDOW)
+        near = slice(first, bisect_right(self._coordinates, middle + _WINDOW))
         square = float(place @ place)
         found: list[tuple[float, float]] = []
         for among in (near, slice(None)):
-            distances = place @ self.columns[:, among]
-            distances += self.squares[among]
+            distances = place @ self._columns[:, among]
+            distances += self._squares[among]
             nearest = _smallest(distances)
-            pairs = zip(distances[nearest].tolist(), self.errors[among][nearest].tolist(), strict=True)
+            pairs = zip(distances[nearest].tolist(), self._errors[among][nearest].tolist(), strict=True)
             found = [(max(distance + square, 0.0), error) for distance, error in pairs]
             if len(found) == _NEAREST:
                 break

@@ -29,7 +29,6 @@ from autotile.core.model import Config, Resources, Value, config_key
 from autotile.errors import DataError, InputError
 from autotile.families.features import UNTILED, Column, Tilings, array_extents, blocks_at
 from autotile.families.network import Ensemble, Inputs, Neighbours, Prepared
-from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import Limit, check_config, demand_of, limit_violation, limits_of
@@ -96,9 +95,10 @@ class Vocabulary:
         )
 
 
-@dataclass(frozen=True)
 class ModelInputs:
     """Inputs of the networks, with all that does not depend on the sizes, for problems of given flags and kernels.
+
+    ``sizes`` and ``kernels`` are those of any problem of these flags and kernels.
 
     Attributes
     ----------
@@ -108,32 +108,8 @@ class ModelInputs:
         Inputs of each of these configurations, shape (configurations, inputs).
     """
 
-    vocabulary: Vocabulary
-    numbers: NDArray[np.int64]
-    item_inputs: Vector
-    _flags: tuple[float, ...]
-    _names: tuple[tuple[str, tuple[str, ...]], ...]
-    """Name of each kernel and of its sizes."""
-    _source: NDArray[np.int64]
-    """Position of each configuration's kernel."""
-    _irregular: tuple[tuple[int, KernelSpec, Config], ...]
-    """Configurations whose grid is no tiling, by position."""
-    _device: DeviceProperties
-    _tiles: Vector
-    """Tile along each size of the kernel, shape (sizes, configurations)."""
-    _covering: Vector
-    """Matrix of 1 for each size of its kernel that a configuration tiles, shape (configurations, kernels x sizes)."""
-    _log2_tile: Vector
-    """Logarithm of the outputs of a tile."""
-    _units: Vector
-    _slots: Vector
-    """Number of SMs, and of the blocks that they hold at once, shape (2, configurations)."""
-    _extents: tuple[tuple[int | None, ...], ...]
-    """Extents of each array of the first kernel, as positions of its sizes."""
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         vocabulary: Vocabulary,
         candidates: Sequence[ModelCandidate],
         specs: Mapping[str, KernelSpec],
@@ -141,18 +117,18 @@ class ModelInputs:
         *,
         sizes: Mapping[str, int],
         kernels: KernelSizes,
-    ) -> ModelInputs:
-        """Prepare the inputs; ``sizes`` and ``kernels`` are those of any problem of these flags and kernels."""
+    ) -> None:
         numbers: list[int] = []
         source: list[int] = []
         found: list[Tilings] = []
-        irregular: list[tuple[int, KernelSpec, Config]] = []
+        self._irregular: list[tuple[int, KernelSpec, Config]] = []
+        """Configurations whose grid is no tiling, by position."""
         for place, name in enumerate(kernels):
             own = [n for n, one in enumerate(candidates) if one.kernel == name and not one.is_library]
             configs = [candidates[n].config for n in own]
             flags = {flag: kernels[name][flag] for flag in specs[name].flags}
-            tilings = Tilings.of(specs[name], device, configs, [candidates[n].resources for n in own], flags)
-            irregular += [(len(numbers) + n, specs[name], configs[n]) for n in tilings.irregular]
+            tilings = Tilings(specs[name], device, configs, [candidates[n].resources for n in own], flags)
+            self._irregular += [(len(numbers) + n, specs[name], configs[n]) for n in tilings.irregular]
             found.append(tilings)
             numbers += own
             source += [place] * len(own)
@@ -170,22 +146,27 @@ class ModelInputs:
         is_tiled = tiles < _SMALL_TILE
         covering = np.zeros((len(numbers), len(kernels), tiles.shape[1]), np.float32)
         covering[np.arange(len(numbers)), np.array(source, np.int64)] = is_tiled
-        return cls(
-            vocabulary,
-            np.array(numbers, np.int64),
-            _item_inputs(vocabulary, [candidates[n] for n in numbers], log2_tiles, columns),
-            tuple(float(sizes[name]) for name in vocabulary.flags),
-            tuple((name, tilings.names) for name, tilings in zip(kernels, found, strict=True)),
-            np.array(source, np.int64),
-            tuple(irregular),
-            device,
-            np.ascontiguousarray(tiles.T, np.float32),
-            covering.reshape(len(numbers), len(kernels) * tiles.shape[1]),
-            (is_tiled * log2_tiles).sum(axis=1).astype(np.float32),
-            columns["units"].astype(np.float32),
-            device.sm_count * np.stack([np.ones(len(numbers)), columns["resident"]]).astype(np.float32),
-            tuple(extents.get(name, ()) for name in vocabulary.arrays),
-        )
+        self.vocabulary = vocabulary
+        self.numbers: NDArray[np.int64] = np.array(numbers, np.int64)
+        self.item_inputs = _item_inputs(vocabulary, [candidates[n] for n in numbers], log2_tiles, columns)
+        self._flags = tuple(float(sizes[name]) for name in vocabulary.flags)
+        self._names = tuple((name, tilings.names) for name, tilings in zip(kernels, found, strict=True))
+        """Name of each kernel and of its sizes."""
+        self._source: NDArray[np.int64] = np.array(source, np.int64)
+        """Position of each configuration's kernel."""
+        self._device = device
+        self._tiles = np.ascontiguousarray(tiles.T, np.float32)
+        """Tile along each size of the kernel, shape (sizes, configurations)."""
+        self._covering = covering.reshape(len(numbers), len(kernels) * tiles.shape[1])
+        """Matrix of 1 for each size of its kernel that a configuration tiles: (configurations, kernels x sizes)."""
+        self._log2_tile: Vector = (is_tiled * log2_tiles).sum(axis=1).astype(np.float32)
+        """Logarithm of the outputs of a tile."""
+        self._units: Vector = columns["units"].astype(np.float32)
+        resident = np.stack([np.ones(len(numbers)), columns["resident"]])
+        self._slots: Vector = device.sm_count * resident.astype(np.float32)
+        """Number of SMs, and of the blocks that they hold at once, shape (2, configurations)."""
+        self._extents = tuple(extents.get(name, ()) for name in vocabulary.arrays)
+        """Extents of each array of the first kernel, as positions of its sizes."""
 
     def of_problem(self, sizes: Mapping[str, int], kernels: KernelSizes) -> Vector:
         """Return the inputs of a problem, shape (problem inputs,)."""
@@ -240,12 +221,14 @@ def _item_inputs(
     vocabulary: Vocabulary, candidates: Sequence[ModelCandidate], log2_tiles: Column, columns: Mapping[str, Column]
 ) -> Vector:
     """Return the inputs of configurations: their kernel, parameters, tiles and resources."""
-
-    def number(value: object) -> float:  # 0 for text, which the offset of a candidate stands for
-        return math.log2(abs(value) + 1.0) if isinstance(value, int | float) else 0.0
-
     kernel = [[float(one.kernel == name) for name in vocabulary.members] for one in candidates]
-    values = [[number(one.config.get(name)) for name in vocabulary.parameters] for one in candidates]
+    values = [  # 0 for text, which the offset of a candidate stands for
+        [
+            math.log2(abs(value) + 1.0) if isinstance(value := one.config.get(name), int | float) else 0.0
+            for name in vocabulary.parameters
+        ]
+        for one in candidates
+    ]
     resources = [
         np.log2(columns["units"]),
         np.log2(columns["resident"]),
@@ -262,9 +245,10 @@ def _item_inputs(
     return np.concatenate(parts, axis=1).astype(np.float32)
 
 
-@dataclass(frozen=True, slots=True)
 class KernelRules:
     """The rules and limits of a kernel for given flags, parted so that candidates are checked quickly.
+
+    ``sizes`` are those of any problem of these flags.
 
     Attributes
     ----------
@@ -272,45 +256,27 @@ class KernelRules:
         ``device.*`` by name.
     of_problem
         Rules about sizes and flags alone, which hold for all configurations or for none.
-    of_pair
-        Rules about sizes and parameters.
-    of_config
-        Rules about parameters and flags alone, which hold for all sizes or for none.
-    pair_limits, config_limits
-        Limits that depend on the sizes, and the others.
-    valid
-        Whether a configuration meets the rules and limits that do not depend on the sizes, by its position and the
-        element type.
     """
 
-    spec: KernelSpec
-    device: DeviceProperties
-    fixed: Mapping[str, Value]
-    of_problem: tuple[Expression, ...]
-    of_pair: tuple[Expression, ...]
-    of_config: tuple[Expression, ...]
-    pair_limits: tuple[Limit, ...]
-    config_limits: tuple[Limit, ...]
-    valid: dict[tuple[int, str], bool] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> KernelRules:
-        """Part the rules of a kernel; ``sizes`` are those of any problem."""
+    def __init__(self, spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> None:
         names = fixed_names(spec, sizes, device)
         proper = spec.sizes.keys() - set(spec.flags)
         rules = [rule.expression for rule in spec.rules]
         limits = limits_of(spec)
         sized = {one.name for one in limits if any(not part.names.isdisjoint(proper) for part in one.expressions(spec))}
-        return cls(
-            spec,
-            device,
-            {name: value for name, value in names.items() if name not in sizes},
-            tuple(rule for rule in rules if rule.names <= names.keys()),
-            tuple(rule for rule in rules if not rule.names <= names.keys() and not rule.names.isdisjoint(proper)),
-            tuple(rule for rule in rules if not rule.names <= names.keys() and rule.names.isdisjoint(proper)),
-            tuple(limit for limit in limits if limit.name in sized),
-            tuple(limit for limit in limits if limit.name not in sized),
-        )
+        self._spec, self._device = spec, device
+        self.fixed = {name: value for name, value in names.items() if name not in sizes}
+        self.of_problem = [rule for rule in rules if rule.names <= names.keys()]
+        others = [rule for rule in rules if not rule.names <= names.keys()]
+        self._of_pair = [rule for rule in others if not rule.names.isdisjoint(proper)]
+        self._of_config = [rule for rule in others if rule.names.isdisjoint(proper)]
+        """Rules about parameters and flags alone, which hold for all sizes or for none; those above depend on both."""
+        self._pair_limits = tuple(limit for limit in limits if limit.name in sized)
+        self._config_limits = tuple(limit for limit in limits if limit.name not in sized)
+        """Limits that do not depend on the sizes; those above do."""
+        self._valid: dict[tuple[int, str], bool] = {}
+        """Whether a configuration meets the rules and limits that do not depend on the sizes, by its position and the
+        element type."""
 
     def are_met(
         self, number: int, config: Config, sizes: Mapping[str, int], names: Mapping[str, Value], dtype: str
@@ -319,7 +285,7 @@ class KernelRules:
 
         ``names`` are the values of all names that no parameter determines.
         """
-        spec, device = self.spec, self.device
+        spec, device = self._spec, self._device
         if spec.computed:
             return not check_config(spec, config, sizes, device, dtype)
         names = {**names, **config}
@@ -327,11 +293,11 @@ class KernelRules:
         def within(limits: tuple[Limit, ...]) -> bool:
             return not limit_violation(demand_of(spec, names, sizes, dtype), device, spec, limits)
 
-        valid = self.valid.get((number, dtype))
+        valid = self._valid.get((number, dtype))
         if valid is None:
-            meets_own = is_declared(spec, config) and all(rule.value(names) for rule in self.of_config)
-            valid = self.valid[number, dtype] = meets_own and within(self.config_limits)
-        return valid and all(rule.value(names) for rule in self.of_pair) and within(self.pair_limits)
+            meets_own = is_declared(spec, config) and all(rule.value(names) for rule in self._of_config)
+            valid = self._valid[number, dtype] = meets_own and within(self._config_limits)
+        return valid and all(rule.value(names) for rule in self._of_pair) and within(self._pair_limits)
 
 
 def is_declared(spec: KernelSpec, config: Config) -> bool:
@@ -454,7 +420,7 @@ class OperationModel:
         accepts
             Whether a configuration may be used; None for all.
         """
-        kernels, ready, ranking = self._ranked(sizes, kernels, specs, device, libraries)
+        ranking = self.rank(sizes, kernels, specs, device, libraries=libraries)
         if count == 1 and (library := ranking.unrivalled_library(self.confidence)) is not None:
             return [library]
         names: dict[str, dict[str, Value] | None] = {}
@@ -465,7 +431,7 @@ class OperationModel:
             if one.is_library:
                 others.append(ranking.expected(number))
             elif len(own) < count and (accepts is None or accepts(one)):
-                rules, of_kernel = ready.rules[one.kernel], kernels[one.kernel]
+                rules, of_kernel = ranking.rules[one.kernel], kernels[one.kernel]
                 if one.kernel not in names:  # None if no configuration is valid
                     of_problem = {**rules.fixed, **of_kernel}
                     is_possible = all(rule.value(of_problem) for rule in rules.of_problem)
@@ -493,37 +459,42 @@ class OperationModel:
         libraries: Collection[str] = (),
     ) -> Ranking:
         """Return all candidates in the order of their expected times, whether valid or not; arguments as `choose`."""
-        return self._ranked(sizes, kernels, specs, device, libraries)[2]
-
-    def _ranked(
-        self,
-        sizes: Mapping[str, int],
-        kernels: KernelSizes,
-        specs: Mapping[str, KernelSpec],
-        device: DeviceProperties,
-        libraries: Collection[str],
-    ) -> tuple[KernelSizes, _Ready, Ranking]:
-        """Return the kernels that the model knows, the networks for them, and the candidates for the problem."""
         kernels = {name: own for name, own in kernels.items() if name in self.vocabulary.members}
         key = (device.name, *(sizes[name] for name in self.vocabulary.flags), *kernels, *libraries)
         ready = self._ready.get(key)
         if ready is None:
             if len(self._ready) >= _MAX_INPUTS:
                 self._ready.clear()
-            ready = _Ready.of(self, specs, device, libraries, sizes=sizes, kernels=kernels)
+            ready = _Ready(self, specs, device, libraries, sizes=sizes, kernels=kernels)
             self._ready[key] = ready
         place = tuple([sizes[name] for name in self.vocabulary.sizes])
-        if ready.last and ready.last[0][0] == place:
-            return kernels, ready, ready.last[0][1]
+        if ready.last is not None and ready.last[0] == place:
+            return ready.last[1]
         doublings = 0.0
         for name in self.vocabulary.sizes:
             low, high = self.ranges[name]
             size = sizes[name]
             if not low <= size <= high:
                 doublings += abs(math.log2(size / (high if size > high else low)))
-        ranking = ready.rank(sizes, kernels, _OUTSIDE_DOUBT * doublings)
-        ready.last[:] = [(place, ranking)]
-        return kernels, ready, ranking
+        problem = ready.inputs.of_problem(sizes, kernels)
+        own, others = ready.own, ready.others
+        parts = [own.predict(problem, ready.inputs.of_pairs(kernels))] if own is not None else []
+        if others is not None:
+            log2_us, spread = others.predict(problem, ready.no_pairs)
+            if self.library_errors is not None:  # correct by the nearest measured problems
+                pairs = [self.library_errors.look_up(problem, number) for number in ready.libraries]
+                found = np.array(pairs, np.float32)
+                log2_us, spread = log2_us + found[:, 0], found[:, 1]
+            parts.append((log2_us, spread))
+        log2_us = spread = np.zeros(0, np.float32)
+        if parts:
+            log2_us, spread = parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
+        order: list[int] = np.argsort(log2_us + SPREAD_COST * spread).tolist()
+        added_doubt = _OUTSIDE_DOUBT * doublings
+        of = ready.candidates, len(ready.libraries), log2_us, spread, self.doubts, added_doubt, order
+        ranking = Ranking(*of, ready.rules)
+        ready.last = place, ranking
+        return ranking
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
@@ -599,6 +570,8 @@ class Ranking(NamedTuple):
         Doubt by kernel and library, and that of the sizes.
     order
         Positions of the candidates, the one that is expected to be fastest first.
+    rules
+        Rules and limits of each kernel among them.
     """
 
     candidates: tuple[ModelCandidate, ...]
@@ -608,6 +581,7 @@ class Ranking(NamedTuple):
     doubts: Mapping[str, Doubt]
     added_doubt: float
     order: list[int]
+    rules: Mapping[str, KernelRules]
 
     def expected(self, number: int) -> Expected:
         """Return the candidate at a position with its time."""
@@ -634,27 +608,11 @@ class Ranking(NamedTuple):
         return library
 
 
-@dataclass(frozen=True, slots=True)
 class _Ready:
     """The networks, ready for problems of given flags and kernels."""
 
-    inputs: ModelInputs
-    candidates: tuple[ModelCandidate, ...]
-    parts: tuple[Prepared | None, Prepared | None]
-    """Networks of configurations, and of libraries."""
-    no_pairs: Vector
-    """Inputs of the pairs with libraries, which have none."""
-    libraries: tuple[int, ...]
-    """Number of each library among all libraries."""
-    errors: Neighbours | None
-    doubts: Mapping[str, Doubt]
-    rules: Mapping[str, KernelRules]
-    last: list[tuple[tuple[int, ...], Ranking]] = field(default_factory=list)
-    """The sizes that were ranked last, and their candidates: what stands in for a choice is sought for the same."""
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: OperationModel,
         specs: Mapping[str, KernelSpec],
         device: DeviceProperties,
@@ -662,47 +620,27 @@ class _Ready:
         *,
         sizes: Mapping[str, int],
         kernels: KernelSizes,
-    ) -> _Ready:
-        inputs = ModelInputs.of(model.vocabulary, model.candidates, specs, device, sizes=sizes, kernels=kernels)
+    ) -> None:
+        self.inputs = inputs = ModelInputs(
+            model.vocabulary, model.candidates, specs, device, sizes=sizes, kernels=kernels
+        )
         count = sum(not one.is_library for one in model.candidates)
         listed = [n for n, one in enumerate(model.candidates) if one.is_library and one.kernel in libraries]
-        numbers = np.array(listed, np.int64) - count
-        no_pairs = np.zeros((0, len(listed)), np.float32)
-        own = others = None
+        self.libraries = [n - count for n in listed]
+        """Number of each library among all libraries."""
+        self.candidates = tuple(model.candidates[n] for n in (*inputs.numbers.tolist(), *listed))
+        self.no_pairs: Vector = np.zeros((0, len(listed)), np.float32)
+        """Inputs of the pairs with libraries, which have none."""
+        self.own: Prepared | None = None
+        self.others: Prepared | None = None
+        """Networks of configurations, and of libraries."""
         if model.kernels is not None and len(inputs.numbers):
-            own = model.kernels.prepare(inputs.numbers, inputs.item_inputs)
+            self.own = Prepared(model.kernels.arrays, inputs.numbers, inputs.item_inputs)
         if model.libraries is not None and listed:
-            others = model.libraries.prepare(numbers, no_pairs.T)
-        return cls(
-            inputs,
-            tuple(model.candidates[n] for n in (*inputs.numbers.tolist(), *listed)),
-            (own, others),
-            no_pairs,
-            tuple(numbers.tolist()),
-            model.library_errors,
-            model.doubts,
-            {name: KernelRules.of(specs[name], kernels[name], device) for name in kernels},
-        )
-
-    def rank(self, sizes: Mapping[str, int], kernels: KernelSizes, added_doubt: float) -> Ranking:
-        """Return the candidates for a problem."""
-        problem = self.inputs.of_problem(sizes, kernels)
-        own, others = self.parts
-        parts = []
-        if own is not None:
-            parts.append(own.predict(problem, self.inputs.of_pairs(kernels)))
-        if others is not None:
-            log2_us, spread = others.predict(problem, self.no_pairs)
-            if self.errors is not None:  # correct by the nearest measured problems
-                found = np.array([self.errors.look_up(problem, number) for number in self.libraries], np.float32)
-                log2_us, spread = log2_us + found[:, 0], found[:, 1]
-            parts.append((log2_us, spread))
-        if not parts:
-            nothing = np.zeros(0, np.float32)
-            return Ranking((), 0, nothing, nothing, self.doubts, added_doubt, [])
-        log2_us, spread = parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
-        order: list[int] = np.argsort(log2_us + SPREAD_COST * spread).tolist()
-        return Ranking(self.candidates, len(self.libraries), log2_us, spread, self.doubts, added_doubt, order)
+            self.others = Prepared(model.libraries.arrays, np.array(self.libraries), self.no_pairs.T)
+        self.rules = {name: KernelRules(specs[name], kernels[name], device) for name in kernels}
+        self.last: tuple[tuple[int, ...], Ranking] | None = None
+        """The sizes that were ranked last, and their candidates: what stands in for a choice is sought for the same."""
 
 
 _FOLDS = 4
@@ -727,20 +665,15 @@ _MAX_ROW_PASSES = (2_500_000, 1_000_000)
 
 
 class HeldOut(NamedTuple):
-    """Measured times, and predictions of networks that were not fitted to them; NaN where nothing was measured."""
+    """Measured times, and predictions of networks that were not fitted to them, shape (problems, candidates).
 
+    NaN where nothing was measured. The candidates are configurations first, then libraries.
+    """
+
+    candidates: tuple[ModelCandidate, ...]
     times_us: Times
     log2_us: Times
     spread: Times
-
-
-class Fitted(NamedTuple):
-    """A model and the predictions that its doubt was calibrated on."""
-
-    model: OperationModel
-    held_out: HeldOut
-    candidates: tuple[ModelCandidate, ...]
-    """Candidates of the columns of ``held_out``; those of the model are some of them."""
 
 
 def fit_model(
@@ -754,8 +687,10 @@ def fit_model(
     flags: Collection[str] = (),
     max_candidates: int = _MAX_FITTED,
     epochs: int = 120,
-) -> Fitted:
-    """Learn a model, and hold out problems in turn to calibrate its doubt.
+) -> tuple[OperationModel, HeldOut]:
+    """Learn a model, and hold out problems in turn to calibrate its doubt; return both.
+
+    The candidates of the model are some of those that were held out.
 
     Parameters
     ----------
@@ -800,8 +735,13 @@ def fit_model(
         tuple(sorted({name for one in own for name in one.config})),
     )
     rows = _rows_of(vocabulary, own, specs, device, problems=problems, times_us=times_us)
-    held_out = _cross_validate(rows, times_us, epochs)
-    doubts = _doubts(own, held_out)
+    held_out = HeldOut(own, times_us, *_cross_validate(rows, times_us, epochs))
+    doubts = _doubts(held_out)
+    confidence = _CONFIDENCES[-1]
+    if any(one.is_library for one in own):  # the least with which kernels that are chosen seldom lose against it
+        ratios = {tried: choice_ratios(held_out, doubts, tried) for tried in _CONFIDENCES}
+        safe = (c for c, found in ratios.items() if len(found) and np.percentile(found, _PERCENTILE) >= _SAFE_RATIO)
+        confidence = next(safe, confidence)
     kept = _select(own, times_us, max_candidates)
     networks, libraries, library_errors = _fit_networks(rows, np.ones(len(problems), np.bool_), epochs)
     model = OperationModel(
@@ -814,10 +754,10 @@ def fit_model(
         networks.only(kept) if networks is not None and kept else None,
         libraries,
         doubts,
-        _confidence(own, held_out, doubts),
+        confidence,
         library_errors,
     )
-    return Fitted(model, held_out, own)
+    return model, held_out
 
 
 class _Rows(NamedTuple):
@@ -850,7 +790,7 @@ def _rows_of(
     for row, (sizes, kernels, _) in enumerate(problems):
         key = (*(sizes[name] for name in vocabulary.flags), *kernels)
         if key not in known:
-            known[key] = ModelInputs.of(vocabulary, candidates, specs, device, sizes=sizes, kernels=kernels)
+            known[key] = ModelInputs(vocabulary, candidates, specs, device, sizes=sizes, kernels=kernels)
         inputs = known[key]
         problem = inputs.of_problem(sizes, kernels)
         measured = np.isfinite(times_us[row])
@@ -902,8 +842,8 @@ def _fit_networks(
     return fitted[0], fitted[1], errors
 
 
-def _cross_validate(rows: tuple[_Rows, _Rows], times_us: Times, epochs: int) -> HeldOut:
-    """Predict the times of each fold of the problems by networks that are fitted to the other folds."""
+def _cross_validate(rows: tuple[_Rows, _Rows], times_us: Times, epochs: int) -> tuple[Times, Times]:
+    """Predict each fold of the problems by networks that are fitted to the others; return logarithms and spread."""
     fold = np.random.default_rng(0).permutation(len(times_us)) % _FOLDS
     log2_us, spread = np.full_like(times_us, np.nan), np.full_like(times_us, np.nan)
     for number in range(_FOLDS):
@@ -921,11 +861,12 @@ def _cross_validate(rows: tuple[_Rows, _Rows], times_us: Times, epochs: int) -> 
             columns = part.number + place * rows[0].items
             log2_us[of.problems[left_out], columns] = mean
             spread[of.problems[left_out], columns] = wide
-    return HeldOut(times_us, log2_us, spread)
+    return log2_us, spread
 
 
-def _doubts(candidates: Sequence[ModelCandidate], held_out: HeldOut) -> dict[str, Doubt]:
+def _doubts(held_out: HeldOut) -> dict[str, Doubt]:
     """Fit the squared residuals of each kernel's best configurations by a constant and the squared spread."""
+    candidates = held_out.candidates
     own = np.array([not one.is_library for one in candidates])
     best = np.nanmin(np.where(own & np.isfinite(held_out.times_us), held_out.times_us, np.inf), axis=1)
     near = ~own | (held_out.times_us <= _NEAR * best[:, None])
@@ -945,41 +886,23 @@ def _doubts(candidates: Sequence[ModelCandidate], held_out: HeldOut) -> dict[str
     return found
 
 
-def _confidence(candidates: Sequence[ModelCandidate], held_out: HeldOut, doubts: Mapping[str, Doubt]) -> float:
-    """Return the smallest confidence with which kernels that are chosen seldom lose against the library."""
-    own = [n for n, one in enumerate(candidates) if not one.is_library]
-    for confidence in _CONFIDENCES if len(own) < len(candidates) else ():
-        ratios = choice_ratios(candidates, held_out, doubts, own, confidence=confidence)
-        if len(ratios) and np.percentile(ratios, _PERCENTILE) >= _SAFE_RATIO:
-            return confidence
-    return _CONFIDENCES[-1]
-
-
-def choice_ratios(
-    candidates: Sequence[ModelCandidate],
-    held_out: HeldOut,
-    doubts: Mapping[str, Doubt],
-    columns: Sequence[int],
-    *,
-    confidence: float | None,
-) -> Times:
+def choice_ratios(held_out: HeldOut, doubts: Mapping[str, Doubt], confidence: float) -> Times:
     """Return a library's time over that of the choice, for each held-out problem where both are known.
 
-    The choice is among the configurations of ``columns``; where the lead is smaller than the confidence asks for, as in
-    `OperationModel`, it is the library, so that the ratio is 1. A confidence of None asks for nothing.
+    Where the lead of the best configuration is smaller than the confidence asks for, as in `OperationModel`, the choice
+    is the library, so that the ratio is 1.
     """
-    other = next(n for n, one in enumerate(candidates) if one.is_library)
-    score = np.full((len(held_out.times_us), len(columns)), np.inf)
-    known = np.isfinite(held_out.log2_us[:, columns])
-    score[known] = (held_out.log2_us + SPREAD_COST * held_out.spread)[:, columns][known]
-    rows = np.flatnonzero(known.any(axis=1) & np.isfinite(held_out.log2_us[:, other]))
-    chosen = np.array(columns)[score[rows].argmin(axis=1)]
-    ratios = held_out.times_us[rows, other] / held_out.times_us[rows, chosen]
-    if confidence is None:
-        return np.asarray(ratios)
-    lead = math.log(2.0) * (held_out.log2_us[rows, other] - held_out.log2_us[rows, chosen])
+    candidates, times_us, log2_us, spread = held_out
+    other = next(n for n, one in enumerate(candidates) if one.is_library)  # behind all configurations
+    score = np.full((len(times_us), other), np.inf)
+    known = np.isfinite(log2_us[:, :other])
+    score[known] = (log2_us + SPREAD_COST * spread)[:, :other][known]
+    rows = np.flatnonzero(known.any(axis=1) & np.isfinite(log2_us[:, other]))
+    chosen = score[rows].argmin(axis=1)
+    ratios = times_us[rows, other] / times_us[rows, chosen]
+    lead = math.log(2.0) * (log2_us[rows, other] - log2_us[rows, chosen])
     pairs = np.array([doubts[one.kernel] for one in candidates])
-    variance = np.square(pairs[:, 0]) + np.square(pairs[:, 1] * held_out.spread[rows])
+    variance = np.square(pairs[:, 0]) + np.square(pairs[:, 1] * spread[rows])
     needed = confidence * np.sqrt(variance[np.arange(len(rows)), chosen] + variance[:, other])
     return np.where(lead > needed, ratios, 1.0)
 

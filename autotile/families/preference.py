@@ -92,11 +92,14 @@ class Tuned(msgspec.Struct, frozen=True):
 class Expectation:
     """Expected time of a configuration over that of the base, as the logarithm of the ratio.
 
-    The doubt is half of the width of its interval; infinite where nothing is known.
+    The doubt is half of the width of its interval; infinite where nothing is known. ``study`` is the position of the
+    tuned problem of the configuration, and ``key`` its `config_key`.
     """
 
     log_ratio: float
     doubt: float
+    study: int
+    key: str
 
     @property
     def is_faster(self) -> bool:
@@ -125,15 +128,6 @@ class Expectation:
         return math.exp(self.log_ratio - self.doubt), upper
 
 
-@dataclass(frozen=True, slots=True)
-class Preferred:
-    """The most promising of several configurations: the position of its tuned problem, and its `config_key`."""
-
-    study: int
-    key: str
-    expectation: Expectation
-
-
 _MAX_KNOWN = 256
 _known: dict[tuple[object, ...], _Launched] = {}
 """Launches at tuned problems of the base, the default and what may be served from there, which look-ups of ever new
@@ -149,7 +143,7 @@ def prefer(
     *,
     dtype: str | None = None,
     may_serve: Callable[[int, str], bool] = lambda _, __: True,
-) -> Preferred | None:
+) -> Expectation | None:
     """Return the configuration of near tuned problems that is the fastest if its doubt counts against it.
 
     It takes the place of the base only if its `Expectation.is_faster`. None is returned if there is nothing to compare:
@@ -171,7 +165,7 @@ def prefer(
     if not tried:
         return None
     here = _Launched.of(spec, sizes, device, [base, spec.default, *tried], dtype)
-    found: list[Preferred] = []
+    found: list[Expectation] = []
     for number, tuned in enumerate(studies):
         own = [key for key in tuned.configs if key != base_key]
         if not own:
@@ -190,13 +184,12 @@ def prefer(
             doublings = max(doublings, 1.0)  # another GPU counts as one doubling at least
         of = spec, base_key, tuned, (flags, doublings)
         for row_there, key in enumerate(own, start=2):
-            expected = _expected(*of, key=key, here=here, row=len(found) + 2, there=there, row_there=row_there)
-            found.append(Preferred(number, key, expected))
+            log_ratio, doubt = _expected(*of, key=key, here=here, row=len(found) + 2, there=there, row_there=row_there)
+            found.append(Expectation(log_ratio, doubt, number, key))
     while found:
         best = found[0]
         for one in found[1:]:
-            gain = best.expectation.log_upper - one.expectation.log_upper
-            if one.expectation.is_faster > best.expectation.is_faster or gain > _MARGIN:
+            if one.is_faster > best.is_faster or best.log_upper - one.log_upper > _MARGIN:
                 best = one
         if may_serve(best.study, best.key):
             return best
@@ -215,8 +208,8 @@ def _expected(
     row: int,
     there: _Launched,
     row_there: int,
-) -> Expectation:
-    """Return the expected time of a configuration over that of the base.
+) -> tuple[float, float]:
+    """Return the logarithm of a configuration's expected time over that of the base, and its doubt.
 
     Its launches are in a row of those here, at the problem that is asked for, and of those there, at the tuned one; in
     both, row 0 is the base and row 1 the default.
@@ -247,10 +240,10 @@ def _expected(
     if not is_estimated:
         doubt += _UNCOUNTED_DOUBT * doublings * (1 if is_counted else 2)
     if reference == 0:
-        return Expectation(measured + change, doubt)
+        return measured + change, doubt
     if not is_estimated:
-        return Expectation(0.0, math.inf)
-    return Expectation(measured + change + float(now[1] - now[0]), doubt + _UNMEASURED_DOUBT)
+        return 0.0, math.inf
+    return measured + change + float(now[1] - now[0]), doubt + _UNMEASURED_DOUBT
 
 
 def _identity(device: DeviceProperties) -> tuple[object, ...]:

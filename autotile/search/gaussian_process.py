@@ -246,11 +246,7 @@ class GaussianProcess:
     """
 
     def __init__(
-        self,
-        parameters: Hyperparameters,
-        points: Floats,
-        observed: Floats,
-        noise: Floats | float = 0.0,
+        self, parameters: Hyperparameters, points: Floats, observed: Floats, noise: Floats | float = 0.0
     ) -> None:
         self._scale = parameters.scale
         self._noise = parameters.noise

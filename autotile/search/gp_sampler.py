@@ -57,14 +57,15 @@ Scores = tuple[Floats, NDArray[np.bool_], int, float | None]
 class History:
     """Rows and results of trials, by their index in the order in which they began.
 
-    ``first_success`` is the number of trials that ended before the first success; all if there is none.
+    ``rows`` is the row of each, with spare memory behind the last; ``first_success`` the number of trials that ended
+    before the first success, all if there is none.
     """
 
     def __init__(self) -> None:
         self.begun = 0
         self.ended = 0
         self.first_success = 0
-        self._rows: Rows = np.zeros(64, np.int64)
+        self.rows: Rows = np.zeros(64, np.int64)
         self._order: Rows = np.zeros(64, np.int64)
         self._values: Floats = np.zeros((64, 1))
         self._errors: Floats = np.zeros(64)
@@ -73,12 +74,12 @@ class History:
 
     def begin(self, row: int) -> int:
         """Add a trial that begins; return its index."""
-        if self.begun == len(self._rows):
-            self._rows, self._order, self._values, self._errors = (
+        if self.begun == len(self.rows):
+            self.rows, self._order, self._values, self._errors = (
                 np.concatenate([each, np.zeros_like(each)])
-                for each in (self._rows, self._order, self._values, self._errors)
+                for each in (self.rows, self._order, self._values, self._errors)
             )
-        self._rows[self.begun] = row
+        self.rows[self.begun] = row
         self.begun += 1
         return self.begun - 1
 
@@ -92,10 +93,6 @@ class History:
         self._values[self.ended] = np.nan if result is None else result
         self._errors[self.ended] = error
         self.ended += 1
-
-    def rows(self, indices: Rows) -> Rows:
-        """Return the rows of trials."""
-        return self._rows[indices]
 
     def first_ended(self, count: int) -> Rows:
         """Return the indices of the first trials that ended, in that order."""
@@ -126,7 +123,7 @@ class History:
         """Return the rows of the successful trials, in the order in which they ended, and their first values."""
         first = self._values[: self.ended, 0]
         ran = ~np.isnan(first)
-        return self._rows[self._order[: self.ended][ran]], first[ran]
+        return self.rows[self._order[: self.ended][ran]], first[ran]
 
     def noise(self, count: int, directions: Sequence[StudyDirection]) -> Floats:
         """Return the variance of each of `losses` due to the measurement error, of the first trials that ended."""
@@ -291,7 +288,7 @@ class Surrogate:
             if max(due_fit(count), first) != count:
                 continue
             ended, values = history.first_ended(count), history.values(count)
-            observed = history.rows(ended)
+            observed = history.rows[ended]
             self._points, groups = self._points_by_parameters, self._groups
             if self._features is not None:
                 self._points, groups = compiled_points(self._points, groups, self._features, observed)
@@ -308,7 +305,7 @@ class Surrogate:
                 max_steps=_LATER_STEPS if self.fitted else _FIRST_STEPS,
             )
             self.fitted = count
-        self.best = history.rows(ended[ascending[:_BEST]])
+        self.best = history.rows[ended[ascending[:_BEST]]]
         chosen = informative(ascending, self._max_first)
         self._indices: Rows = ended[chosen]
         """Trials of the process, by their index in the history."""
@@ -321,7 +318,7 @@ class Surrogate:
         """The same in the order of the rows."""
         self._free: list[int] = []
         """Points of the process of rows that are not evaluated any more."""
-        points, noise = self._points(history.rows(self._indices)), history.noise(self.fitted, directions)[chosen]
+        points, noise = self._points(history.rows[self._indices]), history.noise(self.fitted, directions)[chosen]
         self._process = GaussianProcess(self.parameters, self._points(self._rows), points, noise)
         return True
 
@@ -345,7 +342,7 @@ class Surrogate:
         added = [index for index in range(self._seen, history.begun) if index not in self._included]
         self._seen = history.begun
         if added:
-            self._process.observe(self._points(history.rows(np.array(added))))
+            self._process.observe(self._points(history.rows[added]))
             self._indices = np.append(self._indices, added)
         ended = history.first_ended(history.ended)
         loss_of_ended, failed, best, speed = history.scores(self._directions, weights)
@@ -358,7 +355,7 @@ class Surrogate:
         targets = np.stack([loss, failures]) if share else loss[None]
         prior = np.zeros(0)
         if self.prior is not None:
-            rows = np.concatenate([history.rows(self._indices), self._rows])
+            rows = np.concatenate([history.rows[self._indices], self._rows])
             prior = self._prior_losses(rows, history.values(history.ended), loss_of_ended)
             targets[0] -= prior[: len(self._indices)]
         mean, deviation = self._process.predict(targets, known > 0)
@@ -381,7 +378,7 @@ class Surrogate:
         """Return the losses of rows that the prior predicts, given values and losses of the first trials that ended."""
         assert self.prior is not None
         ran = ~np.isnan(values[:, 0])
-        tried = self._history.rows(self._history.first_ended(len(values)))
+        tried = self._history.rows[self._history.first_ended(len(values))]
         return self.prior.losses(rows, tried[ran], values[ran, 0], loss[ran])
 
 
@@ -640,7 +637,7 @@ class FeasibleGPSampler(RowSampler):
     def _learn(self, trial: FrozenTrial) -> None:
         index = self._indices.pop(trial.number, None)
         if index is not None and trial.state is not TrialState.FAIL:
-            row = int(self._history.rows(np.array([index]))[0])
+            row = int(self._history.rows[index])
             self._record_end(index, row, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
 
     def _record_begin(self, row: int) -> int:
@@ -773,7 +770,7 @@ class FeasibleGPSampler(RowSampler):
                 max_first=_MAX_COMPILED if compiled else _MAX_TRIALS,
             )
         if model.update() and not compiled:
-            tried = history.rows(history.first_ended(model.fitted))
+            tried = history.rows[history.first_ended(model.fitted)]
             rng = np.random.default_rng((self._seed, model.fitted))
             rows = rows_to_evaluate(self.candidates, model.best, tried, rng)
             model.set_rows(rows if model.prior is None else np.union1d(rows, model.prior.best[:_PRIOR_ROWS]))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -297,11 +298,6 @@ class Threshold:
     text: str
     """The value with its unit."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        names = ("quantity", "side", "value", "trials", "loss")
-        return {**{name: getattr(self, name) for name in names}, "loss": round(self.loss, 4)}
-
 
 @dataclass(frozen=True, slots=True)
 class ParameterEffects:
@@ -347,7 +343,16 @@ class ParameterEffects:
                 }
                 for effect in self.effects
             ],
-            "thresholds": [threshold.to_json() for threshold in self.thresholds],
+            "thresholds": [
+                {
+                    "quantity": threshold.quantity,
+                    "side": threshold.side,
+                    "value": threshold.value,
+                    "trials": threshold.trials,
+                    "loss": round(threshold.loss, 4),
+                }
+                for threshold in self.thresholds
+            ],
             "insight": self.sentence,
         }
 
@@ -358,11 +363,13 @@ class ParameterEffects:
 
 def find_parameter_effects(space: SearchSpace, trials: Sequence[Trial]) -> ParameterEffects:
     """Return the effects in the trials that have a time; failed trials are ignored."""
-    timed = sorted((t for t in trials if t.outcome.has_time and t.time_us is not None), key=_cost)
-    placed = [(row, _cost(trial)) for trial in timed if (row := space.row_of(trial.config)) is not None]
-    effects, doubt = importance_of(space, [row for row, _ in placed], [time_us for _, time_us in placed])
+    costs = [(trial.cost, trial) for trial in trials if trial.outcome.has_time and trial.cost is not None]
+    costs.sort(key=itemgetter(0))
+    timed, times = [trial for _, trial in costs], np.array([cost for cost, _ in costs])
+    placed = [(row, cost) for cost, trial in costs if (row := space.row_of(trial.config)) is not None]
+    effects, doubt = importance_of(space, [row for row, _ in placed], [cost for _, cost in placed])
     mattering = [effect.parameter for effect in effects if effect.matters]
-    times, count = np.array([_cost(trial) for trial in timed]), math.ceil(_BEST_SHARE * len(timed))
+    count = math.ceil(_BEST_SHARE * len(timed))
     favoured: dict[str, tuple[Value, ...]] = {}
     for name in mattering:  # unless the values of the best trials are many, or others were hardly tried
         tried = [trial.config[name] for trial in timed]
@@ -390,8 +397,3 @@ def find_parameter_effects(space: SearchSpace, trials: Sequence[Trial]) -> Param
                 found.append((chance, threshold))
     found.sort(key=lambda pair: (pair[0], -pair[1].loss))  # the most significant first
     return ParameterEffects(effects, favoured, tuple(threshold for _, threshold in found), doubt)
-
-
-def _cost(trial: Trial) -> float:
-    assert trial.cost is not None
-    return trial.cost

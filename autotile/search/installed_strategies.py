@@ -9,7 +9,7 @@ import weakref
 from base64 import b64encode
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -63,8 +63,12 @@ class StrategyProcess:
         self.close = weakref.finalize(self, self._child.kill)
         """Kill the process."""
 
-    def run(self, seed: int, evaluations: int, times: Times) -> StrategyState:
-        """Start a run with a seed, scheduled for a number of evaluations."""
+    def step(self, times: Times, **start: int) -> StrategyState:
+        """Pass on times, and wait until the strategy asks for others or ends.
+
+        With ``seed`` and ``evaluations``, a run begins that is scheduled for as many evaluations; else the present one
+        goes on with the times that it waits for. Raise `WorkerError` if the process died, or proposed nothing in time.
+        """
         if self._codes is not None:
             values = {}
             for each in self._parameters:  # Kernel Tuner keeps values in sets, and the order of a set of strings varies
@@ -73,16 +77,7 @@ class StrategyProcess:
             codes = {"codes": b64encode(self._codes.tobytes()).decode(), "dtype": self._codes.dtype.str}
             self._child.request({"op": "open", "strategy": self._strategy, "values": values, **codes}, _STARTUP_S)
             self._codes = None
-        return self._request({"op": "run", "seed": seed, "evaluations": evaluations, "times_ms": list(times)})
-
-    def resume(self, times: Times) -> StrategyState:
-        """Continue the run with the times that it waits for.
-
-        Raise `WorkerError` if the process died, or proposed nothing in time; `run` raises the same.
-        """
-        return self._request({"op": "resume", "times_ms": list(times)})
-
-    def _request(self, message: dict[str, Any]) -> StrategyState:
+        message = {"op": "run" if start else "resume", **start, "times_ms": list(times)}
         try:
             return StrategyState(**self._child.request(message, _MAX_SILENCE_S))
         except WorkerTimeoutError:
@@ -149,11 +144,11 @@ class KernelTunerSampler(RowSampler):
             try:
                 if self._process is None:
                     self._process = self._start()
-                if self._is_running:
-                    step = self._process.resume(times)
-                else:
+                start: dict[str, int] = {}
+                if not self._is_running:
                     seed = int(np.random.SeedSequence((self._seed, self._runs)).generate_state(1)[0])
-                    step = self._process.run(seed, self._evaluations, times)
+                    start = {"seed": seed, "evaluations": self._evaluations}
+                step = self._process.step(times, **start)
             except WorkerError as error:
                 step = StrategyState([], failure=str(error))
                 self._process = None

@@ -145,10 +145,7 @@ class FeasibleSampler(RowSampler):
         with quiet_optuna():
             if proxy is None:
                 proxy = self._proxy = optuna.create_study(
-                    storage=self._storage,
-                    study_name=_PROXY_NAME,
-                    directions=study.directions,
-                    sampler=RandomSampler(),
+                    storage=self._storage, study_name=_PROXY_NAME, directions=study.directions, sampler=RandomSampler()
                 )
             proxy.sampler = self._inner(seed=int(rng.integers(2**31)))
         opened = self._proxies[number] = proxy.ask()

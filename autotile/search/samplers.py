@@ -209,18 +209,24 @@ def _strategy(
     return KernelTunerSampler(space, name, seed, available, trials)
 
 
-def _optuna(name: str, arguments: Mapping[str, Any], **options: Any) -> Make:
-    """Wrap a sampler of Optuna; ``options`` are those of `autotile.search.optuna_samplers.FeasibleSampler`."""
+def _optuna(
+    inner: tuple[str, Mapping[str, Any]],
+    options: Mapping[str, Any],
+    space: SearchSpace,
+    seed: int,
+    available: ArrayLike | None,
+    **_: Any,
+) -> RowSampler:
+    """Wrap a sampler of Optuna, given by its name and arguments; ``options`` are those of `FeasibleSampler`."""
+    from optuna import samplers
 
-    def make(space: SearchSpace, seed: int, available: ArrayLike | None, **_: Any) -> RowSampler:
-        from optuna import samplers
+    from autotile.search.optuna_samplers import FeasibleSampler
 
-        from autotile.search.optuna_samplers import FeasibleSampler
+    name, arguments = inner
+    return FeasibleSampler(space, partial(getattr(samplers, name), **arguments), seed, available=available, **options)
 
-        inner = partial(getattr(samplers, name), **arguments)
-        return FeasibleSampler(space, inner, seed, available=available, **options)
 
-    return make
+_QUIET = {"warn_independent_sampling": False}
 
 
 SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
@@ -236,18 +242,18 @@ SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
         "gp": SamplerEntry(
             "Optuna's Gaussian process: slow proposals",
             # a second draw would find the same maximum of the same model
-            _optuna("GPSampler", {"n_startup_trials": 1, "warn_independent_sampling": False}, draws=1, ordered=True),
+            partial(_optuna, ("GPSampler", {"n_startup_trials": 1, **_QUIET}), {"draws": 1, "ordered": True}),
             packages=(("torch", "torch", "torch"),),
         ),
         "cmaes": SamplerEntry(
             "CMA-ES: an evolution strategy over the order of the values",
-            _optuna("CmaEsSampler", {"warn_independent_sampling": False}, startup=1, ordered=True),
+            partial(_optuna, ("CmaEsSampler", _QUIET), {"startup": 1, "ordered": True}),
             multi_objective=False,
             packages=(("cmaes", "cmaes", "cmaes"),),
         ),
         "nsga2": SamplerEntry(
             "genetic algorithm: crosses and mutates the best configurations",
-            _optuna("NSGAIISampler", {"population_size": _POPULATION}, startup=_POPULATION),
+            partial(_optuna, ("NSGAIISampler", {"population_size": _POPULATION}), {"startup": _POPULATION}),
         ),
         "random": SamplerEntry(
             "uniform over the configurations that are left", partial(_baseline, False), learns=False
@@ -270,7 +276,7 @@ _STRATEGY_PACKAGES = {
 """Packages that strategies import besides Kernel Tuner's own dependencies."""
 _UNSUPPORTED_STRATEGIES = {
     "pyatf_strategies": "pyATF builds the space anew from rules, of which only the outcome is known here, and "
-    "takes Ctrl-C for itself",
+    "takes Ctrl-C for itself"
 }
 """Strategies that cannot search a list of configurations, with the reason."""
 _STRATEGY_TABLES = ("_STRATEGY_IMPORTS", "strategy_map")
@@ -302,17 +308,6 @@ def sampler_entry(name: str) -> SamplerEntry:
 def sampler_names() -> list[str]:
     """Return the names of all samplers, including those whose packages are missing."""
     return [AUTO, *SAMPLERS, *_strategy_names()]
-
-
-def gain_predicting_samplers() -> list[str]:
-    """Return the names of the samplers that predict the gain of their proposals."""
-    return [AUTO, *(name for name, entry in SAMPLERS.items() if entry.predicts_gain)]
-
-
-def is_exhaustive(name: str) -> bool:
-    """Return True if a sampler covers the whole space unless the number of trials is limited."""
-    entry = SAMPLERS.get(name)
-    return entry is not None and entry.exhaustive
 
 
 def lookahead_of(name: str, workers: int, gpu_count: int = 1) -> Lookahead:

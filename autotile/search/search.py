@@ -242,7 +242,8 @@ class Search:
         self._distributions = distributions_of(space.parameters)
         self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
         self._objective = StudyValues(objectives)
-        self._pending: dict[int, optuna.Trial] = {}
+        self.pending: dict[int, optuna.Trial] = {}
+        """Rows that were proposed and not told, with their trials."""
         self._nominated: set[int] = set()
         self._ahead = ahead
         self._gains: deque[float | None] = deque(maxlen=_EXPECTED_PROPOSALS)
@@ -304,7 +305,7 @@ class Search:
         config = asked.params
         proposed = self.space.row_of(config)
         assert proposed is not None
-        self._pending[proposed] = asked
+        self.pending[proposed] = asked
         self._gains.append(self._rows.expected_gain)
         self._begun += 1
         return proposed, config
@@ -346,10 +347,6 @@ class Search:
         if config.keys() == known.keys() and all(value in known[name].choices for name, value in config.items()):
             self.study.add_trial(frozen_trial(trial, known, *self._objective.result(trial)))
             self._rows.remaining(self._study)  # the sampler learns from it now
-
-    def is_pending(self, row: int) -> bool:
-        """Return True if a row was proposed and its trial was not told."""
-        return row in self._pending
 
     def gain_of(self, count: int = _EXPECTED_PROPOSALS) -> float | None:
         """Return the relative gain of the best speed, 0.01 for 1 %, that is expected of the last ``count`` proposals.
@@ -393,7 +390,7 @@ class Search:
                 self.ranking.tell(row, result, relative_error(trial))
             self._unlisted.append((trial, state, values))
             return
-        asked = self._pending.pop(row, None)
+        asked = self.pending.pop(row, None)
         if asked is None:
             raise ConfigError(f"row {row} was not proposed or was told already; tell each proposal once")
         for name, value in attributes_of(trial).items():
@@ -475,10 +472,6 @@ class Shortlist:
         proposals = self._search.proposals_until(gain, _EXPECTED_PROPOSALS)
         return None if proposals is None else proposals / self._lookahead.per_measured
 
-    def close(self) -> None:
-        """Release the resources of the sampler."""
-        self._search.close()
-
     def propose(self, room: int | None = None) -> tuple[int, Config] | None:
         """Return the next row to compile, with its configuration; None if enough rows wait, or no row is left.
 
@@ -547,7 +540,7 @@ class Shortlist:
     def add(self, trial: Trial) -> None:
         """Learn from a trial that was not measured here."""
         row = self._search.space.row_of(trial.config)
-        if row is not None and self._search.is_pending(row):
+        if row is not None and row in self._search.pending:
             self._waiting.pop(row, None)
             self._search.tell(row, trial)
             return

@@ -557,7 +557,7 @@ def _compared(
     )
     if found is None:
         return None
-    winner, expected = studies[found.study][1][found.key], found.expectation
+    winner, expected = studies[found.study][1][found.key], found
     verdict = Compared(
         winner.config,
         base.config,

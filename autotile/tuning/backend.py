@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,8 +52,9 @@ def choose_backend(
     Raises
     ------
     InputError
-        There is neither a GPU nor a recording; the requested recording belongs to another problem, kernel version or L2
-        mode, or lacks an objective; or a sanitizer was requested in replay.
+        There is neither a GPU nor a recording, or without them the problem does not fit in a large GPU's memory, no
+        configuration is valid for it, or the default one does not compile; the requested recording belongs to another
+        problem, kernel version or L2 mode, or lacks an objective; or a sanitizer was requested in replay.
     ToolchainError
         The requested sanitizer is not installed.
     """
@@ -101,8 +102,17 @@ def choose_backend(
         raise InputError("--sanitize runs the finalists on a GPU, and launches are replayed here; leave it out")
     try:
         recording = open_recording(kernel, problem, options, settings.recording_folders)
-    except InputError:
-        check_without_gpu(kernel, problem, settings, options)
+    except InputError:  # raised after what may be wrong with the kernel or the problem: it would hide that
+        device = device_profile(_PROFILE)
+        check_memory(kernel.spec, problem, device)
+        feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
+        job = compile_job(kernel, kernel.spec.default, problem.dtype, device.architecture, problem.sizes)
+        with suppress(ToolchainError, WorkerError):
+            compiled = compile_in_worker(job, settings, options.compile_deadline_s)
+            if compiled.cubin is None:
+                source, reason = kernel.spec.source, compiled.reason
+                raise InputError(f"{source}: the default configuration does not compile: {reason}") from None
+            check_signatures(kernel, problem.dtype, compiled.cubin)
         raise
     notice = replay_notice(recording, options)
     if len(options.devices) < 2:
@@ -122,8 +132,7 @@ def _start_gpu(
         expected = expected_folder(kernel, problem, options)
         if expected is not None:
             opened.callback(expected.close)
-        folder = str(expected.path) if expected is not None else ""
-        workload = replace(workload_of(kernel, problem, settings, options), reference_folder=folder)
+        workload = workload_of(kernel, problem, settings, options, expected)
         sanitizer = None
         if options.sanitize:
             from autotile.workers.sanitizer import Sanitizer, find_sanitizer
@@ -139,32 +148,14 @@ def _start_gpu(
     return gpu
 
 
-def check_without_gpu(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> None:
-    """Raise if the kernel or the problem is at fault.
-
-    A missing GPU is reported only after this check: otherwise that message would hide an error of the user's input.
-
-    Raises
-    ------
-    InputError
-        The problem does not fit in a large GPU's memory, no configuration is valid for it, or the default
-        configuration does not compile.
-    """
-    device = device_profile(_PROFILE)
-    check_memory(kernel.spec, problem, device)
-    feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
-    job = compile_job(kernel, kernel.spec.default, problem.dtype, device.architecture, problem.sizes)
-    try:
-        compiled = compile_in_worker(job, settings, options.compile_deadline_s)
-    except (ToolchainError, WorkerError):
-        return
-    if compiled.cubin is None:
-        raise InputError(f"{kernel.spec.source}: the default configuration does not compile: {compiled.reason}")
-    check_signatures(kernel, problem.dtype, compiled.cubin)
-
-
-def workload_of(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Workload:
-    """Return the problem as the GPU worker sets it up, without the folder of `expected_folder`."""
+def workload_of(
+    kernel: Kernel,
+    problem: Problem,
+    settings: Settings,
+    options: TuneOptions,
+    expected: ExpectedFolder | None = None,
+) -> Workload:
+    """Return the problem as the GPU worker sets it up; ``expected`` is that of `expected_folder`."""
     if kernel.spec.reference.comparison is not None and kernel.inspection is None:
         raise InputError(
             f"{kernel.spec.source}: [reference] comparison {kernel.spec.reference.comparison!r} is a Python function; "
@@ -189,6 +180,7 @@ def workload_of(kernel: Kernel, problem: Problem, settings: Settings, options: T
         verify_sizes=options.verify_sizes,
         energy=ENERGY in options.objectives or measures_energy(kernel.spec, session_objective(kernel.spec, options)),
         reference_source=sent,
+        reference_folder=str(expected.path) if expected is not None else "",
         captured=kernel.inspection.buffers if kernel.inspection is not None else (),
         capture_folder=kernel.inspection.folder if kernel.inspection is not None else "",
     )

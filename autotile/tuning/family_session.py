@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -256,7 +256,7 @@ class _Spread:
             every = [*(config for configs in proposed for config in configs), self.kernel.spec.default]
             candidates = list({config_key(config): config for config in every}.values())
             if self._measure(candidates):
-                matrix = read_matrix(database, keys, proposed, candidates)
+                matrix = FamilyMatrix(database, keys, proposed, candidates)
                 if not matrix.points:
                     raise InputError(f"no configuration of {self.kernel.name} ran at any point of {self.family}")
                 rule = self._learn(matrix)
@@ -395,26 +395,53 @@ def is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: 
         return False
 
 
-class FamilyMatrix(NamedTuple):
-    """Measured times of configurations at the points of a family at which any of them ran.
+class FamilyMatrix:
+    """Measured times of configurations at the points of a family.
+
+    Configurations that are faulty at any point are left out, and points where none ran. ``keys`` are those of the
+    points, and ``proposed`` the configurations that each of them proposed.
 
     Attributes
     ----------
+    points, configs
+        Sizes of the points, and configurations with their resources.
     measurements
         Time and its interval in microseconds, shape (points, configurations, 3); NaN where a configuration did not run.
+    times_us
+        Times alone, shape (points, configurations).
     proposed_by
-        Whether a point proposed the configuration, shape (points, configurations).
+        Whether a point proposed the configuration, same shape.
     """
 
-    points: tuple[Mapping[str, int], ...]
-    configs: tuple[RuleConfig, ...]
-    measurements: NDArray[np.float64]
-    proposed_by: NDArray[np.bool_]
-
-    @property
-    def times_us(self) -> NDArray[np.float64]:
-        """Times in microseconds, shape (points, configurations)."""
-        return np.asarray(self.measurements[:, :, 0])
+    def __init__(
+        self,
+        database: Database,
+        keys: Sequence[TuningKey],
+        proposed: Sequence[Sequence[Config]],
+        configs: Sequence[Config],
+    ) -> None:
+        studies = [_newest(database, key) for key in keys]
+        timed = [
+            {key: trial for key, trial in study.items() if trial.outcome.has_time and trial.measurement}
+            for study in studies
+        ]
+        faulty = {key for study in studies for key, trial in study.items() if trial.outcome in FAULTS}
+        kept = [key for key in map(config_key, configs) if key not in faulty and any(key in study for study in timed)]
+        ran = [number for number, study in enumerate(timed) if any(key in study for key in kept)]
+        by_point = [{config_key(config) for config in proposed[number]} for number in ran]
+        first = {key: next(study[key] for study in timed if key in study) for key in kept}
+        self.points = tuple(keys[number].sizes for number in ran)
+        self.configs = tuple(
+            RuleConfig(one.config, one.resources, one.occupancy.blocks_per_sm if one.occupancy else 0)
+            for one in first.values()
+        )
+        self.measurements = np.full((len(ran), len(kept), 3), np.nan)
+        for row, column in itertools.product(range(len(ran)), range(len(kept))):
+            trial = timed[ran[row]].get(kept[column])
+            if trial is not None and (measured := trial.measurement) is not None:
+                self.measurements[row, column] = measured.time_us, measured.low_us, measured.high_us
+        self.times_us: NDArray[np.float64] = self.measurements[:, :, 0]
+        self.proposed_by = np.array([[key in found for key in kept] for found in by_point], np.bool_)
 
     def mean_loss(self, config: Config) -> float | None:
         """Return the mean loss of a configuration over the points where it runs; None where it runs at none."""
@@ -423,36 +450,6 @@ class FamilyMatrix(NamedTuple):
             return None
         times_us = self.times_us
         return float(np.nanmean(times_us[:, keys.index(config_key(config))] / np.nanmin(times_us, axis=1) - 1.0))
-
-
-def read_matrix(
-    database: Database, keys: Sequence[TuningKey], proposed: Sequence[Sequence[Config]], configs: Sequence[Config]
-) -> FamilyMatrix:
-    """Read the times of configurations at all points; faulty configurations and points where none ran are left out."""
-    studies = [_newest(database, key) for key in keys]
-    timed = [
-        {key: trial for key, trial in study.items() if trial.outcome.has_time and trial.measurement}
-        for study in studies
-    ]
-    faulty = {key for study in studies for key, trial in study.items() if trial.outcome in FAULTS}
-    kept = [key for key in map(config_key, configs) if key not in faulty and any(key in study for study in timed)]
-    ran = [number for number, study in enumerate(timed) if any(key in study for key in kept)]
-    by_point = [{config_key(config) for config in proposed[number]} for number in ran]
-    first = {key: next(study[key] for study in timed if key in study) for key in kept}
-    measurements = np.full((len(ran), len(kept), 3), np.nan)
-    for row, column in itertools.product(range(len(ran)), range(len(kept))):
-        trial = timed[ran[row]].get(kept[column])
-        if trial is not None and (measured := trial.measurement) is not None:
-            measurements[row, column] = measured.time_us, measured.low_us, measured.high_us
-    return FamilyMatrix(
-        points=tuple(keys[number].sizes for number in ran),
-        configs=tuple(
-            RuleConfig(one.config, one.resources, one.occupancy.blocks_per_sm if one.occupancy else 0)
-            for one in first.values()
-        ),
-        measurements=measurements,
-        proposed_by=np.array([[key in found for key in kept] for found in by_point], np.bool_),
-    )
 
 
 def _best_of(database: Database, key: TuningKey) -> list[Config]:
@@ -512,7 +509,7 @@ def loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix:
         served_config = next((config for tuned in studies for config in tuned.configs.values()), None)
     else:
         found = prefer(spec, sizes, device, base, studies, dtype=dtype)
-        is_displaced = found is not None and found.expectation.is_faster
+        is_displaced = found is not None and found.is_faster
         served_config = studies[found.study].configs[found.key] if found is not None and is_displaced else base
     if served_config is None:
         return UNSERVED_LOSS

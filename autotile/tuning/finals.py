@@ -144,7 +144,7 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
     failure. What was not verified is neither ranked nor refused.
     """
     finalists, candidates = [trial for trial, _ in racing], [candidate for _, candidate in racing]
-    checks = FinalistChecks(backend, candidates, hurried=rules.hurried, limit_s=rules.limit_s, observe=rules.observe)
+    checks = FinalistChecks(backend, candidates, rules)
     checks.sanitize()
     left = list(range(len(finalists)))
     start = time.perf_counter()
@@ -178,8 +178,12 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
         if failed is None:
             ties = checks.verified_like(winner, tied)
             default = next((i for i in order if keys[i] == default_key), None)
+            ranked = [trials[i] for i in order]
+            for place, i in enumerate(order):  # with the digest of its outputs in all repeats of its verification
+                if (digest := checks.readings[i].telemetry.get(OUTPUT_DIGEST)) is not None:
+                    ranked[place] = replace(trials[i], telemetry={**trials[i].telemetry, OUTPUT_DIGEST: digest})
             return Finals(
-                ranked=tuple(checks.with_digest(i, trials[i]) for i in order),
+                ranked=tuple(ranked),
                 default=trials[default] if default is not None else None,
                 speedup=_cost_ratio(default, winner, trials, raced, scorer) if default is not None else None,
                 ties=tuple(trials[i].config for i in ties),
@@ -229,6 +233,8 @@ class FinalistChecks:
 
     Attributes
     ----------
+    readings
+        Result of each finalist that was verified, or refused by another check.
     notices
         Checks that could not be made, one line each.
     sanitized
@@ -239,28 +245,20 @@ class FinalistChecks:
         Time that faulty finalists have cost, in seconds.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        candidates: Sequence[Candidate],
-        *,
-        hurried: bool,
-        limit_s: float = 3.0,
-        observe: Callable[[float], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, backend: Backend, candidates: Sequence[Candidate], rules: FinalRules) -> None:
         self._backend = backend
         self._candidates = candidates
-        self._hurried = hurried
-        self._observe = observe
+        self._hurried = rules.hurried
+        self._observe = rules.observe
         self.lost_s = 0.0
         self._right_s, self._wrong_s = list[float](), list[float]()
         """Time of a repeat of each finalist that passed, and of each one that failed, in seconds."""
         self._given_up: set[int] = set()
         """Finalists that were left out unverified."""
         self._gives_up = False
-        self._repeats = _HURRIED_REPEATS if hurried else REPEATS
-        self.left_s = self._limit_s = _HURRIED_CHECKS_S if hurried else limit_s
-        self._readings: dict[int, Reading] = {}
+        self._repeats = _HURRIED_REPEATS if rules.hurried else REPEATS
+        self.left_s = self._limit_s = _HURRIED_CHECKS_S if rules.hurried else rules.limit_s
+        self.readings: dict[int, Reading] = {}
         self._second_seed = SECOND_SEED
         self.notices: list[str] = []
         self.sanitized: dict[int, tuple[str, ...]] = {}
@@ -271,20 +269,20 @@ class FinalistChecks:
             return
         found = self._backend.sanitize(self._candidates)
         for index, findings in enumerate(found):
-            self.sanitized[index] = tuple(finding.tool for finding in findings if finding.passed)
-            faults = [finding for finding in findings if finding.failed]
+            self.sanitized[index] = tuple(finding.tool for finding in findings if finding.result == "passed")
+            faults = [finding for finding in findings if finding.result == "failed"]
             if faults:
                 outcome = Outcome.OUT_OF_BOUNDS if faults[0].tool == "memcheck" else Outcome.WRONG_RESULT
                 self.refuse(index, outcome, f"{faults[0].tool}: {faults[0].reason}", "sanitize")
-        unchecked = [finding for findings in found for finding in findings if not (finding.passed or finding.failed)]
+        unchecked = [finding for findings in found for finding in findings if finding.result == "unchecked"]
         if unchecked:
             self.notices.append(f"{len(unchecked)} of the sanitizer's checks were not made; {unchecked[0].reason}")
 
     def refuse(self, index: int, outcome: Outcome, reason: str, stage: str) -> None:
         """Record a fault that another check found, unless there is one already."""
-        known = self._readings.get(index)
+        known = self.readings.get(index)
         if known is None or known.outcome is Outcome.OK:
-            self._readings[index] = Reading(outcome, reason, stage)
+            self.readings[index] = Reading(outcome, reason, stage)
 
     def passes(self, index: int, *, wins: bool = False, ties: bool = True) -> bool:
         """Verify a finalist repeatedly, unless it was; return whether it is correct.
@@ -292,13 +290,13 @@ class FinalistChecks:
         The winner gets all repeats that its deadline permits; those that tie with it share a limited time; and the
         others get a few, after which their times are not reported as a tie.
         """
-        known = self._readings.get(index)
+        known = self.readings.get(index)
         repeats = self._repeats if wins or (ties and self.left_s > 0) else min(self._repeats, _FEW_REPEATS)
         more = known is not None and known.outcome is Outcome.OK and _repeats(known) < repeats
         if known is None or (more and (wins or self.left_s > 0)):
             limit_s = None if wins else max(self.left_s, _MIN_CHECK_S)
             start = time.perf_counter()
-            known = self._readings[index] = self._checked(self._candidates[index], repeats, limit_s)
+            known = self.readings[index] = self._checked(self._candidates[index], repeats, limit_s)
             elapsed_s = time.perf_counter() - start
             is_right = known.outcome is Outcome.OK
             if is_right and not (wins and self._hurried):
@@ -314,7 +312,7 @@ class FinalistChecks:
     @property
     def remaining_s(self) -> float:
         """Expected time until every finalist is verified, in seconds: as many as so far are faulty."""
-        left = len(self._candidates) - len(self._readings.keys() | self._given_up)
+        left = len(self._candidates) - len(self.readings.keys() | self._given_up)
         right_s = left * _FEW_REPEATS * sum(self._right_s) / max(1, len(self._right_s))
         if not left or not self._wrong_s:
             return right_s
@@ -332,9 +330,9 @@ class FinalistChecks:
         ``order`` holds finalists, the winner first, and ``tied`` those that tie with it.
         """
         by_weight = list(dict.fromkeys([*order[:1], *tied, *order]))
-        while unverified := [i for i in by_weight if i not in self._readings]:
+        while unverified := [i for i in by_weight if i not in self.readings]:
             cleared, faulty = set[tuple[str, Value]](), Counter[tuple[str, Value]]()
-            for other, known in self._readings.items():
+            for other, known in self.readings.items():
                 items = self._candidates[other].config.items()
                 (cleared if known.outcome is Outcome.OK else faulty).update(items)
             suspicion = {  # what each has in common with faulty ones, in values that no correct one has
@@ -345,7 +343,7 @@ class FinalistChecks:
             if not is_over and not any(suspicion.values()):
                 break
             chosen = (min if is_over else max)(unverified, key=lambda i: suspicion[i])
-            right = {i for i, known in self._readings.items() if known.outcome is Outcome.OK}
+            right = {i for i, known in self.readings.items() if known.outcome is Outcome.OK}
             if self._gives_up and right.intersection(order):
                 self._given_up.add(unverified[-1])
                 return unverified[-1]
@@ -364,8 +362,8 @@ class FinalistChecks:
                 f"{plural(len(self._given_up), 'finalist')} were not verified, and are not ranked: faulty ones took "
                 f"more than {_FAULTS_S:g} s"
             )
-        needed = min(self._repeats, _repeats(self._readings[winner]))
-        ties = [i for i in tied if _repeats(self._readings[i]) >= needed]
+        needed = min(self._repeats, _repeats(self.readings[winner]))
+        ties = [i for i in tied if _repeats(self.readings[i]) >= needed]
         if len(ties) < len(tied):
             self.notices.append(
                 f"{plural(len(tied) - len(ties), 'configuration')} as fast as the winner could not be verified as "
@@ -373,24 +371,11 @@ class FinalistChecks:
             )
         return ties
 
-    def repeats(self, index: int) -> int:
-        """Return the number of repetitions of a finalist's verification; 0 if it was not verified repeatedly."""
-        known = self._readings.get(index)
-        return int(known.telemetry.get("repeats", 0)) if known is not None else 0
-
-    def with_digest(self, index: int, trial: Trial) -> Trial:
-        """Return the trial of a finalist with the digest of its outputs in all repeats of its verification."""
-        known = self._readings.get(index)
-        if known is None or OUTPUT_DIGEST not in known.telemetry:
-            return trial
-        digest = known.telemetry[OUTPUT_DIGEST]
-        return replace(trial, telemetry={**trial.telemetry, OUTPUT_DIGEST: digest})
-
     def refused(self, finalists: Sequence[Trial]) -> tuple[Trial, ...]:
         """Return the trials of the finalists that failed, with outcome and reason, in the order of detection."""
         return tuple(
             replace(finalists[i], outcome=found.outcome, reason=found.reason, stage=found.stage, measurement=None)
-            for i, found in self._readings.items()
+            for i, found in self.readings.items()
             if found.outcome is not Outcome.OK
         )
 

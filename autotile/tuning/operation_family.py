@@ -32,13 +32,7 @@ from autotile.database.winners import UNVERIFIED_SAMPLER
 from autotile.errors import InputError, ToolchainError
 from autotile.exchange.shipped import shipped_winners
 from autotile.families.family import Extent, Family, parse_family, spread_members
-from autotile.families.operation_model import (
-    MeasuredProblem,
-    ModelCandidate,
-    OperationModel,
-    fit_model,
-    is_declared,
-)
+from autotile.families.operation_model import MeasuredProblem, ModelCandidate, OperationModel, fit_model, is_declared
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, check_memory, resolve_problem
@@ -111,24 +105,14 @@ class Losses:
     mean, percentile_99, worst
         Time of what it chooses over that of the fastest that was measured, minus 1.
     over_library
-        Geometric mean, 1st percentile and minimum of the library's time over that of what is chosen; None without a
-        library.
+        The ``geometric_mean``, the ``percentile_1`` and the ``worst`` of the library's time over that of what is
+        chosen; None without a library.
     """
 
     mean: float
     percentile_99: float
     worst: float
-    over_library: tuple[float, float, float] | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        names = ("geometric_mean", "percentile_1", "worst")
-        return {
-            "mean": self.mean,
-            "percentile_99": self.percentile_99,
-            "worst": self.worst,
-            "over_library": dict(zip(names, self.over_library, strict=True)) if self.over_library else None,
-        }
+    over_library: Mapping[str, float] | None
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
@@ -176,7 +160,7 @@ class OperationFamilyResult(ScheduleResult):
                 ("loss", f"{loss}, at problems that were held out"),
             ]
             if one.over_library is not None:
-                average, low, worst = one.over_library
+                average, low, worst = one.over_library.values()
                 speed = f"{average:.3f}x its speed on average, {low:.3f}x at the 1st percentile"
                 facts.append(("library", f"{speed}, at least {worst:.3f}x"))
         if self.refused:
@@ -278,7 +262,7 @@ class Sweep:
         for one in self.valid(problem, kernels, candidates):
             kernel, own = self.kernels[one.kernel], Problem(one.kernel, kernels[one.kernel], self.dtype)
             of, others = (kernel, own, one.config, self.device), compiled_sizes(kernel.spec, own, ())
-            begun.append((one, Compiling.begin(*of, submit=submit, other_sizes=others)))
+            begun.append((one, Compiling(*of, submit=submit, other_sizes=others)))
         return problem, kernels, begun
 
     def valid(
@@ -603,21 +587,22 @@ class Sweep:
                 problems.append(MeasuredProblem(one.sizes, one.kernels, times_us))
         specs = {name: kernel.spec for name, kernel in self.kernels.items()}
         what = self.operation.name, self.dtype, self.device, specs
-        fitted = fit_model(*what, candidates=candidates, problems=problems, flags=self.operation.flags)
-        self._model = fitted.model
+        self._model, held_out = fit_model(*what, candidates=candidates, problems=problems, flags=self.operation.flags)
         # what the networks choose at problems that they were not fitted to
-        times, log2_us, _ = fitted.held_out
+        known, times, log2_us, _ = held_out
         chosen_by = np.where(np.isfinite(times), log2_us, np.inf)
         rows = np.flatnonzero(np.isfinite(chosen_by).any(axis=1))
         times = times[rows]
         served_us = times[np.arange(len(rows)), np.argmin(chosen_by[rows], axis=1)]
         losses = served_us / np.nanmin(times, axis=1) - 1.0
-        over: tuple[float, float, float] | None = None
-        if library := [number for number, one in enumerate(fitted.candidates) if one.is_library]:
+        over: dict[str, float] | None = None
+        if library := [number for number, one in enumerate(known) if one.is_library]:
             library_us = np.where(np.isfinite(times[:, library]), times[:, library], np.inf).min(axis=1)
             ratios = (library_us / served_us)[np.isfinite(library_us)]
             if ratios.size:
-                over = float(np.exp(np.log(ratios).mean())), float(np.percentile(ratios, 1)), float(ratios.min())
+                low = float(np.percentile(ratios, 1))
+                mean = float(np.exp(np.log(ratios).mean()))
+                over = {"geometric_mean": mean, "percentile_1": low, "worst": float(ratios.min())}
         return Losses(float(losses.mean()), float(np.percentile(losses, 99)), float(losses.max()), over)
 
     def _try_variants(self) -> None:

@@ -55,16 +55,7 @@ from autotile.tuning.session import Compiling, Pipeline, compiled_sizes
 from autotile.workers.child import GPU_WORKER, WorkerPool, memory_share_bytes
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend, Gpu
-from autotile.workers.jobs import (
-    LIBRARY_VERSION,
-    MAX_ROUNDS,
-    RACE_S,
-    Entry,
-    LibraryCall,
-    Race,
-    Reading,
-    finals_limit_s,
-)
+from autotile.workers.jobs import LIBRARY_VERSION, MAX_ROUNDS, RACE_S, Entry, LibraryCall, Race, Reading, finals_limit_s
 
 ContenderState = Literal["won", "raced", "dropped", "failed", "inapplicable"]
 
@@ -221,13 +212,10 @@ class OperationResult(ScheduleResult, Reported):
                 text = f"{one.ratio.value:.3f}x the winner's time, {one.ratio.low:.3f}x to {one.ratio.high:.3f}x"
                 text += ": not told apart" if is_tie(one.ratio) else ""
             facts.append((one.name, text))
-        facts += [*(("note", text) for text in self.notices), ("tried", self.tried_text())]
-        yield [*facts, *self._effort(is_served=self.winner is not None)]
-
-    def tried_text(self) -> str:
-        """Return the number of configurations that were tried, and of the kernels."""
         kernels = [one for one in self.contenders if not one.is_library and one.state != "inapplicable"]
-        return f"{plural(sum(one.trials for one in kernels), 'configuration')} of {plural(len(kernels), 'kernel')}"
+        tried = f"{plural(sum(one.trials for one in kernels), 'configuration')} of {plural(len(kernels), 'kernel')}"
+        facts += [*(("note", text) for text in self.notices), ("tried", tried)]
+        yield [*facts, *self._effort(is_served=self.winner is not None)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --json`` prints."""
@@ -516,7 +504,7 @@ class _Halving:
                     with suppress(AutotileError):  # its own session states it
                         of, sizes = (one.kernel, one.problem), compiled_sizes(one.kernel.spec, one.problem, ())
                         for config in one.seeds or [one.kernel.spec.default]:
-                            first = Compiling.begin(*of, config, device, submit=pool.submit, other_sizes=sizes)
+                            first = Compiling(*of, config, device, submit=pool.submit, other_sizes=sizes)
                             one.begun += [first.main, *(other for _, other in first.others)]
 
     def _tune(self, coming: Sequence[_Entrant], place: Place, lane: Lane) -> None:
@@ -689,8 +677,7 @@ def hold_contest(
             folder = expected_folder(kernel, own_problem, options)
             if folder is not None:
                 stack.callback(folder.close)
-            workload = workload_of(kernel, own_problem, settings, options)
-            workloads.append(replace(workload, reference_folder=str(folder.path) if folder is not None else ""))
+            workloads.append(workload_of(kernel, own_problem, settings, options, folder))
         backend: Backend
         if lane.cluster is not None:
             from autotile.tuning.cluster.gpus import free_gpu  # imports Dask

@@ -17,7 +17,7 @@ from autotile.core.argument_types import check_value
 from autotile.core.documents import storable
 from autotile.core.model import TIME, Config, L2Mode
 from autotile.errors import InputError
-from autotile.search.samplers import is_exhaustive
+from autotile.search.samplers import SAMPLERS
 
 _hints_of = cache(get_type_hints)
 
@@ -179,7 +179,9 @@ class TuneOptions:
     @property
     def trial_target(self) -> int | None:
         """Number of trials at which the search ends; None where only the budget, the gain or the space ends it."""
-        unbounded = self.budget_s is not None or self.until is not None or is_exhaustive(self.sampler)
+        entry = SAMPLERS.get(self.sampler)
+        is_exhaustive = entry is not None and entry.exhaustive
+        unbounded = self.budget_s is not None or self.until is not None or is_exhaustive
         return DEFAULT_TRIALS if self.trials is None and not unbounded else self.trials
 
     @property

@@ -260,14 +260,10 @@ def _has_effort(settings: Mapping[str, Any], summary: Mapping[str, Any], options
     stopped = summary.get("stopped") or {}
     if isinstance(stopped, Mapping) and stopped.get("rule") in ("space", "settled"):
         return True
-
-    def known(name: str, missing: float) -> float:
-        value = settings.get(name)
-        return value if isinstance(value, int | float) else missing
-
+    known = {name: value for name, value in settings.items() if isinstance(value, int | float)}
     asked = {"trials": options.trials, "budget_s": options.budget_s}
-    is_long = all(known(name, -math.inf) >= value for name, value in asked.items() if value is not None)
-    return is_long and (options.until is None or known("until", math.inf) <= options.until)
+    is_long = all(known.get(name, -math.inf) >= value for name, value in asked.items() if value is not None)
+    return is_long and (options.until is None or known.get("until", math.inf) <= options.until)
 
 
 def plan_text(problems: Sequence[PlannedProblem], comments: Sequence[str] = ()) -> str:

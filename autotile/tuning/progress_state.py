@@ -9,15 +9,15 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import SAME_CODE, Config, Outcome, Problem, Trial, config_key, config_text
-from autotile.core.timeline import MIN_PACE_STEPS, STEADY_STEPS, Pace
+from autotile.core.timeline import MIN_PACE_STEPS, NO_TIMELINE, STEADY_STEPS, Pace, Timeline
 from autotile.errors import InputError
 from autotile.kernel.problem import Workrate
-from autotile.search.samplers import gain_predicting_samplers
+from autotile.search.samplers import AUTO, SAMPLERS
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.options import TuneOptions
 from autotile.workers.jobs import REPEATS, finals_limit_s, race_rounds
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """Wall time of a session and of its phases, from construction on.
+    """Wall time of a session and of its phases, from construction on, which the timeline takes up.
 
     Attributes
     ----------
@@ -36,8 +36,9 @@ class Clock:
         Seconds of each phase that was reached, including one that an exception ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeline: Timeline = NO_TIMELINE) -> None:
         self._start = time.monotonic()
+        self._timeline = timeline
         self.phases_s: dict[str, float] = {}
 
     @property
@@ -50,7 +51,8 @@ class Clock:
         """Measure the time of the ``with`` block."""
         start = self.elapsed_s
         try:
-            yield
+            with self._timeline.span("session", name):
+                yield
         finally:
             self.phases_s[name] = round(self.elapsed_s - start, 3)
 
@@ -116,12 +118,7 @@ class Stopped:
 
     rule: Rule
     expected_gain: float | None = None
-    more_trials: int | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        """Set ``more_trials``."""
-        if self.expected_gain is not None:
-            object.__setattr__(self, "more_trials", _EXPECTED_TRIALS)
+    more_trials: int | None = None
 
 
 class StoppingRules:
@@ -166,7 +163,8 @@ class StoppingRules:
             "until": ends and self._options.until is not None,
             "settled": ends,
         }
-        return next((Stopped(rule, gain) for rule, holds in reached.items() if holds), None)
+        more_trials = _EXPECTED_TRIALS if gain is not None else None
+        return next((Stopped(rule, gain, more_trials) for rule, holds in reached.items() if holds), None)
 
     @property
     def is_out_of_time(self) -> bool:
@@ -201,7 +199,7 @@ def check_until(options: TuneOptions) -> None:
         raise InputError(
             "--until goes by the best time, and there are several objectives: stop by --trials or --budget"
         )
-    able = gain_predicting_samplers()
+    able = [AUTO, *(name for name, entry in SAMPLERS.items() if entry.predicts_gain)]
     if options.sampler not in able:
         raise InputError(
             f"--until needs a sampler that says what another measurement is expected to gain, and {options.sampler!r} "
@@ -396,10 +394,6 @@ class Progress:
     waiting: str = ""
     path: tuple[Place, ...] = ()
     ending: str = ""
-
-    def within(self, place: Place) -> Progress:
-        """Return the state with its place in the schedule that holds the session."""
-        return replace(self, path=(place, *self.path))
 
 
 Observer = Callable[[Progress], None]

@@ -74,9 +74,8 @@ class ReplayBackend(Backend):
         """Return success: nothing can be run again, and the recorded outcome remains."""
         return Reading(Outcome.OK, stage="replay")
 
-    def close(self) -> None:
-        """Forget the results that were not returned; no resource is held."""
-        self._finished.clear()
+    close = withdraw
+    """No resource is held."""
 
     def _reading(self, candidate: Candidate, limit_us: float | None = None) -> Reading:
         result = self._recording.lookup(candidate.config)
@@ -106,13 +105,7 @@ class SimulatedGpu(ReplayBackend):
     """Each candidate takes its time."""
 
     def __init__(
-        self,
-        recording: Recording,
-        notice: str = "",
-        *,
-        uuid: str = "",
-        slowness: float = 1.0,
-        seconds: float = 0.0,
+        self, recording: Recording, notice: str = "", *, uuid: str = "", slowness: float = 1.0, seconds: float = 0.0
     ) -> None:
         super().__init__(recording, notice, uuid=uuid)
         self._slowness = slowness

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from autotile.core.device import DeviceProperties
@@ -109,11 +109,9 @@ class Schedule:
         return time.monotonic() - self.begun_s
 
     def observe(self, progress: Progress, *places: Place) -> None:
-        """Report the state of a session at its place in the schedule; of one at a time."""
-        for place in places:
-            progress = progress.within(place)
+        """Report the state of a session at its places in schedules, the innermost first; of one at a time."""
         with self._sharing:
-            self.observer(progress)
+            self.observer(replace(progress, path=(*reversed(places), *progress.path)))
 
     def tune(self, kernel: Kernel, problem: Problem, options: TuneOptions, lane: Lane, place: Place) -> TuneResult:
         """Hold a session with the GPUs of a lane; errors as for `autotile.tuning.session.tune`."""

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -27,16 +27,7 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.forks import fork_guard
-from autotile.core.model import (
-    SAME_CODE,
-    Config,
-    Measurement,
-    Outcome,
-    Problem,
-    Trial,
-    config_key,
-    config_text,
-)
+from autotile.core.model import SAME_CODE, Config, Measurement, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.text import time_text
 from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CompileJob, check_signatures, compile_job
@@ -53,14 +44,7 @@ from autotile.settings import Settings, output_path
 from autotile.space.limits import check_config, compiled_steps
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import choose_backend
-from autotile.tuning.finals import (
-    Confirmation,
-    FinalRules,
-    Finals,
-    choose_finalists,
-    confirm_finals,
-    measured_on,
-)
+from autotile.tuning.finals import Confirmation, FinalRules, Finals, choose_finalists, confirm_finals, measured_on
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import (
@@ -78,11 +62,11 @@ from autotile.tuning.progress_state import (
 )
 from autotile.tuning.result import Recorded, TuneResult, measure_drift, pareto_front
 from autotile.tuning.start import (
+    PriorResults,
     Scorer,
     SearchPlan,
     StepTimes,
     independent_groups,
-    read_prior_results,
     session_objective,
 )
 from autotile.workers.child import WorkerPool
@@ -258,19 +242,8 @@ def open_session(
         for config in options.tries:
             if reason := check_config(kernel.spec, config, problem.sizes, backend.device, problem.dtype):
                 raise ConfigError(f"{config_text(config)} cannot be tried: {reason}")
-        yield Session(
-            kernel,
-            problem,
-            options,
-            backend=backend,
-            compile_pool=compile_pool,
-            pipeline=pipeline,
-            timeline=timeline,
-            space=space,
-            database=database,
-            observe=observe,
-            stop=lane.stop if lane is not None else None,
-        )
+        stop = lane.stop if lane is not None else None
+        yield Session(pipeline, options, space=space, database=database, observe=observe, stop=stop)
 
 
 class Session:
@@ -278,23 +251,19 @@ class Session:
 
     def __init__(
         self,
-        kernel: Kernel,
-        problem: Problem,
+        pipeline: Pipeline,
         options: TuneOptions,
         *,
-        backend: Backend,
-        compile_pool: CompilePool,
-        pipeline: Pipeline,
-        timeline: Timeline,
         space: SearchSpace,
         database: Database,
         observe: Observer,
         stop: StopRequest | None,
     ) -> None:
-        self._kernel = kernel
-        self._problem = problem
+        self._kernel = kernel = pipeline.kernel
+        self._problem = problem = pipeline.problem
+        self._backend = backend = pipeline.backend
+        self._compile_pool, self._timeline = pipeline.compile_pool, pipeline.timeline
         self._options = options
-        self._backend = backend
         self._database = database
         self._observe = observe
         self._stopped: Stopped | None = None
@@ -303,7 +272,7 @@ class Session:
         self._confirmation: Confirmation | None = None
         self._receives_stop = stop is None
         self._stop = stop or StopRequest()
-        self._clock = Clock()
+        self._clock = Clock(self._timeline)
         self._resources = ExitStack()
         self._reported = "starting"
         """Phase that was reported last."""
@@ -315,7 +284,7 @@ class Session:
         self._record = RunRecord(database, self.key, backend.device)
         self._rate = Workrate.of(kernel.spec, problem)
         self._scorer = Scorer(kernel.spec, problem, session_objective(kernel.spec, options))
-        prior = read_prior_results(database, self._record.study_id, self.key, options, kernel.spec.default)
+        prior = PriorResults(database, self._record.study_id, self.key, options, kernel.spec.default)
         prior.trials = [self._scorer.scored(trial) for trial in prior.trials]
         limits = problem.sizes, backend.device, problem.dtype
         outside = (config for config in prior.configs if space.row_of(config) is None)
@@ -328,7 +297,6 @@ class Session:
         self._time_left.remember(self._log.trials)
         self._finals_end_s = 0.0
         """Expected end of the finals, in seconds since the session began."""
-        self._timeline = timeline
         workers = worker_count(options.workers)
         if options.workers is not None and workers < options.workers:
             self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
@@ -338,7 +306,6 @@ class Session:
         """Search of `run`."""
         self._asked: Search | None = None
         """Search of `ask`."""
-        self._compile_pool = compile_pool
         self._load = LoadMeter(self._compile_pool, cores, backend.gpu_count)
         self._pipeline = pipeline
         pipeline.score = self._scorer.scored
@@ -405,13 +372,14 @@ class Session:
                     searching.enter_context(self._stop)
                 try:
                     self._report("starting")
-                    with self._phase("start"):
+                    with self._clock.phase("start"):
                         with fork_guard.use():  # a fork waits for the imports, which are most of what a session needs
                             from autotile.search.search import Shortlist
 
                             search, trials = self._plan.make_search(self._log), self._log.trials
-                            shortlist = Shortlist(search, self._plan.lookahead, self.device.sm_count, earlier=trials)
-                            self._shortlist = searching.enter_context(closing(shortlist))
+                            searching.callback(search.close)
+                            lookahead = self._plan.lookahead
+                            self._shortlist = Shortlist(search, lookahead, self.device.sm_count, earlier=trials)
                             gaussian_process = import_module("autotile.search.gaussian_process")
                             searching.enter_context(gaussian_process.one_blas_thread())
                             untried = sum(self._log.find(config) is None for config in self._options.tries)
@@ -422,7 +390,7 @@ class Session:
                             searching.callback(loading.join)
                         self._backend.wait()
                         self._align_scale()
-                    with self._phase("search"):
+                    with self._clock.phase("search"):
                         self._search()
                     self._hold_finals()
                 except KeyboardInterrupt:
@@ -438,7 +406,7 @@ class Session:
         """Record the start of the run, and wait until candidates can be run; `finish` or `abort` comes last."""
         self._start_run()
         try:
-            with self._phase("start"):
+            with self._clock.phase("start"):
                 self._backend.wait()
         except BaseException:
             self.abort()
@@ -513,11 +481,6 @@ class Session:
         """Close the session without a result; its trials are stored."""
         self._close_workers()
         self._resources.close()
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        with self._clock.phase(name), self._timeline.span("session", name):
-            yield
 
     def _close_workers(self) -> None:
         self._compile_pool.close()
@@ -690,7 +653,7 @@ class Session:
         if search is None:
             return
         row = search.space.row_of(trial.config)
-        if row is not None and search.is_pending(row):
+        if row is not None and row in search.pending:
             search.tell(row, trial)
         elif row is not None:
             search.add(trial)
@@ -802,7 +765,7 @@ class Session:
         best = self._log.best
         if best is not None and best.time_us is not None and self._backend.source == "cuda":
             rules = replace(rules, limit_s=finals_limit_s(best.time_us, self._clock.elapsed_s))
-        with self._phase("finals"):
+        with self._clock.phase("finals"):
             finalists: list[Trial] = []
             if self._options.finals:
                 finalists = choose_finalists(self.trials, rules, self._options.finals, self._options.tries)
@@ -963,9 +926,17 @@ class GivenCandidates:
         self.left += [found for queue in (self._waiting, self._running) if (found := queue.pop(row, None)) is not None]
 
 
-@dataclass(eq=False, slots=True)
 class Compiling:
     """A configuration that is being compiled: for its problem, and for the others of its verification.
+
+    Parameters
+    ----------
+    submit
+        Starts a job, such as `autotile.workers.compile_pool.CompilePool.submit`.
+    other_sizes
+        From `compiled_sizes`; those for which the configuration is not valid are left out.
+    source
+        Origin of its result, as for `Trial`.
 
     Attributes
     ----------
@@ -973,25 +944,12 @@ class Compiling:
         The compilation for the problem.
     others
         The further problems of the verification for which it is compiled apart, with their compilations.
-    source
-        Origin of its result, as for `Trial`.
     row
         Row of the proposer.
     """
 
-    kernel: Kernel
-    problem: Problem
-    config: Config
-    device: DeviceProperties
-    main: Future[Compiled]
-    others: Sequence[tuple[Mapping[str, int], Future[Compiled]]]
-    source: Literal["cuda", "replayed"] = "cuda"
-    row: int = 0
-    _trial: Trial | None = None
-
-    @classmethod
-    def begin(
-        cls,
+    def __init__(
+        self,
         kernel: Kernel,
         problem: Problem,
         config: Config,
@@ -1000,23 +958,17 @@ class Compiling:
         submit: Callable[[Callable[[], CompileJob]], Future[Compiled]],
         other_sizes: Sequence[Mapping[str, int]] = (),
         source: Literal["cuda", "replayed"] = "cuda",
-    ) -> Compiling:
-        """Start to compile a configuration.
-
-        Parameters
-        ----------
-        submit
-            Starts a job, such as `autotile.workers.compile_pool.CompilePool.submit`.
-        other_sizes
-            From `compiled_sizes`; those for which the configuration is not valid are left out.
-        """
-
+    ) -> None:
         def at(sizes: Mapping[str, int]) -> Future[Compiled]:
             return submit(lambda: compile_job(kernel, config, problem.dtype, device.architecture, sizes))
 
-        main = at(problem.sizes)
+        self._kernel, self._problem, self._device, self._source = kernel, problem, device, source
+        self._trial: Trial | None = None
+        self.config = config
+        self.row = 0
+        self.main = at(problem.sizes)
         valid = [one for one in other_sizes if not check_config(kernel.spec, config, one, device, problem.dtype)]
-        return cls(kernel, problem, config, device, main, [(sizes, at(sizes)) for sizes in valid], source)
+        self.others = [(sizes, at(sizes)) for sizes in valid]
 
     def trial(self) -> Trial:
         """Wait, and return the trial up to the second gate; one that fails at another problem has failed.
@@ -1036,9 +988,9 @@ class Compiling:
                 if compiled.cubin is not None and (found := other.result()).cubin is None:
                     reason = f"at {config_text(sizes)}: {found.reason}"
                     compiled = replace(found, reason=reason, seconds=compiled.seconds)
-            plan = LaunchPlan.of(self.kernel.spec, self.config, self.problem.sizes, self.device)
-            trial = gated_trial(self.kernel, self.problem, self.config, compiled, plan=plan, device=self.device)
-            self._trial = replace(trial, source=self.source)
+            plan = LaunchPlan.of(self._kernel.spec, self.config, self._problem.sizes, self._device)
+            trial = gated_trial(self._kernel, self._problem, self.config, compiled, plan=plan, device=self._device)
+            self._trial = replace(trial, source=self._source)
         return self._trial
 
     def candidate(self) -> Candidate | None:
@@ -1051,7 +1003,7 @@ class Compiling:
             for sizes, compilation in self.others
             if (other := compilation.result().cubin) is not None
         )
-        computed = computed_values(self.kernel.spec.computed, self.config)
+        computed = computed_values(self._kernel.spec.computed, self.config)
         return Candidate(self.config, str(cubin.path), cubin.symbols, computed, others)
 
 
@@ -1090,12 +1042,12 @@ class Pipeline:
     ) -> None:
         self.scale: float | None = None
         self.score: Callable[[Trial], Trial] = lambda trial: trial
-        self._kernel = kernel
-        self._problem = problem
-        self._backend = backend
+        self.kernel = kernel
+        self.problem = problem
+        self.backend = backend
         self._device = backend.device
-        self._compile_pool = compile_pool
-        self._timeline = timeline
+        self.compile_pool = compile_pool
+        self.timeline = timeline
         self._queue: dict[int, Compiling] = {}
         self._prefetched: dict[str, Compiling] = {}
         self._measured: dict[tuple[str, LaunchPlan, LaunchData], Trial] = {}
@@ -1110,9 +1062,9 @@ class Pipeline:
 
     def compile(self, config: Config) -> Compiling:
         """Start the compilation of a configuration outside of a search."""
-        of = self._kernel, self._problem, config, self._device
-        submit, source = self._compile_pool.submit, self._backend.source
-        return Compiling.begin(*of, submit=submit, other_sizes=self._other_sizes, source=source)
+        of = self.kernel, self.problem, config, self._device
+        submit, source = self.compile_pool.submit, self.backend.source
+        return Compiling(*of, submit=submit, other_sizes=self._other_sizes, source=source)
 
     def run(self, candidate: Compiling) -> Trial:
         """Wait for a candidate's compilation, and run it while nothing else runs."""
@@ -1121,7 +1073,7 @@ class Pipeline:
 
     def remember(self, trials: Iterable[Trial]) -> None:
         """Register earlier trials, so that identical code is not measured again; a replay looks all of it up anyway."""
-        for trial in trials if self._backend.source == "cuda" else ():
+        for trial in trials if self.backend.source == "cuda" else ():
             if trial.outcome.has_time and trial.cubin_hash and trial.geometry is not None and trial.stage == "measure":
                 self._measured[self._launch_of(trial)] = trial
 
@@ -1132,7 +1084,7 @@ class Pipeline:
     def compile_ahead(self, proposer: Proposer, room: int | None = None) -> None:
         """Start the compilation of all candidates that are proposed while ``room`` trials may still begin."""
         while True:
-            with self._timeline.span("session", "propose"):
+            with self.timeline.span("session", "propose"):
                 proposed = proposer.propose(room)
             if proposed is None:
                 break
@@ -1140,9 +1092,9 @@ class Pipeline:
             prefetched = self._prefetched.pop(config_key(config), None) if self._prefetched else None
             self._queue[row] = candidate = prefetched or self.compile(config)
             candidate.row = row
-        if self._timeline.is_recording:
+        if self.timeline.is_recording:
             compiling = sum(not queued.main.done() for queued in self._queue.values())
-            self._timeline.count("candidates", compiling=compiling, compiled=len(self._queue) - compiling)
+            self.timeline.count("candidates", compiling=compiling, compiled=len(self._queue) - compiling)
 
     def next_candidate(self, proposer: Proposer) -> Compiling | None:
         """Wait for the candidates that are ready, and return one of them; None where none is, or a result comes first.
@@ -1150,14 +1102,14 @@ class Pipeline:
         On a GPU, as many are waited for as are ready. A candidate that does not compile or does not fit on the device
         comes first, as it takes no time on the GPU. Errors are those of `Compiling.trial`.
         """
-        with self._timeline.span("session", "wait for the compilers"):
+        with self.timeline.span("session", "wait for the compilers"):
             ready = proposer.ready()
-            if ready and self._backend.source != "replayed":
+            if ready and self.backend.source != "replayed":
                 rows = {self._queue[row].main: row for row in proposer.waiting()}
                 done = {future for future in rows if future.done()}
                 limit_s = _LOOK_S if self._running else None
                 while len(done) < len(ready):
-                    if limit_s is not None and self._backend.has_result:
+                    if limit_s is not None and self.backend.has_result:
                         return None  # a result comes first: another GPU waits for it, and the search learns from it
                     done |= wait(rows.keys() - done, limit_s, return_when=FIRST_COMPLETED).done
                 ready = [row for future, row in rows.items() if future in done]
@@ -1166,7 +1118,7 @@ class Pipeline:
             return None
         row = next((row for row, trial in compiled.items() if trial.outcome is not Outcome.OK), None)
         if row is None:
-            with self._timeline.span("session", "choose", among=len(compiled)):
+            with self.timeline.span("session", "choose", among=len(compiled)):
                 row = proposer.choose(compiled)
         return self._queue.pop(row)
 
@@ -1179,7 +1131,7 @@ class Pipeline:
         trial = candidate.trial()
         if trial.outcome is not Outcome.OK:
             return trial
-        twin = self._measured.get(self._launch_of(trial)) if self._backend.source == "cuda" else None
+        twin = self._measured.get(self._launch_of(trial)) if self.backend.source == "cuda" else None
         if twin is not None:
             reason = f"the same code as {config_text(twin.config)}, which was measured"
             taken_over = {name: getattr(twin, name) for name in ("outcome", "measurement", "telemetry", "gpu")}
@@ -1190,7 +1142,7 @@ class Pipeline:
             given = self.compile(trial.config).candidate() or given
         self._running[id(given)] = given, candidate
         limit_us = best_us / self.scale if best_us is not None and self.scale else best_us
-        self._backend.submit(given, limit_us)
+        self.backend.submit(given, limit_us)
         return None
 
     def end_next(self) -> tuple[Compiling, Trial]:
@@ -1201,15 +1153,15 @@ class Pipeline:
         WorkerError
             The GPU workers die repeatedly.
         """
-        with self._timeline.span("session", "wait for the GPU"):
-            given, found = self._backend.result()
+        with self.timeline.span("session", "wait for the GPU"):
+            given, found = self.backend.result()
         _, candidate = self._running.pop(id(given))
         reading = found.scaled(self.scale)
         start_s = reading.began_at
-        if start_s and self._timeline.is_recording:  # its stages follow one another without a pause
-            track = f"GPU worker {reading.gpu}" if self._backend.gpu_count > 1 else "GPU worker"
+        if start_s and self.timeline.is_recording:  # its stages follow one another without a pause
+            track = f"GPU worker {reading.gpu}" if self.backend.gpu_count > 1 else "GPU worker"
             for stage, seconds in reading.seconds.items():
-                self._timeline.add(track, stage, start_s, start_s + seconds, config=config_text(candidate.config))
+                self.timeline.add(track, stage, start_s, start_s + seconds, config=config_text(candidate.config))
                 start_s += seconds
         compiled = candidate.trial()
         trial = replace(
@@ -1223,9 +1175,9 @@ class Pipeline:
             gpu=reading.gpu,
         )
         if reading.captured:  # its outputs, for a check by a function of the user's
-            assert self._kernel.inspection is not None
-            with self._timeline.span("session", "inspect"):
-                wrong, telemetry = self._kernel.inspection.inspect(trial.config, Path(reading.captured))
+            assert self.kernel.inspection is not None
+            with self.timeline.span("session", "inspect"):
+                wrong, telemetry = self.kernel.inspection.inspect(trial.config, Path(reading.captured))
             trial = replace(trial, telemetry={**trial.telemetry, **telemetry})
             if wrong:
                 trial = replace(trial, outcome=Outcome.WRONG_RESULT, reason=wrong, stage="verify", measurement=None)
@@ -1239,8 +1191,8 @@ class Pipeline:
         times_us: list[float] = []
         for _ in range(count if given is not None else 0):
             assert given is not None
-            self._backend.submit(given)
-            _, reading = self._backend.result()
+            self.backend.submit(given)
+            _, reading = self.backend.result()
             times_us += [reading.measurement.time_us] if reading.measurement is not None else []
         return times_us
 
@@ -1258,7 +1210,7 @@ class Pipeline:
 
     def _launch_of(self, trial: Trial) -> tuple[str, LaunchPlan, LaunchData]:
         """Return all that distinguishes the launch of one configuration from that of another."""
-        spec, problem = self._kernel.spec, self._problem
+        spec, problem = self.kernel.spec, self.problem
         plan = LaunchPlan.of(spec, trial.config, problem.sizes, self._device)
         names = known_names(spec, trial.config, problem.sizes, self._device)
         return trial.cubin_hash, plan, LaunchData.of(spec, problem.dtype, names)

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product, zip_longest
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -241,9 +242,15 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
     return [source for source in sources if len(source.configs) >= _MIN_TIMED_TRIALS]
 
 
-@dataclass(slots=True)
 class PriorResults:
     """Results that are stored before a session begins.
+
+    Trials that need to be repeated are left out: pruned ones if this session prunes nothing, those that lack a value of
+    an objective, those whose compiler the system killed, and those of `UNVERIFIED_SAMPLER`. A trial that the finals of
+    an earlier session refused has the outcome of that check.
+
+    Results of a killed session do not count for the incumbent: otherwise the resumed session could name another winner
+    than an uninterrupted one.
 
     Attributes
     ----------
@@ -259,51 +266,34 @@ class PriorResults:
         The default, and all configurations that the trials, the sources and the user name.
     """
 
-    trials: list[Trial]
-    incumbent: Config | None
-    served: Config | None
-    sources: list[Source]
-    configs: list[Config]
-
-
-def read_prior_results(
-    database: Database, study_id: int, key: TuningKey, options: TuneOptions, default: Config
-) -> PriorResults:
-    """Read everything that is known before the first trial.
-
-    Trials that need to be repeated are left out: pruned ones if this session prunes nothing, those that lack a value of
-    an objective, those whose compiler the system killed, and those of `UNVERIFIED_SAMPLER`. A trial that the finals of
-    an earlier session refused has the outcome of that check.
-
-    Results of a killed session do not count for the incumbent: otherwise the resumed session could name another winner
-    than an uninterrupted one.
-    """
-    runs, searched = database.runs(study_id), database.stored_trials(study_id, phase="search")
-    verified = {run.run_id: run for run in runs if run.sampler != UNVERIFIED_SAMPLER}
-    trials: list[Trial] = []
-    if not options.fresh:
-        finals = database.trials(study_id, phase="final")
-        refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
-        repeated = (Outcome.NOT_COMPILED,) if options.drops_slow else (Outcome.NOT_COMPILED, Outcome.PRUNED)
-        for one in searched:
-            trial = refused.get(config_key(one.trial.config), one.trial)
-            lacks_value = trial.outcome.has_time and not objective_values(trial, options.objectives)
-            if one.run_id in verified and trial.outcome not in repeated and not lacks_value:
-                trials.append(trial)
-    confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
-    ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
-    tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
-    ran = [(trial.cost, trial.config) for trial in tried if trial.cost is not None]
-    fastest_ran = min(ran, key=itemgetter(0))[1] if ran else None
-    incumbent = confirmed[0] if confirmed else fastest_ran
-    served = find_served(database, study_id, options)
-    sources = find_sources(database, key) if options.transfer else []
-    configs = [dict(default), *(options.only or ()), *options.tries, *(trial.config for trial in trials)]
-    configs += [config for config in (incumbent, served) if config is not None]
-    for source in sources:  # the fastest few configurations of another study may be fast here, too
-        fastest = sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0))
-        configs += [config for _, config in fastest[:_BEST_OF_EACH]]
-    return PriorResults(trials, incumbent, served, sources, configs)
+    def __init__(
+        self, database: Database, study_id: int, key: TuningKey, options: TuneOptions, default: Config
+    ) -> None:
+        runs, searched = database.runs(study_id), database.stored_trials(study_id, phase="search")
+        verified = {run.run_id: run for run in runs if run.sampler != UNVERIFIED_SAMPLER}
+        self.trials: list[Trial] = []
+        if not options.fresh:
+            finals = database.trials(study_id, phase="final")
+            refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
+            repeated = (Outcome.NOT_COMPILED,) if options.drops_slow else (Outcome.NOT_COMPILED, Outcome.PRUNED)
+            for one in searched:
+                trial = refused.get(config_key(one.trial.config), one.trial)
+                lacks_value = trial.outcome.has_time and not objective_values(trial, options.objectives)
+                if one.run_id in verified and trial.outcome not in repeated and not lacks_value:
+                    self.trials.append(trial)
+        confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
+        ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
+        tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
+        ran = [(trial.cost, trial.config) for trial in tried if trial.cost is not None]
+        fastest_ran = min(ran, key=itemgetter(0))[1] if ran else None
+        self.incumbent = confirmed[0] if confirmed else fastest_ran
+        self.served = find_served(database, study_id, options)
+        self.sources = find_sources(database, key) if options.transfer else []
+        self.configs = [dict(default), *(options.only or ()), *options.tries, *(trial.config for trial in self.trials)]
+        self.configs += [config for config in (self.incumbent, self.served) if config is not None]
+        for source in self.sources:  # the fastest few configurations of another study may be fast here, too
+            fastest = sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0))
+            self.configs += [config for _, config in fastest[:_BEST_OF_EACH]]
 
 
 def find_served(database: Database, study_id: int, options: TuneOptions) -> Config | None:
@@ -413,12 +403,8 @@ _KEPT = 2
 """Best settings of each group that are combined, as the time of a step is less certain than that of a call."""
 
 
-class StepGroup(NamedTuple):
-    """Steps that share parameters with each other, and with no other step."""
-
-    steps: tuple[int, ...]
-    """Indices of the steps."""
-    parameters: tuple[str, ...]
+StepGroup = tuple[tuple[int, ...], tuple[str, ...]]
+"""Indices of steps that share parameters with each other, and with no other step; and these parameters."""
 
 
 def independent_groups(kernel: Kernel) -> list[StepGroup]:
@@ -464,8 +450,8 @@ def independent_groups(kernel: Kernel) -> list[StepGroup]:
         touching = [group for group in groups if group[1] & names]
         groups = [group for group in groups if not group[1] & names]
         groups.append((steps.union(*(group[0] for group in touching)), names.union(*(group[1] for group in touching))))
-    free = sorted(StepGroup(tuple(sorted(steps)), tuple(sorted(names))) for steps, names in groups if names)
-    return free if len(free) > 1 and all(group.steps for group in free) else []
+    free = sorted((tuple(sorted(steps)), tuple(sorted(names))) for steps, names in groups if names)
+    return free if len(free) > 1 and all(steps for steps, _ in free) else []
 
 
 def _definition(source: str, name_at: int) -> tuple[int, int] | None:
@@ -494,16 +480,16 @@ class StepTimes:
         self._groups = groups
         self._space = space
         self._default = default
-        self._settings: list[list[tuple[Value, ...]]] = []
+        self._settings: list[list[dict[str, Value]]] = []
+        """Values of the parameters of each group."""
         generator = np.random.default_rng(seed)
         column_of = {parameter.name: column for column, parameter in enumerate(space.parameters)}
-        for group in groups:
-            columns = [column_of[name] for name in group.parameters]
-            settings = [
-                tuple(space.parameters[column].values[int(code)] for column, code in zip(columns, row, strict=True))
-                for row in generator.permutation(np.unique(space.codes[:, columns], axis=0))
-            ]
-            first = tuple(default[name] for name in group.parameters)
+        for _, names in groups:
+            columns = [column_of[name] for name in names]
+            own = [space.parameters[column] for column in columns]
+            rows = generator.permutation(np.unique(space.codes[:, columns], axis=0))
+            settings = [{one.name: one.values[int(code)] for one, code in zip(own, row, strict=True)} for row in rows]
+            first = {name: default[name] for name in names}
             self._settings.append([first, *(setting for setting in settings if setting != first)])
 
     @property
@@ -513,11 +499,8 @@ class StepTimes:
 
     def first_configs(self) -> Iterator[Config]:
         """Yield configurations that together have every setting of every group; shorter groups repeat their default."""
-        for row in zip_longest(*self._settings):
-            config = dict(self._default)
-            for group, values in zip(self._groups, row, strict=True):
-                if values is not None:
-                    config |= dict(zip(group.parameters, values, strict=True))
+        for row in zip_longest(*self._settings, fillvalue=dict[str, Value]()):
+            config = {**self._default, **ChainMap(*row)}
             if self._space.row_of(config) is not None:
                 yield config
 
@@ -530,48 +513,44 @@ class StepTimes:
 
     def untimed_configs(self, trials: Iterable[Trial]) -> list[Config]:
         """Return the default with each setting that has no time because another group's setting failed."""
-        times = self._times(trials)
+        timed = [[setting for _, setting in known] for known in self._times(trials)]
         alone = (
-            {**self._default, **dict(zip(group.parameters, values, strict=True))}
-            for group, settings, known in zip(self._groups, self._settings, times, strict=True)
-            for values in settings
-            if values not in known
+            {**self._default, **setting}
+            for settings, known in zip(self._settings, timed, strict=True)
+            for setting in settings
+            if setting not in known
         )
         return [config for config in alone if self._space.row_of(config) is not None]
 
     def best_configs(self, trials: Iterable[Trial]) -> list[Config]:
         """Return combinations of the best few settings of each group, best first."""
-        times = self._times(trials)
-        if not all(times):
-            return []
-        best = [sorted(known.items(), key=lambda item: item[1])[:_KEPT] for known in times]
         found: list[tuple[float, Config]] = []
-        for chosen in product(*best):
-            config = dict(self._default)
-            for group, (values, _) in zip(self._groups, chosen, strict=True):
-                config |= dict(zip(group.parameters, values, strict=True))
+        for chosen in product(*(known[:_KEPT] for known in self._times(trials))):
+            config = {**self._default, **ChainMap(*(setting for _, setting in chosen))}
             if self._space.row_of(config) is not None:
-                found.append((sum(time_us for _, time_us in chosen), config))
-        return [config for _, config in sorted(found, key=lambda pair: pair[0])]
+                found.append((sum(time_us for time_us, _ in chosen), config))
+        return [config for _, config in sorted(found, key=itemgetter(0))]
 
-    def _times(self, trials: Iterable[Trial]) -> list[dict[tuple[Value, ...], float]]:
-        """Return the shortest time of each setting of each group."""
-        times: list[dict[tuple[Value, ...], float]] = [{} for _ in self._groups]
-        for trial in trials:
-            for group, known in zip(self._groups, times, strict=True):
-                measured = {name: value for name, value in trial.telemetry.items() if name.startswith(STEP_TIME)}
-                if measured:  # a step that was not launched took no time
-                    steps = tuple(f"{STEP_TIME}{step}." for step in group.steps)
-                    time_us = sum(float(value) for name, value in measured.items() if name.startswith(steps))
-                    setting = tuple(trial.config[name] for name in group.parameters)
-                    known[setting] = min(time_us, known.get(setting, time_us))
-        return times
+    def _times(self, trials: Iterable[Trial]) -> list[list[tuple[float, dict[str, Value]]]]:
+        """Return the settings of each group that have a time, with the shortest one, the fastest first."""
+        measured = [trial for trial in trials if any(name.startswith(STEP_TIME) for name in trial.telemetry)]
+        found = []
+        for indices, names in self._groups:
+            steps = tuple(f"{STEP_TIME}{step}." for step in indices)
+            shortest: dict[tuple[Value, ...], float] = {}
+            for trial in measured:  # a step that was not launched took no time
+                time_us = sum(float(value) for name, value in trial.telemetry.items() if name.startswith(steps))
+                values = tuple(trial.config[name] for name in names)
+                shortest[values] = min(time_us, shortest.get(values, time_us))
+            ordered = sorted(shortest.items(), key=itemgetter(1))
+            found.append([(time_us, dict(zip(names, values, strict=True))) for values, time_us in ordered])
+        return found
 
     def notice(self, spec: KernelSpec, trials: int) -> str:
         """Return one line for the user."""
         parts = (
-            f"{' and '.join(spec.steps[step].entry for step in group.steps)} ({', '.join(group.parameters)})"
-            for group in self._groups
+            f"{' and '.join(spec.steps[step].entry for step in steps)} ({', '.join(names)})"
+            for steps, names in self._groups
         )
         return (
             f"steps that share no parameters were tuned apart in {trials} trials, by their own times: "

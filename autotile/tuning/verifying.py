@@ -43,6 +43,8 @@ _WORKERS = 2
 """The candidate and the winner compile at the same time."""
 _CONFIRMING = 6
 """Configurations that are run, besides winner and default, to find two that agree where there is no reference."""
+_CHECKS_S = 3.0
+"""Time of the repeated verification of what is not the winner, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -220,7 +222,7 @@ def confirm_agreement(pipeline: Pipeline, backend: Backend, configs: Sequence[Co
     compilations = [pipeline.compile(config) for config in configs]
     backend.wait()
     working = [one for each in compilations if pipeline.run(each).outcome is Outcome.OK and (one := each.candidate())]
-    checks = FinalistChecks(backend, working, hurried=False)
+    checks = FinalistChecks(backend, working, FinalRules(configs[0], limit_s=_CHECKS_S))
     if not any(checks.passes(index, ties=False) for index in range(len(working))):
         raise InputError(
             "the kernel has no reference, and no two of its configurations agree, so there is nothing to verify a "
@@ -241,7 +243,7 @@ def judge_on(
     ours, theirs = (one.candidate() for one in compilations)
     if candidate.outcome is not Outcome.OK or ours is None:
         return CandidateCheck(problem, backend.device, candidate, winner, None, 0)
-    checks = FinalistChecks(backend, [ours], hurried=False)
+    checks = FinalistChecks(backend, [ours], FinalRules(configs[1], limit_s=_CHECKS_S))
     checks.sanitize()
     raced: Mapping[int, Reading] = {}
     notices: list[str] = []
@@ -270,7 +272,7 @@ def judge_on(
         candidate=refused[0] if refused else candidate,
         winner=winner,
         speedup=speedup,
-        repeats=checks.repeats(0),
+        repeats=int(checks.readings[0].telemetry.get("repeats", 0)),
         notices=(*notices, *checks.notices),
         sanitized=checks.sanitized.get(0, ()),
     )

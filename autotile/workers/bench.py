@@ -344,13 +344,22 @@ class Bench:
         call = entry.library
         assert call is not None
         instance = problem.default_instance
-        own = self._own.get(call.library)
-        launch = (
-            _launch_of_function(own, instance) if own is not None else _cublas(call, instance, problem.device_index)
-        )
         # a library has no launches of ours and no workspaces
         bound = BoundArguments(instance, LaunchPlan(()), (), {}, frozenset())
-        return _Runnable(launch, partial(instance.prepare, bound), partial(instance.verdict, bound))
+        around = partial(instance.prepare, bound), partial(instance.verdict, bound)
+        if (own := self._own.get(call.library)) is not None:
+            return _Runnable(_launch_of_function(own, instance), *around)
+        if call.library != "cublas":  # the only one that an operation file may name
+            raise InputError(f"there is no library {call.library!r} here")
+        from autotile.cuda.cublas import Gemm, GemmLayout
+
+        layout = GemmLayout.of(call.sizes, call.dtype)
+        if not layout.is_supported:
+            raise InputError("cuBLAS does not compute such a product")
+        gemm = Gemm(layout, problem.device_index)
+        addresses = [int(array.data.ptr) for array in instance.arrays]
+        current_stream = load_cupy().cuda.get_current_stream
+        return _Runnable(lambda: gemm(current_stream().ptr, addresses), *around)
 
 
 class TaintedError(Exception):
@@ -495,7 +504,7 @@ class LaidOut:
         digest = instance.digest() if not grid else ""
         stage("measure")
         bound = instance.bind(config, self.device)
-        launch = _launch_sequence(functions.tuned, instance, bound)
+        launch = _launch_sequence(functions.tuned, bound)
         reading = self.measured(self._runnable(launch, bound), best_us, is_quick=grid)
         if reading.outcome.has_time:
             self._known_good = (functions, config)
@@ -599,7 +608,7 @@ class LaidOut:
         bound = instance.bind(candidate.config, self.device)
         functions = self._kernel.load(candidate, keep=False)
         self.fresh = False
-        return self._runnable(_launch_sequence(functions.tuned, instance, bound), bound)
+        return self._runnable(_launch_sequence(functions.tuned, bound), bound)
 
     @staticmethod
     def _runnable(launch: LaunchSequence, bound: BoundArguments) -> _Runnable:
@@ -684,7 +693,7 @@ class LaidOut:
                 return Verdict(Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instances.sizes)}")
             instance = instances.of(config)
             bound = instance.bind(config, self.device)
-            launch = _launch_sequence(functions.at(instances.sizes), instance, bound)
+            launch = _launch_sequence(functions.at(instances.sizes), bound)
             self.fresh = False
             if as_measured:
                 self.timer.samples(launch, 1, partial(instance.prepare, bound), repeats=False)
@@ -706,25 +715,10 @@ def _timed_verdict(bound: BoundArguments) -> Verdict:
     return verdict._replace(reason=f"{verdict.reason}, in a timed launch after correct ones")
 
 
-def _launch_sequence(functions: StepFunctions, instance: ProblemInstance, bound: BoundArguments) -> LaunchSequence:
-    """Return the launches of loaded functions on the buffers of an instance, with its constants in place."""
-    instance.copy_constants(functions.module)
+def _launch_sequence(functions: StepFunctions, bound: BoundArguments) -> LaunchSequence:
+    """Return the launches of loaded functions on bound buffers, with the constants of their problem in place."""
+    bound.instance.copy_constants(functions.module)
     return LaunchSequence(functions, bound.plan, bound.arguments)
-
-
-def _cublas(call: LibraryCall, instance: ProblemInstance, device_index: int) -> Launch:
-    """Return the launch of cuBLAS, the only library that an operation file may name."""
-    if call.library != "cublas":
-        raise InputError(f"there is no library {call.library!r} here")
-    from autotile.cuda.cublas import Gemm, GemmLayout
-
-    layout = GemmLayout.of(call.sizes, call.dtype)
-    if not layout.is_supported:
-        raise InputError("cuBLAS does not compute such a product")
-    gemm = Gemm(layout, device_index)
-    addresses = [int(array.data.ptr) for array in instance.arrays]
-    current_stream = load_cupy().cuda.get_current_stream
-    return lambda: gemm(current_stream().ptr, addresses)
 
 
 def _version(call: LibraryCall | None) -> dict[str, str]:

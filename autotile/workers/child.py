@@ -108,17 +108,11 @@ def _lower_limit(kind: int, limit: int) -> None:
         resource.setrlimit(kind, (limit, hard))
 
 
-class Request(msgspec.Struct):
-    """Line that a child reads."""
+class Message(msgspec.Struct):
+    """Line of a pipe: a request, the reply to it, or the stage of it that the child enters."""
 
     id: int
-    request: dict[str, Any]
-
-
-class Answer(msgspec.Struct):
-    """Line that a child writes: the reply to a request, or the stage that it enters."""
-
-    id: int
+    request: dict[str, Any] | None = None
     reply: dict[str, Any] | None = None
     stage: Name | None = None
 
@@ -197,7 +191,7 @@ class Channel:
         if stat.S_ISREG(os.fstat(2).st_mode):  # the parent reads it: only what this request prints
             os.ftruncate(2, 0)
             os.lseek(2, 0, os.SEEK_SET)
-        message = decode_json(line, Request)
+        message = decode_json(line, Message)
         self._request_id = message.id
         return message.request
 
@@ -309,8 +303,9 @@ class Child:
         self.module = module
         self.place = place
         self._requests = 0
-        self._outstanding: deque[tuple[int, float, Exception | None]] = deque()
-        """Number of each request without a reply, its time by `time.monotonic`, and the error of sending it."""
+        self.outstanding: deque[tuple[int, float, Exception | None]] = deque()
+        """Number of each request without a reply, which another thread may wait for, its time by `time.monotonic`, and
+        the error of sending it."""
         self._replied_at = 0.0
         self._received = bytearray()
         self._lock = threading.RLock()
@@ -340,11 +335,6 @@ class Child:
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self.pid = self._process.pid
         os.set_blocking(self._stdin.fileno(), False)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a request has no reply, which another thread may wait for."""
-        return bool(self._outstanding)
 
     def request(
         self, message: Mapping[str, Any], deadline_s: float, stage_limits_s: Mapping[str, float] | None = None
@@ -391,7 +381,7 @@ class Child:
                         left = left[os.write(self._stdin.fileno(), left) :]
             except (TimeoutError, EOFError, ConnectionError, ValueError) as error:
                 fault = error
-            self._outstanding.append((self._requests, sent_at, fault))
+            self.outstanding.append((self._requests, sent_at, fault))
 
     def receive(self, deadline_s: float, stage_limits_s: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Wait for the reply to the oldest request without one; errors and limits as for `request`.
@@ -400,7 +390,7 @@ class Child:
         """
         stage, line, limit_s = "", b"", deadline_s
         with self._lock:
-            number, sent_at, fault = self._outstanding[0]
+            number, sent_at, fault = self.outstanding[0]
             try:
                 if fault is not None:
                     raise fault
@@ -408,11 +398,11 @@ class Child:
                 end = deadline = max(sent_at, self._replied_at) + deadline_s
                 while True:
                     line = self._line(end)
-                    answer = decode_json(line, Answer)
+                    answer = decode_json(line, Message)
                     if answer.id != number or (answer.reply is None) == (answer.stage is None):
                         raise ValueError("not a reply to this request")
                     if answer.reply is not None:
-                        self._outstanding.popleft()
+                        self.outstanding.popleft()
                         self._replied_at = time.monotonic()
                         return answer.reply
                     stage, line = answer.stage or "", b""
@@ -475,10 +465,6 @@ class Child:
             for stream in (self._stdin, self._stdout, self._stderr):
                 stream.close()
 
-    def is_running(self) -> bool:
-        """Return True if the child runs."""
-        return is_running(self.pid)
-
     def _line(self, end: float) -> bytes:
         """Return the child's next line, without its newline; ``end`` and errors as for `_await_child`."""
         searched = 0
@@ -520,7 +506,7 @@ class Child:
             self._received += data
             if len(self._received) > _MAX_UNREAD_BYTES:
                 raise ValueError(f"more than {_MAX_UNREAD_BYTES >> 20} MiB")
-        elif not events and not self.is_running():
+        elif not events and not is_running(self.pid):
             raise EOFError
         return events.get(self._stdin.fileno(), 0) & (select.POLLOUT | select.POLLERR)
 
@@ -532,7 +518,7 @@ class Child:
     def _wait_for_exit(self) -> bool:
         """Wait for the child to exit by itself; return whether it did."""
         end = time.monotonic() + _EXIT_GRACE_S
-        while self.is_running():
+        while is_running(self.pid):
             if time.monotonic() > end:
                 return False
             time.sleep(0.005)
@@ -569,10 +555,6 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
             self._semaphore.release()
         return is_free
 
-    def acquire(self, module: str) -> Child:
-        """Return a child that runs a module at no place: an idle one, or a new one, whose errors are raised."""
-        return self.acquire_idle(module) or start_child(module)
-
     def acquire_idle(self, module: str, place: str = "") -> Child | None:
         """Return an idle child that runs a module at a place; None if there is none."""
         found, dead = None, []
@@ -580,7 +562,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
             idle = self._idle.get((module, place), [])
             while idle and found is None:
                 child = idle.pop()
-                if child.is_running():
+                if is_running(child.pid):
                     found = child
                 else:
                     dead.append(child)

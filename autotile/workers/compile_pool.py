@@ -31,6 +31,7 @@ from autotile.workers.child import (
     memory_share_bytes,
     parsed_reply,
     serve,
+    start_child,
 )
 
 MAX_WORKERS_PER_CORE = 2
@@ -68,9 +69,8 @@ about the job."""
 class CompileFarm(Protocol):
     """Compilers of other machines, which may come and go."""
 
-    @property
-    def slots(self) -> int:
-        """Number of compilations at the same time."""
+    slots: int
+    """Number of compilations at the same time."""
 
     @property
     def room(self) -> int:
@@ -322,7 +322,8 @@ class CompilePool:
             "limit_bytes": self._settings.cache_limit_bytes,
             "memory_bytes": self._memory_bytes,
         }
-        child = self._worker_pool.acquire(self._module)  # not the candidate's failure if it does not start
+        # that it does not start is not the candidate's failure
+        child = self._worker_pool.acquire_idle(self._module) or start_child(self._module)
         with self._lock:
             closing = self._closing
             self._compiling.add(child)  # `close` kills it

@@ -341,7 +341,7 @@ class Gpu(Backend):
         """Release the worker to the pool, or end it; a call that waits for it in another thread raises an error."""
         self._is_closed = True
         child, self._child = self._child, None
-        if child is not None and child.is_busy:
+        if child is not None and child.outstanding:
             child.kill()
         elif child is not None and self._worker_pool is not None:
             self._worker_pool.release(child)

@@ -13,18 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from autotile.core.documents import (
-    Count,
-    Finite,
-    Name,
-    NonNegative,
-    Positive,
-    Text,
-    TimeUs,
-    Whole,
-    convert,
-    to_fields,
-)
+from autotile.core.documents import Count, Finite, Name, NonNegative, Positive, Text, TimeUs, Whole, convert, to_fields
 from autotile.core.model import GPU_SCALE, STEP_TIME, Config, L2Mode, Measurement, Outcome
 
 if TYPE_CHECKING:
@@ -274,19 +263,16 @@ JOBS: Mapping[str, type[Time] | type[Check] | type[Race]] = {"time": Time, "chec
 """Kinds of jobs by the names of their requests."""
 
 
-def with_computed(candidate: Candidate) -> Candidate:
-    """Return a candidate as a worker takes it: its configuration includes the computed values."""
-    return replace(candidate, config={**candidate.config, **candidate.computed}, computed={})
-
-
 def job_message(job: Job) -> dict[str, Any]:
-    """Return a job as JSON values, in which each workload stands once."""
+    """Return a job as JSON values, in which each workload stands once, and configurations hold the computed values."""
     workloads = {id(one.workload): one.workload for one in job.entries if one.workload is not None}
     places = {key: place for place, key in enumerate(workloads)}
-    entries = [
-        replace(one, workload=None, candidate=with_computed(one.candidate) if one.candidate is not None else None)
-        for one in job.entries
-    ]
+    entries = []
+    for one in job.entries:
+        candidate = one.candidate
+        if candidate is not None:
+            candidate = replace(candidate, config={**candidate.config, **candidate.computed}, computed={})
+        entries.append(replace(one, workload=None, candidate=candidate))
     return {
         "op": next(name for name, kind in JOBS.items() if isinstance(job, kind)),
         **to_fields(replace(job, entries=tuple(entries))),

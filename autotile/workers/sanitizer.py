@@ -21,13 +21,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Literal, get_args
 
-import msgspec
-
-from autotile.core.documents import Count, decode_json, encode_json, to_fields
+from autotile.core.documents import decode_json, encode_json
 from autotile.core.dtypes import DTYPES
 from autotile.core.text import sizes_text
 from autotile.cuda.driver import constant_copies, copy_constants, live_device
@@ -41,7 +38,7 @@ from autotile.kernel.parser import parse_spec
 from autotile.settings import toolkit_folders, worker_environment
 from autotile.space.limits import check_config
 from autotile.workers.child import exit_with_parent, is_running, kill_group, limit_disk_use, reap
-from autotile.workers.jobs import Candidate, Workload, loaded, with_computed
+from autotile.workers.jobs import Candidate, Entry, Time, Workload, job_message, loaded, read_job
 
 _TOOL_PREFIX = "========="
 _CHILD_PREFIX = "autotile: "
@@ -76,25 +73,12 @@ _OPTIONS: dict[Tool, tuple[str, ...]] = {
 }
 
 
-class Notice(StrEnum):
-    """Kind of a line that the child prints."""
-
-    AT = "at"
-    """A launch begins, at the sizes that follow."""
-    ERROR = "error"
-    """The child ends, for the reason that follows."""
-    DONE = "done"
-    """All launches completed."""
-
-
-class ToolResult(StrEnum):
-    """Result of a check."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    """The tool reports a fault of the kernel."""
-    UNCHECKED = "unchecked"
-    """The tool did not start, did not finish, or states that it may have missed faults."""
+Notice = Literal["at", "error", "done"]
+"""Kind of a line that the child prints: a launch begins, at the sizes that follow; the child ends, for the reason that
+follows; all launches completed."""
+ToolResult = Literal["passed", "failed", "unchecked"]
+"""Result of a check. Failed: the tool reports a fault of the kernel. Unchecked: it did not start, did not finish, or
+states that it may have missed faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +90,6 @@ class Finding:
     reason: str = ""
     """Reason, on one line; empty if the candidate passed."""
     seconds: float = 0.0
-
-    @property
-    def passed(self) -> bool:
-        """Whether the tool ran to its end and found nothing."""
-        return self.result is ToolResult.PASSED
-
-    @property
-    def failed(self) -> bool:
-        """Whether the tool found a fault of the candidate; it may also not have run to its end."""
-        return self.result is ToolResult.FAILED
 
 
 def find_sanitizer(named: str = "") -> Path:
@@ -198,21 +172,18 @@ class Sanitizer:
         Only a message about the kernel is a failure, and only a run that completed without trouble is a pass.
         """
         request, output, errors = (folder / name for name in ("request.json", "output", "errors"))
-        message = {
-            "workload": self._workload,
-            "candidate": with_computed(candidate),
-            "max_s": math.ceil(self._deadline_s) + _GRACE_S,
-        }
-        request.write_text(encode_json(to_fields(message)), encoding="utf-8")
+        job = Time((Entry(candidate, workload=self._workload),))
+        request.write_text(encode_json(job_message(job)), encoding="utf-8")
+        limit_s = math.ceil(self._deadline_s)
         command = [
             *(str(self._program), "--tool", tool),
-            *("--launch-timeout", str(math.ceil(self._deadline_s))),
+            *("--launch-timeout", str(limit_s)),
             "--kill",
             *("--target-processes", "application-only"),
             *("--show-backtrace", "no"),  # of the host code, which is autotile's
             *("--print-limit", "20"),
             *_OPTIONS[tool],
-            *(sys.executable, "-P", "-m", _WORKER_MODULE, str(request)),
+            *(sys.executable, "-P", "-m", _WORKER_MODULE, str(limit_s + _GRACE_S), str(request)),
         ]
         try:
             with output.open("wb") as stdout, errors.open("wb") as stderr:
@@ -225,8 +196,7 @@ class Sanitizer:
                     start_new_session=True,
                 )
         except OSError as error:
-            reason = f"could not be checked: {self._program} cannot be started: {error.strerror}"
-            return ToolResult.UNCHECKED, reason
+            return "unchecked", f"could not be checked: {self._program} cannot be started: {error.strerror}"
         try:
             trouble = self._watch(process, [output, errors])
         finally:
@@ -260,7 +230,7 @@ def _judged(text: str, trouble: str, ended: str, last_error: str) -> tuple[ToolR
     the last line of its errors.
     """
     blocks: list[tuple[str, str, list[str]]] = []  # headline, sizes of the last launch before it, and details
-    notices = dict.fromkeys(Notice, "")
+    notices = dict.fromkeys(get_args(Notice), "")
     done, errors = False, None
     for whole in text.splitlines():
         prefix = next((known for known in (_TOOL_PREFIX, _CHILD_PREFIX) if whole.startswith(known)), None)
@@ -269,14 +239,14 @@ def _judged(text: str, trouble: str, ended: str, last_error: str) -> tuple[ToolR
         line = whole.removeprefix(prefix)
         if prefix == _CHILD_PREFIX:
             word, _, rest = line.partition(" ")
-            done = done or word == Notice.DONE
-            notices |= {known: rest for known in Notice if known == word}
+            done = done or word == "done"
+            notices |= {word: rest} if word in notices else {}
         elif found := _SUMMARY.search(line):
             errors = int(found[1] or found[2])
         elif line.startswith("  ") and blocks:
             blocks[-1][2].append(line.strip())
         elif line.strip() and "COMPUTE-SANITIZER" not in line:
-            blocks.append((line.strip(), notices[Notice.AT], []))
+            blocks.append((line.strip(), notices["at"], []))
     failures = []
     for headline, sizes, details in blocks:
         is_minor = _MINOR.match(headline)
@@ -285,30 +255,22 @@ def _judged(text: str, trouble: str, ended: str, last_error: str) -> tuple[ToolR
         if not is_minor and is_located:
             words = [re.sub("^error: ", "", headline, flags=re.IGNORECASE).rstrip(".")]
             words += [detail for detail in details if _LOCATION.match(detail)]
-            return ToolResult.FAILED, " ".join(words) + (f", at {sizes}" if sizes else "")
+            return "failed", " ".join(words) + (f", at {sizes}" if sizes else "")
         if (_MINOR_TOOL_FAILURE if is_minor else _TOOL_FAILURE).search(headline):
             failures.append(headline)
     failures.sort(key=lambda headline: bool(_CONSEQUENCE.search(headline)))
-    stated = notices[Notice.ERROR] if not failures or _CONSEQUENCE.search(failures[0]) else failures[0]
+    stated = notices["error"] if not failures or _CONSEQUENCE.search(failures[0]) else failures[0]
     stated = stated or next(iter(failures), "")
-    at = f" at {notices[Notice.AT]}" if notices[Notice.AT] else ""
+    at = f" at {notices['at']}" if notices["at"] else ""
     if trouble or not done:
         trouble = f"{trouble or stated or last_error}{at}"
     else:
         trouble = stated or (f"{ended} and no summary" if errors is None else "")
     if trouble:
-        return ToolResult.UNCHECKED, f"could not be checked: {trouble}"
+        return "unchecked", f"could not be checked: {trouble}"
     if errors:
-        return ToolResult.FAILED, f"{errors} errors in a form that autotile does not know"
-    return ToolResult.PASSED, ""
-
-
-class SanitizerRequest(msgspec.Struct):
-    """Content of the file that the child is given."""
-
-    workload: Workload
-    candidate: Candidate
-    max_s: Count
+        return "failed", f"{errors} errors in a form that autotile does not know"
+    return "passed", ""
 
 
 Notify = Callable[[Notice, str], None]
@@ -369,7 +331,7 @@ class SanitizedCandidate:
             workspaces={name: workspace.data.ptr for name, workspace in workspaces.items()},
         )
         copy_constants(constant_copies(self._spec, functions.module, sizes, dtype), pointers, 0)
-        notify(Notice.AT, sizes_text(sizes))
+        notify("at", sizes_text(sizes))
         LaunchSequence(functions, plan, arguments)()
         cupy.cuda.runtime.deviceSynchronize()
 
@@ -380,7 +342,7 @@ def format_notice(notice: Notice, text: str) -> bytes:
 
 
 def main() -> None:
-    """Run the request in the file that the command line names."""
+    """Run the job in the file that the command line names, within the seconds before it."""
     output = os.dup(1)  # for notices, as the sanitizer writes there; that of kernels goes to standard error
     os.dup2(2, 1)
 
@@ -389,19 +351,21 @@ def main() -> None:
 
     limit_disk_use()
     exit_with_parent()
-    request = decode_json(Path(sys.argv[1]).read_bytes(), SanitizerRequest)
-    signal.alarm(request.max_s)  # ends the process even if its parent was killed
+    signal.alarm(int(sys.argv[1]))  # ends the process even if its parent was killed
+    (entry,) = read_job(decode_json(Path(sys.argv[2]).read_bytes(), dict)).entries
+    assert entry.workload is not None
+    assert entry.candidate is not None
     faults: tuple[type[Exception], ...] = (AutotileError,)
     try:
         cuda = load_cupy().cuda
         faults += (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError)
-        candidate = SanitizedCandidate(request.workload, request.candidate)
+        candidate = SanitizedCandidate(entry.workload, entry.candidate)
         for sizes, check in candidate.problems():
             candidate.launch(sizes, notify, check=check)
     except faults as error:
-        notify(Notice.ERROR, str(error))
+        notify("error", str(error))
         sys.exit(1)
-    notify(Notice.DONE, "")
+    notify("done", "")
 
 
 if __name__ == "__main__":

@@ -190,8 +190,8 @@ class TestClosing:
     ) -> None:
         state = {
             "session": PROGRESS,
-            "family": PROGRESS.within(Place("tuning point", 1, 1)),
-            "operation": PROGRESS.within(Place("round", 1, 1)),
+            "family": replace(PROGRESS, path=(Place("tuning point", 1, 1),)),
+            "operation": replace(PROGRESS, path=(Place("round", 1, 1),)),
             "sweep": replace(PROGRESS, phase="measuring", target=None, gates={}, best=None),
         }[kind]
 

@@ -95,7 +95,7 @@ def placed(of: str) -> Callable[..., Progress]:
     """Return what makes states of sessions in a schedule."""
 
     def state(number: int = 1, phase: str = "searching", **changes: Any) -> Progress:
-        return replace(PROGRESS, phase=phase, **changes).within(Place(of, number, 2))
+        return replace(PROGRESS, phase=phase, path=(Place(of, number, 2),), **changes)
 
     return state
 
@@ -216,7 +216,7 @@ class TestSchedules:
         display = TuneProgress(console)
         display(STEPS["plan"](1))
         ended = replace(PROGRESS, phase="ended", ending="failed: it does not fit")
-        display(ended.within(Place("problem", 1, 2, ended=1)))
+        display(replace(ended, path=(Place("problem", 1, 2, ended=1),)))
         assert console.file.getvalue() == f"1 of 2: {PROBLEM}: failed: it does not fit\n"
 
     def test_a_terminal_shows_all_problems_that_run(self) -> None:

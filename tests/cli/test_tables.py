@@ -276,10 +276,10 @@ UNTIL = "0.43 % was expected of 128 more trials, less than --until asks for"
         ({"default": FAILED, "speedup": None}, ["resource_exceeded"], []),
         ({"default": None, "speedup": None}, ["not run"], []),
         (NOTHING_RAN, ["none: no configuration ran"], []),
-        ({"stopped": Stopped("settled", 0.0002)}, [SETTLED], []),
-        ({"stopped": Stopped("settled", 1e-90)}, ["less than 0.001 % from 128 more"], []),
-        ({"stopped": Stopped("until", 0.00432)}, [UNTIL], []),
-        ({"stopped": Stopped("trials", 0.00432)}, [], ["stopped"]),
+        ({"stopped": Stopped("settled", 0.0002, 128)}, [SETTLED], []),
+        ({"stopped": Stopped("settled", 1e-90, 128)}, ["less than 0.001 % from 128 more"], []),
+        ({"stopped": Stopped("until", 0.00432, 128)}, [UNTIL], []),
+        ({"stopped": Stopped("trials", 0.00432, 128)}, [], ["stopped"]),
         ({"interrupted": True}, [f"{CUT_SHORT}; the same command goes on from there"], ["\nwinner"]),
         (
             {"interrupted": True, "speedup": None},
@@ -321,7 +321,7 @@ class TestTuneTable:
         assert "4,790 us" in "".join(lines)
 
     def test_the_document_counts_every_outcome_and_says_why_it_ended(self) -> None:
-        document = replace(RESULT, stopped=Stopped("until", 0.00432)).to_json()
+        document = replace(RESULT, stopped=Stopped("until", 0.00432, 128)).to_json()
         assert document["outcomes"] == {**dict.fromkeys(map(str, Outcome), 0), "ok": 45, "pruned": 5}
         assert document["stopped"] == {"rule": "until", "expected_gain": 0.00432, "more_trials": 128}
 

@@ -57,14 +57,14 @@ from autotile.errors import DataError
 from autotile.exchange import bundle, kernel_tuner, recording, shipped
 from autotile.families import family
 from autotile.families.family import Family
-from autotile.workers import child, compile_pool, jobs, sanitizer
+from autotile.workers import child, compile_pool, jobs
 
 SCHEMAS = [
     DeviceProperties, TuningKey, StoredRun, StoredStudy, StoredTrial, StoredMiss, FamilyState, ResultDocument,
     StoredRuleDocument, WinnerDocument, CompileJob, family.TreeDocument, family.RuleConfig, family.RulePoint,
     recording.RecordingHeader, recording.LabeledHeader, kernel_tuner.CacheDocument, kernel_tuner.MeasuredEntry,
     bundle.BundleManifest, bundle.BundledDocument, shipped.WinnersFile, shipped.RulesFile,
-    jobs.Reading, jobs.Workload, sanitizer.SanitizerRequest, jobs.Candidate, jobs.Race, child.Answer,
+    jobs.Reading, jobs.Workload, jobs.Candidate, jobs.Race, child.Message,
     compile_pool.CompiledCubin, child.ErrorReply,
 ]  # fmt: skip
 

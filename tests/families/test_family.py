@@ -216,7 +216,7 @@ SIZE = st.integers(1, 20_000)
 def _tilings(name: str, transposed: int) -> tuple[KernelSpec, dict[str, int], Tilings]:
     spec = load_kernel(name).spec
     flags = {flag: transposed if flag == "TRANS_B" else 0 for flag in spec.flags}
-    return spec, flags, Tilings.of(spec, DEVICE, [spec.default], [None], flags)
+    return spec, flags, Tilings(spec, DEVICE, [spec.default], [None], flags)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -233,16 +233,16 @@ def test_a_tiling_gives_the_blocks_of_the_grid(name: str, m: int, n: int, k: int
 
 def test_a_tiling_has_no_tile_along_a_size_that_the_grid_does_not_depend_on() -> None:
     spec = load_kernel("sgemm_2d").spec
-    found = Tilings.of(spec, DEVICE, [spec.default], [None], {})
+    found = Tilings(spec, DEVICE, [spec.default], [None], {})
     tiles = dict(zip(found.names, found.tiles[0], strict=True))
     assert tiles == {"M": spec.default["BM"], "N": spec.default["BN"], "K": features.UNTILED}
 
 
 def test_a_grid_of_another_form_is_evaluated_and_a_tiling_of_two_sizes_is_none() -> None:
     spec = with_grid("ceil_div(M, BM) + N")
-    assert Tilings.of(spec, DEVICE, [spec.default], [None], {}).irregular == (0,)
+    assert Tilings(spec, DEVICE, [spec.default], [None], {}).irregular == [0]
     assert features.blocks_at(spec, DEVICE, WIDE, {"M": 1000, "N": 8, "K": 1}) == 4 + 8
-    found = Tilings.of(with_grid("ceil_div(M, BM) * ceil_div(N, 4) * 3"), DEVICE, [WIDE], [None], {})
+    found = Tilings(with_grid("ceil_div(M, BM) * ceil_div(N, 4) * 3"), DEVICE, [WIDE], [None], {})
     assert dict(zip(found.names, found.tiles[0], strict=True)) == {"M": 256, "N": 4, "K": features.UNTILED}
     assert found.units.tolist() == [3.0]
     assert not found.irregular

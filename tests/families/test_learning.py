@@ -180,7 +180,7 @@ class TestTree:
         table = np.random.default_rng(0).random((len(losses), len(features)))
         tree = learn_tree(losses, np.ones(len(losses)), features, table, most)
         assert number_of_leaves(tree) <= most
-        assert convert(tree.to_json(), family.TreeDocument).tree(tuple(SPEC.sizes), losses.shape[1]) == tree
+        assert convert(family.tree_to_json(tree), family.TreeDocument).tree(tuple(SPEC.sizes), losses.shape[1]) == tree
 
     @pytest.mark.parametrize("order", [[0, 0], [0], [0, 2], "01", [0, 1, 2]])
     def test_a_damaged_leaf_is_refused(self, order: object) -> None:

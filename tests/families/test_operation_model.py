@@ -18,10 +18,10 @@ from autotile.core.device import device_profile
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Config, Resources
 from autotile.errors import DataError, InputError
-from autotile.families.network import MAX_POINTS, Ensemble, Inputs, Neighbours, _smallest
+from autotile.families.network import MAX_POINTS, Ensemble, Inputs, Neighbours, Prepared, _smallest
 from autotile.families.operation_model import (
     Expected,
-    Fitted,
+    HeldOut,
     MeasuredProblem,
     ModelCandidate,
     OperationModel,
@@ -42,6 +42,7 @@ CANDIDATES = (
     ModelCandidate("sgemm_ws", SPECS["sgemm_ws"].default, RESOURCES),
     ModelCandidate("cublas", {}),
 )
+Fitted = tuple[OperationModel, HeldOut]
 
 
 def _kernels(sizes: dict[str, int]) -> dict[str, dict[str, int]]:
@@ -80,6 +81,11 @@ def fitted() -> Fitted:
     return _fit([_problem(random) for _ in range(120)], epochs=8)
 
 
+@pytest.fixture(scope="module")
+def model(fitted: Fitted) -> OperationModel:
+    return fitted[0]
+
+
 def _choose(model: OperationModel, sizes: dict[str, int], **options: Any) -> list[Expected]:
     return model.choose(sizes, _kernels(sizes), SPECS, DEVICE, **options)
 
@@ -89,72 +95,69 @@ def _sizes(m: int, n: int, k: int) -> dict[str, int]:
 
 
 def test_it_predicts_problems_that_were_held_out(fitted: Fitted) -> None:
-    held_out = fitted.held_out
-    errors = np.abs(np.log(held_out.times_us) - math.log(2) * held_out.log2_us)
+    errors = np.abs(np.log(fitted[1].times_us) - math.log(2) * fitted[1].log2_us)
     assert np.nanmedian(errors) < 0.2
 
 
-def test_kernels_and_library_are_each_chosen_where_they_are_faster(fitted: Fitted) -> None:
-    assert not _choose(fitted.model, _sizes(90, 90, 1000), libraries=("cublas",))[0].candidate.is_library
-    assert _choose(fitted.model, _sizes(3000, 3000, 1000), libraries=("cublas",))[0].candidate.is_library
+def test_kernels_and_library_are_each_chosen_where_they_are_faster(model: OperationModel) -> None:
+    assert not _choose(model, _sizes(90, 90, 1000), libraries=("cublas",))[0].candidate.is_library
+    assert _choose(model, _sizes(3000, 3000, 1000), libraries=("cublas",))[0].candidate.is_library
 
 
-def test_choices_seldom_lose_against_the_library(fitted: Fitted) -> None:
-    ratios = choice_ratios(
-        CANDIDATES, fitted.held_out, fitted.model.doubts, [0, 1, 2], confidence=fitted.model.confidence
-    )
+def test_choices_seldom_lose_against_the_library(fitted: Fitted, model: OperationModel) -> None:
+    ratios = choice_ratios(fitted[1], model.doubts, model.confidence)
     assert np.percentile(ratios, 2) >= 0.95
     assert ratios.max() > 1.5
 
 
-def test_the_first_of_one_is_the_first_of_many(fitted: Fitted) -> None:
+def test_the_first_of_one_is_the_first_of_many(model: OperationModel) -> None:
     random = np.random.default_rng(2)
     for _ in range(60):
         sizes = dict(_problem(random).sizes)
-        one, many = (_choose(fitted.model, sizes, libraries=("cublas",), count=count) for count in (1, 9))
+        one, many = (_choose(model, sizes, libraries=("cublas",), count=count) for count in (1, 9))
         assert one == many[:1]
 
 
-def test_a_library_is_chosen_only_if_it_may_be_used_and_listed_even_if_many_kernels_are_faster(fitted: Fitted) -> None:
-    found = _choose(fitted.model, _sizes(3000, 3000, 1000))
+def test_a_library_is_chosen_only_if_it_may_be_used_and_listed_though_kernels_are_faster(model: OperationModel) -> None:
+    found = _choose(model, _sizes(3000, 3000, 1000))
     assert found
     assert not any(one.candidate.is_library for one in found)
-    found = _choose(fitted.model, _sizes(200, 200, 1000), libraries=("cublas",), count=9)
+    found = _choose(model, _sizes(200, 200, 1000), libraries=("cublas",), count=9)
     assert any(one.candidate.is_library for one in found)
     assert len(found) > 1
 
 
-def test_only_valid_configurations_are_chosen(fitted: Fitted) -> None:
+def test_only_valid_configurations_are_chosen(model: OperationModel) -> None:
     random = np.random.default_rng(1)
     for _ in range(40):
         sizes = dict(_problem(random).sizes)
-        for one in _choose(fitted.model, sizes, count=9):
+        for one in _choose(model, sizes, count=9):
             name = one.candidate.kernel
             assert not check_config(SPECS[name], one.candidate.config, _kernels(sizes)[name], DEVICE, "float32")
 
 
-def test_a_kernel_that_is_not_named_or_has_no_such_configuration_is_not_chosen(fitted: Fitted) -> None:
+def test_a_kernel_that_is_not_named_or_has_no_such_configuration_is_not_chosen(model: OperationModel) -> None:
     spec, sizes = SPECS["sgemm"], _sizes(500, 500, 500)
     kernels = {"sgemm": _kernels(sizes)["sgemm"]}
-    found = fitted.model.choose(sizes, kernels, SPECS, DEVICE, count=9)
+    found = model.choose(sizes, kernels, SPECS, DEVICE, count=9)
     assert {one.candidate.kernel for one in found} == {"sgemm"}
-    assert fitted.model.choose(_sizes(5, 5, 5), {}, SPECS, DEVICE) == []
+    assert model.choose(_sizes(5, 5, 5), {}, SPECS, DEVICE) == []
     changed = replace(spec, parameters=tuple(one for one in spec.parameters if one.name != "GROUP"))
-    model = OperationModel.from_json(fitted.model.to_json())
+    model = OperationModel.from_json(model.to_json())
     assert model.choose(sizes, kernels, {"sgemm": changed}, DEVICE) == []
 
 
-def test_doubt_grows_outside_of_the_measured_sizes(fitted: Fitted) -> None:
-    inside = _choose(fitted.model, _sizes(2048, 2048, 2048))[0]
-    outside = _choose(fitted.model, _sizes(2048, 2048, 2**20))[0]
+def test_doubt_grows_outside_of_the_measured_sizes(model: OperationModel) -> None:
+    inside = _choose(model, _sizes(2048, 2048, 2048))[0]
+    outside = _choose(model, _sizes(2048, 2048, 2**20))[0]
     assert outside.doubt > inside.doubt + 1
 
 
-def test_json_round_trip(fitted: Fitted) -> None:
-    again = OperationModel.from_json(decode_json(encode_json(fitted.model.to_json()), dict))
-    assert again.to_json() == fitted.model.to_json()
+def test_json_round_trip(model: OperationModel) -> None:
+    again = OperationModel.from_json(decode_json(encode_json(model.to_json()), dict))
+    assert again.to_json() == model.to_json()
     sizes = _sizes(777, 1234, 99)
-    assert _choose(again, sizes, libraries=("cublas",)) == _choose(fitted.model, sizes, libraries=("cublas",))
+    assert _choose(again, sizes, libraries=("cublas",)) == _choose(model, sizes, libraries=("cublas",))
 
 
 @pytest.mark.parametrize(
@@ -172,8 +175,8 @@ def test_json_round_trip(fitted: Fitted) -> None:
     ],
     ids=["no network", "twice", "format", "no doubt", "empty range", "more sizes", "doubt", "one less", "no kernels"],
 )
-def test_a_damaged_model_is_refused(fitted: Fitted, damage: Any) -> None:
-    document = decode_json(encode_json(fitted.model.to_json()), dict)
+def test_a_damaged_model_is_refused(model: OperationModel, damage: Any) -> None:
+    document = decode_json(encode_json(model.to_json()), dict)
     damage(document)
     with pytest.raises(DataError):
         OperationModel.from_json(document)
@@ -188,7 +191,7 @@ def test_problems_without_any_library_give_a_model_of_kernels() -> None:
     random = np.random.default_rng(0)
     problems = [_problem(random) for _ in range(30)]
     own = [problem._replace(times_us={n: problem.times_us[n] for n in range(3)}) for problem in problems]
-    model = _fit(own, CANDIDATES[:3], epochs=2).model
+    model = _fit(own, CANDIDATES[:3], epochs=2)[0]
     assert model.libraries is None
     assert _choose(OperationModel.from_json(model.to_json()), _sizes(100, 100, 100), libraries=("cublas",))
 
@@ -211,7 +214,7 @@ class TestSelection:
             named = {name: {**spec.sizes, **sizes} for name, spec in specs.items()}
             problems.append(MeasuredProblem(sizes, named, dict(enumerate(times_us(number)))))
         measured = {"candidates": candidates, "problems": problems}
-        return fit_model("product", "float32", DEVICE, specs, **measured, max_candidates=count, epochs=1).model
+        return fit_model("product", "float32", DEVICE, specs, **measured, max_candidates=count, epochs=1)[0]
 
     def test_each_kernel_has_a_configuration_though_another_is_always_faster(self) -> None:
         """Some calls exclude the others, such as those that allow no tensor cores."""
@@ -275,7 +278,7 @@ def test_equal_rows_give_equal_networks() -> None:
 def test_preparing_the_items_of_one_problem_changes_nothing(ensemble: Ensemble) -> None:
     inputs, _ = _rows(ITEMS, 2)
     inputs = inputs._replace(problem=np.repeat(inputs.problem[:1], ITEMS, axis=0), number=np.arange(ITEMS))
-    prepared = ensemble.prepare(inputs.number, inputs.item)
+    prepared = Prepared(ensemble.arrays, inputs.number, inputs.item)
     np.testing.assert_allclose(
         prepared.predict(inputs.problem[0], inputs.pair.T)[0], ensemble.predict(inputs)[0], rtol=1e-5
     )
@@ -283,10 +286,10 @@ def test_preparing_the_items_of_one_problem_changes_nothing(ensemble: Ensemble) 
 
 def test_many_items_are_predicted_as_few(ensemble: Ensemble) -> None:
     inputs, _ = _rows(700, 4)
-    prepared = ensemble.prepare(inputs.number, inputs.item)
+    prepared = Prepared(ensemble.arrays, inputs.number, inputs.item)
     for first in (0, 200, 690):
         part = slice(first, first + 10)
-        few = ensemble.prepare(inputs.number[part], inputs.item[part])
+        few = Prepared(ensemble.arrays, inputs.number[part], inputs.item[part])
         for rows, of_part in ((inputs.problem.T, inputs.problem[part].T), (inputs.problem[0],) * 2):
             whole, alone = prepared.predict(rows, inputs.pair.T), few.predict(of_part, inputs.pair[part].T)
             for all_values, values in zip(whole, alone, strict=True):

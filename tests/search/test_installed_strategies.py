@@ -293,27 +293,27 @@ class TestProcess:
     def test_output_of_a_strategy_is_no_message(self, child_module: Callable[[str], None]) -> None:
         child_module("print('noise', flush=True); channel.reply({} if request['op'] == 'open' else {'wanted': [5]})")
         process = StrategyProcess("pso", tile_space().parameters, tile_space().codes)
-        assert process.run(0, 10, ()).wanted == [5]
+        assert process.step((), seed=0, evaluations=10).wanted == [5]
         process.close()
 
     def test_an_unknown_strategy_is_a_failure_of_the_run(self) -> None:
         process = StrategyProcess("no_such_strategy", tile_space().parameters, tile_space().codes)
-        step = process.run(0, 10, ())
+        step = process.step((), seed=0, evaluations=10)
         assert (step.wanted, step.new) == ([], 0)
         assert "KeyError: 'no_such_strategy'" in step.failure
         process.close()
         with pytest.raises(WorkerError):
-            process.run(0, 10, ())
+            process.step((), seed=0, evaluations=10)
 
     def test_a_large_generation_comes_in_parts(self) -> None:
         codes = np.array([(a, b, c) for c in range(2) for a in range(256) for b in range(256)][:65_600], np.uint8)
         parameters = [Parameter(name, tuple(range(count))) for name, count in (("A", 256), ("B", 256), ("C", 2))]
         process = StrategyProcess("brute_force", parameters, codes)
-        first = process.run(0, len(codes), ()).wanted
-        second = process.resume([(index, 1.0) for index in first]).wanted
+        first = process.step((), seed=0, evaluations=len(codes)).wanted
+        second = process.step([(index, 1.0) for index in first]).wanted
         assert (len(first), len(second)) == (1 << 16, 64)
         assert sorted([*first, *second]) == list(range(len(codes)))
-        end = process.resume([(index, None) for index in second])
+        end = process.step([(index, None) for index in second])
         assert (end.wanted, end.new, end.failure) == ([], len(codes), "")
         process.close()
 

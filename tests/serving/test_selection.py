@@ -649,7 +649,7 @@ def test_a_gain_whose_launch_cannot_be_estimated_is_kept_near_and_not_far_away(
     for n, is_faster in ((near, True), (far, False)):
         assert estimate_configs(spec, {"n": n}, PROFILE, [spec.default]) is None
         found = prefer(spec, {"n": n}, PROFILE, spec.default, tuned)
-        assert found.expectation.is_faster is is_faster
+        assert found.is_faster is is_faster
 
 
 class TestFamilies:

@@ -31,7 +31,7 @@ from autotile.tuning.result import Recorded
 from autotile.tuning.session import record
 from autotile.workers.gpu import Backend, Gpu
 from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
-from autotile.workers.sanitizer import Finding, ToolResult
+from autotile.workers.sanitizer import Finding
 
 CANDIDATE = {"THREADS": 64, "WORK": 2}
 Choose = Callable[..., Backend]
@@ -113,7 +113,7 @@ def test_a_worker_that_dies_in_the_race_gives_no_times(unopened: Gpu, monkeypatc
 
 def test_findings_need_a_sanitizer(unopened: Gpu) -> None:
     candidates = [Candidate(CANDIDATE, "")]
-    findings = [[Finding("memcheck", ToolResult.PASSED, "")]]
+    findings = [[Finding("memcheck", "passed", "")]]
     sanitizer: Any = SimpleNamespace(check_all=lambda given: findings if given == candidates else None)
     assert unopened.sanitize(candidates) == [[]]
     unopened._sanitizer = sanitizer

@@ -14,7 +14,7 @@ from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome,
 from autotile.errors import InputError
 from autotile.tuning.finals import FinalRules, Finals, choose_finalists, hold_race, run_finals
 from autotile.workers.jobs import Candidate, Check, Race, Reading, finals_limit_s
-from autotile.workers.sanitizer import Finding, ToolResult
+from autotile.workers.sanitizer import Finding
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
 
@@ -291,14 +291,14 @@ class TestChecks:
         ("tool", "outcome"), [("memcheck", Outcome.OUT_OF_BOUNDS), ("racecheck", Outcome.WRONG_RESULT)]
     )
     def test_what_the_sanitizer_finds_cannot_win(self, tool: Any, outcome: Outcome) -> None:
-        racer = Racer(TIMES_US, findings=[Finding(tool, ToolResult.FAILED, "Race reported")])
+        racer = Racer(TIMES_US, findings=[Finding(tool, "failed", "Race reported")])
         finals = hold(by_tile([A, D]), racer)
         assert configs_of(finals.ranked) == [D]
         (refused,) = finals.refused
         assert (refused.outcome, refused.stage, refused.reason) == (outcome, "sanitize", f"{tool}: Race reported")
 
     def test_what_could_not_be_checked_is_told(self) -> None:
-        racer = Racer(TIMES_US, findings=[Finding("initcheck", ToolResult.UNCHECKED, "could not be checked: no time")])
+        racer = Racer(TIMES_US, findings=[Finding("initcheck", "unchecked", "could not be checked: no time")])
         finals = hold(by_tile([A, D]), racer)
         assert configs_of(finals.ranked) == [A, D]
         assert finals.notices == ("1 of the sanitizer's checks were not made; could not be checked: no time",)

@@ -35,7 +35,7 @@ from autotile.tuning.start import find_served
 from autotile.tuning.verifying import confirm_agreement, judge_on
 from autotile.workers.compile_pool import Compiled
 from autotile.workers.jobs import Candidate, Check, Race, Reading
-from autotile.workers.sanitizer import Finding, ToolResult
+from autotile.workers.sanitizer import Finding
 
 SIZE, ASKED = 4096, 8192
 SECOND = {"THREADS": 256, "WORK": 2}
@@ -353,7 +353,7 @@ def judged(scale_toml, tmp_path, device):
     return judge
 
 
-OUT_OF_BOUNDS = Finding("memcheck", ToolResult.FAILED, "out of bounds")
+OUT_OF_BOUNDS = Finding("memcheck", "failed", "out of bounds")
 
 
 class TestVerdict:
@@ -369,8 +369,8 @@ class TestVerdict:
         assert log == ["wait", "race", "check with second inputs"]
 
     def test_the_tools_that_found_nothing_are_named(self, judged):
-        unchecked = Finding("racecheck", ToolResult.UNCHECKED, "too slow")
-        found, _ = judged(findings=[Finding("memcheck", ToolResult.PASSED), unchecked])
+        unchecked = Finding("racecheck", "unchecked", "too slow")
+        found, _ = judged(findings=[Finding("memcheck", "passed"), unchecked])
         assert found.sanitized == ("memcheck",)
         assert found.notices == ("1 of the sanitizer's checks were not made; too slow",)
 

@@ -15,7 +15,7 @@ from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
 from autotile.errors import WorkerError
 from autotile.workers import child as child_module
-from autotile.workers.child import EARLY, Child, WorkerPool, start_child, start_early
+from autotile.workers.child import EARLY, Child, WorkerPool, is_running, start_child, start_early
 from autotile.workers.compile_pool import CompilePool
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Candidate, Workload
@@ -70,12 +70,12 @@ def compile_in(worker_pool: WorkerPool, folder: Path, *deeds: str) -> list[Outco
 
 def test_a_released_child_is_acquired_again_and_ended_with_the_pool(started: list[Child]) -> None:
     with WorkerPool() as worker_pool:
-        child, late = worker_pool.acquire(MODULE), worker_pool.acquire(MODULE)
+        child, late = (worker_pool.acquire_idle(MODULE) or start_child(MODULE) for _ in range(2))
         worker_pool.release(child)
-        assert worker_pool.acquire(MODULE) is child
+        assert worker_pool.acquire_idle(MODULE) is child
         worker_pool.release(child)
     worker_pool.release(late)  # to a closed pool
-    assert (child.is_running(), late.is_running(), len(started)) == (False, False, 2)
+    assert (is_running(child.pid), is_running(late.pid), len(started)) == (False, False, 2)
 
 
 def test_a_child_that_was_started_early_is_the_first_that_is_asked_for(started: list[Child]) -> None:
@@ -86,7 +86,7 @@ def test_a_child_that_was_started_early_is_the_first_that_is_asked_for(started: 
         assert next_one is not early
     start_early(MODULE)
     EARLY.kill_idle()
-    assert not started[-1].is_running()
+    assert not is_running(started[-1].pid)
 
 
 def test_an_early_start_that_fails_is_left_to_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,14 +97,14 @@ def test_an_early_start_that_fails_is_left_to_the_session(monkeypatch: pytest.Mo
 
 
 def test_only_a_child_of_the_same_module_that_lives_is_acquired(worker_pool: WorkerPool) -> None:
-    other = worker_pool.acquire("echo_worker")
+    other = start_child("echo_worker")
     worker_pool.release(other)
-    child = worker_pool.acquire(MODULE)
+    child = worker_pool.acquire_idle(MODULE) or start_child(MODULE)
     assert child is not other
     worker_pool.release(child)
     os.kill(child.pid, 9)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    fresh = worker_pool.acquire(MODULE)
+    fresh = worker_pool.acquire_idle(MODULE) or start_child(MODULE)
     assert fresh.pid != child.pid
     fresh.kill()
 
@@ -152,6 +152,6 @@ def test_a_worker_that_still_compiles_is_killed(worker_pool: WorkerPool, started
         assert not future.done()
     pool.close()
     assert future.result().outcome is Outcome.NOT_COMPILED
-    assert not started[0].is_running()
+    assert not is_running(started[0].pid)
     assert compile_in(worker_pool, tmp_path, "compiled") == [Outcome.OK]
     assert len(started) == 2

@@ -24,13 +24,7 @@ from autotile.errors import AutotileError, InputError, ToolchainError, WorkerErr
 from autotile.exchange.recording import read_recording, read_recording_header
 from autotile.settings import read_settings, user_path
 from autotile.tuning.cluster.compilers import COMPILERS, CompilerPlugin, toolchain
-from autotile.tuning.cluster.connection import (
-    WorkerPlugin,
-    check_scheduler,
-    distributed,
-    ignore_interrupts,
-    local_host,
-)
+from autotile.tuning.cluster.connection import WorkerPlugin, check_scheduler, distributed, ignore_interrupts, local_host
 from autotile.tuning.replay import SimulatedGpu
 from autotile.version import __version__
 from autotile.workers.child import WorkerPool
@@ -107,6 +101,8 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
     """A GPU, held by a process of Dask."""
 
     name = _PLUGIN
+    setup = staticmethod(ignore_interrupts)
+    """Leave Ctrl-C, which reaches all processes of a terminal, to the nanny, which ends this one."""
 
     def __init__(self, gpu: OfferedGpu) -> None:
         self._gpu = gpu
@@ -117,10 +113,6 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         self._workers: WorkerPool | None = None
         """The GPU worker between two sessions."""
         self._idle: threading.Timer | None = None
-
-    def setup(self, worker: Any) -> None:
-        """Leave Ctrl-C, which reaches all processes of a terminal, to the nanny, which ends this one."""
-        ignore_interrupts(worker)
 
     def teardown(self, worker: Any) -> None:
         """End the GPU's worker process."""
@@ -162,26 +154,27 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         try:
             if request.workload is None:
                 self._end_idle()
+                return
+            asked = request.workload
+            if self._gpu.recordings:
+                found = {file: read_recording_header(Path(file)).problem for file in self._gpu.recordings}
+                wanted = request.kernel, {**asked.sizes}, asked.dtype
+                same = [file for file, of in found.items() if (of.kernel, {**of.sizes}, of.dtype) == wanted]
+                if not same:
+                    known = "; ".join(map(str, found.values()))
+                    raise InputError(f"{self._gpu.uuid} replays recordings of {known}, not of the session's problem")
+                recording = read_recording(Path(same[0]))
+                self._backend = SimulatedGpu(recording, uuid=self._gpu.uuid, seconds=self._gpu.seconds)
             else:
-                self._backend = self._start(request, request.workload)
-                self._backend.wait()
+                if self._idle is not None:
+                    self._idle.cancel()
+                self._workers = self._workers or WorkerPool()
+                workload, uuid = self._on_this_machine(asked), self._gpu.uuid
+                self._backend = Gpu(workload, request.deadline_s, worker_pool=self._workers, uuid=uuid)
+            self._backend.wait()
         except BaseException:
             self._end()
             raise
-
-    def _start(self, request: GpuRequest, asked: Workload) -> Backend:
-        if not self._gpu.recordings:
-            if self._idle is not None:
-                self._idle.cancel()
-            self._workers = self._workers or WorkerPool()
-            workload, uuid = self._on_this_machine(asked), self._gpu.uuid
-            return Gpu(workload, request.deadline_s, worker_pool=self._workers, uuid=uuid)
-        found = {file: read_recording_header(Path(file)).problem for file in self._gpu.recordings}
-        for file, problem in found.items():
-            if (problem.kernel, {**problem.sizes}, problem.dtype) == (request.kernel, {**asked.sizes}, asked.dtype):
-                return SimulatedGpu(read_recording(Path(file)), uuid=self._gpu.uuid, seconds=self._gpu.seconds)
-        known = "; ".join(map(str, found.values()))
-        raise InputError(f"{self._gpu.uuid} replays recordings of {known}, not of the session's problem")
 
     def _run(self, request: GpuRequest, cubins: Mapping[str, bytes]) -> GpuReply:
         """Run a job with the folders of this machine, and its cubins as files."""
@@ -288,12 +281,7 @@ def replayed_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> li
 
 
 def offer(
-    scheduler: str,
-    gpus: Sequence[OfferedGpu],
-    observe: Callable[[str], None],
-    *,
-    compilers: int = 0,
-    insecure: bool,
+    scheduler: str, gpus: Sequence[OfferedGpu], observe: Callable[[str], None], *, compilers: int = 0, insecure: bool
 ) -> None:
     """Offer GPUs and compilers to the sessions of a scheduler until Ctrl-C or SIGTERM.
 
@@ -350,11 +338,7 @@ def offer(
 
 
 async def _keep_offering(
-    scheduler: str,
-    name: str,
-    given: Mapping[str, Any],
-    observe: Callable[[str], None],
-    security: distributed.Security,
+    scheduler: str, name: str, given: Mapping[str, Any], observe: Callable[[str], None], security: distributed.Security
 ) -> None:
     said = ""
     while True:
