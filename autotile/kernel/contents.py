@@ -254,7 +254,7 @@ def declared_content(
         path = table.text("file")
         if not path.endswith(".npy"):
             raise table.error("file", f"{describe(path)} is not accepted; expected a file that ends in .npy")
-        base = Path(folder) if folder else Path(table.document.source).parent
+        base = Path(folder) if folder else Path(table.source).parent
         return "file", InputFile(str((base / path).absolute()), sha256, table.boolean("whole", default=False))
     for key in ("sha256", "whole"):
         if key in table.data:

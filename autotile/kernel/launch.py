@@ -230,8 +230,11 @@ class LaunchData(msgspec.Struct, frozen=True, gc=False):
         """
         data = cls(
             tuple(argument.workspace(dtype, names) for argument in spec.workspaces),
-            tuple(argument.tensor_map(dtype, names) for argument in spec.tensor_maps),
-            tuple(one.structure(dtype, names) for one in arguments_of_kind(spec.arguments, StructArgument)),
+            tuple(
+                one.tensor_map(dtype, names, lambda expression: int(expression.value(names)))
+                for one in spec.tensor_maps
+            ),
+            tuple(one.layout(dtype, names) for one in arguments_of_kind(spec.arguments, StructArgument)),
             tuple(one.texture(dtype, names) for one in arguments_of_kind(spec.arguments, TextureArgument)),
         )
         for workspace in data.workspaces:
@@ -272,7 +275,7 @@ def parse_steps(document: Table, arguments: Sequence[Argument], kinds: Mapping[s
             arguments=table.names("arguments", tuple(passed)) if "arguments" in table.data else tuple(passed),
             entry=_entry(table),
             launch=_launch(table, own_kinds),
-            when=table.expression("when", kinds, "boolean") if "when" in table.data else None,
+            when=table.optional_expression("when", kinds, "boolean"),
             times=table.optional_expression("times", kinds),
             swap=_swap(table, passed) if "swap" in table.data else (),
             is_main=table.boolean("main", default=False),

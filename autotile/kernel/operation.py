@@ -271,7 +271,7 @@ def _member(table: Table, name: str, operation: Operation, kinds: Mapping[str, K
     return Member(
         name=spec.name,
         kernel=kernel,
-        when=table.expression("when", {**kinds, **device_kinds}, "boolean") if "when" in table.data else None,
+        when=table.optional_expression("when", {**kinds, **device_kinds}, "boolean"),
         sizes=sizes,
         required={size: 0 if kinds[size] == "boolean" else 1 for size in lacking},
         dtypes=dtypes,

@@ -46,24 +46,13 @@ _Path: TypeAlias = "tuple[_Path, str] | None"
 _POSITION = r" \(at line (\d+), column \d+\)$"
 
 
-class Document(msgspec.Struct, frozen=True):
-    """Source locations in a file, for messages: its name and the line of each key."""
-
-    source: str
-    lines: Mapping[str, int]
-
-    def location(self, key: str) -> Location:
-        """Return the location of a dotted key; its line is that of the innermost enclosing table with a known line."""
-        path = key.split(".")
-        known = (".".join(path[:length]) for length in range(len(path), 0, -1))
-        line = next((self.lines[prefix] for prefix in known if prefix in self.lines), None)
-        return Location(self.source, key, line)
-
-
 class Table(msgspec.Struct, frozen=True):
     """A table of the file. Methods that read a key raise `SpecError` if it is missing or has the wrong type."""
 
-    document: Document
+    source: str
+    """Name of the file."""
+    lines: Mapping[str, int]
+    """Line of each key of the file."""
     key: str
     data: Mapping[str, Any]
 
@@ -72,8 +61,12 @@ class Table(msgspec.Struct, frozen=True):
         return self.location(name).error(problem)
 
     def location(self, name: str) -> Location:
-        """Return the location of an entry."""
-        return self.document.location(self.path(name))
+        """Return the location of an entry; its line is that of the innermost enclosing table with a known line."""
+        key = self.path(name)
+        path = key.split(".")
+        known = (".".join(path[:length]) for length in range(len(path), 0, -1))
+        line = next((self.lines[prefix] for prefix in known if prefix in self.lines), None)
+        return Location(self.source, key, line)
 
     def path(self, name: str) -> str:
         """Return the dotted key of an entry."""
@@ -100,7 +93,7 @@ class Table(msgspec.Struct, frozen=True):
         if not isinstance(data, dict):
             raise self.error(name, f"expected a table, got {describe(data)}")
         self._check_length(name, data)
-        return Table(self.document, self.path(name), data)
+        return Table(self.source, self.lines, self.path(name), data)
 
     def tables(self, name: str, *, max_length: int) -> tuple[Table, ...]:
         """Return an array of 1 to ``max_length`` tables, whose keys are ``name[0]``, ``name[1]``, ..."""
@@ -111,7 +104,8 @@ class Table(msgspec.Struct, frozen=True):
             if not isinstance(entry, dict):
                 raise self.error(name, f"expected tables, as in [[{name}]], got {describe(entry)}")
             self._check_length(name, entry)
-        return tuple(Table(self.document, f"{self.path(name)}[{i}]", entry) for i, entry in enumerate(entries))
+        paths = (f"{self.path(name)}[{number}]" for number in range(len(entries)))
+        return tuple(Table(self.source, self.lines, *pair) for pair in zip(paths, entries, strict=True))
 
     def text(self, name: str, default: str | None = None, *, multiline: bool = False) -> str:
         """Return a string of one line; several lines are joined to one if ``multiline``, as in an expression."""
@@ -207,9 +201,9 @@ class Table(msgspec.Struct, frozen=True):
         """Return an expression of one kind; a whole number is a constant expression."""
         return self.parse(name, self.require(name), kinds, expected)
 
-    def optional_expression(self, name: str, kinds: Mapping[str, Kind]) -> Expression | None:
-        """Return an expression for a number, or None if there is no such entry."""
-        return self.expression(name, kinds, "number") if name in self.data else None
+    def optional_expression(self, name: str, kinds: Mapping[str, Kind], expected: Kind = "number") -> Expression | None:
+        """Return an expression of one kind, or None if there is no such entry."""
+        return self.expression(name, kinds, expected) if name in self.data else None
 
     def expressions(self, name: str, kinds: Mapping[str, Kind], *, max_length: int) -> tuple[Expression, ...]:
         """Return a list of 1 to ``max_length`` expressions for numbers."""
@@ -262,7 +256,7 @@ def read_document(text: str, source: str) -> Table:
         position = re.search(_POSITION, str(error))
         line = int(position[1]) if position else None
         raise SpecError(f"not TOML: {re.sub(_POSITION, '', str(error))}", source=source, line=line) from None
-    document = Document(source, {} if is_python_source(source) else _key_lines(text))
+    document = Table(source, {} if is_python_source(source) else _key_lines(text), "", data)
     # every key has to fit in a message; everything else is checked where it is read
     tables: list[tuple[_Path, Any]] = [(None, data)]
     for path, table in tables:
@@ -273,12 +267,12 @@ def read_document(text: str, source: str) -> Table:
                 while path is not None:
                     path, outer = path  # noqa: PLW2901 - the walk ends here
                     names.append(outer)
-                raise document.location(".".join(reversed(names))).error(problem)
+                raise document.error(".".join(reversed(names)), problem)
             if isinstance(value, dict):
                 tables.append(((path, name), value))
             elif isinstance(value, list):
                 tables += [((path, f"{name}[{i}]"), entry) for i, entry in enumerate(value) if isinstance(entry, dict)]
-    return Table(document, "", data)
+    return document
 
 
 def describe(value: Any) -> str:

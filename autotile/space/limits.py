@@ -18,10 +18,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autotile.core.device import DeviceProperties
+from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources, Value
 from autotile.errors import nearest
-from autotile.kernel.arguments import ArrayArgument, Column, Evaluate, Mask, MemoryDemand, TensorMapDemand, clipped
+from autotile.kernel.arguments import (
+    ArrayArgument,
+    Column,
+    Evaluate,
+    Mask,
+    TensorMap,
+    clipped,
+    extents_text,
+    first_value,
+)
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, known_names
 from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason
@@ -244,22 +254,27 @@ class Demand:
         return self.evaluate(expression, extra, rows)
 
     @cached_property
-    def memory(self) -> tuple[MemoryDemand, ...]:
-        """Device memory of buffers and workspaces."""
+    def arrays(self) -> tuple[tuple[ArrayArgument, tuple[Column, ...]], ...]:
+        """Buffers and workspaces with their extents; those of a workspace may be 0."""
         evaluate = partial(self._evaluate, {}, True)
         arrays = (each for each in self.spec.arguments if isinstance(each, ArrayArgument))
-        return tuple(array.memory_demand(self.dtype, self.sizes, evaluate) for array in arrays)
+        return tuple((array, tuple(map(evaluate, array.shape))) for array in arrays)
 
     @cached_property
-    def tensor_maps(self) -> tuple[TensorMapDemand, ...]:
+    def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Tensor maps."""
         evaluate = partial(self._evaluate, {}, True)
-        return tuple(one.tensor_map_demand(self.dtype, self.sizes, evaluate) for one in self.spec.tensor_maps)
+        return tuple(one.tensor_map(self.dtype, self.sizes, evaluate) for one in self.spec.tensor_maps)
 
     @cached_property
     def memory_bytes(self) -> Any:
-        """Device memory of all arguments; float64, as products of absurd sizes exceed 64 bits."""
-        return reduce(operator.add, [demand.size_bytes for demand in self.memory], 0.0)
+        """Device memory of all arguments; float64, as products of absurd extents exceed 64 bits."""
+        total: Any = 0.0
+        for array, shape in self.arrays:
+            element_bytes = DTYPES[array.element_type(self.dtype, self.sizes)].size_bytes
+            extents = [max(extent, 0) if isinstance(extent, int) else np.maximum(extent, 0.0) for extent in shape]
+            total = total + reduce(operator.mul, extents, float(element_bytes))
+        return total
 
     @cached_property
     def _counts(self) -> list[Column]:
@@ -326,18 +341,6 @@ def _within(dimensions: tuple[Column, ...], maxima: tuple[int, ...]) -> Mask:
     return reduce(operator.and_, [(dimension >= 1) & (dimension <= limit) for dimension, limit in pairs])
 
 
-def _by(dimensions: tuple[Column, ...] | tuple[int, ...]) -> str:
-    return " x ".join(_text(dimension) for dimension in dimensions)
-
-
-def _text(value: Column | int) -> str:
-    return f"{_first(value):,}"
-
-
-def _first(value: Column | int) -> int:
-    return int(np.ravel(value)[0])
-
-
 def _product(dimensions: Iterable[Column]) -> Column:
     """Return a product of extents, clipped so that it fits in 64 bits."""
     return reduce(operator.mul, [clipped(dimension, 0, CLIP) for dimension in dimensions])
@@ -351,11 +354,11 @@ def _occupancy_fits(demand: LaunchDemand, device: DeviceProperties, spec: Kernel
 
 def _explain_occupancy(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
     registers = clipped(demand.registers, 0, CLIP)
-    found = occupancy(_first(demand.threads), _first(registers), _first(demand.smem_bytes), device)
+    found = occupancy(first_value(demand.threads), first_value(registers), first_value(demand.smem_bytes), device)
     if found.blocks_per_sm:
         return _low_occupancy("", found, spec.limits)
-    needs = f"{_text(demand.threads)} threads, at least {_text(demand.registers)} registers per thread"
-    return _no_block_fits(f"{needs}, {_text(demand.smem_bytes)} bytes of shared memory", found, device)
+    needs = f"{first_value(demand.threads):,} threads, at least {first_value(demand.registers):,} registers per thread"
+    return _no_block_fits(f"{needs}, {first_value(demand.smem_bytes):,} bytes of shared memory", found, device)
 
 
 def _no_block_fits(needs: str, found: Occupancy, device: DeviceProperties) -> str:
@@ -372,12 +375,12 @@ def _too_many_blocks(blocks: int, resident: int, device: DeviceProperties) -> st
 
 
 def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
-    for memory in demand.memory:
-        if any(_first(extent) < memory.min_extent for extent in memory.shape):
-            what = "workspace" if memory.is_workspace else "array"
-            return f"the {what} {memory.name} would have the shape {_by(memory.shape)}"
+    for array, shape in demand.arrays:
+        if any(first_value(extent) < int(array.is_given) for extent in shape):
+            what = "array" if array.is_given else "workspace"
+            return f"the {what} {array.name} would have the shape {extents_text(shape)}"
     needed, available = float(np.ravel(demand.memory_bytes)[0]) / 2**30, device.memory_bytes / 2**30
-    what = "arrays and workspaces" if any(memory.is_workspace for memory in demand.memory) else "arrays"
+    what = "arrays" if all(array.is_given for array, _ in demand.arrays) else "arrays and workspaces"
     return f"its {what} take {needed:,.1f} GiB, {device.name} has {available:,.1f} GiB"
 
 
@@ -448,7 +451,7 @@ LIMITS = (
         "memory",
         lambda demand, device, spec: reduce(
             operator.and_,
-            [extent >= memory.min_extent for memory in demand.memory for extent in memory.shape],
+            [extent >= int(array.is_given) for array, shape in demand.arrays for extent in shape],
             demand.memory_bytes <= device.memory_bytes,
         ),
         _explain_memory,
@@ -467,7 +470,7 @@ LIMITS = (
         "launches",
         lambda demand, device, spec: (demand.launch_count >= 1) & (demand.launch_count <= MAX_LAUNCHES),
         lambda demand, device, spec: (
-            "no step is launched" if _first(demand.launch_count) < 1 else f"more than {MAX_LAUNCHES:,} launches"
+            "no step is launched" if first_value(demand.launch_count) < 1 else f"more than {MAX_LAUNCHES:,} launches"
         ),
         _conditions_of_steps,
         applies=lambda spec: not all(step.is_always_once for step in spec.steps),
@@ -477,7 +480,7 @@ LIMITS = (
         "threads_per_block",
         lambda demand, device, spec: demand.threads <= device.max_threads_per_block,
         lambda demand, device, spec: (
-            f"{_by(demand.block)} threads in a block, {device.name} allows {device.max_threads_per_block:,}"
+            f"{extents_text(demand.block)} threads in a block, {device.name} allows {device.max_threads_per_block:,}"
         ),
         parts=("block",),
     ),
@@ -485,7 +488,8 @@ LIMITS = (
         "block_dims",
         lambda demand, device, spec: _within(demand.block, device.max_block_dim),
         lambda demand, device, spec: (
-            f"a block of {_by(demand.block)} threads, {device.name} allows 1 to {_by(device.max_block_dim)}"
+            f"a block of {extents_text(demand.block)} threads, {device.name} allows 1 to "
+            f"{extents_text(device.max_block_dim)}"
         ),
         parts=("block",),
     ),
@@ -493,7 +497,8 @@ LIMITS = (
         "grid_dims",
         lambda demand, device, spec: _within(demand.grid, device.max_grid_dim),
         lambda demand, device, spec: (
-            f"a grid of {_by(demand.grid)} blocks, {device.name} allows 1 to {_by(device.max_grid_dim)}"
+            f"a grid of {extents_text(demand.grid)} blocks, {device.name} allows 1 to "
+            f"{extents_text(device.max_grid_dim)}"
         ),
         parts=("grid",),
     ),
@@ -501,10 +506,13 @@ LIMITS = (
         "cluster",
         _cluster_fits,
         lambda demand, device, spec: (
-            f"clusters of {_by(demand.cluster)} blocks, but {device.name} has none: they need compute capability 9.0"
-            if _max_cluster_blocks(device) == 1
-            else f"clusters of {_by(demand.cluster)} blocks in a grid of {_by(demand.grid)} blocks, expected 1 to "
-            f"{_MAX_CLUSTER_BLOCKS} that divide the grid along each dimension"
+            f"clusters of {extents_text(demand.cluster)} blocks"
+            + (
+                f", but {device.name} has none: they need compute capability 9.0"
+                if _max_cluster_blocks(device) == 1
+                else f" in a grid of {extents_text(demand.grid)} blocks, expected 1 to {_MAX_CLUSTER_BLOCKS} that divide "
+                "the grid along each dimension"
+            )
         ),
         parts=("grid", "cluster"),
         applies=lambda spec: any(step.launch.cluster for step in spec.steps),
@@ -517,8 +525,8 @@ LIMITS = (
             & (demand.registers <= device.max_registers_per_thread)
         ),
         lambda demand, device, spec: (
-            f"at least {_text(demand.registers)} registers per thread for {_text(demand.threads)} threads, "
-            f"{device.name} allows {device.max_registers_per_thread:,} per thread and {device.registers_per_block:,} "
+            f"at least {first_value(demand.registers):,} registers per thread for {first_value(demand.threads):,} "
+            f"threads, {device.name} allows {device.max_registers_per_thread:,} per thread and {device.registers_per_block:,} "
             "per block"
         ),
         parts=("block", "min_registers"),
@@ -532,8 +540,8 @@ LIMITS = (
             & (demand.smem_bytes <= device.smem_per_block_optin_bytes)
         ),
         lambda demand, device, spec: (
-            f"{_text(demand.static_smem_bytes)} bytes static and {_text(demand.dynamic_smem_bytes)} dynamic, "
-            f"{device.name} allows {device.smem_per_block_bytes:,} static, {device.smem_per_block_optin_bytes:,} "
+            f"{first_value(demand.static_smem_bytes):,} bytes static and {first_value(demand.dynamic_smem_bytes):,} "
+            f"dynamic, {device.name} allows {device.smem_per_block_bytes:,} static, {device.smem_per_block_optin_bytes:,} "
             "together"
         ),
         parts=_SMEM,
@@ -546,7 +554,7 @@ LIMITS = (
             or _product(demand.grid) <= demand.blocks_per_sm(device) * device.sm_count
         ),
         lambda demand, device, spec: _too_many_blocks(
-            _first(_product(demand.grid)), _first(demand.blocks_per_sm(device)) * device.sm_count, device
+            first_value(_product(demand.grid)), first_value(demand.blocks_per_sm(device)) * device.sm_count, device
         ),
         parts=("grid", *_RESIDENT),
         applies=lambda spec: any(step.launch.is_cooperative for step in spec.steps),
