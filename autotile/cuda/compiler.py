@@ -26,7 +26,7 @@ import msgspec
 from autotile.core.documents import Bytes, Name, canonical_json, decode_json, encode_json
 from autotile.core.model import Config, Resources
 from autotile.cuda.toolchain import find_nvcc, load_nvrtc, nvcc_version, nvrtc_version
-from autotile.errors import CompileError, DataError, InputError, ToolchainError
+from autotile.errors import CompileError, DataError, InputError, SpecError, ToolchainError
 from autotile.settings import ADDR_NO_RANDOMIZE, worker_environment
 
 if TYPE_CHECKING:
@@ -735,8 +735,11 @@ def _create_private(folder: Path) -> None:
 
 def check_signatures(kernel: Kernel, problem_dtype: str, cubin: CachedCubin) -> None:
     """Raise `SpecError` if a function of a kernel takes other parameters than the arguments that are declared."""
-    from autotile.kernel.sources import check_signature  # a compile worker does without
+    from autotile.kernel.sources import signature_fault  # a compile worker does without
 
-    for step in kernel.spec.steps:
-        if (function := cubin.functions.get(step.entry)) is not None:
-            check_signature(kernel.spec, step, problem_dtype, function.parameter_bytes, kernel.source)
+    spec = kernel.spec
+    for step in spec.steps:
+        function = cubin.functions.get(step.entry)
+        taken = function.parameter_bytes if function is not None else None
+        if fault := signature_fault(spec, step, problem_dtype, taken, kernel.source):
+            raise SpecError(fault, source=spec.source, key="arguments")

@@ -554,9 +554,9 @@ class StructMember(NamedTuple):
         if self.members:
             end, alignments = 0, []
             for size, alignment in (member.extent(problem_dtype) for member in self.members):
-                end = _aligned(end, alignment) + size
+                end = round_up(end, alignment) + size
                 alignments.append(alignment)
-            return _aligned(end, max(alignments)), max(alignments)
+            return round_up(end, max(alignments)), max(alignments)
         dtype = self.element(problem_dtype)
         return dtype.size_bytes * (len(self.values) // dtype.parts), dtype.alignment_bytes
 
@@ -570,13 +570,14 @@ class StructMember(NamedTuple):
             yield start, self
         for member in self.members:
             size, alignment = member.extent(problem_dtype)
-            start = _aligned(start, alignment)
+            start = round_up(start, alignment)
             yield from member.placed(problem_dtype, start)
             start += size
 
 
-def _aligned(offset: int, unit: int) -> int:
-    return -(-offset // unit) * unit
+def round_up(value: Column, unit: int) -> Column:
+    """Return the next multiple of a unit."""
+    return -(-value // unit) * unit
 
 
 class StructValue(NamedTuple):

@@ -37,7 +37,7 @@ from autotile.kernel.functions import (
     COMPARISONS,
     FUNCTIONS,
     OPERATORS,
-    EvaluationError,
+    ExpressionError,
     Kind,
     Operand,
     Rows,
@@ -106,17 +106,6 @@ def is_python_source(source: str) -> bool:
     return source.startswith("<kernel ")
 
 
-def _python_argument(key: str) -> str:
-    """Return the argument of `autotile.kernel` for a key: ``arguments['x']['shape']`` for ``arguments.x.shape``."""
-    prefixes = [prefix for prefix in _PYTHON_ARGUMENTS if key == prefix or key.startswith(f"{prefix}.")]
-    if prefixes:
-        prefix = max(prefixes, key=len)
-        first, rest = _PYTHON_ARGUMENTS[prefix], key[len(prefix) :].split(".")[1:]
-    else:
-        first, *rest = key.removeprefix("kernel.").split(".")
-    return first + "".join(f"[{part!r}]" for part in rest)
-
-
 class Location(msgspec.Struct, frozen=True):
     """Location of an entry: the file, the dotted key, and the line if known."""
 
@@ -130,8 +119,12 @@ class Location(msgspec.Struct, frozen=True):
         """Return a `SpecError` for this location; an expression that does not fit on one line is omitted."""
         shown = expression if len(expression) <= MAX_SHOWN and expression.isprintable() else ""
         key, line = self.key, self.line
-        if is_python_source(self.source):
-            key, line = _python_argument(key), None
+        if is_python_source(self.source):  # name the argument: arguments['x']['shape'] for arguments.x.shape
+            prefix = max((one for one in _PYTHON_ARGUMENTS if f"{key}.".startswith(f"{one}.")), key=len, default="")
+            first, *rest = key.removeprefix("kernel.").split(".")
+            if prefix:
+                first, rest = _PYTHON_ARGUMENTS[prefix], key[len(prefix) :].split(".")[1:]
+            key, line = first + "".join(f"[{part!r}]" for part in rest), None
         return kind(problem, source=self.source, key=key, line=line, column=column, expression=shown)
 
     @contextmanager
@@ -144,15 +137,6 @@ class Location(msgspec.Struct, frozen=True):
 
 
 UNKNOWN_LOCATION = Location()
-
-
-class ExpressionError(Exception):
-    """A text that is not in the language, at a 1-based column; reported as a `SpecError` with its location."""
-
-    def __init__(self, problem: str, column: int | None = None) -> None:
-        self.problem = problem
-        self.column = column
-        super().__init__(problem)
 
 
 class ExpressionText(msgspec.Struct, frozen=True):
@@ -320,7 +304,7 @@ def _computed(node: Node, env: Environment, where: Rows) -> Operand:
     values = [evaluate(operand, env, where) for operand in node.operands]
     try:
         return node.value(*values, where)
-    except EvaluationError as error:
+    except ExpressionError as error:
         error.column = node.column
         raise
 
@@ -396,7 +380,7 @@ _EVALUATE: Mapping[str, Callable[[Node, Environment, Rows], Operand]] = {
 def compiled(node: Node) -> Callable[[Environment], Any]:
     """Return a function of the values of names, all scalars: what `evaluate` does, four times faster.
 
-    It raises `EvaluationError` or an `ArithmeticError` where `evaluate` raises, without a column.
+    It raises `ExpressionError` or an `ArithmeticError` where `evaluate` raises, without a column.
     """
     value, parts = node.value, [compiled(operand) for operand in node.operands]
     match node.operation:
@@ -737,7 +721,7 @@ class Expression:
         """
         try:
             value = evaluate(self.node, env, True)
-        except EvaluationError as error:
+        except ExpressionError as error:
             problem = f"{error.problem}{self._first_values(error.rows, env)}"
             raise self.location.error(problem, column=error.column, expression=self.text) from None
         shapes = [column.shape for name in self.names if isinstance(column := env[name], np.ndarray)]
@@ -747,7 +731,7 @@ class Expression:
         """Evaluate over Python scalars, as `evaluate` does but several times faster."""
         try:
             return self._compiled(env)
-        except (EvaluationError, ArithmeticError):
+        except (ExpressionError, ArithmeticError):
             return self.evaluate(env)  # which raises with the place in the text
 
     @cached_property
@@ -1072,7 +1056,7 @@ class ArrayParser:
             names = {name: _plain(context.env[name]) for name in parser.names}
             try:
                 return evaluate(node, {name: int(x) if name in whole else x for name, x in names.items()}, True)
-            except EvaluationError as error:
+            except ExpressionError as error:
                 raise self.text.error(tree, error.problem) from None
 
         return value

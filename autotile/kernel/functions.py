@@ -47,24 +47,24 @@ MAX_SHIFT = 62
 _TOO_LARGE = "the result does not fit in 64 bits"
 
 
-class EvaluationError(Exception):
-    """An operation has no result in the given rows (True for a scalar).
+class ExpressionError(Exception):
+    """A text that is not in the language, or an operation without a result in some rows (True for a scalar).
 
-    ``column`` is set by the evaluation of a node, which knows its position in the text.
+    The column in the text is 1-based; that of an operation is set by the evaluation of its node.
     """
 
-    def __init__(self, problem: str, rows: Rows) -> None:
+    def __init__(self, problem: str, column: int | None = None, rows: Rows = True) -> None:
         self.problem = problem
+        self.column = column
         self.rows = rows
-        self.column: int | None = None
         super().__init__(problem)
 
 
 def refuse(bad: Rows, where: Rows, problem: str) -> None:
-    """Raise `EvaluationError` if a selected row is bad."""
+    """Raise `ExpressionError` if a selected row is bad."""
     rows = bad & where
     if any_row(rows):
-        raise EvaluationError(problem, rows)
+        raise ExpressionError(problem, rows=rows)
 
 
 def any_row(rows: Rows) -> bool:
@@ -101,7 +101,7 @@ def _exact(operation: Compute) -> Compute:
 
 def _fitting(value: int) -> int:
     if not INT64_MIN <= value <= INT64_MAX:
-        raise EvaluationError(_TOO_LARGE, True)
+        raise ExpressionError(_TOO_LARGE)
     return value
 
 

@@ -120,7 +120,12 @@ class LaunchPlan(msgspec.Struct, frozen=True, gc=False):
         names = known_names(spec, config, sizes, device)
         if spec.has_one_launch:
             return cls((_step_launch(spec, 0, {STEP: 0, **names}, {}),))
-        counts = [repetitions(step, names) for step in spec.steps]
+        counts = []
+        for step in spec.steps:
+            count = 0
+            if step.when is None or step.when.value(names):
+                count = 1 if step.times is None else max(0, int(step.times.value(names)))
+            counts.append(count)
         if not 0 < sum(counts) <= MAX_LAUNCHES:
             raise ConfigError(
                 f"{spec.name}: a call of the configuration would launch {sum(counts):,} kernels, expected 1 to "
@@ -150,13 +155,6 @@ class LaunchPlan(msgspec.Struct, frozen=True, gc=False):
             if launch.geometry.dynamic_smem_bytes > known.geometry.dynamic_smem_bytes:
                 largest[launch.step] = launch
         return largest
-
-
-def repetitions(step: Step, names: Mapping[str, Value]) -> int:
-    """Return the number of launches of a step, at least 0."""
-    if step.when is not None and not step.when.value(names):
-        return 0
-    return max(0, int(step.times.value(names))) if step.times is not None else 1
 
 
 def _step_launch(spec: KernelSpec, index: int, names: Mapping[str, Value], memory: Mapping[str, str]) -> StepLaunch:

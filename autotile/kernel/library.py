@@ -17,7 +17,7 @@ from autotile.core.model import Config
 from autotile.errors import DataError, InputError, SpecError, UnknownKernelError
 from autotile.kernel.expressions import Location
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.sources import check_source, is_file, own_sources, read_text
+from autotile.kernel.sources import OwnSources, check_source, is_file, read_text
 from autotile.kernel.spec import KernelSpec, names_in
 from autotile.settings import absolute_path, read_settings
 
@@ -201,10 +201,10 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
     folders += read_settings().include_folders
     named = frozenset().union(*map(names_in, spec.entries))
     texts = _macro_texts(spec)
-    own = own_sources(template, source, folders, named, texts)
+    own = OwnSources(template, source, folders, named, texts)
     digest = own.digest
     if (other := _reference_template(spec, template)) is not None:
-        further = own_sources(other, read_text(other, "template"), folders, macro_texts=texts).digest
+        further = OwnSources(other, read_text(other, "template"), folders, macro_texts=texts).digest
         digest = hashlib.sha256((digest + further).encode()).hexdigest()
     return Kernel(
         spec,
@@ -225,7 +225,7 @@ def reference_source(kernel: Kernel) -> Kernel | None:
         return kernel
     text = read_text(path, "template")
     texts = _macro_texts(kernel.spec)
-    own = own_sources(path, text, kernel.include_folders, macro_texts=texts)
+    own = OwnSources(path, text, kernel.include_folders, macro_texts=texts)
     return replace(kernel, source=text, template_path=path, source_hash=own.digest, template_names=own.template_names)
 
 

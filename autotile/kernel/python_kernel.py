@@ -13,6 +13,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
@@ -333,33 +334,23 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
     """
     name = getattr(function, "__name__", type(function).__name__)
     shown = "a function" if name == "<lambda>" else f"{name}()"
-    names, takes_mapping = _predicate_arguments(function, shown, parameters, location)
+    names, takes_mapping = tuple(parameters), True
+    with suppress(TypeError, ValueError):  # some built-in functions have no signature
+        arguments = inspect.signature(function).parameters.values()
+        kinds = inspect.Parameter
+        required = [a.name for a in arguments if a.default is kinds.empty and a.kind is not kinds.VAR_KEYWORD]
+        takes_all = not required and any(a.kind is kinds.VAR_KEYWORD for a in arguments)
+        takes_mapping = not takes_all and len(required) == 1 and required[0] not in parameters
+        if not (takes_all or takes_mapping):
+            names = tuple(required)
+    if unknown := [name for name in names if name not in parameters]:
+        raise location.error(
+            f"the function {shown} has an argument {unknown[0]!r}, which is not a parameter"
+            f"{nearest(unknown[0], parameters)} (parameters: {listing(parameters)}); name its arguments as "
+            "parameters, or let it take one mapping of all of them"
+        )
     node = Node("function", "boolean", value=_Predicate(function, shown, names, takes_mapping, location))
     return Expression(shown, frozenset(names), "boolean", location, node)
-
-
-def _predicate_arguments(
-    function: Predicate, shown: str, parameters: Sequence[str], location: Location
-) -> tuple[tuple[str, ...], bool]:
-    """Return the parameters that a function depends on, and whether it takes them as one mapping."""
-    try:
-        arguments = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions have no signature
-        return tuple(parameters), True
-    kinds = inspect.Parameter
-    required = [a for a in arguments if a.default is kinds.empty and a.kind is not kinds.VAR_KEYWORD]
-    if any(a.kind is kinds.VAR_KEYWORD for a in arguments) and not required:
-        return tuple(parameters), False
-    if len(required) == 1 and required[0].name not in parameters:
-        return tuple(parameters), True
-    for argument in required:
-        if argument.name not in parameters:
-            raise location.error(
-                f"the function {shown} has an argument {argument.name!r}, which is not a parameter"
-                f"{nearest(argument.name, parameters)} (parameters: {listing(parameters)}); name its arguments as "
-                "parameters, or let it take one mapping of all of them"
-            )
-    return tuple(a.name for a in required), False
 
 
 class _Predicate(NamedTuple):
@@ -565,7 +556,7 @@ def parameter_names(source: str, entry: str) -> tuple[str, ...]:
     """Return the names of a function's parameters as its definition declares them; empty where none is found."""
     function = entry.partition("<")[0].rpartition("::")[2].strip()
     found = (each.parameters for each in global_functions(source) if each.name == function)
-    return tuple(parameter.name for parameter in next(found, ()))
+    return tuple(name for name, _ in next(found, ()))
 
 
 def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:

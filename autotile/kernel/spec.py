@@ -96,7 +96,8 @@ _MISSPELLED = 0.9
 class Build:
     """How a kernel is compiled."""
 
-    options: tuple[OptionText, ...] = ()
+    options: Mapping[str, tuple[str | Expression, ...]] = field(default_factory=dict)
+    """Parts of each option by its text: the expressions in braces, and the text between them."""
     defines: Mapping[str, Expression | str] = field(default_factory=dict)
     """Expression, or literal text, of each macro besides those of the parameters and flags."""
     compiler: str = "nvrtc"
@@ -104,7 +105,7 @@ class Build:
     @property
     def names(self) -> frozenset[str]:
         """Names that options and macros depend on, besides the parameters and flags that are macros themselves."""
-        parts = (*self.defines.values(), *(piece for option in self.options for piece in option.pieces))
+        parts = (*self.defines.values(), *(piece for pieces in self.options.values() for piece in pieces))
         return frozenset().union(*(part.names for part in parts if isinstance(part, Expression)))
 
     def arguments(self, names: Mapping[str, Value]) -> tuple[str, ...]:
@@ -115,7 +116,14 @@ class Build:
         ConfigError
             An expression has no value, or its value makes an option that is not accepted.
         """
-        found = [one for option in self.options for one in option.arguments(names)]
+        found: list[str] = []
+        for text, pieces in self.options.items():
+            values = (piece if isinstance(piece, str) else _value(piece, names) for piece in pieces)
+            filled = "".join(str(value).lower() if isinstance(value, bool) else macro_text(value) for value in values)
+            try:
+                found += _normalized(filled)
+            except ValueError as error:
+                raise ConfigError(f"the compiler option {text!r} becomes {filled!r:.200}: {error}") from None
         if self.compiler == "nvcc":
             return tuple(found)
         named = ((one, _OPTION.fullmatch(one)) for one in found)
@@ -137,22 +145,6 @@ class Build:
         return meaning
 
 
-class OptionText(NamedTuple):
-    """An option, with expressions in braces."""
-
-    text: str
-    pieces: tuple[str | Expression, ...]
-
-    def arguments(self, names: Mapping[str, Value]) -> tuple[str, ...]:
-        """Return it as the compiler takes it, one option each; see `Build.arguments`."""
-        values = (piece if isinstance(piece, str) else _value(piece, names) for piece in self.pieces)
-        filled = "".join(str(value).lower() if isinstance(value, bool) else macro_text(value) for value in values)
-        try:
-            return tuple(_normalized(filled))
-        except ValueError as error:
-            raise ConfigError(f"the compiler option {self.text!r} becomes {filled!r:.200}: {error}") from None
-
-
 def controls_file(option: str) -> str:
     """Return the name of the file of compiler controls that an option names; "" for other options."""
     name, _, value = option.partition(f"--{_CONTROLS}=")
@@ -169,7 +161,7 @@ def parse_build(kernel: Table, kinds: Mapping[str, Kind], macros: Sequence[str])
     compiler = kernel.text("compiler", "nvrtc")
     if compiler not in COMPILERS:
         raise kernel.error("compiler", f"expected one of {', '.join(COMPILERS)}; got {describe(compiler)}")
-    options = tuple(_option(kernel, text, kinds) for text in kernel.texts("options", optional=True))
+    options = {text: _option(kernel, text, kinds) for text in kernel.texts("options", optional=True)}
     table = kernel.table("defines", optional=True)
     defines: dict[str, Expression | str] = {}
     for name, value in table.data.items():
@@ -194,7 +186,8 @@ _SAMPLES: Mapping[str, str] = {"number": "1", "real": "1.0", "boolean": "true", 
 """A value of each kind, to check an option before its expressions have one."""
 
 
-def _option(kernel: Table, text: str, kinds: Mapping[str, Kind]) -> OptionText:
+def _option(kernel: Table, text: str, kinds: Mapping[str, Kind]) -> tuple[str | Expression, ...]:
+    """Return the parts of an option: the expressions in braces, and the text between them."""
     if len(text) > _MAX_TEXT or not text.isprintable():
         expected = f"expected one line of at most {_MAX_TEXT} characters"
         raise kernel.error("options", f"{text[:60]!r} is not accepted: {expected}")
@@ -204,11 +197,11 @@ def _option(kernel: Table, text: str, kinds: Mapping[str, Kind]) -> OptionText:
         pieces += [text[position : match.start()], parse_expression(match[1], kinds, kernel.location("options"))]
         position = match.end()
     pieces.append(text[position:])
-    option = OptionText(text, tuple(piece for piece in pieces if piece != ""))
     try:
-        list(_normalized("".join(p if isinstance(p, str) else _SAMPLES[p.kind] for p in option.pieces)))
+        list(_normalized("".join(p if isinstance(p, str) else _SAMPLES[p.kind] for p in pieces)))
     except ValueError as error:
         raise kernel.error("options", f"{text[:60]!r} is not accepted: {error}") from None
+    option = tuple(piece for piece in pieces if piece != "")
     if text in KNOWN_OPTIONS:
         return option
     import difflib  # rarely needed
@@ -328,6 +321,17 @@ class ReferenceKernel(NamedTuple):
 
 def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mapping[str, Kind]) -> ReferenceKernel:
     """Parse the keys of ``[reference]`` that describe a kernel."""
+    entries = table.table("defines", optional=True)
+    if len(entries.data) > _MAX_DEFINES:
+        raise table.error("defines", f"at most {_MAX_DEFINES} macros are accepted")
+    defines: dict[str, Expression | str] = {}
+    for name, value in entries.data.items():
+        if not _MACRO_NAME.fullmatch(name):
+            raise entries.error(name, f"{name!r} is not the name of a macro")
+        text = repr(value) if isinstance(value, bool | float) else value
+        is_plain = isinstance(text, str) and text not in kinds and text not in ("True", "False")
+        is_text = is_plain and re.fullmatch(_TEXT, text) is not None
+        defines[name] = text if is_text else entries.any_expression(name, text, kinds)
     kernel = ReferenceKernel(
         table.matching("kernel", _NAME, 'the name of a __global__ function, such as "naive" or "naive<double>"'),
         table.matching("template", _TEMPLATE, "a bare file name that ends in .cu or .cuh")
@@ -336,7 +340,7 @@ def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mappin
         table.expressions("block", kinds, max_length=MAX_DIMENSIONS),
         table.expressions("grid", kinds, max_length=MAX_DIMENSIONS),
         table.optional_expression("dynamic_smem_bytes", kinds),
-        _reference_defines(table, kinds),
+        defines,
         table.texts("arguments") if "arguments" in table.data else None,
         "float64" if "element_type" in table.data else None,
     )
@@ -357,21 +361,6 @@ def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mappin
             fault = f"the tensor map {fixed[0]!r} has the type of its buffer; name the arguments"
             raise table.error("element_type", fault)
     return kernel
-
-
-def _reference_defines(table: Table, kinds: Mapping[str, Kind]) -> dict[str, Expression | str]:
-    entries = table.table("defines", optional=True)
-    if len(entries.data) > _MAX_DEFINES:
-        raise table.error("defines", f"at most {_MAX_DEFINES} macros are accepted")
-    defines: dict[str, Expression | str] = {}
-    for name, value in entries.data.items():
-        if not _MACRO_NAME.fullmatch(name):
-            raise entries.error(name, f"{name!r} is not the name of a macro")
-        text = repr(value) if isinstance(value, bool | float) else value
-        is_plain = isinstance(text, str) and text not in kinds and text not in ("True", "False")
-        is_text = is_plain and re.fullmatch(_TEXT, text) is not None
-        defines[name] = text if is_text else entries.any_expression(name, text, kinds)
-    return defines
 
 
 def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> KernelSpec:
@@ -412,11 +401,6 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
         spec.steps[0], entry=kernel.entry, launch=launch, arguments=passed, when=None, times=None, swap=()
     )
     return replace(spec, steps=(step,), arguments=tuple(arguments))
-
-
-def reference_config(spec: KernelSpec, names: Mapping[str, int]) -> dict[str, Value]:
-    """Return the parameters of a reference kernel: the default, except those in ``names``."""
-    return {name: names.get(name, value) for name, value in spec.default.items()}
 
 
 def wide_type(dtype: str) -> str:

@@ -28,7 +28,7 @@ from autotile.kernel.expressions import is_c_identifier
 from autotile.kernel.library import Inspection, Kernel, Variant, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
-from autotile.kernel.sources import global_functions, included_files, read_bytes, sources_with_options
+from autotile.kernel.sources import OwnSources, global_functions, read_bytes, sources_with_options
 from autotile.kernel.spec import ConfigFunction, computed_values
 from autotile.kernel_tuner.parameters import (
     ParameterCodec,
@@ -246,7 +246,14 @@ class ScriptKernel:
         answered = [index for index in arrays if self.answer is not None and self.answer[index] is not None]
         names, constant = self._signature(source)
         written = [index for index in arrays if index not in constant or index in answered]
-        functions = self._launch_functions()
+
+        def extent(of: Callable[[Params], Sequence[int]], axis: int) -> ConfigFunction:
+            return lambda config: of(codec.decode(config))[axis]
+
+        functions = {f"grid_{name}": extent(self.grid, axis) for axis, name in enumerate("xyz")}
+        functions |= {f"block_{name}": extent(self.block, axis) for axis, name in enumerate("xyz")}
+        if self.smem_args:
+            functions["smem"] = lambda config: self.dynamic_smem_bytes(codec.decode(config))
         extents = self.problem_size if isinstance(self.problem_size, tuple | list) else (self.problem_size,)
         sizes = {  # extents that are plain numbers, which are part of the key of results
             f"problem_{axis}" if axis in codec.values else axis: int(extent)
@@ -302,24 +309,12 @@ class ScriptKernel:
         if function is None or len(function.parameters) != len(self.arguments):
             return [f"arg{index}" for index in range(len(self.arguments))], set()
         constant = set()
-        for index, parameter in enumerate(function.parameters):
-            pointed, _, _ = parameter.type.rpartition("*")
+        for index, (_, kind) in enumerate(function.parameters):
+            pointed, _, _ = kind.rpartition("*")
             if re.search(r"\bconst\b", pointed) and "*" not in pointed and "const_cast" not in source:
                 constant.add(index)
-        declared = [parameter.name for parameter in function.parameters]
-        return [f"arg{index}_{name}" if name else f"arg{index}" for index, name in enumerate(declared)], constant
-
-    def _launch_functions(self) -> dict[str, ConfigFunction]:
-        """Return the functions of ``[computed]``."""
-
-        def extent(of: Callable[[Params], Sequence[int]], axis: int) -> ConfigFunction:
-            return lambda config: of(self.codec.decode(config))[axis]
-
-        functions = {f"grid_{name}": extent(self.grid, axis) for axis, name in enumerate("xyz")}
-        functions |= {f"block_{name}": extent(self.block, axis) for axis, name in enumerate("xyz")}
-        if self.smem_args:
-            functions["smem"] = lambda config: self.dynamic_smem_bytes(self.codec.decode(config))
-        return functions
+        names = [f"arg{index}_{name}" if name else f"arg{index}" for index, (name, _) in enumerate(function.parameters)]
+        return names, constant
 
     def _reference(self, names: Sequence[str], written: Sequence[int], answered: Sequence[int]) -> dict[str, Any]:
         if not written:
@@ -380,7 +375,7 @@ class ScriptKernel:
             except Exception:  # a configuration that the restrictions may exclude
                 continue
             further |= sources_with_options(kernel.template_path, source, kernel.include_folders, options).included
-        further -= included_files(kernel.template_path, kernel.source, kernel.include_folders)
+        further -= OwnSources(kernel.template_path, kernel.source, kernel.include_folders).included
         for header in sorted(further):
             digest.update(header.name.encode(errors="surrogateescape") + read_bytes(header, "included file"))
         return digest.hexdigest()

@@ -31,6 +31,7 @@ from autotile.kernel.arguments import (
     clipped,
     extents_text,
     first_value,
+    round_up,
 )
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, known_names
@@ -108,7 +109,7 @@ def block_limits(
     )
     warps = -(-thread_column // device.warp_size)
     can_hold = (thread_column >= 1) & (thread_column <= device.max_threads_per_block)
-    smem_per_block = _round_up(smem_column + device.smem_reserved_per_block_bytes, device.smem_unit_bytes)
+    smem_per_block = round_up(smem_column + device.smem_reserved_per_block_bytes, device.smem_unit_bytes)
     smem_fits = (smem_column >= 0) & (smem_column <= device.smem_per_block_optin_bytes)
     return {
         "threads": _blocks(device.max_warps_per_sm, warps, can_hold),
@@ -126,11 +127,11 @@ def _by_registers(warps: Blocks, registers: Blocks, device: DeviceProperties) ->
     capability 1 allocates registers to blocks, for warps rounded up to ``warp_unit``.
     """
     possible = (registers >= 0) & (registers <= device.max_registers_per_thread)
-    allocated_warps = _round_up(warps, device.warp_unit)
+    allocated_warps = round_up(warps, device.warp_unit)
     if device.compute_capability.startswith("1."):
-        per_block = _round_up(allocated_warps * device.warp_size * registers, device.register_unit)
+        per_block = round_up(allocated_warps * device.warp_size * registers, device.register_unit)
         return _blocks(device.registers_per_sm, per_block, possible & (per_block <= device.registers_per_block))
-    per_warp = _round_up(registers * device.warp_size, device.register_unit)
+    per_warp = round_up(registers * device.warp_size, device.register_unit)
     possible = possible & (per_warp * allocated_warps <= device.registers_per_block)
     resident_warps = device.registers_per_sm // np.maximum(per_warp, 1) // device.warp_unit * device.warp_unit
     return np.where(registers == 0, UNLIMITED, _blocks(resident_warps, warps, possible))
@@ -140,10 +141,6 @@ def _blocks(available: int | Blocks, needed: Blocks, possible: NDArray[np.bool_]
     """Return the blocks that fit in ``available`` if each needs ``needed``; 0 where a block is not ``possible``."""
     shared = np.where(needed > 0, available // np.maximum(needed, 1), UNLIMITED)
     return np.where(possible, shared, 0)
-
-
-def _round_up(value: Blocks, unit: int) -> Blocks:
-    return -(-value // unit) * unit
 
 
 EvaluateWhere = Callable[[Expression, Mapping[str, Value], Mask], Column]
@@ -510,8 +507,8 @@ LIMITS = (
             + (
                 f", but {device.name} has none: they need compute capability 9.0"
                 if _max_cluster_blocks(device) == 1
-                else f" in a grid of {extents_text(demand.grid)} blocks, expected 1 to {_MAX_CLUSTER_BLOCKS} that divide "
-                "the grid along each dimension"
+                else f" in a grid of {extents_text(demand.grid)} blocks, expected 1 to {_MAX_CLUSTER_BLOCKS} that "
+                "divide the grid along each dimension"
             )
         ),
         parts=("grid", "cluster"),
@@ -526,8 +523,8 @@ LIMITS = (
         ),
         lambda demand, device, spec: (
             f"at least {first_value(demand.registers):,} registers per thread for {first_value(demand.threads):,} "
-            f"threads, {device.name} allows {device.max_registers_per_thread:,} per thread and {device.registers_per_block:,} "
-            "per block"
+            f"threads, {device.name} allows {device.max_registers_per_thread:,} per thread and "
+            f"{device.registers_per_block:,} per block"
         ),
         parts=("block", "min_registers"),
     ),
@@ -541,8 +538,8 @@ LIMITS = (
         ),
         lambda demand, device, spec: (
             f"{first_value(demand.static_smem_bytes):,} bytes static and {first_value(demand.dynamic_smem_bytes):,} "
-            f"dynamic, {device.name} allows {device.smem_per_block_bytes:,} static, {device.smem_per_block_optin_bytes:,} "
-            "together"
+            f"dynamic, {device.name} allows {device.smem_per_block_bytes:,} static, "
+            f"{device.smem_per_block_optin_bytes:,} together"
         ),
         parts=_SMEM,
     ),

@@ -136,7 +136,7 @@ def estimate_times(
         None if the file does not say enough: its launch is computed by a function or cannot be evaluated, or does not
         differ between several configurations.
     """
-    found = _estimate_space(spec, sizes, device, space, dtype)
+    found = _estimate(spec, sizes, device, space, dtype)
     if found is None:
         return None
     return found if len(space) == 1 or float(np.ptp(found.time_us)) > 0 else None
@@ -154,23 +154,19 @@ def estimate_configs(
     Parameters are as for `estimate_times`. The result is None if the file does not say enough: its launch is computed
     by a function, or cannot be evaluated.
     """
-    return _estimate_space(spec, sizes, device, SearchSpace.of(spec, configs), dtype)
+    return _estimate(spec, sizes, device, SearchSpace.of(spec, configs), dtype)
 
 
-def _estimate_space(
+@np.errstate(all="ignore")
+def _estimate(
     spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties, space: SearchSpace, dtype: str | None
 ) -> TimeEstimate | None:
     if spec.computed or not len(space):
         return None
     try:
-        with np.errstate(all="ignore"):
-            found = _estimate(_Launches(spec, sizes, device, space, dtype or spec.dtypes[0]), device)
+        of = _Launches(spec, sizes, device, space, dtype or spec.dtypes[0])
     except SpecError:
         return None
-    return found if np.isfinite(found.time_us).all() else None
-
-
-def _estimate(of: _Launches, device: DeviceProperties) -> TimeEstimate:
     clock_mhz = device.clock_mhz or _USUAL_CLOCK_MHZ
     warps = np.ceil(of.threads / device.warp_size)
     assumed = _MIN_REGISTERS + _REGISTERS_PER_OUTPUT * np.maximum(of.items, 1.0)
@@ -199,6 +195,8 @@ def _estimate(of: _Launches, device: DeviceProperties) -> TimeEstimate:
     bytes_per_us = (device.memory_bandwidth_bytes_per_s or _USUAL_BYTES_PER_S) / 1e6
     memory_us = of.memory_bytes / bytes_per_us
     time_us = _smooth_maximum(busy_us, memory_us, _SMOOTH_BYTES) / of.hinted_speed + _LAUNCH_US * of.launches
+    if not np.isfinite(time_us).all():
+        return None
     return TimeEstimate(
         time_us=time_us,
         bound_us=np.maximum(of.operations / (rate * device.sm_count * clock_mhz), memory_us) + _LAUNCH_US,
