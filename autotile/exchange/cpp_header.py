@@ -547,10 +547,8 @@ _ALWAYS = ("max_threads_per_block", "registers_per_block", "smem_per_block_optin
 def write_shipped_header(shipment: Shipment, dtype: str, output: Path) -> tuple[str, ...]:
     """Write a C++ header for one element type, and its cubins beside it; return the names of the cubins' files.
 
-    Raises
-    ------
-    InputError
-        A file cannot be written, or the kernel depends on a property of the device that a header cannot know.
+    Raise `InputError` if a file cannot be written, or the kernel depends on a property of the device that a header
+    cannot know.
     """
 
     def precedence(winner: Winner) -> tuple[bool, bool, bool, float]:
@@ -590,6 +588,9 @@ def write_header(
 ) -> str:
     """Return the text of the header.
 
+    Raise `InputError` if the kernel has several steps, or uses a device property that the driver cannot be queried for
+    and that differs between the architectures.
+
     Parameters
     ----------
     spec, dtype
@@ -604,12 +605,6 @@ def write_header(
         Prefix of the cubins' file names.
     version
         Version of autotile.
-
-    Raises
-    ------
-    InputError
-        The kernel has several steps, or uses a device property that the driver cannot be queried for and that differs
-        between the architectures.
     """
     if not spec.has_one_launch:
         raise InputError(

@@ -229,17 +229,12 @@ class Workspace(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ArrayArgument(ArgumentKind):
-    """A device array: a buffer of the caller's, or a workspace.
-
-    Attributes
-    ----------
-    shape
-        Extents over sizes and flags; those of a workspace over parameters and ``device.*``, too.
-    """
+    """A device array: a buffer of the caller's, or a workspace."""
 
     name: str
     dtype: ElementType
     shape: tuple[Expression, ...]
+    """Extents over sizes and flags; those of a workspace over parameters and ``device.*``, too."""
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
@@ -411,23 +406,16 @@ class WorkspaceArgument(ArrayArgument):
 
 @dataclass(frozen=True, slots=True)
 class ScalarArgument(ArgumentKind):
-    """A value passed by the launch: bound (``M``, ``2 ** step``), or a default that a caller may override (``alpha``).
-
-    Attributes
-    ----------
-    dtype
-        Name of an element type, or `PROBLEM_DTYPE`.
-    value
-        Expression that binds it, over sizes, flags, parameters, ``device.*`` and ``step``; or its default: a number, or
-        a tuple of the components of a vector or of the real and the imaginary part of a complex number.
-    check_value
-        Value at the ragged sizes in verification (``beta`` other than 0); None for the default.
-    """
+    """A value passed by the launch: bound (``M``, ``2 ** step``), or a default that a caller may override."""
 
     name: str
     dtype: str
+    """Name of an element type, or `PROBLEM_DTYPE`."""
     value: Expression | Number
+    """Expression that binds it, over sizes, flags, parameters, ``device.*`` and ``step``; or its default: a number, or
+    a tuple of the components of a vector or of the real and the imaginary part of a complex number."""
     check_value: Number | None
+    """Value at the ragged sizes in verification (``beta`` other than 0); None for the default."""
     is_per_launch: bool = False
     """Whether its value depends on more than the problem: on parameters, ``device.*`` or ``step``."""
 
@@ -838,22 +826,15 @@ class TensorMap(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TensorMapArgument(ArgumentKind):
-    """A descriptor of a buffer or a workspace for the tensor memory accelerator, passed by value.
-
-    Attributes
-    ----------
-    buffer
-        The array that it describes.
-    box
-        Extents, in elements, that one copy moves along each axis of the array.
-    element_strides
-        Distance of the elements that are moved, along each axis.
-    """
+    """A descriptor of a buffer or a workspace for the tensor memory accelerator, passed by value."""
 
     name: str
     buffer: ArrayArgument
+    """The array that it describes."""
     box: tuple[Expression, ...]
+    """Extents, in elements, that one copy moves along each axis of the array."""
     element_strides: tuple[Expression, ...]
+    """Distance of the elements that are moved, along each axis."""
     swizzle_bytes: Expression
     l2_promotion_bytes: Expression
 
@@ -1162,6 +1143,9 @@ def encode_scalar(scalar: ScalarArgument, value: Any, problem_dtype: str) -> Any
 def encode_value(what: str, value: Any, dtype: Dtype) -> Any:
     """Convert a value to an element type.
 
+    Raise `ArgumentError` if the value is not a number, or does not fit in the type: it is too large, or not an integer
+    for an integer type.
+
     Parameters
     ----------
     what
@@ -1175,11 +1159,6 @@ def encode_value(what: str, value: Any, dtype: Dtype) -> Any:
     -------
     numpy scalar or numpy.ndarray
         A scalar of the type's storage, or an array of shape (components,).
-
-    Raises
-    ------
-    ArgumentError
-        The value is not a number, or does not fit in the type: it is too large, or not an integer for an integer type.
     """
     given = np.asarray(value)
     if dtype.is_complex and given.shape == (2,) and given.dtype.kind in "biuf":

@@ -97,21 +97,14 @@ class Generator(NamedTuple):
 
 
 class InputExpression(msgspec.Struct, frozen=True):
-    """Content that an array expression gives, over sizes, scalars, other inputs and generators.
-
-    Attributes
-    ----------
-    text
-        Text with normalized spaces.
-    expression
-        The expression, with a name of its own for each generator.
-    generators
-        Generators by these names.
-    """
+    """Content that an array expression gives, over sizes, scalars, other inputs and generators."""
 
     text: str
+    """Text with normalized spaces."""
     expression: ArrayExpression
+    """The expression, with a name of its own for each generator."""
     generators: Mapping[str, Generator]
+    """Generators by these names."""
 
     @property
     def inputs(self) -> frozenset[str]:
@@ -146,22 +139,15 @@ _hashes: dict[tuple[str, int, int, int], str] = {}
 
 
 class InputFile(msgspec.Struct, frozen=True):
-    """Content of a buffer in a ``.npy`` file.
-
-    Attributes
-    ----------
-    path
-        Absolute path.
-    sha256
-        Hash that the content must have; "" if any is accepted.
-    is_whole
-        Whether the content is used as a whole only, as with indices into it; otherwise a problem of smaller sizes takes
-        its leading part.
-    """
+    """Content of a buffer in a ``.npy`` file."""
 
     path: str
+    """Absolute path."""
     sha256: str = ""
+    """Hash that the content must have; "" if any is accepted."""
     is_whole: bool = False
+    """Whether the content is used as a whole only, as with indices into it; otherwise a problem of smaller sizes takes
+    its leading part."""
 
     @property
     def content_hash(self) -> str:
@@ -171,16 +157,13 @@ class InputFile(msgspec.Struct, frozen=True):
     def read(self, name: str, shape: tuple[int, ...], dtype: Dtype) -> Array:
         """Return the content of a buffer.
 
+        Raise `InputError` if the file cannot be read, is no ``.npy`` file, has not the declared hash, or holds another
+        type or too few elements.
+
         Parameters
         ----------
         name, shape, dtype
             Name of the buffer, shape of its array and its element type.
-
-        Raises
-        ------
-        InputError
-            The file cannot be read, is no ``.npy`` file, has not the declared hash, or holds another type or too few
-            elements.
         """
         if self.sha256 and self._hash() != self.sha256:
             raise InputError(f"{self.path}: the SHA-256 is {self._hash()}, but sha256 of {name} is {self.sha256}")

@@ -247,29 +247,20 @@ Environment = Mapping[str, Operand]
 
 
 class Node(NamedTuple):
-    """A part of a scalar expression.
-
-    Attributes
-    ----------
-    operation
-        ``constant`` or ``name``; ``and``, ``or``, ``not``, ``compare``, ``in`` (the first operand among the others),
-        ``if`` (condition, value, other value); ``number`` or ``real``, a conversion; ``function``, of Python; or an
-        operator or a function of the language, as a text spells it.
-    kind
-        Kind of the result.
-    operands
-        Operands, which are all whole or all real numbers for an operator or a function of the language.
-    value
-        The constant, the name, the signs of the comparisons, or the function of operands and selected rows.
-    column
-        1-based column in the text; 0 where no evaluation fails.
-    """
+    """A part of a scalar expression."""
 
     operation: str
+    """``constant`` or ``name``; ``and``, ``or``, ``not``, ``compare``, ``in`` (the first operand among the others),
+    ``if`` (condition, value, other value); ``number`` or ``real``, a conversion; ``function``, of Python; or an
+    operator or a function of the language, as a text spells it."""
     kind: Kind
+    """Kind of the result."""
     operands: tuple[Node, ...] = ()
+    """Operands, which are all whole or all real numbers for an operator or a function of the language."""
     value: Any = None
+    """The constant, the name, the signs of the comparisons, or the function of operands and selected rows."""
     column: int = 0
+    """1-based column in the text; 0 where no evaluation fails."""
 
 
 _TYPES: Mapping[str, tuple[type[np.generic], type]] = {
@@ -680,21 +671,14 @@ def _alike(nodes: Iterable[Node]) -> tuple[Node, ...]:
 
 @dataclass(frozen=True)
 class Expression:
-    """A parsed scalar expression.
-
-    Attributes
-    ----------
-    text
-        Text, on one line.
-    names
-        All names in it; device properties as ``"device.sm_count"``.
-    kind
-        Kind of the result: ``"number"``, ``"real"``, ``"boolean"`` or ``"string"``.
-    """
+    """A parsed scalar expression."""
 
     text: str
+    """Text, on one line."""
     names: frozenset[str]
+    """All names in it; device properties as ``"device.sm_count"``."""
     kind: Kind
+    """Kind of the result: ``"number"``, ``"real"``, ``"boolean"`` or ``"string"``."""
     location: Location = field(repr=False, compare=False)
     node: Node = field(repr=False)
 
@@ -1233,18 +1217,12 @@ class ArrayParser:
 
 @dataclass(frozen=True, slots=True)
 class ArrayExpression:
-    """A parsed array expression.
-
-    Attributes
-    ----------
-    text
-        Text, on one line.
-    names
-        All arrays and scalars in it.
-    """
+    """A parsed array expression."""
 
     text: str
+    """Text, on one line."""
     names: frozenset[str]
+    """All arrays and scalars in it."""
     location: Location = field(repr=False, compare=False)
     closure: Closure = field(repr=False, compare=False)
 
@@ -1261,6 +1239,8 @@ class ArrayExpression:
     def evaluate(self, env: Mapping[str, Any], matmul: Matmul | None = None) -> Any:
         """Evaluate the expression.
 
+        Raise `SpecError` if shapes are not compatible, an index is out of bounds, or an array would be too large.
+
         Parameters
         ----------
         env
@@ -1274,11 +1254,6 @@ class ArrayExpression:
             float64, complex128, int64, uint64 or bool, of the library of the arrays in ``env``; real numbers are
             float64, and whole numbers exact. Divisions by zero, overflows and logarithms of negative numbers give
             infinities and NaNs, as on the device. A `ShapeOnly` if one is in ``env``.
-
-        Raises
-        ------
-        SpecError
-            Shapes are not compatible, an index is out of bounds, or an array would be too large.
         """
         values = list(env.values())
         library: ModuleType = sys.modules["cupy"] if any(map(_is_on_device, values)) else np

@@ -216,35 +216,24 @@ _logarithm = partial(_finite, faults=lambda value: value <= 0, problem="the loga
 
 
 class ScalarFunction(NamedTuple):
-    """An operator, or a function, of scalar expressions.
-
-    Attributes
-    ----------
-    usage
-        The symbol of an operator; a call of a function, for messages.
-    whole, real
-        Function for whole, and for real numbers, and the selected rows; None if the operands are converted to real
-        numbers, or if it takes whole ones only.
-    plain
-        Python's function of two whole numbers, which is exact as long as the result fits in 64 bits.
-    result
-        Kind of the result; None for that of the operands.
-    arguments
-        Accepted counts of arguments; the function is applied from left to right to more than two.
-    divides
-        Whether the last argument must not be zero.
-    array
-        NumPy's name of an operator.
-    """
+    """An operator, or a function, of scalar expressions."""
 
     usage: str
+    """The symbol of an operator; a call of a function, for messages."""
     whole: Compute | None
     real: Compute | None
+    """Function for whole, and for real numbers, and the selected rows; None if the operands are converted to real
+    numbers, or if it takes whole ones only."""
     plain: Compute | None = None
+    """Python's function of two whole numbers, which is exact as long as the result fits in 64 bits."""
     result: Kind | None = None
+    """Kind of the result; None for that of the operands."""
     arguments: range = range(1, 2)
+    """Accepted counts of arguments; the function is applied from left to right to more than two."""
     divides: bool = False
+    """Whether the last argument must not be zero."""
     array: str = ""
+    """NumPy's name of an operator."""
 
 
 nearest_whole = _rounded(np.rint)
@@ -429,22 +418,15 @@ def inverted(xp: ModuleType, x: Any) -> Any:
 
 
 class ArrayFunction(NamedTuple):
-    """A function of array expressions.
-
-    Attributes
-    ----------
-    signature
-        Names of the operands, as in ``"x axis=None"``. `OPTION_TYPES` holds the types of those that are no arrays;
-        ``*shape`` collects the remaining whole numbers.
-    shape
-        Shape of the result, from the operands with shapes in place of arrays.
-    compute
-        The result, from the array library and the operands.
-    """
+    """A function of array expressions."""
 
     signature: str
+    """Names of the operands, as in ``"x axis=None"``. `OPTION_TYPES` holds the types of those that are no arrays;
+    ``*shape`` collects the remaining whole numbers."""
     shape: Callable[..., Shape]
+    """Shape of the result, from the operands with shapes in place of arrays."""
     compute: Compute
+    """The result, from the array library and the operands."""
 
     def usage(self, name: str) -> str:
         """Return a call, for messages."""

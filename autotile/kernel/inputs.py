@@ -44,10 +44,7 @@ class InputMaker:
     def stored(self, name: str) -> Array:
         """Return the content of a buffer in its storage dtype, C-contiguous.
 
-        Raises
-        ------
-        InputError
-            The content has no value, or does not fit in the element type; or its file cannot be used.
+        Raise `InputError` if the content has no value, or does not fit in the element type; or its file cannot be used.
         """
         if name in self._kept:
             return self._kept[name]

@@ -43,10 +43,7 @@ _LAUNCH = ("block", "grid", "cluster", "dynamic_smem_bytes", "static_smem_bytes"
 def fixed_names(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> dict[str, Value]:
     """Return the value of every name that does not depend on the configuration: sizes, flags and ``device.*``.
 
-    Raises
-    ------
-    ProblemError
-        A size of the kernel is missing.
+    Raise `ProblemError` if a size of the kernel is missing.
     """
     for name in spec.sizes:
         if name not in sizes:
@@ -61,14 +58,8 @@ def known_names(
 ) -> dict[str, Value]:
     """Return the value of every name that an expression may use.
 
-    These are sizes, flags, parameters, ``device.*`` and ``computed.*``.
-
-    Raises
-    ------
-    ProblemError
-        A size of the kernel is missing.
-    SpecError
-        A computed value has none for the configuration.
+    These are sizes, flags, parameters, ``device.*`` and ``computed.*``. Raise `ProblemError` if a size of the kernel is
+    missing; `SpecError` if a computed value has none for the configuration.
     """
     names = {**fixed_names(spec, sizes, device), **config}
     if spec.computed:
@@ -108,14 +99,9 @@ class LaunchPlan(msgspec.Struct, frozen=True, gc=False):
     def of(cls, spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> LaunchPlan:
         """Evaluate the conditions, the repetitions and the geometry of every step.
 
-        Undeclared dimensions are 1. The limits of the device are not checked.
-
-        Raises
-        ------
-        ConfigError
-            A dimension is below 1 or the shared memory below 0; or nothing, or more than `MAX_LAUNCHES`, is launched.
-        SpecError
-            An expression divides by zero or exceeds 64 bits.
+        Undeclared dimensions are 1. The limits of the device are not checked. Raise `ConfigError` if a dimension is
+        below 1 or the shared memory below 0; or nothing, or more than `MAX_LAUNCHES`, is launched. Raise `SpecError` if
+        an expression divides by zero or exceeds 64 bits.
         """
         names = known_names(spec, config, sizes, device)
         if spec.has_one_launch:
@@ -214,17 +200,14 @@ class LaunchData(msgspec.Struct, frozen=True, gc=False):
     def of(cls, spec: KernelSpec, dtype: str, names: Mapping[str, Value]) -> LaunchData:
         """Evaluate the arguments of a kernel.
 
+        Raise `ConfigError` if a workspace has a negative extent.
+
         Parameters
         ----------
         spec, dtype
             Kernel and element type of the problem.
         names
             Value of every size, flag, parameter and ``device.*``; see `known_names`.
-
-        Raises
-        ------
-        ConfigError
-            A workspace has a negative extent.
         """
         data = cls(
             tuple(argument.workspace(dtype, names) for argument in spec.workspaces),

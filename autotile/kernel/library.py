@@ -34,23 +34,16 @@ class Variant(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """A check of outputs by a function, in the process that tunes.
-
-    Attributes
-    ----------
-    buffers
-        Names of the buffers whose content is checked. ``"y.value"`` stands for the values of ``y``, decoded, and
-        ``"y.expected"`` for the expected ones.
-    check
-        Called with a configuration and the content of each buffer after a launch, in the type that it is stored in.
-        Returns what is wrong, empty if nothing is, and further telemetry of the trial.
-    folder
-        Folder through which the contents reach this process.
-    """
+    """A check of outputs by a function, in the process that tunes."""
 
     buffers: tuple[str, ...]
+    """Names of the buffers whose content is checked. ``"y.value"`` stands for the values of ``y``, decoded, and
+    ``"y.expected"`` for the expected ones."""
     check: Callable[[Config, Mapping[str, NDArray[Any]]], tuple[str, Mapping[str, float | str]]]
+    """Called with a configuration and the content of each buffer after a launch, in the type that it is stored in.
+    Returns what is wrong, empty if nothing is, and further telemetry of the trial."""
     folder: str
+    """Folder through which the contents reach this process."""
 
     def inspect(self, config: Config, folder: Path) -> tuple[str, Mapping[str, float | str]]:
         """Check the contents in a folder, which is then removed."""
@@ -67,31 +60,22 @@ class Inspection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A search space with the text of its template.
-
-    Attributes
-    ----------
-    source
-        Text of the template.
-    template_path
-        Path of the template; its folder is the first include folder.
-    source_hash
-        SHA-256 of the template and of the author's files that it includes, directly or indirectly. Comments and
-        indentation are ignored, so that editing a comment does not invalidate measurements. Where a macro names the
-        included file, all text files below the template's folder and below the include folders count.
-    variant
-        Function that makes the source of a configuration, which then has no macros for its parameters; None if the
-        source is the template.
-    inspection
-        Check of the outputs by a function; None if the reference is all.
-    """
+    """A search space with the text of its template."""
 
     spec: KernelSpec
     source: str
+    """Text of the template."""
     template_path: Path
+    """Path of the template; its folder is the first include folder."""
     source_hash: str
+    """SHA-256 of the template and of the author's files that it includes, directly or indirectly. Comments and
+    indentation are ignored, so that editing a comment does not invalidate measurements. Where a macro names the
+    included file, all text files below the template's folder and below the include folders count."""
     variant: Callable[[Config], Variant] | None = None
+    """Function that makes the source of a configuration, which then has no macros for its parameters; None if the
+    source is the template."""
     inspection: Inspection | None = None
+    """Check of the outputs by a function; None if the reference is all."""
     reference_function: ReferenceFunction | None = None
     """Function that computes the expected outputs, if the reference is one."""
     include_folders: tuple[Path, ...] = ()
@@ -136,16 +120,8 @@ def load_kernel(name: KernelName, folders: Sequence[Path] | None = None) -> Kern
     An object that holds a kernel is asked for it.
 
     The files are read at each call. If they have not changed since the last call, the same object is returned, so that
-    thousands of served problems share it.
-
-    Raises
-    ------
-    UnknownKernelError
-        There is no such kernel; the message suggests similar names.
-    SpecError
-        The search-space file is malformed.
-    InputError
-        A file cannot be read.
+    thousands of served problems share it. Raise `UnknownKernelError` if there is no such kernel; the message suggests
+    similar names. Raise `SpecError` if the search-space file is malformed. Raise `InputError` if a file cannot be read.
     """
     if held := held_kernel(name):
         return held
@@ -179,14 +155,8 @@ def held_kernel(name: KernelName) -> Kernel | None:
 def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, folder: Path | None = None) -> Kernel:
     """Return a kernel of a parsed search space, and of the template at a path unless its text is given.
 
-    Relative include folders are below ``folder``; None for the template's.
-
-    Raises
-    ------
-    SpecError
-        An include folder does not exist.
-    InputError
-        The template, or a file that it includes, cannot be read.
+    Relative include folders are below ``folder``; None for the template's. Raise `SpecError` if an include folder does
+    not exist; `InputError` if the template, or a file that it includes, cannot be read.
     """
     if source is None:
         source = read_text(template, "template")

@@ -36,51 +36,34 @@ _MAX_KERNELS = 64
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A library that computes an operation.
-
-    Attributes
-    ----------
-    name, version
-        Name, and version; times of another version are not compared.
-    call
-        Callable over the arrays of the operation's kernels, in the order of their arguments, which writes the outputs.
-        None for cuBLAS.
-    """
+    """A library that computes an operation."""
 
     name: str
     version: str
+    """Name, and version; times of another version are not compared."""
     call: Callable[..., object] | None = None
+    """Callable over the arrays of the operation's kernels, in the order of their arguments, which writes the outputs.
+    None for cuBLAS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A kernel of an operation.
-
-    Attributes
-    ----------
-    name
-        Name of the kernel.
-    kernel
-        Name of the kernel, or path of its search-space file.
-    when
-        Condition on the operation's sizes, flags and conditions, and on ``device.*``; None if there is none.
-    sizes
-        Value of each size and flag of the kernel, as an expression of the operation's.
-    required
-        Sizes and flags that the kernel lacks, each with the only value for which it computes the operation.
-    dtypes
-        Element types for which it is used.
-    measured_only
-        Whether it is served only on a GPU on which it was measured.
-    """
+    """A kernel of an operation."""
 
     name: str
+    """Name of the kernel."""
     kernel: str
+    """Name of the kernel, or path of its search-space file."""
     when: Expression | None
+    """Condition on the operation's sizes, flags and conditions, and on ``device.*``; None if there is none."""
     sizes: Mapping[str, Expression | str]
+    """Value of each size and flag of the kernel, as an expression of the operation's."""
     required: Mapping[str, int]
+    """Sizes and flags that the kernel lacks, each with the only value for which it computes the operation."""
     dtypes: tuple[str, ...]
+    """Element types for which it is used."""
     measured_only: bool = False
+    """Whether it is served only on a GPU on which it was measured."""
 
     def load(self) -> Kernel:
         """Read the kernel; see `load_kernel`."""
@@ -109,40 +92,27 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A parsed operation file.
-
-    Attributes
-    ----------
-    name, summary
-        Name, and description in one line.
-    sizes
-        Every size, flag and condition with its default.
-    flags
-        Names that select what is computed, 0 or 1.
-    conditions
-        Names that limit how it is computed, 0 or 1.
-    dtypes
-        Element types.
-    members
-        Kernels, in the order of the file.
-    libraries
-        Names of `LIBRARIES` that compute it.
-    source
-        Name of the file, for messages.
-    digest
-        SHA-256 of what is computed: name, sizes, flags and element types.
-    """
+    """A parsed operation file."""
 
     name: str
     summary: str
+    """Name, and description in one line."""
     sizes: Mapping[str, int]
+    """Every size, flag and condition with its default."""
     flags: tuple[str, ...]
+    """Names that select what is computed, 0 or 1."""
     conditions: tuple[str, ...]
+    """Names that limit how it is computed, 0 or 1."""
     dtypes: tuple[str, ...]
+    """Element types."""
     members: tuple[Member, ...]
+    """Kernels, in the order of the file."""
     libraries: tuple[str, ...]
+    """Names of `LIBRARIES` that compute it."""
     source: str
+    """Name of the file, for messages."""
     digest: str
+    """SHA-256 of what is computed: name, sizes, flags and element types."""
 
     @property
     def proper_sizes(self) -> tuple[str, ...]:

@@ -77,6 +77,8 @@ def parse_spec(
 ) -> KernelSpec:
     """Parse and check a search-space file.
 
+    Raise `SpecError` if the file is malformed; the message gives the file, the line, the key and the remedy.
+
     Parameters
     ----------
     text
@@ -89,11 +91,6 @@ def parse_spec(
         Rules and heuristics of such a kernel that are functions, by their names; see `parse_predicate`.
     functions
         Functions of ``[computed]`` by name; None where they are not known.
-
-    Raises
-    ------
-    SpecError
-        The file is malformed; the message gives the file, the line, the key and the remedy.
     """
     document = read_document(text, source)
     document.allow(SECTIONS, deprecated=(_FORMER_HEURISTICS,))

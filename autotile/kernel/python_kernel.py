@@ -180,13 +180,9 @@ def call_with(
 ) -> Any:
     """Call a function with what it asks for.
 
-    If its arguments are named as arrays, scalars or sizes, it gets those; with ``**`` it gets all others too.
-    Otherwise it gets the arrays, or the arrays and the scalars, in the order of the kernel's arguments.
-
-    Raises
-    ------
-    InputError
-        The function's arguments are neither.
+    If its arguments are named as arrays, scalars or sizes, it gets those; with ``**`` it gets all others too. Otherwise
+    it gets the arrays, or the arrays and the scalars, in the order of the kernel's arguments. Raise `InputError` if the
+    function's arguments are neither.
     """
     known = {**sizes, **scalars, **arrays}
     try:
@@ -213,17 +209,14 @@ def call_with(
 def arranged_outputs(returned: Any, names: Sequence[str]) -> dict[str, Any]:
     """Return the outputs by name.
 
+    Raise `InputError` if there are too few or too many.
+
     Parameters
     ----------
     returned
         What the function returned: the array of the only output, a tuple or list with one for each, or a mapping.
     names
         Names of the outputs, in order.
-
-    Raises
-    ------
-    InputError
-        There are too few or too many.
     """
     expected = ", ".join(names)
     if isinstance(returned, Mapping):
@@ -316,6 +309,8 @@ def map_rows(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> N
 def parse_predicate(function: Predicate, parameters: Sequence[str], location: Location) -> Expression:
     """Return a function of parameters as an expression.
 
+    Raise `SpecError` if an argument of the function is not a parameter.
+
     Parameters
     ----------
     function
@@ -326,11 +321,6 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
         Names of all parameters.
     location
         Location for messages.
-
-    Raises
-    ------
-    SpecError
-        An argument of the function is not a parameter.
     """
     name = getattr(function, "__name__", type(function).__name__)
     shown = "a function" if name == "<lambda>" else f"{name}()"
@@ -399,31 +389,21 @@ class _Predicate(NamedTuple):
 
 
 class PythonDocument(NamedTuple):
-    """A kernel as a search-space file would state it, and what such a file cannot hold.
-
-    Attributes
-    ----------
-    document
-        Tables of the search-space file by name.
-    rules, heuristics
-        Rules and heuristics that are functions, by name.
-    source
-        Text of the template; None if it is a file.
-    template
-        Path of the template; None if it is a text.
-    arrays
-        Contents of buffers and expected outputs, by the names of the files that the document gives for them.
-    reference
-        Function that computes the expected outputs; None if the reference is none.
-    """
+    """A kernel as a search-space file would state it, and what such a file cannot hold."""
 
     document: dict[str, Any]
+    """Tables of the search-space file by name."""
     rules: dict[str, Predicate]
     heuristics: dict[str, Predicate]
+    """Rules and heuristics that are functions, by name."""
     source: str | None
+    """Text of the template; None if it is a file."""
     template: Path | None
+    """Path of the template; None if it is a text."""
     arrays: dict[str, NDArray[Any]]
+    """Contents of buffers and expected outputs, by the names of the files that the document gives for them."""
     reference: Callable[..., Any] | None
+    """Function that computes the expected outputs; None if the reference is none."""
 
 
 _REQUIRED = ("kernel", "problem", "parameters", "arguments", "reference")
@@ -450,6 +430,8 @@ def build_document(
 ) -> PythonDocument:
     """Return the document for the arguments of `autotile.kernel`.
 
+    Raise `InputError` if an argument has a type that no search-space file could hold.
+
     Parameters
     ----------
     kernel, problem, work
@@ -458,11 +440,6 @@ def build_document(
         Further sections, which are merged with those that the other arguments make.
     others
         As for `autotile.kernel`.
-
-    Raises
-    ------
-    InputError
-        An argument has a type that no search-space file could hold.
     """
     text, template = _source(source)
     if not (isinstance(entry, str) or (entry is None and steps)):

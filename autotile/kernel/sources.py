@@ -377,10 +377,7 @@ _MAX_QUOTED = 120
 def read_text(path: Path, what: str) -> str:
     """Return the text of a file, whose lines end with a line feed; ``what`` names it in errors.
 
-    Raises
-    ------
-    InputError
-        It cannot be read, is too large, or is not UTF-8.
+    Raise `InputError` if it cannot be read, is too large, or is not UTF-8.
     """
     try:
         return read_bytes(path, what).decode().replace("\r\n", "\n").replace("\r", "\n")

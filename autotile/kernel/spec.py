@@ -111,10 +111,7 @@ class Build:
     def arguments(self, names: Mapping[str, Value]) -> tuple[str, ...]:
         """Return the options of the compiler, given the value of every name.
 
-        Raises
-        ------
-        ConfigError
-            An expression has no value, or its value makes an option that is not accepted.
+        Raise `ConfigError` if an expression has no value, or its value makes an option that is not accepted.
         """
         found: list[str] = []
         for text, pieces in self.options.items():
@@ -275,34 +272,24 @@ _WIDE = {"complex64": "complex128", "complex128": "complex128"}
 
 
 class ReferenceKernel(NamedTuple):
-    """A kernel that computes the expected outputs.
-
-    Attributes
-    ----------
-    entry
-        C++ name of the ``__global__`` function.
-    template
-        File name of its source, in the folder of the template; None for the template itself.
-    block, grid, dynamic_smem_bytes
-        Its launch, as expressions over sizes, flags, parameters (with the values of the default configuration) and
-        ``device.*``.
-    defines
-        Macros besides those of the default configuration: an expression, or text.
-    arguments
-        Names of its arguments in order; None for those of the kernel.
-    element_type
-        ``"float64"`` if every floating-point argument is passed in double precision, as for ``naive<double>``; None if
-        the arguments have the types of the kernel's.
-    """
+    """A kernel that computes the expected outputs."""
 
     entry: str
+    """C++ name of the ``__global__`` function."""
     template: str | None
+    """File name of its source, in the folder of the template; None for the template itself."""
     block: tuple[Expression, ...]
     grid: tuple[Expression, ...]
     dynamic_smem_bytes: Expression | None
+    """Its launch, as expressions over sizes, flags, parameters (with the values of the default configuration) and
+    ``device.*``."""
     defines: Mapping[str, Expression | str]
+    """Macros besides those of the default configuration: an expression, or text."""
     arguments: tuple[str, ...] | None
+    """Names of its arguments in order; None for those of the kernel."""
     element_type: Wide | None
+    """``"float64"`` if every floating-point argument is passed in double precision, as for ``naive<double>``; None if
+    the arguments have the types of the kernel's."""
 
     def meaning(self) -> dict[str, Any]:
         """Return its part of the space hash."""
@@ -436,42 +423,28 @@ class Tolerance(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """How the expected outputs are computed, and how closely a kernel must match them.
-
-    Attributes
-    ----------
-    outputs
-        Expression of the values of each output, in float64; empty for the other forms.
-    reduction
-        Number of terms summed into each output element; the tolerance grows with its square root.
-    tolerance
-        Tolerance that replaces the one computed from dtypes and ``reduction``.
-    tolerances
-        Tolerances of single outputs, which take precedence.
-    kernel
-        Kernel that computes the outputs.
-    files
-        File of the values of each output that is not an expression: a ``.npy`` file, at the default sizes.
-    function
-        Name of the Python function that computes the outputs; the function itself is attached to the kernel.
-    is_agreement
-        Whether there is no reference, and configurations are compared with each other.
-    comparison
-        Name of the Python function that compares the outputs, instead of tolerances; it is attached to the kernel.
-    unchecked
-        Written buffers that are not compared with anything.
-    """
+    """How the expected outputs are computed, and how closely a kernel must match them."""
 
     outputs: Mapping[str, ArrayExpression]
+    """Expression of the values of each output, in float64; empty for the other forms."""
     reduction: Expression
+    """Number of terms summed into each output element; the tolerance grows with its square root."""
     tolerance: float | None
+    """Tolerance that replaces the one computed from dtypes and ``reduction``."""
     tolerances: Mapping[str, Tolerance] = {}
+    """Tolerances of single outputs, which take precedence."""
     kernel: ReferenceKernel | None = None
+    """Kernel that computes the outputs."""
     files: Mapping[str, str] = {}
+    """File of the values of each output that is not an expression: a ``.npy`` file, at the default sizes."""
     function: str | None = None
+    """Name of the Python function that computes the outputs; the function itself is attached to the kernel."""
     is_agreement: bool = False
+    """Whether there is no reference, and configurations are compared with each other."""
     comparison: str | None = None
+    """Name of the Python function that compares the outputs, instead of tolerances; it is attached to the kernel."""
     unchecked: tuple[str, ...] = ()
+    """Written buffers that are not compared with anything."""
 
     @property
     def notice(self) -> str:

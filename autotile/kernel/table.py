@@ -339,25 +339,17 @@ def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProblemSection:
-    """The parsed section ``[problem]``: names for expressions, and two problems at which each expression is tested.
-
-    Attributes
-    ----------
-    sizes, ragged
-        Default and ragged sizes, with the flags at their defaults.
-    flags
-        Names that are 0 or 1.
-    dtypes
-        Element types that the kernel supports.
-    parameters
-        Kinds of the parameters that shapes and references may use; ``sizes`` and ``ragged`` hold a value of each.
-    """
+    """The parsed section ``[problem]``: names for expressions, and two problems at which each expression is tested."""
 
     sizes: Mapping[str, int]
     ragged: Mapping[str, int]
+    """Default and ragged sizes, with the flags at their defaults."""
     flags: tuple[str, ...]
+    """Names that are 0 or 1."""
     dtypes: tuple[str, ...]
+    """Element types that the kernel supports."""
     parameters: Mapping[str, Kind] = field(default_factory=dict)
+    """Kinds of the parameters that shapes and references may use; ``sizes`` and ``ragged`` hold a value of each."""
 
     @property
     def own_names(self) -> frozenset[str]:

@@ -86,32 +86,22 @@ _USUAL_BYTES_PER_S = 1e12
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """Estimated times and what they follow from: float64 columns, one row per configuration, shape (rows,).
-
-    Attributes
-    ----------
-    time_us
-        Time of a call in microseconds. Times of one problem may be compared; their common scale is rough.
-    bound_us
-        Least time of any configuration: the operations or the bytes at the device's peak, and a launch.
-    threads, registers
-        Threads per block; registers per thread, declared or assumed.
-    blocks, blocks_per_sm
-        Blocks, those of a persistent kernel without the limit of its grid; blocks resident on an SM.
-    items
-        Outputs that a thread computes, or inputs that it reduces.
-    is_declared
-        Whether the file states the work and the registers; without them the order of the estimates is a guess.
-    """
+    """Estimated times and what they follow from: float64 columns, one row per configuration, shape (rows,)."""
 
     time_us: Column
+    """Time of a call in microseconds. Times of one problem may be compared; their common scale is rough."""
     bound_us: Column
+    """Least time of any configuration: the operations or the bytes at the device's peak, and a launch."""
     threads: Column
     registers: Column
+    """Threads per block; registers per thread, declared or assumed."""
     blocks: Column
     blocks_per_sm: Column
+    """Blocks, those of a persistent kernel without the limit of its grid; blocks resident on an SM."""
     items: Column
+    """Outputs that a thread computes, or inputs that it reduces."""
     is_declared: bool
+    """Whether the file states the work and the registers; without them the order of the estimates is a guess."""
 
 
 def estimate_times(
