@@ -198,7 +198,7 @@ class DeviceCeilings(Result):
 
 
 def check_ceilings(measured: DeviceCeilings) -> None:
-    """Raise a `DataError` unless GPU and time are known, and each ceiling is known, there once and inside its interval."""
+    """Raise a `DataError` unless GPU and time are known, and each ceiling is known, once, and in its interval."""
     if not measured.gpu_uuid or measured.measured_at is None:
         raise DataError("a measurement has the UUID of its GPU, and a time", field="gpu_uuid")
     names = [ceiling.name for ceiling in measured.ceilings]

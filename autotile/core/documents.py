@@ -100,20 +100,14 @@ def json_text(value: Any) -> str:
     return storable(encode_json(value, compact=True))
 
 
-class NotJson:
-    """Cell of a JSON column that holds something else, which matches no schema."""
-
-    __slots__ = ()
-
-
 def json_cell(cell: Any) -> Any:
-    """Return the value of a cell of a JSON column, or `NotJson` for its schema to refuse."""
+    """Return the value of a cell of a JSON column; `Ellipsis`, which matches no schema, if it holds something else."""
     if cell is None:
         return None
     try:
         return msgspec.json.decode(cell)
     except (ValueError, TypeError, OverflowError, RecursionError):
-        return NotJson()
+        return ...
 
 
 class Format(msgspec.Struct):
@@ -191,7 +185,7 @@ def _data_error(error: Exception) -> DataError:
     message = str(error)
     place = _PLACE.search(message)
     fault = (message[: place.start()] if place else message).replace("`", "")[:_SHOWN_CHARACTERS]
-    fault = fault.replace(f"got {NotJson.__name__}", "got something that is not JSON")
+    fault = fault.replace("got ellipsis", "got something that is not JSON")
     field = (f"a key of {place[2]}" if place[1] else place[2]) if place else ""
     is_word = fault[1:2].islower()
     return DataError(fault[:1].lower() + fault[1:] if is_word else fault, field=field[:_SHOWN_CHARACTERS])

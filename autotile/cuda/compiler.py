@@ -123,12 +123,12 @@ def compile_job(
         "compiler": build.compiler,
     }
     if kernel.variant is not None:
-        variant = kernel.variant(config)
-        own = sources_with_options(kernel.template_path, variant.source, kernel.include_folders, variant.options)
-        identity = "\0".join((kernel.source_hash, variant.source, *([own.digest] if own.included else [])))
+        source, options = kernel.variant(config)
+        own = sources_with_options(kernel.template_path, source, kernel.include_folders, options)
+        identity = "\0".join((kernel.source_hash, source, *([own.digest] if own.included else [])))
         digest = hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest()
-        options = (*spec.options, *variant.options)
-        return CompileJob(source=variant.source, source_hash=digest, entry=spec.entry, options=options, **shared)
+        options = (*spec.options, *options)
+        return CompileJob(source=source, source_hash=digest, entry=spec.entry, options=options, **shared)
     sizes = sizes if sizes is not None else spec.sizes
     names = {**sizes, **config}
     arguments = build.arguments(names)

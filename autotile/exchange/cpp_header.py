@@ -550,14 +550,17 @@ def write_shipped_header(shipment: Shipment, dtype: str, output: Path) -> tuple[
     Raise `InputError` if a file cannot be written, or the kernel depends on a property of the device that a header
     cannot know.
     """
-
-    def precedence(winner: Winner) -> tuple[bool, bool, bool, float]:
-        """Put measured ones, cold L2, the user's own and the newest first; the user's own are in order already."""
-        age = -winner.tuned_at.timestamp() if winner.shipped else 0.0
-        return (winner.key.source != "cuda", winner.key.l2_mode != "cold", winner.shipped, age)
-
     bundled, images, cubins = shipment.bundled, {}, []
-    winners = sorted((winner for winner in bundled.winners if winner.key.dtype == dtype), key=precedence)
+    # Measured ones, cold L2, the user's own and the newest come first; the user's own are in order already.
+    winners = sorted(
+        (winner for winner in bundled.winners if winner.key.dtype == dtype),
+        key=lambda winner: (
+            winner.key.source != "cuda",
+            winner.key.l2_mode != "cold",
+            winner.shipped,
+            -winner.tuned_at.timestamp() if winner.shipped else 0.0,
+        ),
+    )
     rules = [stored for stored in bundled.rules if stored.key.dtype == dtype]
     for cubin in bundled.cubins:
         if cubin.dtype == dtype:

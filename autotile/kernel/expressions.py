@@ -706,7 +706,12 @@ class Expression:
         try:
             value = evaluate(self.node, env, True)
         except ExpressionError as error:
-            problem = f"{error.problem}{self._first_values(error.rows, env)}"
+            # The message has the values in the first of the rows: " where BM = 64, TM = 0".
+            columns = {name: env[name] for name in sorted(self.names)}
+            shape = np.broadcast_shapes(np.shape(error.rows), *(np.shape(column) for column in columns.values()))
+            row = np.unravel_index(int(np.argmax(np.broadcast_to(error.rows, shape))), shape)
+            values = [f"{name} = {np.broadcast_to(column, shape)[row].item()}" for name, column in columns.items()]
+            problem = error.problem + (f" where {', '.join(values)}" if values else "")
             raise self.location.error(problem, column=error.column, expression=self.text) from None
         shapes = [column.shape for name in self.names if isinstance(column := env[name], np.ndarray)]
         return np.broadcast_to(value, np.broadcast_shapes(*shapes)) if shapes else value
@@ -733,16 +738,6 @@ class Expression:
         if self.kind == "real":
             node = Node("round", "number", (self.node,), language.nearest_whole, 1)
         return self if self.kind == "number" else replace(self, kind="number", node=node)
-
-    def _first_values(self, rows: Rows, env: Environment) -> str:
-        """Return the values in the first of the given rows as text: ``" where BM = 64, TM = 0"``."""
-        columns = {name: env[name] for name in sorted(self.names)}
-        if not columns:
-            return ""
-        shape = np.broadcast_shapes(np.shape(rows), *(np.shape(column) for column in columns.values()))
-        index = np.unravel_index(int(np.argmax(np.broadcast_to(rows, shape))), shape)
-        values = {name: np.broadcast_to(column, shape)[index].item() for name, column in columns.items()}
-        return " where " + ", ".join(f"{name} = {value}" for name, value in values.items())
 
 
 def parse_expression(text: str, kinds: Mapping[str, Kind], location: Location = UNKNOWN_LOCATION) -> Expression:

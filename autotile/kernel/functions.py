@@ -167,11 +167,6 @@ def _ceil_log2(value: Operand, where: Rows) -> Operand:
     return np.searchsorted(2 ** np.arange(63, dtype=np.int64), value).astype(np.int64)
 
 
-def _is_power_of_two(value: Operand, where: Rows) -> Operand:
-    bounded = np.maximum(value, 1) if isinstance(value, np.ndarray) else max(value, 1)
-    return (value > 0) & (value & (bounded - 1) == 0)
-
-
 def unchanged(value: Operand, where: Rows) -> Operand:
     """Return the value, as ``floor``, ``ceil`` and ``round`` do with a whole number."""
     return value
@@ -289,7 +284,9 @@ FUNCTIONS: Mapping[str, ScalarFunction] = {
     ),
     "lcm": ScalarFunction("lcm(a, b)", _least_multiple, None, arguments=_SEVERAL),
     "ceil_log2": ScalarFunction("ceil_log2(a)", _ceil_log2, None),
-    "is_power_of_two": ScalarFunction("is_power_of_two(a)", _is_power_of_two, None, result="boolean"),
+    "is_power_of_two": ScalarFunction(
+        "is_power_of_two(a)", lambda a, where: (a > 0) & (a & (a - 1) == 0), None, result="boolean"
+    ),
     "abs": ScalarFunction("abs(a)", _absolute, lambda value, where: abs(value)),
     "floor": ScalarFunction("floor(a)", unchanged, _rounded(np.floor), result="number"),
     "ceil": ScalarFunction("ceil(a)", unchanged, _rounded(np.ceil), result="number"),

@@ -250,10 +250,20 @@ def parse_steps(document: Table, arguments: Sequence[Argument], kinds: Mapping[s
             raise table.error(name, "the file has [[steps]], of which each has its own; remove this one")
     own_kinds = launch_kinds(document, kinds)
     steps = []
-    for table in document.tables("steps", max_length=MAX_STEPS):
+    entries = document.entries("steps")
+    if len(entries) > MAX_STEPS:
+        raise document.error("steps", f"at most {MAX_STEPS} tables are accepted, got {len(entries)}")
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise document.error("steps", f"expected tables, as in [[steps]], got {describe(entry)}")
+        document.check_length("steps", entry)
+        table = Table(document.source, document.lines, f"steps[{number}]", entry)
         table.allow(("entry", "arguments", "when", "times", "swap", "main", *_LAUNCH))
+        names = table.entries("arguments") if "arguments" in table.data else [*passed]
+        for name in names:
+            table.check_known("arguments", name, tuple(passed))
         step = Step(
-            arguments=table.names("arguments", tuple(passed)) if "arguments" in table.data else tuple(passed),
+            arguments=tuple(names),
             entry=_entry(table),
             launch=_launch(table, own_kinds),
             when=table.optional_expression("when", kinds, "boolean"),

@@ -25,14 +25,6 @@ if TYPE_CHECKING:
     from autotile.kernel.python_kernel import ReferenceFunction
 
 
-class Variant(NamedTuple):
-    """Source and options that one configuration compiles, for a kernel whose source a function makes."""
-
-    source: str
-    options: tuple[str, ...] = ()
-    """Compiler options besides those of the search space."""
-
-
 class Inspection(NamedTuple):
     """A check of outputs by a function, in the process that tunes."""
 
@@ -71,9 +63,9 @@ class Kernel:
     """SHA-256 of the template and of the author's files that it includes, directly or indirectly. Comments and
     indentation are ignored, so that editing a comment does not invalidate measurements. Where a macro names the
     included file, all text files below the template's folder and below the include folders count."""
-    variant: Callable[[Config], Variant] | None = None
-    """Function that makes the source of a configuration, which then has no macros for its parameters; None if the
-    source is the template."""
+    variant: Callable[[Config], tuple[str, tuple[str, ...]]] | None = None
+    """Function that makes the source of a configuration, which then has no macros for its parameters, and its compiler
+    options besides those of the search space; None if the source is the template."""
     inspection: Inspection | None = None
     """Check of the outputs by a function; None if the reference is all."""
     reference_function: ReferenceFunction | None = None
@@ -212,7 +204,7 @@ def _reference_template(spec: KernelSpec, template: Path) -> Path | None:
 
 
 def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:
-    """Return the names of the kernels in the kernel folders, sorted."""
+    """Return the names of the files in folders, those of kernels unless others are given, sorted."""
     folders = folders if folders is not None else read_settings().kernel_folders
     return sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
 

@@ -21,8 +21,8 @@ from autotile.core.model import Problem
 from autotile.errors import ProblemError, SpecError, UnknownKernelError, nearest
 from autotile.kernel.expressions import Expression
 from autotile.kernel.functions import Kind
-from autotile.kernel.library import Kernel, is_path, load_kernel
-from autotile.kernel.parser import KERNEL_NAME, NAME_RULE, parse_dtypes, parse_flags, parse_sizes
+from autotile.kernel.library import Kernel, is_path, kernel_names, load_kernel
+from autotile.kernel.parser import KERNEL_NAME, NAME_RULE, parse_defaults, parse_dtypes
 from autotile.kernel.problem import completed_problem
 from autotile.kernel.sources import is_file, read_text
 from autotile.kernel.table import Table, describe, read_document
@@ -177,8 +177,7 @@ def parse_operation(text: str, source: str, *, folder: Path = Path()) -> Operati
     table = document.table("operation")
     table.allow(_KEYS)
     taken: dict[str, str] = {}
-    sizes, flags = parse_sizes(table, taken), parse_flags(table, taken)
-    conditions = parse_flags(table, taken, "conditions")
+    sizes, flags, conditions = (parse_defaults(table, each, taken) for each in ("sizes", "flags", "conditions"))
     dtypes, libraries = parse_dtypes(table), table.texts("libraries", optional=True)
     for library in libraries:
         if library not in LIBRARIES:
@@ -257,7 +256,7 @@ def load_operation(name: str) -> Operation:
     """Read an operation: a name is looked up in the folders of operations; with a slash or ``.toml`` it is a path."""
     path = _find(name)
     if path is None:
-        names = operation_names()
+        names = kernel_names(read_settings().operation_folders)
         raise UnknownKernelError(f"no operation named {name!r}{nearest(name, names)} (known: {', '.join(names)})")
     text, path = read_text(path, "operation file"), path.absolute()
     if path not in _read or _read[path][0] != text:
@@ -285,8 +284,3 @@ def _find(name: str) -> Path | None:
             if "operation" in read_document(read_text(path, "file"), str(path)).data:
                 return path
     return None
-
-
-def operation_names() -> list[str]:
-    """Return the names of the operations in the folders of operations, sorted."""
-    return sorted({path.stem for folder in read_settings().operation_folders for path in folder.glob("*.toml")})

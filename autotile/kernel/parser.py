@@ -30,7 +30,7 @@ from autotile.kernel.spec import (
     parse_objective,
     parse_reference,
 )
-from autotile.kernel.table import ProblemSection, Table, check_names, describe, read_document
+from autotile.kernel.table import MAX_WHOLE_NUMBER, ProblemSection, Table, check_names, describe, read_document
 
 if TYPE_CHECKING:
     from autotile.kernel.python_kernel import Predicate
@@ -104,8 +104,7 @@ def parse_spec(
     problem_table.allow(("sizes", "flags", "ragged", "dtypes"))
 
     taken: dict[str, str] = {}
-    sizes = parse_sizes(problem_table, taken)
-    flags = parse_flags(problem_table, taken)
+    sizes, flags = (parse_defaults(problem_table, each, taken) for each in ("sizes", "flags"))
     parameters_table = document.table("parameters")
     if not parameters_table.data:
         raise parameters_table.error("", "no parameter is declared; declare at least one, as in BM = [64, 128]")
@@ -196,18 +195,12 @@ def derived_ragged(sizes: Mapping[str, int]) -> dict[str, int]:
     return ragged
 
 
-def parse_sizes(problem: Table, taken: dict[str, str]) -> dict[str, int]:
-    """Return the sizes of a section with their defaults; ``taken`` holds the names in use."""
-    table = problem.table("sizes", optional=True)
-    check_names(table, what="a size", taken=taken)
-    return {name: table.whole_number(name, minimum=1) for name in table.data}
-
-
-def parse_flags(problem: Table, taken: dict[str, str], name: str = "flags") -> dict[str, int]:
-    """Return the flags of a section with their defaults."""
-    table = problem.table(name, optional=True)
-    check_names(table, what="a flag", taken=taken)
-    return {name: table.whole_number(name, minimum=0, maximum=1) for name in table.data}
+def parse_defaults(problem: Table, section: str, taken: dict[str, str]) -> dict[str, int]:
+    """Return the names in a section, of sizes or of flags, with their defaults; ``taken`` holds the names in use."""
+    table = problem.table(section, optional=True)
+    noun, least, most = ("a size", 1, MAX_WHOLE_NUMBER) if section == "sizes" else ("a flag", 0, 1)
+    check_names(table, what=noun, taken=taken)
+    return {name: table.whole_number(name, minimum=least, maximum=most) for name in table.data}
 
 
 def _values(table: Table, name: str) -> tuple[Value, ...]:

@@ -89,12 +89,8 @@ def strip_comments(text: str) -> str:
     has_header_comment = any("//" in name or "/*" in name for name in _HEADER_NAME.findall(text))
     if not (_RAW.search(text) or has_header_comment or ("'" in text and _SEPARATOR_BACKWARDS.search(text[::-1]))):
         return _TOKEN.sub(lambda match: match[1] or " ", text)
-
-    def replace_token(match: re.Match[str]) -> str:
-        number, raw, _, quoted = match.groups()
-        return repr(raw).replace(" ", r"\x20") if raw else number or quoted or " "
-
-    return _RARE_TOKEN.sub(replace_token, text)
+    # The groups are a number or the name of a header, a raw string, its delimiter, and a quoted text.
+    return _RARE_TOKEN.sub(lambda m: repr(m[2]).replace(" ", r"\x20") if m[2] else m[1] or m[4] or " ", text)
 
 
 def normalize(code: str) -> str:
@@ -152,7 +148,12 @@ def global_functions(source: str) -> list[GlobalFunction]:
     code = re.sub(r"^[^\S\n]*#(?:[^\\\n]|\\\n|\\)*", "", code, flags=re.MULTILINE)  # directives
     found = []
     for match in _GLOBAL.finditer(code):
-        text = _without_attributes(code[match.end() : match.end() + _MAX_DECLARATION])
+        text = code[match.end() : match.end() + _MAX_DECLARATION]
+        while attribute := _ATTRIBUTE.search(text):  # __launch_bounds__(...) and the like before the parameters
+            inside = _inside(text, attribute.end() - 1)
+            if inside is None or text.find("(") < attribute.end() - 1:
+                break
+            text = text[: attribute.start()] + " " + text[attribute.end() + len(inside) + 1 :]
         opening = text.find("(")
         name = _NAME.search(text[:opening]) if opening >= 0 else None
         if name is None or set(text[:opening]) & set(";{}="):
@@ -180,16 +181,6 @@ def template_names(source: str) -> frozenset[str]:
             if name := _NAME.search(part.partition("=")[0].rstrip()):
                 names.add(name[1])
     return frozenset(names)
-
-
-def _without_attributes(text: str) -> str:
-    """Return the text with ``__launch_bounds__(...)`` and the like removed before the list of parameters."""
-    while (match := _ATTRIBUTE.search(text)) is not None:
-        inside = _inside(text, match.end() - 1)
-        if inside is None or text.find("(") < match.end() - 1:  # it follows the parameters
-            return text
-        text = text[: match.start()] + " " + text[match.end() + len(inside) + 1 :]
-    return text
 
 
 def _closing(text: str, opening: int) -> int | None:

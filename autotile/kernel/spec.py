@@ -221,7 +221,18 @@ def _normalized(text: str) -> Iterator[str]:
     name, value = match[1], match[2]
     if name in ("Xptxas", "ptxas-options"):
         for inner in (value or "").split(","):
-            yield f"--ptxas-options={_assembler_option(inner)}"
+            if (match := _OPTION.fullmatch(inner)) is None:
+                raise ValueError(f"{inner!r} is not an option of the assembler, such as -dlcm=cg")
+            name, value = match[1], match[2]
+            if name in _FORBIDDEN:
+                raise ValueError(_NOT_OWN)
+            if name == _CONTROLS:
+                if _FILE_NAME.fullmatch(value or "") is None:
+                    raise ValueError("expected the name of a file in the kernel's folder, without directories")
+                inner = f"--{_CONTROLS}={value}"  # noqa: PLW2901 - with two dashes
+            elif value is not None and (_SAFE_VALUE.fullmatch(value) is None or ".." in value):
+                raise ValueError(f"the value of {name} may hold letters, digits and '_.,+:%-' only")
+            yield f"--ptxas-options={inner}"
         return
     if _ATTACHED.match(words[0]) or name in _FORBIDDEN:
         raise ValueError(_NOT_OWN)
@@ -232,22 +243,6 @@ def _normalized(text: str) -> Iterator[str]:
             yield words[0].partition("=")[0]
     elif name != "maxrregcount" or value != "0":  # which is no limit, as for nvcc
         yield words[0]
-
-
-def _assembler_option(text: str) -> str:
-    match = _OPTION.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not an option of the assembler, such as -dlcm=cg")
-    name, value = match[1], match[2]
-    if name in _FORBIDDEN:
-        raise ValueError(_NOT_OWN)
-    if name == _CONTROLS:
-        if _FILE_NAME.fullmatch(value or "") is None:
-            raise ValueError("expected the name of a file in the kernel's folder, without directories")
-        return f"--{_CONTROLS}={value}"
-    if value is not None and (_SAFE_VALUE.fullmatch(value) is None or ".." in value):
-        raise ValueError(f"the value of {name} may hold letters, digits and '_.,+:%-' only")
-    return text
 
 
 def _value(expression: Expression, names: Mapping[str, Value]) -> Value:
@@ -974,22 +969,17 @@ def is_entry(text: str) -> bool:
     return not opening or (arguments.rstrip().endswith(">") and _is_balanced(arguments.rstrip()[:-1]))
 
 
-def _template_arguments(entry: str) -> str:
-    """Return the template arguments of an entry as written; "" if it has none."""
-    return entry.partition("<")[2].rpartition(">")[0]
-
-
 def names_in(entry: str) -> frozenset[str]:
     """Return the identifiers in the template arguments of an entry, without those that a namespace or class holds."""
-    return frozenset(_IDENTIFIER.findall(_template_arguments(entry)))
+    return frozenset(_IDENTIFIER.findall(entry.partition("<")[2].rpartition(">")[0]))
 
 
 def with_values(entry: str, values: Mapping[str, str]) -> str:
     """Return an entry with values in place of names in its template arguments."""
-    name, opening, _ = entry.partition("<")
+    name, opening, rest = entry.partition("<")
     if not opening:
         return entry
-    arguments = _IDENTIFIER.sub(lambda match: values.get(match[0], match[0]), _template_arguments(entry))
+    arguments = _IDENTIFIER.sub(lambda match: values.get(match[0], match[0]), rest.rpartition(">")[0])
     return f"{name}<{arguments}>"
 
 

@@ -92,20 +92,8 @@ class Table(msgspec.Struct, frozen=True):
         data = self.data.get(name, {}) if optional else self.require(name)
         if not isinstance(data, dict):
             raise self.error(name, f"expected a table, got {describe(data)}")
-        self._check_length(name, data)
+        self.check_length(name, data)
         return Table(self.source, self.lines, self.path(name), data)
-
-    def tables(self, name: str, *, max_length: int) -> tuple[Table, ...]:
-        """Return an array of 1 to ``max_length`` tables, whose keys are ``name[0]``, ``name[1]``, ..."""
-        entries = self.entries(name)
-        if len(entries) > max_length:
-            raise self.error(name, f"at most {max_length} tables are accepted, got {len(entries)}")
-        for entry in entries:
-            if not isinstance(entry, dict):
-                raise self.error(name, f"expected tables, as in [[{name}]], got {describe(entry)}")
-            self._check_length(name, entry)
-        paths = (f"{self.path(name)}[{number}]" for number in range(len(entries)))
-        return tuple(Table(self.source, self.lines, *pair) for pair in zip(paths, entries, strict=True))
 
     def text(self, name: str, default: str | None = None, *, multiline: bool = False) -> str:
         """Return a string of one line; several lines are joined to one if ``multiline``, as in an expression."""
@@ -136,7 +124,7 @@ class Table(msgspec.Struct, frozen=True):
             raise self.error(name, f"expected a list, got {describe(value)}{hint}")
         if not value:
             raise self.error(name, "the list is empty; give at least one value")
-        self._check_length(name, value)
+        self.check_length(name, value)
         return value
 
     def texts(self, name: str, *, optional: bool = False) -> tuple[str, ...]:
@@ -147,12 +135,6 @@ class Table(msgspec.Struct, frozen=True):
                 raise self.error(name, f"expected strings, got {describe(value)}")
             if value in values[:position]:
                 raise self.error(name, f"{value!r} is listed twice; remove one")
-        return tuple(values)
-
-    def names(self, name: str, known: Sequence[str]) -> tuple[str, ...]:
-        """Return a list of names, each of which is known; a name may come twice."""
-        for value in (values := self.entries(name)):
-            self.check_known(name, value, known)
         return tuple(values)
 
     def choice(self, name: str, known: Sequence[str], default: str | None = None) -> Any:
@@ -237,7 +219,8 @@ class Table(msgspec.Struct, frozen=True):
             raise expression.location.error(problem, expression=expression.text)
         return expression
 
-    def _check_length(self, name: str, entries: list[Any] | dict[str, Any]) -> None:
+    def check_length(self, name: str, entries: list[Any] | dict[str, Any]) -> None:
+        """Raise if a list or table has too many entries."""
         if len(entries) > MAX_ENTRIES:
             raise self.error(name, f"{len(entries)} entries, at most {MAX_ENTRIES} are accepted; shorten it")
 

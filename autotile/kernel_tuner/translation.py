@@ -25,7 +25,7 @@ from autotile.cuda.compiler import compile_job
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import InputError
 from autotile.kernel.expressions import is_c_identifier
-from autotile.kernel.library import Inspection, Kernel, Variant, make_kernel
+from autotile.kernel.library import Inspection, Kernel, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.sources import OwnSources, global_functions, read_bytes, sources_with_options
@@ -216,7 +216,7 @@ class ScriptKernel:
             found[name] = _macro_text(value(params) if callable(value) else text)
         return found
 
-    def variant(self, params: Params) -> Variant:
+    def variant(self, params: Params) -> tuple[str, tuple[str, ...]]:
         """Return the code for a configuration with its macros, and its options for NVRTC.
 
         Lines are counted from the first one of the source. Parameters that are no macros are defined at the end, as the
@@ -229,7 +229,7 @@ class ScriptKernel:
             text += "".join(f"\n#define {name} {_macro_text(params[name])}" for name in params if name not in macros)
             text += "\n"
         options = self.options(params) if callable(self.options) else self.options
-        return Variant(text, nvrtc_options(options or ()))
+        return text, nvrtc_options(options or ())
 
     @property
     def arrays(self) -> dict[int, NDArray[Any]]:
@@ -240,7 +240,7 @@ class ScriptKernel:
     def build(self) -> Kernel:
         """Return the kernel for autotile; an `InputError` for an argument that cannot be used."""
         arrays, codec = self.arrays, self.codec
-        source = self.variant(codec.draw(Random(0))).source
+        source, _ = self.variant(codec.draw(Random(0)))
         words = re.findall(r"[A-Za-z]\w*", self.name.partition("<")[0])
         plain_name = str(words[-1]) if words else "kernel"
         answered = [index for index in arrays if self.answer is not None and self.answer[index] is not None]
@@ -361,7 +361,7 @@ class ScriptKernel:
             params = self.codec.draw(random)
             try:
                 launch = self.grid(params), self.block(params), self.dynamic_smem_bytes(params)
-                made = tuple(self.variant(params))
+                made = self.variant(params)
             except Exception as error:  # a configuration that the restrictions may exclude
                 launch, made = ((0, 0, 0), (0, 0, 0), 0), (type(error).__name__, ())
             digest.update(repr((launch, made)).encode(errors="surrogatepass"))

@@ -255,8 +255,20 @@ class _Launches:
         self._measure_tiles()
         self._count_bytes(fixed)
         self.is_declared = spec.work.flops is not None and launch.min_registers is not None
-
-        self.hinted_speed = self._hinted_speed()
+        shown = {name for each in (*launch.block, *launch.grid) for name in each.names}
+        logarithm = np.zeros(len(space))
+        for parts, gain in _HINTS.values():
+            hidden = [
+                (index, parameter)
+                for index, parameter in enumerate(space.parameters)
+                if _is_number(parameter)
+                and parameter.name not in shown
+                and any(part in parameter.name.upper() for part in parts)
+            ]
+            for index, parameter in hidden:
+                doublings = np.log2(np.maximum(np.array(parameter.values, np.float64), 0.5))
+                logarithm += gain / len(hidden) * (doublings - doublings.max())[space.codes[:, index]]
+        self.hinted_speed = np.exp(logarithm)
 
     def _measure_tiles(self) -> None:
         """Find the extent of a block's tile along each size, and what follows from it."""
@@ -354,23 +366,6 @@ class _Launches:
             self._column(work.flops, fixed) if work.flops is not None else 2 * (elements_read + self._outputs)
         )
         self.element_bytes = max(element_bytes[1:], default=4)
-
-    def _hinted_speed(self) -> Column:
-        launch = self._main.launch
-        shown = {name for each in (*launch.block, *launch.grid) for name in each.names}
-        logarithm = np.zeros(len(self._space))
-        for parts, gain in _HINTS.values():
-            hidden = [
-                (index, parameter)
-                for index, parameter in enumerate(self._space.parameters)
-                if _is_number(parameter)
-                and parameter.name not in shown
-                and any(part in parameter.name.upper() for part in parts)
-            ]
-            for index, parameter in hidden:
-                doublings = np.log2(np.maximum(np.array(parameter.values, np.float64), 0.5))
-                logarithm += gain / len(hidden) * (doublings - doublings.max())[self._space.codes[:, index]]
-        return np.asarray(np.exp(logarithm))
 
     def _names(self, device: DeviceProperties, **sizes: int) -> dict[str, Value]:
         return {STEP: 0, **fixed_names(self._spec, {**self._sizes, **sizes}, device)}
