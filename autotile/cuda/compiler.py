@@ -95,14 +95,6 @@ def _hash_of(value: object) -> str:
     return hashlib.sha256(canonical_json(value).encode(errors="surrogatepass")).hexdigest()
 
 
-def macro_options(config: Config, dtype: str) -> tuple[str, ...]:
-    """Return the ``-D`` options of parameters, flags and ``DTYPE``, the C type of an element; booleans are 1 and 0."""
-    from autotile.core.dtypes import DTYPES  # imports NumPy, which a compile worker does without
-
-    macros = [f"-D{name}={int(value) if isinstance(value, bool) else value}" for name, value in config.items()]
-    return (*macros, f"-DDTYPE={DTYPES[dtype].c_type}")
-
-
 def compile_job(
     kernel: Kernel, config: Config, dtype: str, architecture: str, sizes: Mapping[str, int] | None = None
 ) -> CompileJob:
@@ -112,6 +104,7 @@ def compile_job(
     of the problem's sizes and flags are compiled in, else the kernel's defaults. Raise `InputError` if a file that an
     option names cannot be read, or an option has no value.
     """
+    from autotile.core.dtypes import DTYPES  # imports NumPy, which a compile worker does without
     from autotile.kernel.sources import read_bytes, sources_with_options
     from autotile.kernel.spec import controls_file, with_values
 
@@ -133,13 +126,11 @@ def compile_job(
     names = {**sizes, **config}
     arguments = build.arguments(names)
     flags = {name: sizes[name] for name in spec.flags}
-    macros = [
-        (macro.removeprefix("-D").partition("=")[0], macro)
-        for macro in (*macro_options({**config, **flags}, dtype), *build.macros(names))
-    ]
+    given = {**config, **flags}.items()
+    texts = {name: f"{int(value) if isinstance(value, bool) else value}" for name, value in given}
+    texts |= {"DTYPE": DTYPES[dtype].c_type, **build.macros(names)}
     # A macro of a template parameter's name would replace the name in the declaration of the template, too; the value
     # goes into the expressions that name the entries instead.
-    texts = {name: macro.partition("=")[2] for name, macro in macros}
     values = {name: text for name, text in texts.items() if name in kernel.template_names}
     values |= {name: str(size) for name, size in sizes.items() if name not in texts}
     expressions = ((entry, with_values(entry, values)) for entry in spec.entries)
@@ -150,7 +141,7 @@ def compile_job(
         source_hash=kernel.source_hash,
         entry=spec.entries[0],
         further_entries=spec.entries[1:],
-        options=(*arguments, *(macro for name, macro in macros if name not in kernel.template_names)),
+        options=(*arguments, *(f"-D{name}={text}" for name, text in texts.items() if name not in values)),
         expressions=tuple((entry, expression) for entry, expression in expressions if expression != entry),
         files=tuple(
             (name, hashlib.sha256(read_bytes(folder / name, "file of compiler controls")).hexdigest())

@@ -146,7 +146,13 @@ class ArgumentScope(NamedTuple):
 
 
 class ArgumentKind:
-    """Base class of the kinds of arguments; a kind overrides what differs from the defaults here."""
+    """Base class of the kinds of arguments; a kind overrides what differs from the defaults here.
+
+    Its `parse` reads the argument's table. Its `meaning` is the argument's part of `autotile.database.keys.space_hash`,
+    as JSON values: everything that a measured time depends on. A change invalidates recorded results; therefore, an
+    entry that is added later is omitted at its default. Its `check_ragged`, if it has one, raises if the default
+    configuration cannot be launched, and so not be verified, at the ragged sizes.
+    """
 
     __slots__ = ()
 
@@ -154,19 +160,6 @@ class ArgumentKind:
     """Whether the caller passes an array for it."""
     is_passed: bool = True
     """Whether the argument is a parameter of the ``__global__`` function."""
-
-    @classmethod
-    def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
-        """Parse the argument's table."""
-        raise NotImplementedError
-
-    def meaning(self) -> dict[str, Any]:
-        """Return the argument's part of `autotile.database.keys.space_hash`, as JSON values.
-
-        It contains everything that a measured time depends on. A change invalidates recorded results; therefore, an
-        entry that is added later is omitted at its default.
-        """
-        raise NotImplementedError
 
     @property
     def is_operand(self) -> bool:
@@ -198,19 +191,6 @@ class ArgumentKind:
         With ``check``, a scalar has its check value.
         """
         raise NotImplementedError
-
-    def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
-        """Raise if the default configuration cannot be launched at the ragged sizes, and so cannot be verified there.
-
-        Parameters
-        ----------
-        names
-            Values of the ragged sizes, the flags and the parameters.
-        dtypes
-            Element types of the problem.
-        table
-            The argument's table.
-        """
 
 
 class Workspace(msgspec.Struct, frozen=True, gc=False):

@@ -465,16 +465,37 @@ class ExpressionParser:
     def node(self, tree: ast.expr) -> Node:
         """Convert an expression of any kind."""
         match tree:
-            case ast.Constant():
-                return self._constant(tree)
+            case ast.Constant(value=bool(value)):
+                return Node("constant", "boolean", value=value)
+            case ast.Constant(value=int(value)) if value <= language.INT64_MAX:
+                return Node("constant", "number", value=value)
+            case ast.Constant(value=float(value)) if np.isfinite(value):
+                return Node("constant", "real", value=value)
+            case ast.Constant(value=int() | float() as value):
+                size = "64 bits" if isinstance(value, int) else "float64"
+                raise self.text.error(tree, f"the number does not fit in {size}")
+            case ast.Constant(value=str(value)):
+                return Node("constant", "string", value=value)
             case ast.Name(id=name):
                 return self._name(tree, name)
             case ast.Attribute(value=ast.Name(id="device" | "computed" as group), attr=name):
                 return self._name(tree, f"{group}.{name}")
             case ast.BinOp():
                 return self._binary(tree)
-            case ast.UnaryOp():
-                return self._unary(tree)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return Node("not", "boolean", (self.condition(operand),))
+            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+                return self._number(operand)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                zero = Node("constant", "number", value=0)
+                pair = (operand, operand), (zero, self._number(operand))
+                return self._operation("-", OPERATORS[ast.Sub], *pair, self.text.column(tree))
+            case ast.UnaryOp(operand=operand):
+                node = self.node(operand)
+                if node.kind != "number":
+                    problem = f"'~' takes a whole number, and {self.text.excerpt(operand)} is {NOUNS[node.kind]}"
+                    raise self.text.error(tree, f"{problem}; use 'not'" if node.kind == "boolean" else problem)
+                return Node("~", "number", (node,), language.invert, self.text.column(tree))
             case ast.BoolOp(op=word, values=operands):
                 conditions = tuple(self.condition(operand) for operand in operands)
                 return Node("and" if isinstance(word, ast.And) else "or", "boolean", conditions)
@@ -501,7 +522,7 @@ class ExpressionParser:
             case ast.Attribute():
                 raise self.text.error(tree, "only properties of 'device' are accepted, as in device.sm_count")
             case _:
-                raise self._unsupported(tree)
+                raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_LANGUAGE}")
 
     def _number(self, tree: ast.expr, node: Node | None = None) -> Node:
         """Convert a whole or a real number; a condition is 0 or 1."""
@@ -519,23 +540,6 @@ class ExpressionParser:
             hint = f"compare it, as in {excerpt} != 0"
             raise self.text.error(tree, f"{excerpt} is {NOUNS[node.kind]} where a condition is expected; {hint}")
         return node
-
-    def _constant(self, tree: ast.Constant) -> Node:
-        match tree.value:
-            case bool(value):
-                return Node("constant", "boolean", value=value)
-            case int(value) if value <= language.INT64_MAX:
-                return Node("constant", "number", value=value)
-            case int():
-                raise self.text.error(tree, "the number does not fit in 64 bits")
-            case float(value) if np.isfinite(value):
-                return Node("constant", "real", value=value)
-            case float():
-                raise self.text.error(tree, "the number does not fit in float64")
-            case str(value):
-                return Node("constant", "string", value=value)
-            case _:
-                raise self._unsupported(tree)
 
     def _name(self, tree: ast.expr, name: str) -> Node:
         if name in self.kinds:
@@ -583,24 +587,6 @@ class ExpressionParser:
         if known.whole is not None and real_tree is None:
             return Node(name, known.result or "number", operands, known.whole, column)
         return Node(name, known.result or "real", tuple(map(_as_real, operands)), known.real, column)
-
-    def _unary(self, tree: ast.UnaryOp) -> Node:
-        column = self.text.column(tree)
-        match tree.op:
-            case ast.Not():
-                return Node("not", "boolean", (self.condition(tree.operand),))
-            case ast.USub():
-                operands = (Node("constant", "number", value=0), self._number(tree.operand))
-                return self._operation("-", OPERATORS[ast.Sub], (tree.operand, tree.operand), operands, column)
-            case ast.UAdd():
-                return self._number(tree.operand)
-            case _:
-                operand = self.node(tree.operand)
-                if operand.kind != "number":
-                    excerpt = self.text.excerpt(tree.operand)
-                    problem = f"'~' takes a whole number, and {excerpt} is {NOUNS[operand.kind]}"
-                    raise self.text.error(tree, f"{problem}; use 'not'" if operand.kind == "boolean" else problem)
-                return Node("~", "number", (operand,), language.invert, column)
 
     def _comparison(self, tree: ast.Compare) -> Node:
         nodes, signs = [self.node(tree.left)], []
@@ -651,9 +637,6 @@ class ExpressionParser:
         for other, part in zip(others, tree.args[1:], strict=True):
             result = self._operation(name, known, (tree.args[0], part), (result, other), column)
         return result
-
-    def _unsupported(self, tree: ast.expr) -> ExpressionError:
-        return self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_LANGUAGE}")
 
 
 def _as_real(node: Node) -> Node:
@@ -868,8 +851,8 @@ def _result_of(
             raise ValueError("the divisor is zero")
         return ShapeOnly(shape, *operands)
     library = context.library if shape or any(map(is_array, operands)) else np
-    if library is np:
-        language.check_host_size(shape)
+    if library is np and math.prod(shape) > language.MAX_HOST_ELEMENTS:
+        raise ValueError(f"the result would have the shape {shape}, more than half of this machine's memory")
     result = compute(library, *values)
     if _shape_of(result) != shape:
         raise ValueError(f"the result has the shape {_shape_of(result)}, and not {shape} as expected")
@@ -938,10 +921,24 @@ class ArrayParser:
     def closure(self, tree: ast.expr) -> Closure:
         """Convert an expression."""
         match tree:
+            case ast.Constant(value=int() | float() | complex() as value) if not isinstance(value, bool):
+                try:
+                    number = language.bounded(value) if isinstance(value, int) else value
+                except OverflowError:
+                    raise self.text.error(tree, "the number does not fit in float64") from None
+                return lambda context: number
             case ast.Constant():
-                return self._constant(tree)
-            case ast.Name():
-                return self._name(tree)
+                raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not a number; {_ARRAY_LANGUAGE}")
+            case ast.Name(id=name) if name in self._locals:
+                return lambda context: context.env[name]
+            case ast.Name(id=name) if name in self.known:
+                self.used.add(name)
+                return lambda context: _operand(context.env[name])
+            case ast.Name(id=name) if name in _CONSTANTS:
+                return lambda context: _CONSTANTS[name]
+            case ast.Name(id=name):
+                hint = "; it is a function" if name in ARRAY_FUNCTIONS else nearest(name, self.known)
+                raise self.text.error(tree, f"unknown name {name!r}{hint} (known: {listing(self.known)})")
             case ast.UnaryOp():
                 return self._unary(tree)
             case ast.BinOp():
@@ -964,28 +961,6 @@ class ArrayParser:
                 raise self.text.error(tree, "'and' and 'or' take single conditions; combine arrays with & and |")
             case _:
                 raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_ARRAY_LANGUAGE}")
-
-    def _constant(self, tree: ast.Constant) -> Closure:
-        value = tree.value
-        if isinstance(value, bool) or not isinstance(value, int | float | complex):
-            raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not a number; {_ARRAY_LANGUAGE}")
-        try:
-            value = language.bounded(value) if isinstance(value, int) else value
-        except OverflowError:
-            raise self.text.error(tree, "the number does not fit in float64") from None
-        return lambda context: value
-
-    def _name(self, tree: ast.Name) -> Closure:
-        name = tree.id
-        if name in self._locals:
-            return lambda context: context.env[name]
-        if name in self.known:
-            self.used.add(name)
-            return lambda context: _operand(context.env[name])
-        if name in _CONSTANTS:
-            return lambda context: _CONSTANTS[name]
-        hint = "; it is a function" if name in ARRAY_FUNCTIONS else nearest(name, self.known)
-        raise self.text.error(tree, f"unknown name {name!r}{hint} (known: {listing(self.known)})")
 
     def _unary(self, tree: ast.UnaryOp) -> Closure:
         operand = self.closure(tree.operand)

@@ -313,7 +313,8 @@ MAX_OPERATIONS = 2**44
 MAX_AXES = 16
 MAX_TAPS = 2**14
 """Maximum number of elements of a filter."""
-_HOST_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+MAX_HOST_ELEMENTS = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
+"""Maximum number of elements of an array on the host: half of the machine's memory, at 8 bytes each."""
 
 
 def _require(holds: bool, problem: str) -> None:
@@ -327,12 +328,6 @@ def check_size(shape: Shape) -> None:
     would = f"the result would have the shape {shape}"
     _require(not shape or min(shape) >= 0, would)
     _require(math.prod(shape) <= MAX_ELEMENTS, f"{would}, more than {MAX_ELEMENTS:,} elements")
-
-
-def check_host_size(shape: Shape) -> None:
-    """Raise `ValueError` if an array would take more than half of the machine's memory, at 8 bytes an element."""
-    if math.prod(shape) > _HOST_BYTES // 16:
-        raise ValueError(f"the result would have the shape {shape}, more than half of this machine's memory")
 
 
 def numeric(x: Any) -> Any:
@@ -440,9 +435,8 @@ OPTION_TYPES: Mapping[str, str] = {
 """Types of the operands that are no arrays."""
 
 
-def elementwise(*operands: Shape) -> Shape:
-    """Return the shape to which operands broadcast."""
-    return np.broadcast_shapes(*operands)
+elementwise: Callable[..., Shape] = np.broadcast_shapes
+"""Rule of functions whose operands broadcast."""
 
 
 def same(operand: Shape, *_: Any) -> Shape:

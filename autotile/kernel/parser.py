@@ -11,7 +11,7 @@ from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
-from autotile.kernel.arguments import ArgumentScope, parse_arguments
+from autotile.kernel.arguments import ArgumentScope, TensorMapArgument, TextureArgument, parse_arguments
 from autotile.kernel.functions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
@@ -139,6 +139,13 @@ def parse_spec(
     arguments = parse_arguments(document.table("arguments"), scope, taken)
     steps = parse_steps(document, arguments, launched_kinds)
     metrics = parse_metrics(document.table("metrics", optional=True), shaped.kinds, taken)
+    limits = document.table("limits", optional=True)
+    limits.allow(("min_occupancy", "max_spill_bytes"))
+    min_occupancy, max_spill_bytes = limits.number("min_occupancy", 0.0), None
+    if not 0.0 <= min_occupancy <= 1.0:
+        raise limits.error("min_occupancy", f"expected a fraction from 0 to 1, got {min_occupancy}")
+    if "max_spill_bytes" in limits.data:
+        max_spill_bytes = limits.whole_number("max_spill_bytes", minimum=0)
     has_target, has_minimum = "architecture" in kernel.data, "minimum_compute_capability" in kernel.data
     spec = KernelSpec(
         name=kernel.matching("name", KERNEL_NAME, NAME_RULE),
@@ -162,7 +169,7 @@ def parse_spec(
         rules=rules,
         heuristics=heuristics,
         steps=steps,
-        limits=_limits(document.table("limits", optional=True)),
+        limits=Limits(min_occupancy, max_spill_bytes),
         arguments=arguments,
         reference=parse_reference(document.table("reference"), arguments, shaped, all_kinds),
         work=_work(document.table("work", optional=True), shaped),
@@ -174,7 +181,9 @@ def parse_spec(
         folder=folder,
     )
     for argument in arguments:
-        argument.check_ragged({**spec.ragged, **spec.default}, dtypes, document.table("arguments").table(argument.name))
+        if isinstance(argument, TensorMapArgument | TextureArgument):
+            table = document.table("arguments").table(argument.name)
+            argument.check_ragged({**spec.ragged, **spec.default}, dtypes, table)
     if conflict := target_conflict(spec):
         raise kernel.error("architecture", conflict)
     return spec
@@ -310,15 +319,6 @@ def _default(
         if rule.expression.names <= known.keys() and not rule.expression.evaluate(known):
             raise table.error("", f"the default breaks the {rule} at default sizes: {rule.expression.text}")
     return default
-
-
-def _limits(table: Table) -> Limits:
-    table.allow(("min_occupancy", "max_spill_bytes"))
-    min_occupancy = table.number("min_occupancy", 0.0)
-    if not 0.0 <= min_occupancy <= 1.0:
-        raise table.error("min_occupancy", f"expected a fraction from 0 to 1, got {min_occupancy}")
-    has_spill = "max_spill_bytes" in table.data
-    return Limits(min_occupancy, table.whole_number("max_spill_bytes", minimum=0) if has_spill else None)
 
 
 def parse_dtypes(table: Table) -> tuple[str, ...]:

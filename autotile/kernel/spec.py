@@ -126,10 +126,9 @@ class Build:
         named = ((one, _OPTION.fullmatch(one)) for one in found)
         return tuple(one for one, match in named if match is None or match[1] not in _NVCC_ONLY)
 
-    def macros(self, names: Mapping[str, Value]) -> tuple[str, ...]:
-        """Return the ``-D`` options of the further macros."""
-        texts = ((n, v if isinstance(v, str) else macro_text(_value(v, names))) for n, v in self.defines.items())
-        return tuple(f"-D{name}={text}" for name, text in texts)
+    def macros(self, names: Mapping[str, Value]) -> dict[str, str]:
+        """Return the texts of the further macros."""
+        return {name: v if isinstance(v, str) else macro_text(_value(v, names)) for name, v in self.defines.items()}
 
     def meaning(self) -> dict[str, object]:
         """Return the part of `autotile.database.keys.space_hash` besides the options; empty at the defaults."""

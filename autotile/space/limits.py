@@ -410,10 +410,6 @@ def _launch_limit(
 ) -> Limit:
     """Return a limit that every launch of a configuration must meet; it depends on the named parts of a launch."""
 
-    def all_fit(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-        # False <= anything: what is not launched meets it
-        return reduce(operator.and_, [launch.runs <= fits(launch, device, spec) for launch in demand.launches], True)
-
     def explain_first(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
         for launch in demand.launches:
             if is_met(launch.runs) and not is_met(fits(launch, device, spec)):
@@ -428,7 +424,16 @@ def _launch_limit(
                 given = getattr(step.launch, part)
                 yield from given if isinstance(given, tuple) else filter(None, [given])
 
-    return Limit(name, all_fit, explain_first, expressions, applies, hint)
+    return Limit(
+        name,
+        lambda demand, device, spec: reduce(  # False <= anything: what is not launched meets it
+            operator.and_, [launch.runs <= fits(launch, device, spec) for launch in demand.launches], True
+        ),
+        explain_first,
+        expressions,
+        applies,
+        hint,
+    )
 
 
 def _conditions_of_steps(spec: KernelSpec) -> Iterator[Expression]:
