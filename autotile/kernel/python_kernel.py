@@ -339,53 +339,41 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
             f"{nearest(unknown[0], parameters)} (parameters: {listing(parameters)}); name its arguments as "
             "parameters, or let it take one mapping of all of them"
         )
-    node = Node("function", "boolean", value=_Predicate(function, shown, names, takes_mapping, location))
-    return Expression(shown, frozenset(names), "boolean", location, node)
 
-
-class _Predicate(NamedTuple):
-    """A rule that is a function; a call returns whether each combination of values meets it."""
-
-    function: Predicate
-    shown: str
-    names: tuple[str, ...]
-    takes_mapping: bool
-    location: Location
-
-    def __call__(self, env: Environment) -> Operand:
-        columns = np.broadcast_arrays(*(env[name] for name in self.names))
-        shape = columns[0].shape if columns else ()
-        flat = {name: column.reshape(-1) for name, column in zip(self.names, columns, strict=True)}
-        rows = len(next(iter(flat.values()), [()]))
-        holds = self._of_columns(flat, rows) if rows > 1 else None  # for one, plain values may be meant
-        if holds is None:
-            holds = np.array([self._of_row(flat, row) for row in range(rows)], np.bool_)
-        return holds.reshape(shape) if shape else bool(holds[0])
-
-    def _called(self, values: Mapping[str, Any]) -> Any:
-        return self.function(dict(values)) if self.takes_mapping else self.function(**values)
-
-    def _of_columns(self, columns: Mapping[str, NDArray[Any]], rows: int) -> NDArray[np.bool_] | None:
+    def of_columns(columns: Mapping[str, NDArray[Any]], rows: int) -> NDArray[np.bool_] | None:
         """Return the answer for all rows; None if the function is not one of arrays."""
         try:
-            holds = np.asarray(self._called(columns))
+            holds = np.asarray(function(dict(columns)) if takes_mapping else function(**columns))
         except Exception:
             return None  # the calls for single rows report it
         return holds if holds.shape == (rows,) and holds.dtype == np.bool_ else None
 
-    def _of_row(self, columns: Mapping[str, NDArray[Any]], row: int) -> bool:
+    def of_row(columns: Mapping[str, NDArray[Any]], row: int) -> bool:
         values = {name: column[row].item() for name, column in columns.items()}
         try:
-            return bool(self._called(values))
+            return bool(function(dict(values)) if takes_mapping else function(**values))
         except Exception as error:
-            holds = self._of_columns({name: column[row : row + 1] for name, column in columns.items()}, 1)
+            holds = of_columns({name: column[row : row + 1] for name, column in columns.items()}, 1)
             if holds is not None:
                 return bool(holds[0])
             where = ", ".join(f"{name} = {value!r}" for name, value in values.items())
-            raise self.location.error(
-                f"{self.shown} raises {type(error).__name__}: {error}, where {where}; a rule must return True or False "
-                "for all values of its parameters"
+            raise location.error(
+                f"{shown} raises {type(error).__name__}: {error}, where {where}; a rule must return True or False for "
+                "all values of its parameters"
             ) from error
+
+    def holds(env: Environment) -> Operand:
+        columns = np.broadcast_arrays(*(env[name] for name in names))
+        shape = columns[0].shape if columns else ()
+        flat = {name: column.reshape(-1) for name, column in zip(names, columns, strict=True)}
+        rows = len(next(iter(flat.values()), [()]))
+        found = of_columns(flat, rows) if rows > 1 else None  # for one, plain values may be meant
+        if found is None:
+            found = np.array([of_row(flat, row) for row in range(rows)], np.bool_)
+        return found.reshape(shape) if shape else bool(found[0])
+
+    node = Node("function", "boolean", value=holds)
+    return Expression(shown, frozenset(names), "boolean", location, node)
 
 
 class PythonDocument(NamedTuple):
