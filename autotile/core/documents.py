@@ -157,11 +157,12 @@ def to_document(value: Any) -> Any:
 
 def to_fields(value: Any) -> Any:
     """Return the JSON values of all fields of a message, for a schema to parse; methods ``to_json`` are not called."""
-
-    def plain(other: Any) -> Any:
-        return dict(other) if isinstance(other, Mapping) else other.item() if hasattr(other, "item") else str(other)
-
-    return msgspec.to_builtins(value, enc_hook=plain)
+    return msgspec.to_builtins(
+        value,
+        enc_hook=lambda other: (
+            dict(other) if isinstance(other, Mapping) else other.item() if hasattr(other, "item") else str(other)
+        ),
+    )
 
 
 def canonical_json(value: Any) -> str:

@@ -83,11 +83,6 @@ class ElementType(msgspec.Struct, frozen=True):
     condition: Expression | None = None
     otherwise: str = ""
 
-    def of(self, problem_dtype: str, names: Mapping[str, Value]) -> str:
-        """Return the name of the type for a problem of the given dtype, sizes and flags."""
-        name = self.chosen if self.condition is None or self.condition.value(names) else self.otherwise
-        return problem_dtype if name == PROBLEM_DTYPE else name
-
     @property
     def names(self) -> tuple[str, ...]:
         """The possible types."""
@@ -223,7 +218,9 @@ class ArrayArgument(ArgumentKind):
 
     def element_type(self, problem_dtype: str, names: Mapping[str, Value]) -> str:
         """Return the name of the element type for a problem of the given dtype, sizes and flags."""
-        return self.dtype.of(problem_dtype, names)
+        kind = self.dtype
+        name = kind.chosen if kind.condition is None or kind.condition.value(names) else kind.otherwise
+        return problem_dtype if name == PROBLEM_DTYPE else name
 
     def extents(self, names: Mapping[str, Value]) -> tuple[int, ...]:
         """Return the number of elements along each axis at the given sizes and flags."""
@@ -338,7 +335,7 @@ class BufferArgument(ArrayArgument):
 
     def array_shape(self, names: Mapping[str, Value]) -> tuple[int, ...]:
         """Return the shape of the array that holds the elements: the components of vectors are its last axis."""
-        dtype = DTYPES.get(self.dtype.of("", names))  # the problem's type, which "" stands for, is no vector
+        dtype = DTYPES.get(self.element_type("", names))  # the problem's type, which "" stands for, is no vector
         return dtype.array_shape(self.extents(names)) if dtype is not None else self.extents(names)
 
     def size_bytes(self, problem_dtype: str, names: Mapping[str, Value]) -> int:

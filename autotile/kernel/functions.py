@@ -488,11 +488,11 @@ def _reduced(shape: Shape, axis: Any = None, keepdims: bool = False) -> Shape:
 def _of_axes(name: str, rule: Callable[..., Shape], options: str, convert: Compute = numeric) -> ArrayFunction:
     """Return a function of the array library whose options, which it takes by name, select the axes."""
     names = [option.partition("=")[0] for option in options.split()]
-
-    def compute(xp: ModuleType, x: Any, *values: Any) -> Any:
-        return getattr(xp, name)(convert(xp.asarray(x)), **dict(zip(names, values, strict=True)))
-
-    return ArrayFunction(f"x {options}", rule, compute)
+    return ArrayFunction(
+        f"x {options}",
+        rule,
+        lambda xp, x, *values: getattr(xp, name)(convert(xp.asarray(x)), **dict(zip(names, values, strict=True))),
+    )
 
 
 def _along(shape: Shape, axis: Any = None) -> Shape:

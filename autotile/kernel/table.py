@@ -271,10 +271,7 @@ def describe(value: Any) -> str:
 
 def _key_lines(text: str) -> dict[str, int]:
     """Return the first line of each dotted key, found by pattern; the text is known to be TOML."""
-
-    def plain(key: str) -> str:
-        return key.replace('"', "").replace("'", "").replace(" ", "")
-
+    unquoted = str.maketrans("", "", "\"' ")
     lines: dict[str, int] = {}
     section = ""
     tables: dict[str, int] = {}
@@ -283,14 +280,15 @@ def _key_lines(text: str) -> dict[str, int]:
     longest = MAX_KEY_PARTS * (MAX_KEY_CHARACTERS + 1)
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("["):
-            section = plain(line.strip().lstrip("[").partition("]")[0])[:longest]
+            section = line.strip().lstrip("[").partition("]")[0].translate(unquoted)[:longest]
             lines.setdefault(section, number)
             if line.lstrip().startswith("[["):
                 tables[section] = tables.get(section, -1) + 1
                 section = f"{section}[{tables[section]}]"
                 lines.setdefault(section, number)
         elif entry := _KEY.match(line):
-            lines.setdefault(f"{section}.{plain(entry[1])}" if section else plain(entry[1]), number)
+            key = entry[1].translate(unquoted)
+            lines.setdefault(f"{section}.{key}" if section else key, number)
     return lines
 
 

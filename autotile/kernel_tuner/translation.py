@@ -339,14 +339,15 @@ class ScriptKernel:
         }
 
     def _inspection(self, names: Sequence[str], positions: Sequence[int]) -> Inspection | None:
-        check = self.check
-        if check is None:
+        if (check := self.check) is None:
             return None
-
-        def inspect(config: Config, contents: Mapping[str, NDArray[Any]]) -> tuple[str, Mapping[str, float | str]]:
-            return check(self.codec.decode(dict(config)), {index: contents[names[index]] for index in positions})
-
-        return Inspection(tuple(names[index] for index in positions), inspect, str(session_folder()))
+        return Inspection(
+            tuple(names[index] for index in positions),
+            lambda config, contents: check(
+                self.codec.decode(dict(config)), {index: contents[names[index]] for index in positions}
+            ),
+            str(session_folder()),
+        )
 
     def _fingerprint(self, kernel: Kernel) -> str:
         """Return a hash of the source and the launch of sampled configurations.

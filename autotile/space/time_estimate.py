@@ -355,7 +355,7 @@ class _Launches:
                 elements_read += elements
         scratch = np.zeros(count)
         for workspace in spec.workspaces:
-            size = DTYPES[workspace.dtype.of(self._dtype, self._sizes)].size_bytes
+            size = DTYPES[workspace.element_type(self._dtype, self._sizes)].size_bytes
             extents = [np.maximum(self._column(extent, fixed), 0.0) for extent in workspace.shape]
             scratch += size * reduce(np.multiply, extents)
         self.traffic_bytes += scratch
