@@ -252,10 +252,6 @@ class Recording:
         pairs = zip(self.header.parameters, self.codes[row].tolist(), strict=True)
         return {parameter.name: parameter.values[code] for parameter, code in pairs}
 
-    @cached_property
-    def _positions(self) -> _Positions:
-        return _positions_of(self.header.parameters)
-
     def row_of(self, config: Config) -> int | None:
         """Return the row of a configuration; None if it was not recorded."""
         codes = _codes_of(config, self._positions)
@@ -284,10 +280,9 @@ class Recording:
             seconds=values["seconds"],
         )
 
-    @cached_property
-    def rows(self) -> Mapping[bytes, int]:
-        """Rows by the bytes of the configuration's codes."""
-        return {code.tobytes(): row for row, code in enumerate(self.codes)}
+    _positions = cached_property(lambda self: _positions_of(self.header.parameters))
+    rows = cached_property(lambda self: {code.tobytes(): row for row, code in enumerate(self.codes)})
+    """Rows by the bytes of the configuration's codes."""
 
 
 _Positions = Mapping[str, Mapping[tuple[type, Value], int]]

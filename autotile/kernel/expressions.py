@@ -706,9 +706,7 @@ class Expression:
         except (ExpressionError, ArithmeticError):
             return self.evaluate(env)  # which raises with the place in the text
 
-    @cached_property
-    def _compiled(self) -> Callable[[Mapping[str, Any]], Any]:
-        return compiled(self.node)
+    _compiled = cached_property(lambda self: compiled(self.node))
 
     @property
     def canonical(self) -> str:

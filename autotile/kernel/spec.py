@@ -882,25 +882,14 @@ class KernelSpec:
     def _arguments(self) -> dict[str, Argument]:
         return {argument.name: argument for argument in self.arguments}
 
-    @cached_property
-    def buffers(self) -> tuple[BufferArgument, ...]:
-        """The buffers, in order."""
-        return arguments_of_kind(self.arguments, BufferArgument)
-
-    @cached_property
-    def scalars(self) -> tuple[ScalarArgument, ...]:
-        """The scalars, in order."""
-        return arguments_of_kind(self.arguments, ScalarArgument)
-
-    @cached_property
-    def workspaces(self) -> tuple[WorkspaceArgument, ...]:
-        """The workspaces, in order."""
-        return arguments_of_kind(self.arguments, WorkspaceArgument)
-
-    @cached_property
-    def tensor_maps(self) -> tuple[TensorMapArgument, ...]:
-        """The tensor maps, in order."""
-        return arguments_of_kind(self.arguments, TensorMapArgument)
+    buffers = cached_property(lambda self: arguments_of_kind(self.arguments, BufferArgument))
+    """The buffers, in order."""
+    scalars = cached_property(lambda self: arguments_of_kind(self.arguments, ScalarArgument))
+    """The scalars, in order."""
+    workspaces = cached_property(lambda self: arguments_of_kind(self.arguments, WorkspaceArgument))
+    """The workspaces, in order."""
+    tensor_maps = cached_property(lambda self: arguments_of_kind(self.arguments, TensorMapArgument))
+    """The tensor maps, in order."""
 
 
 class Metric(NamedTuple):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from autotile.core.documents import toml_text
 from autotile.core.dtypes import DTYPES, dtype_name, load_npy
-from autotile.core.model import Config, Outcome, config_text
+from autotile.core.model import Outcome, config_text
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import InputError

@@ -165,43 +165,23 @@ class LaunchDemand:
     evaluate: Evaluate
     """Returns the value of an expression for this launch."""
 
-    @cached_property
-    def block(self) -> tuple[Column, ...]:
-        """Threads of a block along each axis."""
-        return tuple(map(self.evaluate, self.step.launch.block))
-
-    @cached_property
-    def grid(self) -> tuple[Column, ...]:
-        """Blocks along each axis."""
-        return tuple(map(self.evaluate, self.step.launch.grid))
-
-    @cached_property
-    def cluster(self) -> tuple[Column, ...]:
-        """Blocks per cluster along each axis; empty if the function has no clusters."""
-        return tuple(map(self.evaluate, self.step.launch.cluster))
-
-    @cached_property
-    def static_smem_bytes(self) -> Column:
-        """Static shared memory per block, in bytes."""
-        return self._optional(self.step.launch.static_smem_bytes)
-
-    @cached_property
-    def dynamic_smem_bytes(self) -> Column:
-        """Dynamic shared memory per block, in bytes."""
-        return self._optional(self.step.launch.dynamic_smem_bytes)
-
-    @cached_property
-    def registers(self) -> Column:
-        """Minimum registers per thread; 0 if not declared."""
-        return self._optional(self.step.launch.min_registers)
+    block = cached_property(lambda self: tuple(map(self.evaluate, self.step.launch.block)))
+    """Threads of a block along each axis."""
+    grid = cached_property(lambda self: tuple(map(self.evaluate, self.step.launch.grid)))
+    """Blocks along each axis."""
+    cluster = cached_property(lambda self: tuple(map(self.evaluate, self.step.launch.cluster)))
+    """Blocks per cluster along each axis; empty if the function has no clusters."""
+    static_smem_bytes = cached_property(lambda self: self._optional(self.step.launch.static_smem_bytes))
+    """Static shared memory per block, in bytes."""
+    dynamic_smem_bytes = cached_property(lambda self: self._optional(self.step.launch.dynamic_smem_bytes))
+    """Dynamic shared memory per block, in bytes."""
+    registers = cached_property(lambda self: self._optional(self.step.launch.min_registers))
+    """Minimum registers per thread; 0 if not declared."""
+    threads = cached_property(lambda self: _product(self.block))
+    """Threads per block."""
 
     def _optional(self, expression: Expression | None) -> Column:
         return self.evaluate(expression) if expression is not None else 0 * self.block[0]
-
-    @cached_property
-    def threads(self) -> Column:
-        """Threads per block."""
-        return _product(self.block)
 
     @cached_property
     def smem_bytes(self) -> Column:
@@ -227,10 +207,8 @@ class Demand:
     evaluate: EvaluateWhere
     """Function that evaluates an expression."""
 
-    @cached_property
-    def launch_count(self) -> Column:
-        """Launches of a call."""
-        return reduce(operator.add, self._counts)
+    launch_count = cached_property(lambda self: reduce(operator.add, self._counts))
+    """Launches of a call."""
 
     @cached_property
     def launches(self) -> tuple[LaunchDemand, ...]:

@@ -156,21 +156,14 @@ class SearchSpace:
         table[occurs] = found
         return table[ranks]
 
-    @cached_property
-    def _configs(self) -> list[dict[str, Value]]:
-        return [self.config(row) for row in range(len(self))]
-
-    @cached_property
-    def _index(self) -> dict[str, int]:
-        return {parameter.name: index for index, parameter in enumerate(self.parameters)}
-
-    @cached_property
-    def _positions(self) -> list[dict[object, int]]:
-        return [{value: code for code, value in enumerate(parameter.values)} for parameter in self.parameters]
-
-    @cached_property
-    def _ranks(self) -> NDArray[np.int64]:
-        return rank(list(self.codes.T), [len(parameter.values) for parameter in self.parameters], len(self))
+    _configs = cached_property(lambda self: [self.config(row) for row in range(len(self))])
+    _index = cached_property(lambda self: {each.name: index for index, each in enumerate(self.parameters)})
+    _positions = cached_property(
+        lambda self: [{value: code for code, value in enumerate(each.values)} for each in self.parameters]
+    )
+    _ranks = cached_property(
+        lambda self: rank(list(self.codes.T), [len(each.values) for each in self.parameters], len(self))
+    )
 
 
 def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> SearchSpace:
