@@ -109,6 +109,8 @@ _OWN_ENTRIES = frozenset({"time", "times", "timestamp", "__error__", *STAGES.val
 _EXPECTED = "expected a file that tune_kernel(..., cache=...) wrote"
 
 _MAX_BYTES = 2**30
+CACHE_END = "}\n}"
+"""End of a cache file, which Kernel Tuner writes when a call ends."""
 
 
 class CacheDocument(msgspec.Struct):
@@ -232,16 +234,24 @@ def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -
     write_recording(path, header, cache.trials)
 
 
+def cache_texts(path: Path) -> tuple[str, str, str]:
+    """Return the text of a cache file, and the text with the end that an interrupted call left away or cut off.
+
+    Raise `OSError` or `UnicodeDecodeError` if the file cannot be read.
+    """
+    text = read_regular(path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
+    shortened = text.rpartition("\n")[0]
+    return text, text.removesuffix(",") + CACHE_END, shortened.removesuffix(",") + CACHE_END
+
+
 def _load(path: Path) -> CacheDocument:
     try:
-        text = read_regular(path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
+        candidates = cache_texts(path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {_EXPECTED}") from None
     except UnicodeDecodeError:
         raise _malformed(path, "it is not UTF-8 text") from None
-    closed = text.removesuffix(",") + "}\n}"
-    without_last_line = text.rpartition("\n")[0].removesuffix(",") + "}\n}"
-    for candidate in (text, closed, without_last_line):
+    for candidate in candidates:
         try:
             plain = json.dumps(json.loads(candidate, parse_constant=lambda _: None))  # observers may write NaN
         except (ValueError, RecursionError):

@@ -383,10 +383,12 @@ def _launch_limit(
     explain: LaunchExplain,
     *,
     parts: Sequence[str],
-    applies: Callable[[KernelSpec], bool] = lambda spec: True,
-    hint: str = "add smaller values",
+    **options: Any,
 ) -> Limit:
-    """Return a limit that every launch of a configuration must meet; it depends on the named parts of a launch."""
+    """Return a limit that every launch of a configuration must meet; it depends on the named parts of a launch.
+
+    ``options`` are further fields of the limit.
+    """
 
     def explain_first(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
         for launch in demand.launches:
@@ -409,8 +411,7 @@ def _launch_limit(
         ),
         explain_first,
         expressions,
-        applies,
-        hint,
+        **options,
     )
 
 
