@@ -52,7 +52,6 @@ _PAIRED = ("uniform", "normal", "integers")
 
 MAX_FILE_BYTES = 256 << 30
 """Maximum size of a file, larger than the memory of any GPU."""
-_HASH_CHUNK = 1 << 22
 _SEED = 20_240_601
 _CHUNK = 1 << 20
 """Number of values from one generator, which take a few milliseconds."""
@@ -193,14 +192,11 @@ class InputFile(msgspec.Struct, frozen=True):
         status = self._status()
         key = (self.path, status.st_ino, status.st_size, status.st_mtime_ns)
         if key not in _hashes:
-            digest = hashlib.sha256()
             try:
                 with Path(self.path).open("rb") as file:
-                    while chunk := file.read(_HASH_CHUNK):
-                        digest.update(chunk)
+                    _hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
                 raise InputError(f"{self.path}: {error.strerror}") from None
-            _hashes[key] = digest.hexdigest()
         return _hashes[key]
 
     def _status(self) -> os.stat_result:

@@ -171,11 +171,9 @@ class CapturedCall(msgspec.Struct, forbid_unknown_fields=True):
 
 def read_captured_call(folder: Path) -> CapturedCall:
     """Read the document of a captured call."""
-    path = folder / DOCUMENT
+    path = call_folder(folder) / DOCUMENT
     if not path.is_file() and folder.is_dir():
         found = sorted(one.parent.name for one in folder.glob(f"*/{DOCUMENT}"))
-        if len(found) == 1:
-            return read_captured_call(folder / found[0])
         listed = f"choose one of {', '.join(found[:10])}" if found else f"it has no {DOCUMENT}"
         raise InputError(f"{folder} is not the folder of one captured call: {listed}")
     try:

@@ -529,9 +529,6 @@ def session_folder() -> Path:
     return Path(_private().name)
 
 
-_HASHED_BYTES = 1 << 26
-
-
 def save_array(array: NDArray[Any]) -> str:
     """Write an array of one axis to the folder of this process, and return the file's name.
 
@@ -540,9 +537,7 @@ def save_array(array: NDArray[Any]) -> str:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
     digest = hashlib.sha256(header.getvalue())
-    data = array.view(np.uint8).data if array.size else memoryview(b"")
-    for start in range(0, len(data), _HASHED_BYTES):
-        digest.update(data[start : start + _HASHED_BYTES])
+    digest.update(array.view(np.uint8).data if array.size else b"")
     path = session_folder() / f"{digest.hexdigest()[:40]}.npy"
     if not path.exists():
         try:
