@@ -121,8 +121,9 @@ def load_kernel(name: KernelName, folders: Sequence[Path] | None = None) -> Kern
     text, shown = read_text(path, "search-space file"), str(path)
     path = path.absolute()  # the template is compiled later, maybe from another working directory
     last = _read.get(path)
-    is_same = last is not None and last.spec.text == text
-    spec = last.spec if last is not None and is_same else parse_spec(text, shown, folder=str(path.parent))
+    if last is not None and last.spec.text != text:
+        last = None
+    spec = last.spec if last is not None else parse_spec(text, shown, folder=str(path.parent))
     shared = Path(os.path.normpath(path.parent / os.pardir / "templates"))  # the parent of "." is "..", not itself
     candidates = (path.parent / spec.template, shared / spec.template)
     template = next((candidate for candidate in candidates if candidate.is_file()), None)
@@ -131,7 +132,7 @@ def load_kernel(name: KernelName, folders: Sequence[Path] | None = None) -> Kern
         raise SpecError(f"there is no template {paths}", source=spec.source, key="kernel.template")
     kernel = make_kernel(spec, template, folder=path.parent)
     check_source(spec, kernel.source)
-    if last is not None and is_same and last == kernel:
+    if last is not None and last == kernel:
         return last
     _read[path] = kernel
     return kernel

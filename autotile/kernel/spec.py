@@ -687,13 +687,6 @@ class Step(msgspec.Struct, frozen=True):
         return self.when is None and self.times is None
 
 
-class Limits(NamedTuple):
-    """Limits that the author sets on a compiled candidate."""
-
-    min_occupancy: float
-    max_spill_bytes: int | None
-
-
 class Work(NamedTuple):
     """Minimum operations and bytes of the problem, for TFLOP/s and GB/s, and the arithmetic unit that does them."""
 
@@ -782,7 +775,10 @@ class KernelSpec:
     """Conditions on the configurations that the search tries; see `Rule.is_heuristic`."""
     steps: tuple[Step, ...]
     """Launches of a call, in order; one step unless the file has ``[[steps]]``."""
-    limits: Limits
+    min_occupancy: float
+    """Least occupancy of a compiled candidate, as a fraction of 1."""
+    max_spill_bytes: int | None
+    """Maximum of bytes that a compiled candidate spills; None for no limit."""
     arguments: tuple[Argument, ...]
     reference: Reference
     work: Work

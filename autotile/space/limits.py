@@ -36,7 +36,7 @@ from autotile.kernel.arguments import (
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, known_names
 from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason
-from autotile.kernel.spec import STEP, KernelSpec, Limits, Step
+from autotile.kernel.spec import STEP, KernelSpec, Step
 
 Blocks = NDArray[np.int64]
 
@@ -324,14 +324,14 @@ def _product(dimensions: Iterable[Column]) -> Column:
 def _occupancy_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
     warps = -(-demand.threads // device.warp_size)
     found: Any = demand.blocks_per_sm(device) * warps / device.max_warps_per_sm
-    return (found > 0) & (found >= spec.limits.min_occupancy)
+    return (found > 0) & (found >= spec.min_occupancy)
 
 
 def _explain_occupancy(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
     registers = clipped(demand.registers, 0, CLIP)
     found = occupancy(first_value(demand.threads), first_value(registers), first_value(demand.smem_bytes), device)
     if found.blocks_per_sm:
-        return _low_occupancy("", found, spec.limits)
+        return _low_occupancy("", found, spec)
     needs = f"{first_value(demand.threads):,} threads, at least {first_value(demand.registers):,} registers per thread"
     return _no_block_fits(f"{needs}, {first_value(demand.smem_bytes):,} bytes of shared memory", found, device)
 
@@ -340,8 +340,8 @@ def _no_block_fits(needs: str, found: Occupancy, device: DeviceProperties) -> st
     return f"no block fits on an SM of {device.name}: {needs}; limited by {', '.join(found.limited_by)}"
 
 
-def _low_occupancy(noun: str, found: Occupancy, limits: Limits) -> str:
-    minimum = f"min_occupancy = {limits.min_occupancy:g}"
+def _low_occupancy(noun: str, found: Occupancy, spec: KernelSpec) -> str:
+    minimum = f"min_occupancy = {spec.min_occupancy:g}"
     return f"{noun}{found.occupancy:.3f} is under {minimum}; limited by {', '.join(found.limited_by)}"
 
 
@@ -612,7 +612,7 @@ def compiled_steps(
         entry, geometry = spec.steps[step].entry, launches[step].geometry
         used = resources[entry]
         occupancy = compiled_occupancy(geometry, used, device)
-        fault = resource_violation(spec.limits, geometry, used, occupancy, device)
+        fault = resource_violation(spec, geometry, used, occupancy, device)
         resident = occupancy.blocks_per_sm * device.sm_count
         if not fault and launches[step].is_cooperative and geometry.blocks > resident:
             fault = _too_many_blocks(geometry.blocks, resident, device)
@@ -622,13 +622,13 @@ def compiled_steps(
 
 
 def resource_violation(
-    limits: Limits, geometry: LaunchGeometry, resources: Resources, found: Occupancy, device: DeviceProperties
+    spec: KernelSpec, geometry: LaunchGeometry, resources: Resources, found: Occupancy, device: DeviceProperties
 ) -> str:
     """Return why a compiled candidate must not be launched, as one line; "" if it may."""
     if found.blocks_per_sm == 0:
         smem_bytes = resources.static_smem_bytes + geometry.dynamic_smem_bytes
         needs = f"{geometry.threads} threads, {resources.registers} registers per thread"
         return _no_block_fits(f"{needs}, {smem_bytes} bytes of shared memory", found, device)
-    if limits.max_spill_bytes is not None and resources.spill_bytes > limits.max_spill_bytes:
-        return f"spills {resources.spill_bytes} bytes, over max_spill_bytes = {limits.max_spill_bytes}"
-    return _low_occupancy("occupancy ", found, limits) if found.occupancy < limits.min_occupancy else ""
+    if spec.max_spill_bytes is not None and resources.spill_bytes > spec.max_spill_bytes:
+        return f"spills {resources.spill_bytes} bytes, over max_spill_bytes = {spec.max_spill_bytes}"
+    return _low_occupancy("occupancy ", found, spec) if found.occupancy < spec.min_occupancy else ""
