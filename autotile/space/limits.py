@@ -158,6 +158,7 @@ class LaunchDemand:
     A column with a single element applies to every configuration.
     """
 
+    spec: KernelSpec
     step: Step
     """The ``__global__`` function."""
     runs: Mask
@@ -222,7 +223,7 @@ class Demand:
             varies = any(STEP in part.names for part in parts)
             for number in range(int(np.max(possible, initial=0)) if varies else 1):
                 runs = number < possible
-                found.append(LaunchDemand(step, runs, partial(self._evaluate, {STEP: number}, runs)))
+                found.append(LaunchDemand(self.spec, step, runs, partial(self._evaluate, {STEP: number}, runs)))
         return tuple(found)
 
     def _evaluate(self, extra: Mapping[str, Value], rows: Mask, expression: Expression) -> Column:
@@ -281,8 +282,8 @@ class Limit(msgspec.Struct, frozen=True):
     """A named limit: the rows that meet it, and an explanation for a first row that does not, in one line."""
 
     name: str
-    fits: Callable[[Demand, DeviceProperties, KernelSpec], Mask]
-    explain: Callable[[Demand, DeviceProperties, KernelSpec], str]
+    fits: Callable[[Demand, DeviceProperties], Mask]
+    explain: Callable[[Demand, DeviceProperties], str]
     expressions: Callable[[KernelSpec], Iterable[Expression]]
     """Expressions that determine whether it is met."""
     applies: Callable[[KernelSpec], bool] = lambda spec: True
@@ -296,13 +297,11 @@ def limits_of(spec: KernelSpec) -> tuple[Limit, ...]:
     return tuple(limit for limit in LIMITS if limit.applies(spec))
 
 
-def limit_violation(
-    demand: Demand, device: DeviceProperties, spec: KernelSpec, limits: Sequence[Limit] | None = None
-) -> str:
+def limit_violation(demand: Demand, device: DeviceProperties, limits: Sequence[Limit] | None = None) -> str:
     """Return an explanation of the first limit that a single configuration violates; "" if it violates none."""
-    for limit in limits_of(spec) if limits is None else limits:
-        if not is_met(limit.fits(demand, device, spec)):
-            return f"{limit.name}: {limit.explain(demand, device, spec)}"
+    for limit in limits_of(demand.spec) if limits is None else limits:
+        if not is_met(limit.fits(demand, device)):
+            return f"{limit.name}: {limit.explain(demand, device)}"
     return ""
 
 
@@ -321,17 +320,17 @@ def _product(dimensions: Iterable[Column]) -> Column:
     return reduce(operator.mul, [clipped(dimension, 0, CLIP) for dimension in dimensions])
 
 
-def _occupancy_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+def _occupancy_fits(demand: LaunchDemand, device: DeviceProperties) -> Mask:
     warps = -(-demand.threads // device.warp_size)
     found: Any = demand.blocks_per_sm(device) * warps / device.max_warps_per_sm
-    return (found > 0) & (found >= spec.min_occupancy)
+    return (found > 0) & (found >= demand.spec.min_occupancy)
 
 
-def _explain_occupancy(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
+def _explain_occupancy(demand: LaunchDemand, device: DeviceProperties) -> str:
     registers = clipped(demand.registers, 0, CLIP)
     found = occupancy(first_value(demand.threads), first_value(registers), first_value(demand.smem_bytes), device)
     if found.blocks_per_sm:
-        return _low_occupancy("", found, spec)
+        return _low_occupancy("", found, demand.spec)
     needs = f"{first_value(demand.threads):,} threads, at least {first_value(demand.registers):,} registers per thread"
     return _no_block_fits(f"{needs}, {first_value(demand.smem_bytes):,} bytes of shared memory", found, device)
 
@@ -349,7 +348,7 @@ def _too_many_blocks(blocks: int, resident: int, device: DeviceProperties) -> st
     return f"a cooperative launch of {blocks:,} blocks, of which {device.name} holds {resident:,} at a time"
 
 
-def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+def _explain_memory(demand: Demand, device: DeviceProperties) -> str:
     for array, shape in demand.arrays:
         if any(first_value(extent) < int(array.is_given) for extent in shape):
             what = "array" if array.is_given else "workspace"
@@ -359,7 +358,7 @@ def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) 
     return f"its {what} take {needed:,.1f} GiB, {device.name} has {available:,.1f} GiB"
 
 
-def _cluster_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+def _cluster_fits(demand: LaunchDemand, device: DeviceProperties) -> Mask:
     if not demand.cluster:
         return True
     blocks = _product(demand.cluster)
@@ -373,14 +372,10 @@ def _max_cluster_blocks(device: DeviceProperties) -> int:
     return 1 if is_below(device.compute_capability, CLUSTER_CAPABILITY) else _MAX_CLUSTER_BLOCKS
 
 
-LaunchFits = Callable[[LaunchDemand, DeviceProperties, KernelSpec], Mask]
-LaunchExplain = Callable[[LaunchDemand, DeviceProperties, KernelSpec], str]
-
-
 def _launch_limit(
     name: str,
-    fits: LaunchFits,
-    explain: LaunchExplain,
+    fits: Callable[[LaunchDemand, DeviceProperties], Mask],
+    explain: Callable[[LaunchDemand, DeviceProperties], str],
     *,
     parts: Sequence[str],
     **options: Any,
@@ -390,11 +385,11 @@ def _launch_limit(
     ``options`` are further fields of the limit.
     """
 
-    def explain_first(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+    def explain_first(demand: Demand, device: DeviceProperties) -> str:
         for launch in demand.launches:
-            if is_met(launch.runs) and not is_met(fits(launch, device, spec)):
-                of = f"{launch.step.entry}: " if len(spec.steps) > 1 else ""
-                return of + explain(launch, device, spec)
+            if is_met(launch.runs) and not is_met(fits(launch, device)):
+                of = f"{launch.step.entry}: " if len(demand.spec.steps) > 1 else ""
+                return of + explain(launch, device)
         return ""
 
     def expressions(spec: KernelSpec) -> Iterator[Expression]:
@@ -406,8 +401,8 @@ def _launch_limit(
 
     return Limit(
         name,
-        lambda demand, device, spec: reduce(  # False <= anything: what is not launched meets it
-            operator.and_, [launch.runs <= fits(launch, device, spec) for launch in demand.launches], True
+        lambda demand, device: reduce(  # False <= anything: what is not launched meets it
+            operator.and_, [launch.runs <= fits(launch, device) for launch in demand.launches], True
         ),
         explain_first,
         expressions,
@@ -430,7 +425,7 @@ _RESIDENT = (*_SMEM, "min_registers")
 LIMITS = (
     Limit(
         "memory",
-        lambda demand, device, spec: reduce(
+        lambda demand, device: reduce(
             operator.and_,
             [extent >= int(array.is_given) for array, shape in demand.arrays for extent in shape],
             demand.memory_bytes <= device.memory_bytes,
@@ -441,16 +436,16 @@ LIMITS = (
     ),
     Limit(
         "tensor_maps",
-        lambda demand, device, spec: reduce(operator.and_, [one.fits() for one in demand.tensor_maps]),
-        lambda demand, device, spec: next(filter(None, (one.explain() for one in demand.tensor_maps)), ""),
+        lambda demand, device: reduce(operator.and_, [one.fits() for one in demand.tensor_maps]),
+        lambda demand, device: next(filter(None, (one.explain() for one in demand.tensor_maps)), ""),
         _of_arguments,
         applies=lambda spec: bool(spec.tensor_maps),
         hint="choose sizes whose rows are multiples of 16 bytes, other values, or a kernel without tensor maps",
     ),
     Limit(
         "launches",
-        lambda demand, device, spec: (demand.launch_count >= 1) & (demand.launch_count <= MAX_LAUNCHES),
-        lambda demand, device, spec: (
+        lambda demand, device: (demand.launch_count >= 1) & (demand.launch_count <= MAX_LAUNCHES),
+        lambda demand, device: (
             "no step is launched" if first_value(demand.launch_count) < 1 else f"more than {MAX_LAUNCHES:,} launches"
         ),
         _conditions_of_steps,
@@ -459,16 +454,16 @@ LIMITS = (
     ),
     _launch_limit(
         "threads_per_block",
-        lambda demand, device, spec: demand.threads <= device.max_threads_per_block,
-        lambda demand, device, spec: (
+        lambda demand, device: demand.threads <= device.max_threads_per_block,
+        lambda demand, device: (
             f"{extents_text(demand.block)} threads in a block, {device.name} allows {device.max_threads_per_block:,}"
         ),
         parts=("block",),
     ),
     _launch_limit(
         "block_dims",
-        lambda demand, device, spec: _within(demand.block, device.max_block_dim),
-        lambda demand, device, spec: (
+        lambda demand, device: _within(demand.block, device.max_block_dim),
+        lambda demand, device: (
             f"a block of {extents_text(demand.block)} threads, {device.name} allows 1 to "
             f"{extents_text(device.max_block_dim)}"
         ),
@@ -476,8 +471,8 @@ LIMITS = (
     ),
     _launch_limit(
         "grid_dims",
-        lambda demand, device, spec: _within(demand.grid, device.max_grid_dim),
-        lambda demand, device, spec: (
+        lambda demand, device: _within(demand.grid, device.max_grid_dim),
+        lambda demand, device: (
             f"a grid of {extents_text(demand.grid)} blocks, {device.name} allows 1 to "
             f"{extents_text(device.max_grid_dim)}"
         ),
@@ -486,7 +481,7 @@ LIMITS = (
     _launch_limit(
         "cluster",
         _cluster_fits,
-        lambda demand, device, spec: (
+        lambda demand, device: (
             f"clusters of {extents_text(demand.cluster)} blocks"
             + (
                 f", but {device.name} has none: they need compute capability 9.0"
@@ -501,11 +496,11 @@ LIMITS = (
     ),
     _launch_limit(
         "registers",
-        lambda demand, device, spec: (
+        lambda demand, device: (
             (demand.registers <= device.registers_per_block // clipped(demand.threads, 1, CLIP**3))
             & (demand.registers <= device.max_registers_per_thread)
         ),
-        lambda demand, device, spec: (
+        lambda demand, device: (
             f"at least {first_value(demand.registers):,} registers per thread for {first_value(demand.threads):,} "
             f"threads, {device.name} allows {device.max_registers_per_thread:,} per thread and "
             f"{device.registers_per_block:,} per block"
@@ -514,13 +509,13 @@ LIMITS = (
     ),
     _launch_limit(
         "shared_memory",
-        lambda demand, device, spec: (
+        lambda demand, device: (
             (demand.static_smem_bytes >= 0)
             & (demand.dynamic_smem_bytes >= 0)
             & (demand.static_smem_bytes <= device.smem_per_block_bytes)
             & (demand.smem_bytes <= device.smem_per_block_optin_bytes)
         ),
-        lambda demand, device, spec: (
+        lambda demand, device: (
             f"{first_value(demand.static_smem_bytes):,} bytes static and {first_value(demand.dynamic_smem_bytes):,} "
             f"dynamic, {device.name} allows {device.smem_per_block_bytes:,} static, "
             f"{device.smem_per_block_optin_bytes:,} together"
@@ -530,11 +525,11 @@ LIMITS = (
     _launch_limit("occupancy", _occupancy_fits, _explain_occupancy, parts=_RESIDENT),
     _launch_limit(
         "cooperative",
-        lambda demand, device, spec: (
+        lambda demand, device: (
             not demand.step.launch.is_cooperative
             or _product(demand.grid) <= demand.blocks_per_sm(device) * device.sm_count
         ),
-        lambda demand, device, spec: _too_many_blocks(
+        lambda demand, device: _too_many_blocks(
             first_value(_product(demand.grid)), first_value(demand.blocks_per_sm(device)) * device.sm_count, device
         ),
         parts=("grid", *_RESIDENT),
@@ -575,7 +570,7 @@ def check_config(
         if not rule.expression.value(names):
             shown = ", ".join(f"{name} = {names[name]}" for name in sorted(rule.expression.names))
             return f"the {rule} is broken: {rule.expression.text}, where {shown}"
-    return limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
+    return limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device)
 
 
 def meets_heuristics(spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> bool:

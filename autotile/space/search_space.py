@@ -239,7 +239,7 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
         part = replace(space, codes=space.codes[rows])
         demand = Demand(spec, sizes, dtype or spec.dtypes[0], partial(_column, part, fixed))
         for position, limit in enumerate(limits):
-            dropped = fits[rows] & np.logical_not(limit.fits(demand, device, spec))
+            dropped = fits[rows] & np.logical_not(limit.fits(demand, device))
             if limit.name not in example and dropped.any():
                 example[limit.name] = start + int(np.argmax(dropped))
             fits[rows] &= ~dropped
@@ -250,7 +250,7 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
         name, hint, before = limits[position].name, limits[position].hint, [len(space), *remaining][position]
         config = space.config(example[name])
         names = known_names(spec, config, sizes, device)
-        violation = limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
+        violation = limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device)
         raise EmptySpaceError(
             f"the limit {name} of {device.name} leaves none of the {before:,} configurations that meet the rules and "
             f"the limits before it; for example, {config_text(config)}: {violation.partition(': ')[2]}; {hint}",
