@@ -28,7 +28,7 @@ from autotile.kernel.arguments import (
 )
 from autotile.kernel.expressions import Expression
 from autotile.kernel.functions import Kind
-from autotile.kernel.spec import MAX_DIMENSIONS, STEP, KernelSpec, Launch, Step, computed_values, is_entry
+from autotile.kernel.spec import STEP, KernelSpec, Launch, Step, computed_values, is_entry
 from autotile.kernel.table import Table, describe
 
 MAX_LAUNCHES = 4096
@@ -283,9 +283,9 @@ def parse_steps(document: Table, arguments: Sequence[Argument], kinds: Mapping[s
 
 def _launch(table: Table, kinds: Mapping[str, Kind]) -> Launch:
     return Launch(
-        block=table.expressions("block", kinds, max_length=MAX_DIMENSIONS),
-        grid=table.expressions("grid", kinds, max_length=MAX_DIMENSIONS),
-        cluster=table.expressions("cluster", kinds, max_length=MAX_DIMENSIONS) if "cluster" in table.data else (),
+        block=table.expressions("block", kinds),
+        grid=table.expressions("grid", kinds),
+        cluster=table.expressions("cluster", kinds) if "cluster" in table.data else (),
         dynamic_smem_bytes=table.optional_expression("dynamic_smem_bytes", kinds),
         static_smem_bytes=table.optional_expression("static_smem_bytes", kinds),
         min_registers=table.optional_expression("min_registers", kinds),

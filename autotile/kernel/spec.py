@@ -255,7 +255,6 @@ def _value(expression: Expression, names: Mapping[str, Value]) -> Value:
 KERNEL_KEYS = ("template", "block", "grid", "dynamic_smem_bytes", "defines", "arguments", "element_type")
 """Keys of ``[reference]`` that only a reference kernel has."""
 
-MAX_DIMENSIONS = 3
 _MAX_DEFINES = 100
 _TEMPLATE = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cuh?"
 _TEXT = r"(?a)[A-Za-z_]\w*(::[A-Za-z_]\w*)*|-?\.?\d[\w.+\-]*"
@@ -318,8 +317,8 @@ def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mappin
         table.matching("template", _TEMPLATE, "a bare file name that ends in .cu or .cuh")
         if "template" in table.data
         else None,
-        table.expressions("block", kinds, max_length=MAX_DIMENSIONS),
-        table.expressions("grid", kinds, max_length=MAX_DIMENSIONS),
+        table.expressions("block", kinds),
+        table.expressions("grid", kinds),
         table.optional_expression("dynamic_smem_bytes", kinds),
         defines,
         table.texts("arguments") if "arguments" in table.data else None,

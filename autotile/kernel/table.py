@@ -187,8 +187,8 @@ class Table(msgspec.Struct, frozen=True):
         """Return an expression of one kind, or None if there is no such entry."""
         return self.expression(name, kinds, expected) if name in self.data else None
 
-    def expressions(self, name: str, kinds: Mapping[str, Kind], *, max_length: int) -> tuple[Expression, ...]:
-        """Return a list of 1 to ``max_length`` expressions for numbers."""
+    def expressions(self, name: str, kinds: Mapping[str, Kind], *, max_length: int = 3) -> tuple[Expression, ...]:
+        """Return a list of 1 to ``max_length`` expressions for numbers, by default one for each axis of a launch."""
         values = self.entries(name)
         if len(values) > max_length:
             raise self.error(name, f"at most {max_length} expressions are accepted, got {len(values)}")
