@@ -1104,14 +1104,6 @@ def arguments_of_kind(arguments: Sequence[Argument], kind: type[_Kind]) -> tuple
     return tuple(argument for argument in arguments if isinstance(argument, kind))
 
 
-def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> Any:
-    """Return the value of a scalar argument for a problem, as `encode_value` does.
-
-    With ``check``, it is the check value if there is one.
-    """
-    return encode_scalar(scalar, scalar.given(sizes, check=check), problem_dtype)
-
-
 def encode_scalar(scalar: ScalarArgument, value: Any, problem_dtype: str) -> Any:
     """Convert a value to the type of a scalar argument; see `encode_value`."""
     return encode_value(f"scalar {scalar.name}", value, DTYPES[scalar.element_type(problem_dtype)])

@@ -24,7 +24,7 @@ from autotile.kernel.arguments import (
     Workspace,
     WorkspaceArgument,
     arguments_of_kind,
-    scalar_value,
+    encode_scalar,
 )
 from autotile.kernel.expressions import Expression
 from autotile.kernel.functions import Kind
@@ -321,6 +321,6 @@ def _swap(table: Table, passed: Mapping[str, Argument]) -> tuple[str, ...]:
 
 
 def problem_scalars(spec: KernelSpec, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> dict[str, Any]:
-    """Return the value of each scalar that the problem determines, as `scalar_value` does."""
+    """Return the encoded value of each scalar that the problem determines; with ``check``, its check value if any."""
     scalars = (scalar for scalar in spec.scalars if not scalar.is_per_launch)
-    return {scalar.name: scalar_value(scalar, sizes, problem_dtype, check=check) for scalar in scalars}
+    return {scalar.name: encode_scalar(scalar, scalar.given(sizes, check=check), problem_dtype) for scalar in scalars}
