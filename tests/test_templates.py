@@ -195,7 +195,7 @@ def test_configurations_spread_over_the_space_keep_its_limit_on_spills(index: in
         architecture = "sm_90" if config["CLUSTER_SPLIT"] or part else "sm_80"
     dtype = kernel.spec.dtypes[(index // 2 + 2 * part) % len(kernel.spec.dtypes)]
     resources = compiled_as_declared(kernel, config, dtype, architecture, problem)
-    limit = 300 if kernel in (SGEMM, SGEMM_WS) else kernel.spec.limits.max_spill_bytes
+    limit = 300 if kernel in (SGEMM, SGEMM_WS) else kernel.spec.max_spill_bytes
     assert resources.spill_bytes <= limit, config
 
 

@@ -383,8 +383,8 @@ def _checks(
         yield ConfigCheck("heuristic", rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)
     demand = demand_of(spec, names, problem.sizes, problem.dtype)
     for limit in limits_of(spec):
-        fits = is_met(limit.fits(demand, device, spec))
-        yield ConfigCheck("limit", limit.name, fits, "" if fits else limit.explain(demand, device, spec))
+        fits = is_met(limit.fits(demand, device))
+        yield ConfigCheck("limit", limit.name, fits, "" if fits else limit.explain(demand, device))
 
 
 def _compiled(

@@ -27,7 +27,8 @@ def check_value(name: str, value: object, hint: Any) -> None:
     """Raise if a value does not match a type hint.
 
     Numbers of NumPy are accepted where those of Python are, a boolean is no number, any path is a `Path`, and a list is
-    a tuple. Of a mapping, only the keys are checked.
+    a tuple. Of a mapping, only the keys are checked. Raise `InputError` if the value has another type, or is out of its
+    bounds.
 
     Parameters
     ----------
@@ -35,11 +36,6 @@ def check_value(name: str, value: object, hint: Any) -> None:
         Name of the argument or the option.
     hint
         Its type hint. ``Annotated`` with a `msgspec.Meta` bounds a number; its ``description`` says what is expected.
-
-    Raises
-    ------
-    InputError
-        The value has another type, or is out of its bounds.
     """
     if _matches(value, hint):
         return

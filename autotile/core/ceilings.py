@@ -126,29 +126,20 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DeviceCeilings(Result):
-    """Ceilings of one GPU, from one measurement or, as `datasheet_ceilings` computes them, from a datasheet.
-
-    Attributes
-    ----------
-    gpu_uuid, gpu_name, compute_capability
-        The GPU, and its model.
-    driver
-        CUDA version that the driver supports.
-    measured_at
-        Time of the measurement; None for figures of a datasheet.
-    ceilings
-        Those that the GPU has, in the order of `CEILINGS`.
-    warnings
-        What may have lowered them, one line each, such as another process on the GPU.
-    """
+    """Ceilings of one GPU, from one measurement or, as `datasheet_ceilings` computes them, from a datasheet."""
 
     gpu_uuid: Uuid
     gpu_name: Name
     compute_capability: Capability
+    """The GPU, and its model."""
     driver: Name
+    """CUDA version that the driver supports."""
     measured_at: Moment | None
+    """Time of the measurement; None for figures of a datasheet."""
     ceilings: tuple[Ceiling, ...]
+    """Those that the GPU has, in the order of `CEILINGS`."""
     warnings: tuple[Text, ...] = ()
+    """Reasons why they may be too low, one line each, such as another process on the GPU."""
     source: Literal["measured", "datasheet"] = "measured"
 
     def find(self, name: str) -> Ceiling | None:
@@ -207,13 +198,7 @@ class DeviceCeilings(Result):
 
 
 def check_ceilings(measured: DeviceCeilings) -> None:
-    """Raise unless the GPU and the time are known, and each ceiling is known, there once, and inside its interval.
-
-    Raises
-    ------
-    DataError
-        The message names the ceiling.
-    """
+    """Raise a `DataError` unless GPU and time are known, and each ceiling is known, once, and in its interval."""
     if not measured.gpu_uuid or measured.measured_at is None:
         raise DataError("a measurement has the UUID of its GPU, and a time", field="gpu_uuid")
     names = [ceiling.name for ceiling in measured.ceilings]

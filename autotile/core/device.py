@@ -155,16 +155,13 @@ _CHIP_FIGURES = frozenset({"sm_count", "clock_mhz", "memory_bytes", "memory_band
 def device_profile(name: str) -> DeviceProperties:
     """Return the properties of a known GPU.
 
+    Raise `InputError` if there is no such profile; the message lists similar names and all names.
+
     Parameters
     ----------
     name
         Name of the profile, or name of the device in CUDA. Case, punctuation and the words NVIDIA, GeForce, Tesla and
         RTX are ignored: ``"rtx-3060"``, ``"RTX 3060"`` and ``"NVIDIA GeForce RTX 3060"`` are equivalent.
-
-    Raises
-    ------
-    InputError
-        There is no such profile; the message lists similar names and all names.
     """
     files, plain_name = _files(), _plain(name)
     for key in files:
@@ -200,12 +197,7 @@ def limits_for(compute_capability: str) -> CapabilityLimits:
     """Return the limits of a compute capability.
 
     An unknown capability has the limits of the nearest lower one with the same major version, or, if there is none, of
-    the newest.
-
-    Raises
-    ------
-    InputError
-        ``compute_capability`` is not of the form ``"9.0"``.
+    the newest. Raise `InputError` if ``compute_capability`` is not of the form ``"9.0"``.
     """
     requested, table = _version(compute_capability), _capabilities()
     names = {_version(name): name for name in table if name != "sources"}
@@ -216,10 +208,7 @@ def limits_for(compute_capability: str) -> CapabilityLimits:
 def parse_profile(text: str, source: str) -> DeviceProperties:
     """Parse the text of a profile file.
 
-    Raises
-    ------
-    InputError
-        The text is malformed; the message gives ``source`` and the figure.
+    Raise `InputError` if the text is malformed; the message gives ``source`` and the figure.
     """
     table = _read_table(text, source)
     sources = table.pop("sources", None)
@@ -235,6 +224,8 @@ def parse_profile(text: str, source: str) -> DeviceProperties:
 def capability_limits(table: Mapping[str, Any], name: str, source: str) -> CapabilityLimits:
     """Return the limits in a row of a table of compute capabilities, which is checked, as a look-up needs only one.
 
+    Raise `InputError` if the row is malformed.
+
     Parameters
     ----------
     table
@@ -243,11 +234,6 @@ def capability_limits(table: Mapping[str, Any], name: str, source: str) -> Capab
         The row, which has its own figures and, for the rest, those of the row that it is ``like``.
     source
         Name of the file, for messages.
-
-    Raises
-    ------
-    InputError
-        The row is malformed.
     """
     rows = [one for one in table if one != "sources"]
     figures: dict[str, Any] = {}

@@ -68,11 +68,8 @@ def _decoder(schema: Any) -> msgspec.json.Decoder[Any]:
 def decode_json(text: str | bytes, schema: type[Schema]) -> Schema:
     """Parse a JSON document.
 
-    Raises
-    ------
-    DataError
-        It is not JSON (NaN, Infinity and numbers beyond a double are not), is nested too deeply, or does not match the
-        schema.
+    Raise `DataError` if it is not JSON (NaN, Infinity and numbers beyond a double are not), is nested too deeply, or
+    does not match the schema.
     """
     try:
         found: Schema = _decoder(schema).decode(text)  # type: ignore[arg-type]  # mypy: types are not hashable
@@ -84,10 +81,7 @@ def decode_json(text: str | bytes, schema: type[Schema]) -> Schema:
 def convert(value: Any, schema: type[Schema]) -> Schema:
     """Parse a value of dictionaries, lists, strings and numbers, such as a row of a database or a table of TOML.
 
-    Raises
-    ------
-    DataError
-        It does not match the schema.
+    Raise `DataError` if it does not match the schema.
     """
     _decoder(schema)  # type: ignore[arg-type]
     try:
@@ -106,20 +100,14 @@ def json_text(value: Any) -> str:
     return storable(encode_json(value, compact=True))
 
 
-class NotJson:
-    """Cell of a JSON column that holds something else, which matches no schema."""
-
-    __slots__ = ()
-
-
 def json_cell(cell: Any) -> Any:
-    """Return the value of a cell of a JSON column, or `NotJson` for its schema to refuse."""
+    """Return the value of a cell of a JSON column; `Ellipsis`, which matches no schema, if it holds something else."""
     if cell is None:
         return None
     try:
         return msgspec.json.decode(cell)
     except (ValueError, TypeError, OverflowError, RecursionError):
-        return NotJson()
+        return ...
 
 
 class Format(msgspec.Struct):
@@ -169,11 +157,12 @@ def to_document(value: Any) -> Any:
 
 def to_fields(value: Any) -> Any:
     """Return the JSON values of all fields of a message, for a schema to parse; methods ``to_json`` are not called."""
-
-    def plain(other: Any) -> Any:
-        return dict(other) if isinstance(other, Mapping) else other.item() if hasattr(other, "item") else str(other)
-
-    return msgspec.to_builtins(value, enc_hook=plain)
+    return msgspec.to_builtins(
+        value,
+        enc_hook=lambda other: (
+            dict(other) if isinstance(other, Mapping) else other.item() if hasattr(other, "item") else str(other)
+        ),
+    )
 
 
 def canonical_json(value: Any) -> str:
@@ -197,7 +186,7 @@ def _data_error(error: Exception) -> DataError:
     message = str(error)
     place = _PLACE.search(message)
     fault = (message[: place.start()] if place else message).replace("`", "")[:_SHOWN_CHARACTERS]
-    fault = fault.replace(f"got {NotJson.__name__}", "got something that is not JSON")
+    fault = fault.replace("got ellipsis", "got something that is not JSON")
     field = (f"a key of {place[2]}" if place[1] else place[2]) if place else ""
     is_word = fault[1:2].islower()
     return DataError(fault[:1].lower() + fault[1:] if is_word else fault, field=field[:_SHOWN_CHARACTERS])
@@ -209,16 +198,13 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 def toml_text(document: Mapping[str, Any]) -> str:
     """Return a document as TOML, which `tomllib` reads back as an equal document.
 
+    Raise `TypeError` if a value has another type.
+
     Parameters
     ----------
     document
         Tables by name, of strings, whole numbers, booleans, floats, lists and tables; a value that is a list of
         tables is written as an array of tables. An entry of a table may be None, which is left out.
-
-    Raises
-    ------
-    TypeError
-        A value has another type.
     """
     tables: list[tuple[str, Mapping[str, Any]]] = []
     for name, value in document.items():
@@ -309,11 +295,8 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML in time and memory proportional to its length.
 
-    Raises
-    ------
-    ValueError
-        The text is not TOML, a whole number has more digits than Python converts, a dotted key has more than
-        `MAX_KEY_PARTS` parts, or values are nested too deeply.
+    Raise `ValueError` if the text is not TOML, a whole number has more digits than Python converts, a dotted key has
+    more than `MAX_KEY_PARTS` parts, or values are nested too deeply.
     """
     if any(line.count(".") >= MAX_KEY_PARTS for line in text.split("\n")):  # else the patterns need not be compiled
         shallow = re.match(_SHALLOW, text)

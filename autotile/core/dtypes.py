@@ -337,10 +337,8 @@ def _read_npy_header(stream: BinaryIO, size_bytes: int) -> tuple[np.dtype[Any], 
 def parse_npy(data: bytes) -> Array:
     """Return the array of a whole ``.npy`` file, read-only.
 
-    Raises
-    ------
-    DataError
-        The header is malformed, or of another type than numbers, or the file has another size than it declares.
+    Raise `DataError` if the header is malformed, or of another type than numbers, or the file has another size than it
+    declares.
     """
     dtype, shape, order, offset = _read_npy_header(io.BytesIO(data), len(data))
     count = math.prod(shape)
@@ -352,10 +350,7 @@ def parse_npy(data: bytes) -> Array:
 def map_npy(path: Path) -> Array:
     """Map the array of a ``.npy`` file to memory, read-only.
 
-    Raises
-    ------
-    DataError
-        As for `parse_npy`; or the file cannot be opened, or is not a regular file.
+    Raise `DataError` as `parse_npy` does, or if the file cannot be opened or is not a regular file.
     """
     try:
         with open_regular(path) as stream:

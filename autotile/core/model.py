@@ -257,17 +257,14 @@ error of an output element, relative to the larger of its expected magnitude and
 def split_objectives(names: Iterable[str], metrics: Iterable[str] = ()) -> tuple[tuple[str, ...], str | None]:
     """Return the named objectives, each once and time first, and the expression among them, None if there is none.
 
+    Raise `InputError` if there is no such objective, or an expression is not the only one.
+
     Parameters
     ----------
     names
         Names of objectives, separated by commas too, or an expression of `autotile.kernel.spec`.
     metrics
         Names of metrics, each of which is an expression.
-
-    Raises
-    ------
-    InputError
-        There is no such objective, or an expression is not the only one.
     """
     given = [name.strip() for name in names]
     known = {*metrics}

@@ -42,6 +42,8 @@ class Interval:
 def median_interval(samples: npt.ArrayLike) -> Interval:
     """Return the median of independent samples with its 95 % confidence interval.
 
+    Raise `ValueError` if there are no samples, several dimensions, or samples that are not positive and finite.
+
     Parameters
     ----------
     samples
@@ -53,11 +55,6 @@ def median_interval(samples: npt.ArrayLike) -> Interval:
         In the unit of the samples. With 6 or more samples, it covers the true median with at least 95 % probability.
         With n < 6, it extends from the minimum to the maximum, which covers it with probability ``1 - 2 ** (1 - n)``:
         94 % for 5, 75 % for 3, 0 for 1.
-
-    Raises
-    ------
-    ValueError
-        There are no samples, several dimensions, or samples that are not positive and finite.
     """
     ordered = np.sort(_checked(samples))
     rank = _lower_rank(ordered.size)
@@ -67,7 +64,8 @@ def median_interval(samples: npt.ArrayLike) -> Interval:
 def paired_ratio(a: npt.ArrayLike, b: npt.ArrayLike) -> Interval:
     """Return the ratio of the times of ``b`` to those of ``a``, from rounds in which both were timed in succession.
 
-    Drift of clock and temperature affects both times of a round alike and cancels in their ratio.
+    Drift of clock and temperature affects both times of a round alike and cancels in their ratio. Raise `ValueError` if
+    the lengths differ, or the samples are invalid for `median_interval`.
 
     Parameters
     ----------
@@ -78,11 +76,6 @@ def paired_ratio(a: npt.ArrayLike, b: npt.ArrayLike) -> Interval:
     -------
     Interval
         Median of ``b / a`` with its interval, as in `median_interval`; above 1 if ``b`` is slower.
-
-    Raises
-    ------
-    ValueError
-        The lengths differ, or the samples are invalid for `median_interval`.
     """
     times_a, times_b = _checked(a), _checked(b)
     if times_a.size != times_b.size:
@@ -143,12 +136,8 @@ def is_decided(times: Sequence[Sequence[float]], racing: Sequence[int], precisio
 def ratio_of(a: Interval, b: Interval) -> Interval:
     """Return the ratio of ``b`` to ``a`` from their intervals alone, as for times of a recording.
 
-    The interval is conservative: it contains the true ratio if ``a`` and ``b`` contain their true values.
-
-    Raises
-    ------
-    ValueError
-        The interval of ``a`` is not positive.
+    The interval is conservative: it contains the true ratio if ``a`` and ``b`` contain their true values. Raise
+    `ValueError` if the interval of ``a`` is not positive.
     """
     if a.low <= 0.0:
         raise ValueError(f"a ratio needs a positive divisor; its interval starts at {a.low}")

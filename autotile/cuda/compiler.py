@@ -27,7 +27,7 @@ from autotile.core.documents import Bytes, Name, canonical_json, decode_json, en
 from autotile.core.model import Config, Resources
 from autotile.cuda.driver import live_device
 from autotile.cuda.toolchain import find_nvcc, load_nvrtc, nvcc_version, nvrtc_version
-from autotile.errors import CompileError, DataError, InputError, ToolchainError
+from autotile.errors import CompileError, DataError, InputError, SpecError, ToolchainError
 from autotile.settings import ADDR_NO_RANDOMIZE, read_settings, worker_environment
 
 if TYPE_CHECKING:
@@ -96,14 +96,6 @@ def _hash_of(value: object) -> str:
     return hashlib.sha256(canonical_json(value).encode(errors="surrogatepass")).hexdigest()
 
 
-def macro_options(config: Config, dtype: str) -> tuple[str, ...]:
-    """Return the ``-D`` options of parameters, flags and ``DTYPE``, the C type of an element; booleans are 1 and 0."""
-    from autotile.core.dtypes import DTYPES  # imports NumPy, which a compile worker does without
-
-    macros = [f"-D{name}={int(value) if isinstance(value, bool) else value}" for name, value in config.items()]
-    return (*macros, f"-DDTYPE={DTYPES[dtype].c_type}")
-
-
 def compile_job(
     kernel: Kernel, config: Config, dtype: str, architecture: str, sizes: Mapping[str, int] | None = None
 ) -> CompileJob:
@@ -113,6 +105,7 @@ def compile_job(
     of the problem's sizes and flags are compiled in, else the kernel's defaults. Raise `InputError` if a file that an
     option names cannot be read, or an option has no value.
     """
+    from autotile.core.dtypes import DTYPES  # imports NumPy, which a compile worker does without
     from autotile.kernel.sources import read_bytes, sources_with_options
     from autotile.kernel.spec import controls_file, with_values
 
@@ -124,23 +117,21 @@ def compile_job(
         "compiler": build.compiler,
     }
     if kernel.variant is not None:
-        variant = kernel.variant(config)
-        own = sources_with_options(kernel.template_path, variant.source, kernel.include_folders, variant.options)
-        identity = "\0".join((kernel.source_hash, variant.source, *([own.digest] if own.included else [])))
+        source, options = kernel.variant(config)
+        own = sources_with_options(kernel.template_path, source, kernel.include_folders, options)
+        identity = "\0".join((kernel.source_hash, source, *([own.digest] if own.included else [])))
         digest = hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest()
-        options = (*spec.options, *variant.options)
-        return CompileJob(source=variant.source, source_hash=digest, entry=spec.entry, options=options, **shared)
+        options = (*spec.options, *options)
+        return CompileJob(source=source, source_hash=digest, entry=spec.entry, options=options, **shared)
     sizes = sizes if sizes is not None else spec.sizes
     names = {**sizes, **config}
     arguments = build.arguments(names)
     flags = {name: sizes[name] for name in spec.flags}
-    macros = [
-        (macro.removeprefix("-D").partition("=")[0], macro)
-        for macro in (*macro_options({**config, **flags}, dtype), *build.macros(names))
-    ]
+    given = {**config, **flags}.items()
+    texts = {name: f"{int(value) if isinstance(value, bool) else value}" for name, value in given}
+    texts |= {"DTYPE": DTYPES[dtype].c_type, **build.macros(names)}
     # A macro of a template parameter's name would replace the name in the declaration of the template, too; the value
     # goes into the expressions that name the entries instead.
-    texts = {name: macro.partition("=")[2] for name, macro in macros}
     values = {name: text for name, text in texts.items() if name in kernel.template_names}
     values |= {name: str(size) for name, size in sizes.items() if name not in texts}
     expressions = ((entry, with_values(entry, values)) for entry in spec.entries)
@@ -151,7 +142,7 @@ def compile_job(
         source_hash=kernel.source_hash,
         entry=spec.entries[0],
         further_entries=spec.entries[1:],
-        options=(*arguments, *(macro for name, macro in macros if name not in kernel.template_names)),
+        options=(*arguments, *(f"-D{name}={text}" for name, text in texts.items() if name not in values)),
         expressions=tuple((entry, expression) for entry, expression in expressions if expression != entry),
         files=tuple(
             (name, hashlib.sha256(read_bytes(folder / name, "file of compiler controls")).hexdigest())
@@ -736,11 +727,14 @@ def _create_private(folder: Path) -> None:
 
 def check_signatures(kernel: Kernel, problem_dtype: str, cubin: CachedCubin) -> None:
     """Raise `SpecError` if a function of a kernel takes other parameters than the arguments that are declared."""
-    from autotile.kernel.sources import check_signature  # a compile worker does without
+    from autotile.kernel.sources import signature_fault  # a compile worker does without
 
-    for step in kernel.spec.steps:
-        if (function := cubin.functions.get(step.entry)) is not None:
-            check_signature(kernel.spec, step, problem_dtype, function.parameter_bytes, kernel.source)
+    spec = kernel.spec
+    for step in spec.steps:
+        function = cubin.functions.get(step.entry)
+        taken = function.parameter_bytes if function is not None else None
+        if fault := signature_fault(spec, step, problem_dtype, taken, kernel.source):
+            raise SpecError(fault, source=spec.source, key="arguments")
 
 
 _SUPPORT = Path(__file__).with_name("support.cu")

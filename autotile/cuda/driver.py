@@ -6,7 +6,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -155,24 +155,18 @@ def live_device(index: int = 0) -> DeviceProperties:
         check(driver.cuDeviceGetAttribute(ctypes.byref(number), code, device))
         found[attribute] = number.value
     capability = f"{found['major']}.{found['minor']}"
-    limits = limits_for(capability)
+    figures = asdict(limits_for(capability)) | {field: found[field] for field in _OWN_FIELDS}
+    figures |= {f"max_{each}_dim": tuple(found[f"max_{each}_{axis}"] for axis in "xyz") for each in ("block", "grid")}
     return DeviceProperties(
         name=name.value.decode(),
         compute_capability=capability,
-        max_registers_per_thread=limits.max_registers_per_thread,
-        register_unit=limits.register_unit,
-        warp_unit=limits.warp_unit,
-        smem_unit_bytes=limits.smem_unit_bytes,
-        max_block_dim=(found["max_block_x"], found["max_block_y"], found["max_block_z"]),
-        max_grid_dim=(found["max_grid_x"], found["max_grid_y"], found["max_grid_z"]),
         memory_bytes=memory_bytes.value,
         # two transfers per clock, as all memory of these devices is double data rate
         memory_bandwidth_bytes_per_s=2.0 * 1e3 * found["memory_clock_khz"] * found["memory_bus_bits"] / 8,
         clock_mhz=found["clock_khz"] / 1e3,
-        fp32_lanes_per_sm=limits.fp32_lanes_per_sm,
         source="cuda",
         driver=driver_version(),
-        **{field: found[field] for field in _OWN_FIELDS},
+        **figures,
     )
 
 

@@ -24,6 +24,7 @@ from autotile.core.model import LaunchGeometry, Resources
 from autotile.cuda.driver import attribute_launch, declares_cluster, outside_of_captures
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ToolchainError
+from autotile.kernel.arguments import round_up
 from autotile.kernel.launch import LaunchPlan, StepLaunch
 from autotile.kernel.spec import Step
 
@@ -134,9 +135,9 @@ class ParameterBlock:
         parts = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
         offsets, end = [], 0
         for part in parts:
-            offsets.append(_aligned(end, _ALIGNMENT_BYTES if part.size > WORD_BYTES else WORD_BYTES))
+            offsets.append(round_up(end, _ALIGNMENT_BYTES if part.size > WORD_BYTES else WORD_BYTES))
             end = offsets[-1] + part.size
-        end = _aligned(end, WORD_BYTES) + spare_words * WORD_BYTES
+        end = round_up(end, WORD_BYTES) + spare_words * WORD_BYTES
         memory = np.zeros(end + _ALIGNMENT_BYTES, np.uint8)
         start = -int(memory.ctypes.data) % _ALIGNMENT_BYTES
         for part, offset in zip(parts, offsets, strict=True):
@@ -147,10 +148,6 @@ class ParameterBlock:
         self.address = int(self._pointers.ctypes.data)
         self.starts = tuple(offset // WORD_BYTES for offset in offsets)
         self.words = memory.data[start : start + end].cast("Q")
-
-
-def _aligned(offset: int, unit: int) -> int:
-    return -(-offset // unit) * unit
 
 
 def driver_launch(function_pointer: int, geometry: LaunchGeometry) -> Callable[[int, int, int], None]:

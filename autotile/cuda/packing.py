@@ -15,6 +15,8 @@ from autotile.cuda.driver import load_driver, outside_of_captures, result_name
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError, ToolchainError
 from autotile.kernel.arguments import (
+    POINTER_BYTES,
+    TENSOR_MAP_BYTES,
     UNIT_BYTES,
     BufferArgument,
     ScalarArgument,
@@ -31,11 +33,7 @@ from autotile.kernel.arguments import (
 from autotile.kernel.launch import LaunchData, LaunchPlan
 from autotile.kernel.spec import KernelSpec
 
-_POINTER_BYTES = 8
-_MAP_BYTES = 128
-"""``sizeof(CUtensorMap)``, cuda.h."""
-
-_MAP = np.dtype((np.void, _MAP_BYTES))
+_MAP = np.dtype((np.void, TENSOR_MAP_BYTES))
 
 _ALIGNMENT_BYTES = 64
 """Alignment of a ``CUtensorMap``, cuda.h."""
@@ -87,7 +85,7 @@ def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
         encode = load_driver().cuTensorMapEncodeTiled
     except AttributeError:
         raise ToolchainError("this driver cannot encode tensor maps; install a driver for CUDA 12 or newer") from None
-    memory = np.zeros(_MAP_BYTES + _ALIGNMENT_BYTES, np.uint8)
+    memory = np.zeros(TENSOR_MAP_BYTES + _ALIGNMENT_BYTES, np.uint8)
     start = -int(memory.ctypes.data) % _ALIGNMENT_BYTES
     status = encode(
         ctypes.c_void_p(memory.ctypes.data + start),
@@ -107,7 +105,7 @@ def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
         raise ToolchainError(
             f"the driver refuses the tensor map of {tensor_map.buffer}: {result_name(status)} for {tensor_map}"
         )
-    encoded = memory[start : start + _MAP_BYTES].view(_MAP)
+    encoded = memory[start : start + TENSOR_MAP_BYTES].view(_MAP)
     encoded.flags.writeable = False  # it is cached
     return encoded
 
@@ -140,7 +138,7 @@ def encode_struct(struct: StructValue, addresses: Mapping[str, int]) -> NDArray[
         stored = np.atleast_1d(encode_value(f"a member of {struct.name}", value, DTYPES[name])).view(np.uint8)
         memory[offset : offset + stored.size] = stored
     for offset, target in struct.pointers:
-        memory[offset : offset + _POINTER_BYTES].view(np.uint64)[:] = addresses[target]
+        memory[offset : offset + POINTER_BYTES].view(np.uint64)[:] = addresses[target]
     return memory.view((np.void, struct.size_bytes))
 
 

@@ -145,12 +145,10 @@ def _options(dtype: Dtype) -> tuple[str, ...]:
     """Return the macros of an element type; none of float32, which the worker compiles before it has loaded NumPy."""
     if dtype.name == "float32":
         return ()
+    named = {"HALF": "float16", "BFLOAT16": "bfloat16", "E4M3": "float8_e4m3fn", "E5M2": "float8_e5m2"}
     return (
         f"-DDTYPE={_READ_AS.get(dtype.name, dtype.c_type)}",
-        f"-DDTYPE_IS_HALF={int(dtype.name == 'float16')}",
-        f"-DDTYPE_IS_BFLOAT16={int(dtype.name == 'bfloat16')}",
-        f"-DDTYPE_IS_E4M3={int(dtype.name == 'float8_e4m3fn')}",
-        f"-DDTYPE_IS_E5M2={int(dtype.name == 'float8_e5m2')}",
+        *(f"-DDTYPE_IS_{macro}={int(dtype.name == name)}" for macro, name in named.items()),
         f"-DDTYPE_IS_COMPLEX={int(dtype.is_complex)}",
         f"-DDTYPE_IS_INTEGER={int(dtype.is_integer)}",
         *([f"-DLARGEST={dtype.largest!r}"] if math.isfinite(dtype.largest) else []),

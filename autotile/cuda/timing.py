@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -114,7 +115,7 @@ class BackToBack:
 
     def __init__(self, step: Sequence[Launch], probe_us: float) -> None:
         self._count = _batched(probe_us) if probe_us < BATCH_BELOW_US else 1
-        self._queue = _capture(step, self._count) if self._count > 1 else _in_order(step)
+        self._queue = _capture(step, self._count) if self._count > 1 else partial(_queue_all, step)
         self._queue_calls = max(1, round(_CHUNK_US / (self._count * probe_us)))
         self._runs = 0
         self._ends: deque[Any] = deque()
@@ -151,42 +152,31 @@ def _batched(probe_us: float) -> int:
     return max(1, min(_MAX_BATCH_LAUNCHES, round(_BATCH_US / probe_us)))
 
 
-def _in_order(steps: Sequence[Launch]) -> Launch:
-    def queue() -> None:
-        for step in steps:
-            step()
-
-    return queue
+def _queue_all(steps: Sequence[Launch]) -> None:
+    for step in steps:
+        step()
 
 
-def _capture(steps: Sequence[Launch], count: int) -> Launch:
-    """Return a function that launches a CUDA graph of ``count`` repetitions of the steps; see `_captured`."""
-    stream = load_cupy().cuda.get_current_stream()
-    graph = _captured(steps, count)
-    return lambda: graph.launch(stream)
+def _capture(steps: Sequence[Launch], count: int, *, is_uploaded: bool = False) -> Launch:
+    """Capture ``count`` repetitions of the steps in a CUDA graph; return a function that launches it.
 
-
-def _captured(steps: Sequence[Launch], count: int) -> Any:
-    """Capture ``count`` repetitions of the steps in a CUDA graph; the current stream must not be the default one."""
+    The current stream must not be the default one. If the graph is not uploaded here, its first launch does it.
+    """
     stream = load_cupy().cuda.get_current_stream()
     stream.begin_capture()
     try:
         for _ in range(count):
-            for step in steps:
-                step()
+            _queue_all(steps)
     finally:
         graph = stream.end_capture()
-    return graph
+    if is_uploaded:
+        graph.upload(stream)
+    return lambda: graph.launch(stream)
 
 
 def _as_one(launch: Launch) -> Launch:
     """Return a launch of several kernels as a CUDA graph, so that the host does not delay them; others as they are."""
-    if getattr(launch, "count", 1) == 1:
-        return launch
-    stream = load_cupy().cuda.get_current_stream()
-    graph = _captured([launch], 1)
-    graph.upload(stream)  # which the first launch would do otherwise
-    return lambda: graph.launch(stream)
+    return launch if getattr(launch, "count", 1) == 1 else _capture([launch], 1, is_uploaded=True)
 
 
 def _events(count: int) -> list[Any]:
@@ -426,7 +416,7 @@ class Timer:
         """Return True if a launch can be captured in a CUDA graph, as some libraries cannot."""
         with self._stream:
             try:
-                _captured([launch], 1)
+                _capture([launch], 1)
             except Exception:  # of whatever the library is made of
                 return False
         return True
@@ -447,7 +437,7 @@ class Timer:
 
     def _before(self, prepare: Launch) -> Launch:
         """Return the work before a launch: the flush comes last, so that it evicts what ``prepare`` left in the L2."""
-        return _in_order([prepare, self.flush])
+        return partial(_queue_all, [prepare, self.flush])
 
     def _sample(self, timers: Sequence[LaunchTimer], count: int) -> list[float]:
         times: list[float] = []

@@ -66,43 +66,29 @@ FALLBACK = "Without bundle=, kernels are served from the database and the compil
 
 @dataclass(frozen=True, slots=True)
 class BundledCubin:
-    """One compiled configuration.
-
-    Attributes
-    ----------
-    target
-        Target that it was compiled for, such as ``sm_90`` or ``sm_90a``.
-    flags
-        Values of the kernel's flags, and of the sizes that are compiled in, that it was compiled with.
-    member
-        Name of the cubin's member in the bundle, or of its file beside a C++ header.
-    symbols
-        Name in the cubin of each entry; one that is not listed has its own name.
-    """
+    """One compiled configuration."""
 
     target: Annotated[str, msgspec.Meta(pattern=rf"\A(?:{ARCHITECTURE})\Z")]
+    """Target that it was compiled for, such as ``sm_90`` or ``sm_90a``."""
     dtype: Name
     flags: Mapping[Name, Count]
+    """Values of the kernel's flags, and of the sizes that are compiled in, that it was compiled with."""
     config: Config
     resources: Resources
     member: Name
+    """Name of the cubin's member in the bundle, or of its file beside a C++ header."""
     symbols: Mapping[Name, Name] = field(default_factory=dict)
+    """Name in the cubin of each entry; one that is not listed has its own name."""
 
 
 @dataclass(frozen=True, slots=True)
 class BundledKernel:
-    """A kernel in a bundle.
-
-    Attributes
-    ----------
-    kernel
-        Content of its search-space file, without the template's source.
-    nvrtc_version
-        Version of the compiler that produced the cubins.
-    """
+    """A kernel in a bundle."""
 
     kernel: Kernel
+    """Content of its search-space file, without the template's source."""
     nvrtc_version: str
+    """Version of the compiler that produced the cubins."""
     winners: Sequence[Winner]
     cubins: Sequence[BundledCubin]
     rules: Sequence[StoredRule] = ()
@@ -147,6 +133,8 @@ class BundledDocument(msgspec.Struct):
 class Bundle:
     """Reader of a bundle; safe to use from several threads and after a fork, since it keeps no file open.
 
+    Raise `BundleError` if the file cannot be read, is damaged or not a bundle, or was written by a newer autotile.
+
     Parameters
     ----------
     path
@@ -158,11 +146,6 @@ class Bundle:
         SHA-256 of the manifest, and so of the whole content.
     kernels
         Names of the kernels in the bundle.
-
-    Raises
-    ------
-    BundleError
-        The file cannot be read, is damaged or not a bundle, or was written by a newer autotile.
     """
 
     def __init__(self, path: Path) -> None:
@@ -261,17 +244,14 @@ def write_bundle(
 ) -> str:
     """Write a bundle and return its digest; equal contents give equal files.
 
+    Raise `BundleError` if the file cannot be written.
+
     Parameters
     ----------
     images
         Cubins, by the names of their members.
     autotile_version
         Version that the manifest states.
-
-    Raises
-    ------
-    BundleError
-        The file cannot be written.
     """
     members = dict(images)
     ordered = sorted(kernels, key=lambda bundled: bundled.kernel.name)
@@ -325,21 +305,14 @@ def cubin_member(image: bytes) -> str:
 
 
 class Shipment(NamedTuple):
-    """A kernel with its results and cubins, for a bundle or a C++ header.
-
-    Attributes
-    ----------
-    bundled
-        Kernel in its current version, with the results for this version.
-    images
-        Cubins, by the names of their members.
-    notices
-        Architectures and configurations that were left out and why, one line each.
-    """
+    """A kernel with its results and cubins, for a bundle or a C++ header."""
 
     bundled: BundledKernel
+    """Kernel in its current version, with the results for this version."""
     images: Mapping[str, bytes]
+    """Cubins, by the names of their members."""
     notices: tuple[str, ...]
+    """Architectures and configurations that were left out and why, one line each."""
 
 
 def prepare_shipments(
@@ -350,6 +323,9 @@ def prepare_shipments(
     dtype: str | None = None,
 ) -> list[Shipment]:
     """Collect the results of kernels and compile their configurations, one shipment for each kernel.
+
+    Raise `InputError` if a kernel, size or architecture is unknown, a selected problem is not tuned, or no
+    configuration compiles; `ToolchainError` if NVRTC is missing.
 
     Parameters
     ----------
@@ -362,13 +338,6 @@ def prepare_shipments(
         Open database; None if the user has none, so that only the results that come with autotile are shipped.
     dtype
         Element type of the results to ship; None for all.
-
-    Raises
-    ------
-    InputError
-        A kernel, size or architecture is unknown, a selected problem is not tuned, or no configuration compiles.
-    ToolchainError
-        NVRTC is missing.
     """
     from autotile.cuda.compiler import known_architectures  # a bundle is read without a compiler
     from autotile.cuda.toolchain import nvrtc_version

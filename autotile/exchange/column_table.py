@@ -29,21 +29,14 @@ _MAX_WHOLE = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class TypedColumn:
-    """A column of a table.
-
-    Attributes
-    ----------
-    name
-        Heading, with the unit at its end: ``time_us``.
-    kind
-        Type of the values.
-    values
-        One for each row; None where it is missing.
-    """
+    """A column of a table."""
 
     name: str
+    """Heading, with the unit at its end: ``time_us``."""
     kind: Kind
+    """Type of the values."""
     values: Sequence[Any]
+    """One for each row; None where it is missing."""
 
     @classmethod
     def of_values(cls, name: str, values: Sequence[Any]) -> TypedColumn:

@@ -547,19 +547,20 @@ _ALWAYS = ("max_threads_per_block", "registers_per_block", "smem_per_block_optin
 def write_shipped_header(shipment: Shipment, dtype: str, output: Path) -> tuple[str, ...]:
     """Write a C++ header for one element type, and its cubins beside it; return the names of the cubins' files.
 
-    Raises
-    ------
-    InputError
-        A file cannot be written, or the kernel depends on a property of the device that a header cannot know.
+    Raise `InputError` if a file cannot be written, or the kernel depends on a property of the device that a header
+    cannot know.
     """
-
-    def precedence(winner: Winner) -> tuple[bool, bool, bool, float]:
-        """Put measured ones, cold L2, the user's own and the newest first; the user's own are in order already."""
-        age = -winner.tuned_at.timestamp() if winner.shipped else 0.0
-        return (winner.key.source != "cuda", winner.key.l2_mode != "cold", winner.shipped, age)
-
     bundled, images, cubins = shipment.bundled, {}, []
-    winners = sorted((winner for winner in bundled.winners if winner.key.dtype == dtype), key=precedence)
+    # Measured ones, cold L2, the user's own and the newest come first; the user's own are in order already.
+    winners = sorted(
+        (winner for winner in bundled.winners if winner.key.dtype == dtype),
+        key=lambda winner: (
+            winner.key.source != "cuda",
+            winner.key.l2_mode != "cold",
+            winner.shipped,
+            -winner.tuned_at.timestamp() if winner.shipped else 0.0,
+        ),
+    )
     rules = [stored for stored in bundled.rules if stored.key.dtype == dtype]
     for cubin in bundled.cubins:
         if cubin.dtype == dtype:
@@ -590,6 +591,9 @@ def write_header(
 ) -> str:
     """Return the text of the header.
 
+    Raise `InputError` if the kernel has several steps, or uses a device property that the driver cannot be queried for
+    and that differs between the architectures.
+
     Parameters
     ----------
     spec, dtype
@@ -604,12 +608,6 @@ def write_header(
         Prefix of the cubins' file names.
     version
         Version of autotile.
-
-    Raises
-    ------
-    InputError
-        The kernel has several steps, or uses a device property that the driver cannot be queried for and that differs
-        between the architectures.
     """
     if not spec.has_one_launch:
         raise InputError(

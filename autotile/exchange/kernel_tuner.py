@@ -55,12 +55,8 @@ _ERRORS: Mapping[Outcome, str] = {
 def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], trials: Sequence[StoredTrial]) -> None:
     """Write trials as a cache file that ``kernel_tuner.interface.tune_cache`` replays.
 
-    One trial of each configuration is written, as `standing_trials` chooses it.
-
-    Raises
-    ------
-    InputError
-        A parameter has a name that Kernel Tuner reserves, or the file cannot be written.
+    One trial of each configuration is written, as `standing_trials` chooses it. Raise `InputError` if a parameter has a
+    name that Kernel Tuner reserves, or the file cannot be written.
     """
     names = [parameter.name for parameter in parameters]
     if taken := sorted(_RESERVED.intersection(names)):
@@ -113,6 +109,8 @@ _OWN_ENTRIES = frozenset({"time", "times", "timestamp", "__error__", *STAGES.val
 _EXPECTED = "expected a file that tune_kernel(..., cache=...) wrote"
 
 _MAX_BYTES = 2**30
+CACHE_END = "}\n}"
+"""End of a cache file, which Kernel Tuner writes when a call ends."""
 
 
 class CacheDocument(msgspec.Struct):
@@ -151,15 +149,12 @@ class KernelTunerCache:
     def key(self, sizes: Mapping[str, int] | None = None, dtype: str = "float32") -> TuningKey:
         """Return the key of these results, which equals no key of autotile's own since the template hash is unknown.
 
+        Raise `InputError` if neither ``sizes`` nor the file states the sizes, or a size or the dtype is invalid.
+
         Parameters
         ----------
         sizes
             Sizes by name; None to name the components of the problem size x, y and z.
-
-        Raises
-        ------
-        InputError
-            Neither ``sizes`` nor the file states the sizes, or a size or the dtype is invalid.
         """
         if sizes is None and not self.problem_size:
             raise InputError(f"{self.path} does not state its problem size; give the sizes, such as N=1024")
@@ -190,10 +185,7 @@ class KernelTunerCache:
 def read_cache(path: Path) -> KernelTunerCache:
     """Read a cache file without executing anything in it.
 
-    Raises
-    ------
-    InputError
-        The file cannot be read, or is not a cache file; the message names the entry.
+    Raise `InputError` if the file cannot be read, or is not a cache file; the message names the entry.
     """
     document = _load(path)
     listed = {name: document.tune_params.get(name, ()) for name in document.tune_params_keys}
@@ -242,16 +234,24 @@ def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -
     write_recording(path, header, cache.trials)
 
 
+def cache_texts(path: Path) -> tuple[str, str, str]:
+    """Return the text of a cache file, and the text with the end that an interrupted call left away or cut off.
+
+    Raise `OSError` or `UnicodeDecodeError` if the file cannot be read.
+    """
+    text = read_regular(path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
+    shortened = text.rpartition("\n")[0]
+    return text, text.removesuffix(",") + CACHE_END, shortened.removesuffix(",") + CACHE_END
+
+
 def _load(path: Path) -> CacheDocument:
     try:
-        text = read_regular(path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
+        candidates = cache_texts(path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {_EXPECTED}") from None
     except UnicodeDecodeError:
         raise _malformed(path, "it is not UTF-8 text") from None
-    closed = text.removesuffix(",") + "}\n}"
-    without_last_line = text.rpartition("\n")[0].removesuffix(",") + "}\n}"
-    for candidate in (text, closed, without_last_line):
+    for candidate in candidates:
         try:
             plain = json.dumps(json.loads(candidate, parse_constant=lambda _: None))  # observers may write NaN
         except (ValueError, RecursionError):
@@ -353,15 +353,12 @@ def t4_metadata(device: DeviceProperties | None) -> dict[str, Any]:
 def write_t4(path: Path, trials: Iterable[StoredTrial], device: DeviceProperties | None) -> tuple[Path, Path]:
     """Write both documents: the results to ``path``, the metadata beside it with ``-metadata`` before the suffix.
 
+    Raise `InputError` if a file cannot be written.
+
     Returns
     -------
     tuple of Path
         Paths of the two files.
-
-    Raises
-    ------
-    InputError
-        A file cannot be written.
     """
     metadata = path.with_name(f"{path.stem}-metadata{path.suffix}")
     for target, document in ((path, t4_results(trials)), (metadata, t4_metadata(device))):

@@ -225,26 +225,18 @@ class RecordedResult:
 
 @dataclass(frozen=True)
 class Recording:
-    """A recorded search space; its length is the number of configurations.
-
-    Attributes
-    ----------
-    header
-        Metadata.
-    codes
-        Indices into each parameter's values, shape (configurations, parameters), unsigned.
-    columns
-        Arrays of shape (configurations,) by name: ``outcome``, ``time_us``, ``registers`` and so on.
-    outcomes, stages, reasons
-        Values that the columns ``outcome``, ``stage`` and ``reason`` are indices into.
-    """
+    """A recorded search space; its length is the number of configurations."""
 
     header: RecordingHeader
+    """Metadata."""
     codes: np.ndarray
+    """Indices into each parameter's values, shape (configurations, parameters), unsigned."""
     columns: Mapping[str, np.ndarray]
+    """Arrays of shape (configurations,) by name: ``outcome``, ``time_us``, ``registers`` and so on."""
     outcomes: tuple[Outcome, ...]
     stages: tuple[str, ...]
     reasons: tuple[str, ...]
+    """Values that the columns ``outcome``, ``stage`` and ``reason`` are indices into."""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -259,10 +251,6 @@ class Recording:
         """Return the configuration of a row."""
         pairs = zip(self.header.parameters, self.codes[row].tolist(), strict=True)
         return {parameter.name: parameter.values[code] for parameter, code in pairs}
-
-    @cached_property
-    def _positions(self) -> _Positions:
-        return _positions_of(self.header.parameters)
 
     def row_of(self, config: Config) -> int | None:
         """Return the row of a configuration; None if it was not recorded."""
@@ -292,10 +280,9 @@ class Recording:
             seconds=values["seconds"],
         )
 
-    @cached_property
-    def rows(self) -> Mapping[bytes, int]:
-        """Rows by the bytes of the configuration's codes."""
-        return {code.tobytes(): row for row, code in enumerate(self.codes)}
+    _positions = cached_property(lambda self: _positions_of(self.header.parameters))
+    rows = cached_property(lambda self: {code.tobytes(): row for row, code in enumerate(self.codes)})
+    """Rows by the bytes of the configuration's codes."""
 
 
 _Positions = Mapping[str, Mapping[tuple[type, Value], int]]
@@ -321,15 +308,12 @@ def _code_dtype(parameters: Sequence[Parameter]) -> np.dtype[Any]:
 def write_recording(path: Path, header: RecordingHeader, trials: Sequence[Trial], *, follow_link: bool = True) -> None:
     """Write trials as a recording; only the last trial of each configuration is recorded.
 
+    Raise `RecordingError` if a configuration is not in the header's search space, or the file cannot be written.
+
     Parameters
     ----------
     follow_link
         As for `autotile.database.paths.atomic_write`.
-
-    Raises
-    ------
-    RecordingError
-        A configuration is not in the header's search space, or the file cannot be written.
     """
     positions = _positions_of(header.parameters)
     newest: dict[tuple[int, ...], Trial] = {}
@@ -362,15 +346,12 @@ def write_recording(path: Path, header: RecordingHeader, trials: Sequence[Trial]
 def read_recording(path: Path, *, kernel: str | None = None) -> Recording:
     """Read and validate a recording.
 
+    Raise `RecordingError` if the recording is missing, damaged, of another format version or of another kernel.
+
     Parameters
     ----------
     kernel
         Name of the expected kernel; None for any.
-
-    Raises
-    ------
-    RecordingError
-        The recording is missing, damaged, of another format version or of another kernel.
     """
     with _opened(path) as archive:
         header, labels = _read_header(path, archive)

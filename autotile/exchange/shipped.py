@@ -92,12 +92,7 @@ def shipped_model(operation: str, dtype: str, device: DeviceProperties) -> Opera
     """Return the model of times of an operation that ships with autotile for a GPU; None if there is none.
 
     Without one for the GPU, that of a GPU with as many of the same SMs serves it; without one for float16, that for
-    bfloat16: the kernels run at the same speed, the libraries nearly.
-
-    Raises
-    ------
-    InputError
-        The file is damaged.
+    bfloat16: the kernels run at the same speed, the libraries nearly. Raise `InputError` if the file is damaged.
     """
     folder = data_folder("tuned") / "models"
     for known in (dtype, *_SAME_SPEED.get(dtype, ())):
@@ -137,11 +132,8 @@ def _has_same_sms(name: str, device: DeviceProperties) -> bool:
 def write_models(folder: Path, models: Iterable[StoredModel]) -> list[Path]:
     """Write models to a folder, each under the name by which `shipped_model` finds it, and return their paths.
 
-    Raises
-    ------
-    InputError
-        A file cannot be written, a model is damaged, or an earlier version learned it from configurations that were not
-        verified at ragged sizes.
+    Raise `InputError` if a file cannot be written, a model is damaged, or an earlier version learned it from
+    configurations that were not verified at ragged sizes.
     """
     from autotile.families.operation_model import OperationModel
 
@@ -194,10 +186,7 @@ _known_winners = lru_cache(read_winners)
 def write_winners(path: Path, winners: Iterable[Winner]) -> int:
     """Write winners of one GPU, sorted by kernel, dtype and sizes, and return their number.
 
-    Raises
-    ------
-    InputError
-        The winners are of several GPUs or of an unknown one, or the file cannot be written.
+    Raise `InputError` if the winners are of several GPUs or of an unknown one, or the file cannot be written.
     """
     ordered = sorted(winners, key=lambda w: (w.key.kernel, w.key.dtype, *w.key.sizes.values()))
     devices = {winner.device for winner in ordered}

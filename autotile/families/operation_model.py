@@ -291,7 +291,7 @@ class KernelRules:
         names = {**names, **config}
 
         def within(limits: tuple[Limit, ...]) -> bool:
-            return not limit_violation(demand_of(spec, names, sizes, dtype), device, spec, limits)
+            return not limit_violation(demand_of(spec, names, sizes, dtype), device, limits)
 
         valid = self._valid.get((number, dtype))
         if valid is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, chain
@@ -83,11 +83,6 @@ class ElementType(msgspec.Struct, frozen=True):
     condition: Expression | None = None
     otherwise: str = ""
 
-    def of(self, problem_dtype: str, names: Mapping[str, Value]) -> str:
-        """Return the name of the type for a problem of the given dtype, sizes and flags."""
-        name = self.chosen if self.condition is None or self.condition.value(names) else self.otherwise
-        return problem_dtype if name == PROBLEM_DTYPE else name
-
     @property
     def names(self) -> tuple[str, ...]:
         """The possible types."""
@@ -146,30 +141,20 @@ class ArgumentScope(NamedTuple):
 
 
 class ArgumentKind:
-    """Base class of the kinds of arguments; a kind overrides what differs from the defaults here."""
+    """Base class of the kinds of arguments; a kind overrides what differs from the defaults here.
+
+    Its `parse` reads the argument's table. Its `meaning` is the argument's part of `autotile.database.keys.space_hash`,
+    as JSON values: everything that a measured time depends on. A change invalidates recorded results; therefore, an
+    entry that is added later is omitted at its default. Its `check_ragged`, if it has one, raises if the default
+    configuration cannot be launched, and so not be verified, at the ragged sizes.
+    """
 
     __slots__ = ()
 
     is_given: ClassVar[bool] = False
     """Whether the caller passes an array for it."""
-
-    @classmethod
-    def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
-        """Parse the argument's table."""
-        raise NotImplementedError
-
-    def meaning(self) -> dict[str, Any]:
-        """Return the argument's part of `autotile.database.keys.space_hash`, as JSON values.
-
-        It contains everything that a measured time depends on. A change invalidates recorded results; therefore, an
-        entry that is added later is omitted at its default.
-        """
-        raise NotImplementedError
-
-    @property
-    def is_passed(self) -> bool:
-        """Whether the argument is a parameter of the ``__global__`` function."""
-        return True
+    is_passed: bool = True
+    """Whether the argument is a parameter of the ``__global__`` function."""
 
     @property
     def is_operand(self) -> bool:
@@ -202,19 +187,6 @@ class ArgumentKind:
         """
         raise NotImplementedError
 
-    def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
-        """Raise if the default configuration cannot be launched at the ragged sizes, and so cannot be verified there.
-
-        Parameters
-        ----------
-        names
-            Values of the ragged sizes, the flags and the parameters.
-        dtypes
-            Element types of the problem.
-        table
-            The argument's table.
-        """
-
 
 class Workspace(msgspec.Struct, frozen=True, gc=False):
     """A workspace of known shape and element type."""
@@ -230,39 +202,14 @@ class Workspace(msgspec.Struct, frozen=True, gc=False):
         return math.prod(self.shape) * DTYPES[self.dtype].size_bytes
 
 
-class MemoryDemand(NamedTuple):
-    """Device memory of one argument over columns of configurations."""
-
-    name: str
-    shape: tuple[Column, ...]
-    element_bytes: int
-    is_workspace: bool
-
-    @property
-    def min_extent(self) -> int:
-        """Smallest valid extent; a workspace may be empty."""
-        return 0 if self.is_workspace else 1
-
-    @property
-    def size_bytes(self) -> Any:
-        """Size in bytes as float64, as products of absurd extents exceed 64 bits; negative extents count as 0."""
-        extents = [max(extent, 0) if isinstance(extent, int) else np.maximum(extent, 0.0) for extent in self.shape]
-        return reduce(operator.mul, extents, float(self.element_bytes))
-
-
 @dataclass(frozen=True, slots=True)
 class ArrayArgument(ArgumentKind):
-    """A device array: a buffer of the caller's, or a workspace.
-
-    Attributes
-    ----------
-    shape
-        Extents over sizes and flags; those of a workspace over parameters and ``device.*``, too.
-    """
+    """A device array: a buffer of the caller's, or a workspace."""
 
     name: str
     dtype: ElementType
     shape: tuple[Expression, ...]
+    """Extents over sizes and flags; those of a workspace over parameters and ``device.*``, too."""
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
@@ -271,16 +218,13 @@ class ArrayArgument(ArgumentKind):
 
     def element_type(self, problem_dtype: str, names: Mapping[str, Value]) -> str:
         """Return the name of the element type for a problem of the given dtype, sizes and flags."""
-        return self.dtype.of(problem_dtype, names)
+        kind = self.dtype
+        name = kind.chosen if kind.condition is None or kind.condition.value(names) else kind.otherwise
+        return problem_dtype if name == PROBLEM_DTYPE else name
 
     def extents(self, names: Mapping[str, Value]) -> tuple[int, ...]:
         """Return the number of elements along each axis at the given sizes and flags."""
         return tuple(int(extent.value(names)) for extent in self.shape)
-
-    def memory_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> MemoryDemand:
-        """Return the size of the array in every configuration."""
-        element_bytes = DTYPES[self.element_type(problem_dtype, sizes)].size_bytes
-        return MemoryDemand(self.name, tuple(map(evaluate, self.shape)), element_bytes, not self.is_given)
 
     @property
     def is_written(self) -> bool:
@@ -391,7 +335,7 @@ class BufferArgument(ArrayArgument):
 
     def array_shape(self, names: Mapping[str, Value]) -> tuple[int, ...]:
         """Return the shape of the array that holds the elements: the components of vectors are its last axis."""
-        dtype = DTYPES.get(self.dtype.of("", names))  # the problem's type, which "" stands for, is no vector
+        dtype = DTYPES.get(self.element_type("", names))  # the problem's type, which "" stands for, is no vector
         return dtype.array_shape(self.extents(names)) if dtype is not None else self.extents(names)
 
     def size_bytes(self, problem_dtype: str, names: Mapping[str, Value]) -> int:
@@ -439,23 +383,16 @@ class WorkspaceArgument(ArrayArgument):
 
 @dataclass(frozen=True, slots=True)
 class ScalarArgument(ArgumentKind):
-    """A value passed by the launch: bound (``M``, ``2 ** step``), or a default that a caller may override (``alpha``).
-
-    Attributes
-    ----------
-    dtype
-        Name of an element type, or `PROBLEM_DTYPE`.
-    value
-        Expression that binds it, over sizes, flags, parameters, ``device.*`` and ``step``; or its default: a number, or
-        a tuple of the components of a vector or of the real and the imaginary part of a complex number.
-    check_value
-        Value at the ragged sizes in verification (``beta`` other than 0); None for the default.
-    """
+    """A value passed by the launch: bound (``M``, ``2 ** step``), or a default that a caller may override."""
 
     name: str
     dtype: str
+    """Name of an element type, or `PROBLEM_DTYPE`."""
     value: Expression | Number
+    """Expression that binds it, over sizes, flags, parameters, ``device.*`` and ``step``; or its default: a number, or
+    a tuple of the components of a vector or of the real and the imaginary part of a complex number."""
     check_value: Number | None
+    """Value at the ragged sizes in verification (``beta`` other than 0); None for the default."""
     is_per_launch: bool = False
     """Whether its value depends on more than the problem: on parameters, ``device.*`` or ``step``."""
 
@@ -543,7 +480,7 @@ def _constant(table: Table, name: str, dtype: str) -> Number:
 
 def _number(table: Table, name: str, given: Any, dtype: str) -> float:
     """Return a part of an entry as a number, which is whole for an integer type."""
-    number = Table(table.document, table.key, {name: given}).number(name)
+    number = msgspec.structs.replace(table, data={name: given}).number(name)
     if dtype in DTYPES and DTYPES[dtype].is_integer and not number.is_integer():
         raise table.error(name, f"expected a whole number for {dtype}, got {number}")
     return number
@@ -582,9 +519,9 @@ class StructMember(NamedTuple):
         if self.members:
             end, alignments = 0, []
             for size, alignment in (member.extent(problem_dtype) for member in self.members):
-                end = _aligned(end, alignment) + size
+                end = round_up(end, alignment) + size
                 alignments.append(alignment)
-            return _aligned(end, max(alignments)), max(alignments)
+            return round_up(end, max(alignments)), max(alignments)
         dtype = self.element(problem_dtype)
         return dtype.size_bytes * (len(self.values) // dtype.parts), dtype.alignment_bytes
 
@@ -598,13 +535,14 @@ class StructMember(NamedTuple):
             yield start, self
         for member in self.members:
             size, alignment = member.extent(problem_dtype)
-            start = _aligned(start, alignment)
+            start = round_up(start, alignment)
             yield from member.placed(problem_dtype, start)
             start += size
 
 
-def _aligned(offset: int, unit: int) -> int:
-    return -(-offset // unit) * unit
+def round_up(value: Column, unit: int) -> Column:
+    """Return the next multiple of a unit."""
+    return -(-value // unit) * unit
 
 
 class StructValue(NamedTuple):
@@ -658,28 +596,21 @@ class StructArgument(ArgumentKind):
         """Return the size of the struct."""
         return StructMember(self.name, members=self.members).extent(problem_dtype)[0]
 
-    def layout(self, problem_dtype: str) -> StructValue:
-        """Return the struct for a problem of the given dtype, with expressions as values."""
+    def layout(self, problem_dtype: str, names: Mapping[str, Value] | None = None) -> StructValue:
+        """Return the struct for a problem of the given dtype; given no value of names, its values are expressions."""
         scalars: list[tuple[int, str, tuple[Any, ...]]] = []
         pointers: list[tuple[int, str]] = []
         for offset, leaf in self._leaves(problem_dtype):
             if leaf.target:
                 pointers.append((offset, leaf.target))
                 continue
-            element = leaf.element(problem_dtype)
-            for first in range(0, len(leaf.values), element.parts):
+            element, values = leaf.element(problem_dtype), leaf.values
+            if names is not None:
+                values = tuple(int(v.value(names)) if isinstance(v, Expression) else v for v in values)
+            for first in range(0, len(values), element.parts):
                 place = offset + first // element.parts * element.size_bytes
-                scalars.append((place, element.name, leaf.values[first : first + element.parts]))
+                scalars.append((place, element.name, values[first : first + element.parts]))
         return StructValue(self.name, self.parameter_bytes(problem_dtype), tuple(scalars), tuple(pointers))
-
-    def structure(self, problem_dtype: str, names: Mapping[str, Value]) -> StructValue:
-        """Return the struct of a configuration, given the value of every name."""
-        layout = self.layout(problem_dtype)
-        scalars = (
-            (offset, dtype, tuple(int(v.value(names)) if isinstance(v, Expression) else v for v in values))
-            for offset, dtype, values in layout.scalars
-        )
-        return layout._replace(scalars=tuple(scalars))
 
 
 def _members(table: Table, scope: ArgumentScope) -> tuple[StructMember, ...]:
@@ -747,29 +678,6 @@ SWIZZLES = (0, 32, 64, 128)
 L2_PROMOTIONS = (0, 64, 128, 256)
 
 
-class TensorMap(msgspec.Struct, frozen=True):
-    """A tensor map except for the address: axes from the outermost to the innermost, extents and box in elements."""
-
-    name: str
-    buffer: str
-    dtype: str
-    shape: tuple[int, ...]
-    box: tuple[int, ...]
-    element_strides: tuple[int, ...]
-    swizzle_bytes: int
-    l2_promotion_bytes: int
-
-    @property
-    def is_absent(self) -> bool:
-        """Whether the configuration does not use the map: an extent of its box, or of the workspace, is 0."""
-        return 0 in self.box or 0 in self.shape
-
-    @property
-    def strides_bytes(self) -> tuple[int, ...]:
-        """Strides of all axes except the innermost, in bytes."""
-        return strides_bytes(self.shape, DTYPES[self.dtype].size_bytes)
-
-
 def strides_bytes(shape: tuple[Any, ...], element_bytes: int) -> tuple[Any, ...]:
     """Return the strides, in bytes, of all axes of a row-major array except the innermost; for columns, columns."""
     return tuple(accumulate(reversed(shape[1:]), operator.mul, initial=element_bytes))[:0:-1]
@@ -788,109 +696,122 @@ def _any(masks: Sequence[Mask]) -> Mask:
     return reduce(operator.or_, masks)
 
 
-def _first(column: Column) -> int:
+def first_value(column: Column) -> int:
+    """Return the value in the first row."""
     return int(np.ravel(column)[0])
 
 
-def _by(columns: tuple[Column, ...], shown: str = "") -> str:
-    return " x ".join(format(_first(column), shown) for column in columns)
+def extents_text(columns: Sequence[Column], number_format: str = ",") -> str:
+    """Return the extents in the first row: ``"1,024 x 8"``."""
+    return " x ".join(format(first_value(column), number_format) for column in columns)
 
 
 def _or(values: tuple[int, ...]) -> str:
     return f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
 
 
-class TensorMapDemand(msgspec.Struct, frozen=True):
-    """One tensor map over columns of configurations; see `autotile.space.limits.Demand`."""
+class TensorMap(msgspec.Struct, frozen=True):
+    """A tensor map except for the address, of one configuration or, in columns, of many.
+
+    Axes are from the outermost to the innermost, extents and box in elements.
+    """
 
     name: str
     buffer: str
+    dtype: str
     shape: tuple[Column, ...]
-    element_bytes: int
     box: tuple[Column, ...]
     element_strides: tuple[Column, ...]
     swizzle_bytes: Column
     l2_promotion_bytes: Column
 
+    @property
+    def is_absent(self) -> Mask:
+        """Whether the configuration does not use the map: an extent of its box, or of the workspace, is 0."""
+        return _any([extent == 0 for extent in (*self.box, *self.shape)])
+
+    @property
+    def strides_bytes(self) -> tuple[Column, ...]:
+        """Strides of all axes except the innermost, in bytes."""
+        return strides_bytes(self.shape, DTYPES[self.dtype].size_bytes)
+
     def fits(self) -> Mask:
         """Return the rows in which the hardware accepts the map, or the map is absent."""
-        return self._absent() | _all([holds for holds, _ in self._conditions()])
+        return self.is_absent | _all([holds for holds, _ in self._conditions()])
 
     def explain(self) -> str:
         """Return the first violated condition of the first row, as one line; "" if there is none."""
-        if np.ravel(self._absent())[0]:
+        if first_value(self.is_absent):
             return ""
-        violations = (violation() for holds, violation in self._conditions() if not np.ravel(holds)[0])
-        return next((f"the tensor map {self.name} of {self.buffer} {violation}" for violation in violations), "")
-
-    def _absent(self) -> Mask:
-        return _any([extent == 0 for extent in (*self.box, *self.shape)])
+        violations = (violation for holds, violation in self._conditions() if not first_value(holds))
+        return next((f"the tensor map {self.name} of {self.buffer} {violation()}" for violation in violations), "")
 
     def _conditions(self) -> list[tuple[Mask, Callable[[], str]]]:
         """Return the rows in which each condition holds, with the message for a first row in which it does not."""
+        element_bytes = DTYPES[self.dtype].size_bytes
         # Of columns in float64, as products of absurd extents exceed 64 bits.
         exact = [extent if isinstance(extent, int) else np.asarray(extent, np.float64) for extent in self.shape]
-        strides = strides_bytes(tuple(exact), self.element_bytes)
+        strides = strides_bytes(tuple(exact), element_bytes)
         bounded = [*(extent <= MAX_EXTENT for extent in self.shape), *(s < MAX_STRIDE_BYTES for s in strides)]
-        inner_bytes = clipped(self.box[-1], 0, MAX_BOX + 1) * self.element_bytes
+        inner_bytes = clipped(self.box[-1], 0, MAX_BOX + 1) * element_bytes
         swizzle, promotion, steps = self.swizzle_bytes, self.l2_promotion_bytes, self.element_strides
         along = "along the innermost axis"
-
-        def misaligned() -> str:
-            stride = _misaligned_stride(tuple(map(_first, self.shape)), self.element_bytes)
-            shape = _by(self.shape, ",")
-            return f"has rows {stride:,} bytes apart in the shape {shape}, expected a multiple of {UNIT_BYTES}"
-
         return [
-            (_all([stride % UNIT_BYTES == 0 for stride in strides]), misaligned),
-            (_all(bounded), lambda: f"has the shape {_by(self.shape, ',')}, which is beyond what a map can address"),
+            (
+                _all([stride % UNIT_BYTES == 0 for stride in strides]),
+                lambda: (
+                    f"has rows {_misaligned_stride(tuple(map(first_value, self.shape)), element_bytes):,} bytes apart "
+                    f"in the shape {extents_text(self.shape)}, expected a multiple of {UNIT_BYTES}"
+                ),
+            ),
+            (
+                _all(bounded),
+                lambda: f"has the shape {extents_text(self.shape)}, which is beyond what a map can address",
+            ),
             (
                 _all([(side >= 1) & (side <= MAX_BOX) for side in self.box]),
-                lambda: f"has a box of {_by(self.box)} elements, expected 1 to {MAX_BOX} along each axis",
+                lambda: f"has a box of {extents_text(self.box, '')} elements, expected 1 to {MAX_BOX} along each axis",
             ),
             (
                 inner_bytes % UNIT_BYTES == 0,
-                lambda: f"has a box of {_first(inner_bytes)} bytes {along}, expected a multiple of {UNIT_BYTES}",
+                lambda: f"has a box of {first_value(inner_bytes)} bytes {along}, expected a multiple of {UNIT_BYTES}",
             ),
             (
                 _any([swizzle == value for value in SWIZZLES]),
-                lambda: f"has swizzle_bytes = {_first(swizzle)}, expected one of {_or(SWIZZLES)}",
+                lambda: f"has swizzle_bytes = {first_value(swizzle)}, expected one of {_or(SWIZZLES)}",
             ),
             (
                 (swizzle == 0) | (inner_bytes <= swizzle),
                 lambda: (
-                    f"has a box of {_first(inner_bytes)} bytes {along}, more than its swizzle_bytes = {_first(swizzle)}"
+                    f"has a box of {first_value(inner_bytes)} bytes {along}, more than its swizzle_bytes = "
+                    f"{first_value(swizzle)}"
                 ),
             ),
             (
                 _all([(step >= 1) & (step <= MAX_ELEMENT_STRIDE) for step in steps]) & (steps[-1] == 1),
-                lambda: f"has element strides of {_by(steps)}, expected 1 to {MAX_ELEMENT_STRIDE}, and 1 {along}",
+                lambda: (
+                    f"has element strides of {extents_text(steps, '')}, expected 1 to {MAX_ELEMENT_STRIDE}, and 1 "
+                    f"{along}"
+                ),
             ),
             (
                 _any([promotion == value for value in L2_PROMOTIONS]),
-                lambda: f"has l2_promotion_bytes = {_first(promotion)}, expected one of {_or(L2_PROMOTIONS)}",
+                lambda: f"has l2_promotion_bytes = {first_value(promotion)}, expected one of {_or(L2_PROMOTIONS)}",
             ),
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMapArgument(ArgumentKind):
-    """A descriptor of a buffer or a workspace for the tensor memory accelerator, passed by value.
-
-    Attributes
-    ----------
-    buffer
-        The array that it describes.
-    box
-        Extents, in elements, that one copy moves along each axis of the array.
-    element_strides
-        Distance of the elements that are moved, along each axis.
-    """
+    """A descriptor of a buffer or a workspace for the tensor memory accelerator, passed by value."""
 
     name: str
     buffer: ArrayArgument
+    """The array that it describes."""
     box: tuple[Expression, ...]
+    """Extents, in elements, that one copy moves along each axis of the array."""
     element_strides: tuple[Expression, ...]
+    """Distance of the elements that are moved, along each axis."""
     swizzle_bytes: Expression
     l2_promotion_bytes: Expression
 
@@ -960,22 +881,12 @@ class TensorMapArgument(ArgumentKind):
         """Return the size of a tensor map."""
         return TENSOR_MAP_BYTES
 
-    def _values(self, evaluate: Evaluate) -> tuple[Any, Any, Any, Any]:
-        """Return box, element strides, swizzle and L2 promotion."""
-        box, strides = tuple(map(evaluate, self.box)), tuple(map(evaluate, self.element_strides))
-        return box, strides, evaluate(self.swizzle_bytes), evaluate(self.l2_promotion_bytes)
-
-    def tensor_map(self, problem_dtype: str, names: Mapping[str, Value]) -> TensorMap:
-        """Return the tensor map of a configuration, given the value of every name."""
-        dtype, shape = self.buffer.element_type(problem_dtype, names), self.buffer.extents(names)
-        values = self._values(lambda expression: int(expression.value(names)))
-        return TensorMap(self.name, self.buffer.name, dtype, shape, *values)
-
-    def tensor_map_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> TensorMapDemand:
-        """Return the tensor map in every configuration."""
-        shape = tuple(map(evaluate, self.buffer.shape))
-        element_bytes = DTYPES[self.buffer.element_type(problem_dtype, sizes)].size_bytes
-        return TensorMapDemand(self.name, self.buffer.name, shape, element_bytes, *self._values(evaluate))
+    def tensor_map(self, problem_dtype: str, sizes: Mapping[str, Value], evaluate: Evaluate) -> TensorMap:
+        """Return the tensor map of a problem, for the configurations in which ``evaluate`` evaluates expressions."""
+        extents = (tuple(map(evaluate, each)) for each in (self.buffer.shape, self.box, self.element_strides))
+        modes = map(evaluate, (self.swizzle_bytes, self.l2_promotion_bytes))
+        dtype = self.buffer.element_type(problem_dtype, sizes)
+        return TensorMap(self.name, self.buffer.name, dtype, *extents, *modes)
 
 
 Filter = Literal["point", "linear"]
@@ -1164,44 +1075,33 @@ def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]
             hint = f'add {argument.name}_map = {{ tensor_map = "{argument.name}", ... }}, or remove pass'
             what = f"{argument.name!r} is not passed, has no tensor map, and no struct points to it"
             raise table.error(argument.name, f"{what}; {hint}")
+    contents = {name: b.content for name, b in buffers.items() if isinstance(b.content, InputExpression)}
     for values, check in ((problem.sizes, False), (problem.ragged, True)):
         given = {a.name: a.operand(values, check=check) for a in arguments if a.is_operand}
-        _check_contents(buffers.values(), {**values, **given}, table.location(""))
+        known_values: dict[str, Any] = {**values, **given}
+        for name, content in contents.items():
+            reached, pending = {name}, [*content.inputs]
+            while pending:
+                other = pending.pop()
+                if other == name:
+                    raise content.expression.location.error(f"the content of {name} depends on itself")
+                if other not in reached and other in contents:
+                    pending += contents[other].inputs
+                reached.add(other)
+            for used in sorted(content.inputs - known_values.keys()):
+                fault = f"the value of {used} depends on the configuration; use sizes and other inputs"
+                raise content.expression.location.error(fault, expression=content.text)
+            shape = buffers[name].array_shape(known_values)
+            found = content.shape(known_values, shape)
+            if found not in ((), shape):
+                fault = f"the content has the shape {found}, but the buffer {name} has {shape}"
+                raise content.expression.location.error(fault, expression=content.text)
     return arguments
-
-
-def _check_contents(buffers: Iterable[BufferArgument], operands: Mapping[str, Any], location: Location) -> None:
-    """Check the shape of every computed content, and that none depends on itself."""
-    computed = {b.name: (b, b.content) for b in buffers if isinstance(b.content, InputExpression)}
-    for name, (buffer, content) in computed.items():
-        reached, pending = {name}, [*content.inputs]
-        while pending:
-            other = pending.pop()
-            if other == name:
-                raise content.expression.location.error(f"the content of {name} depends on itself")
-            if other not in reached and other in computed:
-                pending += computed[other][1].inputs
-            reached.add(other)
-        for used in sorted(content.inputs - operands.keys()):
-            problem = f"the value of {used} depends on the configuration; use sizes and other inputs"
-            raise content.expression.location.error(problem, expression=content.text)
-        shape, found = buffer.array_shape(operands), content.shape(operands, buffer.array_shape(operands))
-        if found not in ((), shape):
-            problem = f"the content has the shape {found}, but the buffer {name} has {shape}"
-            raise content.expression.location.error(problem, expression=content.text)
 
 
 def arguments_of_kind(arguments: Sequence[Argument], kind: type[_Kind]) -> tuple[_Kind, ...]:
     """Return the arguments of one kind, in order."""
     return tuple(argument for argument in arguments if isinstance(argument, kind))
-
-
-def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> Any:
-    """Return the value of a scalar argument for a problem, as `encode_value` does.
-
-    With ``check``, it is the check value if there is one.
-    """
-    return encode_scalar(scalar, scalar.given(sizes, check=check), problem_dtype)
 
 
 def encode_scalar(scalar: ScalarArgument, value: Any, problem_dtype: str) -> Any:
@@ -1211,6 +1111,9 @@ def encode_scalar(scalar: ScalarArgument, value: Any, problem_dtype: str) -> Any
 
 def encode_value(what: str, value: Any, dtype: Dtype) -> Any:
     """Convert a value to an element type.
+
+    Raise `ArgumentError` if the value is not a number, or does not fit in the type: it is too large, or not an integer
+    for an integer type.
 
     Parameters
     ----------
@@ -1225,11 +1128,6 @@ def encode_value(what: str, value: Any, dtype: Dtype) -> Any:
     -------
     numpy scalar or numpy.ndarray
         A scalar of the type's storage, or an array of shape (components,).
-
-    Raises
-    ------
-    ArgumentError
-        The value is not a number, or does not fit in the type: it is too large, or not an integer for an integer type.
     """
     given = np.asarray(value)
     if dtype.is_complex and given.shape == (2,) and given.dtype.kind in "biuf":

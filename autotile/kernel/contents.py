@@ -52,7 +52,6 @@ _PAIRED = ("uniform", "normal", "integers")
 
 MAX_FILE_BYTES = 256 << 30
 """Maximum size of a file, larger than the memory of any GPU."""
-_HASH_CHUNK = 1 << 22
 _SEED = 20_240_601
 _CHUNK = 1 << 20
 """Number of values from one generator, which take a few milliseconds."""
@@ -97,21 +96,14 @@ class Generator(NamedTuple):
 
 
 class InputExpression(msgspec.Struct, frozen=True):
-    """Content that an array expression gives, over sizes, scalars, other inputs and generators.
-
-    Attributes
-    ----------
-    text
-        Text with normalized spaces.
-    expression
-        The expression, with a name of its own for each generator.
-    generators
-        Generators by these names.
-    """
+    """Content that an array expression gives, over sizes, scalars, other inputs and generators."""
 
     text: str
+    """Text with normalized spaces."""
     expression: ArrayExpression
+    """The expression, with a name of its own for each generator."""
     generators: Mapping[str, Generator]
+    """Generators by these names."""
 
     @property
     def inputs(self) -> frozenset[str]:
@@ -146,22 +138,15 @@ _hashes: dict[tuple[str, int, int, int], str] = {}
 
 
 class InputFile(msgspec.Struct, frozen=True):
-    """Content of a buffer in a ``.npy`` file.
-
-    Attributes
-    ----------
-    path
-        Absolute path.
-    sha256
-        Hash that the content must have; "" if any is accepted.
-    is_whole
-        Whether the content is used as a whole only, as with indices into it; otherwise a problem of smaller sizes takes
-        its leading part.
-    """
+    """Content of a buffer in a ``.npy`` file."""
 
     path: str
+    """Absolute path."""
     sha256: str = ""
+    """Hash that the content must have; "" if any is accepted."""
     is_whole: bool = False
+    """Whether the content is used as a whole only, as with indices into it; otherwise a problem of smaller sizes takes
+    its leading part."""
 
     @property
     def content_hash(self) -> str:
@@ -171,16 +156,13 @@ class InputFile(msgspec.Struct, frozen=True):
     def read(self, name: str, shape: tuple[int, ...], dtype: Dtype) -> Array:
         """Return the content of a buffer.
 
+        Raise `InputError` if the file cannot be read, is no ``.npy`` file, has not the declared hash, or holds another
+        type or too few elements.
+
         Parameters
         ----------
         name, shape, dtype
             Name of the buffer, shape of its array and its element type.
-
-        Raises
-        ------
-        InputError
-            The file cannot be read, is no ``.npy`` file, has not the declared hash, or holds another type or too few
-            elements.
         """
         if self.sha256 and self._hash() != self.sha256:
             raise InputError(f"{self.path}: the SHA-256 is {self._hash()}, but sha256 of {name} is {self.sha256}")
@@ -210,14 +192,11 @@ class InputFile(msgspec.Struct, frozen=True):
         status = self._status()
         key = (self.path, status.st_ino, status.st_size, status.st_mtime_ns)
         if key not in _hashes:
-            digest = hashlib.sha256()
             try:
                 with Path(self.path).open("rb") as file:
-                    while chunk := file.read(_HASH_CHUNK):
-                        digest.update(chunk)
+                    _hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
                 raise InputError(f"{self.path}: {error.strerror}") from None
-            _hashes[key] = digest.hexdigest()
         return _hashes[key]
 
     def _status(self) -> os.stat_result:
@@ -254,7 +233,7 @@ def declared_content(
         path = table.text("file")
         if not path.endswith(".npy"):
             raise table.error("file", f"{describe(path)} is not accepted; expected a file that ends in .npy")
-        base = Path(folder) if folder else Path(table.document.source).parent
+        base = Path(folder) if folder else Path(table.source).parent
         return "file", InputFile(str((base / path).absolute()), sha256, table.boolean("whole", default=False))
     for key in ("sha256", "whole"):
         if key in table.data:

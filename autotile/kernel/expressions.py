@@ -37,7 +37,7 @@ from autotile.kernel.functions import (
     COMPARISONS,
     FUNCTIONS,
     OPERATORS,
-    EvaluationError,
+    ExpressionError,
     Kind,
     Operand,
     Rows,
@@ -106,17 +106,6 @@ def is_python_source(source: str) -> bool:
     return source.startswith("<kernel ")
 
 
-def _python_argument(key: str) -> str:
-    """Return the argument of `autotile.kernel` for a key: ``arguments['x']['shape']`` for ``arguments.x.shape``."""
-    prefixes = [prefix for prefix in _PYTHON_ARGUMENTS if key == prefix or key.startswith(f"{prefix}.")]
-    if prefixes:
-        prefix = max(prefixes, key=len)
-        first, rest = _PYTHON_ARGUMENTS[prefix], key[len(prefix) :].split(".")[1:]
-    else:
-        first, *rest = key.removeprefix("kernel.").split(".")
-    return first + "".join(f"[{part!r}]" for part in rest)
-
-
 class Location(msgspec.Struct, frozen=True):
     """Location of an entry: the file, the dotted key, and the line if known."""
 
@@ -130,8 +119,12 @@ class Location(msgspec.Struct, frozen=True):
         """Return a `SpecError` for this location; an expression that does not fit on one line is omitted."""
         shown = expression if len(expression) <= MAX_SHOWN and expression.isprintable() else ""
         key, line = self.key, self.line
-        if is_python_source(self.source):
-            key, line = _python_argument(key), None
+        if is_python_source(self.source):  # name the argument: arguments['x']['shape'] for arguments.x.shape
+            prefix = max((one for one in _PYTHON_ARGUMENTS if f"{key}.".startswith(f"{one}.")), key=len, default="")
+            first, *rest = key.removeprefix("kernel.").split(".")
+            if prefix:
+                first, rest = _PYTHON_ARGUMENTS[prefix], key[len(prefix) :].split(".")[1:]
+            key, line = first + "".join(f"[{part!r}]" for part in rest), None
         return kind(problem, source=self.source, key=key, line=line, column=column, expression=shown)
 
     @contextmanager
@@ -144,15 +137,6 @@ class Location(msgspec.Struct, frozen=True):
 
 
 UNKNOWN_LOCATION = Location()
-
-
-class ExpressionError(Exception):
-    """A text that is not in the language, at a 1-based column; reported as a `SpecError` with its location."""
-
-    def __init__(self, problem: str, column: int | None = None) -> None:
-        self.problem = problem
-        self.column = column
-        super().__init__(problem)
 
 
 class ExpressionText(msgspec.Struct, frozen=True):
@@ -263,29 +247,20 @@ Environment = Mapping[str, Operand]
 
 
 class Node(NamedTuple):
-    """A part of a scalar expression.
-
-    Attributes
-    ----------
-    operation
-        ``constant`` or ``name``; ``and``, ``or``, ``not``, ``compare``, ``in`` (the first operand among the others),
-        ``if`` (condition, value, other value); ``number`` or ``real``, a conversion; ``function``, of Python; or an
-        operator or a function of the language, as a text spells it.
-    kind
-        Kind of the result.
-    operands
-        Operands, which are all whole or all real numbers for an operator or a function of the language.
-    value
-        The constant, the name, the signs of the comparisons, or the function of operands and selected rows.
-    column
-        1-based column in the text; 0 where no evaluation fails.
-    """
+    """A part of a scalar expression."""
 
     operation: str
+    """``constant`` or ``name``; ``and``, ``or``, ``not``, ``compare``, ``in`` (the first operand among the others),
+    ``if`` (condition, value, other value); ``number`` or ``real``, a conversion; ``function``, of Python; or an
+    operator or a function of the language, as a text spells it."""
     kind: Kind
+    """Kind of the result."""
     operands: tuple[Node, ...] = ()
+    """Operands, which are all whole or all real numbers for an operator or a function of the language."""
     value: Any = None
+    """The constant, the name, the signs of the comparisons, or the function of operands and selected rows."""
     column: int = 0
+    """1-based column in the text; 0 where no evaluation fails."""
 
 
 _TYPES: Mapping[str, tuple[type[np.generic], type]] = {
@@ -320,7 +295,7 @@ def _computed(node: Node, env: Environment, where: Rows) -> Operand:
     values = [evaluate(operand, env, where) for operand in node.operands]
     try:
         return node.value(*values, where)
-    except EvaluationError as error:
+    except ExpressionError as error:
         error.column = node.column
         raise
 
@@ -396,7 +371,7 @@ _EVALUATE: Mapping[str, Callable[[Node, Environment, Rows], Operand]] = {
 def compiled(node: Node) -> Callable[[Environment], Any]:
     """Return a function of the values of names, all scalars: what `evaluate` does, four times faster.
 
-    It raises `EvaluationError` or an `ArithmeticError` where `evaluate` raises, without a column.
+    It raises `ExpressionError` or an `ArithmeticError` where `evaluate` raises, without a column.
     """
     value, parts = node.value, [compiled(operand) for operand in node.operands]
     match node.operation:
@@ -490,16 +465,37 @@ class ExpressionParser:
     def node(self, tree: ast.expr) -> Node:
         """Convert an expression of any kind."""
         match tree:
-            case ast.Constant():
-                return self._constant(tree)
+            case ast.Constant(value=bool(value)):
+                return Node("constant", "boolean", value=value)
+            case ast.Constant(value=int(value)) if value <= language.INT64_MAX:
+                return Node("constant", "number", value=value)
+            case ast.Constant(value=float(value)) if np.isfinite(value):
+                return Node("constant", "real", value=value)
+            case ast.Constant(value=int() | float() as value):
+                size = "64 bits" if isinstance(value, int) else "float64"
+                raise self.text.error(tree, f"the number does not fit in {size}")
+            case ast.Constant(value=str(value)):
+                return Node("constant", "string", value=value)
             case ast.Name(id=name):
                 return self._name(tree, name)
             case ast.Attribute(value=ast.Name(id="device" | "computed" as group), attr=name):
                 return self._name(tree, f"{group}.{name}")
             case ast.BinOp():
                 return self._binary(tree)
-            case ast.UnaryOp():
-                return self._unary(tree)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return Node("not", "boolean", (self.condition(operand),))
+            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+                return self._number(operand)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                zero = Node("constant", "number", value=0)
+                pair = (operand, operand), (zero, self._number(operand))
+                return self._operation("-", OPERATORS[ast.Sub], *pair, self.text.column(tree))
+            case ast.UnaryOp(operand=operand):
+                node = self.node(operand)
+                if node.kind != "number":
+                    problem = f"'~' takes a whole number, and {self.text.excerpt(operand)} is {NOUNS[node.kind]}"
+                    raise self.text.error(tree, f"{problem}; use 'not'" if node.kind == "boolean" else problem)
+                return Node("~", "number", (node,), language.invert, self.text.column(tree))
             case ast.BoolOp(op=word, values=operands):
                 conditions = tuple(self.condition(operand) for operand in operands)
                 return Node("and" if isinstance(word, ast.And) else "or", "boolean", conditions)
@@ -526,7 +522,7 @@ class ExpressionParser:
             case ast.Attribute():
                 raise self.text.error(tree, "only properties of 'device' are accepted, as in device.sm_count")
             case _:
-                raise self._unsupported(tree)
+                raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_LANGUAGE}")
 
     def _number(self, tree: ast.expr, node: Node | None = None) -> Node:
         """Convert a whole or a real number; a condition is 0 or 1."""
@@ -544,23 +540,6 @@ class ExpressionParser:
             hint = f"compare it, as in {excerpt} != 0"
             raise self.text.error(tree, f"{excerpt} is {NOUNS[node.kind]} where a condition is expected; {hint}")
         return node
-
-    def _constant(self, tree: ast.Constant) -> Node:
-        match tree.value:
-            case bool(value):
-                return Node("constant", "boolean", value=value)
-            case int(value) if value <= language.INT64_MAX:
-                return Node("constant", "number", value=value)
-            case int():
-                raise self.text.error(tree, "the number does not fit in 64 bits")
-            case float(value) if np.isfinite(value):
-                return Node("constant", "real", value=value)
-            case float():
-                raise self.text.error(tree, "the number does not fit in float64")
-            case str(value):
-                return Node("constant", "string", value=value)
-            case _:
-                raise self._unsupported(tree)
 
     def _name(self, tree: ast.expr, name: str) -> Node:
         if name in self.kinds:
@@ -608,24 +587,6 @@ class ExpressionParser:
         if known.whole is not None and real_tree is None:
             return Node(name, known.result or "number", operands, known.whole, column)
         return Node(name, known.result or "real", tuple(map(_as_real, operands)), known.real, column)
-
-    def _unary(self, tree: ast.UnaryOp) -> Node:
-        column = self.text.column(tree)
-        match tree.op:
-            case ast.Not():
-                return Node("not", "boolean", (self.condition(tree.operand),))
-            case ast.USub():
-                operands = (Node("constant", "number", value=0), self._number(tree.operand))
-                return self._operation("-", OPERATORS[ast.Sub], (tree.operand, tree.operand), operands, column)
-            case ast.UAdd():
-                return self._number(tree.operand)
-            case _:
-                operand = self.node(tree.operand)
-                if operand.kind != "number":
-                    excerpt = self.text.excerpt(tree.operand)
-                    problem = f"'~' takes a whole number, and {excerpt} is {NOUNS[operand.kind]}"
-                    raise self.text.error(tree, f"{problem}; use 'not'" if operand.kind == "boolean" else problem)
-                return Node("~", "number", (operand,), language.invert, column)
 
     def _comparison(self, tree: ast.Compare) -> Node:
         nodes, signs = [self.node(tree.left)], []
@@ -677,9 +638,6 @@ class ExpressionParser:
             result = self._operation(name, known, (tree.args[0], part), (result, other), column)
         return result
 
-    def _unsupported(self, tree: ast.expr) -> ExpressionError:
-        return self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_LANGUAGE}")
-
 
 def _as_real(node: Node) -> Node:
     """Return a number as a real number."""
@@ -696,21 +654,14 @@ def _alike(nodes: Iterable[Node]) -> tuple[Node, ...]:
 
 @dataclass(frozen=True)
 class Expression:
-    """A parsed scalar expression.
-
-    Attributes
-    ----------
-    text
-        Text, on one line.
-    names
-        All names in it; device properties as ``"device.sm_count"``.
-    kind
-        Kind of the result: ``"number"``, ``"real"``, ``"boolean"`` or ``"string"``.
-    """
+    """A parsed scalar expression."""
 
     text: str
+    """Text, on one line."""
     names: frozenset[str]
+    """All names in it; device properties as ``"device.sm_count"``."""
     kind: Kind
+    """Kind of the result: ``"number"``, ``"real"``, ``"boolean"`` or ``"string"``."""
     location: Location = field(repr=False, compare=False)
     node: Node = field(repr=False)
 
@@ -737,8 +688,13 @@ class Expression:
         """
         try:
             value = evaluate(self.node, env, True)
-        except EvaluationError as error:
-            problem = f"{error.problem}{self._first_values(error.rows, env)}"
+        except ExpressionError as error:
+            # The message has the values in the first of the rows: " where BM = 64, TM = 0".
+            columns = {name: env[name] for name in sorted(self.names)}
+            shape = np.broadcast_shapes(np.shape(error.rows), *(np.shape(column) for column in columns.values()))
+            row = np.unravel_index(int(np.argmax(np.broadcast_to(error.rows, shape))), shape)
+            values = [f"{name} = {np.broadcast_to(column, shape)[row].item()}" for name, column in columns.items()]
+            problem = error.problem + (f" where {', '.join(values)}" if values else "")
             raise self.location.error(problem, column=error.column, expression=self.text) from None
         shapes = [column.shape for name in self.names if isinstance(column := env[name], np.ndarray)]
         return np.broadcast_to(value, np.broadcast_shapes(*shapes)) if shapes else value
@@ -747,12 +703,10 @@ class Expression:
         """Evaluate over Python scalars, as `evaluate` does but several times faster."""
         try:
             return self._compiled(env)
-        except (EvaluationError, ArithmeticError):
+        except (ExpressionError, ArithmeticError):
             return self.evaluate(env)  # which raises with the place in the text
 
-    @cached_property
-    def _compiled(self) -> Callable[[Mapping[str, Any]], Any]:
-        return compiled(self.node)
+    _compiled = cached_property(lambda self: compiled(self.node))
 
     @property
     def canonical(self) -> str:
@@ -765,16 +719,6 @@ class Expression:
         if self.kind == "real":
             node = Node("round", "number", (self.node,), language.nearest_whole, 1)
         return self if self.kind == "number" else replace(self, kind="number", node=node)
-
-    def _first_values(self, rows: Rows, env: Environment) -> str:
-        """Return the values in the first of the given rows as text: ``" where BM = 64, TM = 0"``."""
-        columns = {name: env[name] for name in sorted(self.names)}
-        if not columns:
-            return ""
-        shape = np.broadcast_shapes(np.shape(rows), *(np.shape(column) for column in columns.values()))
-        index = np.unravel_index(int(np.argmax(np.broadcast_to(rows, shape))), shape)
-        values = {name: np.broadcast_to(column, shape)[index].item() for name, column in columns.items()}
-        return " where " + ", ".join(f"{name} = {value}" for name, value in values.items())
 
 
 def parse_expression(text: str, kinds: Mapping[str, Kind], location: Location = UNKNOWN_LOCATION) -> Expression:
@@ -905,8 +849,8 @@ def _result_of(
             raise ValueError("the divisor is zero")
         return ShapeOnly(shape, *operands)
     library = context.library if shape or any(map(is_array, operands)) else np
-    if library is np:
-        language.check_host_size(shape)
+    if library is np and math.prod(shape) > language.MAX_HOST_ELEMENTS:
+        raise ValueError(f"the result would have the shape {shape}, more than half of this machine's memory")
     result = compute(library, *values)
     if _shape_of(result) != shape:
         raise ValueError(f"the result has the shape {_shape_of(result)}, and not {shape} as expected")
@@ -975,10 +919,24 @@ class ArrayParser:
     def closure(self, tree: ast.expr) -> Closure:
         """Convert an expression."""
         match tree:
+            case ast.Constant(value=int() | float() | complex() as value) if not isinstance(value, bool):
+                try:
+                    number = language.bounded(value) if isinstance(value, int) else value
+                except OverflowError:
+                    raise self.text.error(tree, "the number does not fit in float64") from None
+                return lambda context: number
             case ast.Constant():
-                return self._constant(tree)
-            case ast.Name():
-                return self._name(tree)
+                raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not a number; {_ARRAY_LANGUAGE}")
+            case ast.Name(id=name) if name in self._locals:
+                return lambda context: context.env[name]
+            case ast.Name(id=name) if name in self.known:
+                self.used.add(name)
+                return lambda context: _operand(context.env[name])
+            case ast.Name(id=name) if name in _CONSTANTS:
+                return lambda context: _CONSTANTS[name]
+            case ast.Name(id=name):
+                hint = "; it is a function" if name in ARRAY_FUNCTIONS else nearest(name, self.known)
+                raise self.text.error(tree, f"unknown name {name!r}{hint} (known: {listing(self.known)})")
             case ast.UnaryOp():
                 return self._unary(tree)
             case ast.BinOp():
@@ -1001,28 +959,6 @@ class ArrayParser:
                 raise self.text.error(tree, "'and' and 'or' take single conditions; combine arrays with & and |")
             case _:
                 raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_ARRAY_LANGUAGE}")
-
-    def _constant(self, tree: ast.Constant) -> Closure:
-        value = tree.value
-        if isinstance(value, bool) or not isinstance(value, int | float | complex):
-            raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not a number; {_ARRAY_LANGUAGE}")
-        try:
-            value = language.bounded(value) if isinstance(value, int) else value
-        except OverflowError:
-            raise self.text.error(tree, "the number does not fit in float64") from None
-        return lambda context: value
-
-    def _name(self, tree: ast.Name) -> Closure:
-        name = tree.id
-        if name in self._locals:
-            return lambda context: context.env[name]
-        if name in self.known:
-            self.used.add(name)
-            return lambda context: _operand(context.env[name])
-        if name in _CONSTANTS:
-            return lambda context: _CONSTANTS[name]
-        hint = "; it is a function" if name in ARRAY_FUNCTIONS else nearest(name, self.known)
-        raise self.text.error(tree, f"unknown name {name!r}{hint} (known: {listing(self.known)})")
 
     def _unary(self, tree: ast.UnaryOp) -> Closure:
         operand = self.closure(tree.operand)
@@ -1072,7 +1008,7 @@ class ArrayParser:
             names = {name: _plain(context.env[name]) for name in parser.names}
             try:
                 return evaluate(node, {name: int(x) if name in whole else x for name, x in names.items()}, True)
-            except EvaluationError as error:
+            except ExpressionError as error:
                 raise self.text.error(tree, error.problem) from None
 
         return value
@@ -1249,18 +1185,12 @@ class ArrayParser:
 
 @dataclass(frozen=True, slots=True)
 class ArrayExpression:
-    """A parsed array expression.
-
-    Attributes
-    ----------
-    text
-        Text, on one line.
-    names
-        All arrays and scalars in it.
-    """
+    """A parsed array expression."""
 
     text: str
+    """Text, on one line."""
     names: frozenset[str]
+    """All arrays and scalars in it."""
     location: Location = field(repr=False, compare=False)
     closure: Closure = field(repr=False, compare=False)
 
@@ -1277,6 +1207,8 @@ class ArrayExpression:
     def evaluate(self, env: Mapping[str, Any], matmul: Matmul | None = None) -> Any:
         """Evaluate the expression.
 
+        Raise `SpecError` if shapes are not compatible, an index is out of bounds, or an array would be too large.
+
         Parameters
         ----------
         env
@@ -1290,11 +1222,6 @@ class ArrayExpression:
             float64, complex128, int64, uint64 or bool, of the library of the arrays in ``env``; real numbers are
             float64, and whole numbers exact. Divisions by zero, overflows and logarithms of negative numbers give
             infinities and NaNs, as on the device. A `ShapeOnly` if one is in ``env``.
-
-        Raises
-        ------
-        SpecError
-            Shapes are not compatible, an index is out of bounds, or an array would be too large.
         """
         values = list(env.values())
         library: ModuleType = sys.modules["cupy"] if any(map(_is_on_device, values)) else np

@@ -47,24 +47,24 @@ MAX_SHIFT = 62
 _TOO_LARGE = "the result does not fit in 64 bits"
 
 
-class EvaluationError(Exception):
-    """An operation has no result in the given rows (True for a scalar).
+class ExpressionError(Exception):
+    """A text that is not in the language, or an operation without a result in some rows (True for a scalar).
 
-    ``column`` is set by the evaluation of a node, which knows its position in the text.
+    The column in the text is 1-based; that of an operation is set by the evaluation of its node.
     """
 
-    def __init__(self, problem: str, rows: Rows) -> None:
+    def __init__(self, problem: str, column: int | None = None, rows: Rows = True) -> None:
         self.problem = problem
+        self.column = column
         self.rows = rows
-        self.column: int | None = None
         super().__init__(problem)
 
 
 def refuse(bad: Rows, where: Rows, problem: str) -> None:
-    """Raise `EvaluationError` if a selected row is bad."""
+    """Raise `ExpressionError` if a selected row is bad."""
     rows = bad & where
     if any_row(rows):
-        raise EvaluationError(problem, rows)
+        raise ExpressionError(problem, rows=rows)
 
 
 def any_row(rows: Rows) -> bool:
@@ -101,7 +101,7 @@ def _exact(operation: Compute) -> Compute:
 
 def _fitting(value: int) -> int:
     if not INT64_MIN <= value <= INT64_MAX:
-        raise EvaluationError(_TOO_LARGE, True)
+        raise ExpressionError(_TOO_LARGE)
     return value
 
 
@@ -167,11 +167,6 @@ def _ceil_log2(value: Operand, where: Rows) -> Operand:
     return np.searchsorted(2 ** np.arange(63, dtype=np.int64), value).astype(np.int64)
 
 
-def _is_power_of_two(value: Operand, where: Rows) -> Operand:
-    bounded = np.maximum(value, 1) if isinstance(value, np.ndarray) else max(value, 1)
-    return (value > 0) & (value & (bounded - 1) == 0)
-
-
 def unchanged(value: Operand, where: Rows) -> Operand:
     """Return the value, as ``floor``, ``ceil`` and ``round`` do with a whole number."""
     return value
@@ -216,35 +211,24 @@ _logarithm = partial(_finite, faults=lambda value: value <= 0, problem="the loga
 
 
 class ScalarFunction(NamedTuple):
-    """An operator, or a function, of scalar expressions.
-
-    Attributes
-    ----------
-    usage
-        The symbol of an operator; a call of a function, for messages.
-    whole, real
-        Function for whole, and for real numbers, and the selected rows; None if the operands are converted to real
-        numbers, or if it takes whole ones only.
-    plain
-        Python's function of two whole numbers, which is exact as long as the result fits in 64 bits.
-    result
-        Kind of the result; None for that of the operands.
-    arguments
-        Accepted counts of arguments; the function is applied from left to right to more than two.
-    divides
-        Whether the last argument must not be zero.
-    array
-        NumPy's name of an operator.
-    """
+    """An operator, or a function, of scalar expressions."""
 
     usage: str
+    """The symbol of an operator; a call of a function, for messages."""
     whole: Compute | None
     real: Compute | None
+    """Function for whole, and for real numbers, and the selected rows; None if the operands are converted to real
+    numbers, or if it takes whole ones only."""
     plain: Compute | None = None
+    """Python's function of two whole numbers, which is exact as long as the result fits in 64 bits."""
     result: Kind | None = None
+    """Kind of the result; None for that of the operands."""
     arguments: range = range(1, 2)
+    """Accepted counts of arguments; the function is applied from left to right to more than two."""
     divides: bool = False
+    """Whether the last argument must not be zero."""
     array: str = ""
+    """NumPy's name of an operator."""
 
 
 nearest_whole = _rounded(np.rint)
@@ -300,7 +284,9 @@ FUNCTIONS: Mapping[str, ScalarFunction] = {
     ),
     "lcm": ScalarFunction("lcm(a, b)", _least_multiple, None, arguments=_SEVERAL),
     "ceil_log2": ScalarFunction("ceil_log2(a)", _ceil_log2, None),
-    "is_power_of_two": ScalarFunction("is_power_of_two(a)", _is_power_of_two, None, result="boolean"),
+    "is_power_of_two": ScalarFunction(
+        "is_power_of_two(a)", lambda a, where: (a > 0) & (a & (a - 1) == 0), None, result="boolean"
+    ),
     "abs": ScalarFunction("abs(a)", _absolute, lambda value, where: abs(value)),
     "floor": ScalarFunction("floor(a)", unchanged, _rounded(np.floor), result="number"),
     "ceil": ScalarFunction("ceil(a)", unchanged, _rounded(np.ceil), result="number"),
@@ -327,7 +313,8 @@ MAX_OPERATIONS = 2**44
 MAX_AXES = 16
 MAX_TAPS = 2**14
 """Maximum number of elements of a filter."""
-_HOST_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+MAX_HOST_ELEMENTS = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
+"""Maximum number of elements of an array on the host: half of the machine's memory, at 8 bytes each."""
 
 
 def _require(holds: bool, problem: str) -> None:
@@ -341,12 +328,6 @@ def check_size(shape: Shape) -> None:
     would = f"the result would have the shape {shape}"
     _require(not shape or min(shape) >= 0, would)
     _require(math.prod(shape) <= MAX_ELEMENTS, f"{would}, more than {MAX_ELEMENTS:,} elements")
-
-
-def check_host_size(shape: Shape) -> None:
-    """Raise `ValueError` if an array would take more than half of the machine's memory, at 8 bytes an element."""
-    if math.prod(shape) > _HOST_BYTES // 16:
-        raise ValueError(f"the result would have the shape {shape}, more than half of this machine's memory")
 
 
 def numeric(x: Any) -> Any:
@@ -429,22 +410,15 @@ def inverted(xp: ModuleType, x: Any) -> Any:
 
 
 class ArrayFunction(NamedTuple):
-    """A function of array expressions.
-
-    Attributes
-    ----------
-    signature
-        Names of the operands, as in ``"x axis=None"``. `OPTION_TYPES` holds the types of those that are no arrays;
-        ``*shape`` collects the remaining whole numbers.
-    shape
-        Shape of the result, from the operands with shapes in place of arrays.
-    compute
-        The result, from the array library and the operands.
-    """
+    """A function of array expressions."""
 
     signature: str
+    """Names of the operands, as in ``"x axis=None"``. `OPTION_TYPES` holds the types of those that are no arrays;
+    ``*shape`` collects the remaining whole numbers."""
     shape: Callable[..., Shape]
+    """Shape of the result, from the operands with shapes in place of arrays."""
     compute: Compute
+    """The result, from the array library and the operands."""
 
     def usage(self, name: str) -> str:
         """Return a call, for messages."""
@@ -461,9 +435,8 @@ OPTION_TYPES: Mapping[str, str] = {
 """Types of the operands that are no arrays."""
 
 
-def elementwise(*operands: Shape) -> Shape:
-    """Return the shape to which operands broadcast."""
-    return np.broadcast_shapes(*operands)
+elementwise: Callable[..., Shape] = np.broadcast_shapes
+"""Rule of functions whose operands broadcast."""
 
 
 def same(operand: Shape, *_: Any) -> Shape:
@@ -515,11 +488,11 @@ def _reduced(shape: Shape, axis: Any = None, keepdims: bool = False) -> Shape:
 def _of_axes(name: str, rule: Callable[..., Shape], options: str, convert: Compute = numeric) -> ArrayFunction:
     """Return a function of the array library whose options, which it takes by name, select the axes."""
     names = [option.partition("=")[0] for option in options.split()]
-
-    def compute(xp: ModuleType, x: Any, *values: Any) -> Any:
-        return getattr(xp, name)(convert(xp.asarray(x)), **dict(zip(names, values, strict=True)))
-
-    return ArrayFunction(f"x {options}", rule, compute)
+    return ArrayFunction(
+        f"x {options}",
+        rule,
+        lambda xp, x, *values: getattr(xp, name)(convert(xp.asarray(x)), **dict(zip(names, values, strict=True))),
+    )
 
 
 def _along(shape: Shape, axis: Any = None) -> Shape:

@@ -44,10 +44,7 @@ class InputMaker:
     def stored(self, name: str) -> Array:
         """Return the content of a buffer in its storage dtype, C-contiguous.
 
-        Raises
-        ------
-        InputError
-            The content has no value, or does not fit in the element type; or its file cannot be used.
+        Raise `InputError` if the content has no value, or does not fit in the element type; or its file cannot be used.
         """
         if name in self._kept:
             return self._kept[name]
@@ -173,11 +170,9 @@ class CapturedCall(msgspec.Struct, forbid_unknown_fields=True):
 
 def read_captured_call(folder: Path) -> CapturedCall:
     """Read the document of a captured call."""
-    path = folder / DOCUMENT
+    path = call_folder(folder) / DOCUMENT
     if not path.is_file() and folder.is_dir():
         found = sorted(one.parent.name for one in folder.glob(f"*/{DOCUMENT}"))
-        if len(found) == 1:
-            return read_captured_call(folder / found[0])
         listed = f"choose one of {', '.join(found[:10])}" if found else f"it has no {DOCUMENT}"
         raise InputError(f"{folder} is not the folder of one captured call: {listed}")
     try:

@@ -24,11 +24,11 @@ from autotile.kernel.arguments import (
     Workspace,
     WorkspaceArgument,
     arguments_of_kind,
-    scalar_value,
+    encode_scalar,
 )
 from autotile.kernel.expressions import Expression
 from autotile.kernel.functions import Kind
-from autotile.kernel.spec import MAX_DIMENSIONS, STEP, KernelSpec, Launch, Step, computed_values, is_entry
+from autotile.kernel.spec import STEP, KernelSpec, Launch, Step, computed_values, is_entry
 from autotile.kernel.table import Table, describe
 
 MAX_LAUNCHES = 4096
@@ -43,10 +43,7 @@ _LAUNCH = ("block", "grid", "cluster", "dynamic_smem_bytes", "static_smem_bytes"
 def fixed_names(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> dict[str, Value]:
     """Return the value of every name that does not depend on the configuration: sizes, flags and ``device.*``.
 
-    Raises
-    ------
-    ProblemError
-        A size of the kernel is missing.
+    Raise `ProblemError` if a size of the kernel is missing.
     """
     for name in spec.sizes:
         if name not in sizes:
@@ -61,14 +58,8 @@ def known_names(
 ) -> dict[str, Value]:
     """Return the value of every name that an expression may use.
 
-    These are sizes, flags, parameters, ``device.*`` and ``computed.*``.
-
-    Raises
-    ------
-    ProblemError
-        A size of the kernel is missing.
-    SpecError
-        A computed value has none for the configuration.
+    These are sizes, flags, parameters, ``device.*`` and ``computed.*``. Raise `ProblemError` if a size of the kernel is
+    missing; `SpecError` if a computed value has none for the configuration.
     """
     names = {**fixed_names(spec, sizes, device), **config}
     if spec.computed:
@@ -108,19 +99,19 @@ class LaunchPlan(msgspec.Struct, frozen=True, gc=False):
     def of(cls, spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> LaunchPlan:
         """Evaluate the conditions, the repetitions and the geometry of every step.
 
-        Undeclared dimensions are 1. The limits of the device are not checked.
-
-        Raises
-        ------
-        ConfigError
-            A dimension is below 1 or the shared memory below 0; or nothing, or more than `MAX_LAUNCHES`, is launched.
-        SpecError
-            An expression divides by zero or exceeds 64 bits.
+        Undeclared dimensions are 1. The limits of the device are not checked. Raise `ConfigError` if a dimension is
+        below 1 or the shared memory below 0; or nothing, or more than `MAX_LAUNCHES`, is launched. Raise `SpecError` if
+        an expression divides by zero or exceeds 64 bits.
         """
         names = known_names(spec, config, sizes, device)
         if spec.has_one_launch:
             return cls((_step_launch(spec, 0, {STEP: 0, **names}, {}),))
-        counts = [repetitions(step, names) for step in spec.steps]
+        counts = []
+        for step in spec.steps:
+            count = 0
+            if step.when is None or step.when.value(names):
+                count = 1 if step.times is None else max(0, int(step.times.value(names)))
+            counts.append(count)
         if not 0 < sum(counts) <= MAX_LAUNCHES:
             raise ConfigError(
                 f"{spec.name}: a call of the configuration would launch {sum(counts):,} kernels, expected 1 to "
@@ -150,13 +141,6 @@ class LaunchPlan(msgspec.Struct, frozen=True, gc=False):
             if launch.geometry.dynamic_smem_bytes > known.geometry.dynamic_smem_bytes:
                 largest[launch.step] = launch
         return largest
-
-
-def repetitions(step: Step, names: Mapping[str, Value]) -> int:
-    """Return the number of launches of a step, at least 0."""
-    if step.when is not None and not step.when.value(names):
-        return 0
-    return max(0, int(step.times.value(names))) if step.times is not None else 1
 
 
 def _step_launch(spec: KernelSpec, index: int, names: Mapping[str, Value], memory: Mapping[str, str]) -> StepLaunch:
@@ -216,22 +200,22 @@ class LaunchData(msgspec.Struct, frozen=True, gc=False):
     def of(cls, spec: KernelSpec, dtype: str, names: Mapping[str, Value]) -> LaunchData:
         """Evaluate the arguments of a kernel.
 
+        Raise `ConfigError` if a workspace has a negative extent.
+
         Parameters
         ----------
         spec, dtype
             Kernel and element type of the problem.
         names
             Value of every size, flag, parameter and ``device.*``; see `known_names`.
-
-        Raises
-        ------
-        ConfigError
-            A workspace has a negative extent.
         """
         data = cls(
             tuple(argument.workspace(dtype, names) for argument in spec.workspaces),
-            tuple(argument.tensor_map(dtype, names) for argument in spec.tensor_maps),
-            tuple(one.structure(dtype, names) for one in arguments_of_kind(spec.arguments, StructArgument)),
+            tuple(
+                one.tensor_map(dtype, names, lambda expression: int(expression.value(names)))
+                for one in spec.tensor_maps
+            ),
+            tuple(one.layout(dtype, names) for one in arguments_of_kind(spec.arguments, StructArgument)),
             tuple(one.texture(dtype, names) for one in arguments_of_kind(spec.arguments, TextureArgument)),
         )
         for workspace in data.workspaces:
@@ -266,13 +250,23 @@ def parse_steps(document: Table, arguments: Sequence[Argument], kinds: Mapping[s
             raise table.error(name, "the file has [[steps]], of which each has its own; remove this one")
     own_kinds = launch_kinds(document, kinds)
     steps = []
-    for table in document.tables("steps", max_length=MAX_STEPS):
+    entries = document.entries("steps")
+    if len(entries) > MAX_STEPS:
+        raise document.error("steps", f"at most {MAX_STEPS} tables are accepted, got {len(entries)}")
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise document.error("steps", f"expected tables, as in [[steps]], got {describe(entry)}")
+        document.check_length("steps", entry)
+        table = Table(document.source, document.lines, f"steps[{number}]", entry)
         table.allow(("entry", "arguments", "when", "times", "swap", "main", *_LAUNCH))
+        names = table.entries("arguments") if "arguments" in table.data else [*passed]
+        for name in names:
+            table.check_known("arguments", name, tuple(passed))
         step = Step(
-            arguments=table.names("arguments", tuple(passed)) if "arguments" in table.data else tuple(passed),
+            arguments=tuple(names),
             entry=_entry(table),
             launch=_launch(table, own_kinds),
-            when=table.expression("when", kinds, "boolean") if "when" in table.data else None,
+            when=table.optional_expression("when", kinds, "boolean"),
             times=table.optional_expression("times", kinds),
             swap=_swap(table, passed) if "swap" in table.data else (),
             is_main=table.boolean("main", default=False),
@@ -289,9 +283,9 @@ def parse_steps(document: Table, arguments: Sequence[Argument], kinds: Mapping[s
 
 def _launch(table: Table, kinds: Mapping[str, Kind]) -> Launch:
     return Launch(
-        block=table.expressions("block", kinds, max_length=MAX_DIMENSIONS),
-        grid=table.expressions("grid", kinds, max_length=MAX_DIMENSIONS),
-        cluster=table.expressions("cluster", kinds, max_length=MAX_DIMENSIONS) if "cluster" in table.data else (),
+        block=table.expressions("block", kinds),
+        grid=table.expressions("grid", kinds),
+        cluster=table.expressions("cluster", kinds) if "cluster" in table.data else (),
         dynamic_smem_bytes=table.optional_expression("dynamic_smem_bytes", kinds),
         static_smem_bytes=table.optional_expression("static_smem_bytes", kinds),
         min_registers=table.optional_expression("min_registers", kinds),
@@ -327,6 +321,6 @@ def _swap(table: Table, passed: Mapping[str, Argument]) -> tuple[str, ...]:
 
 
 def problem_scalars(spec: KernelSpec, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> dict[str, Any]:
-    """Return the value of each scalar that the problem determines, as `scalar_value` does."""
+    """Return the encoded value of each scalar that the problem determines; with ``check``, its check value if any."""
     scalars = (scalar for scalar in spec.scalars if not scalar.is_per_launch)
-    return {scalar.name: scalar_value(scalar, sizes, problem_dtype, check=check) for scalar in scalars}
+    return {scalar.name: encode_scalar(scalar, scalar.given(sizes, check=check), problem_dtype) for scalar in scalars}

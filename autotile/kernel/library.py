@@ -17,7 +17,7 @@ from autotile.core.model import Config
 from autotile.errors import DataError, InputError, SpecError, UnknownKernelError
 from autotile.kernel.expressions import Location
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.sources import check_source, is_file, own_sources, read_text
+from autotile.kernel.sources import OwnSources, check_source, is_file, read_text
 from autotile.kernel.spec import KernelSpec, names_in
 from autotile.settings import absolute_path, read_settings
 
@@ -25,32 +25,17 @@ if TYPE_CHECKING:
     from autotile.kernel.python_kernel import ReferenceFunction
 
 
-class Variant(NamedTuple):
-    """Source and options that one configuration compiles, for a kernel whose source a function makes."""
-
-    source: str
-    options: tuple[str, ...] = ()
-    """Compiler options besides those of the search space."""
-
-
 class Inspection(NamedTuple):
-    """A check of outputs by a function, in the process that tunes.
-
-    Attributes
-    ----------
-    buffers
-        Names of the buffers whose content is checked. ``"y.value"`` stands for the values of ``y``, decoded, and
-        ``"y.expected"`` for the expected ones.
-    check
-        Called with a configuration and the content of each buffer after a launch, in the type that it is stored in.
-        Returns what is wrong, empty if nothing is, and further telemetry of the trial.
-    folder
-        Folder through which the contents reach this process.
-    """
+    """A check of outputs by a function, in the process that tunes."""
 
     buffers: tuple[str, ...]
+    """Names of the buffers whose content is checked. ``"y.value"`` stands for the values of ``y``, decoded, and
+    ``"y.expected"`` for the expected ones."""
     check: Callable[[Config, Mapping[str, NDArray[Any]]], tuple[str, Mapping[str, float | str]]]
+    """Called with a configuration and the content of each buffer after a launch, in the type that it is stored in.
+    Returns what is wrong, empty if nothing is, and further telemetry of the trial."""
     folder: str
+    """Folder through which the contents reach this process."""
 
     def inspect(self, config: Config, folder: Path) -> tuple[str, Mapping[str, float | str]]:
         """Check the contents in a folder, which is then removed."""
@@ -67,31 +52,22 @@ class Inspection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A search space with the text of its template.
-
-    Attributes
-    ----------
-    source
-        Text of the template.
-    template_path
-        Path of the template; its folder is the first include folder.
-    source_hash
-        SHA-256 of the template and of the author's files that it includes, directly or indirectly. Comments and
-        indentation are ignored, so that editing a comment does not invalidate measurements. Where a macro names the
-        included file, all text files below the template's folder and below the include folders count.
-    variant
-        Function that makes the source of a configuration, which then has no macros for its parameters; None if the
-        source is the template.
-    inspection
-        Check of the outputs by a function; None if the reference is all.
-    """
+    """A search space with the text of its template."""
 
     spec: KernelSpec
     source: str
+    """Text of the template."""
     template_path: Path
+    """Path of the template; its folder is the first include folder."""
     source_hash: str
-    variant: Callable[[Config], Variant] | None = None
+    """SHA-256 of the template and of the author's files that it includes, directly or indirectly. Comments and
+    indentation are ignored, so that editing a comment does not invalidate measurements. Where a macro names the
+    included file, all text files below the template's folder and below the include folders count."""
+    variant: Callable[[Config], tuple[str, tuple[str, ...]]] | None = None
+    """Function that makes the source of a configuration, which then has no macros for its parameters, and its compiler
+    options besides those of the search space; None if the source is the template."""
     inspection: Inspection | None = None
+    """Check of the outputs by a function; None if the reference is all."""
     reference_function: ReferenceFunction | None = None
     """Function that computes the expected outputs, if the reference is one."""
     include_folders: tuple[Path, ...] = ()
@@ -136,16 +112,8 @@ def load_kernel(name: KernelName, folders: Sequence[Path] | None = None) -> Kern
     An object that holds a kernel is asked for it.
 
     The files are read at each call. If they have not changed since the last call, the same object is returned, so that
-    thousands of served problems share it.
-
-    Raises
-    ------
-    UnknownKernelError
-        There is no such kernel; the message suggests similar names.
-    SpecError
-        The search-space file is malformed.
-    InputError
-        A file cannot be read.
+    thousands of served problems share it. Raise `UnknownKernelError` if there is no such kernel; the message suggests
+    similar names. Raise `SpecError` if the search-space file is malformed. Raise `InputError` if a file cannot be read.
     """
     if held := held_kernel(name):
         return held
@@ -153,8 +121,9 @@ def load_kernel(name: KernelName, folders: Sequence[Path] | None = None) -> Kern
     text, shown = read_text(path, "search-space file"), str(path)
     path = path.absolute()  # the template is compiled later, maybe from another working directory
     last = _read.get(path)
-    is_same = last is not None and last.spec.text == text
-    spec = last.spec if last is not None and is_same else parse_spec(text, shown, folder=str(path.parent))
+    if last is not None and last.spec.text != text:
+        last = None
+    spec = last.spec if last is not None else parse_spec(text, shown, folder=str(path.parent))
     shared = Path(os.path.normpath(path.parent / os.pardir / "templates"))  # the parent of "." is "..", not itself
     candidates = (path.parent / spec.template, shared / spec.template)
     template = next((candidate for candidate in candidates if candidate.is_file()), None)
@@ -163,7 +132,7 @@ def load_kernel(name: KernelName, folders: Sequence[Path] | None = None) -> Kern
         raise SpecError(f"there is no template {paths}", source=spec.source, key="kernel.template")
     kernel = make_kernel(spec, template, folder=path.parent)
     check_source(spec, kernel.source)
-    if last is not None and is_same and last == kernel:
+    if last is not None and last == kernel:
         return last
     _read[path] = kernel
     return kernel
@@ -179,14 +148,8 @@ def held_kernel(name: KernelName) -> Kernel | None:
 def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, folder: Path | None = None) -> Kernel:
     """Return a kernel of a parsed search space, and of the template at a path unless its text is given.
 
-    Relative include folders are below ``folder``; None for the template's.
-
-    Raises
-    ------
-    SpecError
-        An include folder does not exist.
-    InputError
-        The template, or a file that it includes, cannot be read.
+    Relative include folders are below ``folder``; None for the template's. Raise `SpecError` if an include folder does
+    not exist; `InputError` if the template, or a file that it includes, cannot be read.
     """
     if source is None:
         source = read_text(template, "template")
@@ -201,10 +164,10 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
     folders += read_settings().include_folders
     named = frozenset().union(*map(names_in, spec.entries))
     texts = _macro_texts(spec)
-    own = own_sources(template, source, folders, named, texts)
+    own = OwnSources(template, source, folders, named, texts)
     digest = own.digest
     if (other := _reference_template(spec, template)) is not None:
-        further = own_sources(other, read_text(other, "template"), folders, macro_texts=texts).digest
+        further = OwnSources(other, read_text(other, "template"), folders, macro_texts=texts).digest
         digest = hashlib.sha256((digest + further).encode()).hexdigest()
     return Kernel(
         spec,
@@ -225,7 +188,7 @@ def reference_source(kernel: Kernel) -> Kernel | None:
         return kernel
     text = read_text(path, "template")
     texts = _macro_texts(kernel.spec)
-    own = own_sources(path, text, kernel.include_folders, macro_texts=texts)
+    own = OwnSources(path, text, kernel.include_folders, macro_texts=texts)
     return replace(kernel, source=text, template_path=path, source_hash=own.digest, template_names=own.template_names)
 
 
@@ -242,7 +205,7 @@ def _reference_template(spec: KernelSpec, template: Path) -> Path | None:
 
 
 def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:
-    """Return the names of the kernels in the kernel folders, sorted."""
+    """Return the names of the files in folders, those of kernels unless others are given, sorted."""
     folders = folders if folders is not None else read_settings().kernel_folders
     return sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
 

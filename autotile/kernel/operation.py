@@ -21,8 +21,8 @@ from autotile.core.model import Problem
 from autotile.errors import ProblemError, SpecError, UnknownKernelError, nearest
 from autotile.kernel.expressions import Expression
 from autotile.kernel.functions import Kind
-from autotile.kernel.library import Kernel, is_path, load_kernel
-from autotile.kernel.parser import KERNEL_NAME, NAME_RULE, parse_dtypes, parse_flags, parse_sizes
+from autotile.kernel.library import Kernel, is_path, kernel_names, load_kernel
+from autotile.kernel.parser import KERNEL_NAME, NAME_RULE, parse_defaults, parse_dtypes
 from autotile.kernel.problem import completed_problem
 from autotile.kernel.sources import is_file, read_text
 from autotile.kernel.table import Table, describe, read_document
@@ -36,51 +36,34 @@ _MAX_KERNELS = 64
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A library that computes an operation.
-
-    Attributes
-    ----------
-    name, version
-        Name, and version; times of another version are not compared.
-    call
-        Callable over the arrays of the operation's kernels, in the order of their arguments, which writes the outputs.
-        None for cuBLAS.
-    """
+    """A library that computes an operation."""
 
     name: str
     version: str
+    """Name, and version; times of another version are not compared."""
     call: Callable[..., object] | None = None
+    """Callable over the arrays of the operation's kernels, in the order of their arguments, which writes the outputs.
+    None for cuBLAS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A kernel of an operation.
-
-    Attributes
-    ----------
-    name
-        Name of the kernel.
-    kernel
-        Name of the kernel, or path of its search-space file.
-    when
-        Condition on the operation's sizes, flags and conditions, and on ``device.*``; None if there is none.
-    sizes
-        Value of each size and flag of the kernel, as an expression of the operation's.
-    required
-        Sizes and flags that the kernel lacks, each with the only value for which it computes the operation.
-    dtypes
-        Element types for which it is used.
-    measured_only
-        Whether it is served only on a GPU on which it was measured.
-    """
+    """A kernel of an operation."""
 
     name: str
+    """Name of the kernel."""
     kernel: str
+    """Name of the kernel, or path of its search-space file."""
     when: Expression | None
+    """Condition on the operation's sizes, flags and conditions, and on ``device.*``; None if there is none."""
     sizes: Mapping[str, Expression | str]
+    """Value of each size and flag of the kernel, as an expression of the operation's."""
     required: Mapping[str, int]
+    """Sizes and flags that the kernel lacks, each with the only value for which it computes the operation."""
     dtypes: tuple[str, ...]
+    """Element types for which it is used."""
     measured_only: bool = False
+    """Whether it is served only on a GPU on which it was measured."""
 
     def load(self) -> Kernel:
         """Read the kernel; see `load_kernel`."""
@@ -109,40 +92,27 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A parsed operation file.
-
-    Attributes
-    ----------
-    name, summary
-        Name, and description in one line.
-    sizes
-        Every size, flag and condition with its default.
-    flags
-        Names that select what is computed, 0 or 1.
-    conditions
-        Names that limit how it is computed, 0 or 1.
-    dtypes
-        Element types.
-    members
-        Kernels, in the order of the file.
-    libraries
-        Names of `LIBRARIES` that compute it.
-    source
-        Name of the file, for messages.
-    digest
-        SHA-256 of what is computed: name, sizes, flags and element types.
-    """
+    """A parsed operation file."""
 
     name: str
     summary: str
+    """Name, and description in one line."""
     sizes: Mapping[str, int]
+    """Every size, flag and condition with its default."""
     flags: tuple[str, ...]
+    """Names that select what is computed, 0 or 1."""
     conditions: tuple[str, ...]
+    """Names that limit how it is computed, 0 or 1."""
     dtypes: tuple[str, ...]
+    """Element types."""
     members: tuple[Member, ...]
+    """Kernels, in the order of the file."""
     libraries: tuple[str, ...]
+    """Names of `LIBRARIES` that compute it."""
     source: str
+    """Name of the file, for messages."""
     digest: str
+    """SHA-256 of what is computed: name, sizes, flags and element types."""
 
     @property
     def proper_sizes(self) -> tuple[str, ...]:
@@ -207,8 +177,7 @@ def parse_operation(text: str, source: str, *, folder: Path = Path()) -> Operati
     table = document.table("operation")
     table.allow(_KEYS)
     taken: dict[str, str] = {}
-    sizes, flags = parse_sizes(table, taken), parse_flags(table, taken)
-    conditions = parse_flags(table, taken, "conditions")
+    sizes, flags, conditions = (parse_defaults(table, each, taken) for each in ("sizes", "flags", "conditions"))
     dtypes, libraries = parse_dtypes(table), table.texts("libraries", optional=True)
     for library in libraries:
         if library not in LIBRARIES:
@@ -271,7 +240,7 @@ def _member(table: Table, name: str, operation: Operation, kinds: Mapping[str, K
     return Member(
         name=spec.name,
         kernel=kernel,
-        when=table.expression("when", {**kinds, **device_kinds}, "boolean") if "when" in table.data else None,
+        when=table.optional_expression("when", {**kinds, **device_kinds}, "boolean"),
         sizes=sizes,
         required={size: 0 if kinds[size] == "boolean" else 1 for size in lacking},
         dtypes=dtypes,
@@ -287,7 +256,7 @@ def load_operation(name: str) -> Operation:
     """Read an operation: a name is looked up in the folders of operations; with a slash or ``.toml`` it is a path."""
     path = _find(name)
     if path is None:
-        names = operation_names()
+        names = kernel_names(read_settings().operation_folders)
         raise UnknownKernelError(f"no operation named {name!r}{nearest(name, names)} (known: {', '.join(names)})")
     text, path = read_text(path, "operation file"), path.absolute()
     if path not in _read or _read[path][0] != text:
@@ -315,8 +284,3 @@ def _find(name: str) -> Path | None:
             if "operation" in read_document(read_text(path, "file"), str(path)).data:
                 return path
     return None
-
-
-def operation_names() -> list[str]:
-    """Return the names of the operations in the folders of operations, sorted."""
-    return sorted({path.stem for folder in read_settings().operation_folders for path in folder.glob("*.toml")})

@@ -11,7 +11,7 @@ from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
-from autotile.kernel.arguments import ArgumentScope, parse_arguments
+from autotile.kernel.arguments import ArgumentScope, TensorMapArgument, TextureArgument, parse_arguments
 from autotile.kernel.functions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
@@ -20,7 +20,6 @@ from autotile.kernel.spec import (
     Computed,
     ConfigFunction,
     KernelSpec,
-    Limits,
     Parameter,
     Rule,
     Step,
@@ -30,7 +29,7 @@ from autotile.kernel.spec import (
     parse_objective,
     parse_reference,
 )
-from autotile.kernel.table import ProblemSection, Table, check_names, describe, read_document
+from autotile.kernel.table import MAX_WHOLE_NUMBER, ProblemSection, Table, check_names, describe, read_document
 
 if TYPE_CHECKING:
     from autotile.kernel.python_kernel import Predicate
@@ -77,6 +76,8 @@ def parse_spec(
 ) -> KernelSpec:
     """Parse and check a search-space file.
 
+    Raise `SpecError` if the file is malformed; the message gives the file, the line, the key and the remedy.
+
     Parameters
     ----------
     text
@@ -89,11 +90,6 @@ def parse_spec(
         Rules and heuristics of such a kernel that are functions, by their names; see `parse_predicate`.
     functions
         Functions of ``[computed]`` by name; None where they are not known.
-
-    Raises
-    ------
-    SpecError
-        The file is malformed; the message gives the file, the line, the key and the remedy.
     """
     document = read_document(text, source)
     document.allow(SECTIONS, deprecated=(_FORMER_HEURISTICS,))
@@ -107,8 +103,7 @@ def parse_spec(
     problem_table.allow(("sizes", "flags", "ragged", "dtypes"))
 
     taken: dict[str, str] = {}
-    sizes = parse_sizes(problem_table, taken)
-    flags = parse_flags(problem_table, taken)
+    sizes, flags = (parse_defaults(problem_table, each, taken) for each in ("sizes", "flags"))
     parameters_table = document.table("parameters")
     if not parameters_table.data:
         raise parameters_table.error("", "no parameter is declared; declare at least one, as in BM = [64, 128]")
@@ -143,6 +138,13 @@ def parse_spec(
     arguments = parse_arguments(document.table("arguments"), scope, taken)
     steps = parse_steps(document, arguments, launched_kinds)
     metrics = parse_metrics(document.table("metrics", optional=True), shaped.kinds, taken)
+    limits = document.table("limits", optional=True)
+    limits.allow(("min_occupancy", "max_spill_bytes"))
+    min_occupancy, max_spill_bytes = limits.number("min_occupancy", 0.0), None
+    if not 0.0 <= min_occupancy <= 1.0:
+        raise limits.error("min_occupancy", f"expected a fraction from 0 to 1, got {min_occupancy}")
+    if "max_spill_bytes" in limits.data:
+        max_spill_bytes = limits.whole_number("max_spill_bytes", minimum=0)
     has_target, has_minimum = "architecture" in kernel.data, "minimum_compute_capability" in kernel.data
     spec = KernelSpec(
         name=kernel.matching("name", KERNEL_NAME, NAME_RULE),
@@ -166,7 +168,8 @@ def parse_spec(
         rules=rules,
         heuristics=heuristics,
         steps=steps,
-        limits=_limits(document.table("limits", optional=True)),
+        min_occupancy=min_occupancy,
+        max_spill_bytes=max_spill_bytes,
         arguments=arguments,
         reference=parse_reference(document.table("reference"), arguments, shaped, all_kinds),
         work=_work(document.table("work", optional=True), shaped),
@@ -178,7 +181,9 @@ def parse_spec(
         folder=folder,
     )
     for argument in arguments:
-        argument.check_ragged({**spec.ragged, **spec.default}, dtypes, document.table("arguments").table(argument.name))
+        if isinstance(argument, TensorMapArgument | TextureArgument):
+            table = document.table("arguments").table(argument.name)
+            argument.check_ragged({**spec.ragged, **spec.default}, dtypes, table)
     if conflict := target_conflict(spec):
         raise kernel.error("architecture", conflict)
     return spec
@@ -199,18 +204,12 @@ def derived_ragged(sizes: Mapping[str, int]) -> dict[str, int]:
     return ragged
 
 
-def parse_sizes(problem: Table, taken: dict[str, str]) -> dict[str, int]:
-    """Return the sizes of a section with their defaults; ``taken`` holds the names in use."""
-    table = problem.table("sizes", optional=True)
-    check_names(table, what="a size", taken=taken)
-    return {name: table.whole_number(name, minimum=1) for name in table.data}
-
-
-def parse_flags(problem: Table, taken: dict[str, str], name: str = "flags") -> dict[str, int]:
-    """Return the flags of a section with their defaults."""
-    table = problem.table(name, optional=True)
-    check_names(table, what="a flag", taken=taken)
-    return {name: table.whole_number(name, minimum=0, maximum=1) for name in table.data}
+def parse_defaults(problem: Table, section: str, taken: dict[str, str]) -> dict[str, int]:
+    """Return the names in a section, of sizes or of flags, with their defaults; ``taken`` holds the names in use."""
+    table = problem.table(section, optional=True)
+    noun, least, most = ("a size", 1, MAX_WHOLE_NUMBER) if section == "sizes" else ("a flag", 0, 1)
+    check_names(table, what=noun, taken=taken)
+    return {name: table.whole_number(name, minimum=least, maximum=most) for name in table.data}
 
 
 def _values(table: Table, name: str) -> tuple[Value, ...]:
@@ -320,15 +319,6 @@ def _default(
         if rule.expression.names <= known.keys() and not rule.expression.evaluate(known):
             raise table.error("", f"the default breaks the {rule} at default sizes: {rule.expression.text}")
     return default
-
-
-def _limits(table: Table) -> Limits:
-    table.allow(("min_occupancy", "max_spill_bytes"))
-    min_occupancy = table.number("min_occupancy", 0.0)
-    if not 0.0 <= min_occupancy <= 1.0:
-        raise table.error("min_occupancy", f"expected a fraction from 0 to 1, got {min_occupancy}")
-    has_spill = "max_spill_bytes" in table.data
-    return Limits(min_occupancy, table.whole_number("max_spill_bytes", minimum=0) if has_spill else None)
 
 
 def parse_dtypes(table: Table) -> tuple[str, ...]:

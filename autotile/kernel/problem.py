@@ -125,13 +125,9 @@ def resolve_problem(
     """Check sizes and dtype, and complete them with the kernel's defaults, in the order of its file.
 
     Flags, and sizes with a default of 1, may be omitted; with ``defaults``, all may. The dtype is one of the kernel's
-    element types, by name or as for `autotile.core.dtypes.dtype_name`; None for the first.
-
-    Raises
-    ------
-    ProblemError
-        A size is missing, unknown, not positive or over 2**31 - 1, a flag is not 0 or 1, an array would be empty, or
-        the kernel does not support the dtype.
+    element types, by name or as for `autotile.core.dtypes.dtype_name`; None for the first. Raise `ProblemError` if a
+    size is missing, unknown, not positive or over 2**31 - 1, a flag is not 0 or 1, an array would be empty, or the
+    kernel does not support the dtype.
     """
     problem = completed_problem(spec, sizes, dtype, defaults=defaults)
     shaped = spec.shaped_sizes(problem.sizes, spec.default)
@@ -295,28 +291,19 @@ _FP32 = "float32"
 
 
 class Workrate(msgspec.Struct, frozen=True):
-    """Amount of work of a problem, from which a time gives a rate.
-
-    Attributes
-    ----------
-    flops
-        Floating-point operations; None if the search-space file does not state them.
-    bytes
-        Minimum memory traffic, reads and writes; None if the search-space file does not state it.
-    dtype
-        Element type. Where no unit is stated, only float32 rates are given in percent of a peak, that of fp32.
-    unit
-        Arithmetic unit that does the operations, one of `autotile.core.ceilings.ARITHMETIC`; None if the search-space
-        file does not state it.
-    passes
-        Operations of the unit for each one of `flops`.
-    """
+    """Amount of work of a problem, from which a time gives a rate."""
 
     flops: int | None
+    """Floating-point operations; None if the search-space file does not state them."""
     bytes: int | None
+    """Minimum memory traffic, reads and writes; None if the search-space file does not state it."""
     dtype: str
+    """Element type. Where no unit is stated, only float32 rates are given in percent of a peak, that of fp32."""
     unit: str | None = None
+    """Arithmetic unit that does the operations, one of `autotile.core.ceilings.ARITHMETIC`; None if the search-space
+    file does not state it."""
     passes: int = 1
+    """Operations of the unit for each one of `flops`."""
 
     @classmethod
     def of(cls, spec: KernelSpec, problem: Problem, config: Config | None = None) -> Workrate:

@@ -13,6 +13,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
@@ -179,13 +180,9 @@ def call_with(
 ) -> Any:
     """Call a function with what it asks for.
 
-    If its arguments are named as arrays, scalars or sizes, it gets those; with ``**`` it gets all others too.
-    Otherwise it gets the arrays, or the arrays and the scalars, in the order of the kernel's arguments.
-
-    Raises
-    ------
-    InputError
-        The function's arguments are neither.
+    If its arguments are named as arrays, scalars or sizes, it gets those; with ``**`` it gets all others too. Otherwise
+    it gets the arrays, or the arrays and the scalars, in the order of the kernel's arguments. Raise `InputError` if the
+    function's arguments are neither.
     """
     known = {**sizes, **scalars, **arrays}
     try:
@@ -212,17 +209,14 @@ def call_with(
 def arranged_outputs(returned: Any, names: Sequence[str]) -> dict[str, Any]:
     """Return the outputs by name.
 
+    Raise `InputError` if there are too few or too many.
+
     Parameters
     ----------
     returned
         What the function returned: the array of the only output, a tuple or list with one for each, or a mapping.
     names
         Names of the outputs, in order.
-
-    Raises
-    ------
-    InputError
-        There are too few or too many.
     """
     expected = ", ".join(names)
     if isinstance(returned, Mapping):
@@ -315,6 +309,8 @@ def map_rows(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> N
 def parse_predicate(function: Predicate, parameters: Sequence[str], location: Location) -> Expression:
     """Return a function of parameters as an expression.
 
+    Raise `SpecError` if an argument of the function is not a parameter.
+
     Parameters
     ----------
     function
@@ -325,114 +321,77 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
         Names of all parameters.
     location
         Location for messages.
-
-    Raises
-    ------
-    SpecError
-        An argument of the function is not a parameter.
     """
     name = getattr(function, "__name__", type(function).__name__)
     shown = "a function" if name == "<lambda>" else f"{name}()"
-    names, takes_mapping = _predicate_arguments(function, shown, parameters, location)
-    node = Node("function", "boolean", value=_Predicate(function, shown, names, takes_mapping, location))
-    return Expression(shown, frozenset(names), "boolean", location, node)
-
-
-def _predicate_arguments(
-    function: Predicate, shown: str, parameters: Sequence[str], location: Location
-) -> tuple[tuple[str, ...], bool]:
-    """Return the parameters that a function depends on, and whether it takes them as one mapping."""
-    try:
+    names, takes_mapping = tuple(parameters), True
+    with suppress(TypeError, ValueError):  # some built-in functions have no signature
         arguments = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions have no signature
-        return tuple(parameters), True
-    kinds = inspect.Parameter
-    required = [a for a in arguments if a.default is kinds.empty and a.kind is not kinds.VAR_KEYWORD]
-    if any(a.kind is kinds.VAR_KEYWORD for a in arguments) and not required:
-        return tuple(parameters), False
-    if len(required) == 1 and required[0].name not in parameters:
-        return tuple(parameters), True
-    for argument in required:
-        if argument.name not in parameters:
-            raise location.error(
-                f"the function {shown} has an argument {argument.name!r}, which is not a parameter"
-                f"{nearest(argument.name, parameters)} (parameters: {listing(parameters)}); name its arguments as "
-                "parameters, or let it take one mapping of all of them"
-            )
-    return tuple(a.name for a in required), False
+        kinds = inspect.Parameter
+        required = [a.name for a in arguments if a.default is kinds.empty and a.kind is not kinds.VAR_KEYWORD]
+        takes_all = not required and any(a.kind is kinds.VAR_KEYWORD for a in arguments)
+        takes_mapping = not takes_all and len(required) == 1 and required[0] not in parameters
+        if not (takes_all or takes_mapping):
+            names = tuple(required)
+    if unknown := [name for name in names if name not in parameters]:
+        raise location.error(
+            f"the function {shown} has an argument {unknown[0]!r}, which is not a parameter"
+            f"{nearest(unknown[0], parameters)} (parameters: {listing(parameters)}); name its arguments as "
+            "parameters, or let it take one mapping of all of them"
+        )
 
-
-class _Predicate(NamedTuple):
-    """A rule that is a function; a call returns whether each combination of values meets it."""
-
-    function: Predicate
-    shown: str
-    names: tuple[str, ...]
-    takes_mapping: bool
-    location: Location
-
-    def __call__(self, env: Environment) -> Operand:
-        columns = np.broadcast_arrays(*(env[name] for name in self.names))
-        shape = columns[0].shape if columns else ()
-        flat = {name: column.reshape(-1) for name, column in zip(self.names, columns, strict=True)}
-        rows = len(next(iter(flat.values()), [()]))
-        holds = self._of_columns(flat, rows) if rows > 1 else None  # for one, plain values may be meant
-        if holds is None:
-            holds = np.array([self._of_row(flat, row) for row in range(rows)], np.bool_)
-        return holds.reshape(shape) if shape else bool(holds[0])
-
-    def _called(self, values: Mapping[str, Any]) -> Any:
-        return self.function(dict(values)) if self.takes_mapping else self.function(**values)
-
-    def _of_columns(self, columns: Mapping[str, NDArray[Any]], rows: int) -> NDArray[np.bool_] | None:
+    def of_columns(columns: Mapping[str, NDArray[Any]], rows: int) -> NDArray[np.bool_] | None:
         """Return the answer for all rows; None if the function is not one of arrays."""
         try:
-            holds = np.asarray(self._called(columns))
+            holds = np.asarray(function(dict(columns)) if takes_mapping else function(**columns))
         except Exception:
             return None  # the calls for single rows report it
         return holds if holds.shape == (rows,) and holds.dtype == np.bool_ else None
 
-    def _of_row(self, columns: Mapping[str, NDArray[Any]], row: int) -> bool:
+    def of_row(columns: Mapping[str, NDArray[Any]], row: int) -> bool:
         values = {name: column[row].item() for name, column in columns.items()}
         try:
-            return bool(self._called(values))
+            return bool(function(dict(values)) if takes_mapping else function(**values))
         except Exception as error:
-            holds = self._of_columns({name: column[row : row + 1] for name, column in columns.items()}, 1)
+            holds = of_columns({name: column[row : row + 1] for name, column in columns.items()}, 1)
             if holds is not None:
                 return bool(holds[0])
             where = ", ".join(f"{name} = {value!r}" for name, value in values.items())
-            raise self.location.error(
-                f"{self.shown} raises {type(error).__name__}: {error}, where {where}; a rule must return True or False "
-                "for all values of its parameters"
+            raise location.error(
+                f"{shown} raises {type(error).__name__}: {error}, where {where}; a rule must return True or False for "
+                "all values of its parameters"
             ) from error
+
+    def holds(env: Environment) -> Operand:
+        columns = np.broadcast_arrays(*(env[name] for name in names))
+        shape = columns[0].shape if columns else ()
+        flat = {name: column.reshape(-1) for name, column in zip(names, columns, strict=True)}
+        rows = len(next(iter(flat.values()), [()]))
+        found = of_columns(flat, rows) if rows > 1 else None  # for one, plain values may be meant
+        if found is None:
+            found = np.array([of_row(flat, row) for row in range(rows)], np.bool_)
+        return found.reshape(shape) if shape else bool(found[0])
+
+    node = Node("function", "boolean", value=holds)
+    return Expression(shown, frozenset(names), "boolean", location, node)
 
 
 class PythonDocument(NamedTuple):
-    """A kernel as a search-space file would state it, and what such a file cannot hold.
-
-    Attributes
-    ----------
-    document
-        Tables of the search-space file by name.
-    rules, heuristics
-        Rules and heuristics that are functions, by name.
-    source
-        Text of the template; None if it is a file.
-    template
-        Path of the template; None if it is a text.
-    arrays
-        Contents of buffers and expected outputs, by the names of the files that the document gives for them.
-    reference
-        Function that computes the expected outputs; None if the reference is none.
-    """
+    """A kernel as a search-space file would state it, and what such a file cannot hold."""
 
     document: dict[str, Any]
+    """Tables of the search-space file by name."""
     rules: dict[str, Predicate]
     heuristics: dict[str, Predicate]
+    """Rules and heuristics that are functions, by name."""
     source: str | None
+    """Text of the template; None if it is a file."""
     template: Path | None
+    """Path of the template; None if it is a text."""
     arrays: dict[str, NDArray[Any]]
+    """Contents of buffers and expected outputs, by the names of the files that the document gives for them."""
     reference: Callable[..., Any] | None
+    """Function that computes the expected outputs; None if the reference is none."""
 
 
 _REQUIRED = ("kernel", "problem", "parameters", "arguments", "reference")
@@ -459,6 +418,8 @@ def build_document(
 ) -> PythonDocument:
     """Return the document for the arguments of `autotile.kernel`.
 
+    Raise `InputError` if an argument has a type that no search-space file could hold.
+
     Parameters
     ----------
     kernel, problem, work
@@ -467,11 +428,6 @@ def build_document(
         Further sections, which are merged with those that the other arguments make.
     others
         As for `autotile.kernel`.
-
-    Raises
-    ------
-    InputError
-        An argument has a type that no search-space file could hold.
     """
     text, template = _source(source)
     if not (isinstance(entry, str) or (entry is None and steps)):
@@ -565,7 +521,7 @@ def parameter_names(source: str, entry: str) -> tuple[str, ...]:
     """Return the names of a function's parameters as its definition declares them; empty where none is found."""
     function = entry.partition("<")[0].rpartition("::")[2].strip()
     found = (each.parameters for each in global_functions(source) if each.name == function)
-    return tuple(parameter.name for parameter in next(found, ()))
+    return tuple(name for name, _ in next(found, ()))
 
 
 def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from autotile.core.text import plural
-from autotile.errors import InputError, SpecError
+from autotile.errors import InputError
 from autotile.settings import toolkit_folders
 
 if TYPE_CHECKING:
@@ -89,12 +89,8 @@ def strip_comments(text: str) -> str:
     has_header_comment = any("//" in name or "/*" in name for name in _HEADER_NAME.findall(text))
     if not (_RAW.search(text) or has_header_comment or ("'" in text and _SEPARATOR_BACKWARDS.search(text[::-1]))):
         return _TOKEN.sub(lambda match: match[1] or " ", text)
-
-    def replace_token(match: re.Match[str]) -> str:
-        number, raw, _, quoted = match.groups()
-        return repr(raw).replace(" ", r"\x20") if raw else number or quoted or " "
-
-    return _RARE_TOKEN.sub(replace_token, text)
+    # The groups are a number or the name of a header, a raw string, its delimiter, and a quoted text.
+    return _RARE_TOKEN.sub(lambda m: repr(m[2]).replace(" ", r"\x20") if m[2] else m[1] or m[4] or " ", text)
 
 
 def normalize(code: str) -> str:
@@ -128,20 +124,14 @@ _MAX_DECLARATION = 20_000
 _OPEN = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 
-class FunctionParameter(NamedTuple):
-    """A parameter of a function: its name, "" if it has none, and its type as written."""
-
-    name: str
-    type: str
-
-
 class GlobalFunction(NamedTuple):
     """A ``__global__`` function."""
 
     name: str
     template: tuple[str, ...]
     """Template parameters as written; empty if it is none."""
-    parameters: tuple[FunctionParameter, ...]
+    parameters: tuple[tuple[str, str], ...]
+    """Name, "" if it has none, and type as written of each parameter."""
 
     @property
     def display(self) -> str:
@@ -158,7 +148,12 @@ def global_functions(source: str) -> list[GlobalFunction]:
     code = re.sub(r"^[^\S\n]*#(?:[^\\\n]|\\\n|\\)*", "", code, flags=re.MULTILINE)  # directives
     found = []
     for match in _GLOBAL.finditer(code):
-        text = _without_attributes(code[match.end() : match.end() + _MAX_DECLARATION])
+        text = code[match.end() : match.end() + _MAX_DECLARATION]
+        while attribute := _ATTRIBUTE.search(text):  # __launch_bounds__(...) and the like before the parameters
+            inside = _inside(text, attribute.end() - 1)
+            if inside is None or text.find("(") < attribute.end() - 1:
+                break
+            text = text[: attribute.start()] + " " + text[attribute.end() + len(inside) + 1 :]
         opening = text.find("(")
         name = _NAME.search(text[:opening]) if opening >= 0 else None
         if name is None or set(text[:opening]) & set(";{}="):
@@ -188,16 +183,6 @@ def template_names(source: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _without_attributes(text: str) -> str:
-    """Return the text with ``__launch_bounds__(...)`` and the like removed before the list of parameters."""
-    while (match := _ATTRIBUTE.search(text)) is not None:
-        inside = _inside(text, match.end() - 1)
-        if inside is None or text.find("(") < match.end() - 1:  # it follows the parameters
-            return text
-        text = text[: match.start()] + " " + text[match.end() + len(inside) + 1 :]
-    return text
-
-
 def _closing(text: str, opening: int) -> int | None:
     """Return the position of the bracket that closes another; None if there is none."""
     left, right = text[opening], _OPEN[text[opening]]
@@ -215,21 +200,22 @@ def _inside(text: str, opening: int) -> str | None:
     return None if closing is None else text[opening + 1 : closing]
 
 
-def _parameters(text: str) -> Iterator[FunctionParameter]:
+def _parameters(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the type of each parameter."""
     for part in _split(text):
         declared = " ".join(part.split("=", 1)[0].split())
         if declared in ("", "void"):
             continue
         array = re.fullmatch(r"(.*?)\s*(\w*)\s*(?:\[[^\]]*\])+", declared)
         if array:
-            yield FunctionParameter(array[2], f"{array[1]}*")
+            yield array[2], f"{array[1]}*"
             continue
         match = re.fullmatch(r"(.*[\s*&>])(\w+)", declared)
         name, kind = (match[2], match[1]) if match else ("", declared)
         if name in ("int", "long", "char", "short", "double", "float", "unsigned", "const", "bool"):
             name, kind = "", declared
         pointer = kind.replace("__restrict__", " ").replace("__restrict", " ").strip()
-        yield FunctionParameter(name, re.sub(r"\s*\*", "*", pointer))
+        yield name, re.sub(r"\s*\*", "*", pointer)
 
 
 def _split(text: str) -> list[str]:
@@ -382,10 +368,7 @@ _MAX_QUOTED = 120
 def read_text(path: Path, what: str) -> str:
     """Return the text of a file, whose lines end with a line feed; ``what`` names it in errors.
 
-    Raises
-    ------
-    InputError
-        It cannot be read, is too large, or is not UTF-8.
+    Raise `InputError` if it cannot be read, is too large, or is not UTF-8.
     """
     try:
         return read_bytes(path, what).decode().replace("\r\n", "\n").replace("\r", "\n")
@@ -415,51 +398,20 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def own_sources(
-    path: Path,
-    source: str,
-    include_folders: Sequence[Path] = (),
-    names: frozenset[str] = frozenset(),
-    macro_texts: Iterable[str] = (),
-) -> OwnSources:
-    """Read the author's files; the toolkit's headers are identified by the NVRTC version.
-
-    Parameters
-    ----------
-    path, source
-        Path and text of the template.
-    include_folders
-        Further folders of the author's headers, such as those of a library. What is included from them is hashed as it
-        is. Where a macro names an included file, all their text files are.
-    names
-        Identifiers to look for.
-    macro_texts
-        Texts of macros outside of the files, which may name an included file.
-    """
-    sources = OwnSources(path, include_folders, names, macro_texts)
-    sources.read(source)
-    return sources
-
-
-def included_files(path: Path, source: str, include_folders: Sequence[Path] = ()) -> frozenset[Path]:
-    """Return the author's files that a template can include; parameters as for `own_sources`."""
-    return frozenset(own_sources(path, source, include_folders).included)
-
-
 _PRE_INCLUDE = ("--pre-include=", "-include=")
 
 
 def sources_with_options(
     path: Path, source: str, include_folders: Sequence[Path], options: Sequence[str]
 ) -> OwnSources:
-    """Read the author's files of a source as `own_sources`, with those that compiler options name.
+    """Read the author's files of a source, with those that compiler options name; parameters as for `OwnSources`.
 
     ``-I`` names a folder, and ``--pre-include=`` a header that is included first.
     """
     folders = [Path(option[2:]) for option in options if option.startswith("-I")]
     first = [option.partition("=")[2] for option in options if option.startswith(_PRE_INCLUDE)]
     lines = "".join(f'#include "{name}"\n' for name in first)
-    return own_sources(path, lines + source, (*folders, *include_folders))
+    return OwnSources(path, lines + source, (*folders, *include_folders))
 
 
 @lru_cache(maxsize=64)  # a kernel's files are read at each of its calls
@@ -478,7 +430,19 @@ class OwnSources:
     """The author's files that a template can include, found as the compiler finds them.
 
     Files are found too often rather than too rarely: in both folders that the compiler searches before the toolkit's,
-    and in branches that the preprocessor skips.
+    and in branches that the preprocessor skips. The toolkit's headers are identified by the NVRTC version.
+
+    Parameters
+    ----------
+    template, source
+        Path and text of the template.
+    include_folders
+        Further folders of the author's headers, such as those of a library. What is included from them is hashed as it
+        is. Where a macro names an included file, all their text files are.
+    names
+        Identifiers to look for.
+    macro_texts
+        Texts of macros outside of the files, which may name an included file.
 
     Attributes
     ----------
@@ -495,16 +459,17 @@ class OwnSources:
     def __init__(
         self,
         template: Path,
-        include_folders: Sequence[Path],
-        names: frozenset[str],
-        macro_texts: Iterable[str],
+        source: str,
+        include_folders: Sequence[Path] = (),
+        names: frozenset[str] = frozenset(),
+        macro_texts: Iterable[str] = (),
     ) -> None:
         self._folder = template.parent
         self._template = template
         self._include_folders = include_folders
         self._digest = hashlib.sha256()
         self._seen: set[Path] = set()
-        self._waiting: list[tuple[Path, str, str]] = []
+        self._waiting = [(template, template.name, source)]
         self._read = [(template, text) for text in macro_texts]
         self._has_macro = False
         self._trees: set[Path] = set()
@@ -515,19 +480,19 @@ class OwnSources:
         self._embedded: set[Path] = set()
         self._has_embed_macro = False
         self._names = names
-        self.digest = ""
         self.template_names: frozenset[str] = frozenset()
         self.used_names: frozenset[str] = frozenset()
         self.included: set[Path] = set()
+        self._read_files()
+        self.digest = self._digest.hexdigest()
 
     @cached_property
     def _permitted(self) -> tuple[Path, ...]:
         """Folders of files that may be included; most templates include none."""
         return permitted_folders(self._template, self._include_folders)
 
-    def read(self, source: str) -> None:
-        """Read the template, whose text is given, and all that it includes."""
-        self._waiting.append((self._template, self._template.name, source))
+    def _read_files(self) -> None:
+        """Read the template and all that it includes."""
         while self._waiting or self._headers:
             if self._headers:
                 header = self._headers.pop()
@@ -555,7 +520,6 @@ class OwnSources:
                     self._add_included(path, name, text)
             self._add_embedded(path, embedded_names(spliced), text)
             self._add_macro_operands()
-        self.digest = self._digest.hexdigest()
 
     def _add_included(self, path: Path, name: str, text: str | None = None) -> bool:
         """Add the files that a file of the given path includes by a name; return whether there are any.
@@ -822,14 +786,6 @@ def check_source(spec: KernelSpec, source: str) -> None:
             raise InputError(f"{spec.source}: {buffer.name}: the template has no variable {buffer.constant}; {hint}")
 
 
-def check_signature(
-    spec: KernelSpec, step: Step, problem_dtype: str, parameter_bytes: Sequence[int] | None, source: str
-) -> None:
-    """Raise if a launch would not pass what the function takes; parameters as for `signature_fault`."""
-    if fault := signature_fault(spec, step, problem_dtype, parameter_bytes, source):
-        raise SpecError(fault, source=spec.source, key="arguments")
-
-
 def signature_fault(
     spec: KernelSpec, step: Step, problem_dtype: str, parameter_bytes: Sequence[int] | None, source: str
 ) -> str:
@@ -853,11 +809,10 @@ def signature_fault(
         """Return a parameter as a message names it, with its type and name where the source tells for certain."""
         function = step.entry.partition("<")[0].rpartition(")")[2].rpartition("::")[2].strip()
         written = {
-            tuple((each.type, each.name) for each in one.parameters)
-            for one in global_functions(source)
-            if one.name == function and len(one.parameters) == count
+            one.parameters for one in global_functions(source) if one.name == function and len(one.parameters) == count
         }
-        quoted = " ".join(filter(None, written.pop()[position]))[:_MAX_QUOTED] if len(written) == 1 else ""
+        name, kind = written.pop()[position] if len(written) == 1 else ("", "")
+        quoted = " ".join(filter(None, (kind, name)))[:_MAX_QUOTED]
         return f"parameter {position + 1} of {step.entry}" + (f" ({quoted})" if quoted else "")
 
     for position, ((name, passed), taken) in enumerate(zip(declared, parameter_bytes, strict=False)):

@@ -96,7 +96,8 @@ _MISSPELLED = 0.9
 class Build:
     """How a kernel is compiled."""
 
-    options: tuple[OptionText, ...] = ()
+    options: Mapping[str, tuple[str | Expression, ...]] = field(default_factory=dict)
+    """Parts of each option by its text: the expressions in braces, and the text between them."""
     defines: Mapping[str, Expression | str] = field(default_factory=dict)
     """Expression, or literal text, of each macro besides those of the parameters and flags."""
     compiler: str = "nvrtc"
@@ -104,27 +105,30 @@ class Build:
     @property
     def names(self) -> frozenset[str]:
         """Names that options and macros depend on, besides the parameters and flags that are macros themselves."""
-        parts = (*self.defines.values(), *(piece for option in self.options for piece in option.pieces))
+        parts = (*self.defines.values(), *(piece for pieces in self.options.values() for piece in pieces))
         return frozenset().union(*(part.names for part in parts if isinstance(part, Expression)))
 
     def arguments(self, names: Mapping[str, Value]) -> tuple[str, ...]:
         """Return the options of the compiler, given the value of every name.
 
-        Raises
-        ------
-        ConfigError
-            An expression has no value, or its value makes an option that is not accepted.
+        Raise `ConfigError` if an expression has no value, or its value makes an option that is not accepted.
         """
-        found = [one for option in self.options for one in option.arguments(names)]
+        found: list[str] = []
+        for text, pieces in self.options.items():
+            values = (piece if isinstance(piece, str) else _value(piece, names) for piece in pieces)
+            filled = "".join(str(value).lower() if isinstance(value, bool) else macro_text(value) for value in values)
+            try:
+                found += _normalized(filled)
+            except ValueError as error:
+                raise ConfigError(f"the compiler option {text!r} becomes {filled!r:.200}: {error}") from None
         if self.compiler == "nvcc":
             return tuple(found)
         named = ((one, _OPTION.fullmatch(one)) for one in found)
         return tuple(one for one, match in named if match is None or match[1] not in _NVCC_ONLY)
 
-    def macros(self, names: Mapping[str, Value]) -> tuple[str, ...]:
-        """Return the ``-D`` options of the further macros."""
-        texts = ((n, v if isinstance(v, str) else macro_text(_value(v, names))) for n, v in self.defines.items())
-        return tuple(f"-D{name}={text}" for name, text in texts)
+    def macros(self, names: Mapping[str, Value]) -> dict[str, str]:
+        """Return the texts of the further macros."""
+        return {name: v if isinstance(v, str) else macro_text(_value(v, names)) for name, v in self.defines.items()}
 
     def meaning(self) -> dict[str, object]:
         """Return the part of `autotile.database.keys.space_hash` besides the options; empty at the defaults."""
@@ -135,22 +139,6 @@ class Build:
         if self.compiler != "nvrtc":
             meaning["compiler"] = self.compiler
         return meaning
-
-
-class OptionText(NamedTuple):
-    """An option, with expressions in braces."""
-
-    text: str
-    pieces: tuple[str | Expression, ...]
-
-    def arguments(self, names: Mapping[str, Value]) -> tuple[str, ...]:
-        """Return it as the compiler takes it, one option each; see `Build.arguments`."""
-        values = (piece if isinstance(piece, str) else _value(piece, names) for piece in self.pieces)
-        filled = "".join(str(value).lower() if isinstance(value, bool) else macro_text(value) for value in values)
-        try:
-            return tuple(_normalized(filled))
-        except ValueError as error:
-            raise ConfigError(f"the compiler option {self.text!r} becomes {filled!r:.200}: {error}") from None
 
 
 def controls_file(option: str) -> str:
@@ -169,7 +157,7 @@ def parse_build(kernel: Table, kinds: Mapping[str, Kind], macros: Sequence[str])
     compiler = kernel.text("compiler", "nvrtc")
     if compiler not in COMPILERS:
         raise kernel.error("compiler", f"expected one of {', '.join(COMPILERS)}; got {describe(compiler)}")
-    options = tuple(_option(kernel, text, kinds) for text in kernel.texts("options", optional=True))
+    options = {text: _option(kernel, text, kinds) for text in kernel.texts("options", optional=True)}
     table = kernel.table("defines", optional=True)
     defines: dict[str, Expression | str] = {}
     for name, value in table.data.items():
@@ -194,7 +182,8 @@ _SAMPLES: Mapping[str, str] = {"number": "1", "real": "1.0", "boolean": "true", 
 """A value of each kind, to check an option before its expressions have one."""
 
 
-def _option(kernel: Table, text: str, kinds: Mapping[str, Kind]) -> OptionText:
+def _option(kernel: Table, text: str, kinds: Mapping[str, Kind]) -> tuple[str | Expression, ...]:
+    """Return the parts of an option: the expressions in braces, and the text between them."""
     if len(text) > _MAX_TEXT or not text.isprintable():
         expected = f"expected one line of at most {_MAX_TEXT} characters"
         raise kernel.error("options", f"{text[:60]!r} is not accepted: {expected}")
@@ -204,11 +193,11 @@ def _option(kernel: Table, text: str, kinds: Mapping[str, Kind]) -> OptionText:
         pieces += [text[position : match.start()], parse_expression(match[1], kinds, kernel.location("options"))]
         position = match.end()
     pieces.append(text[position:])
-    option = OptionText(text, tuple(piece for piece in pieces if piece != ""))
     try:
-        list(_normalized("".join(p if isinstance(p, str) else _SAMPLES[p.kind] for p in option.pieces)))
+        list(_normalized("".join(p if isinstance(p, str) else _SAMPLES[p.kind] for p in pieces)))
     except ValueError as error:
         raise kernel.error("options", f"{text[:60]!r} is not accepted: {error}") from None
+    option = tuple(piece for piece in pieces if piece != "")
     if text in KNOWN_OPTIONS:
         return option
     import difflib  # rarely needed
@@ -231,7 +220,18 @@ def _normalized(text: str) -> Iterator[str]:
     name, value = match[1], match[2]
     if name in ("Xptxas", "ptxas-options"):
         for inner in (value or "").split(","):
-            yield f"--ptxas-options={_assembler_option(inner)}"
+            if (match := _OPTION.fullmatch(inner)) is None:
+                raise ValueError(f"{inner!r} is not an option of the assembler, such as -dlcm=cg")
+            name, value = match[1], match[2]
+            if name in _FORBIDDEN:
+                raise ValueError(_NOT_OWN)
+            if name == _CONTROLS:
+                if _FILE_NAME.fullmatch(value or "") is None:
+                    raise ValueError("expected the name of a file in the kernel's folder, without directories")
+                inner = f"--{_CONTROLS}={value}"  # noqa: PLW2901 - with two dashes
+            elif value is not None and (_SAFE_VALUE.fullmatch(value) is None or ".." in value):
+                raise ValueError(f"the value of {name} may hold letters, digits and '_.,+:%-' only")
+            yield f"--ptxas-options={inner}"
         return
     if _ATTACHED.match(words[0]) or name in _FORBIDDEN:
         raise ValueError(_NOT_OWN)
@@ -242,22 +242,6 @@ def _normalized(text: str) -> Iterator[str]:
             yield words[0].partition("=")[0]
     elif name != "maxrregcount" or value != "0":  # which is no limit, as for nvcc
         yield words[0]
-
-
-def _assembler_option(text: str) -> str:
-    match = _OPTION.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not an option of the assembler, such as -dlcm=cg")
-    name, value = match[1], match[2]
-    if name in _FORBIDDEN:
-        raise ValueError(_NOT_OWN)
-    if name == _CONTROLS:
-        if _FILE_NAME.fullmatch(value or "") is None:
-            raise ValueError("expected the name of a file in the kernel's folder, without directories")
-        return f"--{_CONTROLS}={value}"
-    if value is not None and (_SAFE_VALUE.fullmatch(value) is None or ".." in value):
-        raise ValueError(f"the value of {name} may hold letters, digits and '_.,+:%-' only")
-    return text
 
 
 def _value(expression: Expression, names: Mapping[str, Value]) -> Value:
@@ -271,7 +255,6 @@ def _value(expression: Expression, names: Mapping[str, Value]) -> Value:
 KERNEL_KEYS = ("template", "block", "grid", "dynamic_smem_bytes", "defines", "arguments", "element_type")
 """Keys of ``[reference]`` that only a reference kernel has."""
 
-MAX_DIMENSIONS = 3
 _MAX_DEFINES = 100
 _TEMPLATE = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cuh?"
 _TEXT = r"(?a)[A-Za-z_]\w*(::[A-Za-z_]\w*)*|-?\.?\d[\w.+\-]*"
@@ -282,34 +265,24 @@ _WIDE = {"complex64": "complex128", "complex128": "complex128"}
 
 
 class ReferenceKernel(NamedTuple):
-    """A kernel that computes the expected outputs.
-
-    Attributes
-    ----------
-    entry
-        C++ name of the ``__global__`` function.
-    template
-        File name of its source, in the folder of the template; None for the template itself.
-    block, grid, dynamic_smem_bytes
-        Its launch, as expressions over sizes, flags, parameters (with the values of the default configuration) and
-        ``device.*``.
-    defines
-        Macros besides those of the default configuration: an expression, or text.
-    arguments
-        Names of its arguments in order; None for those of the kernel.
-    element_type
-        ``"float64"`` if every floating-point argument is passed in double precision, as for ``naive<double>``; None if
-        the arguments have the types of the kernel's.
-    """
+    """A kernel that computes the expected outputs."""
 
     entry: str
+    """C++ name of the ``__global__`` function."""
     template: str | None
+    """File name of its source, in the folder of the template; None for the template itself."""
     block: tuple[Expression, ...]
     grid: tuple[Expression, ...]
     dynamic_smem_bytes: Expression | None
+    """Its launch, as expressions over sizes, flags, parameters (with the values of the default configuration) and
+    ``device.*``."""
     defines: Mapping[str, Expression | str]
+    """Macros besides those of the default configuration: an expression, or text."""
     arguments: tuple[str, ...] | None
+    """Names of its arguments in order; None for those of the kernel."""
     element_type: Wide | None
+    """``"float64"`` if every floating-point argument is passed in double precision, as for ``naive<double>``; None if
+    the arguments have the types of the kernel's."""
 
     def meaning(self) -> dict[str, Any]:
         """Return its part of the space hash."""
@@ -328,15 +301,26 @@ class ReferenceKernel(NamedTuple):
 
 def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mapping[str, Kind]) -> ReferenceKernel:
     """Parse the keys of ``[reference]`` that describe a kernel."""
+    entries = table.table("defines", optional=True)
+    if len(entries.data) > _MAX_DEFINES:
+        raise table.error("defines", f"at most {_MAX_DEFINES} macros are accepted")
+    defines: dict[str, Expression | str] = {}
+    for name, value in entries.data.items():
+        if not _MACRO_NAME.fullmatch(name):
+            raise entries.error(name, f"{name!r} is not the name of a macro")
+        text = repr(value) if isinstance(value, bool | float) else value
+        is_plain = isinstance(text, str) and text not in kinds and text not in ("True", "False")
+        is_text = is_plain and re.fullmatch(_TEXT, text) is not None
+        defines[name] = text if is_text else entries.any_expression(name, text, kinds)
     kernel = ReferenceKernel(
         table.matching("kernel", _NAME, 'the name of a __global__ function, such as "naive" or "naive<double>"'),
         table.matching("template", _TEMPLATE, "a bare file name that ends in .cu or .cuh")
         if "template" in table.data
         else None,
-        table.expressions("block", kinds, max_length=MAX_DIMENSIONS),
-        table.expressions("grid", kinds, max_length=MAX_DIMENSIONS),
+        table.expressions("block", kinds),
+        table.expressions("grid", kinds),
         table.optional_expression("dynamic_smem_bytes", kinds),
-        _reference_defines(table, kinds),
+        defines,
         table.texts("arguments") if "arguments" in table.data else None,
         "float64" if "element_type" in table.data else None,
     )
@@ -357,21 +341,6 @@ def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mappin
             fault = f"the tensor map {fixed[0]!r} has the type of its buffer; name the arguments"
             raise table.error("element_type", fault)
     return kernel
-
-
-def _reference_defines(table: Table, kinds: Mapping[str, Kind]) -> dict[str, Expression | str]:
-    entries = table.table("defines", optional=True)
-    if len(entries.data) > _MAX_DEFINES:
-        raise table.error("defines", f"at most {_MAX_DEFINES} macros are accepted")
-    defines: dict[str, Expression | str] = {}
-    for name, value in entries.data.items():
-        if not _MACRO_NAME.fullmatch(name):
-            raise entries.error(name, f"{name!r} is not the name of a macro")
-        text = repr(value) if isinstance(value, bool | float) else value
-        is_plain = isinstance(text, str) and text not in kinds and text not in ("True", "False")
-        is_text = is_plain and re.fullmatch(_TEXT, text) is not None
-        defines[name] = text if is_text else entries.any_expression(name, text, kinds)
-    return defines
 
 
 def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> KernelSpec:
@@ -414,11 +383,6 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
     return replace(spec, steps=(step,), arguments=tuple(arguments))
 
 
-def reference_config(spec: KernelSpec, names: Mapping[str, int]) -> dict[str, Value]:
-    """Return the parameters of a reference kernel: the default, except those in ``names``."""
-    return {name: names.get(name, value) for name, value in spec.default.items()}
-
-
 def wide_type(dtype: str) -> str:
     """Return the type of double precision for a floating-point type or vector; other types are returned unchanged."""
     kind = DTYPES[dtype]
@@ -452,42 +416,28 @@ class Tolerance(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """How the expected outputs are computed, and how closely a kernel must match them.
-
-    Attributes
-    ----------
-    outputs
-        Expression of the values of each output, in float64; empty for the other forms.
-    reduction
-        Number of terms summed into each output element; the tolerance grows with its square root.
-    tolerance
-        Tolerance that replaces the one computed from dtypes and ``reduction``.
-    tolerances
-        Tolerances of single outputs, which take precedence.
-    kernel
-        Kernel that computes the outputs.
-    files
-        File of the values of each output that is not an expression: a ``.npy`` file, at the default sizes.
-    function
-        Name of the Python function that computes the outputs; the function itself is attached to the kernel.
-    is_agreement
-        Whether there is no reference, and configurations are compared with each other.
-    comparison
-        Name of the Python function that compares the outputs, instead of tolerances; it is attached to the kernel.
-    unchecked
-        Written buffers that are not compared with anything.
-    """
+    """How the expected outputs are computed, and how closely a kernel must match them."""
 
     outputs: Mapping[str, ArrayExpression]
+    """Expression of the values of each output, in float64; empty for the other forms."""
     reduction: Expression
+    """Number of terms summed into each output element; the tolerance grows with its square root."""
     tolerance: float | None
+    """Tolerance that replaces the one computed from dtypes and ``reduction``."""
     tolerances: Mapping[str, Tolerance] = {}
+    """Tolerances of single outputs, which take precedence."""
     kernel: ReferenceKernel | None = None
+    """Kernel that computes the outputs."""
     files: Mapping[str, str] = {}
+    """File of the values of each output that is not an expression: a ``.npy`` file, at the default sizes."""
     function: str | None = None
+    """Name of the Python function that computes the outputs; the function itself is attached to the kernel."""
     is_agreement: bool = False
+    """Whether there is no reference, and configurations are compared with each other."""
     comparison: str | None = None
+    """Name of the Python function that compares the outputs, instead of tolerances; it is attached to the kernel."""
     unchecked: tuple[str, ...] = ()
+    """Written buffers that are not compared with anything."""
 
     @property
     def notice(self) -> str:
@@ -736,13 +686,6 @@ class Step(msgspec.Struct, frozen=True):
         return self.when is None and self.times is None
 
 
-class Limits(NamedTuple):
-    """Limits that the author sets on a compiled candidate."""
-
-    min_occupancy: float
-    max_spill_bytes: int | None
-
-
 class Work(NamedTuple):
     """Minimum operations and bytes of the problem, for TFLOP/s and GB/s, and the arithmetic unit that does them."""
 
@@ -831,7 +774,10 @@ class KernelSpec:
     """Conditions on the configurations that the search tries; see `Rule.is_heuristic`."""
     steps: tuple[Step, ...]
     """Launches of a call, in order; one step unless the file has ``[[steps]]``."""
-    limits: Limits
+    min_occupancy: float
+    """Least occupancy of a compiled candidate, as a fraction of 1."""
+    max_spill_bytes: int | None
+    """Maximum of bytes that a compiled candidate spills; None for no limit."""
     arguments: tuple[Argument, ...]
     reference: Reference
     work: Work
@@ -931,25 +877,14 @@ class KernelSpec:
     def _arguments(self) -> dict[str, Argument]:
         return {argument.name: argument for argument in self.arguments}
 
-    @cached_property
-    def buffers(self) -> tuple[BufferArgument, ...]:
-        """The buffers, in order."""
-        return arguments_of_kind(self.arguments, BufferArgument)
-
-    @cached_property
-    def scalars(self) -> tuple[ScalarArgument, ...]:
-        """The scalars, in order."""
-        return arguments_of_kind(self.arguments, ScalarArgument)
-
-    @cached_property
-    def workspaces(self) -> tuple[WorkspaceArgument, ...]:
-        """The workspaces, in order."""
-        return arguments_of_kind(self.arguments, WorkspaceArgument)
-
-    @cached_property
-    def tensor_maps(self) -> tuple[TensorMapArgument, ...]:
-        """The tensor maps, in order."""
-        return arguments_of_kind(self.arguments, TensorMapArgument)
+    buffers = cached_property(lambda self: arguments_of_kind(self.arguments, BufferArgument))
+    """The buffers, in order."""
+    scalars = cached_property(lambda self: arguments_of_kind(self.arguments, ScalarArgument))
+    """The scalars, in order."""
+    workspaces = cached_property(lambda self: arguments_of_kind(self.arguments, WorkspaceArgument))
+    """The workspaces, in order."""
+    tensor_maps = cached_property(lambda self: arguments_of_kind(self.arguments, TensorMapArgument))
+    """The tensor maps, in order."""
 
 
 class Metric(NamedTuple):
@@ -1017,22 +952,17 @@ def is_entry(text: str) -> bool:
     return not opening or (arguments.rstrip().endswith(">") and _is_balanced(arguments.rstrip()[:-1]))
 
 
-def _template_arguments(entry: str) -> str:
-    """Return the template arguments of an entry as written; "" if it has none."""
-    return entry.partition("<")[2].rpartition(">")[0]
-
-
 def names_in(entry: str) -> frozenset[str]:
     """Return the identifiers in the template arguments of an entry, without those that a namespace or class holds."""
-    return frozenset(_IDENTIFIER.findall(_template_arguments(entry)))
+    return frozenset(_IDENTIFIER.findall(entry.partition("<")[2].rpartition(">")[0]))
 
 
 def with_values(entry: str, values: Mapping[str, str]) -> str:
     """Return an entry with values in place of names in its template arguments."""
-    name, opening, _ = entry.partition("<")
+    name, opening, rest = entry.partition("<")
     if not opening:
         return entry
-    arguments = _IDENTIFIER.sub(lambda match: values.get(match[0], match[0]), _template_arguments(entry))
+    arguments = _IDENTIFIER.sub(lambda match: values.get(match[0], match[0]), rest.rpartition(">")[0])
     return f"{name}<{arguments}>"
 
 

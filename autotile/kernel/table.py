@@ -46,24 +46,13 @@ _Path: TypeAlias = "tuple[_Path, str] | None"
 _POSITION = r" \(at line (\d+), column \d+\)$"
 
 
-class Document(msgspec.Struct, frozen=True):
-    """Source locations in a file, for messages: its name and the line of each key."""
-
-    source: str
-    lines: Mapping[str, int]
-
-    def location(self, key: str) -> Location:
-        """Return the location of a dotted key; its line is that of the innermost enclosing table with a known line."""
-        path = key.split(".")
-        known = (".".join(path[:length]) for length in range(len(path), 0, -1))
-        line = next((self.lines[prefix] for prefix in known if prefix in self.lines), None)
-        return Location(self.source, key, line)
-
-
 class Table(msgspec.Struct, frozen=True):
     """A table of the file. Methods that read a key raise `SpecError` if it is missing or has the wrong type."""
 
-    document: Document
+    source: str
+    """Name of the file."""
+    lines: Mapping[str, int]
+    """Line of each key of the file."""
     key: str
     data: Mapping[str, Any]
 
@@ -72,8 +61,12 @@ class Table(msgspec.Struct, frozen=True):
         return self.location(name).error(problem)
 
     def location(self, name: str) -> Location:
-        """Return the location of an entry."""
-        return self.document.location(self.path(name))
+        """Return the location of an entry; its line is that of the innermost enclosing table with a known line."""
+        key = self.path(name)
+        path = key.split(".")
+        known = (".".join(path[:length]) for length in range(len(path), 0, -1))
+        line = next((self.lines[prefix] for prefix in known if prefix in self.lines), None)
+        return Location(self.source, key, line)
 
     def path(self, name: str) -> str:
         """Return the dotted key of an entry."""
@@ -99,19 +92,8 @@ class Table(msgspec.Struct, frozen=True):
         data = self.data.get(name, {}) if optional else self.require(name)
         if not isinstance(data, dict):
             raise self.error(name, f"expected a table, got {describe(data)}")
-        self._check_length(name, data)
-        return Table(self.document, self.path(name), data)
-
-    def tables(self, name: str, *, max_length: int) -> tuple[Table, ...]:
-        """Return an array of 1 to ``max_length`` tables, whose keys are ``name[0]``, ``name[1]``, ..."""
-        entries = self.entries(name)
-        if len(entries) > max_length:
-            raise self.error(name, f"at most {max_length} tables are accepted, got {len(entries)}")
-        for entry in entries:
-            if not isinstance(entry, dict):
-                raise self.error(name, f"expected tables, as in [[{name}]], got {describe(entry)}")
-            self._check_length(name, entry)
-        return tuple(Table(self.document, f"{self.path(name)}[{i}]", entry) for i, entry in enumerate(entries))
+        self.check_length(name, data)
+        return Table(self.source, self.lines, self.path(name), data)
 
     def text(self, name: str, default: str | None = None, *, multiline: bool = False) -> str:
         """Return a string of one line; several lines are joined to one if ``multiline``, as in an expression."""
@@ -142,7 +124,7 @@ class Table(msgspec.Struct, frozen=True):
             raise self.error(name, f"expected a list, got {describe(value)}{hint}")
         if not value:
             raise self.error(name, "the list is empty; give at least one value")
-        self._check_length(name, value)
+        self.check_length(name, value)
         return value
 
     def texts(self, name: str, *, optional: bool = False) -> tuple[str, ...]:
@@ -153,12 +135,6 @@ class Table(msgspec.Struct, frozen=True):
                 raise self.error(name, f"expected strings, got {describe(value)}")
             if value in values[:position]:
                 raise self.error(name, f"{value!r} is listed twice; remove one")
-        return tuple(values)
-
-    def names(self, name: str, known: Sequence[str]) -> tuple[str, ...]:
-        """Return a list of names, each of which is known; a name may come twice."""
-        for value in (values := self.entries(name)):
-            self.check_known(name, value, known)
         return tuple(values)
 
     def choice(self, name: str, known: Sequence[str], default: str | None = None) -> Any:
@@ -207,12 +183,12 @@ class Table(msgspec.Struct, frozen=True):
         """Return an expression of one kind; a whole number is a constant expression."""
         return self.parse(name, self.require(name), kinds, expected)
 
-    def optional_expression(self, name: str, kinds: Mapping[str, Kind]) -> Expression | None:
-        """Return an expression for a number, or None if there is no such entry."""
-        return self.expression(name, kinds, "number") if name in self.data else None
+    def optional_expression(self, name: str, kinds: Mapping[str, Kind], expected: Kind = "number") -> Expression | None:
+        """Return an expression of one kind, or None if there is no such entry."""
+        return self.expression(name, kinds, expected) if name in self.data else None
 
-    def expressions(self, name: str, kinds: Mapping[str, Kind], *, max_length: int) -> tuple[Expression, ...]:
-        """Return a list of 1 to ``max_length`` expressions for numbers."""
+    def expressions(self, name: str, kinds: Mapping[str, Kind], *, max_length: int = 3) -> tuple[Expression, ...]:
+        """Return a list of 1 to ``max_length`` expressions for numbers, by default one for each axis of a launch."""
         values = self.entries(name)
         if len(values) > max_length:
             raise self.error(name, f"at most {max_length} expressions are accepted, got {len(values)}")
@@ -243,7 +219,8 @@ class Table(msgspec.Struct, frozen=True):
             raise expression.location.error(problem, expression=expression.text)
         return expression
 
-    def _check_length(self, name: str, entries: list[Any] | dict[str, Any]) -> None:
+    def check_length(self, name: str, entries: list[Any] | dict[str, Any]) -> None:
+        """Raise if a list or table has too many entries."""
         if len(entries) > MAX_ENTRIES:
             raise self.error(name, f"{len(entries)} entries, at most {MAX_ENTRIES} are accepted; shorten it")
 
@@ -262,7 +239,7 @@ def read_document(text: str, source: str) -> Table:
         position = re.search(_POSITION, str(error))
         line = int(position[1]) if position else None
         raise SpecError(f"not TOML: {re.sub(_POSITION, '', str(error))}", source=source, line=line) from None
-    document = Document(source, {} if is_python_source(source) else _key_lines(text))
+    document = Table(source, {} if is_python_source(source) else _key_lines(text), "", data)
     # every key has to fit in a message; everything else is checked where it is read
     tables: list[tuple[_Path, Any]] = [(None, data)]
     for path, table in tables:
@@ -273,12 +250,12 @@ def read_document(text: str, source: str) -> Table:
                 while path is not None:
                     path, outer = path  # noqa: PLW2901 - the walk ends here
                     names.append(outer)
-                raise document.location(".".join(reversed(names))).error(problem)
+                raise document.error(".".join(reversed(names)), problem)
             if isinstance(value, dict):
                 tables.append(((path, name), value))
             elif isinstance(value, list):
                 tables += [((path, f"{name}[{i}]"), entry) for i, entry in enumerate(value) if isinstance(entry, dict)]
-    return Table(document, "", data)
+    return document
 
 
 def describe(value: Any) -> str:
@@ -294,10 +271,7 @@ def describe(value: Any) -> str:
 
 def _key_lines(text: str) -> dict[str, int]:
     """Return the first line of each dotted key, found by pattern; the text is known to be TOML."""
-
-    def plain(key: str) -> str:
-        return key.replace('"', "").replace("'", "").replace(" ", "")
-
+    unquoted = str.maketrans("", "", "\"' ")
     lines: dict[str, int] = {}
     section = ""
     tables: dict[str, int] = {}
@@ -306,14 +280,15 @@ def _key_lines(text: str) -> dict[str, int]:
     longest = MAX_KEY_PARTS * (MAX_KEY_CHARACTERS + 1)
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("["):
-            section = plain(line.strip().lstrip("[").partition("]")[0])[:longest]
+            section = line.strip().lstrip("[").partition("]")[0].translate(unquoted)[:longest]
             lines.setdefault(section, number)
             if line.lstrip().startswith("[["):
                 tables[section] = tables.get(section, -1) + 1
                 section = f"{section}[{tables[section]}]"
                 lines.setdefault(section, number)
         elif entry := _KEY.match(line):
-            lines.setdefault(f"{section}.{plain(entry[1])}" if section else plain(entry[1]), number)
+            key = entry[1].translate(unquoted)
+            lines.setdefault(f"{section}.{key}" if section else key, number)
     return lines
 
 
@@ -345,25 +320,17 @@ def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProblemSection:
-    """The parsed section ``[problem]``: names for expressions, and two problems at which each expression is tested.
-
-    Attributes
-    ----------
-    sizes, ragged
-        Default and ragged sizes, with the flags at their defaults.
-    flags
-        Names that are 0 or 1.
-    dtypes
-        Element types that the kernel supports.
-    parameters
-        Kinds of the parameters that shapes and references may use; ``sizes`` and ``ragged`` hold a value of each.
-    """
+    """The parsed section ``[problem]``: names for expressions, and two problems at which each expression is tested."""
 
     sizes: Mapping[str, int]
     ragged: Mapping[str, int]
+    """Default and ragged sizes, with the flags at their defaults."""
     flags: tuple[str, ...]
+    """Names that are 0 or 1."""
     dtypes: tuple[str, ...]
+    """Element types that the kernel supports."""
     parameters: Mapping[str, Kind] = field(default_factory=dict)
+    """Kinds of the parameters that shapes and references may use; ``sizes`` and ``ragged`` hold a value of each."""
 
     @property
     def own_names(self) -> frozenset[str]:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotile.core.documents import decode_json, read_regular
+from autotile.core.documents import decode_json
 from autotile.database.paths import write_output
 from autotile.errors import DataError, InputError
-from autotile.exchange.kernel_tuner import t4_metadata
+from autotile.exchange.kernel_tuner import CACHE_END, cache_texts, t4_metadata
 from autotile.kernel_tuner.parameters import ParameterCodec, Params
 from autotile.kernel_tuner.util import (
     CompilationFailedConfig,
@@ -87,9 +87,7 @@ def _write(filename: str | Path, document: Mapping[str, Any]) -> None:
     write_output(path, json.dumps(document, cls=NpEncoder, indent=1) + "\n")
 
 
-_MAX_BYTES = 2**30
 _MARKS = {each.__name__: each for each in (ErrorConfig, InvalidConfig, CompilationFailedConfig, RuntimeFailedConfig)}
-_END = "}\n}"
 _EXPECTED = "expected a cache of Kernel Tuner; name another file, or remove this one"
 
 
@@ -139,11 +137,11 @@ class CacheFile:
                 self._is_open = True
                 if self.path.exists():  # remove its end, so that entries can be appended
                     text = self.path.read_text().rstrip()
-                    kept = text[: -len(_END)].rstrip() if text.endswith(("}}}", _END)) else text
+                    kept = text[: -len(CACHE_END)].rstrip() if text.endswith(("}}}", CACHE_END)) else text
                     self.path.write_text(kept.removesuffix(",") + ("" if kept.endswith("{") else ","))
                 else:
                     head = json.dumps({**self._header, "cache": {}}, cls=NpEncoder, indent="")
-                    self.path.write_text(head[: -len(_END)])
+                    self.path.write_text(head[: -len(CACHE_END)])
             with self.path.open("a") as file:
                 file.write("\n" + json.dumps({key: shown}, cls=NpEncoder)[1:-1] + ",")
         except OSError as error:
@@ -153,7 +151,7 @@ class CacheFile:
         """Complete the file, so that it is JSON."""
         if self._is_open:
             self._is_open = False
-            self.path.write_text(self.path.read_text().removesuffix(",") + _END)
+            self.path.write_text(self.path.read_text().removesuffix(",") + CACHE_END)
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
@@ -167,10 +165,10 @@ def read_header(path: str | Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """Parse a file, of which an interrupted call may have left the end away."""
     try:
-        text = read_regular(path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
+        candidates = cache_texts(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the cache {path}: {error}; {_EXPECTED}") from None
-    for candidate in (text, text.removesuffix(",") + _END, text.rpartition("\n")[0].removesuffix(",") + _END):
+    for candidate in candidates:
         try:
             return decode_json(candidate, dict[str, Any])
         except DataError:

@@ -625,7 +625,13 @@ class _TuneCall:
         if (key := codec.key(params)) in self.results:
             return
         self.results[key] = result = ConfigResult(params)
-        error = _error_of(trial)
+        error: ErrorConfig | None = None
+        if not trial.outcome.has_time or trial.measurement is None:
+            error = RuntimeFailedConfig()
+            if trial.outcome in (Outcome.INFEASIBLE, Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS):
+                error = InvalidConfig()
+            elif trial.outcome in (Outcome.COMPILE_FAILED, Outcome.NOT_COMPILED) or trial.stage in _COMPILED_STAGES:
+                error = CompilationFailedConfig()
         if error is not None:
             result["__error__"] = error
         elif trial.measurement is not None:
@@ -648,6 +654,7 @@ class _TuneCall:
 
 
 _STAGES = {"compile_time": ("compile",), "verification_time": ("verify",), "benchmark_time": ("load", "measure")}
+_COMPILED_STAGES = ("compile", "resources")
 _TOTALS = ("framework_time", "strategy_time", "compile_time", "verification_time", "benchmark_time")
 _OWN_TELEMETRY = frozenset(
     {
@@ -656,18 +663,6 @@ _OWN_TELEMETRY = frozenset(
     }
 )
 """Telemetry of autotile's own, as against what observers of the output added."""
-
-
-def _error_of(trial: Trial) -> ErrorConfig | None:
-    """Return Kernel Tuner's mark of a failure; None if the configuration has a time."""
-    if trial.outcome.has_time and trial.measurement is not None:
-        return None
-    if trial.outcome in (Outcome.INFEASIBLE, Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS):
-        return InvalidConfig()
-    is_compilers = trial.outcome in (Outcome.COMPILE_FAILED, Outcome.NOT_COMPILED)
-    return (
-        CompilationFailedConfig() if is_compilers or trial.stage in ("compile", "resources") else RuntimeFailedConfig()
-    )
 
 
 def _number(value: Any) -> Any:

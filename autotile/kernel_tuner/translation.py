@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 
 from autotile.core.documents import toml_text
 from autotile.core.dtypes import DTYPES, dtype_name, load_npy
-from autotile.core.model import Config, Outcome, config_text
+from autotile.core.model import Outcome, config_text
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import InputError
 from autotile.kernel.expressions import is_c_identifier
-from autotile.kernel.library import Inspection, Kernel, Variant, make_kernel
+from autotile.kernel.library import Inspection, Kernel, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
-from autotile.kernel.sources import global_functions, included_files, read_bytes, sources_with_options
+from autotile.kernel.sources import OwnSources, global_functions, read_bytes, sources_with_options
 from autotile.kernel.spec import ConfigFunction, computed_values
 from autotile.kernel_tuner.parameters import (
     ParameterCodec,
@@ -216,7 +216,7 @@ class ScriptKernel:
             found[name] = _macro_text(value(params) if callable(value) else text)
         return found
 
-    def variant(self, params: Params) -> Variant:
+    def variant(self, params: Params) -> tuple[str, tuple[str, ...]]:
         """Return the code for a configuration with its macros, and its options for NVRTC.
 
         Lines are counted from the first one of the source. Parameters that are no macros are defined at the end, as the
@@ -229,7 +229,7 @@ class ScriptKernel:
             text += "".join(f"\n#define {name} {_macro_text(params[name])}" for name in params if name not in macros)
             text += "\n"
         options = self.options(params) if callable(self.options) else self.options
-        return Variant(text, nvrtc_options(options or ()))
+        return text, nvrtc_options(options or ())
 
     @property
     def arrays(self) -> dict[int, NDArray[Any]]:
@@ -240,13 +240,20 @@ class ScriptKernel:
     def build(self) -> Kernel:
         """Return the kernel for autotile; an `InputError` for an argument that cannot be used."""
         arrays, codec = self.arrays, self.codec
-        source = self.variant(codec.draw(Random(0))).source
+        source, _ = self.variant(codec.draw(Random(0)))
         words = re.findall(r"[A-Za-z]\w*", self.name.partition("<")[0])
         plain_name = str(words[-1]) if words else "kernel"
         answered = [index for index in arrays if self.answer is not None and self.answer[index] is not None]
         names, constant = self._signature(source)
         written = [index for index in arrays if index not in constant or index in answered]
-        functions = self._launch_functions()
+
+        def extent(of: Callable[[Params], Sequence[int]], axis: int) -> ConfigFunction:
+            return lambda config: of(codec.decode(config))[axis]
+
+        functions = {f"grid_{name}": extent(self.grid, axis) for axis, name in enumerate("xyz")}
+        functions |= {f"block_{name}": extent(self.block, axis) for axis, name in enumerate("xyz")}
+        if self.smem_args:
+            functions["smem"] = lambda config: self.dynamic_smem_bytes(codec.decode(config))
         extents = self.problem_size if isinstance(self.problem_size, tuple | list) else (self.problem_size,)
         sizes = {  # extents that are plain numbers, which are part of the key of results
             f"problem_{axis}" if axis in codec.values else axis: int(extent)
@@ -302,24 +309,12 @@ class ScriptKernel:
         if function is None or len(function.parameters) != len(self.arguments):
             return [f"arg{index}" for index in range(len(self.arguments))], set()
         constant = set()
-        for index, parameter in enumerate(function.parameters):
-            pointed, _, _ = parameter.type.rpartition("*")
+        for index, (_, kind) in enumerate(function.parameters):
+            pointed, _, _ = kind.rpartition("*")
             if re.search(r"\bconst\b", pointed) and "*" not in pointed and "const_cast" not in source:
                 constant.add(index)
-        declared = [parameter.name for parameter in function.parameters]
-        return [f"arg{index}_{name}" if name else f"arg{index}" for index, name in enumerate(declared)], constant
-
-    def _launch_functions(self) -> dict[str, ConfigFunction]:
-        """Return the functions of ``[computed]``."""
-
-        def extent(of: Callable[[Params], Sequence[int]], axis: int) -> ConfigFunction:
-            return lambda config: of(self.codec.decode(config))[axis]
-
-        functions = {f"grid_{name}": extent(self.grid, axis) for axis, name in enumerate("xyz")}
-        functions |= {f"block_{name}": extent(self.block, axis) for axis, name in enumerate("xyz")}
-        if self.smem_args:
-            functions["smem"] = lambda config: self.dynamic_smem_bytes(self.codec.decode(config))
-        return functions
+        names = [f"arg{index}_{name}" if name else f"arg{index}" for index, (name, _) in enumerate(function.parameters)]
+        return names, constant
 
     def _reference(self, names: Sequence[str], written: Sequence[int], answered: Sequence[int]) -> dict[str, Any]:
         if not written:
@@ -344,14 +339,15 @@ class ScriptKernel:
         }
 
     def _inspection(self, names: Sequence[str], positions: Sequence[int]) -> Inspection | None:
-        check = self.check
-        if check is None:
+        if (check := self.check) is None:
             return None
-
-        def inspect(config: Config, contents: Mapping[str, NDArray[Any]]) -> tuple[str, Mapping[str, float | str]]:
-            return check(self.codec.decode(dict(config)), {index: contents[names[index]] for index in positions})
-
-        return Inspection(tuple(names[index] for index in positions), inspect, str(session_folder()))
+        return Inspection(
+            tuple(names[index] for index in positions),
+            lambda config, contents: check(
+                self.codec.decode(dict(config)), {index: contents[names[index]] for index in positions}
+            ),
+            str(session_folder()),
+        )
 
     def _fingerprint(self, kernel: Kernel) -> str:
         """Return a hash of the source and the launch of sampled configurations.
@@ -366,7 +362,7 @@ class ScriptKernel:
             params = self.codec.draw(random)
             try:
                 launch = self.grid(params), self.block(params), self.dynamic_smem_bytes(params)
-                made = tuple(self.variant(params))
+                made = self.variant(params)
             except Exception as error:  # a configuration that the restrictions may exclude
                 launch, made = ((0, 0, 0), (0, 0, 0), 0), (type(error).__name__, ())
             digest.update(repr((launch, made)).encode(errors="surrogatepass"))
@@ -380,7 +376,7 @@ class ScriptKernel:
             except Exception:  # a configuration that the restrictions may exclude
                 continue
             further |= sources_with_options(kernel.template_path, source, kernel.include_folders, options).included
-        further -= included_files(kernel.template_path, kernel.source, kernel.include_folders)
+        further -= OwnSources(kernel.template_path, kernel.source, kernel.include_folders).included
         for header in sorted(further):
             digest.update(header.name.encode(errors="surrogateescape") + read_bytes(header, "included file"))
         return digest.hexdigest()
@@ -533,9 +529,6 @@ def session_folder() -> Path:
     return Path(_private().name)
 
 
-_HASHED_BYTES = 1 << 26
-
-
 def save_array(array: NDArray[Any]) -> str:
     """Write an array of one axis to the folder of this process, and return the file's name.
 
@@ -544,9 +537,7 @@ def save_array(array: NDArray[Any]) -> str:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
     digest = hashlib.sha256(header.getvalue())
-    data = array.view(np.uint8).data if array.size else memoryview(b"")
-    for start in range(0, len(data), _HASHED_BYTES):
-        digest.update(data[start : start + _HASHED_BYTES])
+    digest.update(array.view(np.uint8).data if array.size else b"")
     path = session_folder() / f"{digest.hexdigest()[:40]}.npy"
     if not path.exists():
         try:

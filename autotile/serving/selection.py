@@ -316,7 +316,7 @@ class KernelRequest:
             return True
         geometry = launch_geometry(spec, config, sizes, self.device)
         found = compiled_occupancy(geometry, choice.resources, self.device)
-        return not resource_violation(spec.limits, geometry, choice.resources, found, self.device)
+        return not resource_violation(spec, geometry, choice.resources, found, self.device)
 
     def is_near(self, sizes: Mapping[str, int]) -> bool:
         """Return True if sizes differ from those of the problem by a doubling at most, and no flag does."""

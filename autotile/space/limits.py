@@ -18,14 +18,25 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autotile.core.device import DeviceProperties
+from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources, Value
 from autotile.errors import nearest
-from autotile.kernel.arguments import ArrayArgument, Column, Evaluate, Mask, MemoryDemand, TensorMapDemand, clipped
+from autotile.kernel.arguments import (
+    ArrayArgument,
+    Column,
+    Evaluate,
+    Mask,
+    TensorMap,
+    clipped,
+    extents_text,
+    first_value,
+    round_up,
+)
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, known_names
 from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason
-from autotile.kernel.spec import STEP, KernelSpec, Limits, Step
+from autotile.kernel.spec import STEP, KernelSpec, Step
 
 Blocks = NDArray[np.int64]
 
@@ -98,7 +109,7 @@ def block_limits(
     )
     warps = -(-thread_column // device.warp_size)
     can_hold = (thread_column >= 1) & (thread_column <= device.max_threads_per_block)
-    smem_per_block = _round_up(smem_column + device.smem_reserved_per_block_bytes, device.smem_unit_bytes)
+    smem_per_block = round_up(smem_column + device.smem_reserved_per_block_bytes, device.smem_unit_bytes)
     smem_fits = (smem_column >= 0) & (smem_column <= device.smem_per_block_optin_bytes)
     return {
         "threads": _blocks(device.max_warps_per_sm, warps, can_hold),
@@ -116,11 +127,11 @@ def _by_registers(warps: Blocks, registers: Blocks, device: DeviceProperties) ->
     capability 1 allocates registers to blocks, for warps rounded up to ``warp_unit``.
     """
     possible = (registers >= 0) & (registers <= device.max_registers_per_thread)
-    allocated_warps = _round_up(warps, device.warp_unit)
+    allocated_warps = round_up(warps, device.warp_unit)
     if device.compute_capability.startswith("1."):
-        per_block = _round_up(allocated_warps * device.warp_size * registers, device.register_unit)
+        per_block = round_up(allocated_warps * device.warp_size * registers, device.register_unit)
         return _blocks(device.registers_per_sm, per_block, possible & (per_block <= device.registers_per_block))
-    per_warp = _round_up(registers * device.warp_size, device.register_unit)
+    per_warp = round_up(registers * device.warp_size, device.register_unit)
     possible = possible & (per_warp * allocated_warps <= device.registers_per_block)
     resident_warps = device.registers_per_sm // np.maximum(per_warp, 1) // device.warp_unit * device.warp_unit
     return np.where(registers == 0, UNLIMITED, _blocks(resident_warps, warps, possible))
@@ -130,10 +141,6 @@ def _blocks(available: int | Blocks, needed: Blocks, possible: NDArray[np.bool_]
     """Return the blocks that fit in ``available`` if each needs ``needed``; 0 where a block is not ``possible``."""
     shared = np.where(needed > 0, available // np.maximum(needed, 1), UNLIMITED)
     return np.where(possible, shared, 0)
-
-
-def _round_up(value: Blocks, unit: int) -> Blocks:
-    return -(-value // unit) * unit
 
 
 EvaluateWhere = Callable[[Expression, Mapping[str, Value], Mask], Column]
@@ -151,6 +158,7 @@ class LaunchDemand:
     A column with a single element applies to every configuration.
     """
 
+    spec: KernelSpec
     step: Step
     """The ``__global__`` function."""
     runs: Mask
@@ -158,43 +166,23 @@ class LaunchDemand:
     evaluate: Evaluate
     """Returns the value of an expression for this launch."""
 
-    @cached_property
-    def block(self) -> tuple[Column, ...]:
-        """Threads of a block along each axis."""
-        return tuple(map(self.evaluate, self.step.launch.block))
-
-    @cached_property
-    def grid(self) -> tuple[Column, ...]:
-        """Blocks along each axis."""
-        return tuple(map(self.evaluate, self.step.launch.grid))
-
-    @cached_property
-    def cluster(self) -> tuple[Column, ...]:
-        """Blocks per cluster along each axis; empty if the function has no clusters."""
-        return tuple(map(self.evaluate, self.step.launch.cluster))
-
-    @cached_property
-    def static_smem_bytes(self) -> Column:
-        """Static shared memory per block, in bytes."""
-        return self._optional(self.step.launch.static_smem_bytes)
-
-    @cached_property
-    def dynamic_smem_bytes(self) -> Column:
-        """Dynamic shared memory per block, in bytes."""
-        return self._optional(self.step.launch.dynamic_smem_bytes)
-
-    @cached_property
-    def registers(self) -> Column:
-        """Minimum registers per thread; 0 if not declared."""
-        return self._optional(self.step.launch.min_registers)
+    block = cached_property(lambda self: tuple(map(self.evaluate, self.step.launch.block)))
+    """Threads of a block along each axis."""
+    grid = cached_property(lambda self: tuple(map(self.evaluate, self.step.launch.grid)))
+    """Blocks along each axis."""
+    cluster = cached_property(lambda self: tuple(map(self.evaluate, self.step.launch.cluster)))
+    """Blocks per cluster along each axis; empty if the function has no clusters."""
+    static_smem_bytes = cached_property(lambda self: self._optional(self.step.launch.static_smem_bytes))
+    """Static shared memory per block, in bytes."""
+    dynamic_smem_bytes = cached_property(lambda self: self._optional(self.step.launch.dynamic_smem_bytes))
+    """Dynamic shared memory per block, in bytes."""
+    registers = cached_property(lambda self: self._optional(self.step.launch.min_registers))
+    """Minimum registers per thread; 0 if not declared."""
+    threads = cached_property(lambda self: _product(self.block))
+    """Threads per block."""
 
     def _optional(self, expression: Expression | None) -> Column:
         return self.evaluate(expression) if expression is not None else 0 * self.block[0]
-
-    @cached_property
-    def threads(self) -> Column:
-        """Threads per block."""
-        return _product(self.block)
 
     @cached_property
     def smem_bytes(self) -> Column:
@@ -220,10 +208,8 @@ class Demand:
     evaluate: EvaluateWhere
     """Function that evaluates an expression."""
 
-    @cached_property
-    def launch_count(self) -> Column:
-        """Launches of a call."""
-        return reduce(operator.add, self._counts)
+    launch_count = cached_property(lambda self: reduce(operator.add, self._counts))
+    """Launches of a call."""
 
     @cached_property
     def launches(self) -> tuple[LaunchDemand, ...]:
@@ -237,29 +223,34 @@ class Demand:
             varies = any(STEP in part.names for part in parts)
             for number in range(int(np.max(possible, initial=0)) if varies else 1):
                 runs = number < possible
-                found.append(LaunchDemand(step, runs, partial(self._evaluate, {STEP: number}, runs)))
+                found.append(LaunchDemand(self.spec, step, runs, partial(self._evaluate, {STEP: number}, runs)))
         return tuple(found)
 
     def _evaluate(self, extra: Mapping[str, Value], rows: Mask, expression: Expression) -> Column:
         return self.evaluate(expression, extra, rows)
 
     @cached_property
-    def memory(self) -> tuple[MemoryDemand, ...]:
-        """Device memory of buffers and workspaces."""
+    def arrays(self) -> tuple[tuple[ArrayArgument, tuple[Column, ...]], ...]:
+        """Buffers and workspaces with their extents; those of a workspace may be 0."""
         evaluate = partial(self._evaluate, {}, True)
         arrays = (each for each in self.spec.arguments if isinstance(each, ArrayArgument))
-        return tuple(array.memory_demand(self.dtype, self.sizes, evaluate) for array in arrays)
+        return tuple((array, tuple(map(evaluate, array.shape))) for array in arrays)
 
     @cached_property
-    def tensor_maps(self) -> tuple[TensorMapDemand, ...]:
+    def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Tensor maps."""
         evaluate = partial(self._evaluate, {}, True)
-        return tuple(one.tensor_map_demand(self.dtype, self.sizes, evaluate) for one in self.spec.tensor_maps)
+        return tuple(one.tensor_map(self.dtype, self.sizes, evaluate) for one in self.spec.tensor_maps)
 
     @cached_property
     def memory_bytes(self) -> Any:
-        """Device memory of all arguments; float64, as products of absurd sizes exceed 64 bits."""
-        return reduce(operator.add, [demand.size_bytes for demand in self.memory], 0.0)
+        """Device memory of all arguments; float64, as products of absurd extents exceed 64 bits."""
+        total: Any = 0.0
+        for array, shape in self.arrays:
+            element_bytes = DTYPES[array.element_type(self.dtype, self.sizes)].size_bytes
+            extents = [max(extent, 0) if isinstance(extent, int) else np.maximum(extent, 0.0) for extent in shape]
+            total = total + reduce(operator.mul, extents, float(element_bytes))
+        return total
 
     @cached_property
     def _counts(self) -> list[Column]:
@@ -291,8 +282,8 @@ class Limit(msgspec.Struct, frozen=True):
     """A named limit: the rows that meet it, and an explanation for a first row that does not, in one line."""
 
     name: str
-    fits: Callable[[Demand, DeviceProperties, KernelSpec], Mask]
-    explain: Callable[[Demand, DeviceProperties, KernelSpec], str]
+    fits: Callable[[Demand, DeviceProperties], Mask]
+    explain: Callable[[Demand, DeviceProperties], str]
     expressions: Callable[[KernelSpec], Iterable[Expression]]
     """Expressions that determine whether it is met."""
     applies: Callable[[KernelSpec], bool] = lambda spec: True
@@ -306,13 +297,11 @@ def limits_of(spec: KernelSpec) -> tuple[Limit, ...]:
     return tuple(limit for limit in LIMITS if limit.applies(spec))
 
 
-def limit_violation(
-    demand: Demand, device: DeviceProperties, spec: KernelSpec, limits: Sequence[Limit] | None = None
-) -> str:
+def limit_violation(demand: Demand, device: DeviceProperties, limits: Sequence[Limit] | None = None) -> str:
     """Return an explanation of the first limit that a single configuration violates; "" if it violates none."""
-    for limit in limits_of(spec) if limits is None else limits:
-        if not is_met(limit.fits(demand, device, spec)):
-            return f"{limit.name}: {limit.explain(demand, device, spec)}"
+    for limit in limits_of(demand.spec) if limits is None else limits:
+        if not is_met(limit.fits(demand, device)):
+            return f"{limit.name}: {limit.explain(demand, device)}"
     return ""
 
 
@@ -326,44 +315,32 @@ def _within(dimensions: tuple[Column, ...], maxima: tuple[int, ...]) -> Mask:
     return reduce(operator.and_, [(dimension >= 1) & (dimension <= limit) for dimension, limit in pairs])
 
 
-def _by(dimensions: tuple[Column, ...] | tuple[int, ...]) -> str:
-    return " x ".join(_text(dimension) for dimension in dimensions)
-
-
-def _text(value: Column | int) -> str:
-    return f"{_first(value):,}"
-
-
-def _first(value: Column | int) -> int:
-    return int(np.ravel(value)[0])
-
-
 def _product(dimensions: Iterable[Column]) -> Column:
     """Return a product of extents, clipped so that it fits in 64 bits."""
     return reduce(operator.mul, [clipped(dimension, 0, CLIP) for dimension in dimensions])
 
 
-def _occupancy_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+def _occupancy_fits(demand: LaunchDemand, device: DeviceProperties) -> Mask:
     warps = -(-demand.threads // device.warp_size)
     found: Any = demand.blocks_per_sm(device) * warps / device.max_warps_per_sm
-    return (found > 0) & (found >= spec.limits.min_occupancy)
+    return (found > 0) & (found >= demand.spec.min_occupancy)
 
 
-def _explain_occupancy(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
+def _explain_occupancy(demand: LaunchDemand, device: DeviceProperties) -> str:
     registers = clipped(demand.registers, 0, CLIP)
-    found = occupancy(_first(demand.threads), _first(registers), _first(demand.smem_bytes), device)
+    found = occupancy(first_value(demand.threads), first_value(registers), first_value(demand.smem_bytes), device)
     if found.blocks_per_sm:
-        return _low_occupancy("", found, spec.limits)
-    needs = f"{_text(demand.threads)} threads, at least {_text(demand.registers)} registers per thread"
-    return _no_block_fits(f"{needs}, {_text(demand.smem_bytes)} bytes of shared memory", found, device)
+        return _low_occupancy("", found, demand.spec)
+    needs = f"{first_value(demand.threads):,} threads, at least {first_value(demand.registers):,} registers per thread"
+    return _no_block_fits(f"{needs}, {first_value(demand.smem_bytes):,} bytes of shared memory", found, device)
 
 
 def _no_block_fits(needs: str, found: Occupancy, device: DeviceProperties) -> str:
     return f"no block fits on an SM of {device.name}: {needs}; limited by {', '.join(found.limited_by)}"
 
 
-def _low_occupancy(noun: str, found: Occupancy, limits: Limits) -> str:
-    minimum = f"min_occupancy = {limits.min_occupancy:g}"
+def _low_occupancy(noun: str, found: Occupancy, spec: KernelSpec) -> str:
+    minimum = f"min_occupancy = {spec.min_occupancy:g}"
     return f"{noun}{found.occupancy:.3f} is under {minimum}; limited by {', '.join(found.limited_by)}"
 
 
@@ -371,17 +348,17 @@ def _too_many_blocks(blocks: int, resident: int, device: DeviceProperties) -> st
     return f"a cooperative launch of {blocks:,} blocks, of which {device.name} holds {resident:,} at a time"
 
 
-def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
-    for memory in demand.memory:
-        if any(_first(extent) < memory.min_extent for extent in memory.shape):
-            what = "workspace" if memory.is_workspace else "array"
-            return f"the {what} {memory.name} would have the shape {_by(memory.shape)}"
+def _explain_memory(demand: Demand, device: DeviceProperties) -> str:
+    for array, shape in demand.arrays:
+        if any(first_value(extent) < int(array.is_given) for extent in shape):
+            what = "array" if array.is_given else "workspace"
+            return f"the {what} {array.name} would have the shape {extents_text(shape)}"
     needed, available = float(np.ravel(demand.memory_bytes)[0]) / 2**30, device.memory_bytes / 2**30
-    what = "arrays and workspaces" if any(memory.is_workspace for memory in demand.memory) else "arrays"
+    what = "arrays" if all(array.is_given for array, _ in demand.arrays) else "arrays and workspaces"
     return f"its {what} take {needed:,.1f} GiB, {device.name} has {available:,.1f} GiB"
 
 
-def _cluster_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+def _cluster_fits(demand: LaunchDemand, device: DeviceProperties) -> Mask:
     if not demand.cluster:
         return True
     blocks = _product(demand.cluster)
@@ -395,30 +372,24 @@ def _max_cluster_blocks(device: DeviceProperties) -> int:
     return 1 if is_below(device.compute_capability, CLUSTER_CAPABILITY) else _MAX_CLUSTER_BLOCKS
 
 
-LaunchFits = Callable[[LaunchDemand, DeviceProperties, KernelSpec], Mask]
-LaunchExplain = Callable[[LaunchDemand, DeviceProperties, KernelSpec], str]
-
-
 def _launch_limit(
     name: str,
-    fits: LaunchFits,
-    explain: LaunchExplain,
+    fits: Callable[[LaunchDemand, DeviceProperties], Mask],
+    explain: Callable[[LaunchDemand, DeviceProperties], str],
     *,
     parts: Sequence[str],
-    applies: Callable[[KernelSpec], bool] = lambda spec: True,
-    hint: str = "add smaller values",
+    **options: Any,
 ) -> Limit:
-    """Return a limit that every launch of a configuration must meet; it depends on the named parts of a launch."""
+    """Return a limit that every launch of a configuration must meet; it depends on the named parts of a launch.
 
-    def all_fit(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-        # False <= anything: what is not launched meets it
-        return reduce(operator.and_, [launch.runs <= fits(launch, device, spec) for launch in demand.launches], True)
+    ``options`` are further fields of the limit.
+    """
 
-    def explain_first(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+    def explain_first(demand: Demand, device: DeviceProperties) -> str:
         for launch in demand.launches:
-            if is_met(launch.runs) and not is_met(fits(launch, device, spec)):
-                of = f"{launch.step.entry}: " if len(spec.steps) > 1 else ""
-                return of + explain(launch, device, spec)
+            if is_met(launch.runs) and not is_met(fits(launch, device)):
+                of = f"{launch.step.entry}: " if len(demand.spec.steps) > 1 else ""
+                return of + explain(launch, device)
         return ""
 
     def expressions(spec: KernelSpec) -> Iterator[Expression]:
@@ -428,7 +399,15 @@ def _launch_limit(
                 given = getattr(step.launch, part)
                 yield from given if isinstance(given, tuple) else filter(None, [given])
 
-    return Limit(name, all_fit, explain_first, expressions, applies, hint)
+    return Limit(
+        name,
+        lambda demand, device: reduce(  # False <= anything: what is not launched meets it
+            operator.and_, [launch.runs <= fits(launch, device) for launch in demand.launches], True
+        ),
+        explain_first,
+        expressions,
+        **options,
+    )
 
 
 def _conditions_of_steps(spec: KernelSpec) -> Iterator[Expression]:
@@ -446,9 +425,9 @@ _RESIDENT = (*_SMEM, "min_registers")
 LIMITS = (
     Limit(
         "memory",
-        lambda demand, device, spec: reduce(
+        lambda demand, device: reduce(
             operator.and_,
-            [extent >= memory.min_extent for memory in demand.memory for extent in memory.shape],
+            [extent >= int(array.is_given) for array, shape in demand.arrays for extent in shape],
             demand.memory_bytes <= device.memory_bytes,
         ),
         _explain_memory,
@@ -457,17 +436,17 @@ LIMITS = (
     ),
     Limit(
         "tensor_maps",
-        lambda demand, device, spec: reduce(operator.and_, [one.fits() for one in demand.tensor_maps]),
-        lambda demand, device, spec: next(filter(None, (one.explain() for one in demand.tensor_maps)), ""),
+        lambda demand, device: reduce(operator.and_, [one.fits() for one in demand.tensor_maps]),
+        lambda demand, device: next(filter(None, (one.explain() for one in demand.tensor_maps)), ""),
         _of_arguments,
         applies=lambda spec: bool(spec.tensor_maps),
         hint="choose sizes whose rows are multiples of 16 bytes, other values, or a kernel without tensor maps",
     ),
     Limit(
         "launches",
-        lambda demand, device, spec: (demand.launch_count >= 1) & (demand.launch_count <= MAX_LAUNCHES),
-        lambda demand, device, spec: (
-            "no step is launched" if _first(demand.launch_count) < 1 else f"more than {MAX_LAUNCHES:,} launches"
+        lambda demand, device: (demand.launch_count >= 1) & (demand.launch_count <= MAX_LAUNCHES),
+        lambda demand, device: (
+            "no step is launched" if first_value(demand.launch_count) < 1 else f"more than {MAX_LAUNCHES:,} launches"
         ),
         _conditions_of_steps,
         applies=lambda spec: not all(step.is_always_once for step in spec.steps),
@@ -475,36 +454,41 @@ LIMITS = (
     ),
     _launch_limit(
         "threads_per_block",
-        lambda demand, device, spec: demand.threads <= device.max_threads_per_block,
-        lambda demand, device, spec: (
-            f"{_by(demand.block)} threads in a block, {device.name} allows {device.max_threads_per_block:,}"
+        lambda demand, device: demand.threads <= device.max_threads_per_block,
+        lambda demand, device: (
+            f"{extents_text(demand.block)} threads in a block, {device.name} allows {device.max_threads_per_block:,}"
         ),
         parts=("block",),
     ),
     _launch_limit(
         "block_dims",
-        lambda demand, device, spec: _within(demand.block, device.max_block_dim),
-        lambda demand, device, spec: (
-            f"a block of {_by(demand.block)} threads, {device.name} allows 1 to {_by(device.max_block_dim)}"
+        lambda demand, device: _within(demand.block, device.max_block_dim),
+        lambda demand, device: (
+            f"a block of {extents_text(demand.block)} threads, {device.name} allows 1 to "
+            f"{extents_text(device.max_block_dim)}"
         ),
         parts=("block",),
     ),
     _launch_limit(
         "grid_dims",
-        lambda demand, device, spec: _within(demand.grid, device.max_grid_dim),
-        lambda demand, device, spec: (
-            f"a grid of {_by(demand.grid)} blocks, {device.name} allows 1 to {_by(device.max_grid_dim)}"
+        lambda demand, device: _within(demand.grid, device.max_grid_dim),
+        lambda demand, device: (
+            f"a grid of {extents_text(demand.grid)} blocks, {device.name} allows 1 to "
+            f"{extents_text(device.max_grid_dim)}"
         ),
         parts=("grid",),
     ),
     _launch_limit(
         "cluster",
         _cluster_fits,
-        lambda demand, device, spec: (
-            f"clusters of {_by(demand.cluster)} blocks, but {device.name} has none: they need compute capability 9.0"
-            if _max_cluster_blocks(device) == 1
-            else f"clusters of {_by(demand.cluster)} blocks in a grid of {_by(demand.grid)} blocks, expected 1 to "
-            f"{_MAX_CLUSTER_BLOCKS} that divide the grid along each dimension"
+        lambda demand, device: (
+            f"clusters of {extents_text(demand.cluster)} blocks"
+            + (
+                f", but {device.name} has none: they need compute capability 9.0"
+                if _max_cluster_blocks(device) == 1
+                else f" in a grid of {extents_text(demand.grid)} blocks, expected 1 to {_MAX_CLUSTER_BLOCKS} that "
+                "divide the grid along each dimension"
+            )
         ),
         parts=("grid", "cluster"),
         applies=lambda spec: any(step.launch.cluster for step in spec.steps),
@@ -512,41 +496,41 @@ LIMITS = (
     ),
     _launch_limit(
         "registers",
-        lambda demand, device, spec: (
+        lambda demand, device: (
             (demand.registers <= device.registers_per_block // clipped(demand.threads, 1, CLIP**3))
             & (demand.registers <= device.max_registers_per_thread)
         ),
-        lambda demand, device, spec: (
-            f"at least {_text(demand.registers)} registers per thread for {_text(demand.threads)} threads, "
-            f"{device.name} allows {device.max_registers_per_thread:,} per thread and {device.registers_per_block:,} "
-            "per block"
+        lambda demand, device: (
+            f"at least {first_value(demand.registers):,} registers per thread for {first_value(demand.threads):,} "
+            f"threads, {device.name} allows {device.max_registers_per_thread:,} per thread and "
+            f"{device.registers_per_block:,} per block"
         ),
         parts=("block", "min_registers"),
     ),
     _launch_limit(
         "shared_memory",
-        lambda demand, device, spec: (
+        lambda demand, device: (
             (demand.static_smem_bytes >= 0)
             & (demand.dynamic_smem_bytes >= 0)
             & (demand.static_smem_bytes <= device.smem_per_block_bytes)
             & (demand.smem_bytes <= device.smem_per_block_optin_bytes)
         ),
-        lambda demand, device, spec: (
-            f"{_text(demand.static_smem_bytes)} bytes static and {_text(demand.dynamic_smem_bytes)} dynamic, "
-            f"{device.name} allows {device.smem_per_block_bytes:,} static, {device.smem_per_block_optin_bytes:,} "
-            "together"
+        lambda demand, device: (
+            f"{first_value(demand.static_smem_bytes):,} bytes static and {first_value(demand.dynamic_smem_bytes):,} "
+            f"dynamic, {device.name} allows {device.smem_per_block_bytes:,} static, "
+            f"{device.smem_per_block_optin_bytes:,} together"
         ),
         parts=_SMEM,
     ),
     _launch_limit("occupancy", _occupancy_fits, _explain_occupancy, parts=_RESIDENT),
     _launch_limit(
         "cooperative",
-        lambda demand, device, spec: (
+        lambda demand, device: (
             not demand.step.launch.is_cooperative
             or _product(demand.grid) <= demand.blocks_per_sm(device) * device.sm_count
         ),
-        lambda demand, device, spec: _too_many_blocks(
-            _first(_product(demand.grid)), _first(demand.blocks_per_sm(device)) * device.sm_count, device
+        lambda demand, device: _too_many_blocks(
+            first_value(_product(demand.grid)), first_value(demand.blocks_per_sm(device)) * device.sm_count, device
         ),
         parts=("grid", *_RESIDENT),
         applies=lambda spec: any(step.launch.is_cooperative for step in spec.steps),
@@ -586,7 +570,7 @@ def check_config(
         if not rule.expression.value(names):
             shown = ", ".join(f"{name} = {names[name]}" for name in sorted(rule.expression.names))
             return f"the {rule} is broken: {rule.expression.text}, where {shown}"
-    return limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
+    return limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device)
 
 
 def meets_heuristics(spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> bool:
@@ -623,7 +607,7 @@ def compiled_steps(
         entry, geometry = spec.steps[step].entry, launches[step].geometry
         used = resources[entry]
         occupancy = compiled_occupancy(geometry, used, device)
-        fault = resource_violation(spec.limits, geometry, used, occupancy, device)
+        fault = resource_violation(spec, geometry, used, occupancy, device)
         resident = occupancy.blocks_per_sm * device.sm_count
         if not fault and launches[step].is_cooperative and geometry.blocks > resident:
             fault = _too_many_blocks(geometry.blocks, resident, device)
@@ -633,13 +617,13 @@ def compiled_steps(
 
 
 def resource_violation(
-    limits: Limits, geometry: LaunchGeometry, resources: Resources, found: Occupancy, device: DeviceProperties
+    spec: KernelSpec, geometry: LaunchGeometry, resources: Resources, found: Occupancy, device: DeviceProperties
 ) -> str:
     """Return why a compiled candidate must not be launched, as one line; "" if it may."""
     if found.blocks_per_sm == 0:
         smem_bytes = resources.static_smem_bytes + geometry.dynamic_smem_bytes
         needs = f"{geometry.threads} threads, {resources.registers} registers per thread"
         return _no_block_fits(f"{needs}, {smem_bytes} bytes of shared memory", found, device)
-    if limits.max_spill_bytes is not None and resources.spill_bytes > limits.max_spill_bytes:
-        return f"spills {resources.spill_bytes} bytes, over max_spill_bytes = {limits.max_spill_bytes}"
-    return _low_occupancy("occupancy ", found, limits) if found.occupancy < limits.min_occupancy else ""
+    if spec.max_spill_bytes is not None and resources.spill_bytes > spec.max_spill_bytes:
+        return f"spills {resources.spill_bytes} bytes, over max_spill_bytes = {spec.max_spill_bytes}"
+    return _low_occupancy("occupancy ", found, spec) if found.occupancy < spec.min_occupancy else ""

@@ -156,21 +156,14 @@ class SearchSpace:
         table[occurs] = found
         return table[ranks]
 
-    @cached_property
-    def _configs(self) -> list[dict[str, Value]]:
-        return [self.config(row) for row in range(len(self))]
-
-    @cached_property
-    def _index(self) -> dict[str, int]:
-        return {parameter.name: index for index, parameter in enumerate(self.parameters)}
-
-    @cached_property
-    def _positions(self) -> list[dict[object, int]]:
-        return [{value: code for code, value in enumerate(parameter.values)} for parameter in self.parameters]
-
-    @cached_property
-    def _ranks(self) -> NDArray[np.int64]:
-        return rank(list(self.codes.T), [len(parameter.values) for parameter in self.parameters], len(self))
+    _configs = cached_property(lambda self: [self.config(row) for row in range(len(self))])
+    _index = cached_property(lambda self: {each.name: index for index, each in enumerate(self.parameters)})
+    _positions = cached_property(
+        lambda self: [{value: code for code, value in enumerate(each.values)} for each in self.parameters]
+    )
+    _ranks = cached_property(
+        lambda self: rank(list(self.codes.T), [len(each.values) for each in self.parameters], len(self))
+    )
 
 
 def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> SearchSpace:
@@ -246,7 +239,7 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
         part = replace(space, codes=space.codes[rows])
         demand = Demand(spec, sizes, dtype or spec.dtypes[0], partial(_column, part, fixed))
         for position, limit in enumerate(limits):
-            dropped = fits[rows] & np.logical_not(limit.fits(demand, device, spec))
+            dropped = fits[rows] & np.logical_not(limit.fits(demand, device))
             if limit.name not in example and dropped.any():
                 example[limit.name] = start + int(np.argmax(dropped))
             fits[rows] &= ~dropped
@@ -257,7 +250,7 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
         name, hint, before = limits[position].name, limits[position].hint, [len(space), *remaining][position]
         config = space.config(example[name])
         names = known_names(spec, config, sizes, device)
-        violation = limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
+        violation = limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device)
         raise EmptySpaceError(
             f"the limit {name} of {device.name} leaves none of the {before:,} configurations that meet the rules and "
             f"the limits before it; for example, {config_text(config)}: {violation.partition(': ')[2]}; {hint}",

@@ -86,32 +86,22 @@ _USUAL_BYTES_PER_S = 1e12
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """Estimated times and what they follow from: float64 columns, one row per configuration, shape (rows,).
-
-    Attributes
-    ----------
-    time_us
-        Time of a call in microseconds. Times of one problem may be compared; their common scale is rough.
-    bound_us
-        Least time of any configuration: the operations or the bytes at the device's peak, and a launch.
-    threads, registers
-        Threads per block; registers per thread, declared or assumed.
-    blocks, blocks_per_sm
-        Blocks, those of a persistent kernel without the limit of its grid; blocks resident on an SM.
-    items
-        Outputs that a thread computes, or inputs that it reduces.
-    is_declared
-        Whether the file states the work and the registers; without them the order of the estimates is a guess.
-    """
+    """Estimated times and what they follow from: float64 columns, one row per configuration, shape (rows,)."""
 
     time_us: Column
+    """Time of a call in microseconds. Times of one problem may be compared; their common scale is rough."""
     bound_us: Column
+    """Least time of any configuration: the operations or the bytes at the device's peak, and a launch."""
     threads: Column
     registers: Column
+    """Threads per block; registers per thread, declared or assumed."""
     blocks: Column
     blocks_per_sm: Column
+    """Blocks, those of a persistent kernel without the limit of its grid; blocks resident on an SM."""
     items: Column
+    """Outputs that a thread computes, or inputs that it reduces."""
     is_declared: bool
+    """Whether the file states the work and the registers; without them the order of the estimates is a guess."""
 
 
 def estimate_times(
@@ -136,7 +126,7 @@ def estimate_times(
         None if the file does not say enough: its launch is computed by a function or cannot be evaluated, or does not
         differ between several configurations.
     """
-    found = _estimate_space(spec, sizes, device, space, dtype)
+    found = _estimate(spec, sizes, device, space, dtype)
     if found is None:
         return None
     return found if len(space) == 1 or float(np.ptp(found.time_us)) > 0 else None
@@ -154,23 +144,19 @@ def estimate_configs(
     Parameters are as for `estimate_times`. The result is None if the file does not say enough: its launch is computed
     by a function, or cannot be evaluated.
     """
-    return _estimate_space(spec, sizes, device, SearchSpace.of(spec, configs), dtype)
+    return _estimate(spec, sizes, device, SearchSpace.of(spec, configs), dtype)
 
 
-def _estimate_space(
+@np.errstate(all="ignore")
+def _estimate(
     spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties, space: SearchSpace, dtype: str | None
 ) -> TimeEstimate | None:
     if spec.computed or not len(space):
         return None
     try:
-        with np.errstate(all="ignore"):
-            found = _estimate(_Launches(spec, sizes, device, space, dtype or spec.dtypes[0]), device)
+        of = _Launches(spec, sizes, device, space, dtype or spec.dtypes[0])
     except SpecError:
         return None
-    return found if np.isfinite(found.time_us).all() else None
-
-
-def _estimate(of: _Launches, device: DeviceProperties) -> TimeEstimate:
     clock_mhz = device.clock_mhz or _USUAL_CLOCK_MHZ
     warps = np.ceil(of.threads / device.warp_size)
     assumed = _MIN_REGISTERS + _REGISTERS_PER_OUTPUT * np.maximum(of.items, 1.0)
@@ -199,6 +185,8 @@ def _estimate(of: _Launches, device: DeviceProperties) -> TimeEstimate:
     bytes_per_us = (device.memory_bandwidth_bytes_per_s or _USUAL_BYTES_PER_S) / 1e6
     memory_us = of.memory_bytes / bytes_per_us
     time_us = _smooth_maximum(busy_us, memory_us, _SMOOTH_BYTES) / of.hinted_speed + _LAUNCH_US * of.launches
+    if not np.isfinite(time_us).all():
+        return None
     return TimeEstimate(
         time_us=time_us,
         bound_us=np.maximum(of.operations / (rate * device.sm_count * clock_mhz), memory_us) + _LAUNCH_US,
@@ -267,8 +255,20 @@ class _Launches:
         self._measure_tiles()
         self._count_bytes(fixed)
         self.is_declared = spec.work.flops is not None and launch.min_registers is not None
-
-        self.hinted_speed = self._hinted_speed()
+        shown = {name for each in (*launch.block, *launch.grid) for name in each.names}
+        logarithm = np.zeros(len(space))
+        for parts, gain in _HINTS.values():
+            hidden = [
+                (index, parameter)
+                for index, parameter in enumerate(space.parameters)
+                if _is_number(parameter)
+                and parameter.name not in shown
+                and any(part in parameter.name.upper() for part in parts)
+            ]
+            for index, parameter in hidden:
+                doublings = np.log2(np.maximum(np.array(parameter.values, np.float64), 0.5))
+                logarithm += gain / len(hidden) * (doublings - doublings.max())[space.codes[:, index]]
+        self.hinted_speed = np.exp(logarithm)
 
     def _measure_tiles(self) -> None:
         """Find the extent of a block's tile along each size, and what follows from it."""
@@ -355,7 +355,7 @@ class _Launches:
                 elements_read += elements
         scratch = np.zeros(count)
         for workspace in spec.workspaces:
-            size = DTYPES[workspace.dtype.of(self._dtype, self._sizes)].size_bytes
+            size = DTYPES[workspace.element_type(self._dtype, self._sizes)].size_bytes
             extents = [np.maximum(self._column(extent, fixed), 0.0) for extent in workspace.shape]
             scratch += size * reduce(np.multiply, extents)
         self.traffic_bytes += scratch
@@ -366,23 +366,6 @@ class _Launches:
             self._column(work.flops, fixed) if work.flops is not None else 2 * (elements_read + self._outputs)
         )
         self.element_bytes = max(element_bytes[1:], default=4)
-
-    def _hinted_speed(self) -> Column:
-        launch = self._main.launch
-        shown = {name for each in (*launch.block, *launch.grid) for name in each.names}
-        logarithm = np.zeros(len(self._space))
-        for parts, gain in _HINTS.values():
-            hidden = [
-                (index, parameter)
-                for index, parameter in enumerate(self._space.parameters)
-                if _is_number(parameter)
-                and parameter.name not in shown
-                and any(part in parameter.name.upper() for part in parts)
-            ]
-            for index, parameter in hidden:
-                doublings = np.log2(np.maximum(np.array(parameter.values, np.float64), 0.5))
-                logarithm += gain / len(hidden) * (doublings - doublings.max())[self._space.codes[:, index]]
-        return np.asarray(np.exp(logarithm))
 
     def _names(self, device: DeviceProperties, **sizes: int) -> dict[str, Value]:
         return {STEP: 0, **fixed_names(self._spec, {**self._sizes, **sizes}, device)}

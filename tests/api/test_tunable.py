@@ -130,7 +130,7 @@ class TestSameModel:
         spec = scale(arguments=arguments, reference={"x": "2.0 * x"}).definition.spec
         assert spec.workspaces[0].name == "partial"
         assert spec.reference.outputs["x"].text == "2.0 * x"
-        assert scale(sections={"limits": {"max_spill_bytes": 0}}).definition.spec.limits.max_spill_bytes == 0
+        assert scale(sections={"limits": {"max_spill_bytes": 0}}).definition.spec.max_spill_bytes == 0
 
 
 class TestSteps:

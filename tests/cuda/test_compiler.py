@@ -37,7 +37,6 @@ from autotile.cuda.compiler import (
     compile_cubin,
     compile_job,
     compiled_functions,
-    macro_options,
     parameter_bytes,
 )
 from autotile.cuda.headers import compile_error
@@ -168,8 +167,9 @@ class TestCompiling:
         assert convert(json.loads(json.dumps(to_fields(JOB))), CompileJob) == JOB  # as it is sent to a worker
 
     def test_macros(self) -> None:
-        options = macro_options({"BM": 64, "GUARDED": True, "MODE": "direct"}, "bfloat16")
-        assert options == ("-DBM=64", "-DGUARDED=1", "-DMODE=direct", "-DDTYPE=__nv_bfloat16")
+        config = {"BM": 64, "GUARDED": True, "MODE": "direct"}
+        job = compile_job(load_kernel("matmul_naive"), config, "bfloat16", "sm_80")
+        assert job.options == ("-DBM=64", "-DGUARDED=1", "-DMODE=direct", "-DDTYPE=__nv_bfloat16")
 
     @pytest.mark.parametrize("name", ["matmul_naive", "matmul_tiled", "sgemm_2d"])
     @pytest.mark.parametrize("architecture", sorted({device_profile(name).architecture for name in profile_names()}))

@@ -33,7 +33,6 @@ from autotile.kernel.arguments import (
     ScalarArgument,
     decode_scalar,
     encode_scalar,
-    scalar_value,
 )
 from autotile.kernel.expressions import parse_expression
 from autotile.kernel.inputs import make_input
@@ -369,6 +368,10 @@ class TestGraphs:
 
 def scalar(dtype: str, value: Any = 1.0, check: float | None = None) -> ScalarArgument:
     return ScalarArgument("alpha", dtype, value, check)
+
+
+def scalar_value(given: ScalarArgument, sizes: dict[str, int], problem_dtype: str, *, check: bool) -> Any:
+    return encode_scalar(given, given.given(sizes, check=check), problem_dtype)
 
 
 class TestScalars:

@@ -41,7 +41,7 @@ def resources(kernel: Kernel, config: Config) -> Resources:
 def gate(kernel: Kernel, config: Config) -> str:
     """Return the verdict of the second gate."""
     geometry, used = launch_geometry(kernel.spec, config, kernel.spec.sizes, H200), resources(kernel, config)
-    return resource_violation(kernel.spec.limits, geometry, used, compiled_occupancy(geometry, used, H200), H200)
+    return resource_violation(kernel.spec, geometry, used, compiled_occupancy(geometry, used, H200), H200)
 
 
 def compiled(kernel: Kernel, fault: str, folder: Path, *, deadline_s: float, memory_bytes: int) -> Compiled:

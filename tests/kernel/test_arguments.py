@@ -17,9 +17,9 @@ from autotile.cuda.packing import by_value, pack_arguments, texture_object
 from autotile.database.keys import space_hash
 from autotile.errors import ArgumentError, CompileError, ConfigError, InputError, SpecError
 from autotile.kernel import arguments
-from autotile.kernel.arguments import ArgumentKind, ArgumentScope, StructArgument, Workspace, scalar_value
+from autotile.kernel.arguments import ArgumentKind, ArgumentScope, StructArgument, Workspace
 from autotile.kernel.inputs import make_input
-from autotile.kernel.launch import LaunchData, known_names
+from autotile.kernel.launch import LaunchData, known_names, problem_scalars
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.sources import check_source
@@ -150,7 +150,7 @@ class TestElementTypes:
             'factor = { scalar = "complex64", value = [0.5, -1] }',
             'bright = { scalar = "bool", value = true }',
         )
-        origin, factor, bright = (scalar_value(s, spec.sizes, "float32", check=False) for s in spec.scalars)
+        origin, factor, bright = problem_scalars(spec, spec.sizes, "float32", check=False).values()
         np.testing.assert_array_equal(origin, np.array([1, 2.5, -3], np.float32))
         assert (by_value(origin).dtype.itemsize, by_value(origin).shape) == (12, (1,))
         assert (factor, bright) == (np.complex64(0.5 - 1j), np.bool_(True))
@@ -228,7 +228,7 @@ class TestStructs:
             'w = { workspace = "float32", shape = ["BLOCK"], pass = false }',
             'p = { struct = { n = { scalar = "int32", value = "N" }, x = { pointer = "x" }, w = { pointer = "w" } } }',
         )
-        scalars = {s.name: scalar_value(s, spec.sizes, "float32", check=False) for s in spec.scalars}
+        scalars = problem_scalars(spec, spec.sizes, "float32", check=False)
         pointers = {"x": 0x1000, "y": 0x2000}
         packed = pack_arguments(spec, data_of(spec), pointers=pointers, scalars=scalars, workspaces={"w": 0x3000})
         assert len(packed) == 3

@@ -238,7 +238,7 @@ def test_faults_of_values(text: str, said: str) -> None:
 
 
 def test_an_array_larger_than_half_of_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions, "_HOST_BYTES", 16 * 12)
+    monkeypatch.setattr(functions, "MAX_HOST_ELEMENTS", 12)
     assert parse_case("A + 1").evaluate(environment()).shape == (3, 4)
     with pytest.raises(SpecError, match=r"shape \(4, 5\), more than half of this machine's memory"):
         parse_case("B + 1").evaluate(environment())

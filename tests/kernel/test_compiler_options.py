@@ -92,7 +92,7 @@ def test_a_value_cannot_make_another_option() -> None:
     ],
 )
 def test_macros(value: Any, expected: str) -> None:
-    assert build(defines={"X": value}).macros(NAMES) == (f"-DX={expected}",)
+    assert build(defines={"X": value}).macros(NAMES) == {"X": expected}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from autotile.cuda.compiler import CompileJob, CubinCache, compile_job
 from autotile.cuda.toolchain import installed_nvcc
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, load_kernel
-from autotile.kernel.sources import included_files, own_sources
+from autotile.kernel.sources import OwnSources
 
 _SPEC = make_spec({"TILE": [32, 64], "NAME": ["x", "y"]}, launch={"block": ["TILE"]}).text
 _ENTRY = 'extern "C" __global__ void k(float* x) { x[0] = VALUE; }\n'
@@ -177,7 +177,7 @@ def test_the_key_of_literal_names_stays(tmp_path: Path) -> None:
     (folder / "a.h").write_text('#pragma once\n// include all\n#include "deep/b.h"\n#include <c.h>\n')
     (folder / "deep" / "b.h").write_text("#if __has_include(<c.h>)\n#include <c.h>\n#endif\n")
     (folder / "c.h").write_text("#pragma once\n#define C 1\n")
-    digest = own_sources(tmp_path / "k.cu", '#include "a.h"\n#include <c.h>\n__global__ void k() {}\n', [folder]).digest
+    digest = OwnSources(tmp_path / "k.cu", '#include "a.h"\n#include <c.h>\n__global__ void k() {}\n', [folder]).digest
     assert digest == "e8304343be245de9b4cbfce33a5202e8e415176e96bf7b3449371b1bc6f13580"
 
 
@@ -189,7 +189,7 @@ def test_a_changed_header_is_noticed_at_once(tmp_path: Path) -> None:
     for value in range(10):
         header.write_text(f"#define VALUE {value}\n")
         os.utime(header, ns=(now_ns, now_ns))
-        found.add(own_sources(tmp_path / "k.cu", '#include "x.h"\n', [header.parent]).digest)
+        found.add(OwnSources(tmp_path / "k.cu", '#include "x.h"\n', [header.parent]).digest)
     assert len(found) == 10
 
 
@@ -197,7 +197,7 @@ def test_limits_of_a_folder_of_headers(own: Own, monkeypatch: pytest.MonkeyPatch
     own.write("#include DEFINED", "defines = { DEFINED = '<x.h>' }")
     for limit in ("_MAX_LIBRARY_ENTRIES", "_MAX_LIBRARY_BYTES"):
         with monkeypatch.context() as patch:
-            patch.setitem(own_sources.__globals__, limit, 1)
+            patch.setitem(OwnSources.__init__.__globals__, limit, 1)
             with pytest.raises(InputError, match=r"all files below .*headers count as its source.*name the file"):
                 own.kernel  # noqa: B018
 
@@ -206,7 +206,7 @@ def test_files_for_another_machine(own: Own) -> None:
     """Compilers of other machines get every file that a macro may name."""
     own.write('#define H "x.h"\n#include H')
     kernel = own.kernel
-    assert own.folder / "x.h" in included_files(kernel.template_path, kernel.source, kernel.include_folders)
+    assert own.folder / "x.h" in OwnSources(kernel.template_path, kernel.source, kernel.include_folders).included
 
 
 @pytest.mark.parametrize("text", ['#embed "data.bin"', "#embed <data.bin> limit(4)", '#define D "data.bin"\n#embed D'])

@@ -379,7 +379,7 @@ class TestNormalizing:
 
     @pytest.mark.parametrize(("one", "other", "hashes"), [*((*p, 2) for p in DIFFERENT), *((*p, 1) for p in EQUAL)])
     def test_code_counts_and_comments_and_spaces_do_not(self, one: str, other: str, hashes: int) -> None:
-        assert len({sources.own_sources(Path("none/x.cu"), text).digest for text in (one, other)}) == hashes
+        assert len({sources.OwnSources(Path("none/x.cu"), text).digest for text in (one, other)}) == hashes
 
     @pytest.mark.parametrize(
         "unit",
@@ -397,7 +397,7 @@ class TestNormalizing:
     def test_time_is_linear(self, unit: str) -> None:
         """Quadratic time would take half a minute and more."""
         started = time.process_time()
-        sources.own_sources(Path("none/x.cu"), "'1' " + unit * (200_000 // len(unit)))
+        sources.OwnSources(Path("none/x.cu"), "'1' " + unit * (200_000 // len(unit)))
         assert time.process_time() - started < 5
 
     @given(st.lists(st.sampled_from(["/", "*", '"', "'", "\\", "\n", "\\\n", "a", "1", ".", " ", "//", "/*", "*/"])))

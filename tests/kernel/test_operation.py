@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from autotile.errors import ProblemError, SpecError, UnknownKernelError
-from autotile.kernel.operation import find_operation, load_operation, operation_names, parse_operation
+from autotile.kernel.library import kernel_names
+from autotile.kernel.operation import find_operation, load_operation, parse_operation
+from autotile.settings import read_settings
 
 TWO = """
 [operation]
@@ -26,7 +28,7 @@ def fitting(dtype: str, **sizes: int) -> list[str]:
 
 class TestMatmul:
     def test_is_known(self) -> None:
-        assert "matmul" in operation_names()
+        assert "matmul" in kernel_names(read_settings().operation_folders)
         assert find_operation("sgemm") is None
 
     def test_kernels_follow_the_dtype_and_conditions(self) -> None:

@@ -48,7 +48,7 @@ def test_every_section_is_read() -> None:
     assert [expression.text for expression in spec.steps[0].launch.block] == ["BN // TM", "BM // TM"]
     assert spec.steps[0].launch.static_smem_bytes is not None
     assert spec.steps[0].launch.static_smem_bytes.evaluate({}) == 1024
-    assert (spec.limits.min_occupancy, spec.limits.max_spill_bytes) == (0.05, 0)
+    assert (spec.min_occupancy, spec.max_spill_bytes) == (0.05, 0)
     assert [argument.name for argument in spec.arguments] == ["A", "B", "C", "M", "alpha"]
     assert spec.reference.outputs["C"].names == {"A", "B", "C", "alpha"}
     assert spec.reference.reduction.evaluate(spec.sizes) == 4096
@@ -95,7 +95,7 @@ def test_what_may_be_left_out() -> None:
     launch = spec.steps[0].launch
     assert (spec.rules, launch.block[0].evaluate({})) == ((), 256)
     assert (launch.dynamic_smem_bytes, launch.static_smem_bytes, launch.min_registers) == (None,) * 3
-    assert (spec.limits.min_occupancy, spec.limits.max_spill_bytes) == (0.0, None)
+    assert (spec.min_occupancy, spec.max_spill_bytes) == (0.0, None)
     assert spec.reference.reduction.evaluate({}) == 1
     assert (spec.reference.tolerance, spec.work.flops, spec.work.bytes) == (None, None, None)
 

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spec_samples import make_spec
 
+from autotile.core.model import Resources
+from autotile.cuda.compiler import CachedCubin, CompiledFunction, check_signatures
 from autotile.errors import InputError, SpecError
-from autotile.kernel.library import load_kernel
+from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.sources import (
-    FunctionParameter,
     GlobalFunction,
-    check_signature,
     global_functions,
     signature_fault,
     without_host_functions,
@@ -41,19 +41,19 @@ split(int
 { }
 __global__ void unclosed(int a
 """
-    WHOLE = GlobalFunction("g", (), (FunctionParameter("n", "int"),))
+    WHOLE = GlobalFunction("g", (), (("n", "int"),))
 
     def test_functions_and_their_parameters(self) -> None:
         found = {function.name: function for function in global_functions(self.SOURCE)}
         assert list(found) == ["plain", "tiled", "none", "nested", "split"]
         plain = [("x", "const float*"), ("y", "float*"), ("n", "int")]
-        assert found["plain"] == GlobalFunction("plain", (), tuple(FunctionParameter(*each) for each in plain))
+        assert found["plain"] == GlobalFunction("plain", (), tuple(plain))
         assert found["tiled"].template == ("int B", "typename T = std::pair<float, int>")
         assert list(found["tiled"].parameters[1::2]) == [("n", "unsigned long long"), ("b", "float4")]
         assert found["none"].parameters == ()
-        assert [p.name for p in found["nested"].parameters] == ["s", "map", "", "x", "table"]
-        assert [p.type.endswith("*") for p in found["nested"].parameters] == [False, False, False, True, True]
-        assert found["split"].parameters == (FunctionParameter("a", "int"),)
+        assert [name for name, _ in found["nested"].parameters] == ["s", "map", "", "x", "table"]
+        assert [kind.endswith("*") for _, kind in found["nested"].parameters] == [False, False, False, True, True]
+        assert found["split"].parameters == (("a", "int"),)
 
     @pytest.mark.parametrize(
         "text",
@@ -75,7 +75,7 @@ __global__ void unclosed(int a
         text = "".join(parts)
         for function in global_functions(text):
             assert function.name in text
-            assert all(parameter.name in text for parameter in function.parameters)
+            assert all(name in text for name, _ in function.parameters)
         assert self.WHOLE in global_functions(f"__global__ void g(int n) {{}}\n{text}")
 
 
@@ -178,8 +178,13 @@ class TestSignatures:
         assert bool(said) == bool(found)
 
     def test_the_error_names_the_file(self) -> None:
+        taken = {self.SPEC.entry: CompiledFunction("scale", Resources(8, 0, 0, 0, 0), (8,))}
         with pytest.raises(SpecError, match=r"sample\.toml.*arguments"):
-            check_signature(self.SPEC, self.SPEC.steps[0], "float32", (8,), self.SOURCE)
+            check_signatures(
+                Kernel(self.SPEC, self.SOURCE, Path("sample.cu"), ""),
+                "float32",
+                CachedCubin(Path("x.cubin"), "", taken),
+            )
 
 
 def prepend(scale_toml: Path, line: str) -> None:

@@ -13,7 +13,7 @@ from autotile.core.device import device_profile
 from autotile.cuda import packing
 from autotile.cuda.packing import pack_arguments
 from autotile.errors import SpecError
-from autotile.kernel.arguments import TensorMap, TensorMapDemand, strides_bytes
+from autotile.kernel.arguments import TensorMap, strides_bytes
 from autotile.kernel.launch import LaunchData, known_names
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
@@ -35,9 +35,9 @@ def column(*values: int) -> np.ndarray:
 Shape = tuple[int, ...]
 
 
-def demand(box: Shape, steps: Shape, in_bytes: tuple[int, int], shape: Shape) -> TensorMapDemand:
+def demand(box: Shape, steps: Shape, in_bytes: tuple[int, int], shape: Shape) -> TensorMap:
     extents, *columns = [tuple(map(column, values)) for values in (shape, box, steps)]
-    return TensorMapDemand("m", "A", extents, 4, *columns, *map(column, in_bytes))
+    return TensorMap("m", "A", "float32", extents, *columns, *map(column, in_bytes))
 
 
 def test_it_is_evaluated_for_a_configuration() -> None:

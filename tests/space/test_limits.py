@@ -14,7 +14,7 @@ from spec_samples import make_spec
 
 from autotile.core.device import DeviceProperties, device_profile, limits_for, profile_names
 from autotile.core.model import LaunchGeometry, Resources
-from autotile.kernel.spec import Limits
+from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import (
     LIMITS,
     UNLIMITED,
@@ -339,23 +339,23 @@ def test_every_row_agrees_with_the_occupancy_of_one() -> None:
     )
     for device in (H200, device_profile("rtx-3060")):
         space = feasible_space(spec, SIZES, device)
-        whole = feasible_space(replace(spec, limits=spec.limits._replace(min_occupancy=0.0)), SIZES, device)
+        whole = feasible_space(replace(spec, min_occupancy=0.0), SIZES, device)
         columns = (whole.column(name).tolist() for name in "TRS")
         expected = np.array([occupancy(*kernel, device).occupancy >= 0.4 for kernel in zip(*columns, strict=True)])
         assert 0 < sum(expected) < len(expected)
         assert np.array_equal(space.codes, whole.codes[expected])
 
 
-LENIENT = Limits(min_occupancy=0.0, max_spill_bytes=None)
+LENIENT = make_spec({"P": [1]})
 GEOMETRY = LaunchGeometry((64, 1, 1), (16, 16, 1), 16 * 1024)
 RESOURCES = Resources(registers=64, spill_store_bytes=8, spill_load_bytes=16, stack_bytes=24, static_smem_bytes=4096)
 
 
 def fault(
-    limits: Limits = LENIENT, geometry: LaunchGeometry = GEOMETRY, resources: Resources = RESOURCES, gpu: str = "h200"
+    spec: KernelSpec = LENIENT, geometry: LaunchGeometry = GEOMETRY, resources: Resources = RESOURCES, gpu: str = "h200"
 ) -> str:
     device = device_profile(gpu)
-    return resource_violation(limits, geometry, resources, compiled_occupancy(geometry, resources, device), device)
+    return resource_violation(spec, geometry, resources, compiled_occupancy(geometry, resources, device), device)
 
 
 def test_static_and_dynamic_shared_memory_add_up() -> None:
@@ -393,14 +393,15 @@ def test_the_largest_block_just_fits_and_not_on_a_smaller_gpu() -> None:
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        (Limits(0.0, None), ""),
-        (Limits(0.0, 24), ""),
-        (Limits(0.0, 23), "spills 24 bytes, over max_spill_bytes = 23"),
-        (Limits(0.0, 0), "spills 24 bytes, over max_spill_bytes = 0"),
-        (Limits(0.5, None), ""),
-        (Limits(0.51, None), "occupancy 0.500 is under min_occupancy = 0.51; limited by registers"),
-        (Limits(1.0, None), "occupancy 0.500 is under min_occupancy = 1; limited by registers"),
+        ((0.0, None), ""),
+        ((0.0, 24), ""),
+        ((0.0, 23), "spills 24 bytes, over max_spill_bytes = 23"),
+        ((0.0, 0), "spills 24 bytes, over max_spill_bytes = 0"),
+        ((0.5, None), ""),
+        ((0.51, None), "occupancy 0.500 is under min_occupancy = 0.51; limited by registers"),
+        ((1.0, None), "occupancy 0.500 is under min_occupancy = 1; limited by registers"),
     ],
 )
-def test_compiled_spills_and_occupancy(limits: Limits, said: str) -> None:
-    assert fault(limits) == said
+def test_compiled_spills_and_occupancy(limits: tuple[float, int | None], said: str) -> None:
+    min_occupancy, max_spill_bytes = limits
+    assert fault(replace(LENIENT, min_occupancy=min_occupancy, max_spill_bytes=max_spill_bytes)) == said

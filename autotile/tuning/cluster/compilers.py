@@ -26,7 +26,7 @@ from autotile.core.text import plural
 from autotile.cuda.compiler import Compilation, CompiledFunction, CompileJob
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import AutotileError, DataError, InputError, WorkerError
-from autotile.kernel.sources import included_files, read_bytes
+from autotile.kernel.sources import OwnSources, read_bytes
 from autotile.settings import read_settings
 from autotile.tuning.cluster.connection import Connection, WorkerPlugin, distributed, ignore_interrupts
 from autotile.version import __version__
@@ -259,7 +259,7 @@ class ClusterCompilers:
         digest = self._digests.get(one.job.source_hash)
         if digest is None:
             folders = [Path(folder) for folder in one.job.include_folders]
-            paths = included_files(Path(one.job.template_path), one.job.source, folders)
+            paths = OwnSources(Path(one.job.template_path), one.job.source, folders).included
             own = {str(path): read_bytes(path, "included file") for path in sorted(paths)}
             names = {name: hashlib.sha256(content).hexdigest() for name, content in own.items()}
             digest = hashlib.sha256(encode_json(names).encode()).hexdigest() if own else ""
