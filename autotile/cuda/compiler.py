@@ -347,6 +347,7 @@ def _attempt(
 
         source, headers = without_host_functions(source), {**dict.fromkeys(HOST_HEADERS, _NO_CODE), **own_headers}
         options = [*options, f"--pre-include={PRELUDE}", "--device-as-default-execution-space"]
+    source, options = _with_macros(source, options)
     names, texts = ([text.encode() for text in part] for part in (headers, headers.values()))
     name = Path(job.template_path).name.encode()
     program = _nvrtc("CreateProgram", source.encode(), name, len(names), texts, names)
@@ -379,18 +380,13 @@ def _with_headers(job: CompileJob, options: list[str], folder: Path | None, **ho
     digest, words = _own_headers(head, job.template_path, job.include_folders)
     if not words.isdisjoint(macros):
         return _attempt(job, options, **how)
-    shared = [one for one in options if not one.startswith("-D")]
+    _, shared = _with_macros("", options)
     file = folder / f"{_hash_of([head, shared, how, digest, nvrtc_version()])}.pch"
 
     def with_headers(one: CompileJob, option: str) -> _Attempt:
-        given = (option[2:].partition("=") for option in one.options if option.startswith("-D"))
-        defines = "".join(f"#define {name} {value if equals else 1}\n" for name, equals, value in given)
-        rest = f"#line {head.count(chr(10)) + 1}\n{one.source.removeprefix(head)}"
-        return _attempt(
-            replace(one, source=f"{head}\n#pragma nv_hdrstop\n{defines}{rest}"),
-            [*shared, option, "--pch-messages=false"],
-            **how,
-        )
+        rest, _ = _with_macros(one.source.removeprefix(head), one.options, head.count("\n") + 1)
+        source = f"{head}\n#pragma nv_hdrstop\n{rest}"
+        return _attempt(replace(one, source=source), [*shared, option, "--pch-messages=false"], **how)
 
     if file not in _refused and file.exists():
         attempt = with_headers(job, f"--use-pch={file}")
@@ -419,6 +415,16 @@ def _with_headers(job: CompileJob, options: list[str], folder: Path | None, **ho
     if file not in _refused and not attempt.fault and time.perf_counter() - start > _SLOW_S:
         _slow[file] = (job, attempt)
     return attempt
+
+
+def _with_macros(source: str, options: Sequence[str], line: int = 1) -> tuple[str, list[str]]:
+    """Return the end of a source, from a line on, after the macros of the options, and the other options.
+
+    As options, they would also replace names in what the compiler itself declares first, such as T.
+    """
+    macros = [one[2:] if "=" in one else f"{one[2:]}=1" for one in options if one.startswith("-D")]
+    lines = [*(f"#define {one.replace('=', ' ', 1)}\n" for one in macros), f"#line {line}\n"] if macros else []
+    return "".join([*lines, source]), [one for one in options if not one.startswith("-D")]
 
 
 _LEADING_HEADERS = re.compile(

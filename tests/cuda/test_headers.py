@@ -86,6 +86,12 @@ def test_complex_numbers_of_thrust() -> None:
     assert compile_cubin(job(source)).cubin
 
 
+def test_macros_may_have_the_names_of_what_the_compiler_declares() -> None:
+    """NVRTC reads declarations of its own first, with template parameters T and members x."""
+    source = "__global__ void k(int* y) { y[0] = T + value + INFINITY; }"
+    assert compile_cubin(job(source, options=("-DT=16", "-Dvalue"))).cubin
+
+
 def test_what_nvcc_declares_without_a_header() -> None:
     source = "__global__ void k(float* x, uint32_t n) { x[n] = INFINITY + M_PI + std::abs(x[0]) + size_t(n); }"
     assert compile_cubin(job(source)).cubin
