@@ -45,6 +45,8 @@ KernelSelection = str | Path | KernelHolder | tuple[str | Path | KernelHolder, M
 
 _Selection = tuple[KernelName, Mapping[str, int] | None]
 _OPTUNA_TABLE = "version_info"
+_COMPILED = ("c-header", "bundle")
+"""Formats that hold compiled code, for all GPUs that were tuned on."""
 """Table of every Optuna storage."""
 
 
@@ -361,6 +363,11 @@ def export(
         raise InputError("--workers is of a measurement; add --measure")
     if captured and format != "plan":
         raise InputError("--captured is of a plan; add --format plan")
+    if architectures and format not in _COMPILED:
+        raise InputError(f"--arch is for --format {' and '.join(_COMPILED)}; the other formats hold no compiled code")
+    if device is not None and format in _COMPILED:
+        raise InputError(f"--device is not for --format {format}, which holds the results of all GPUs")
+    dtype = dtype and dtype_name(dtype)
     given = merge_sizes(sizes, named_sizes)
     entries: Sequence[Any] = (
         [] if kernel is None else kernel if isinstance(kernel, list | tuple) else [(kernel, given or None)]
@@ -399,16 +406,12 @@ def export(
         if given:
             loaded, problem = open_problem(name, given, dtype)
             announce(sizes_notice(loaded.spec, problem.sizes, given))
-        if device is not None:
-            raise InputError("--device is not for --format c-header: a header holds the results of all GPUs")
         (shipment,) = _prepare(selected, architectures, dtype, database)
         header, element_type = output_path(str(output)), dtype or shipment.bundled.kernel.spec.dtypes[0]
         cubins = write_shipped_header(shipment, element_type, header)
         problems = sum(winner.key.dtype == element_type for winner in shipment.bundled.winners)
         namespace = f"autotile::{namespace_of(shipment.bundled.kernel.spec, element_type)}"
         return ExportedHeader(header, namespace, cubins, problems, shipment.notices)
-    if architectures:
-        raise InputError("--arch is for --format c-header; the other formats hold no compiled code")
     loaded, problem = open_problem(name, given, dtype)
     announce(sizes_notice(loaded.spec, problem.sizes, given))
     if is_measured:
@@ -547,7 +550,7 @@ def bundle(
     """
     entries: Sequence[Any] = kernels if isinstance(kernels, Sequence) and not isinstance(kernels, str) else [kernels]
     selected, file = list(map(_selection, entries)), output_path(output)
-    shipments = _prepare(selected, architectures, dtype, database)
+    shipments = _prepare(selected, architectures, dtype and dtype_name(dtype), database)
     packed = [shipment.bundled for shipment in shipments]
     images = {member: image for shipment in shipments for member, image in shipment.images.items()}
     names = [entry.kernel.name for entry in packed]

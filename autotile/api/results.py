@@ -14,6 +14,7 @@ from autotile.api.targets import merge_sizes, named_operation, resolve_served_de
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import to_document
+from autotile.core.dtypes import known_dtype
 from autotile.core.model import (
     Config,
     LaunchGeometry,
@@ -800,7 +801,7 @@ def trials(
         raise InputError(f"limit is {limit}, expected at least 1")
     if outcome is not None and outcome not in [*Outcome]:
         raise InputError(f"no outcome is named {outcome!r}; expected one of {', '.join(Outcome)}")
-    given = merge_sizes(sizes, named_sizes)
+    given, dtype = merge_sizes(sizes, named_sizes), None if dtype is None else known_dtype(dtype)
     from autotile.report.report_data import check_sizes
 
     opened = open_for_reading(database)
@@ -929,7 +930,7 @@ def report(
     """
     from autotile.report.page import write_page
 
-    given = merge_sizes(sizes, named_sizes)
+    given, dtype = merge_sizes(sizes, named_sizes), None if dtype is None else known_dtype(dtype)
     path = user_path("report.html" if output is None else output, "a report")
     path = path / "report.html" if path.is_dir() else output_path(path)
     if other is not None:

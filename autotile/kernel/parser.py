@@ -25,6 +25,7 @@ from autotile.kernel.spec import (
     Rule,
     Step,
     Work,
+    kind_of,
     parse_build,
     parse_metrics,
     parse_objective,
@@ -120,7 +121,7 @@ def parse_spec(
     given = {name: ragged_table.whole_number(name, minimum=1) for name in ragged_table.data}
     ragged = {**derived_ragged(sizes), **given, **flags}
     problem = ProblemSection({**sizes, **flags}, ragged, tuple(flags), dtypes)
-    own_kinds = {**{parameter.name: _kind(parameter.values[0]) for parameter in parameters}, **problem.kinds}
+    own_kinds = {**{parameter.name: kind_of(parameter.values[0]) for parameter in parameters}, **problem.kinds}
     all_kinds: dict[str, Kind] = {**own_kinds, **{f"device.{name}": "number" for name in EXPRESSION_NAMES}}
     computed = _computed(document.table("computed", optional=True), functions or {})
     names = [parameter.name for parameter in parameters]
@@ -142,7 +143,8 @@ def parse_spec(
     scope = ArgumentScope(shaped, all_kinds, launch_kinds(document, launched_kinds), folder=folder)
     arguments = parse_arguments(document.table("arguments"), scope, taken)
     steps = parse_steps(document, arguments, launched_kinds)
-    metrics = parse_metrics(document.table("metrics", optional=True), shaped.kinds, taken)
+    scored: dict[str, Kind] = {name: kind for name, kind in own_kinds.items() if kind != "string"}
+    metrics = parse_metrics(document.table("metrics", optional=True), scored, taken)
     has_target, has_minimum = "architecture" in kernel.data, "minimum_compute_capability" in kernel.data
     spec = KernelSpec(
         name=kernel.matching("name", KERNEL_NAME, NAME_RULE),
@@ -170,7 +172,7 @@ def parse_spec(
         arguments=arguments,
         reference=parse_reference(document.table("reference"), arguments, shaped, all_kinds),
         work=_work(document.table("work", optional=True), shaped),
-        objective=parse_objective(document.table("objective", optional=True), metrics, shaped.kinds),
+        objective=parse_objective(document.table("objective", optional=True), metrics, scored),
         metrics=metrics,
         source=source,
         text=text,
@@ -233,14 +235,6 @@ def _values(table: Table, name: str) -> tuple[Value, ...]:
     return tuple(values)
 
 
-def _kind(value: Value) -> Kind:
-    if isinstance(value, str):
-        return "string"
-    if isinstance(value, float):
-        return "real"
-    return "boolean" if isinstance(value, bool) else "number"
-
-
 def _shaped(problem: ProblemSection, default: Table, parameters: Sequence[Parameter]) -> ProblemSection:
     """Return the problem with the parameters that shapes and references may use: a value of each, and its kind.
 
@@ -252,7 +246,7 @@ def _shaped(problem: ProblemSection, default: Table, parameters: Sequence[Parame
         value = value if value in parameter.values else parameter.values[0]
         if isinstance(value, int):
             values[parameter.name] = value
-    kinds = {name: _kind(value) for name, value in values.items()}
+    kinds = {name: kind_of(value) for name, value in values.items()}
     sizes, ragged = {**problem.sizes, **values}, {**problem.ragged, **values}
     return ProblemSection(sizes, ragged, problem.flags, problem.dtypes, kinds)
 

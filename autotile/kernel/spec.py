@@ -882,8 +882,7 @@ class KernelSpec:
     def score_kinds(self) -> dict[str, Kind]:
         """Kind of each size, flag, and parameter that objectives and metrics may use."""
         kinds: dict[str, Kind] = {name: "boolean" if name in self.flags else "number" for name in self.sizes}
-        numbers = (each for each in self.parameters if isinstance(each.values[0], int))
-        return kinds | {each.name: "boolean" if isinstance(each.values[0], bool) else "number" for each in numbers}
+        return kinds | {each.name: kind for each in self.parameters if (kind := kind_of(each.values[0])) != "string"}
 
     @property
     def has_one_launch(self) -> bool:
@@ -964,6 +963,13 @@ class Objective(NamedTuple):
 
     expression: ArrayExpression
     maximize: bool = False
+
+
+def kind_of(value: Value) -> Kind:
+    """Return the kind of a parameter's value in expressions."""
+    if isinstance(value, str):
+        return "string"
+    return "real" if isinstance(value, float) else "boolean" if isinstance(value, bool) else "number"
 
 
 def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, str]) -> tuple[Metric, ...]:

@@ -19,6 +19,9 @@ when = "ROWS <= 128"
 """
 
 
+TWICE = '[kernels.own]\nkernel = "sgemm_2d"\nsizes = { M = "ROWS", K = "N" }'
+
+
 def fitting(dtype: str, **sizes: int) -> list[str]:
     operation = load_operation("matmul")
     return [member.name for member, _ in operation.fitting(operation.resolve(sizes, dtype))]
@@ -102,6 +105,7 @@ class TestOwnOperations:
             ("[kernels.sgemm_2d]", "[kernels.sgemm_2e]", "did you mean sgemm_2d"),
             ('name = "sums"\n', "", "'name' is missing"),
             ("[operation]", "[operations]", "unknown section"),
+            ('when = "ROWS <= 128"', TWICE, "sgemm_2d is the kernel of an earlier entry"),
         ],
     )
     def test_mistakes_are_named(self, old: str, new: str, said: str) -> None:
