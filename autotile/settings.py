@@ -176,38 +176,23 @@ def _parse_settings(config: ConfigFile) -> Settings:
         configured = getattr(config, name)
         return os.environ.get(_variable(name)) or str(default if configured is msgspec.UNSET else configured)
 
-    def switch(name: str, default: str) -> bool:
-        value = entry(name, default)
-        if value.lower() not in ("on", "off"):
-            raise InputError(f"the setting {name} ({_variable(name)}) is {value!r:.80}, expected on or off")
-        return value.lower() == "on"
+    def matching(name: str, default: object, pattern: str = "on|off", expected: str = "") -> str:
+        value, expected = entry(name, default), expected or pattern.replace("|", " or ")
+        if not re.fullmatch(pattern, value, re.ASCII | re.IGNORECASE):
+            raise InputError(f"the setting {name} ({_variable(name)}) is {value!r:.80}, expected {expected}")
+        return value.lower()
 
     def folders(name: str, what: str) -> tuple[Path, ...]:
         named = entry(name).split(os.pathsep)
         return tuple(absolute_path(folder, what, _FIRST_FOLDER) for folder in named if folder)
 
-    limit_mib = entry("cache_limit_mib", 1024)
-    if not re.fullmatch("0*[1-9][0-9]{0,11}", limit_mib):
-        raise InputError(f"the cubin cache limit is {limit_mib!r:.80}, expected a positive number of MiB")
-    graphs, pin_strict = switch("graphs", "on"), switch("pin_strict", "off")
-    bundle, pin = entry("bundle"), entry("pin")
-    numerics = entry("numerics", "any").lower()
-    if numerics not in ("any", "same"):
-        raise InputError(f"the setting numerics (AUTOTILE_NUMERICS) is {numerics!r:.80}, expected any or same")
-    l2 = entry("l2", "cold").lower()
-    if l2 not in ("cold", "hot"):
-        raise InputError(f"the setting l2 (AUTOTILE_L2) is {l2!r:.80}, expected cold or hot")
-    deployment = entry("deployment", "graph").lower()
-    if deployment not in ("graph", "eager"):
-        raise InputError(f"the setting deployment (AUTOTILE_DEPLOYMENT) is {deployment!r:.80}, expected graph or eager")
-    refresh = entry("refresh", 5)
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", refresh):
-        raise InputError(f"the setting refresh (AUTOTILE_REFRESH) is {refresh!r:.80}, expected seconds, or 0 for never")
-    race, wait = switch("race", "off"), switch("wait", "off")
-    bounds = {"capture_calls": entry("capture_calls", 8), "capture_limit_mib": entry("capture_limit_mib", 4096)}
-    for name, text in bounds.items():
-        if not re.fullmatch("0*[1-9][0-9]{0,8}", text):
-            raise InputError(f"the setting {name} ({_variable(name)}) is {text!r:.80}, expected a positive number")
+    mib = "a positive number of MiB"
+    limit_mib = matching("cache_limit_mib", 1024, "0*[1-9][0-9]{0,11}", mib)
+    capture_calls = matching("capture_calls", 8, "0*[1-9][0-9]{0,8}", "a positive number")
+    capture_limit_mib = matching("capture_limit_mib", 4096, "0*[1-9][0-9]{0,8}", mib)
+    refresh = matching("refresh", 5, r"[0-9]{1,6}(\.[0-9]{1,6})?", "seconds, or 0 for never")
+    numerics, l2 = matching("numerics", "any", "any|same"), matching("l2", "cold", "cold|hot")
+    deployment, bundle, pin = matching("deployment", "graph", "graph|eager"), entry("bundle"), entry("pin")
     location = entry("database", _user_folder("XDG_DATA_HOME", ".local/share") / "autotile.db")
     if not set(":@?=") & set(location):  # else it may be meant as a URL
         location = str(absolute_path(location, "a database", _FIRST_FOLDER))
@@ -221,17 +206,17 @@ def _parse_settings(config: ConfigFile) -> Settings:
         include_folders=folders("include", "a folder of headers"),
         sanitizer=entry("sanitizer"),
         capture=absolute_path(captured, "a folder of captured calls", _FIRST_FOLDER) if captured else None,
-        capture_calls=int(bounds["capture_calls"]),
-        capture_limit_bytes=int(bounds["capture_limit_mib"]) * 2**20,
-        graphs=graphs,
+        capture_calls=int(capture_calls),
+        capture_limit_bytes=int(capture_limit_mib) * 2**20,
+        graphs=matching("graphs", "on") == "on",
         bundle=absolute_path(bundle, "a bundle", _FIRST_FOLDER) if bundle else None,
         pin=absolute_path(pin, "a file of pinned choices", _FIRST_FOLDER) if pin else None,
-        pin_strict=pin_strict,
+        pin_strict=matching("pin_strict", "off") == "on",
         numerics="same" if numerics == "same" else "any",
         l2="hot" if l2 == "hot" else "cold",
         deployment="eager" if deployment == "eager" else "graph",
-        race=race,
-        wait=wait,
+        race=matching("race", "off") == "on",
+        wait=matching("wait", "off") == "on",
         refresh_s=float(refresh),
         operation_folders=(*folders("operations", "a folder of operations"), data_folder("operations")),
     )

@@ -93,17 +93,18 @@ def counted_text(keys: Iterable[TuningKey], singular: str, several: str) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StudyList(Result):
-    """Studies of a database, by kernel and then oldest first; ``location`` is its path or URL."""
+    """Studies of a database (its path or URL), by kernel and then oldest first; ``of_kernel`` names that asked for."""
 
     studies: tuple[StudySummary, ...]
     location: str
+    of_kernel: str = ""
 
     def _headline(self) -> str:
         return f"{counted_text((study.key for study in self.studies), 'study', 'studies')} in {self.location}"
 
     def _parts(self) -> Iterator[Part]:
         if not self.studies:
-            yield f"nothing is tuned yet in {self.location}; `autotile tune` does it"
+            yield f"nothing is tuned yet{self.of_kernel} in {self.location}; `autotile tune` does it"
             return
         headings = (*STUDY_HEADINGS, f"{RIGHT}tried", f"{RIGHT}ok", f"{RIGHT}best", "configuration", "last trial")
         rows = [
@@ -730,6 +731,7 @@ def list(
     InputError
         The database cannot be read, or there is no such kernel.
     """
+    named = "" if kernel is None else f" of {kernel}"
     if misses + families + recordings > 1:
         raise InputError("--misses, --families and --recordings are lists of their own; give one of them")
     if recordings:
@@ -739,8 +741,10 @@ def list(
         return RecordingList(tuple(found if name is None else own))
     opened = open_for_reading(database)
     if opened is None:
+        if kernel is not None:
+            load_kernel(kernel)  # a misspelt name is an error, not an empty list
         place = location_text(database)
-        return MissList(()) if misses else FamilyList((), place) if families else StudyList((), place)
+        return MissList(()) if misses else FamilyList((), place) if families else StudyList((), place, named)
     with opened:
         if misses:
             assessed = assess_misses(opened, kernel)
@@ -756,7 +760,7 @@ def list(
                     in_force = is_current and stored.rule.in_force
                 tuned.append(TunedFamily(stored, in_force))
             return FamilyList(tuple(tuned), opened.location)
-        return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location)
+        return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location, named)
 
 
 @checked
