@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
 from autotile.core.documents import convert, parse_toml, read_regular
 from autotile.core.model import L2Mode
@@ -84,29 +84,33 @@ class Settings:
     """Folders of operation files (``AUTOTILE_OPERATIONS``, ``operations``, then the built-in folder)."""
 
 
-class ConfigFile(msgspec.Struct, forbid_unknown_fields=True):
+_Text = str | UnsetType
+_Number = int | str | UnsetType
+
+
+class ConfigFile(Struct, forbid_unknown_fields=True):
     """Schema of ``config.toml``; an entry without a value takes the default of the setting."""
 
-    database: str | msgspec.UnsetType = msgspec.UNSET
-    cache: str | msgspec.UnsetType = msgspec.UNSET
-    kernels: str | msgspec.UnsetType = msgspec.UNSET
-    include: str | msgspec.UnsetType = msgspec.UNSET
-    cache_limit_mib: int | str | msgspec.UnsetType = msgspec.UNSET
-    sanitizer: str | msgspec.UnsetType = msgspec.UNSET
-    capture: str | msgspec.UnsetType = msgspec.UNSET
-    capture_calls: int | str | msgspec.UnsetType = msgspec.UNSET
-    capture_limit_mib: int | str | msgspec.UnsetType = msgspec.UNSET
-    graphs: str | msgspec.UnsetType = msgspec.UNSET
-    refresh: int | float | str | msgspec.UnsetType = msgspec.UNSET
-    bundle: str | msgspec.UnsetType = msgspec.UNSET
-    pin: str | msgspec.UnsetType = msgspec.UNSET
-    pin_strict: str | msgspec.UnsetType = msgspec.UNSET
-    numerics: str | msgspec.UnsetType = msgspec.UNSET
-    l2: str | msgspec.UnsetType = msgspec.UNSET
-    deployment: str | msgspec.UnsetType = msgspec.UNSET
-    operations: str | msgspec.UnsetType = msgspec.UNSET
-    race: str | msgspec.UnsetType = msgspec.UNSET
-    wait: str | msgspec.UnsetType = msgspec.UNSET
+    database: _Text = UNSET
+    cache: _Text = UNSET
+    kernels: _Text = UNSET
+    include: _Text = UNSET
+    cache_limit_mib: _Number = UNSET
+    sanitizer: _Text = UNSET
+    capture: _Text = UNSET
+    capture_calls: _Number = UNSET
+    capture_limit_mib: _Number = UNSET
+    graphs: _Text = UNSET
+    refresh: float | _Number = UNSET
+    bundle: _Text = UNSET
+    pin: _Text = UNSET
+    pin_strict: _Text = UNSET
+    numerics: _Text = UNSET
+    l2: _Text = UNSET
+    deployment: _Text = UNSET
+    operations: _Text = UNSET
+    race: _Text = UNSET
+    wait: _Text = UNSET
 
 
 _EXPECTED_CONFIG = (
@@ -174,50 +178,48 @@ def _file_state(path: str) -> tuple[int, ...]:
 def _parse_settings(config: ConfigFile) -> Settings:
     def entry(name: str, default: object = "") -> str:
         configured = getattr(config, name)
-        return os.environ.get(_variable(name)) or str(default if configured is msgspec.UNSET else configured)
+        return os.environ.get(_variable(name)) or str(default if configured is UNSET else configured)
 
-    def matching(name: str, default: object, pattern: str = "on|off", expected: str = "") -> str:
+    def matching(name: str, default: object, pattern: str = "on|off", expected: str = "") -> Any:
         value, expected = entry(name, default), expected or pattern.replace("|", " or ")
         if not re.fullmatch(pattern, value, re.ASCII | re.IGNORECASE):
             raise InputError(f"the setting {name} ({_variable(name)}) is {value!r:.80}, expected {expected}")
         return value.lower()
 
+    def path(name: str, what: str) -> Path | None:
+        named = entry(name)
+        return absolute_path(named, what, _FIRST_FOLDER) if named else None
+
     def folders(name: str, what: str) -> tuple[Path, ...]:
         named = entry(name).split(os.pathsep)
         return tuple(absolute_path(folder, what, _FIRST_FOLDER) for folder in named if folder)
 
-    mib = "a positive number of MiB"
-    limit_mib = matching("cache_limit_mib", 1024, "0*[1-9][0-9]{0,11}", mib)
-    capture_calls = matching("capture_calls", 8, "0*[1-9][0-9]{0,8}", "a positive number")
-    capture_limit_mib = matching("capture_limit_mib", 4096, "0*[1-9][0-9]{0,8}", mib)
-    refresh = matching("refresh", 5, r"[0-9]{1,6}(\.[0-9]{1,6})?", "seconds, or 0 for never")
-    numerics, l2 = matching("numerics", "any", "any|same"), matching("l2", "cold", "cold|hot")
-    deployment, bundle, pin = matching("deployment", "graph", "graph|eager"), entry("bundle"), entry("pin")
+    count, mib = "0*[1-9][0-9]{0,8}", "a positive number of MiB"
+    seconds = r"[0-9]{1,6}(\.[0-9]{1,6})?"
     location = entry("database", _user_folder("XDG_DATA_HOME", ".local/share") / "autotile.db")
     if not set(":@?=") & set(location):  # else it may be meant as a URL
         location = str(absolute_path(location, "a database", _FIRST_FOLDER))
-    cache, captured = entry("cache", _user_folder("XDG_CACHE_HOME", ".cache")), entry("capture")
     return Settings(
         database=location,
-        cache=absolute_path(cache, "the cubin cache", _FIRST_FOLDER),
-        cache_limit_bytes=int(limit_mib) * 2**20,
+        cache=absolute_path(entry("cache", _user_folder("XDG_CACHE_HOME", ".cache")), "the cubin cache", _FIRST_FOLDER),
+        cache_limit_bytes=int(matching("cache_limit_mib", 1024, count, mib)) * 2**20,
         kernel_folders=(*folders("kernels", "a kernel folder"), data_folder("search_spaces")),
         recording_folders=(data_folder("recordings"),),
         include_folders=folders("include", "a folder of headers"),
         sanitizer=entry("sanitizer"),
-        capture=absolute_path(captured, "a folder of captured calls", _FIRST_FOLDER) if captured else None,
-        capture_calls=int(capture_calls),
-        capture_limit_bytes=int(capture_limit_mib) * 2**20,
+        capture=path("capture", "a folder of captured calls"),
+        capture_calls=int(matching("capture_calls", 8, count, "a positive number")),
+        capture_limit_bytes=int(matching("capture_limit_mib", 4096, count, mib)) * 2**20,
         graphs=matching("graphs", "on") == "on",
-        bundle=absolute_path(bundle, "a bundle", _FIRST_FOLDER) if bundle else None,
-        pin=absolute_path(pin, "a file of pinned choices", _FIRST_FOLDER) if pin else None,
+        bundle=path("bundle", "a bundle"),
+        pin=path("pin", "a file of pinned choices"),
         pin_strict=matching("pin_strict", "off") == "on",
-        numerics="same" if numerics == "same" else "any",
-        l2="hot" if l2 == "hot" else "cold",
-        deployment="eager" if deployment == "eager" else "graph",
+        numerics=matching("numerics", "any", "any|same"),
+        l2=matching("l2", "cold", "cold|hot"),
+        deployment=matching("deployment", "graph", "graph|eager"),
         race=matching("race", "off") == "on",
         wait=matching("wait", "off") == "on",
-        refresh_s=float(refresh),
+        refresh_s=float(matching("refresh", 5, seconds, "seconds, or 0 for never")),
         operation_folders=(*folders("operations", "a folder of operations"), data_folder("operations")),
     )
 

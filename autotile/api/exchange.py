@@ -357,16 +357,15 @@ def export(
     if format not in get_args(ExportFormat):
         raise InputError(f"there is no format {format!r}; expected one of {', '.join(get_args(ExportFormat))}")
     is_measured = measure or sample is not None
-    if is_measured and format != "recording":
-        raise InputError("--measure and --sample are of a recording; add --format recording")
-    if workers is not None and not is_measured:
-        raise InputError("--workers is of a measurement; add --measure")
-    if captured and format != "plan":
-        raise InputError("--captured is of a plan; add --format plan")
-    if architectures and format not in _COMPILED:
-        raise InputError(f"--arch is for --format {' and '.join(_COMPILED)}; the other formats hold no compiled code")
-    if device is not None and format in _COMPILED:
-        raise InputError(f"--device is not for --format {format}, which holds the results of all GPUs")
+    for is_wrong, reason in (
+        (is_measured and format != "recording", "--measure and --sample are of a recording; add --format recording"),
+        (workers is not None and not is_measured, "--workers is of a measurement; add --measure"),
+        (captured and format != "plan", "--captured is of a plan; add --format plan"),
+        (architectures and format not in _COMPILED, f"--arch is for --format {' and '.join(_COMPILED)}, not {format}"),
+        (device is not None and format in _COMPILED, f"--device is not for --format {format}: it is for all GPUs"),
+    ):
+        if is_wrong:
+            raise InputError(reason)
     dtype = dtype and dtype_name(dtype)
     given = merge_sizes(sizes, named_sizes)
     entries: Sequence[Any] = (

@@ -579,11 +579,7 @@ class OccupancyResult(Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return the resources and the occupancy; 2147483647 blocks stand for a limit that does not apply."""
-        return {
-            "device": self.device.identity,
-            **to_document(self.block),
-            **to_document(self.occupancy),
-        }
+        return {"device": self.device.identity, **to_document(self.block), **to_document(self.occupancy)}
 
 
 @checked
@@ -696,7 +692,9 @@ def _open_space(
     target = resolve_device(device)
     loaded, problem = open_problem(kernel, given, dtype)
     found = feasible_space(loaded.spec, problem.sizes, target.device, problem.dtype)
-    notices = _nonempty(target.notice, sizes_notice(loaded.spec, problem.sizes, given))
+    is_whole = loaded.spec.heuristics and not any(stage.is_heuristic for stage in found.rules)
+    ignored = "the heuristics leave no configuration at these sizes, so they are ignored" if is_whole else ""
+    notices = _nonempty(target.notice, sizes_notice(loaded.spec, problem.sizes, given), ignored)
     return loaded, problem, target.device, found, notices
 
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from operator import methodcaller
 from typing import Any, TextIO
 
-from autotile.core.model import Trial, config_text
+from autotile.core.model import config_text
 from autotile.core.text import duration_text, funnel_text, plural, shown_text, sizes_text, source_text, time_text
 from autotile.tuning.progress_state import Observer, Progress
 
@@ -221,7 +221,7 @@ def short_line(progress: Progress) -> str:
     line = f"{progress.waiting}; {line}" if progress.waiting else line
     if best is None:
         return line
-    return f"{line}; {_details(progress, best)}"
+    return f"{line}; {best_text(progress).partition(', ')[2]}"
 
 
 def _count_line(progress: Progress) -> str:
@@ -246,12 +246,8 @@ def best_text(progress: Progress) -> str:
     if best is None:
         return "best: none yet"
     label = "best (replayed)" if best.source == "replayed" else "best"
-    return f"{label} {time_text(best.time_us)}, {_details(progress, best)}"
-
-
-def _details(progress: Progress, best: Trial) -> str:
-    """Return the rate, unless it is not known, and the configuration."""
-    return f"{progress.rate.text(best.time_us, progress.device)}, {config_text(best.config)}".removeprefix("-, ")
+    details = f"{progress.rate.text(best.time_us, progress.device)}, {config_text(best.config)}"
+    return f"{label} {time_text(best.time_us)}, {details.removeprefix('-, ')}"
 
 
 def count_text(progress: Progress) -> str:

@@ -741,8 +741,7 @@ def list(
         return RecordingList(tuple(found if name is None else own))
     opened = open_for_reading(database)
     if opened is None:
-        if kernel is not None:
-            load_kernel(kernel)  # a misspelt name is an error, not an empty list
+        rows_of_kernel(lambda _: (), kernel)  # a misspelt name is an error, not an empty list
         place = location_text(database)
         return MissList(()) if misses else FamilyList((), place) if families else StudyList((), place, named)
     with opened:

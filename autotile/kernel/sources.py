@@ -388,7 +388,7 @@ def read_text(path: Path, what: str) -> str:
         It cannot be read, is too large, or is not UTF-8.
     """
     try:
-        return read_bytes(path, what).decode().replace("\r\n", "\n").replace("\r", "\n")
+        return read_bytes(path, what).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise InputError(f"the {what} {path} is not UTF-8 text") from None
 
@@ -493,11 +493,7 @@ class OwnSources:
     """
 
     def __init__(
-        self,
-        template: Path,
-        include_folders: Sequence[Path],
-        names: frozenset[str],
-        macro_texts: Iterable[str],
+        self, template: Path, include_folders: Sequence[Path], names: frozenset[str], macro_texts: Iterable[str]
     ) -> None:
         self._folder = template.parent
         self._template = template
