@@ -398,7 +398,7 @@ def export(
         raise InputError(f"one kernel is exported, and {selected[1][0]!r} is another; several go into a bundle")
     name, given = selected[0][0], dict(selected[0][1] or {})
     if not is_measured and (operation := named_operation(name)) is not None:
-        if given or architectures or device is not None or format != "t4":
+        if given or device is not None or format != "t4":
             raise InputError(f"{name} is an operation, of which models are exported: give no sizes, format or device")
         return ExportedModels(tuple(export_models(operation, str(output), dtype=dtype, database=database)))
     if format == "c-header":
@@ -442,7 +442,7 @@ def export_models(
     models = []
     if opened is not None:
         with opened:
-            models = read_models(opened, operation.name, dtype_name(dtype) if dtype is not None else None)
+            models = read_models(opened, operation.name, dtype and dtype_name(dtype))
     if not models:
         name = operation.name
         raise InputError(f"the database holds no model of {name}; tune a range of sizes on a GPU, such as SIZE=1..8192")

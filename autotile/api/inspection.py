@@ -692,9 +692,9 @@ def _open_space(
     target = resolve_device(device)
     loaded, problem = open_problem(kernel, given, dtype)
     found = feasible_space(loaded.spec, problem.sizes, target.device, problem.dtype)
-    is_whole = loaded.spec.heuristics and not any(stage.is_heuristic for stage in found.rules)
-    ignored = "the heuristics leave no configuration at these sizes, so they are ignored" if is_whole else ""
-    notices = _nonempty(target.notice, sizes_notice(loaded.spec, problem.sizes, given), ignored)
+    ignored = "the heuristics leave no configuration at these sizes, so they are ignored"
+    is_whole = len(found.rules) == len((*loaded.spec.rules, *loaded.spec.heuristics))
+    notices = _nonempty(target.notice, sizes_notice(loaded.spec, problem.sizes, given), "" if is_whole else ignored)
     return loaded, problem, target.device, found, notices
 
 

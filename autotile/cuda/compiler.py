@@ -207,8 +207,7 @@ def compile_cubin(job: CompileJob, folder: Path | None = None) -> Compilation:
                 options += [f"-I{folder}" for folder in own]
                 attempt = _with_headers(job, options, folder, as_nvcc=True, own_headers=texts)
     if attempt.fault == "NVRTC_ERROR_INVALID_OPTION" and "gpu-architecture" in attempt.log:
-        refusal = f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {attempt.log.strip()}"
-        raise ToolchainError(refusal)
+        raise ToolchainError(f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {attempt.log.strip()}")
     if attempt.fault:
         raise compile_error(attempt.log or f"NVRTC returned {attempt.fault}", job)
     symbols = dict(zip(job.entries, attempt.symbols, strict=True))

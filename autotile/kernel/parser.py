@@ -25,7 +25,6 @@ from autotile.kernel.spec import (
     Rule,
     Step,
     Work,
-    kind_of,
     parse_build,
     parse_metrics,
     parse_objective,
@@ -121,7 +120,7 @@ def parse_spec(
     given = {name: ragged_table.whole_number(name, minimum=1) for name in ragged_table.data}
     ragged = {**derived_ragged(sizes), **given, **flags}
     problem = ProblemSection({**sizes, **flags}, ragged, tuple(flags), dtypes)
-    own_kinds = {**{parameter.name: kind_of(parameter.values[0]) for parameter in parameters}, **problem.kinds}
+    own_kinds = {**{parameter.name: _kind(parameter.values[0]) for parameter in parameters}, **problem.kinds}
     all_kinds: dict[str, Kind] = {**own_kinds, **{f"device.{name}": "number" for name in EXPRESSION_NAMES}}
     computed = _computed(document.table("computed", optional=True), functions or {})
     names = [parameter.name for parameter in parameters]
@@ -174,6 +173,7 @@ def parse_spec(
         work=_work(document.table("work", optional=True), shaped),
         objective=parse_objective(document.table("objective", optional=True), metrics, scored),
         metrics=metrics,
+        score_kinds=scored,
         source=source,
         text=text,
         computed=computed,
@@ -235,6 +235,12 @@ def _values(table: Table, name: str) -> tuple[Value, ...]:
     return tuple(values)
 
 
+def _kind(value: Value) -> Kind:
+    if isinstance(value, str):
+        return "string"
+    return "real" if isinstance(value, float) else "boolean" if isinstance(value, bool) else "number"
+
+
 def _shaped(problem: ProblemSection, default: Table, parameters: Sequence[Parameter]) -> ProblemSection:
     """Return the problem with the parameters that shapes and references may use: a value of each, and its kind.
 
@@ -246,7 +252,7 @@ def _shaped(problem: ProblemSection, default: Table, parameters: Sequence[Parame
         value = value if value in parameter.values else parameter.values[0]
         if isinstance(value, int):
             values[parameter.name] = value
-    kinds = {name: kind_of(value) for name, value in values.items()}
+    kinds = {name: _kind(value) for name, value in values.items()}
     sizes, ragged = {**problem.sizes, **values}, {**problem.ragged, **values}
     return ProblemSection(sizes, ragged, problem.flags, problem.dtypes, kinds)
 

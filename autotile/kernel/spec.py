@@ -839,6 +839,8 @@ class KernelSpec:
     """Quantity that a search minimises or maximises; None for the time."""
     metrics: tuple[Metric, ...]
     """Values that are computed for each trial."""
+    score_kinds: Mapping[str, Kind]
+    """Kind of each size, flag, and parameter that objectives and metrics may use."""
     source: str
     """Path of the file, as the user gave it."""
     text: str
@@ -877,12 +879,6 @@ class KernelSpec:
     def shaped_sizes(self, sizes: Mapping[str, int], config: Mapping[str, Value]) -> dict[str, int]:
         """Return sizes and flags with the values of the parameters that the buffers or the reference depend on."""
         return {**sizes, **{name: int(config[name]) for name in self.shaping}}
-
-    @property
-    def score_kinds(self) -> dict[str, Kind]:
-        """Kind of each size, flag, and parameter that objectives and metrics may use."""
-        kinds: dict[str, Kind] = {name: "boolean" if name in self.flags else "number" for name in self.sizes}
-        return kinds | {each.name: kind for each in self.parameters if (kind := kind_of(each.values[0])) != "string"}
 
     @property
     def has_one_launch(self) -> bool:
@@ -963,13 +959,6 @@ class Objective(NamedTuple):
 
     expression: ArrayExpression
     maximize: bool = False
-
-
-def kind_of(value: Value) -> Kind:
-    """Return the kind of a parameter's value in expressions."""
-    if isinstance(value, str):
-        return "string"
-    return "real" if isinstance(value, float) else "boolean" if isinstance(value, bool) else "number"
 
 
 def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, str]) -> tuple[Metric, ...]:

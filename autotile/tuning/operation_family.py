@@ -32,13 +32,7 @@ from autotile.database.winners import UNVERIFIED_SAMPLER
 from autotile.errors import InputError, ToolchainError
 from autotile.exchange.shipped import shipped_winners
 from autotile.families.family import Extent, Family, parse_family, spread_members
-from autotile.families.operation_model import (
-    MeasuredProblem,
-    ModelCandidate,
-    OperationModel,
-    fit_model,
-    is_declared,
-)
+from autotile.families.operation_model import MeasuredProblem, ModelCandidate, OperationModel, fit_model, is_declared
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, check_memory, resolve_problem

@@ -106,13 +106,7 @@ class SimulatedGpu(ReplayBackend):
     """Each candidate takes its time."""
 
     def __init__(
-        self,
-        recording: Recording,
-        notice: str = "",
-        *,
-        uuid: str = "",
-        slowness: float = 1.0,
-        seconds: float = 0.0,
+        self, recording: Recording, notice: str = "", *, uuid: str = "", slowness: float = 1.0, seconds: float = 0.0
     ) -> None:
         super().__init__(recording, notice, uuid=uuid)
         self._slowness = slowness

@@ -24,13 +24,7 @@ from autotile.errors import AutotileError, InputError, ToolchainError, WorkerErr
 from autotile.exchange.recording import read_recording, read_recording_header
 from autotile.settings import read_settings, user_path
 from autotile.tuning.cluster.compilers import COMPILERS, CompilerPlugin, toolchain
-from autotile.tuning.cluster.connection import (
-    WorkerPlugin,
-    check_scheduler,
-    distributed,
-    ignore_interrupts,
-    local_host,
-)
+from autotile.tuning.cluster.connection import WorkerPlugin, check_scheduler, distributed, ignore_interrupts, local_host
 from autotile.tuning.replay import SimulatedGpu
 from autotile.version import __version__
 from autotile.workers.child import WorkerPool
@@ -288,12 +282,7 @@ def replayed_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> li
 
 
 def offer(
-    scheduler: str,
-    gpus: Sequence[OfferedGpu],
-    observe: Callable[[str], None],
-    *,
-    compilers: int = 0,
-    insecure: bool,
+    scheduler: str, gpus: Sequence[OfferedGpu], observe: Callable[[str], None], *, compilers: int = 0, insecure: bool
 ) -> None:
     """Offer GPUs and compilers to the sessions of a scheduler until Ctrl-C or SIGTERM.
 
@@ -350,11 +339,7 @@ def offer(
 
 
 async def _keep_offering(
-    scheduler: str,
-    name: str,
-    given: Mapping[str, Any],
-    observe: Callable[[str], None],
-    security: distributed.Security,
+    scheduler: str, name: str, given: Mapping[str, Any], observe: Callable[[str], None], security: distributed.Security
 ) -> None:
     said = ""
     while True:
