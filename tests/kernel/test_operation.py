@@ -17,8 +17,6 @@ dtypes = ["float32"]
 sizes = { M = "ROWS", K = "2 * N", N = "N" }
 when = "ROWS <= 128"
 """
-
-
 TWICE = '[kernels.own]\nkernel = "sgemm_2d"\nsizes = { M = "ROWS", K = "N" }'
 
 

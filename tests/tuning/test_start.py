@@ -174,7 +174,7 @@ def scored(rewrite: Any) -> Any:
     return rewrite({"[arguments]": METRICS})
 
 
-def trial(work: float, time_us: float, **telemetry: float) -> Trial:
+def trial(work: int, time_us: float, **telemetry: float) -> Trial:
     measured = Measurement(time_us, 0.9 * time_us, 1.1 * time_us)
     config = {"THREADS": 64, "WORK": work}
     return Trial(config, Outcome.OK, resources=Resources(32, 0, 0, 0, 0), measurement=measured, telemetry=telemetry)
@@ -185,7 +185,7 @@ def scorer(spec: KernelSpec, text: str | None, *, maximize: bool = False) -> Sco
     return Scorer(spec, Problem("scale", {"n": 1000}, "float32"), objective)
 
 
-def test_the_cost_is_the_objective_or_its_reciprocal_and_metrics_are_stored(scored: Any) -> None:
+def test_the_cost_is_the_objective_or_its_reciprocal_and_metrics_are_stored(scored: Any, rewrite: Any) -> None:
     spec = scored.kernel.spec
     found = scorer(spec, None).scored(trial(2, 8.0, max_error=1e-6))
     assert found.scores == {"rate": 500.0, "share": 0.5}
@@ -195,11 +195,12 @@ def test_the_cost_is_the_objective_or_its_reciprocal_and_metrics_are_stored(scor
     assert list(found.scores.items()) == [("objective", 2000.0), ("rate", 500.0), ("share", 0.5)]
     assert found.cost == 1 / 2000
     assert scorer(spec, "registers + 0 * n").scored(trial(4, 8.0)).cost == 32
-    assert scorer(spec, "time_us / WORK").scored(trial(0.5, 8.0)).cost == 16.0
     # a trial of another objective is scored anew
     first = scorer(spec, "time_us * WORK").scored(trial(4, 8.0))
     assert scorer(spec, None).scored(first).cost == 8.0
     assert scorer(spec, "time_us / WORK").scored(first).scores["objective"] == 2.0
+    spec = rewrite({"\n[default]": "PART = [0.5, 1.0]\n[default]\nPART = 1.0"}).kernel.spec
+    assert scorer(spec, "time_us * PART").scored(replace(trial(4, 8.0), config={"PART": 0.5})).cost == 4.0
 
 
 @pytest.mark.parametrize(("text", "maximize"), [("time_us / WORK", False), ("n * WORK / time_us", True)])
