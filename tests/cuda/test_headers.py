@@ -137,8 +137,7 @@ def test_headers_of_the_author_with_host_code(tmp_path: Path) -> None:
     __global__ void k(int* x) { x[0] = scaled(twice(x[1])); }
     int main() { Options options(devices()); report(options.sizes[0]); }
     """
-    found = compile_cubin(job(source, tmp_path / "k.cu", include_folders=(str(tmp_path / "own"),)))
-    assert found.cubin
+    assert compile_cubin(job(source, tmp_path / "k.cu", include_folders=(str(tmp_path / "own"),))).cubin
 
 
 @pytest.mark.parametrize(
@@ -175,8 +174,7 @@ def test_a_toolkit_of_another_major_version_is_not_used(tmp_path: Path, monkeypa
         folder = tmp_path / name / "include"
         folder.mkdir(parents=True)
         major, minor = map(int, headers.nvrtc_version().split("."))
-        number = version or major * 1000 + minor * 10
-        (folder / "cuda.h").write_text(f"#define CUDA_VERSION {number}\n")
+        (folder / "cuda.h").write_text(f"#define CUDA_VERSION {version or major * 1000 + minor * 10}\n")
     monkeypatch.setattr(headers, "_wheel_folders", list)
     monkeypatch.setattr(headers, "toolkit_folders", lambda: tuple(tmp_path / n for n in ("old", "near", "same")))
     found = headers.toolkit_headers.__wrapped__()

@@ -56,13 +56,8 @@ class TestMatmul:
     def test_the_sizes_are_by_the_names_of_the_kernel(self) -> None:
         operation = load_operation("matmul")
         problem = operation.resolve({"M": 3, "N": 5, "K": 7, "TRANS_B": 1, "NONDETERMINISTIC": 1}, "float16")
-        found = list(operation.fitting(problem))
-        assert {member.name: values.get("NONDETERMINISTIC") for member, values in found} == {
-            "gemm_wgmma": 1,
-            "gemm_mma": 1,
-            "gemm_small": None,
-            "gemm_wgmma_padded": 1,
-        }
+        found = {member.name: values.get("NONDETERMINISTIC") for member, values in operation.fitting(problem)}
+        assert found == {"gemm_wgmma": 1, "gemm_mma": 1, "gemm_small": None, "gemm_wgmma_padded": 1}
 
     @pytest.mark.parametrize(
         ("sizes", "dtype", "said"),
