@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
 from autotile.core.documents import convert, parse_toml, read_regular
 from autotile.core.model import L2Mode
@@ -84,11 +84,11 @@ class Settings:
     """Folders of operation files (``AUTOTILE_OPERATIONS``, ``operations``, then the built-in folder)."""
 
 
-class ConfigFile(msgspec.Struct, forbid_unknown_fields=True):
+class ConfigFile(Struct, forbid_unknown_fields=True):
     """Schema and defaults of ``config.toml``; the first two are by default in the user's folders."""
 
-    database: str | msgspec.UnsetType = msgspec.UNSET
-    cache: str | msgspec.UnsetType = msgspec.UNSET
+    database: str | UnsetType = UNSET
+    cache: str | UnsetType = UNSET
     kernels: str = ""
     include: str = ""
     cache_limit_mib: int | str = 1024
@@ -170,12 +170,13 @@ def _file_state(path: str) -> tuple[int, ...]:
 def _parse_settings(config: ConfigFile) -> Settings:
     def entry(name: str, default: object = "") -> str:
         configured = getattr(config, name)
-        return os.environ.get(_variable(name)) or str(default if configured is msgspec.UNSET else configured)
+        return os.environ.get(_variable(name)) or str(default if configured is UNSET else configured)
 
-    def is_first(name: str, value: str, first: str = "on", second: str = "off") -> bool:
-        if value.lower() not in (first, second):
-            raise InputError(f"the setting {name} ({_variable(name)}) is {value!r:.80}, expected {first} or {second}")
-        return value.lower() == first
+    def matching(name: str, pattern: str = "on|off", expected: str = "") -> Any:
+        value, expected = entry(name), expected or pattern.replace("|", " or ")
+        if not re.fullmatch(pattern, value, re.ASCII | re.IGNORECASE):
+            raise InputError(f"the setting {name} ({_variable(name)}) is {value!r:.80}, expected {expected}")
+        return value.lower()
 
     def path(name: str, what: str) -> Path | None:
         given = entry(name)
@@ -185,46 +186,32 @@ def _parse_settings(config: ConfigFile) -> Settings:
         named = entry(name).split(os.pathsep)
         return tuple(absolute_path(folder, what, _FIRST_FOLDER) for folder in named if folder)
 
-    limit_mib = entry("cache_limit_mib")
-    if not re.fullmatch("0*[1-9][0-9]{0,11}", limit_mib):
-        raise InputError(f"the cubin cache limit is {limit_mib!r:.80}, expected a positive number of MiB")
-    graphs, pin_strict = is_first("graphs", entry("graphs")), is_first("pin_strict", entry("pin_strict"))
-    numerics: Numerics = "any" if is_first("numerics", entry("numerics").lower(), "any", "same") else "same"
-    l2: L2Mode = "cold" if is_first("l2", entry("l2").lower(), "cold", "hot") else "hot"
-    is_graph = is_first("deployment", entry("deployment").lower(), "graph", "eager")
-    refresh = entry("refresh")
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", refresh):
-        raise InputError(f"the setting refresh (AUTOTILE_REFRESH) is {refresh!r:.80}, expected seconds, or 0 for never")
-    race, wait = is_first("race", entry("race")), is_first("wait", entry("wait"))
-    bounds = {name: entry(name) for name in ("capture_calls", "capture_limit_mib")}
-    for name, text in bounds.items():
-        if not re.fullmatch("0*[1-9][0-9]{0,8}", text):
-            raise InputError(f"the setting {name} ({_variable(name)}) is {text!r:.80}, expected a positive number")
+    count, mib = "0*[1-9][0-9]{0,8}", "a positive number of MiB"
+    seconds = r"[0-9]{1,6}(\.[0-9]{1,6})?"
     location = entry("database", _user_folder("XDG_DATA_HOME", ".local/share") / "autotile.db")
     if not set(":@?=") & set(location):  # else it may be meant as a URL
         location = str(absolute_path(location, "a database", _FIRST_FOLDER))
-    cache = entry("cache", _user_folder("XDG_CACHE_HOME", ".cache"))
     return Settings(
         database=location,
-        cache=absolute_path(cache, "the cubin cache", _FIRST_FOLDER),
-        cache_limit_bytes=int(limit_mib) * 2**20,
+        cache=absolute_path(entry("cache", _user_folder("XDG_CACHE_HOME", ".cache")), "the cubin cache", _FIRST_FOLDER),
+        cache_limit_bytes=int(matching("cache_limit_mib", count, mib)) * 2**20,
         kernel_folders=(*folders("kernels", "a kernel folder"), data_folder("search_spaces")),
         recording_folders=(data_folder("recordings"),),
         include_folders=folders("include", "a folder of headers"),
         sanitizer=entry("sanitizer"),
         capture=path("capture", "a folder of captured calls"),
-        capture_calls=int(bounds["capture_calls"]),
-        capture_limit_bytes=int(bounds["capture_limit_mib"]) * 2**20,
-        graphs=graphs,
+        capture_calls=int(matching("capture_calls", count, "a positive number")),
+        capture_limit_bytes=int(matching("capture_limit_mib", count, mib)) * 2**20,
+        graphs=matching("graphs") == "on",
         bundle=path("bundle", "a bundle"),
         pin=path("pin", "a file of pinned choices"),
-        pin_strict=pin_strict,
-        numerics=numerics,
-        l2=l2,
-        deployment="graph" if is_graph else "eager",
-        race=race,
-        wait=wait,
-        refresh_s=float(refresh),
+        pin_strict=matching("pin_strict") == "on",
+        numerics=matching("numerics", "any|same"),
+        l2=matching("l2", "cold|hot"),
+        deployment=matching("deployment", "graph|eager"),
+        race=matching("race") == "on",
+        wait=matching("wait") == "on",
+        refresh_s=float(matching("refresh", seconds, "seconds, or 0 for never")),
         operation_folders=(*folders("operations", "a folder of operations"), data_folder("operations")),
     )
 

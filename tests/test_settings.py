@@ -90,7 +90,7 @@ def test_an_empty_variable_counts_as_unset(variable: str, monkeypatch: pytest.Mo
         ("database = true", "database: expected str, got bool"),
         ("graphs = true", "graphs: expected str, got bool"),
         (f"cache_limit_mib = {2**70}", "expected a positive number of MiB"),
-        ("cache_limit_mib = 0", "cubin cache limit is '0', expected a positive number of MiB"),
+        ("cache_limit_mib = 0", r"\(AUTOTILE_CACHE_LIMIT_MIB\) is '0', expected a positive number of MiB"),
         ("cache_limit_mib = -1", "expected a positive number of MiB"),
         ('cache_limit_mib = "lots"', "expected a positive number of MiB"),
         ("\x00", "correct it or delete it"),

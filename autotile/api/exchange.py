@@ -53,6 +53,8 @@ KernelSelection = str | Path | KernelHolder | tuple[str | Path | KernelHolder, M
 _Selection = tuple[KernelName, Mapping[str, int] | None]
 _OPTUNA_TABLE = "version_info"
 """Table of every Optuna storage."""
+_COMPILED = ("c-header", "bundle")
+"""Formats that hold compiled code, for all GPUs that were tuned on."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -360,12 +362,16 @@ def export(
     if format not in get_args(ExportFormat):
         raise InputError(f"there is no format {format!r}; expected one of {', '.join(get_args(ExportFormat))}")
     is_measured = measure or sample is not None
-    if is_measured and format != "recording":
-        raise InputError("--measure and --sample are of a recording; add --format recording")
-    if workers is not None and not is_measured:
-        raise InputError("--workers is of a measurement; add --measure")
-    if captured and format != "plan":
-        raise InputError("--captured is of a plan; add --format plan")
+    for is_wrong, reason in (
+        (is_measured and format != "recording", "--measure and --sample are of a recording; add --format recording"),
+        (workers is not None and not is_measured, "--workers is of a measurement; add --measure"),
+        (captured and format != "plan", "--captured is of a plan; add --format plan"),
+        (architectures and format not in _COMPILED, f"--arch is for --format {' and '.join(_COMPILED)}, not {format}"),
+        (device is not None and format in _COMPILED, f"--device is not for --format {format}: it is for all GPUs"),
+    ):
+        if is_wrong:
+            raise InputError(reason)
+    dtype = dtype and dtype_name(dtype)
     given = merge_sizes(sizes, named_sizes)
     entries: Sequence[Any] = (
         [] if kernel is None else kernel if isinstance(kernel, list | tuple) else [(kernel, given or None)]
@@ -397,23 +403,19 @@ def export(
         raise InputError(f"one kernel is exported, and {selected[1][0]!r} is another; several go into a bundle")
     name, given = selected[0][0], dict(selected[0][1] or {})
     if not is_measured and (operation := named_operation(name)) is not None:
-        if given or architectures or device is not None or format != "t4":
+        if given or device is not None or format != "t4":
             raise InputError(f"{name} is an operation, of which models are exported: give no sizes, format or device")
         return ExportedModels(tuple(export_models(operation, str(output), dtype=dtype, database=database)))
     if format == "c-header":
         if given:
             loaded, problem = open_problem(name, given, dtype)
             announce(sizes_notice(loaded.spec, problem.sizes, given))
-        if device is not None:
-            raise InputError("--device is not for --format c-header: a header holds the results of all GPUs")
         (shipment,) = _prepare(selected, architectures, dtype, database)
         header, element_type = output_path(str(output)), dtype or shipment.bundled.kernel.spec.dtypes[0]
         cubins = write_shipped_header(shipment, element_type, header)
         problems = sum(winner.key.dtype == element_type for winner in shipment.bundled.winners)
         namespace = f"autotile::{namespace_of(shipment.bundled.kernel.spec, element_type)}"
         return ExportedHeader(header, namespace, cubins, problems, shipment.notices)
-    if architectures:
-        raise InputError("--arch is for --format c-header; the other formats hold no compiled code")
     loaded, problem = open_problem(name, given, dtype)
     announce(sizes_notice(loaded.spec, problem.sizes, given))
     if is_measured:
@@ -442,7 +444,7 @@ def export_models(
     models = []
     if opened is not None:
         with opened:
-            models = read_models(opened, operation.name, dtype_name(dtype) if dtype is not None else None)
+            models = read_models(opened, operation.name, dtype and dtype_name(dtype))
     if not models:
         name = operation.name
         raise InputError(f"the database holds no model of {name}; tune a range of sizes on a GPU, such as SIZE=1..8192")
@@ -549,7 +551,7 @@ def bundle(
     """
     entries: Sequence[Any] = kernels if isinstance(kernels, Sequence) and not isinstance(kernels, str) else [kernels]
     selected, file = list(map(_selection, entries)), output_path(output)
-    shipments = _prepare(selected, architectures, dtype, database)
+    shipments = _prepare(selected, architectures, dtype and dtype_name(dtype), database)
     packed = [shipment.bundled for shipment in shipments]
     images = {member: image for shipment in shipments for member, image in shipment.images.items()}
     names = [entry.kernel.name for entry in packed]

@@ -571,11 +571,7 @@ class OccupancyResult(Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return the resources and the occupancy; 2147483647 blocks stand for a limit that does not apply."""
-        return {
-            "device": self.device.identity,
-            **to_document(self.block),
-            **to_document(self.occupancy),
-        }
+        return {"device": self.device.identity, **to_document(self.block), **to_document(self.occupancy)}
 
 
 @checked
@@ -688,8 +684,10 @@ def _open_space(
     target, notice = resolve_device(device)
     loaded, problem = open_problem(kernel, given, dtype)
     found = feasible_space(loaded.spec, problem.sizes, target, problem.dtype)
-    notices = filter(None, (notice, sizes_notice(loaded.spec, problem.sizes, given)))
-    return loaded, problem, target, found, tuple(notices)
+    ignored = "the heuristics leave no configuration at these sizes, so they are ignored"
+    is_whole = len(found.rules) == len((*loaded.spec.rules, *loaded.spec.heuristics))
+    notices = (notice, sizes_notice(loaded.spec, problem.sizes, given), "" if is_whole else ignored)
+    return loaded, problem, target, found, tuple(filter(None, notices))
 
 
 @checked

@@ -209,7 +209,7 @@ def short_line(progress: Progress) -> str:
     line = f"{progress.waiting}; {line}" if progress.waiting else line
     if best is None:
         return line
-    return f"{line}; {progress.rate.text(best.time_us, progress.device)}, {config_text(best.config)}"
+    return f"{line}; {best_text(progress).partition(', ')[2]}"
 
 
 def _count_line(progress: Progress) -> str:
@@ -234,8 +234,8 @@ def best_text(progress: Progress) -> str:
     if best is None:
         return "best: none yet"
     label = "best (replayed)" if best.source == "replayed" else "best"
-    speed = progress.rate.text(best.time_us, progress.device)
-    return f"{label} {time_text(best.time_us)}, {speed}, {config_text(best.config)}"
+    details = f"{progress.rate.text(best.time_us, progress.device)}, {config_text(best.config)}"
+    return f"{label} {time_text(best.time_us)}, {details.removeprefix('-, ')}"
 
 
 def count_text(progress: Progress) -> str:

@@ -14,6 +14,7 @@ from autotile.api.targets import merge_sizes, named_operation, problem_document,
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import to_document
+from autotile.core.dtypes import known_dtype
 from autotile.core.model import (
     Config,
     LaunchGeometry,
@@ -93,17 +94,18 @@ def counted_text(keys: Iterable[TuningKey], singular: str, several: str) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StudyList(Result):
-    """Studies of a database, by kernel and then oldest first; ``location`` is its path or URL."""
+    """Studies of a database (its path or URL), by kernel and then oldest first; ``of_kernel`` names that asked for."""
 
     studies: tuple[StudySummary, ...]
     location: str
+    of_kernel: str = ""
 
     def _headline(self) -> str:
         return f"{counted_text((study.key for study in self.studies), 'study', 'studies')} in {self.location}"
 
     def _parts(self) -> Iterator[Part]:
         if not self.studies:
-            yield f"nothing is tuned yet in {self.location}; `autotile tune` does it"
+            yield f"nothing is tuned yet{self.of_kernel} in {self.location}; `autotile tune` does it"
             return
         headings = (*STUDY_HEADINGS, f"{RIGHT}tried", f"{RIGHT}ok", f"{RIGHT}best", "configuration", "last trial")
         rows = [
@@ -725,6 +727,7 @@ def list(
     InputError
         The database cannot be read, or there is no such kernel.
     """
+    named = "" if kernel is None else f" of {kernel}"
     if misses + families + recordings > 1:
         raise InputError("--misses, --families and --recordings are lists of their own; give one of them")
     if recordings:
@@ -734,8 +737,9 @@ def list(
         return RecordingList(tuple(found if name is None else own))
     opened = open_for_reading(database)
     if opened is None:
+        rows_of_kernel(lambda _: (), kernel)  # a misspelt name is an error, not an empty list
         place = location_text(database)
-        return MissList(()) if misses else FamilyList((), place) if families else StudyList((), place)
+        return MissList(()) if misses else FamilyList((), place) if families else StudyList((), place, named)
     with opened:
         if misses:
             assessed = assess_misses(opened, kernel)
@@ -751,7 +755,7 @@ def list(
                     in_force = is_current and stored.rule.in_force
                 tuned.append(TunedFamily(stored, in_force))
             return FamilyList(tuple(tuned), opened.location)
-        return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location)
+        return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location, named)
 
 
 @checked
@@ -796,7 +800,7 @@ def trials(
         raise InputError(f"limit is {limit}, expected at least 1")
     if outcome is not None and outcome not in [*Outcome]:
         raise InputError(f"no outcome is named {outcome!r}; expected one of {', '.join(Outcome)}")
-    given = merge_sizes(sizes, named_sizes)
+    given, dtype = merge_sizes(sizes, named_sizes), None if dtype is None else known_dtype(dtype)
     from autotile.report.report_data import check_sizes
 
     opened = open_for_reading(database)
@@ -925,7 +929,7 @@ def report(
     """
     from autotile.report.page import write_page
 
-    given = merge_sizes(sizes, named_sizes)
+    given, dtype = merge_sizes(sizes, named_sizes), None if dtype is None else known_dtype(dtype)
     path = user_path("report.html" if output is None else output, "a report")
     path = path / "report.html" if path.is_dir() else output_path(path)
     if other is not None:

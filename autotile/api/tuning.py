@@ -229,8 +229,8 @@ def tune(
         with observing(shown) as observer:
             return tune_plan(plan, chosen, observer)
     if misses:
-        if given:
-            raise InputError("--misses takes its sizes from the database; leave them out")
+        if given or dtype is not None:
+            raise InputError("--misses takes its sizes from the database, with their dtypes; leave them out")
         from autotile.api.plans import tune_misses
 
         return tune_misses(kernel, options=chosen, progress=shown, **announced)

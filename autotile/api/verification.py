@@ -21,6 +21,7 @@ from autotile.api.targets import (
 )
 from autotile.core.argument_types import checked
 from autotile.core.documents import to_document
+from autotile.core.dtypes import known_dtype
 from autotile.core.model import Config, Measurement, Problem, config_key, config_text, timed_config
 from autotile.core.statistics import Interval
 from autotile.core.text import NOTHING, RIGHT, Part, Result, ResultTable, plural, source_text, time_text
@@ -243,6 +244,7 @@ def verify(
     if config is not None or named.get("verify_problem") or named.get("l2", "cold") != "cold":
         raise InputError("--config, --verify-problem and --l2 are of a rewritten source; add --like KERNEL")
     given, options = read_keywords(kernel, sizes, named, options)
+    dtype = None if dtype is None else known_dtype(dtype)
     if options.replay is None:
         if device_count() == 0:
             raise InputError("verifying runs kernels, and there is no CUDA device here; see `autotile doctor`")

@@ -47,9 +47,7 @@ def check_value(name: str, value: object, hint: Any) -> None:
     raise InputError(f"{name} is {shown}, expected {_expected(hint)}")
 
 
-def checked_except(
-    *names: str,
-) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+def checked_except(*names: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Return the decorator `checked` for a function that checks the named arguments itself, with words of its own."""
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.documents import open_regular
-from autotile.errors import DataError
+from autotile.errors import DataError, InputError
 
 Array = NDArray[Any]
 
@@ -243,6 +243,13 @@ def dtype_name(dtype: object) -> str:
     except (TypeError, ValueError):
         return text
     return str(found.name) if found.isnative and found.name in DTYPES else text
+
+
+def known_dtype(dtype: object) -> str:
+    """Return the name of an element type, see `dtype_name`; raise `InputError` if it names none."""
+    if (name := dtype_name(dtype)) in DTYPES:
+        return name
+    raise InputError(f"there is no dtype {name!r}; expected one of {', '.join(DTYPES)}")
 
 
 _SAFETY = 8.0

@@ -198,9 +198,8 @@ def compile_cubin(job: CompileJob, folder: Path | None = None) -> Compilation:
             if texts:
                 options += [f"-I{folder}" for folder in own]
                 attempt = _with_headers(job, options, folder, as_nvcc=True, own_headers=texts)
-    if attempt.fault == "NVRTC_ERROR_INVALID_OPTION":
-        refusal = f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {attempt.log.strip()}"
-        raise ToolchainError(refusal)
+    if attempt.fault == "NVRTC_ERROR_INVALID_OPTION" and "gpu-architecture" in attempt.log:
+        raise ToolchainError(f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {attempt.log.strip()}")
     if attempt.fault:
         raise compile_error(attempt.log or f"NVRTC returned {attempt.fault}", job)
     symbols = dict(zip(job.entries, attempt.symbols, strict=True))
@@ -333,12 +332,14 @@ def _attempt(
     nvrtc, source = load_nvrtc(), job.source
     entries = [job.expression(entry).encode() for entry in job.entries]
     headers: dict[str, str] = {}
+    begin, options = _with_macros("", options)
     if as_nvcc:
         from autotile.cuda.headers import HOST_HEADERS, PRELUDE
         from autotile.kernel.sources import without_host_functions
 
         source, headers = without_host_functions(source), {**dict.fromkeys(HOST_HEADERS, _NO_CODE), **own_headers}
         options = [*options, f"--pre-include={PRELUDE}", "--device-as-default-execution-space"]
+    source = begin + source
     names, texts = ([text.encode() for text in part] for part in (headers, headers.values()))
     name = Path(job.template_path).name.encode()
     program = _nvrtc("CreateProgram", source.encode(), name, len(names), texts, names)
@@ -371,18 +372,13 @@ def _with_headers(job: CompileJob, options: list[str], folder: Path | None, **ho
     digest, words = _own_headers(head, job.template_path, job.include_folders)
     if not words.isdisjoint(macros):
         return _attempt(job, options, **how)
-    shared = [one for one in options if not one.startswith("-D")]
+    _, shared = _with_macros("", options)
     file = folder / f"{_hash_of([head, shared, how, digest, nvrtc_version()])}.pch"
 
     def with_headers(one: CompileJob, option: str) -> _Attempt:
-        given = (option[2:].partition("=") for option in one.options if option.startswith("-D"))
-        defines = "".join(f"#define {name} {value if equals else 1}\n" for name, equals, value in given)
-        rest = f"#line {head.count(chr(10)) + 1}\n{one.source.removeprefix(head)}"
-        return _attempt(
-            replace(one, source=f"{head}\n#pragma nv_hdrstop\n{defines}{rest}"),
-            [*shared, option, "--pch-messages=false"],
-            **how,
-        )
+        rest, _ = _with_macros(one.source.removeprefix(head), one.options, head.count("\n") + 1)
+        source = f"{head}\n#pragma nv_hdrstop\n{rest}"
+        return _attempt(replace(one, source=source), [*shared, option, "--pch-messages=false"], **how)
 
     if file not in _refused and file.exists():
         attempt = with_headers(job, f"--use-pch={file}")
@@ -411,6 +407,20 @@ def _with_headers(job: CompileJob, options: list[str], folder: Path | None, **ho
     if file not in _refused and not attempt.fault and time.perf_counter() - start > _SLOW_S:
         _slow[file] = (job, attempt)
     return attempt
+
+
+def _with_macros(source: str, options: Sequence[str], line: int = 1) -> tuple[str, list[str]]:
+    """Return the end of a source, from a line on, after macros of the options, and the other options.
+
+    As options, they would also replace names in what the compiler itself declares first, such as T. Those that headers
+    of libraries may ask for stay options, and so do all where the author has a header included first.
+    """
+    if any(one.startswith(("--pre-include=", "-include=")) for one in options):
+        return source, [*options]
+    macros = [one for one in options if one.startswith("-D") and not _OF_LIBRARIES.match(one, 2)]
+    defines = (f"#define {one[2:].replace('=', ' ', 1) if '=' in one else f'{one[2:]} 1'}\n" for one in macros)
+    lines = [*defines, f"#line {line}\n"] if macros else []
+    return "".join([*lines, source]), [one for one in options if one not in macros]
 
 
 _LEADING_HEADERS = re.compile(

@@ -60,11 +60,7 @@ class Function:
                 self._opted_in_bytes = dynamic_smem_bytes
 
     def launch(
-        self,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        arguments: Sequence[Any],
-        dynamic_smem_bytes: int,
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: Sequence[Any], dynamic_smem_bytes: int
     ) -> None:
         """Launch on CuPy's current stream; arguments are CuPy arrays or NumPy scalars of the exact types."""
         self._held[0](grid, block, arguments, dynamic_smem_bytes)

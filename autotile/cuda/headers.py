@@ -180,10 +180,7 @@ _MAX_HEADERS = 1000
 
 
 def own_headers(
-    source: str,
-    template: Path,
-    include_folders: Sequence[str],
-    convert: Callable[[str], str] = without_host_functions,
+    source: str, template: Path, include_folders: Sequence[str], convert: Callable[[str], str] = without_host_functions
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the author's headers that a source includes, directly or indirectly, converted: without host functions.
 

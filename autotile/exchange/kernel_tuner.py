@@ -18,7 +18,7 @@ import msgspec
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import Count, Name, NonNegative, Text, convert, decode_json, encode_json, read_regular
-from autotile.core.dtypes import DTYPES
+from autotile.core.dtypes import known_dtype
 from autotile.core.model import Outcome, Trial, Value, config_key
 from autotile.database.database import Database, StoredTrial, standing_trials
 from autotile.database.keys import TuningKey
@@ -158,8 +158,6 @@ class KernelTunerCache:
         """
         if sizes is None and not self.problem_size:
             raise InputError(f"{self.path} does not state its problem size; give the sizes, such as N=1024")
-        if dtype not in DTYPES:
-            raise InputError(f"there is no dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
         named = dict(zip("xyz", self.problem_size, strict=False) if sizes is None else sizes)
         for name, value in named.items():
             if not 0 < value <= MAX_SIZE:
@@ -170,7 +168,7 @@ class KernelTunerCache:
             template_hash="",
             space_hash="",
             options=(),
-            dtype=dtype,
+            dtype=known_dtype(dtype),
             sizes=named,
             gpu_name=self.gpu_name,
             compute_capability=device.compute_capability if device else "",

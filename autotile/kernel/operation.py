@@ -207,8 +207,12 @@ def parse_operation(text: str, source: str, *, folder: Path = Path()) -> Operati
     kernels = document.table("kernels")
     if not 1 <= len(kernels.data) <= _MAX_KERNELS:
         raise kernels.error("", f"expected 1 to {_MAX_KERNELS} kernels, got {len(kernels.data)}")
-    members = [_member(kernels.table(kernel), kernel, operation, kinds, folder) for kernel in kernels.data]
-    return replace(operation, members=tuple(members))
+    members: dict[str, Member] = {}
+    for key in kernels.data:
+        member = _member(kernels.table(key), key, operation, kinds, folder)
+        if members.setdefault(member.name, member) is not member:
+            raise kernels.error(key, f"{member.name} is the kernel of an earlier entry; join their conditions in one")
+    return replace(operation, members=tuple(members.values()))
 
 
 def _member(table: Table, name: str, operation: Operation, kinds: Mapping[str, Kind], folder: Path) -> Member:

@@ -137,7 +137,8 @@ def parse_spec(
     scope = ArgumentScope(shaped, all_kinds, launch_kinds(document, launched_kinds), folder=folder)
     arguments = parse_arguments(document.table("arguments"), scope, taken)
     steps = parse_steps(document, arguments, launched_kinds)
-    metrics = parse_metrics(document.table("metrics", optional=True), shaped.kinds, taken)
+    scored: dict[str, Kind] = {name: kind for name, kind in own_kinds.items() if kind != "string"}
+    metrics = parse_metrics(document.table("metrics", optional=True), scored, taken)
     limits = document.table("limits", optional=True)
     limits.allow(("min_occupancy", "max_spill_bytes"))
     min_occupancy, max_spill_bytes = limits.number("min_occupancy", 0.0), None
@@ -173,8 +174,9 @@ def parse_spec(
         arguments=arguments,
         reference=parse_reference(document.table("reference"), arguments, shaped, all_kinds),
         work=_work(document.table("work", optional=True), shaped),
-        objective=parse_objective(document.table("objective", optional=True), metrics, shaped.kinds),
+        objective=parse_objective(document.table("objective", optional=True), metrics, scored),
         metrics=metrics,
+        score_kinds=scored,
         source=source,
         text=text,
         computed=computed,
@@ -235,9 +237,7 @@ def _values(table: Table, name: str) -> tuple[Value, ...]:
 def _kind(value: Value) -> Kind:
     if isinstance(value, str):
         return "string"
-    if isinstance(value, float):
-        return "real"
-    return "boolean" if isinstance(value, bool) else "number"
+    return "real" if isinstance(value, float) else "boolean" if isinstance(value, bool) else "number"
 
 
 def _shaped(problem: ProblemSection, default: Table, parameters: Sequence[Parameter]) -> ProblemSection:

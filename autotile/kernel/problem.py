@@ -139,12 +139,7 @@ def resolve_problem(
 
 
 def completed_problem(
-    declared: Any,
-    sizes: Mapping[str, int],
-    dtype: str | None,
-    *,
-    defaults: bool,
-    conditions: tuple[str, ...] = (),
+    declared: Any, sizes: Mapping[str, int], dtype: str | None, *, defaults: bool, conditions: tuple[str, ...] = ()
 ) -> Problem:
     """Check sizes and dtype against the names that a `KernelSpec` or an operation declares; see `resolve_problem`.
 

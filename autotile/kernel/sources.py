@@ -371,7 +371,7 @@ def read_text(path: Path, what: str) -> str:
     Raise `InputError` if it cannot be read, is too large, or is not UTF-8.
     """
     try:
-        return read_bytes(path, what).decode().replace("\r\n", "\n").replace("\r", "\n")
+        return read_bytes(path, what).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise InputError(f"the {what} {path} is not UTF-8 text") from None
 

@@ -785,6 +785,8 @@ class KernelSpec:
     """Quantity that a search minimises or maximises; None for the time."""
     metrics: tuple[Metric, ...]
     """Values that are computed for each trial."""
+    score_kinds: Mapping[str, Kind]
+    """Kind of each size, flag, and parameter that objectives and metrics may use."""
     source: str
     """Path of the file, as the user gave it."""
     text: str
@@ -823,13 +825,6 @@ class KernelSpec:
     def shaped_sizes(self, sizes: Mapping[str, int], config: Mapping[str, Value]) -> dict[str, int]:
         """Return sizes and flags with the values of the parameters that the buffers or the reference depend on."""
         return {**sizes, **{name: int(config[name]) for name in self.shaping}}
-
-    @property
-    def score_kinds(self) -> dict[str, Kind]:
-        """Kind of each size, flag, and parameter that objectives and metrics may use."""
-        kinds: dict[str, Kind] = {name: "boolean" if name in self.flags else "number" for name in self.sizes}
-        numbers = (each for each in self.parameters if isinstance(each.values[0], int))
-        return kinds | {each.name: "boolean" if isinstance(each.values[0], bool) else "number" for each in numbers}
 
     @property
     def has_one_launch(self) -> bool:

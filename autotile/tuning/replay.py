@@ -162,7 +162,7 @@ def open_recording(kernel: Kernel, problem: Problem, options: TuneOptions, folde
     key, l2 = recording.header.key, options.l2
     if recording.header.problem != problem:
         raise RecordingError(
-            f"the recording is of {recording.header.problem}, expected {problem}; name the sizes that it holds"
+            f"the recording is of {recording.header.problem}, expected {problem}; name its sizes and its dtype"
         )
     is_imported = not key.template_hash  # files of other tuners do not identify the kernel
     if not is_imported and (key.template_hash, key.space_hash) != (kernel.source_hash, space_hash(kernel.spec)):

@@ -170,7 +170,11 @@ class Scorer:
     def _environment(self, trial: Trial, time_us: float) -> dict[str, Any]:
         """Return the value of every name that is known of a trial."""
         names: dict[str, Any] = {**self._sizes, "time_us": time_us}
-        names |= {name: int(value) for name, value in trial.config.items() if name in self._names}
+        names |= {
+            name: value if isinstance(value, float) else int(value)
+            for name, value in trial.config.items()
+            if name in self._names
+        }
         if trial.resources is not None:
             of_resources = ("registers", "spill_bytes", "static_smem_bytes")
             names |= {name: getattr(trial.resources, name) for name in of_resources}

@@ -96,8 +96,9 @@ def test_the_examples_of_the_docstrings():
 
 
 def test_heuristics_are_distinguished_from_rules():
-    stages = dict(inspection.space("gemm_mma", device="a100").funnel())
-    assert {stage.split()[0] for stage in stages} == {"all", "rule", "heuristic", "limit"}
+    funnel = inspection.space("gemm_mma", device="a100").funnel()
+    assert {stage.split()[0] for stage, _ in funnel} == {"all", "rule", "heuristic", "limit"}
+    assert "are ignored" in inspection.space("sgemm_ws", device="h200", M=8, N=8, K=8).notices[-1]
 
 
 class TestExplain:

@@ -22,6 +22,7 @@ class TestWithoutADatabase:
         assert run("trials", scale_toml, "--json").document == []
         assert "nothing is tuned yet" in run("list").out
         assert run("db", "check", "--json").document["exists"] is False
+        run("list", "nosuch").is_refused("nosuch")
 
     def test_looking_makes_no_database(self, run, tmp_path, scale_toml):
         for words in (["list"], ["trials", scale_toml], ["db", "check"], ["db", "path"], ["best", scale_toml, "n=64"]):
@@ -48,6 +49,7 @@ class TestWithResults:
 
     def test_list_of_a_kernel_that_was_never_tuned(self, run):
         assert run("list", "sgemm_2d", "--json").document == []
+        assert "nothing is tuned yet of sgemm_2d in" in run("list", "sgemm_2d").out
         run("list", "nosuch").is_refused("nosuch")
 
     def test_trials_are_fastest_first(self, run):

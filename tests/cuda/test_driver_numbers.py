@@ -16,8 +16,7 @@ def test_types_of_a_tensor_maps_elements(dtype: str, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "prefix", "numbers"),
-    [("Swizzle", "SWIZZLE_", SWIZZLES), ("L2promotion", "L2_PROMOTION_L2_", PROMOTIONS)],
+    ("kind", "prefix", "numbers"), [("Swizzle", "SWIZZLE_", SWIZZLES), ("L2promotion", "L2_PROMOTION_L2_", PROMOTIONS)]
 )
 def test_swizzles_and_promotions(kind: str, prefix: str, numbers: dict[int, int]) -> None:
     names = [getattr(driver, f"CUtensorMap{kind}")(number).name for number in numbers.values()]

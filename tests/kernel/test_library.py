@@ -85,7 +85,10 @@ class TestRefusals:
 
     @pytest.mark.parametrize("suffix", [".toml", ".cu"])
     def test_what_is_not_text(self, scale_toml: Path, suffix: str) -> None:
-        scale_toml.with_suffix(suffix).write_bytes(b"\xff\xfe\x00")
+        before, file = load_kernel(str(scale_toml)).source_hash, scale_toml.with_suffix(suffix)
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())  # a byte order mark is left out
+        assert load_kernel(str(scale_toml)).source_hash == before
+        file.write_bytes(b"\xff\xfe\x00")
         with pytest.raises(InputError, match="is not UTF-8 text"):
             load_kernel(str(scale_toml))
 

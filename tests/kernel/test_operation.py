@@ -19,6 +19,7 @@ dtypes = ["float32"]
 sizes = { M = "ROWS", K = "2 * N", N = "N" }
 when = "ROWS <= 128"
 """
+TWICE = '[kernels.own]\nkernel = "sgemm_2d"\nsizes = { M = "ROWS", K = "N" }'
 
 
 def fitting(dtype: str, **sizes: int) -> list[str]:
@@ -57,13 +58,8 @@ class TestMatmul:
     def test_the_sizes_are_by_the_names_of_the_kernel(self) -> None:
         operation = load_operation("matmul")
         problem = operation.resolve({"M": 3, "N": 5, "K": 7, "TRANS_B": 1, "NONDETERMINISTIC": 1}, "float16")
-        found = list(operation.fitting(problem))
-        assert {member.name: values.get("NONDETERMINISTIC") for member, values in found} == {
-            "gemm_wgmma": 1,
-            "gemm_mma": 1,
-            "gemm_small": None,
-            "gemm_wgmma_padded": 1,
-        }
+        found = {member.name: values.get("NONDETERMINISTIC") for member, values in operation.fitting(problem)}
+        assert found == {"gemm_wgmma": 1, "gemm_mma": 1, "gemm_small": None, "gemm_wgmma_padded": 1}
 
     @pytest.mark.parametrize(
         ("sizes", "dtype", "said"),
@@ -104,6 +100,7 @@ class TestOwnOperations:
             ("[kernels.sgemm_2d]", "[kernels.sgemm_2e]", "did you mean sgemm_2d"),
             ('name = "sums"\n', "", "'name' is missing"),
             ("[operation]", "[operations]", "unknown section"),
+            ('when = "ROWS <= 128"', TWICE, "sgemm_2d is the kernel of an earlier entry"),
         ],
     )
     def test_mistakes_are_named(self, old: str, new: str, said: str) -> None:

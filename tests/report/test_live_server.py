@@ -363,10 +363,7 @@ class TestServer:
     def test_the_command_until_it_is_interrupted(self, path: Path, session: Session, ending: signal.Signals) -> None:
         command = [sys.executable, "-m", "autotile", "watch", str(path), "--no-open"]
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        with (
-            heeded_interrupts(),
-            subprocess.Popen(command, env=child_environment(), **options) as process,
-        ):
+        with heeded_interrupts(), subprocess.Popen(command, env=child_environment(), **options) as process:
             url = process.stdout.readline().strip()
             place, token = url.removeprefix("http://").rstrip("/").split("/")
             with closing(http.client.HTTPConnection(place, timeout=20)) as connection:
