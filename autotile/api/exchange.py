@@ -408,7 +408,7 @@ def export(
         namespace = f"autotile::{namespace_of(shipment.bundled.kernel.spec, element_type)}"
         return ExportedHeader(header, namespace, cubins, problems, shipment.notices)
     if architectures:
-        raise InputError("--arch is for --format c-header; the other formats hold no compiled code")
+        raise InputError("--arch is for --format c-header or bundle; the other formats hold no compiled code")
     loaded, problem = open_problem(name, given, dtype)
     announce(sizes_notice(loaded.spec, problem.sizes, given))
     if is_measured:
@@ -494,10 +494,12 @@ def import_(
     path = user_path(file, "a cache file")
     cache = read_cache(path)
     key = cache.key(merge_sizes(sizes, named_sizes) or None, dtype)
-    details: dict[str, object]
+    details: dict[str, object] = {"recording": str(output)}
     if output is not None:
-        import_into_recording(output_path(output), cache, key)
-        details = {"recording": str(output)}
+        target = output_path(output)
+        if target.exists() and target.samefile(path):
+            raise InputError(f"cannot write {target}: it is the file that is imported; name another file")
+        import_into_recording(target, cache, key)
     else:
         with Database.open(database if database is not None else read_settings().database) as opened:
             details = {"study": import_into_database(opened, cache, key), "database": opened.location}

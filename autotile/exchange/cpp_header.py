@@ -15,7 +15,7 @@ import numpy as np
 from autotile.core.device import EXPRESSION_NAMES, limits_for
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Value, config_key
-from autotile.core.text import shown_text
+from autotile.core.text import shown_text, source_text
 from autotile.cuda.driver import variable_symbol
 from autotile.database.paths import write_output
 from autotile.database.winners import StoredRule, Winner
@@ -35,7 +35,7 @@ from autotile.kernel.arguments import (
     WorkspaceArgument,
 )
 from autotile.kernel.expressions import Expression, Node, evaluate
-from autotile.kernel.problem import capability_of, runs_on
+from autotile.kernel.problem import MAX_SIZE, capability_of, runs_on
 from autotile.kernel.spec import KernelSpec
 from autotile.version import __version__
 
@@ -96,8 +96,6 @@ def _choice(names: Mapping[int, str], value: str) -> str:
     return "".join(f"({value}) == {n} ? {text} : " for n, text in names.items() if n) + names[0]
 
 
-_MAX_INT = 2**31 - 1
-
 _INFIX = ("+", "-", "*", "&", "|", "^", "/")
 """Operators of both languages."""
 
@@ -157,7 +155,7 @@ def literal(value: Value | float) -> str:
         return repr(value)
     if value == -(2**63):
         return f"({value + 1}LL - 1)"
-    return str(value) if abs(value) <= _MAX_INT else f"{value}LL"
+    return str(value) if abs(value) <= MAX_SIZE else f"{value}LL"
 
 
 def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
@@ -401,9 +399,16 @@ class _LaunchCode:
         return " && ".join(f"({self.cpp(side)}) != 0" for side in sides)
 
     def rules(self) -> Iterator[str]:
-        """Yield the kernel's rules, then the constraints of clusters and tensor maps on the sizes."""
+        """Yield the ranges of sizes, the rules, and the constraints of clusters and tensor maps on the sizes.
+
+        A rule that is a Python function is of parameters alone, and every configuration of the header meets it.
+        """
+        for name in self._spec.sizes:
+            least, most = (0, 1) if name in self._spec.flags else (1, MAX_SIZE)
+            yield f"if (sizes.{name} < {least} || sizes.{name} > {most}) return false;"
         for rule in self._spec.rules:
-            yield f"if (!({self.cpp(rule.expression)})) return false;  // {rule.name}"
+            if rule.expression.node.operation != "function":
+                yield f"if (!({self.cpp(rule.expression)})) return false;  // {rule.name}"
         launch = self._spec.steps[0].launch
         for blocks, cluster in zip(launch.grid, launch.cluster, strict=False):
             remainder = f"detail::floor_mod({self.cpp(blocks)}, {self.cpp(cluster)})"
@@ -457,7 +462,7 @@ def _family_code(spec: KernelSpec, rules: Sequence[StoredRule], numbers: Mapping
             "",
             f"}}  // namespace family_{number}",
         ]
-        same_gpu = f"device.name == {literal(stored.device.name)}"
+        same_gpu = f"device.name == {literal(source_text(stored.device.name, stored.key.source))}"
         calls += [
             f"if (best.tier != Tier::exact && {same_gpu} && family_{number}::holds(sizes)) {{",
             f"    for (const std::size_t config : family_{number}::order(sizes, device)) {{",
@@ -689,7 +694,8 @@ def _tuned(spec: KernelSpec, winner: Winner, numbers: Mapping[str, int]) -> str:
     capability = key.compute_capability.replace(".", "")
     number = numbers[config_key(winner.config)]
     sizes = _aggregate(key.sizes[name] for name in spec.sizes)
-    return f"    {{{sizes}, {number}, {time_us:.6g}, {literal(key.gpu_name)}, {capability}}},".replace("e+", "e")
+    gpu = literal(source_text(key.gpu_name, key.source))  # a replayed result is of no GPU: transferred
+    return f"    {{{sizes}, {number}, {time_us:.6g}, {gpu}, {capability}}},".replace("e+", "e")
 
 
 def _cubin(spec: KernelSpec, cubin: BundledCubin, numbers: Mapping[str, int]) -> str:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeGuard
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -123,7 +123,7 @@ class CacheDocument(msgspec.Struct):
     tune_params_keys: tuple[Name, ...]
     tune_params: dict[Name, tuple[Value, ...]]
     cache: dict[Text, dict[Name, Any]]
-    problem_size: Count | tuple[Count, ...] | Literal["callable"] = "callable"
+    problem_size: Count | Text | tuple[Count | Text, ...] = "callable"
 
 
 class MeasuredEntry(msgspec.Struct):
@@ -143,7 +143,7 @@ class KernelTunerCache:
     device: DeviceProperties | None
     """Properties from the profile of that GPU; None if there is none."""
     problem_size: tuple[int, ...]
-    """Empty if Kernel Tuner computed it with a function."""
+    """Empty if Kernel Tuner computed it with a function or an expression."""
     parameters: tuple[Parameter, ...]
     trials: tuple[Trial, ...]
     """One trial for each entry, with the source ``"replayed"``."""
@@ -154,21 +154,24 @@ class KernelTunerCache:
         Parameters
         ----------
         sizes
-            Sizes by name; None to name the components of the problem size x, y and z.
+            Sizes by name, flags of 0 among them if the file has any; None to name those of the file x, y and z.
 
         Raises
         ------
         InputError
             Neither ``sizes`` nor the file states the sizes, or a size or the dtype is invalid.
         """
-        if sizes is None and not self.problem_size:
-            raise InputError(f"{self.path} does not state its problem size; give the sizes, such as N=1024")
+        stated = len(self.problem_size)
+        if sizes is None and not 1 <= stated <= 3:
+            fault = f"states {stated} sizes, over three" if stated else "does not state its problem size in numbers"
+            raise InputError(f"{self.path} {fault}; give the sizes, such as N=1024")
         if dtype not in DTYPES:
             raise InputError(f"there is no dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
         named = dict(zip("xyz", self.problem_size, strict=False) if sizes is None else sizes)
+        least = int(sizes is None or 0 not in self.problem_size)
         for name, value in named.items():
-            if not 0 < value <= MAX_SIZE:
-                raise InputError(f"size {name} is {value}, expected 1 to {MAX_SIZE}")
+            if not least <= value <= MAX_SIZE:
+                raise InputError(f"size {name} is {value}, expected {least} to {MAX_SIZE}")
         device = self.device
         return TuningKey(
             kernel=self.kernel,
@@ -204,13 +207,14 @@ def read_cache(path: Path) -> KernelTunerCache:
         device = device_profile(document.device_name)
     except InputError:
         device = None
-    size = document.problem_size
+    size = document.problem_size if isinstance(document.problem_size, tuple) else (document.problem_size,)
+    numbers = tuple(one for one in size if isinstance(one, int))
     return KernelTunerCache(
         path=path,
         kernel=document.kernel_name,
         gpu_name=document.device_name,
         device=device,
-        problem_size=() if size == "callable" else size if isinstance(size, tuple) else (size,),
+        problem_size=numbers if len(numbers) == len(size) else (),
         parameters=parameters,
         trials=tuple(_trial(path, label, entry, parameters) for label, entry in document.cache.items()),
     )

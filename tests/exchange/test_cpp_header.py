@@ -208,6 +208,7 @@ def test_it_chooses_what_dispatch_chooses(device: str, targets: tuple[str, ...],
     chosen = random.Random(7)
     some = [{name: 2 ** chosen.randrange(5, 14) for name in "MNK"} for _ in range(12)]
     winners = winners_of(here, some[:8], 1) + winners_of(there, some[4:], 2)
+    winners += [replace(w, key=replace(w.key, source="replayed")) for w in winners_of(here, some[8:10], 3)]
     configs = {config_key(c): c for c in (*(w.config for w in winners), kernel.spec.default)}
     cubins = [
         BundledCubin(target, "float32", {}, config, RESOURCES, f"{number}.{target}")
@@ -305,15 +306,18 @@ int main() {
               << kernel::launch_of(kernel::configs[0], sizes, device).grid[2] << '\\n';
     sizes.K = 257;
     std::cout << (kernel::choose(sizes, device).cubin == nullptr) << ' ';
-    sizes.M = 1030;
     sizes.K = 256;
+    sizes.BATCH = 1LL << 32;
+    std::cout << (kernel::choose(sizes, device).cubin == nullptr) << ' ';
+    sizes.BATCH = 3;
+    sizes.M = 1030;
     std::cout << (kernel::choose(sizes, device).cubin == nullptr) << ' ';
     sizes.M = 1000;
     device.compute_capability = 100;
     std::cout << (kernel::choose(sizes, device).cubin == nullptr) << '\\n';
 }
 """
-    assert run(source, tmp_path) == ["1.cubin 16256 3", "1 1 1"]
+    assert run(source, tmp_path) == ["1.cubin 16256 3", "1 1 1 1"]
     launching = '#include "everything.hpp"\nvoid go(autotile::every_thing_bfloat16::Kernel& k) { k.launch({}, {}); }\n'
     compile_program(launching, tmp_path, "-c")
 
