@@ -695,7 +695,7 @@ class Session:
         elif row is not None:
             search.add(trial)
         elif trial.stage == _TOLD:
-            raise InputError("the configuration is not in the space; tell results of valid configurations")
+            raise InputError(f"{config_text(trial.config)} is not in the space; tell times of valid configurations")
 
     def _search_to_ask(self) -> Search:
         if self._asked is None:
