@@ -120,6 +120,7 @@ def choose_strategy(
             )
 
     if strategy is None:
+        check_options()
         return chosen(AUTO, count=_UNLIMITED_TRIALS if trials is None and budget_s is None else trials)
     if strategy == "brute_force":
         check_options()

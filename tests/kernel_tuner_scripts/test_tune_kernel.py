@@ -349,8 +349,8 @@ def test_an_unknown_strategy(cached: Path, strategy: Any, options: Any, simulati
     assert isinstance(caught.value, InputError)
 
 
-@pytest.mark.parametrize("strategy", LISTED)
-def test_an_unknown_option(cached: Path, strategy: str) -> None:
+@pytest.mark.parametrize("strategy", [*LISTED, None])
+def test_an_unknown_option(cached: Path, strategy: str | None) -> None:
     with pytest.raises(ValueError, match=r"no_such_option|needs scikit-optimize|pyATF builds"):
         tuned(
             strategy=strategy, strategy_options={"no_such_option": 1}, params=SPACE, cache=cached, simulation_mode=True
