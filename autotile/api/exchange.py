@@ -201,8 +201,7 @@ class WrittenBundle(Result):
         """Yield the file, then one line for each kernel."""
         yield [("bundle", f"{self.file} ({bytes_text(self.size_bytes)})"), ("digest", self.digest)]
         rows = [
-            (entry.kernel, f"{entry.problems:,}", f"{entry.cubins:,}", " ".join(entry.architectures))
-            for entry in self.kernels
+            (name, f"{problems:,}", f"{cubins:,}", " ".join(built)) for name, problems, cubins, built in self.kernels
         ]
         headings = ("kernel", f"{RIGHT}problems", f"{RIGHT}cubins", "architectures")
         yield ResultTable(headings, rows, is_wrapped=True)
@@ -373,8 +372,8 @@ def export(
             )
         from autotile.api.plans import plan
 
-        missed = selected[0][0] if selected else None
-        made = plan(missed, captured=captured, output=output, device=device, database=database)
+        missed = [name for name, _ in selected]
+        made = plan(*missed, captured=captured, output=output, device=device, database=database)
         return ExportedPlan(made, None if output is None else Path(output))
     if not selected:
         raise InputError("no kernel is named; expected `autotile export KERNEL [SIZE=N ...] -o FILE`")
@@ -577,7 +576,7 @@ def _prepare(
 ) -> list[Shipment]:
     if not selections:
         raise InputError("no kernel is named; expected at least one")
-    opened = open_for_reading(str(database) if database is not None else None)
+    opened = open_for_reading(database)
     with opened if opened is not None else nullcontext():
         return prepare_shipments(selections, architectures, opened, dtype=dtype)
 
@@ -593,7 +592,7 @@ def _export_trials(
     l2: L2Mode | None,
 ) -> Transfer:
     """Write the trials of the newest study of a problem to a file."""
-    opened = open_for_reading(str(database) if database is not None else None)
+    opened = open_for_reading(database)
     if opened is None:
         raise InputError("nothing is tuned yet, so nothing can be exported; run `autotile tune` first")
     parameters = kernel.spec.parameters
@@ -640,13 +639,8 @@ def _export_trials(
     else:
         if key.source == "replayed":
             raise InputError("these results were replayed from a recording already; expected ones that a GPU measured")
-        header = RecordingHeader(
-            key=key,
-            parameters=parameters,
-            device=study.device,
-            settings={"exported_from": "the tuning database"},
-            chosen="those that a search tried",
-        )
+        origin = {"exported_from": "the tuning database"}
+        header = RecordingHeader(key, parameters, study.device, settings=origin, chosen="those that a search tried")
         write_recording(path, header, [stored.trial for stored in trials if stored.trial.outcome.is_finding])
     gpu = source_text(key.gpu_name, key.source)
     return Transfer("exported", path, file_format, problem, gpu, len(trials), {"study": study.study_id})

@@ -82,11 +82,11 @@ def serve(session: TuningSession) -> None:
                 if request.finish:
                     return
                 answer = _answer(session, request)
-            except WorkerError as error:  # the device is at fault
-                _write({**named, **_error(error)})
-                raise
             except AutotileError as error:
-                answer = _error(error)
+                answer = {"error": {"kind": type(error).__name__, "message": str(error)}}
+                if isinstance(error, WorkerError):  # the device is at fault
+                    _write({**named, **answer})
+                    raise
             _write({**named, **answer})
     except BrokenPipeError:
         discard_output(sys.stdout)  # Python would write it again at exit
@@ -136,10 +136,6 @@ def _ready(session: TuningSession) -> dict[str, Any]:
         "best": trial_entry(best) if best is not None else None,
         "notices": list(session.notices),
     }
-
-
-def _error(error: AutotileError) -> dict[str, Any]:
-    return {"error": {"kind": type(error).__name__, "message": str(error)}}
 
 
 def _write(answer: Mapping[str, Any]) -> None:

@@ -616,15 +616,13 @@ def write_header(
         The kernel has several steps, or uses a device property that the driver cannot be queried for and that differs
         between the architectures.
     """
+    cure = "serve it from Python, or from a bundle (`autotile export --format bundle`)"
     if not spec.has_one_launch:
-        raise InputError(
-            f"{spec.name} has several steps, and a header launches one kernel only; serve it from Python, or from a "
-            "bundle (`autotile export --format bundle`)"
-        )
+        raise InputError(f"{spec.name} has several steps, and a header launches one kernel only; {cure}")
     if spec.shaping:
         raise InputError(
             f"arrays or the reference of {spec.name} depend on the parameters {', '.join(spec.shaping)}, which a "
-            "header cannot tell its caller; serve it from Python, or from a bundle (`autotile export --format bundle`)"
+            f"header cannot tell its caller; {cure}"
         )
     for scalar in spec.scalars:
         if scalar.is_per_launch:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from autotile.core.documents import decode_json, read_regular
+from autotile.core.documents import read_regular
 from autotile.database.paths import write_output
-from autotile.errors import DataError, InputError
+from autotile.errors import InputError
 from autotile.exchange.kernel_tuner import t4_metadata
 from autotile.kernel_tuner.parameters import ParameterCodec, Params
 from autotile.kernel_tuner.util import (
@@ -135,17 +136,14 @@ class CacheFile:
         self.entries[key] = dict(result)
         shown = {name: str(value) if isinstance(value, ErrorConfig) else value for name, value in result.items()}
         try:
-            if not self._is_open:
+            if not self._is_open:  # in a layout to which entries can be appended, without a line that was cut short
                 self._is_open = True
-                if self.path.exists():  # remove its end, so that entries can be appended
-                    text = self.path.read_text().rstrip()
-                    kept = text[: -len(_END)].rstrip() if text.endswith(("}}}", _END)) else text
-                    self.path.write_text(kept.removesuffix(",") + ("" if kept.endswith("{") else ","))
-                else:
-                    head = json.dumps({**self._header, "cache": {}}, cls=NpEncoder, indent="")
-                    self.path.write_text(head[: -len(_END)])
+                document = _read(self.path) if self.path.exists() else self._header
+                held = document.pop("cache", {})
+                head = json.dumps({**document, "cache": {}}, cls=NpEncoder, indent="")
+                write_output(self.path, head[: -len(_END)] + "".join(map(_line, held.items())))
             with self.path.open("a") as file:
-                file.write("\n" + json.dumps({key: shown}, cls=NpEncoder)[1:-1] + ",")
+                file.write(_line((key, shown)))
         except OSError as error:
             raise InputError(f"cannot write the cache {self.path}: {error.strerror}") from None
 
@@ -153,7 +151,11 @@ class CacheFile:
         """Complete the file, so that it is JSON."""
         if self._is_open:
             self._is_open = False
-            self.path.write_text(self.path.read_text().removesuffix(",") + _END)
+            write_output(self.path, self.path.read_text().removesuffix(",") + _END)
+
+
+def _line(entry: tuple[str, Any]) -> str:
+    return "\n" + json.dumps(dict([entry]), cls=NpEncoder)[1:-1] + ","
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
@@ -171,10 +173,9 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the cache {path}: {error}; {_EXPECTED}") from None
     for candidate in (text, text.removesuffix(",") + _END, text.rpartition("\n")[0].removesuffix(",") + _END):
-        try:
-            return decode_json(candidate, dict[str, Any])
-        except DataError:
-            continue
+        with suppress(ValueError, RecursionError):
+            if isinstance(document := json.loads(candidate), dict):  # metrics may be NaN or infinite
+                return document
     raise InputError(f"the cache {path} is not JSON; {_EXPECTED}")
 
 

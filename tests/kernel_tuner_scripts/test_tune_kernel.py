@@ -166,6 +166,22 @@ def test_a_cache_is_continued_and_simulated(tmp_path: Path) -> None:
         tune_kernel("other", ADD, N, arguments(), SIZES, cache=file, simulation_mode=True)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda text: json.dumps(json.loads(text)),
+        lambda text: text.removesuffix("}\n}") + ',\n"128": {"block_size_x": 128, "ti',  # of a call that was killed
+        lambda text: text.replace('"time": 31.25', '"metric": Infinity, "time": 31.25'),
+    ],
+)
+def test_a_cache_of_any_layout_is_continued(tmp_path: Path, changed: Any) -> None:
+    file = tmp_path / "cache.json"
+    tuned(params={"block_size_x": [32, 64]}, cache=file)
+    file.write_text(changed(file.read_text()))
+    assert len(tuned(cache=file)[0]) == 3
+    assert json.loads(file.read_text())["cache"].keys() == {"32", "64", "128"}
+
+
 def test_their_own_reader_reads_the_cache_and_results_are_written_as_t4(tmp_path: Path) -> None:
     from kernel_tuner.util import read_cache
 
