@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -248,26 +249,29 @@ def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -
 
 def _load(path: Path) -> CacheDocument:
     try:
-        text = read_regular(path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
+        document = decode_json(json.dumps(read_open_json(path, lambda _: None)), CacheDocument)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {_EXPECTED}") from None
     except UnicodeDecodeError:
         raise _malformed(path, "it is not UTF-8 text") from None
-    closed = text.removesuffix(",") + "}\n}"
-    without_last_line = text.rpartition("\n")[0].removesuffix(",") + "}\n}"
-    for candidate in (text, closed, without_last_line):
-        try:
-            plain = json.dumps(json.loads(candidate, parse_constant=lambda _: None))  # observers may write NaN
-        except (ValueError, RecursionError):
-            continue
-        try:
-            document = decode_json(plain, CacheDocument)
-        except DataError as error:
-            raise _malformed(path, str(error)) from None
-        if not document.kernel_name:
-            raise _malformed(path, "kernel_name is empty")
-        return document
-    raise _malformed(path, "it is not a JSON object")
+    except DataError as error:
+        raise _malformed(path, str(error)) from None
+    if not document.kernel_name:
+        raise _malformed(path, "kernel_name is empty")
+    return document
+
+
+def read_open_json(path: Path, parse_constant: Callable[[str], Any] | None = None) -> dict[str, Any]:
+    """Return the object in a file, whose end an interrupted call may have left away; as for `json.loads`.
+
+    It is an `OSError` or a `UnicodeDecodeError` if the file cannot be read, a `DataError` if it holds no object.
+    """
+    text = read_regular(path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
+    for candidate in (text, text.removesuffix(",") + "}\n}", text.rpartition("\n")[0].removesuffix(",") + "}\n}"):
+        with suppress(ValueError, RecursionError):
+            if isinstance(found := json.loads(candidate, parse_constant=parse_constant), dict):
+                return found
+    raise DataError("it is not a JSON object")
 
 
 def _malformed(path: Path, problem: str) -> DataError:

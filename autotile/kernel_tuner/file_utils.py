@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from autotile.core.documents import read_regular
 from autotile.database.paths import write_output
-from autotile.errors import InputError
-from autotile.exchange.kernel_tuner import t4_metadata
+from autotile.errors import DataError, InputError
+from autotile.exchange.kernel_tuner import read_open_json, t4_metadata
 from autotile.kernel_tuner.parameters import ParameterCodec, Params
 from autotile.kernel_tuner.util import (
     CompilationFailedConfig,
@@ -33,7 +31,7 @@ _SCHEMA = "1.0.0"
 
 
 def _json_path(name: str | Path) -> Path:
-    return Path(str(name) if str(name).endswith(".json") else f"{name}.json")
+    return Path(f"{name}".removesuffix(".json") + ".json")
 
 
 def get_t4_results(
@@ -88,7 +86,6 @@ def _write(filename: str | Path, document: Mapping[str, Any]) -> None:
     write_output(path, json.dumps(document, cls=NpEncoder, indent=1) + "\n")
 
 
-_MAX_BYTES = 2**30
 _MARKS = {each.__name__: each for each in (ErrorConfig, InvalidConfig, CompilationFailedConfig, RuntimeFailedConfig)}
 _END = "}\n}"
 _EXPECTED = "expected a cache of Kernel Tuner; name another file, or remove this one"
@@ -167,16 +164,10 @@ def read_header(path: str | Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Parse a file, of which an interrupted call may have left the end away."""
     try:
-        text = read_regular(path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        return read_open_json(path)  # metrics may be NaN or infinite
+    except (OSError, UnicodeDecodeError, DataError) as error:
         raise InputError(f"cannot read the cache {path}: {error}; {_EXPECTED}") from None
-    for candidate in (text, text.removesuffix(",") + _END, text.rpartition("\n")[0].removesuffix(",") + _END):
-        with suppress(ValueError, RecursionError):
-            if isinstance(document := json.loads(candidate), dict):  # metrics may be NaN or infinite
-                return document
-    raise InputError(f"the cache {path} is not JSON; {_EXPECTED}")
 
 
 def _same(expected: Any, found: Any) -> bool:
