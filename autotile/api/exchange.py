@@ -389,7 +389,8 @@ def export(
         return bundle(entries, output=str(output), architectures=architectures, dtype=dtype, database=database)
     if len(selected) > 1:
         raise InputError(f"one kernel is exported, and {selected[1][0]!r} is another; several go into a bundle")
-    name, given = selected[0][0], dict(selected[0][1] or {})
+    ((name, own),) = selected
+    given = dict(own or {})
     if not is_measured and (operation := named_operation(name)) is not None:
         if given or architectures or device is not None or format != "t4":
             raise InputError(f"{name} is an operation, of which models are exported: give no sizes, format or device")

@@ -299,10 +299,7 @@ class TrialList(Result, StudyPlots):
 
         keys = {entry.key.digest: entry.key for entry in self.trials}
         if len(keys) != 1:
-            raise InputError(
-                f"charts are of one problem on one GPU and L2 mode, and these are trials of {len(keys)}; name "
-                "the sizes, or write a page of all with autotile.report"
-            )
+            raise InputError(f"charts are of one study, these are of {len(keys)}; name sizes, or use autotile.report")
         (key,) = keys.values()
         stored = sorted((entry.stored for entry in self.trials), key=lambda one: one.trial_id)
         searched, final = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))

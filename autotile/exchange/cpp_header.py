@@ -441,10 +441,7 @@ def _family_code(spec: KernelSpec, rules: Sequence[StoredRule], numbers: Mapping
         conditions = []
         for name in spec.sizes:
             size = f"sizes.{name}"
-            parts = (
-                f"{size} == {low}" if low == high else f"({low} <= {size} && {size} <= {high})"
-                for low, high in rule.family.extents[name].parts
-            )
+            parts = (f"({low} <= {size} && {size} <= {high})" for low, high in rule.family.extents[name].parts)
             conditions.append(f"({' || '.join(parts)})")
         functions += [
             f"/// {rule.family} on {shown_text(stored.device.name)}, learned from {len(rule.points)} of its problems.",
@@ -572,7 +569,7 @@ def write_shipped_header(shipment: Shipment, dtype: str, output: Path) -> tuple[
             images[file] = shipment.images[cubin.member]
             cubins.append(replace(cubin, member=file))
     spec = bundled.kernel.spec
-    text = write_header(spec, dtype, winners, cubins, rules=rules, stem=output.stem, version=__version__)
+    text = write_header(spec, dtype, winners, cubins, rules=rules, stem=output.stem)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -591,7 +588,6 @@ def write_header(
     *,
     rules: Sequence[StoredRule] = (),
     stem: str,
-    version: str,
 ) -> str:
     """Return the text of the header.
 
@@ -607,8 +603,6 @@ def write_header(
         Rules of the kernel's families, newest first.
     stem
         Prefix of the cubins' file names.
-    version
-        Version of autotile.
 
     Raises
     ------
@@ -642,7 +636,7 @@ def write_header(
 
     filled = {
         "title": f"{spec.name}: {spec.summary or 'a tuned kernel'}".replace("\\", "/"),
-        "version": version,
+        "version": __version__,
         "stem": stem,
         "name": spec.name,
         "namespace": namespace_of(spec, dtype),
@@ -697,21 +691,12 @@ def _tuned(spec: KernelSpec, winner: Winner, numbers: Mapping[str, int]) -> str:
 
 
 def _cubin(spec: KernelSpec, cubin: BundledCubin, numbers: Mapping[str, int]) -> str:
-    capability = capability_of(cubin.target)
-    major = capability.partition(".")[0]
-    this_capability_only = not runs_on(cubin.target, f"{major}.9")
-    used = cubin.resources
-    symbol = cubin.symbols.get(spec.entry, spec.entry)
+    capability, used = capability_of(cubin.target), cubin.resources
+    this_capability_only = literal(not runs_on(cubin.target, f"{capability.partition('.')[0]}.9"))
+    symbol = literal(cubin.symbols.get(spec.entry, spec.entry))
     flags = "".join(f"{cubin.flags[name]}, " for name in spec.compiled_names)
-    number = numbers[config_key(cubin.config)]
-    fields = (
-        number,
-        capability.replace(".", ""),
-        literal(this_capability_only),
-        used.registers,
-        used.static_smem_bytes,
-    )
-    return f"    {{{', '.join(map(str, fields))}, {flags}{literal(cubin.member)}, {literal(symbol)}}},"
+    head = f"{numbers[config_key(cubin.config)]}, {capability.replace('.', '')}, {this_capability_only}"
+    return f"    {{{head}, {used.registers}, {used.static_smem_bytes}, {flags}{literal(cubin.member)}, {symbol}}},"
 
 
 def _device(spec: KernelSpec, targets: Sequence[str]) -> dict[str, str]:
@@ -732,9 +717,11 @@ def _device(spec: KernelSpec, targets: Sequence[str]) -> dict[str, str]:
             queries.append(f"        found.{name} = attribute(CU_DEVICE_ATTRIBUTE_{_QUERIED[name]});")
         elif name == "memory_bytes" and used:
             fields.append(f"    std::int64_t {name} = 0;")
-            queries.append("        std::size_t bytes = 0;")
-            queries.append('        detail::check(cuDeviceTotalMem(&bytes, device), "the device\'s memory");')
-            queries.append(f"        found.{name} = static_cast<std::int64_t>(bytes);")
+            queries += [
+                "        std::size_t bytes = 0;",
+                '        detail::check(cuDeviceTotalMem(&bytes, device), "the device\'s memory");',
+                f"        found.{name} = static_cast<std::int64_t>(bytes);",
+            ]
         elif used:
             values = {int(getattr(limits_for(capability_of(target)), name)) for target in targets}
             if len(values) > 1:

@@ -162,10 +162,9 @@ class KernelTunerCache:
         InputError
             Neither ``sizes`` nor the file states the sizes, or a size or the dtype is invalid.
         """
-        stated = len(self.problem_size)
-        if sizes is None and not 1 <= stated <= 3:
-            fault = f"states {stated} sizes, over three" if stated else "does not state its problem size in numbers"
-            raise InputError(f"{self.path} {fault}; give the sizes, such as N=1024")
+        if sizes is None and not 1 <= len(self.problem_size) <= 3:
+            what = "its problem size in one to three numbers"
+            raise InputError(f"{self.path} does not state {what}; give the sizes, such as N=1024")
         if dtype not in DTYPES:
             raise InputError(f"there is no dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
         named = dict(zip("xyz", self.problem_size, strict=False) if sizes is None else sizes)
@@ -386,9 +385,8 @@ def _result(stored: StoredTrial) -> dict[str, Any]:
         measured = {"time": "time_us", "time_low": "low_us", "time_high": "high_us"}
         found += [(name, getattr(trial.measurement, own) / 1e3, "ms") for name, own in measured.items()]
     if trial.resources:
-        found.append(("registers", trial.resources.registers, ""))
-        found.append(("spill_bytes", trial.resources.spill_bytes, "B"))
-        found.append(("static_smem_bytes", trial.resources.static_smem_bytes, "B"))
+        units = {"registers": "", "spill_bytes": "B", "static_smem_bytes": "B"}
+        found += [(name, getattr(trial.resources, name), unit) for name, unit in units.items()]
     if trial.occupancy:
         found.append(("occupancy", trial.occupancy.occupancy, ""))
     found += [(name, value, "") for name, value in trial.telemetry.items()]

@@ -31,7 +31,7 @@ _SCHEMA = "1.0.0"
 
 
 def _json_path(name: str | Path) -> Path:
-    return Path(f"{name}".removesuffix(".json") + ".json")
+    return Path(f"{str(name).removesuffix('.json')}.json")
 
 
 def get_t4_results(
@@ -131,7 +131,6 @@ class CacheFile:
         if key in self.entries:
             return
         self.entries[key] = dict(result)
-        shown = {name: str(value) if isinstance(value, ErrorConfig) else value for name, value in result.items()}
         try:
             if not self._is_open:  # in a layout to which entries can be appended, without a line that was cut short
                 self._is_open = True
@@ -140,7 +139,7 @@ class CacheFile:
                 head = json.dumps({**document, "cache": {}}, cls=NpEncoder, indent="")
                 write_output(self.path, head[: -len(_END)] + "".join(map(_line, held.items())))
             with self.path.open("a") as file:
-                file.write(_line((key, shown)))
+                file.write(_line((key, result)))
         except OSError as error:
             raise InputError(f"cannot write the cache {self.path}: {error.strerror}") from None
 

@@ -174,7 +174,7 @@ def chosen_in_cpp(
 ) -> list[list[str]]:
     """Return the words that the program prints for each of some sizes."""
     (folder / "sgemm_2d.hpp").write_text(
-        write_header(load_kernel("sgemm_2d").spec, "float32", *stored, **rules, stem="sgemm_2d", version="0")
+        write_header(load_kernel("sgemm_2d").spec, "float32", *stored, **rules, stem="sgemm_2d")
     )
     words = (device.name, device.compute_capability.replace(".", ""), str(device.smem_per_block_optin_bytes))
     given = "\n".join(f"{sizes['M']} {sizes['N']} {sizes['K']}" for sizes in asked)
@@ -285,7 +285,7 @@ def test_flags_workspaces_and_tensor_maps(tmp_path: Path) -> None:
         BundledCubin("sm_90a", "bfloat16", {"TRANS_B": flag}, spec.default, RESOURCES, f"{flag}.cubin")
         for flag in (0, 1)
     ]
-    text = write_header(spec, "bfloat16", [], cubins, stem="everything", version="0")
+    text = write_header(spec, "bfloat16", [], cubins, stem="everything")
     (tmp_path / "everything.hpp").write_text(text)
     assert "namespace autotile::every_thing_bfloat16 {" in text
     source = """

@@ -230,7 +230,7 @@ class TestImport:
     def test_a_size_that_is_not_said_must_be_given(self, theirs: Path, said: str) -> None:
         theirs.write_text(theirs.read_text().replace("[\n4096,\n2\n]", said))
         cache = read_cache(theirs)
-        with pytest.raises(InputError, match=r"(does not state its problem size|states 4 sizes).*such as N=1024"):
+        with pytest.raises(InputError, match=r"does not state its problem size.*such as N=1024"):
             cache.key()
         sizes = {"N": 4096, **({"FLAG": 0} if "0]" in said else {})}
         assert cache.key(sizes).sizes == sizes
