@@ -95,10 +95,9 @@ class TestAskAndTell:
             opened.tell({"THREADS": 48}, 1.0)
         with pytest.raises(ConfigError, match="WORK = '4' is not among its values"):
             opened.evaluate({"WORK": "4"})
-        with pytest.raises(InputError, match="n is 0"):
-            opened.ask(0)
-        with pytest.raises(InputError, match="at most 1000"):
-            opened.ask(1001)
+        for count, said in ((0, "n is 0"), (1001, "at most 1000")):
+            with pytest.raises(InputError, match=said):
+                opened.ask(count)
 
 
 class TestTheSession:

@@ -232,8 +232,7 @@ class TestImport:
         cache = read_cache(theirs)
         with pytest.raises(InputError, match=r"does not state its problem size.*such as N=1024"):
             cache.key()
-        sizes = {"N": 4096, **({"FLAG": 0} if "0]" in said else {})}
-        assert cache.key(sizes).sizes == sizes
+        assert cache.key(sizes := {"N": 4096, "FLAG": int("0]" not in said)}).sizes == sizes
 
     @pytest.mark.parametrize(
         ("old", "new", "message"),

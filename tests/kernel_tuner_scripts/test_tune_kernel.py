@@ -146,13 +146,15 @@ def test_other_observers_are_called_where_they_can_be() -> None:
         tuned(observers=[PMTObserver("rapl")])
 
 
-def test_a_cache_is_continued_and_simulated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [False, True])  # as of a call that was killed; else without line breaks
+def test_a_cache_is_continued_and_simulated(tmp_path: Path, cut: bool) -> None:
     file = tmp_path / "cache.json"
     tuned(params={"block_size_x": [32, 64]}, cache=str(tmp_path / "cache"))
     first = json.loads(file.read_text())
     assert first["tune_params_keys"] == ["block_size_x"]
     assert set(first["cache"]) == {"32", "64"}
-    file.write_text(file.read_text().replace('"time": 31.25,', '"time": 99.0,'))
+    text = file.read_text().replace('"time": 31.25,', '"time": 99.0, "metric": Infinity,')
+    file.write_text(text.removesuffix("}\n}") + ',\n"128": {"block_' if cut else json.dumps(json.loads(text)))
     results, _ = tuned(cache=file)
     assert {r["block_size_x"]: r["time"] for r in results} == pytest.approx({32: 99.0, 64: 15.625, 128: 7.8125})
     assert set(json.loads(file.read_text())["cache"]) == {"32", "64", "128"}
@@ -164,22 +166,6 @@ def test_a_cache_is_continued_and_simulated(tmp_path: Path) -> None:
     assert {result["block_size_x"] for result in searched} == {64}  # of the values that the file states
     with pytest.raises(InputError, match="has the kernel_name 'add'"):
         tune_kernel("other", ADD, N, arguments(), SIZES, cache=file, simulation_mode=True)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        lambda text: json.dumps(json.loads(text)),
-        lambda text: text.removesuffix("}\n}") + ',\n"128": {"block_size_x": 128, "ti',  # of a call that was killed
-        lambda text: text.replace('"time": 31.25', '"metric": Infinity, "time": 31.25'),
-    ],
-)
-def test_a_cache_of_any_layout_is_continued(tmp_path: Path, changed: Any) -> None:
-    file = tmp_path / "cache.json"
-    tuned(params={"block_size_x": [32, 64]}, cache=file)
-    file.write_text(changed(file.read_text()))
-    assert len(tuned(cache=file)[0]) == 3
-    assert json.loads(file.read_text())["cache"].keys() == {"32", "64", "128"}
 
 
 def test_their_own_reader_reads_the_cache_and_results_are_written_as_t4(tmp_path: Path) -> None:
