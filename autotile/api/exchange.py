@@ -361,9 +361,11 @@ def export(
     if captured and format != "plan":
         raise InputError("--captured is of a plan; add --format plan")
     given = merge_sizes(sizes, named_sizes)
-    entries: Sequence[Any] = (
-        [] if kernel is None else kernel if isinstance(kernel, list | tuple) else [(kernel, given or None)]
-    )
+    entries: Sequence[Any] = [] if kernel is None else [(kernel, given or None)]
+    if isinstance(kernel, list | tuple):
+        if given:
+            raise InputError("the sizes are of no kernel in the list; give each with its own, as (kernel, sizes)")
+        entries = kernel
     selected = list(map(_selection, entries))
     if format == "plan":
         if len(selected) > 1 or any(sizes for _, sizes in selected):

@@ -71,8 +71,8 @@ def serve(session: TuningSession) -> None:
                 if line is None:
                     raise DataError(f"the line has more than {MAX_LINE_BYTES} bytes; send fewer configurations in one")
                 sent = decode_json(line, dict[str, Any])
-                if isinstance(sent.get("id"), int | str):
-                    named = {"id": sent["id"]}
+                if isinstance(identity := sent.get("id"), int | str):
+                    named["id"] = identity
                 request = convert(sent, AskTellLine)
                 values = {name: getattr(request, name) for name in _REQUESTS}
                 given = [name for name, value in values.items() if value is not None and value is not False]

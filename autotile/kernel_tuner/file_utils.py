@@ -48,7 +48,7 @@ def get_t4_results(
                 "timestamp": result.get("timestamp", ""),
                 "configuration": {name: result[name] for name in tune_params if name in result},
                 "times": {**times, "runtimes": result.get("times", [])},
-                "invalidity": "correct" if error is None else _INVALIDITY.get(type(error).__name__, "runtime"),
+                "invalidity": "correct" if error is None else _INVALIDITY.get(error, "runtime"),
                 "correctness": 1,
                 "measurements": [
                     {"name": name, "value": value, "unit": "ms" if name.startswith("time") else ""}
