@@ -208,8 +208,7 @@ class WrittenBundle(Result):
         """Yield the file, then one line for each kernel."""
         yield [("bundle", f"{self.file} ({bytes_text(self.size_bytes)})"), ("digest", self.digest)]
         rows = [
-            (entry.kernel, f"{entry.problems:,}", f"{entry.cubins:,}", " ".join(entry.architectures))
-            for entry in self.kernels
+            (name, f"{problems:,}", f"{cubins:,}", " ".join(built)) for name, problems, cubins, built in self.kernels
         ]
         headings = ("kernel", f"{RIGHT}problems", f"{RIGHT}cubins", "architectures")
         yield ResultTable(headings, rows, is_wrapped=True)
@@ -373,9 +372,11 @@ def export(
             raise InputError(reason)
     dtype = dtype and dtype_name(dtype)
     given = merge_sizes(sizes, named_sizes)
-    entries: Sequence[Any] = (
-        [] if kernel is None else kernel if isinstance(kernel, list | tuple) else [(kernel, given or None)]
-    )
+    entries: Sequence[Any] = [] if kernel is None else [(kernel, given or None)]
+    if isinstance(kernel, list | tuple):
+        if given:
+            raise InputError("the sizes are of no kernel in the list; give each with its own, as (kernel, sizes)")
+        entries = kernel
     selected = list(map(_selection, entries))
     if format == "plan":
         if len(selected) > 1 or any(sizes for _, sizes in selected):
@@ -384,8 +385,8 @@ def export(
             )
         from autotile.api.plans import plan
 
-        missed = selected[0][0] if selected else None
-        made = plan(missed, captured=captured, output=output, device=device, database=database)
+        missed = [name for name, _ in selected]
+        made = plan(*missed, captured=captured, output=output, device=device, database=database)
         return ExportedPlan(made, None if output is None else Path(output))
     if not selected:
         raise InputError("no kernel is named; expected `autotile export KERNEL [SIZE=N ...] -o FILE`")
@@ -401,7 +402,8 @@ def export(
         return bundle(entries, output=str(output), architectures=architectures, dtype=dtype, database=database)
     if len(selected) > 1:
         raise InputError(f"one kernel is exported, and {selected[1][0]!r} is another; several go into a bundle")
-    name, given = selected[0][0], dict(selected[0][1] or {})
+    ((name, own),) = selected
+    given = dict(own or {})
     if not is_measured and (operation := named_operation(name)) is not None:
         if given or device is not None or format != "t4":
             raise InputError(f"{name} is an operation, of which models are exported: give no sizes, format or device")
@@ -498,10 +500,12 @@ def import_(
     path = user_path(file, "a cache file")
     cache = read_cache(path)
     key = cache.key(merge_sizes(sizes, named_sizes) or None, dtype)
-    details: dict[str, object]
+    details: dict[str, object] = {"recording": str(output)}
     if output is not None:
-        import_into_recording(output_path(output), cache, key)
-        details = {"recording": str(output)}
+        target = output_path(output)
+        if target.exists() and target.samefile(path):
+            raise InputError(f"cannot write {target}: it is the file that is imported; name another file")
+        import_into_recording(target, cache, key)
     else:
         with Database.open(database_location(database)) as opened:
             details = {"study": import_into_database(opened, cache, key), "database": opened.location}
@@ -642,13 +646,8 @@ def _export_trials(
     else:
         if key.source == "replayed":
             raise InputError("these results were replayed from a recording already; expected ones that a GPU measured")
-        header = RecordingHeader(
-            key=key,
-            parameters=parameters,
-            device=study.device,
-            settings={"exported_from": "the tuning database"},
-            chosen="those that a search tried",
-        )
+        origin = {"exported_from": "the tuning database"}
+        header = RecordingHeader(key, parameters, study.device, settings=origin, chosen="those that a search tried")
         write_recording(path, header, [stored.trial for stored in trials if stored.trial.outcome.is_finding])
     gpu = source_text(key.gpu_name, key.source)
     return Transfer("exported", path, file_format, problem, gpu, len(trials), {"study": study.study_id})

@@ -21,6 +21,7 @@ from autotile.api.targets import (
 )
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties, is_name_of
+from autotile.core.documents import read_regular
 from autotile.core.statistics import Interval
 from autotile.core.text import (
     NOTHING,
@@ -47,6 +48,7 @@ from autotile.tuning.lanes import GpuName, Lane
 from autotile.tuning.operation_session import OperationResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import (
+    MAX_PLAN_BYTES,
     MissedProblem,
     PlannedProblem,
     TuningPlan,
@@ -544,10 +546,12 @@ def _plan_of_misses(missed: Iterable[MissedProblem]) -> TuningPlan:
 
 
 def write_plan(plan: TuningPlan, output: str | Path) -> Path:
-    """Write a plan to a file, and return its path; an `InputError` if it cannot be written."""
+    """Write a plan to a file, and return its path; an `InputError` if that cannot be written, or holds no plan."""
     path = user_path(output, "a plan")
     try:
+        if path.is_file() and b"[[tune]]" not in read_regular(path, MAX_PLAN_BYTES):
+            raise InputError(f"cannot write {path}: it exists and is no plan; name another file")
         path.write_text(plan_text(plan.problems, [f"{plan.name}: {plural(len(plan.problems), 'problem')}"]))
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
+        raise InputError(f"cannot write {path}: {error.strerror}; name another file") from None
     return path

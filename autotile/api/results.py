@@ -302,7 +302,7 @@ class TrialList(Result, StudyPlots):
 
         keys = {entry.key.digest: entry.key for entry in self.trials}
         if len(keys) != 1:
-            raise InputError(f"charts are of the trials of one problem, these are of {len(keys)}; name the sizes")
+            raise InputError(f"charts are of one study, these are of {len(keys)}; name sizes, or use autotile.report")
         if self.study is not None:
             return self.study
         (key,) = keys.values()

@@ -223,7 +223,7 @@ def tune(
     announced: Any = {} if announce is None else {"announce": announce}
     if plan is not None:
         if kernel is not None or given or dtype is not None or misses:
-            raise InputError("--plan states its kernels, sizes and dtypes; leave them out")
+            raise InputError("--plan states its kernels, sizes and dtypes; leave them and --misses out")
         from autotile.api.plans import tune_plan
 
         with observing(shown) as observer:

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from autotile.cli.output import NOTHING_FOUND, UnwrittenAnswerError, discard_output, notice
-from autotile.core.documents import Count, Finite, Name, decode_json, encode_json
+from autotile.core.documents import Count, Finite, Name, convert, decode_json, encode_json
 from autotile.core.model import Value
 from autotile.errors import AutotileError, DataError, InputError, WorkerError
 
@@ -58,24 +58,28 @@ def serve(session: TuningSession) -> None:
     try:
         _write({"ready": _ready(session)})
         for line in _lines(sys.stdin.buffer):
-            request: AskTellLine | None = None
+            named: dict[str, Any] = {}
             try:
                 if line is None:
                     raise DataError(f"the line has more than {MAX_LINE_BYTES} bytes; send fewer configurations in one")
-                request = decode_json(line, AskTellLine)
-                named = [name for name in _REQUESTS if getattr(request, name) is not None]
-                if len(named) != 1:
-                    got = " and ".join(named) or "none"
+                sent = decode_json(line, dict[str, Any])
+                if isinstance(identity := sent.get("id"), int | str):
+                    named["id"] = identity
+                request = convert(sent, AskTellLine)
+                values = {name: getattr(request, name) for name in _REQUESTS}
+                given = [name for name, value in values.items() if value is not None and value is not False]
+                if len(given) != 1:
+                    got = " and ".join(given) or "none"
                     raise DataError(f"expected one of {', '.join(_REQUESTS)} in a line, got {got}")
                 if request.finish:
                     return
                 answer = _answer(session, request)
-            except WorkerError as error:  # the device is at fault
-                _write(_error(request, error))
-                raise
             except AutotileError as error:
-                answer = _error(request, error)
-            _write({"id": request.id, **answer} if request is not None and request.id is not None else answer)
+                answer = {"error": {"kind": type(error).__name__, "message": str(error)}}
+                if isinstance(error, WorkerError):  # the device is at fault
+                    _write({**named, **answer})
+                    raise
+            _write({**named, **answer})
     except BrokenPipeError:
         discard_output(sys.stdout)  # Python would write it again at exit
         notice("the program that reads the answers has ended; the result is stored")
@@ -123,11 +127,6 @@ def _ready(session: TuningSession) -> dict[str, Any]:
         "best": trial_entry(best) if best is not None else None,
         "notices": list(session.notices),
     }
-
-
-def _error(request: AskTellLine | None, error: AutotileError) -> dict[str, Any]:
-    named = {"id": request.id} if request is not None and request.id is not None else {}
-    return {**named, "error": {"kind": type(error).__name__, "message": str(error)}}
 
 
 def _write(answer: Mapping[str, Any]) -> None:

@@ -914,7 +914,7 @@ def schema_revision(connection: Connection, location: Location | str) -> str | N
 
 def _refused(location: Location | str, fault: str) -> DatabaseError:
     return DatabaseError(
-        f"the database {location} was changed by another program: {fault}; remove it with sqlite3, restore a copy of "
+        f"the database {location} was changed by another program: {fault}; undo that with sqlite3, restore a copy of "
         "the file, or name another database"
     )
 

@@ -436,10 +436,16 @@ def _current_results(
     winners = own + [winner for winner in shipped if winner.key.digest not in digests]
     version = (kernel.source_hash, space_hash(kernel.spec), tuple(kernel.spec.options))
 
-    def is_current(key: TuningKey) -> bool:
-        return (key.template_hash, key.space_hash, key.options) == version
+    functions = [rule for rule in kernel.spec.rules if rule.expression.node.operation == "function"]
 
-    return [w for w in winners if is_current(w.key)], [rule for rule in rules if is_current(rule.key)]
+    def is_current(key: TuningKey, *configs: Config) -> bool:
+        """Return True if a result is of this version, and meets the rules that cannot be shipped with it."""
+        is_own = (key.template_hash, key.space_hash, key.options) == version
+        return is_own and all(rule.expression.value(config) for rule in functions for config in configs)
+
+    return [one for one in winners if is_current(one.key, one.config)], [
+        one for one in rules if is_current(one.key, *(each.config for each in one.rule.configs))
+    ]
 
 
 def _compiled(

@@ -15,7 +15,7 @@ import numpy as np
 from autotile.core.device import EXPRESSION_NAMES, limits_for
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Value, config_key
-from autotile.core.text import shown_text
+from autotile.core.text import shown_text, source_text
 from autotile.cuda.driver import variable_symbol
 from autotile.database.paths import write_output
 from autotile.database.winners import StoredRule, Winner
@@ -35,7 +35,7 @@ from autotile.kernel.arguments import (
     WorkspaceArgument,
 )
 from autotile.kernel.expressions import Expression, Node, evaluate
-from autotile.kernel.problem import capability_of, runs_on
+from autotile.kernel.problem import MAX_SIZE, capability_of, runs_on
 from autotile.kernel.spec import KernelSpec
 from autotile.version import __version__
 
@@ -96,8 +96,6 @@ def _choice(names: Mapping[int, str], value: str) -> str:
     return "".join(f"({value}) == {n} ? {text} : " for n, text in names.items() if n) + names[0]
 
 
-_MAX_INT = 2**31 - 1
-
 _INFIX = ("+", "-", "*", "&", "|", "^", "/")
 """Operators of both languages."""
 
@@ -157,7 +155,7 @@ def literal(value: Value | float) -> str:
         return repr(value)
     if value == -(2**63):
         return f"({value + 1}LL - 1)"
-    return str(value) if abs(value) <= _MAX_INT else f"{value}LL"
+    return str(value) if abs(value) <= MAX_SIZE else f"{value}LL"
 
 
 def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
@@ -401,9 +399,16 @@ class _LaunchCode:
         return " && ".join(f"({self.cpp(side)}) != 0" for side in sides)
 
     def rules(self) -> Iterator[str]:
-        """Yield the kernel's rules, then the constraints of clusters and tensor maps on the sizes."""
+        """Yield the ranges of sizes, the rules, and the constraints of clusters and tensor maps on the sizes.
+
+        A rule that is a Python function is of parameters alone, and every configuration of the header meets it.
+        """
+        for name in self._spec.sizes:
+            least, most = (0, 1) if name in self._spec.flags else (1, MAX_SIZE)
+            yield f"if (sizes.{name} < {least} || sizes.{name} > {most}) return false;"
         for rule in self._spec.rules:
-            yield f"if (!({self.cpp(rule.expression)})) return false;  // {rule.name}"
+            if rule.expression.node.operation != "function":
+                yield f"if (!({self.cpp(rule.expression)})) return false;  // {rule.name}"
         launch = self._spec.steps[0].launch
         for blocks, cluster in zip(launch.grid, launch.cluster, strict=False):
             remainder = f"detail::floor_mod({self.cpp(blocks)}, {self.cpp(cluster)})"
@@ -436,10 +441,7 @@ def _family_code(spec: KernelSpec, rules: Sequence[StoredRule], numbers: Mapping
         conditions = []
         for name in spec.sizes:
             size = f"sizes.{name}"
-            parts = (
-                f"{size} == {low}" if low == high else f"({low} <= {size} && {size} <= {high})"
-                for low, high in rule.family.extents[name].parts
-            )
+            parts = (f"({low} <= {size} && {size} <= {high})" for low, high in rule.family.extents[name].parts)
             conditions.append(f"({' || '.join(parts)})")
         functions += [
             f"/// {rule.family} on {shown_text(stored.device.name)}, learned from {len(rule.points)} of its problems.",
@@ -457,7 +459,7 @@ def _family_code(spec: KernelSpec, rules: Sequence[StoredRule], numbers: Mapping
             "",
             f"}}  // namespace family_{number}",
         ]
-        same_gpu = f"device.name == {literal(stored.device.name)}"
+        same_gpu = f"device.name == {literal(source_text(stored.device.name, stored.key.source))}"
         calls += [
             f"if (best.tier != Tier::exact && {same_gpu} && family_{number}::holds(sizes)) {{",
             f"    for (const std::size_t config : family_{number}::order(sizes, device)) {{",
@@ -568,7 +570,7 @@ def write_shipped_header(shipment: Shipment, dtype: str, output: Path) -> tuple[
             images[file] = shipment.images[cubin.member]
             cubins.append(replace(cubin, member=file))
     spec = bundled.kernel.spec
-    text = write_header(spec, dtype, winners, cubins, rules=rules, stem=output.stem, version=__version__)
+    text = write_header(spec, dtype, winners, cubins, rules=rules, stem=output.stem)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -587,7 +589,6 @@ def write_header(
     *,
     rules: Sequence[StoredRule] = (),
     stem: str,
-    version: str,
 ) -> str:
     """Return the text of the header.
 
@@ -606,18 +607,20 @@ def write_header(
         Rules of the kernel's families, newest first.
     stem
         Prefix of the cubins' file names.
-    version
-        Version of autotile.
+
+    Raises
+    ------
+    InputError
+        The kernel has several steps, or uses a device property that the driver cannot be queried for and that differs
+        between the architectures.
     """
+    cure = "serve it from Python, or from a bundle (`autotile export --format bundle`)"
     if not spec.has_one_launch:
-        raise InputError(
-            f"{spec.name} has several steps, and a header launches one kernel only; serve it from Python, or from a "
-            "bundle (`autotile export --format bundle`)"
-        )
+        raise InputError(f"{spec.name} has several steps, and a header launches one kernel only; {cure}")
     if spec.shaping:
         raise InputError(
             f"arrays or the reference of {spec.name} depend on the parameters {', '.join(spec.shaping)}, which a "
-            "header cannot tell its caller; serve it from Python, or from a bundle (`autotile export --format bundle`)"
+            f"header cannot tell its caller; {cure}"
         )
     for scalar in spec.scalars:
         if scalar.is_per_launch:
@@ -637,7 +640,7 @@ def write_header(
 
     filled = {
         "title": f"{spec.name}: {spec.summary or 'a tuned kernel'}".replace("\\", "/"),
-        "version": version,
+        "version": __version__,
         "stem": stem,
         "name": spec.name,
         "namespace": namespace_of(spec, dtype),
@@ -687,25 +690,17 @@ def _tuned(spec: KernelSpec, winner: Winner, numbers: Mapping[str, int]) -> str:
     capability = key.compute_capability.replace(".", "")
     number = numbers[config_key(winner.config)]
     sizes = _aggregate(key.sizes[name] for name in spec.sizes)
-    return f"    {{{sizes}, {number}, {time_us:.6g}, {literal(key.gpu_name)}, {capability}}},".replace("e+", "e")
+    gpu = literal(source_text(key.gpu_name, key.source))  # a replayed result is of no GPU: transferred
+    return f"    {{{sizes}, {number}, {time_us:.6g}, {gpu}, {capability}}},".replace("e+", "e")
 
 
 def _cubin(spec: KernelSpec, cubin: BundledCubin, numbers: Mapping[str, int]) -> str:
-    capability = capability_of(cubin.target)
-    major = capability.partition(".")[0]
-    this_capability_only = not runs_on(cubin.target, f"{major}.9")
-    used = cubin.resources
-    symbol = cubin.symbols.get(spec.entry, spec.entry)
+    capability, used = capability_of(cubin.target), cubin.resources
+    this_capability_only = literal(not runs_on(cubin.target, f"{capability.partition('.')[0]}.9"))
+    symbol = literal(cubin.symbols.get(spec.entry, spec.entry))
     flags = "".join(f"{cubin.flags[name]}, " for name in spec.compiled_names)
-    number = numbers[config_key(cubin.config)]
-    fields = (
-        number,
-        capability.replace(".", ""),
-        literal(this_capability_only),
-        used.registers,
-        used.static_smem_bytes,
-    )
-    return f"    {{{', '.join(map(str, fields))}, {flags}{literal(cubin.member)}, {literal(symbol)}}},"
+    head = f"{numbers[config_key(cubin.config)]}, {capability.replace('.', '')}, {this_capability_only}"
+    return f"    {{{head}, {used.registers}, {used.static_smem_bytes}, {flags}{literal(cubin.member)}, {symbol}}},"
 
 
 def _device(spec: KernelSpec, targets: Sequence[str]) -> dict[str, str]:
@@ -726,9 +721,11 @@ def _device(spec: KernelSpec, targets: Sequence[str]) -> dict[str, str]:
             queries.append(f"        found.{name} = attribute(CU_DEVICE_ATTRIBUTE_{_QUERIED[name]});")
         elif name == "memory_bytes" and used:
             fields.append(f"    std::int64_t {name} = 0;")
-            queries.append("        std::size_t bytes = 0;")
-            queries.append('        detail::check(cuDeviceTotalMem(&bytes, device), "the device\'s memory");')
-            queries.append(f"        found.{name} = static_cast<std::int64_t>(bytes);")
+            queries += [
+                "        std::size_t bytes = 0;",
+                '        detail::check(cuDeviceTotalMem(&bytes, device), "the device\'s memory");',
+                f"        found.{name} = static_cast<std::int64_t>(bytes);",
+            ]
         elif used:
             values = {int(getattr(limits_for(capability_of(target)), name)) for target in targets}
             if len(values) > 1:

@@ -71,7 +71,7 @@ enum class Tier {
     exact,        ///< tuned for these sizes on this GPU
     family,       ///< chosen by a rule that was learned from other problems of its family on this GPU
     nearest,      ///< tuned for other sizes on this GPU
-    transferred,  ///< tuned on another GPU
+    transferred,  ///< tuned on another GPU, or replayed
     fallback,     ///< the default configuration
 };
 

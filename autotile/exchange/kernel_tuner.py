@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeGuard
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -121,7 +122,7 @@ class CacheDocument(msgspec.Struct):
     tune_params_keys: tuple[Name, ...]
     tune_params: dict[Name, tuple[Value, ...]]
     cache: dict[Text, dict[Name, Any]]
-    problem_size: Count | tuple[Count, ...] | Literal["callable"] = "callable"
+    problem_size: Count | Text | tuple[Count | Text, ...] = "callable"
 
 
 class MeasuredEntry(msgspec.Struct):
@@ -141,7 +142,7 @@ class KernelTunerCache:
     device: DeviceProperties | None
     """Properties from the profile of that GPU; None if there is none."""
     problem_size: tuple[int, ...]
-    """Empty if Kernel Tuner computed it with a function."""
+    """Empty if Kernel Tuner computed it with a function or an expression."""
     parameters: tuple[Parameter, ...]
     trials: tuple[Trial, ...]
     """One trial for each entry, with the source ``"replayed"``."""
@@ -154,14 +155,16 @@ class KernelTunerCache:
         Parameters
         ----------
         sizes
-            Sizes by name; None to name the components of the problem size x, y and z.
+            Sizes by name, flags of 0 among them if the file has any; None to name those of the file x, y and z.
         """
-        if sizes is None and not self.problem_size:
-            raise InputError(f"{self.path} does not state its problem size; give the sizes, such as N=1024")
+        if sizes is None and not 1 <= len(self.problem_size) <= 3:
+            what = "its problem size in one to three numbers"
+            raise InputError(f"{self.path} does not state {what}; give the sizes, such as N=1024")
         named = dict(zip("xyz", self.problem_size, strict=False) if sizes is None else sizes)
+        least = int(sizes is None or 0 not in self.problem_size)
         for name, value in named.items():
-            if not 0 < value <= MAX_SIZE:
-                raise InputError(f"size {name} is {value}, expected 1 to {MAX_SIZE}")
+            if not least <= value <= MAX_SIZE:
+                raise InputError(f"size {name} is {value}, expected {least} to {MAX_SIZE}")
         device = self.device
         return TuningKey(
             kernel=self.kernel,
@@ -194,13 +197,14 @@ def read_cache(path: Path) -> KernelTunerCache:
         device = device_profile(document.device_name)
     except InputError:
         device = None
-    size = document.problem_size
+    size = document.problem_size if isinstance(document.problem_size, tuple) else (document.problem_size,)
+    numbers = tuple(one for one in size if isinstance(one, int))
     return KernelTunerCache(
         path=path,
         kernel=document.kernel_name,
         gpu_name=document.device_name,
         device=device,
-        problem_size=() if size == "callable" else size if isinstance(size, tuple) else (size,),
+        problem_size=numbers if len(numbers) == len(size) else (),
         parameters=parameters,
         trials=tuple(_trial(path, label, entry, parameters) for label, entry in document.cache.items()),
     )
@@ -232,36 +236,32 @@ def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -
     write_recording(path, header, cache.trials)
 
 
-def cache_texts(path: Path) -> tuple[str, str, str]:
-    """Return the text of a cache file, and the text with the end that an interrupted call left away or cut off.
-
-    Raise `OSError` or `UnicodeDecodeError` if the file cannot be read.
-    """
-    text = read_regular(path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
-    shortened = text.rpartition("\n")[0]
-    return text, text.removesuffix(",") + CACHE_END, shortened.removesuffix(",") + CACHE_END
-
-
 def _load(path: Path) -> CacheDocument:
     try:
-        candidates = cache_texts(path)
+        document = decode_json(json.dumps(read_open_json(path, lambda _: None)), CacheDocument)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {_EXPECTED}") from None
     except UnicodeDecodeError:
         raise _malformed(path, "it is not UTF-8 text") from None
-    for candidate in candidates:
-        try:
-            plain = json.dumps(json.loads(candidate, parse_constant=lambda _: None))  # observers may write NaN
-        except (ValueError, RecursionError):
-            continue
-        try:
-            document = decode_json(plain, CacheDocument)
-        except DataError as error:
-            raise _malformed(path, str(error)) from None
-        if not document.kernel_name:
-            raise _malformed(path, "kernel_name is empty")
-        return document
-    raise _malformed(path, "it is not a JSON object")
+    except DataError as error:
+        raise _malformed(path, str(error)) from None
+    if not document.kernel_name:
+        raise _malformed(path, "kernel_name is empty")
+    return document
+
+
+def read_open_json(path: Path, parse_constant: Callable[[str], Any] | None = None) -> dict[str, Any]:
+    """Return the object in a file, whose end an interrupted call may have left away; as for `json.loads`.
+
+    It is an `OSError` or a `UnicodeDecodeError` if the file cannot be read, a `DataError` if it holds no object.
+    """
+    text = read_regular(path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
+    whole = (one.removesuffix(",") + CACHE_END for one in (text, text.rpartition("\n")[0]))
+    for candidate in (text, *whole):
+        with suppress(ValueError, RecursionError):
+            if isinstance(found := json.loads(candidate, parse_constant=parse_constant), dict):
+                return found
+    raise DataError("it is not a JSON object")
 
 
 def _malformed(path: Path, problem: str) -> DataError:
@@ -373,9 +373,8 @@ def _result(stored: StoredTrial) -> dict[str, Any]:
         measured = {"time": "time_us", "time_low": "low_us", "time_high": "high_us"}
         found += [(name, getattr(trial.measurement, own) / 1e3, "ms") for name, own in measured.items()]
     if trial.resources:
-        found.append(("registers", trial.resources.registers, ""))
-        found.append(("spill_bytes", trial.resources.spill_bytes, "B"))
-        found.append(("static_smem_bytes", trial.resources.static_smem_bytes, "B"))
+        units = {"registers": "", "spill_bytes": "B", "static_smem_bytes": "B"}
+        found += [(name, getattr(trial.resources, name), unit) for name, unit in units.items()]
     if trial.occupancy:
         found.append(("occupancy", trial.occupancy.occupancy, ""))
     found += [(name, value, "") for name, value in trial.telemetry.items()]

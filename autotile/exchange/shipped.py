@@ -22,7 +22,7 @@ from autotile.core.documents import Count, Format, Name, Text, decode_json, enco
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import file_name
 from autotile.database.keys import TuningKey
-from autotile.database.paths import atomic_write, write_output
+from autotile.database.paths import write_output
 from autotile.database.winners import ResultDocument, StoredRule, StoredRuleDocument, Winner
 from autotile.errors import DataError, InputError
 from autotile.settings import data_folder
@@ -149,11 +149,7 @@ def write_models(folder: Path, models: Iterable[StoredModel]) -> list[Path]:
                 f"the model of {model.operation} was learned by an earlier version, which verified configurations only "
                 f"at the measured sizes; tune its family again, such as SIZE=1..8192"
             )
-        try:
-            with atomic_write(path, follow_link=False) as stream:
-                stream.write(encode_json(learned.to_json()).encode() + b"\n")
-        except OSError as error:
-            raise InputError(f"cannot write the model to {path}: {error.strerror}") from None
+        write_output(path, encode_json(learned.to_json()) + "\n", content="model", follow_link=False)
         written.append(path)
     return written
 

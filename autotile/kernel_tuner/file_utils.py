@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotile.core.documents import decode_json
 from autotile.database.paths import write_output
 from autotile.errors import DataError, InputError
-from autotile.exchange.kernel_tuner import CACHE_END, cache_texts, t4_metadata
+from autotile.exchange.kernel_tuner import CACHE_END, read_open_json, t4_metadata
 from autotile.kernel_tuner.parameters import ParameterCodec, Params
 from autotile.kernel_tuner.util import (
     CompilationFailedConfig,
@@ -32,7 +31,7 @@ _SCHEMA = "1.0.0"
 
 
 def _json_path(name: str | Path) -> Path:
-    return Path(str(name) if str(name).endswith(".json") else f"{name}.json")
+    return Path(f"{str(name).removesuffix('.json')}.json")
 
 
 def get_t4_results(
@@ -49,7 +48,7 @@ def get_t4_results(
                 "timestamp": result.get("timestamp", ""),
                 "configuration": {name: result[name] for name in tune_params if name in result},
                 "times": {**times, "runtimes": result.get("times", [])},
-                "invalidity": "correct" if error is None else _INVALIDITY.get(type(error).__name__, "runtime"),
+                "invalidity": "correct" if error is None else _INVALIDITY.get(error, "runtime"),
                 "correctness": 1,
                 "measurements": [
                     {"name": name, "value": value, "unit": "ms" if name.startswith("time") else ""}
@@ -131,19 +130,15 @@ class CacheFile:
         if key in self.entries:
             return
         self.entries[key] = dict(result)
-        shown = {name: str(value) if isinstance(value, ErrorConfig) else value for name, value in result.items()}
         try:
-            if not self._is_open:
+            if not self._is_open:  # in a layout to which entries can be appended, without a line that was cut short
                 self._is_open = True
-                if self.path.exists():  # remove its end, so that entries can be appended
-                    text = self.path.read_text().rstrip()
-                    kept = text[: -len(CACHE_END)].rstrip() if text.endswith(("}}}", CACHE_END)) else text
-                    self.path.write_text(kept.removesuffix(",") + ("" if kept.endswith("{") else ","))
-                else:
-                    head = json.dumps({**self._header, "cache": {}}, cls=NpEncoder, indent="")
-                    self.path.write_text(head[: -len(CACHE_END)])
+                document = _read(self.path) if self.path.exists() else self._header
+                held = document.pop("cache", {})
+                head = json.dumps({**document, "cache": {}}, cls=NpEncoder, indent="")
+                write_output(self.path, head[: -len(CACHE_END)] + "".join(map(_line, held.items())))
             with self.path.open("a") as file:
-                file.write("\n" + json.dumps({key: shown}, cls=NpEncoder)[1:-1] + ",")
+                file.write(_line((key, result)))
         except OSError as error:
             raise InputError(f"cannot write the cache {self.path}: {error.strerror}") from None
 
@@ -151,7 +146,11 @@ class CacheFile:
         """Complete the file, so that it is JSON."""
         if self._is_open:
             self._is_open = False
-            self.path.write_text(self.path.read_text().removesuffix(",") + CACHE_END)
+            write_output(self.path, self.path.read_text().removesuffix(",") + CACHE_END)
+
+
+def _line(entry: tuple[str, Any]) -> str:
+    return "\n" + json.dumps(dict([entry]), cls=NpEncoder)[1:-1] + ","
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
@@ -163,17 +162,10 @@ def read_header(path: str | Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Parse a file, of which an interrupted call may have left the end away."""
     try:
-        candidates = cache_texts(path)
-    except (OSError, UnicodeDecodeError) as error:
+        return read_open_json(path)  # metrics may be NaN or infinite
+    except (OSError, UnicodeDecodeError, DataError) as error:
         raise InputError(f"cannot read the cache {path}: {error}; {_EXPECTED}") from None
-    for candidate in candidates:
-        try:
-            return decode_json(candidate, dict[str, Any])
-        except DataError:
-            continue
-    raise InputError(f"the cache {path} is not JSON; {_EXPECTED}")
 
 
 def _same(expected: Any, found: Any) -> bool:

@@ -105,8 +105,7 @@ def choose_strategy(
     if isinstance(strategy, Strategy):
         strategy = strategy.name
     else:  # a module of Kernel Tuner has its name
-        interface = sys.modules.get("kernel_tuner.interface")  # else it cannot be one of them
-        known = getattr(interface, "strategy_map", {})
+        known = getattr(sys.modules.get("kernel_tuner.interface"), "strategy_map", {})  # else it is none of them
         strategy = next((name for name, module in known.items() if module is strategy), strategy)
 
     def chosen(sampler: str | None, by: Any = None, count: int | None = trials) -> StrategyChoice:
@@ -120,6 +119,7 @@ def choose_strategy(
             )
 
     if strategy is None:
+        check_options()
         return chosen(AUTO, count=_UNLIMITED_TRIALS if trials is None and budget_s is None else trials)
     if strategy == "brute_force":
         check_options()
@@ -127,8 +127,7 @@ def choose_strategy(
     if strategy == "random_sample":
         check_options("fraction")
         share = float(given.get("fraction", _RANDOM_SHARE))
-        is_limited = trials is not None or budget_s is not None
-        return chosen("random", count=trials if is_limited else max(1, int(share * combinations)))
+        return chosen("random", count=trials if trials or budget_s else max(1, int(share * combinations)))
     if isinstance(strategy, str):
         runs_here = any(option not in _LIMITS for option in given)
         runs_here = runs_here or (len(objectives) > 1 and strategy in _MULTI_OBJECTIVE)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from autotile.core.argument_types import check_value
 from autotile.errors import InputError
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class StudyPlots:
 
     def plot_best_so_far(self, axis: Literal["trials", "seconds"] = "trials", *, dark: bool | None = None) -> go.Figure:
         """Draw the best time so far, over trials or seconds, with the outcome of each trial."""
-        return self._plot("best_so_far_chart", axis, dark=dark)
+        check_value("axis", axis, Literal["trials", "seconds"])
+        return self._plot("best_so_far_chart", dark=dark, axis=axis)
 
     def plot_finals(self, *, dark: bool | None = None) -> go.Figure:
         """Draw the finalists' times with their intervals; those that cannot be told apart are marked."""
@@ -114,9 +116,6 @@ class StudyPlots:
 
     def plot_time_by_parameter(self, name: str, *, dark: bool | None = None) -> go.Figure:
         """Draw the distribution of the times at each value of a parameter."""
-        study = self.study_data()
-        if name not in study.parameters:
-            raise InputError(f"there is no parameter {name!r}; there are {', '.join(study.parameters)}")
         return self._plot("time_by_parameter_chart", name, dark=dark)
 
     def plot_heat_map(self, x: str | None = None, y: str | None = None, *, dark: bool | None = None) -> go.Figure:
@@ -147,11 +146,15 @@ class StudyPlots:
         """Draw the reference kernel's time, the clock and the power over the session."""
         return self._plot("drift_chart", dark=dark)
 
-    def _plot(self, chart: str, *arguments: Any, dark: bool | None) -> go.Figure:
+    def _plot(self, chart: str, *parameters: str | None, dark: bool | None, **options: str) -> go.Figure:
         from autotile.report import charts  # not for results that are only printed
         from autotile.report.theme import figure_of
 
-        return figure_of(getattr(charts, chart)(self.study_data(), *arguments), dark=dark)
+        study = self.study_data()
+        for name in parameters:
+            if name is not None and name not in study.parameters:
+                raise InputError(f"there is no parameter {name!r}; there are {', '.join(study.parameters)}")
+        return figure_of(getattr(charts, chart)(study, *parameters, **options), dark=dark)
 
 
 def newest_study(database: str, problem: Problem, device: DeviceProperties) -> StudyData:

@@ -140,7 +140,7 @@ def parse_choices(text: bytes | str, origin: str) -> list[PinnedChoice]:
             raise PinError(f"{origin} has format {version!r:.40}, expected {PIN_FORMAT}: it needs another autotile")
         choices = list(decode_json(text, _PinFile).choices)
     except DataError as error:
-        raise PinError(f"{origin} holds no pinned choices: {error}; delete it, and pin again") from None
+        raise PinError(f"{origin} holds no pinned choices: {error}; pin to another file, or delete this one") from None
     if len({choice.request for choice in choices}) != len(choices):
         raise PinError(f"{origin} names a problem twice; delete one of the choices")
     return choices

@@ -31,7 +31,7 @@ from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.tuning.options import TuneOptions
 
-_MAX_BYTES = 4 << 20
+MAX_PLAN_BYTES = 4 << 20
 MAX_PROBLEMS = 100_000
 """Problems of a plan, at most; each takes seconds at least."""
 
@@ -143,7 +143,7 @@ def read_plan(path: Path) -> TuningPlan:
     too many problems.
     """
     try:
-        document = convert(parse_toml(read_regular(path, _MAX_BYTES).decode()), _PlanDocument)
+        document = convert(parse_toml(read_regular(path, MAX_PLAN_BYTES).decode()), _PlanDocument)
     except OSError as error:
         raise InputError(f"the plan {path} cannot be read: {error.strerror}") from None
     except (DataError, ValueError, InputError) as error:

@@ -33,7 +33,7 @@ from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CompileJob, check_signatures, compile_job
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of
-from autotile.database.paths import atomic_write
+from autotile.database.paths import write_output
 from autotile.errors import ConfigError, DataWarning, InputError
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
@@ -488,9 +488,8 @@ class Session:
         if self._options.trace is not None:
             path = Path(self._options.trace)
             try:  # the results do not depend on it
-                with atomic_write(path) as stream:
-                    stream.write(encode_json(self._timeline.to_json()).encode())
-            except (OSError, InputError) as error:
+                write_output(path, encode_json(self._timeline.to_json()))
+            except InputError as error:
                 said = f"the timeline could not be written to {path}: {error}"
                 self._notices += (said,)
                 warnings.warn(said, DataWarning, stacklevel=2)  # what was shown of the session is shown by now
@@ -658,7 +657,7 @@ class Session:
         elif row is not None:
             search.add(trial)
         elif trial.stage == _TOLD:
-            raise InputError("the configuration is not in the space; tell results of valid configurations")
+            raise InputError(f"{config_text(trial.config)} is not in the space; tell times of valid configurations")
 
     def _search_to_ask(self) -> Search:
         if self._asked is None:

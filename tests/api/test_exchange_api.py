@@ -52,12 +52,13 @@ class TestExport:
             ({"n": N, "format": "csv"}, "there is no format 'csv'; expected one of t4,"),
             ({"format": "c-header", "device": 0}, "--device is not for --format c-header"),
             ({"format": "c-header", "n": 4}, "n=4 is not tuned"),
+            ({"kernel": [tuned], "n": N}, "give each with its own"),
             ({"n": N, "database": Path("nowhere.db")}, "there is no database nowhere.db"),
             ({"n": N, "database": "mysql://x/y"}, "not supported"),
         ]
         for given, said in refused:
             with pytest.raises(autotile.InputError, match=said):
-                autotile.export(tuned, output=tmp_path / "x", **given)
+                autotile.export(given.pop("kernel", tuned), output=tmp_path / "x", **given)
         assert not (tmp_path / "x").exists()
         for output, file_format in product(("/", "", "."), ("t4", "c-header")):
             with pytest.raises(autotile.InputError, match=r"it names a folder|is not the path of an output file"):
@@ -76,10 +77,9 @@ class TestImport:
         assert recording.is_file()
 
     def test_what_cannot_be_imported(self, tmp_path: Path) -> None:
-        with pytest.raises(autotile.InputError, match=r"nothing\.json"):
-            autotile.import_(tmp_path / "nothing.json")
-        with pytest.raises(autotile.InputError, match="there is no format 'csv'; expected kernel-tuner"):
-            autotile.import_(tmp_path / "nothing.json", format="csv")  # type: ignore[arg-type]
+        for given, said in (({}, r"nothing\.json"), ({"format": "csv"}, "no format 'csv'; expected kernel-tuner")):
+            with pytest.raises(autotile.InputError, match=said):
+                autotile.import_(tmp_path / "nothing.json", **given)
 
 
 class TestBundle:

@@ -91,14 +91,13 @@ class TestAskAndTell:
         for time_us in (0.0, -1.0, float("nan"), float("inf"), "5"):
             with pytest.raises(InputError, match="expected a positive number"):
                 opened.tell(DEFAULT, time_us)
-        with pytest.raises(InputError, match="not in the space"):
+        with pytest.raises(InputError, match="THREADS=48 WORK=1 is not in the space"):
             opened.tell({"THREADS": 48}, 1.0)
         with pytest.raises(ConfigError, match="WORK = '4' is not among its values"):
             opened.evaluate({"WORK": "4"})
-        with pytest.raises(InputError, match="n is 0"):
-            opened.ask(0)
-        with pytest.raises(InputError, match="at most 1000"):
-            opened.ask(1001)
+        for count, said in ((0, "n is 0"), (1001, "at most 1000")):
+            with pytest.raises(InputError, match=said):
+                opened.ask(count)
 
 
 class TestTheSession:

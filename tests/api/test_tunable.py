@@ -341,8 +341,13 @@ class TestDisplay:
         assert doctest.testmod(module, extraglobs=names).failed == 0
 
 
-def test_rules_that_are_functions_hold_for_one_configuration_too():
+def test_rules_that_are_functions_hold_for_one_configuration_and_for_what_is_exported(recording, tmp_path):
     kernel = scale(rules=[lambda WORK: WORK < 4])
+    scale().tune(n=1048576, replay=recording)  # WORK = 4 is the fastest
+    for one, problems in ((scale(), 1), (kernel, 0)):
+        file = {"output": tmp_path / "scale.hpp", "architectures": ["sm_90"]}
+        assert autotile.export(one, **file, format="c-header").problems == problems
+        assert [each.problems for each in autotile.bundle(one, **file).kernels] == [problems]
     assert kernel.explain(THREADS=64, WORK=2, device="h200").fault == ""
     assert kernel.explain(THREADS=64, WORK=4, device="h200").fault != ""
 

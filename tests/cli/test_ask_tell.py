@@ -68,6 +68,7 @@ class TestProtocol:
             (b'{"evaluate": ["' + b"x" * MAX_LINE_BYTES + b'"]}\n', "DataError", "more than 1048576 bytes"),
             ({"ask": 1, "finish": True}, "DataError", "got ask and finish"),
             ({"id": 1}, "DataError", "got none"),
+            ({"finish": False}, "DataError", "got none"),
             ({"ask": "two"}, "DataError", "ask"),
             ({"asks": 2}, "DataError", "unknown field asks"),
             ({"ask": 0}, "InputError", "n is 0"),
@@ -85,7 +86,7 @@ class TestProtocol:
         assert asked["asked"] == [{"THREADS": 128, "WORK": 1}]
 
     def test_an_error_has_the_id_of_its_request_and_a_last_line_needs_no_end(self, converse):
-        _, (_, error, asked, _) = converse({"id": 3, "ask": 0}, b'{"ask": 1}')
+        _, (_, error, asked, _) = converse({"id": 3, "ask": "two"}, b'{"ask": 1}')
         assert error["id"] == 3
         assert asked["asked"] == [{"THREADS": 128, "WORK": 1}]
 

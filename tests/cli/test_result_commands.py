@@ -162,9 +162,9 @@ class TestExchange:
     def test_import_as_a_recording(self, run, scale_toml, tmp_path):
         path = tmp_path / "cache.json"
         run("export", scale_toml, "n=1048576", "--format", "kernel-tuner", "-o", path)
-        answer = run("import", path, "n=1048576", "-o", tmp_path / "made.npz")
-        assert answer.code == 0
+        assert run("import", path, "n=1048576", "-o", tmp_path / "made.npz").code == 0
         assert read_recording_header(tmp_path / "made.npz").problem.sizes == {"n": 1048576}
+        run("import", path, "n=1", "-o", path).is_refused("it is the file that is imported")
 
     def test_t4(self, run, scale_toml, tmp_path):
         assert run("export", scale_toml, "n=1048576", "-o", tmp_path / "t4.json").code == 0

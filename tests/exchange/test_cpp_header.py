@@ -131,11 +131,8 @@ int main() {{
     for row in ROWS:
         environment = dict(zip(KINDS, row, strict=True))
         for expression in parsed:
-            assert (expression.text, row, int(next(got))) == (
-                expression.text,
-                row,
-                int(expression.evaluate(environment)),
-            )
+            expected = int(expression.evaluate(environment))
+            assert (expression.text, row, int(next(got))) == (expression.text, row, expected)
 
 
 CHOOSE = """
@@ -173,9 +170,8 @@ def chosen_in_cpp(
     folder: Path, device: DeviceProperties, asked: Sequence[dict[str, int]], *stored: Any, **rules: Any
 ) -> list[list[str]]:
     """Return the words that the program prints for each of some sizes."""
-    (folder / "sgemm_2d.hpp").write_text(
-        write_header(load_kernel("sgemm_2d").spec, "float32", *stored, **rules, stem="sgemm_2d", version="0")
-    )
+    text = write_header(load_kernel("sgemm_2d").spec, "float32", *stored, **rules, stem="sgemm_2d")
+    (folder / "sgemm_2d.hpp").write_text(text)
     words = (device.name, device.compute_capability.replace(".", ""), str(device.smem_per_block_optin_bytes))
     given = "\n".join(f"{sizes['M']} {sizes['N']} {sizes['K']}" for sizes in asked)
     return [line.split() for line in run(CHOOSE, folder, *words, given=given)]
@@ -208,12 +204,10 @@ def test_it_chooses_what_dispatch_chooses(device: str, targets: tuple[str, ...],
     chosen = random.Random(7)
     some = [{name: 2 ** chosen.randrange(5, 14) for name in "MNK"} for _ in range(12)]
     winners = winners_of(here, some[:8], 1) + winners_of(there, some[4:], 2)
+    winners += [replace(w, key=replace(w.key, source="replayed")) for w in winners_of(here, some[8:10], 3)]
     configs = {config_key(c): c for c in (*(w.config for w in winners), kernel.spec.default)}
-    cubins = [
-        BundledCubin(target, "float32", {}, config, RESOURCES, f"{number}.{target}")
-        for number, config in enumerate(configs.values())
-        for target in targets
-    ]
+    numbered = [(number, config, target) for number, config in enumerate(configs.values()) for target in targets]
+    cubins = [BundledCubin(t, "float32", {}, c, RESOURCES, f"{number}.{t}") for number, c, t in numbered]
     asked = some + [{name: chosen.choice((1, 17, 64, 100, 1000, 4096, 9000)) for name in "MNK"} for _ in range(60)]
     order = list(configs)
     for sizes, got in zip(asked, chosen_in_cpp(tmp_path, here, asked, winners, cubins), strict=True):
@@ -262,9 +256,8 @@ def test_the_rule_of_a_family_is_the_same_tree(feature: Feature | None, tmp_path
     bare = rule_of(winners, [], [])
     traits = Traits.of(kernel.spec, here, [c.config for c in bare.configs], [2, 2, 2], asked)
     thresholds = [float(np.median(traits.column(one))) for one in features]
-    stored = StoredRule(
-        replace(winners[0].key, sizes={}), here, rule_of(winners, features, thresholds), datetime.now(UTC)
-    )
+    rule = rule_of(winners, features, thresholds)
+    stored = StoredRule(replace(winners[0].key, sizes={}), here, rule, datetime.now(UTC))
     cubins = [BundledCubin("sm_90", "float32", {}, c, RESOURCES, f"{n}.cubin") for n, c in enumerate(configs.values())]
     tiers, shelf = set(), Shelf(winners, rules=[stored], estimates=False, compares=False)
     got = chosen_in_cpp(tmp_path, here, asked, winners, cubins, rules=[stored])
@@ -280,11 +273,9 @@ def test_the_rule_of_a_family_is_the_same_tree(feature: Feature | None, tmp_path
 def test_flags_workspaces_and_tensor_maps(tmp_path: Path) -> None:
     """A kernel with every kind of argument compiles without warnings, and the flags select the cubin."""
     spec = parse_spec(EVERYTHING, "everything.toml")
-    cubins = [
-        BundledCubin("sm_90a", "bfloat16", {"TRANS_B": flag}, spec.default, RESOURCES, f"{flag}.cubin")
-        for flag in (0, 1)
-    ]
-    text = write_header(spec, "bfloat16", [], cubins, stem="everything", version="0")
+    made = [({"TRANS_B": flag}, spec.default, RESOURCES, f"{flag}.cubin") for flag in (0, 1)]
+    cubins = [BundledCubin("sm_90a", "bfloat16", *each) for each in made]
+    text = write_header(spec, "bfloat16", [], cubins, stem="everything")
     (tmp_path / "everything.hpp").write_text(text)
     assert "namespace autotile::every_thing_bfloat16 {" in text
     source = """
@@ -299,21 +290,18 @@ int main() {
     device.smem_per_block_optin_bytes = 232448;
     device.sm_count = 132;
     for (int axis = 0; axis < 3; ++axis) device.max_block[axis] = device.max_grid[axis] = 1024;
-    kernel::Sizes sizes{1000, 512, 256, 3, 1};
+    const kernel::Sizes sizes{1000, 512, 256, 3, 1};
     const kernel::Choice choice = kernel::choose(sizes, device);
     std::cout << choice.cubin->file << ' ' << kernel::Arguments{}.alpha << ' '
               << kernel::launch_of(kernel::configs[0], sizes, device).grid[2] << '\\n';
-    sizes.K = 257;
-    std::cout << (kernel::choose(sizes, device).cubin == nullptr) << ' ';
-    sizes.M = 1030;
-    sizes.K = 256;
-    std::cout << (kernel::choose(sizes, device).cubin == nullptr) << ' ';
-    sizes.M = 1000;
+    const auto lacks = [&](const kernel::Sizes& asked) { return kernel::choose(asked, device).cubin == nullptr; };
+    std::cout << lacks({1000, 512, 257, 3, 1}) << ' ' << lacks({1000, 512, 256, 1LL << 32, 1}) << ' ';
+    std::cout << lacks({1030, 512, 256, 3, 1}) << ' ' << lacks(sizes) << ' ';
     device.compute_capability = 100;
-    std::cout << (kernel::choose(sizes, device).cubin == nullptr) << '\\n';
+    std::cout << lacks(sizes) << '\\n';
 }
 """
-    assert run(source, tmp_path) == ["1.cubin 16256 3", "1 1 1"]
+    assert run(source, tmp_path) == ["1.cubin 16256 3", "1 1 1 0 1"]
     launching = '#include "everything.hpp"\nvoid go(autotile::every_thing_bfloat16::Kernel& k) { k.launch({}, {}); }\n'
     compile_program(launching, tmp_path, "-c")
 

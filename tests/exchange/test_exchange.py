@@ -226,19 +226,20 @@ class TestImport:
         theirs.write_text(theirs.read_text().replace('"time": 0.5', '"time": 0.5, "power_w": NaN, "energy_j": 2.5', 1))
         assert read_cache(theirs).trials[0].telemetry == {"GFLOP/s": 12.5, "energy_j": 2.5}
 
-    def test_a_size_that_is_not_said_must_be_given(self, theirs: Path) -> None:
-        theirs.write_text(theirs.read_text().replace("[\n4096,\n2\n]", '"callable"'))
+    @pytest.mark.parametrize("said", ['"callable"', '"N * 2"', '["N * 2", 2]', "[4096, 1, 1, 0]"])
+    def test_a_size_that_is_not_said_must_be_given(self, theirs: Path, said: str) -> None:
+        theirs.write_text(theirs.read_text().replace("[\n4096,\n2\n]", said))
         cache = read_cache(theirs)
         with pytest.raises(InputError, match=r"does not state its problem size.*such as N=1024"):
             cache.key()
-        assert cache.key({"N": 4096}).sizes == {"N": 4096}
+        assert cache.key(sizes := {"N": 4096, "FLAG": int("0]" not in said)}).sizes == sizes
 
     @pytest.mark.parametrize(
         ("old", "new", "message"),
         [
             ('"tune_params_keys"', '"other"', "object missing required field tune_params_keys"),
             ('"kernel_name": "add"', '"kernel_name": 3', "kernel_name: expected str, got int"),
-            ("4096,", '"4096",', "problem_size[0]: expected int"),
+            ("4096,", "40.5,", "problem_size[0]: expected int"),
             ("32,\n64,", "[32],\n64,", "tune_params[...][0]: expected bool | int | float | str, got array"),
             ('"kind": [', '"sort": [', "lacks values for 'kind'"),
             ('"block_size_x": 32, "v', '"block_size_x": 48, "v', "lacks a listed value of 'block_size_x'"),

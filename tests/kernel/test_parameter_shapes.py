@@ -73,7 +73,7 @@ def test_work_needs_the_configuration_and_the_hash_covers_the_shapes() -> None:
 
 def test_a_header_refuses_what_its_caller_cannot_know() -> None:
     with pytest.raises(InputError, match=r"depend on the parameters BLOCK, which a header cannot tell its caller"):
-        write_header(PARTIAL, "float32", [], [], stem="k", version="1")
+        write_header(PARTIAL, "float32", [], [], stem="k")
 
 
 def test_instances_are_made_once_for_each_shape_and_give_way() -> None:

@@ -219,4 +219,4 @@ def test_a_header_refuses_steps_and_references_what_depends_on_the_launch() -> N
     with pytest.raises(SpecError, match=r"unknown name 'block'"):
         spec_of(tail=TAIL.replace('y = "x"', 'y = "x * block"'))
     with pytest.raises(InputError, match=r"scan has several steps, and a header launches one kernel only"):
-        write_header(spec_of(), "float32", [], [], stem="scan", version="1")
+        write_header(spec_of(), "float32", [], [], stem="scan")

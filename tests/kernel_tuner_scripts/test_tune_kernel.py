@@ -146,13 +146,15 @@ def test_other_observers_are_called_where_they_can_be() -> None:
         tuned(observers=[PMTObserver("rapl")])
 
 
-def test_a_cache_is_continued_and_simulated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [False, True])  # as of a call that was killed; else without line breaks
+def test_a_cache_is_continued_and_simulated(tmp_path: Path, cut: bool) -> None:
     file = tmp_path / "cache.json"
     tuned(params={"block_size_x": [32, 64]}, cache=str(tmp_path / "cache"))
     first = json.loads(file.read_text())
     assert first["tune_params_keys"] == ["block_size_x"]
     assert set(first["cache"]) == {"32", "64"}
-    file.write_text(file.read_text().replace('"time": 31.25,', '"time": 99.0,'))
+    text = file.read_text().replace('"time": 31.25,', '"time": 99.0, "metric": Infinity,')
+    file.write_text(text.removesuffix("}\n}") + ',\n"128": {"block_' if cut else json.dumps(json.loads(text)))
     results, _ = tuned(cache=file)
     assert {r["block_size_x"]: r["time"] for r in results} == pytest.approx({32: 99.0, 64: 15.625, 128: 7.8125})
     assert set(json.loads(file.read_text())["cache"]) == {"32", "64", "128"}
@@ -349,8 +351,8 @@ def test_an_unknown_strategy(cached: Path, strategy: Any, options: Any, simulati
     assert isinstance(caught.value, InputError)
 
 
-@pytest.mark.parametrize("strategy", LISTED)
-def test_an_unknown_option(cached: Path, strategy: str) -> None:
+@pytest.mark.parametrize("strategy", [*LISTED, None])
+def test_an_unknown_option(cached: Path, strategy: str | None) -> None:
     with pytest.raises(ValueError, match=r"no_such_option|needs scikit-optimize|pyATF builds"):
         tuned(
             strategy=strategy, strategy_options={"no_such_option": 1}, params=SPACE, cache=cached, simulation_mode=True

@@ -81,8 +81,9 @@ class TestStudy:
         with pytest.raises(InputError) as caught:
             result.plot_front()
         assert "\n" not in str(caught.value)
-        with pytest.raises(InputError, match="no parameter 'BX'"):
-            result.plot_time_by_parameter("BX")
+        for method, *given in (("time_by_parameter", "BX"), ("heat_map", "BM", "BX"), ("best_so_far", "BX")):
+            with pytest.raises(InputError, match=r"no parameter 'BX'|axis is 'BX', expected 'trials' or 'seconds'"):
+                getattr(result, f"plot_{method}")(*given)
         with pytest.raises(InputError, match=r"There is nothing\Z"):
             figure_of(Chart("x", "X", None, "There is nothing."))
 
@@ -130,7 +131,7 @@ class TestTrials:
         few = autotile.trials("sgemm_2d", SIZES, database=path, outcome="ok", limit=3)
         names = {trace.name for trace in few.plot_roofline().data}
         assert {"winner", "DRAM (datasheet) 4,814 GB/s"} <= names
-        with pytest.raises(InputError, match="one problem"):
+        with pytest.raises(InputError, match="of one study, these are of 0; name sizes"):
             TrialList(()).plot_finals()
 
 
