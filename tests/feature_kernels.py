@@ -52,30 +52,24 @@ SPLIT_SPACE = """
 name = "split"
 template = "split.cu"
 entry = "split"
-
 [problem]
 sizes = { M = 256, N = 192, K = 320, BATCH = 1 }
 flags = { TRANS_A = 0, TRANS_B = 0, OUT_FP32 = 0 }
 ragged = { M = 45, N = 37, K = 67, BATCH = 3 }
 dtypes = ["float32", "float16", "bfloat16"]
-
 [parameters]
 TILE = [8, 16, 32]
 SPLIT_K = [1, 2, 5]
 FAULT = [0, 1, 2, 3]
-
 [default]
 TILE = 16
 SPLIT_K = 2
 FAULT = 0
-
 [rules]
 no_fault_without_a_split = "SPLIT_K > 1 or FAULT == 0"
-
 [launch]
 block = ["TILE", "TILE"]
 grid = ["ceil_div(N, TILE)", "ceil_div(M, TILE)", "BATCH * SPLIT_K"]
-
 [arguments]
 A = { buffer = "dtype", shape = ["BATCH", "K if TRANS_A else M", "M if TRANS_A else K"], access = "in" }
 B = { buffer = "dtype", shape = ["BATCH", "N if TRANS_B else K", "K if TRANS_B else N"], access = "in" }
@@ -89,11 +83,9 @@ K = { scalar = "int32", value = "K" }
 batches = { scalar = "int32", value = "BATCH" }
 alpha = { scalar = "float32", value = 1.0, check = 0.75 }
 beta = { scalar = "float32", value = 0.0, check = -0.5 }
-
 [reference]
 outputs = { C = "alpha * ((transpose(A) if TRANS_A else A) @ (transpose(B) if TRANS_B else B)) + beta * C" }
 reduction = "K"
-
 [work]
 flops = "2 * BATCH * M * N * K"
 """
@@ -124,18 +116,15 @@ problem = { sizes = { n = 1000000 } }
 parameters = { THREADS = [64, 256], CLUSTER = [1, 2, 3, 8, 16], WHOLE = [false, true] }
 default = { THREADS = 256, CLUSTER = 2, WHOLE = true }
 reference = { outputs = { y = "x" } }
-
 [kernel]
 name = "swap"
 template = "swap.cu"
 entry = "swap"
 architecture = "sm_90a"
-
 [launch]
 block = ["THREADS"]
 grid = ["ceil_div(n, THREADS * CLUSTER) * CLUSTER if WHOLE else ceil_div(n, THREADS)"]
 cluster = ["CLUSTER"]
-
 [arguments]
 x = { buffer = "float32", shape = ["n"], access = "in" }
 y = { buffer = "float32", shape = ["n"], access = "out" }

@@ -115,19 +115,15 @@ COPY_SPACE = """
 kernel = { name = "k", template = "k.cu", entry = "k" }
 parameters = { BLOCK = [64, 128] }
 default = { BLOCK = 64 }
-
 [problem]
 sizes = { @sizes }
-
 [launch]
 block = ["BLOCK"]
 grid = ["ceil_div(N, BLOCK)"]
-
 [arguments]
 x = { buffer = "@type", shape = ["N"], access = "in" }
 y = { buffer = "@type", shape = ["N"], access = "out" }
 @more
-
 [reference]
 outputs = { y = "x" }
 """

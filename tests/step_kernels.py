@@ -45,14 +45,12 @@ steps = [
     { entry = "partial_sums", arguments = ["x", "partials", "N"], block = ["BLOCK"], grid = ["BLOCKS"] },
     { entry = "total", arguments = ["partials", "y", "count"], block = ["LAST"], grid = [1] },
 ]
-
 [arguments]
 x = { buffer = "float32", shape = [1, "N"], access = "in", init = "uniform" }
 y = { buffer = "float32", shape = [1], access = "out" }
 partials = { workspace = "float32", shape = ["BLOCKS"] }
 N = { scalar = "int32", value = "N" }
 count = { scalar = "int32", value = "BLOCKS" }
-
 [work]
 bytes = "4 * N"
 """
@@ -84,20 +82,17 @@ problem = { sizes = { M = 1000, N = 512 } }
 parameters = { BLOCK = [64, 128], SPLIT = [1, 4] }
 default = { BLOCK = 128, SPLIT = 1 }
 reference = { outputs = { y = "sum(x, 1)" }, reduction = "N" }
-
 [[steps]]
 entry = "rows"
 arguments = ["x", "y", "partials", "M", "N"]
 block = ["BLOCK"]
 grid = ["ceil_div(M, BLOCK)", "SPLIT"]
-
 [[steps]]
 entry = "combine"
 arguments = ["y", "partials", "M"]
 block = ["BLOCK"]
 grid = ["ceil_div(M, BLOCK)"]
 when = "SPLIT > 1"
-
 [arguments]
 x = { buffer = "float32", shape = ["M", "N"], access = "in" }
 y = { buffer = "float32", shape = ["M"], access = "out" }
@@ -126,13 +121,11 @@ problem = { sizes = { N = 4000 }, ragged = { N = 509 } }
 parameters = { BLOCK = [64, 256] }
 default = { BLOCK = 256 }
 reference = { outputs = { y = "cumsum(x, 0)" }, reduction = "N" }
-
 [[steps]]
 entry = "copy"
 arguments = ["x", "a", "N"]
 block = ["BLOCK"]
 grid = ["ceil_div(N, BLOCK)"]
-
 [[steps]]
 entry = "sweep"
 arguments = ["a", "b", "stride", "N"]
@@ -140,13 +133,11 @@ block = ["BLOCK"]
 grid = ["ceil_div(N, BLOCK)"]
 times = "9 if N <= 512 else 12"
 swap = ["a", "b"]
-
 [[steps]]
 entry = "copy"
 arguments = ["a", "y", "N"]
 block = ["BLOCK"]
 grid = ["ceil_div(N, BLOCK)"]
-
 [arguments]
 x = { buffer = "float32", shape = ["N"], access = "in", init = "uniform" }
 y = { buffer = "float32", shape = ["N"], access = "out" }
@@ -176,17 +167,14 @@ problem = { sizes = { N = 100000 } }
 parameters = { BLOCK = [128, 256], STEPS = [1, 2, 3] }
 default = { BLOCK = 128, STEPS = 1 }
 launch = { block = ["BLOCK"], grid = ["ceil_div(N, BLOCK)"] }
-
 [arguments]
 x = { buffer = "float32", shape = ["N"], access = "in" }
 y = { buffer = "float32", shape = ["N"], access = "out" }
 rows = { buffer = "float32", shape = ["STEPS", "N"], access = "out" }
 N = { scalar = "int32", value = "N" }
-
 [reference]
 outputs = { y = "STEPS * x", rows = ["s = reshape(arange(STEPS) + 1, STEPS, 1)", "x * 0.5 ** s + 2 * (1 - 0.5 ** s)"] }
 reduction = "STEPS"
-
 [work]
 flops = "2 * N * STEPS"
 """
@@ -212,7 +200,6 @@ parameters = { BLOCK = [64, 128, 256] }
 default = { BLOCK = 128 }
 launch = { block = ["BLOCK"], grid = ["ceil_div(N, BLOCK)"] }
 reference = { outputs = { sums = "sum(reshape(pad(x, (0, -N % BLOCK)), -1, BLOCK), axis=1)" }, reduction = "BLOCK" }
-
 [arguments]
 x = { buffer = "float32", shape = ["N"], access = "in" }
 sums = { buffer = "float32", shape = ["ceil_div(N, BLOCK)"], access = "out" }

@@ -264,7 +264,8 @@ class TestLine:
 def test_the_line_says_where_times_are_replayed() -> None:
     rate = Workrate(flops=None, bytes=2**31, dtype="float32")
     best = Trial({"BM": 128}, Outcome.OK, measurement=Measurement(4790, 4788, 4795), source="replayed")
-    assert short_line(replace(PROGRESS, best=best, rate=replace(rate, bytes=None))).endswith("left; BM=128")
+    unknown = Workrate(flops=None, bytes=None, dtype="float32")
+    assert short_line(replace(PROGRESS, best=best, rate=unknown)).endswith("left; BM=128")
     assert short_line(replace(PROGRESS, best=best, rate=rate)) == (
         "searching 50/200, best 4,790 us (replayed), 3.00 s elapsed, 15.0 s left; 448 GB/s (9.3 % of bandwidth), BM=128"
     )

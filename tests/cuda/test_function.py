@@ -27,13 +27,7 @@ from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.cuda.function import LaunchSequence, ParameterBlock, StepFunctions, make_launch_graph
 from autotile.cuda.packing import pack_launches
 from autotile.errors import ArgumentError
-from autotile.kernel.arguments import (
-    BufferArgument,
-    ElementType,
-    ScalarArgument,
-    decode_scalar,
-    encode_scalar,
-)
+from autotile.kernel.arguments import BufferArgument, ElementType, ScalarArgument, decode_scalar, encode_scalar
 from autotile.kernel.expressions import parse_expression
 from autotile.kernel.inputs import make_input
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars

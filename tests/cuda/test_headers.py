@@ -95,8 +95,8 @@ def test_what_nvcc_declares_without_a_header() -> None:
 
 def test_a_header_that_options_include_first_sees_the_macros(tmp_path: Path) -> None:
     (tmp_path / "first.h").write_text("constexpr int twice = 2 * TILE;\n")
-    source = "__global__ void k(int* y) { y[0] = twice; }"
-    assert compile_cubin(job(source, options=("-DTILE=8", f"--pre-include={tmp_path}/first.h"))).cubin
+    options = "-DTILE=8", f"--pre-include={tmp_path}/first.h"
+    assert compile_cubin(job("__global__ void k(int* y) { y[0] = twice; }", options=options)).cubin
 
 
 def test_a_whole_program() -> None:

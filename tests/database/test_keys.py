@@ -14,32 +14,25 @@ name = "scale"
 template = "scale.cu"
 entry = "scale"
 summary = "y = a x"
-
 [problem]
 sizes = { N = 65536 }
-
 [parameters]
 BLOCK = [64, 128, 256]
 ITEMS = [1, 2, 4]
-
 [default]
 BLOCK = 128
 ITEMS = 1
-
 [rules]
 enough = "BLOCK * ITEMS <= 512"
-
 [launch]
 block = ["BLOCK"]
 grid = ["ceil_div(N, BLOCK * ITEMS)"]
 min_registers = "ITEMS + 8"
-
 [arguments]
 x = { buffer = "dtype", shape = ["N"], access = "in" }
 y = { buffer = "dtype", shape = ["N"], access = "out" }
 N = { scalar = "int32", value = "N" }
 a = { scalar = "float32", value = 2.0, check = 0.5 }
-
 [reference]
 outputs = { y = "a * x" }
 """

@@ -239,8 +239,7 @@ def test_a_buffer_named_like_a_size_is_refused_before_contents_are_computed(old:
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn", "int32"])
-@pytest.mark.parametrize("shape", [(), (0, 3), (1100, 1001)])
-def test_arrays_of_any_size_are_rounded_alike(name: str, shape: tuple[int, ...]) -> None:
-    values = 1e6 * np.random.default_rng(0).standard_normal(shape)[..., ::-1] if shape else np.array(7.0)
-    with np.errstate(all="ignore"):
+def test_arrays_of_any_size_are_rounded_alike(name: str) -> None:
+    large = 1e3 * np.random.default_rng(0).standard_normal((1100, 1001))[..., ::-1]
+    for values in np.array(7.0), large[:0], large:
         np.testing.assert_array_equal(encode_chunks(values, DTYPES[name]), DTYPES[name].encode(values))

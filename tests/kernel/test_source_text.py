@@ -12,12 +12,7 @@ from autotile.cuda.compiler import CachedCubin, CompiledFunction, check_signatur
 from autotile.errors import InputError, SpecError
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.sources import (
-    GlobalFunction,
-    global_functions,
-    signature_fault,
-    without_host_functions,
-)
+from autotile.kernel.sources import GlobalFunction, global_functions, signature_fault, without_host_functions
 from autotile.kernel.spec import is_entry
 
 
