@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -88,8 +87,7 @@ class Tuned(msgspec.Struct, frozen=True):
     times_us: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+class Expectation(msgspec.Struct, frozen=True):
     """Expected time of a configuration over that of the base, as the logarithm of the ratio.
 
     The doubt is half of the width of its interval; infinite where nothing is known. ``study`` is the position of the

@@ -15,7 +15,6 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, chain
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
@@ -202,8 +201,7 @@ class Workspace(msgspec.Struct, frozen=True, gc=False):
         return math.prod(self.shape) * DTYPES[self.dtype].size_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayArgument(ArgumentKind):
+class ArrayArgument(ArgumentKind, msgspec.Struct, frozen=True):
     """A device array: a buffer of the caller's, or a workspace."""
 
     name: str
@@ -245,8 +243,7 @@ Number = float | tuple[float, ...]
 """Value of a scalar; a tuple for a vector or a complex number."""
 
 
-@dataclass(frozen=True, slots=True)
-class BufferArgument(ArrayArgument):
+class BufferArgument(ArrayArgument, frozen=True):
     """A device array that the caller passes."""
 
     is_given: ClassVar[bool] = True
@@ -343,8 +340,7 @@ class BufferArgument(ArrayArgument):
         return math.prod(self.extents(names)) * DTYPES[self.element_type(problem_dtype, names)].size_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceArgument(ArrayArgument):
+class WorkspaceArgument(ArrayArgument, frozen=True):
     """Device memory that a launch needs for itself and that the caller never sees.
 
     Attributes
@@ -381,8 +377,7 @@ class WorkspaceArgument(ArrayArgument):
         return Workspace(self.name, self.element_type(problem_dtype, names), self.extents(names), self.zeroed)
 
 
-@dataclass(frozen=True, slots=True)
-class ScalarArgument(ArgumentKind):
+class ScalarArgument(ArgumentKind, msgspec.Struct, frozen=True):
     """A value passed by the launch: bound (``M``, ``2 ** step``), or a default that a caller may override."""
 
     name: str
@@ -556,8 +551,7 @@ class StructValue(NamedTuple):
     """Offset and target of each pointer."""
 
 
-@dataclass(frozen=True, slots=True)
-class StructArgument(ArgumentKind):
+class StructArgument(ArgumentKind, msgspec.Struct, frozen=True):
     """A struct that is passed by value."""
 
     name: str
@@ -801,8 +795,7 @@ class TensorMap(msgspec.Struct, frozen=True):
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMapArgument(ArgumentKind):
+class TensorMapArgument(ArgumentKind, msgspec.Struct, frozen=True):
     """A descriptor of a buffer or a workspace for the tensor memory accelerator, passed by value."""
 
     name: str
@@ -929,8 +922,7 @@ class Texture(NamedTuple):
         return f"rows of {self.buffer} are {self.pitch_bytes} bytes apart, which textures cannot have; {hint}"
 
 
-@dataclass(frozen=True, slots=True)
-class TextureArgument(ArgumentKind):
+class TextureArgument(ArgumentKind, msgspec.Struct, frozen=True):
     """A ``cudaTextureObject_t`` over a buffer: linear memory of one axis, or rows of two."""
 
     name: str

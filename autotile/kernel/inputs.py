@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from autotile.core.documents import Count, Name, Text, canonical_json, decode_json, read_regular
 from autotile.core.dtypes import DTYPES, Array, Dtype
@@ -207,9 +208,9 @@ def with_captured_call(spec: KernelSpec, folder: Path) -> KernelSpec:
     def filled(argument: Argument) -> Argument:
         if isinstance(argument, BufferArgument) and argument.name in call.arrays:
             content = InputFile(str((folder / call.arrays[argument.name]).absolute()), is_whole=True)
-            return replace(argument, init="file", content=content)
+            return structs.replace(argument, init="file", content=content)
         if isinstance(argument, ScalarArgument) and argument.name in call.scalars and argument.binding is None:
-            return replace(argument, value=call.scalars[argument.name], check_value=None)
+            return structs.replace(argument, value=call.scalars[argument.name], check_value=None)
         return argument
 
     return replace(spec, arguments=tuple(map(filled, spec.arguments)))

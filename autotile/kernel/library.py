@@ -6,11 +6,12 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from autotile.core.model import Config
@@ -50,8 +51,7 @@ class Inspection(NamedTuple):
         return self.check(config, contents)
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(msgspec.Struct, frozen=True):
     """A search space with the text of its template."""
 
     spec: KernelSpec

@@ -13,8 +13,11 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+
+import msgspec
+from msgspec import structs
 
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
 from autotile.core.model import Problem
@@ -34,8 +37,7 @@ _KEYS = ("name", "summary", "sizes", "flags", "conditions", "dtypes", "libraries
 _MAX_KERNELS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
+class Library(msgspec.Struct, frozen=True):
     """A library that computes an operation."""
 
     name: str
@@ -46,8 +48,7 @@ class Library:
     None for cuBLAS."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(msgspec.Struct, frozen=True):
     """A kernel of an operation."""
 
     name: str
@@ -90,8 +91,7 @@ class Member:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(msgspec.Struct, frozen=True):
     """A parsed operation file."""
 
     name: str
@@ -212,7 +212,7 @@ def parse_operation(text: str, source: str, *, folder: Path = Path()) -> Operati
         member = _member(kernels.table(key), key, operation, kinds, folder)
         if members.setdefault(member.name, member) is not member:
             raise kernels.error(key, f"{member.name} is the kernel of an earlier entry; join their conditions in one")
-    return replace(operation, members=tuple(members.values()))
+    return structs.replace(operation, members=tuple(members.values()))
 
 
 def _member(table: Table, name: str, operation: Operation, kinds: Mapping[str, Kind], folder: Path) -> Member:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from autotile.core.documents import Name
 from autotile.core.dtypes import DTYPES
@@ -92,13 +93,12 @@ _MISSPELLED = 0.9
 """Similarity above which an unknown option is taken for a known one that is misspelled."""
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
+class Build(msgspec.Struct, frozen=True):
     """How a kernel is compiled."""
 
-    options: Mapping[str, tuple[str | Expression, ...]] = field(default_factory=dict)
+    options: Mapping[str, tuple[str | Expression, ...]] = {}
     """Parts of each option by its text: the expressions in braces, and the text between them."""
-    defines: Mapping[str, Expression | str] = field(default_factory=dict)
+    defines: Mapping[str, Expression | str] = {}
     """Expression, or literal text, of each macro besides those of the parameters and flags."""
     compiler: str = "nvrtc"
 
@@ -352,20 +352,20 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
     arguments = [known[name] for name in names]
     if kernel.arguments is not None:  # the address of a buffer is passed, also where the kernel reads constant memory
         arguments = [
-            replace(each, is_passed=True, constant="") if isinstance(each, BufferArgument) else each
+            structs.replace(each, is_passed=True, constant="") if isinstance(each, BufferArgument) else each
             for each in arguments
         ]
     described = {target for argument in spec.arguments if argument.name in names for target in argument.targets}
     further = [b for b in spec.buffers if b.name not in names and (b.constant or b.name in described)]
-    arguments += [replace(buffer, is_passed=False) for buffer in further]  # which it reads in other ways
+    arguments += [structs.replace(buffer, is_passed=False) for buffer in further]  # which it reads in other ways
     for index, argument in enumerate(arguments) if kernel.element_type is not None else ():
         if not argument.is_passed:  # constant memory has the type that the source declares
             continue
         if isinstance(argument, BufferArgument | WorkspaceArgument):
             wide = ElementType(wide_type(argument.element_type(dtype, sizes)))
-            arguments[index] = replace(argument, dtype=wide)
+            arguments[index] = structs.replace(argument, dtype=wide)
         elif isinstance(argument, ScalarArgument):
-            arguments[index] = replace(argument, dtype=wide_type(argument.element_type(dtype)))
+            arguments[index] = structs.replace(argument, dtype=wide_type(argument.element_type(dtype)))
     launch = msgspec.structs.replace(
         spec.steps[0].launch,
         block=kernel.block,

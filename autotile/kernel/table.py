@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
@@ -318,8 +317,7 @@ def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
         taken[name] = what
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemSection:
+class ProblemSection(msgspec.Struct, frozen=True):
     """The parsed section ``[problem]``: names for expressions, and two problems at which each expression is tested."""
 
     sizes: Mapping[str, int]
@@ -329,7 +327,7 @@ class ProblemSection:
     """Names that are 0 or 1."""
     dtypes: tuple[str, ...]
     """Element types that the kernel supports."""
-    parameters: Mapping[str, Kind] = field(default_factory=dict)
+    parameters: Mapping[str, Kind] = {}
     """Kinds of the parameters that shapes and references may use; ``sizes`` and ``ragged`` hold a value of each."""
 
     @property

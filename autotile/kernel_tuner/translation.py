@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from autotile.core.documents import toml_text
@@ -295,7 +296,7 @@ class ScriptKernel:
             functions=functions,
         )
         kernel = make_kernel(spec, self.path or Path.cwd() / f"{plain_name}.cu", source)
-        return replace(
+        return structs.replace(
             kernel,
             source_hash=self._fingerprint(kernel),
             variant=lambda config: self.variant(codec.decode(dict(config))),

@@ -17,6 +17,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec import structs
+
 from autotile.core.device import DeviceProperties
 from autotile.core.model import L2Mode, Problem, config_key
 from autotile.cuda.cublas import GemmLayout, cublas_version
@@ -127,7 +129,7 @@ class _MemberResults:
         self._conditions = tuple(sorted(names)) if names <= set(flags) else ()
         self._holds: dict[tuple[int, ...], bool] = {}
         """Whether the condition of the kernel holds, by the flags and conditions of a problem."""
-        self._unconditional = replace(member, when=None)
+        self._unconditional = structs.replace(member, when=None)
         self.results: dict[tuple[int, ...], list[Winner]] = {}
         """Results on the device, by `key_of_sizes`."""
         for winner in shelf.winners:

@@ -32,6 +32,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Text, convert
@@ -625,7 +626,7 @@ def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | Non
         codes = codes[random.Random(0).sample(range(len(codes)), _MAX_ROWS)]  # numpy.random takes long to import
     if beside is not None:
         codes = np.concatenate([SearchSpace.of(spec, [beside]).codes.astype(codes.dtype), codes])
-    tried = replace(space, codes=np.asfortranarray(codes))
+    tried = structs.replace(space, codes=np.asfortranarray(codes))
     found = estimate_times(spec, problem.sizes, device, tried, problem.dtype)
     if found is None or (beside is not None and not found.is_declared):
         return None

@@ -9,9 +9,9 @@ rules exclude; it must guard its own divisions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,8 +46,7 @@ _CHUNK = 2**20
 """Combinations examined at a time, which bounds the memory of those that are discarded."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpaceStage:
+class SpaceStage(msgspec.Struct, frozen=True):
     """Number of combinations that meet a rule or limit and all those applied before it."""
 
     name: str
@@ -107,8 +106,7 @@ def code_dtype(size: int) -> np.dtype[np.unsignedinteger]:
     return np.min_scalar_type(size - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Condition:
+class _Condition(msgspec.Struct, frozen=True):
     """A rule, its parameters, and its truth table over the grid of their values; no table if the grid is too large."""
 
     rule: Rule

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
@@ -151,8 +150,7 @@ rows; for a single configuration, an int.
 """
 
 
-@dataclass(frozen=True)
-class LaunchDemand:
+class LaunchDemand(msgspec.Struct, frozen=True, dict=True):
     """Resources that one launch needs: int64 columns with one row per configuration, or ints for a single one.
 
     A column with a single element applies to every configuration.
@@ -194,8 +192,7 @@ class LaunchDemand:
         return max_blocks_per_sm(self.threads, clipped(self.registers, 0, CLIP), self.smem_bytes, device)
 
 
-@dataclass(frozen=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True, dict=True):
     """Demands of configurations: int64 columns with one row per configuration, or one element for all.
 
     Of a single configuration, they are scalars.

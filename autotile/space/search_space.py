@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import prod
 
+import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import ArrayLike, NDArray
 
 from autotile.core.device import DeviceProperties
@@ -32,8 +34,7 @@ _CHUNK_ROWS = 2**20
 """Rows that are checked against the limits of the device at a time, which takes about ten int64 columns."""
 
 
-@dataclass(frozen=True, eq=False)
-class SearchSpace:
+class SearchSpace(msgspec.Struct, frozen=True, eq=False, dict=True):
     """A table with one row per configuration, in the order of nested loops over the declared values."""
 
     parameters: tuple[Parameter, ...]
@@ -92,7 +93,7 @@ class SearchSpace:
     def select(self, mask: ArrayLike, limits: tuple[SpaceStage, ...] = ()) -> SearchSpace:
         """Return the rows in which ``mask`` (bool, shape (rows,)) is true, with the limits that selected them."""
         kept = np.asfortranarray(self.codes[np.asarray(mask, np.bool_)])
-        return replace(self, codes=kept, limits=self.limits + limits)
+        return structs.replace(self, codes=kept, limits=self.limits + limits)
 
     def including(self, configs: Iterable[Config]) -> SearchSpace:
         """Return the table with additional rows for configurations that are not in it, valid or not."""
@@ -104,7 +105,7 @@ class SearchSpace:
         if not added:
             return self
         rows = np.concatenate([self.codes, np.array(list(added), self.codes.dtype)])
-        return replace(self, codes=_ordered(list(rows.T), [len(each.values) for each in self.parameters]))
+        return structs.replace(self, codes=_ordered(list(rows.T), [len(each.values) for each in self.parameters]))
 
     def rows_in(self, other: SearchSpace) -> NDArray[np.bool_]:
         """Return which rows are also in another table of the same parameters, shape (rows,)."""
@@ -236,7 +237,7 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
     example: dict[str, int] = {}
     for start in range(0, len(space), _CHUNK_ROWS):
         rows = slice(start, start + _CHUNK_ROWS)
-        part = replace(space, codes=space.codes[rows])
+        part = structs.replace(space, codes=space.codes[rows])
         demand = Demand(spec, sizes, dtype or spec.dtypes[0], partial(_column, part, fixed))
         for position, limit in enumerate(limits):
             dropped = fits[rows] & np.logical_not(limit.fits(demand, device))
@@ -257,7 +258,7 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
             source=spec.source,
             key="launch",
         )
-    return replace(space.select(fits, stages), seconds=time.perf_counter() - started)
+    return structs.replace(space.select(fits, stages), seconds=time.perf_counter() - started)
 
 
 def _column(

@@ -13,10 +13,12 @@ order of the estimates agrees with measurements of several kernels and GPUs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 
+import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
@@ -84,8 +86,7 @@ _USUAL_BYTES_PER_S = 1e12
 """Rates of a device that does not report them."""
 
 
-@dataclass(frozen=True)
-class TimeEstimate:
+class TimeEstimate(msgspec.Struct, frozen=True):
     """Estimated times and what they follow from: float64 columns, one row per configuration, shape (rows,)."""
 
     time_us: Column
@@ -322,7 +323,7 @@ class _Launches:
             if parameter.name in block[0].names and _is_number(parameter):
                 doubled = tuple(2 * value for value in parameter.values if not isinstance(value, str))
                 changed = (each._replace(values=doubled) if each is parameter else each for each in space.parameters)
-                wider = replace(space, parameters=tuple(changed))
+                wider = structs.replace(space, parameters=tuple(changed))
                 one = self._blocks(wider, **dict.fromkeys(self._proper, 1))
                 for name, extent in extents.items():
                     grows = self._extent(wider, name, one) > 1.5 * extent

@@ -1,7 +1,6 @@
 """The forms of [reference], the shapes of its expressions, tolerances, and comparison by a function."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from feature_kernels import SPLIT_SPACE
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from spec_samples import SGEMM, copy_spec, refused
 
 from autotile.api.tunable import comparison_of

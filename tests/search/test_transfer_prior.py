@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 from rows import (
     advance,
@@ -280,4 +281,4 @@ def test_of_a_very_large_space_a_sample_is_estimated(monkeypatch: pytest.MonkeyP
     assert tile_time_us(best) == min(tile_time_us(TILES.config(int(row))) for row in found.rows)
     assert len(found.speeds(np.arange(len(TILES)), np.zeros(0, np.int64), np.zeros(0))) == len(TILES)
     assert FeasibleGPSampler(TILES, 0, estimate=found).candidates.remaining == len(TILES)
-    assert replace(TILES, codes=TILES.codes[found.rows]).config(0) == TILES.config(int(found.rows[0]))
+    assert structs.replace(TILES, codes=TILES.codes[found.rows]).config(0) == TILES.config(int(found.rows[0]))

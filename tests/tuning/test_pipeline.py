@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from judges import by_threads
+from msgspec import structs
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import convert, to_fields
@@ -361,7 +362,7 @@ def test_a_broken_toolchain_is_raised(pipeline: Pipeline, pool: Pool, device: De
 def sized(bench: Any) -> Any:
     """The tiny kernel with its size compiled in."""
     text = bench.kernel.spec.text.replace("[kernel]", '[kernel]\ndefines = { SIZE = "n" }')
-    return replace(bench.kernel, spec=parse_spec(text, "scale.toml"))
+    return structs.replace(bench.kernel, spec=parse_spec(text, "scale.toml"))
 
 
 def test_other_problems_are_compiled_where_sizes_are(bench: Any, sized: Any, device: Any, pool: Any) -> None:
