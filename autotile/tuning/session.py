@@ -39,7 +39,7 @@ from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import Workrate, check_memory
 from autotile.kernel.spec import KernelSpec, computed_values
-from autotile.search.samplers import BRUTE_FORCE, check_sampler
+from autotile.search.samplers import BRUTE_FORCE, check_sampler, sampler_entry
 from autotile.settings import Settings, output_path
 from autotile.space.limits import check_config, compiled_steps
 from autotile.space.search_space import SearchSpace, feasible_space
@@ -380,6 +380,8 @@ class Session:
                             searching.callback(search.close)
                             lookahead = self._plan.lookahead
                             self._shortlist = Shortlist(search, lookahead, self.device.sm_count, earlier=trials)
+                            is_timed = self._options.budget_s is not None  # which slow compilations would use up
+                            self._compile_pool.longest_first = not (sampler_entry(search.sampler).learns or is_timed)
                             gaussian_process = import_module("autotile.search.gaussian_process")
                             searching.enter_context(gaussian_process.one_blas_thread())
                             untried = sum(self._log.find(config) is None for config in self._options.tries)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ _CACHE_TRACK = "cubin cache"
 """Row of the timeline for cubins that were compiled before."""
 _FARM_TRACK = "compile farm"
 """Row of those that were compiled on other machines."""
+_MIN_TIMES, _MAX_TIMES = 8, 256
+"""Compile times from which those of others are expected: at least, and the newest."""
 _MAX_ATTEMPTS = 2
 """Attempts at a compilation whose worker the system killed, the second one alone."""
 
@@ -98,6 +101,37 @@ class _Waiting:
     """Whether the farm has given it back: it runs here."""
 
 
+class _CompileTimes:
+    """Compile times that are expected of jobs, from those of others: log-linear in the options, as macros are.
+
+    With a ridge of one, an option that was met once counts half of what it seems to.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[tuple[frozenset[str], float]] = []
+
+    def add(self, job: CompileJob, seconds: float) -> None:
+        """Learn from a compilation."""
+        self._known.append((frozenset(job.options), math.log(seconds)))
+
+    def longest_first(self, waiting: Iterable[_Waiting]) -> list[_Waiting]:
+        """Return compilations, that which is expected to take longest first; as they are while little is known."""
+        jobs, known = list(waiting), self._known[-_MAX_TIMES:]
+        if len(known) < _MIN_TIMES or len(jobs) < 2:
+            return jobs
+        import numpy as np  # which a compile worker does without
+
+        options = sorted(frozenset().union(*(one for one, _ in known)))
+        met, wanted = (
+            np.array([[option in each for option in options] for each in rows], float)
+            for rows in ([one for one, _ in known], [frozenset(each.job.options) for each in jobs])
+        )
+        met, wanted = met - met.mean(axis=0), wanted - met.mean(axis=0)
+        times = np.array([seconds for _, seconds in known])
+        weights = np.linalg.solve(met.T @ met + np.eye(len(options)), met.T @ (times - times.mean()))
+        return [jobs[place] for place in np.argsort(-(wanted @ weights), kind="stable")]
+
+
 class CompilePool:
     """Compile workers, one per core; each thread of the pool holds one child process while it compiles.
 
@@ -145,6 +179,10 @@ class CompilePool:
         self._worker_pool = worker_pool or WorkerPool()
         self._owns_workers = worker_pool is None
         self._timeline = timeline
+        self.longest_first = False
+        """Whether the compilations that are expected to take longest begin first, so that none is left at the end; for
+        callers that want all results and none before another."""
+        self._times = _CompileTimes()
         self._cache = CubinCache(settings.cache, settings.cache_limit_bytes)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="compile")
         self._thread_data = threading.local()
@@ -243,8 +281,8 @@ class CompilePool:
             self._thread_data.is_beginning = False
 
     def _next(self, *, elsewhere: bool) -> _Waiting | None:
-        """Take the first compilation that may begin here or elsewhere and was not cancelled."""
-        for one in list(self._waiting):
+        """Take the next compilation that may begin here or elsewhere and was not cancelled."""
+        for one in self._times.longest_first(self._waiting) if self.longest_first else list(self._waiting):
             if elsewhere and (one.is_returned or self._farm is None or not self._farm.accepts(one.job)):
                 continue
             self._waiting.remove(one)
@@ -304,6 +342,7 @@ class CompilePool:
                             break
                     number = threading.current_thread().name.rpartition("_")[2]
                     seconds = self._record(f"compiler {int(number) + 1}", "compile", start, one.job)
+                    self._times.add(one.job, seconds)
                 finally:
                     self._update_busy(-1)
         except BaseException as error:  # whoever waits raises it

@@ -127,6 +127,33 @@ def test_jobs_that_a_farm_gives_back_at_once_are_all_compiled(make: MakePool, mo
     assert not wait(waiting, 30).not_done
 
 
+def test_those_that_took_longer_with_the_same_options_begin_first_where_the_order_is_free(
+    make: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def job(unroll: int, pad: int) -> CompileJob:
+        return replace(JOB, options=(f"-DUNROLL={unroll}", f"-DPAD={pad}"))
+
+    def attempt(_: CompilePool, one: Any) -> Compiled:
+        begun.append(one.job)
+        assert all_wait.wait(60)
+        return Compiled(None)
+
+    for is_free in (True, False):
+        begun: list[CompileJob] = []
+        all_wait, pool = threading.Event(), make()
+        monkeypatch.setattr(CompilePool, "_attempt", attempt)
+        pool.longest_first = is_free
+        for number in range(8):
+            unroll, pad = (1, 4, 16)[number % 3], number % 4
+            pool._times.add(job(unroll, pad), 0.1 * unroll + 0.02 * pad)
+        asked = [job(1, 9), job(1, 8), job(4, 1), job(16, 0), job(4, 3), job(16, 7)]
+        futures = [pool.submit(partial(replace, one)) for one in asked]
+        all_wait.set()
+        assert not wait(futures, 60).not_done
+        ordered = [int(one.options[0].removeprefix("-DUNROLL=")) for one in begun]
+        assert ordered == ([1, 16, 16, 4, 4, 1] if is_free else [1, 1, 4, 16, 4, 16])
+
+
 def test_a_failed_compilation_is_an_outcome(pool: CompilePool) -> None:
     failed = pool.submit(lambda: replace(JOB, options=("-DVALUE=oops",))).result()
     assert failed.outcome is Outcome.COMPILE_FAILED
