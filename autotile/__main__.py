@@ -12,8 +12,6 @@ _WITHOUT_GPU = {"--help", "-h", "--replay", "--scheduler"}
 _GPUS = {"--device", "--devices"}
 """Options that name the GPUs, which may be others than the first."""
 _GPU_DRIVER = Path("/dev/nvidiactl")
-_MAX_EARLY = 16
-"""Compile workers at most: a container may have fewer cores than it sees."""
 
 
 def main() -> None:
@@ -47,11 +45,11 @@ def _run() -> None:
         if sys.argv[1:2] == ["tune"] and not options & _WITHOUT_GPU and _GPU_DRIVER.exists():
             # The workers of a session, whose imports take as long as those of the command line.
             from autotile.settings import available_cores
-            from autotile.workers.child import COMPILE_WORKER, GPU_WORKER, start_early
+            from autotile.workers.child import COMPILE_WORKER, GPU_WORKER, ready_workers, start_early
 
             if not options & _GPUS:
                 start_early(GPU_WORKER, "0")
-            for _ in range(1 if "--workers" in options else max(1, min(_MAX_EARLY, available_cores() - 2))):
+            for _ in range(1 if "--workers" in options else ready_workers(available_cores())):
                 start_early(COMPILE_WORKER)
         from autotile.cli.application import main as run
     except ModuleNotFoundError as error:

@@ -69,7 +69,7 @@ from autotile.tuning.start import (
     independent_groups,
     session_objective,
 )
-from autotile.workers.child import WorkerPool
+from autotile.workers.child import WorkerPool, ready_workers
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend
 from autotile.workers.jobs import Candidate, SizedCubin, finals_limit_s
@@ -213,10 +213,13 @@ def open_session(
         for sizes in (problem.sizes, *options.verify_sizes):
             check_memory(kernel.spec, replace(problem, sizes=sizes), backend.device)
         timeline = Timeline(is_recording=options.trace is not None)
+        workers, is_local = worker_count(options.workers), options.replay is None and not options.scheduler
+        candidates = min(options.trial_target or workers, workers if options.only is None else len(options.only))
         compile_pool = CompilePool(
             settings,
-            worker_count(options.workers),
+            workers,
             options.compile_deadline_s,
+            ready=min(candidates, ready_workers(workers)) if is_local else 0,
             worker_pool=worker_pool,
             timeline=timeline,
             farm=backend.farm,

@@ -555,6 +555,11 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
             self._semaphore.release()
         return is_free
 
+    def idle_count(self, module: str, place: str = "") -> int:
+        """Return the number of idle children that run a module at a place."""
+        with self._lock:
+            return len(self._idle.get((module, place), ()))
+
     def acquire_idle(self, module: str, place: str = "") -> Child | None:
         """Return an idle child that runs a module at a place; None if there is none."""
         found, dead = None, []
@@ -603,8 +608,15 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         self.close()
 
 
+_MAX_READY = 16
+"""Compile workers that are started ahead at most: a container may have fewer cores than it sees."""
 EARLY = WorkerPool()
 """Children that were started before a session asks for them."""
+
+
+def ready_workers(workers: int) -> int:
+    """Return how many compile workers to start ahead: two cores are the session's and the GPU worker's meanwhile."""
+    return max(1, min(_MAX_READY, workers - 2))
 
 
 def start_early(module: str, place: str = "") -> None:

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -146,6 +146,8 @@ class CompilePool:
         Number of concurrent compilations; None for one a core.
     deadline_s
         Time after which a compilation's worker is killed.
+    ready
+        Workers that are started at once, beside what the caller does before its first job.
     memory_bytes
         Memory limit of a compilation; None for an equal share of the machine's memory.
     worker_pool
@@ -159,6 +161,7 @@ class CompilePool:
         workers: int | None = None,
         deadline_s: float = 60.0,
         *,
+        ready: int = 0,
         memory_bytes: int | None = None,
         module: str = COMPILE_WORKER,
         worker_pool: WorkerPool | None = None,
@@ -197,6 +200,8 @@ class CompilePool:
         self._updated_at = time.perf_counter()
         self.begun_at = self._updated_at
         """Start of the newest compilation, by `time.perf_counter`."""
+        for _ in range(min(ready, workers) - self._worker_pool.idle_count(module)):
+            self._threads.submit(self._start_worker)
 
     @property
     def busy_s(self) -> float:
@@ -353,6 +358,12 @@ class CompilePool:
             with self._lock:
                 self._here -= 1
             self._begin_waiting()
+
+    def _start_worker(self) -> None:
+        """Start a worker that waits for a job."""
+        if not self._closing:
+            with suppress(InputError, WorkerError):  # the first compilation says it
+                self._worker_pool.release(start_child(self._module))
 
     def _attempt(self, one: _Waiting) -> Compiled:
         message = {
