@@ -129,6 +129,14 @@ def run_kernel_tuner(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
     """Search the sample by brute force with Kernel Tuner's CuPy backend."""
     import kernel_tuner
     from constraint import FunctionConstraint
+    from cupy.cuda import runtime
+
+    # CuPy cuts a UUID at its first zero byte, and Kernel Tuner does not begin on a GPU that has one
+    properties = runtime.getDeviceProperties
+    runtime.getDeviceProperties = lambda device: {
+        **(found := properties(device)),
+        "uuid": found["uuid"].ljust(16, b"\0"),
+    }
 
     from autotile.kernel.library import load_kernel
 
