@@ -135,7 +135,7 @@ class _CompileTimes:
 class CompilePool:
     """Compile workers, one per core; each thread of the pool holds one child process while it compiles.
 
-    A job whose cubin is in the cache needs no worker, so a pool over a warm cache starts none. What finds no free core
+    A job whose cubin is in the cache needs no worker. What finds no free core
     here goes to the farm.
 
     Parameters
