@@ -761,6 +761,14 @@ def _nvrtc_of(read_stored: Callable[[], Sequence[Winner]]) -> str:
 dispatchers: WeakSet[Dispatcher] = WeakSet()
 """The dispatchers of this process."""
 
+
+def _begin_anew() -> None:
+    for dispatcher in list(dispatchers):
+        dispatcher.refresher.begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
 default_dispatcher = Dispatcher()
 """The dispatcher of `get_best_kernel` and `autotile.matmul`."""
 
