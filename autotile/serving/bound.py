@@ -70,22 +70,6 @@ if TYPE_CHECKING:
     Launcher: TypeAlias = "KernelLauncher | LibraryLauncher | FirstUseRace | CapturingLauncher"
 
 
-class Call(NamedTuple):
-    """Arguments of a call of `get_best_kernel`, which mean the same in another process; None for those not given.
-
-    Paths are absolute, and ``device`` is the name of a GPU or None for the current CUDA device.
-    """
-
-    name: str
-    sizes: Mapping[str, int]
-    dtype: str | None
-    device: str | None
-    database: str | None
-    bundle: str | None
-    library: bool = True
-    numerics: Numerics | None = None
-
-
 class Lookup(NamedTuple):
     """A look-up with its arguments in one form, in which it can be made again.
 
@@ -107,12 +91,11 @@ class Lookup(NamedTuple):
     is_operation: bool = False
 
 
-def _serve_again(call: Call) -> BoundKernel:
-    """Serve a call, in the process that unpickles it."""
+def _serve_again(request: dict[str, Any]) -> BoundKernel:
+    """Serve a request, in the process that unpickles it."""
     import autotile
 
-    named = call._asdict()
-    served: BoundKernel = autotile.get_best_kernel(named.pop("name"), **named.pop("sizes"), **named)
+    served: BoundKernel = autotile.get_best_kernel(**request)
     return served
 
 
@@ -298,7 +281,7 @@ class BoundKernel:
     choice
         The configuration that was chosen, with the reason and with the differences from the request.
     request
-        Call of `get_best_kernel` that returns this kernel; None if it was not served by it.
+        Arguments of `get_best_kernel` that mean this kernel in another process, too; None if it was not served by it.
     find_ways
         Function that returns the best ways to compute a problem of an operation; None otherwise.
     find_stand_in
@@ -341,7 +324,7 @@ class BoundKernel:
         self.device = device
         self.choice = choice
         self.calls = 0
-        self.request: Call | None = None
+        self.request: dict[str, Any] | None = None
         self.find_ways: Callable[[Problem, bool, bool], tuple[Contender, ...]] | None = None
         self.operation: Problem | None = None
         self.library_allowed = True
@@ -517,7 +500,7 @@ class BoundKernel:
         document: dict[str, Any] = to_document(facts)
         return document
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Call]]:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[dict[str, Any]]]:
         """Pickle the request: a process that unpickles it serves it anew, for its own device and from what it can read.
 
         Raises

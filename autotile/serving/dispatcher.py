@@ -26,7 +26,7 @@ from autotile.errors import DeviceError, InputError, NotTunedError, ToolchainErr
 from autotile.kernel.library import KernelName, held_kernel, is_path, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.bound import BoundKernel, Call, KernelCode, Lookup
+from autotile.serving.bound import BoundKernel, KernelCode, Lookup
 from autotile.serving.choice import Choice
 from autotile.serving.refresh import MissCounter, Refresher
 from autotile.serving.selection import (
@@ -191,10 +191,9 @@ class Dispatcher:
 
     def may_defer(self, options: MatmulOptions) -> bool:
         """Return True if something else than the choice may compute a product until the choice is made and loaded."""
-        settings = read_settings()
-        waits = options.wait or settings.wait or options.race or settings.race or not options.library
-        numerics = options.numerics or settings.numerics
-        return not waits and numerics != "same" and self._pin_in_force is None and self._bundle is None
+        if self._waits(options) or options.race or read_settings().race or not options.library:
+            return False
+        return self._pin_in_force is None and self._bundle is None
 
     @property
     def pins(self) -> Pins:
@@ -322,9 +321,9 @@ class Dispatcher:
             kernel = self.find(lookup)
             if isinstance(kept, str):  # another process cannot find a kernel that an object of this one holds
                 given = whole if is_operation else kernel.problem.sizes
-                gpu = device if isinstance(device, str) else None
-                own = location or self._database
-                kernel.request = Call(kept, given, dtype, gpu, own, origin, library, numerics)
+                gpu, own = device if isinstance(device, str) else None, location or self._database
+                kernel.request = {"name": kept, "dtype": dtype, "device": gpu, "database": own, "bundle": origin}
+                kernel.request |= {"library": library, "numerics": numerics, **given}
             served = self._keep(key, kernel, lookup)
         self._note(served)
         if strict and served.tier != "exact":
@@ -415,7 +414,6 @@ class Dispatcher:
         *,
         bundle: str | Path | None = None,
         library: bool = True,
-        numerics: Numerics | None = None,
         defaults: bool = False,
     ) -> BoundKernel:
         """Return the kernel that `get_best_kernel` would serve, without keeping it and without counting a miss.
@@ -424,7 +422,7 @@ class Dispatcher:
         """
         path = _bundle_path(bundle) or self._bundle
         is_operation = isinstance(name, str | os.PathLike) and self._is_operation(str(name))
-        lookup = Lookup(name, sizes, dtype, device, location, path, library, numerics, is_operation=is_operation)
+        lookup = Lookup(name, sizes, dtype, device, location, path, library, is_operation=is_operation)
         return self.find(lookup, defaults=defaults)
 
     def find(
@@ -470,50 +468,36 @@ class Dispatcher:
 
         return self._bundles.get(path) or self._bundles.setdefault(path, Bundle(Path(path)))
 
-    def _waits(self, lookup: Lookup) -> bool:
+    @staticmethod
+    def _waits(asked: Lookup | MatmulOptions) -> bool:
         """Return True if the first call waits for the compiler, so that nothing but the choice is ever launched."""
         settings = read_settings()
-        return lookup.wait or settings.wait or (lookup.numerics or settings.numerics) == "same"
+        return asked.wait or settings.wait or (asked.numerics or settings.numerics) == "same"
 
     def _find_for_operation(self, lookup: Lookup, *, anew: bool, defaults: bool) -> BoundKernel:
-        from autotile.serving.operations import OperationShelf, serve_bundled
+        from autotile.serving.operations import serve_bundled
 
-        name, place, location, library = str(lookup.name), lookup.place, lookup.location, lookup.library
+        name, library = str(lookup.name), lookup.library
         operation = self._operations.get(name)
         if operation is None:
             operation = self._operations[name] = load_operation(name)
         problem = operation.resolve(lookup.sizes, lookup.dtype, defaults=defaults)
+        shelf = self._shelf_for(operation, problem.dtype, lookup, anew=anew)
         if lookup.bundle is not None:
             of_kernel = lookup._replace(dtype=problem.dtype, is_operation=False)
-            bundle = self._open_bundle(lookup.bundle)
-            held = operation.source, problem.dtype, place, lookup.bundle
-            if held not in self._shelves:
-                self._shelves[held] = OperationShelf(
-                    *(operation, problem.dtype, _NO_DATABASE),
-                    *(lambda stored: self._device(place, lambda: stored), lambda stored: ""),
-                    bundle=bundle,
-                )
-            packed = self._shelves[held]
             try:
                 nearest = serve_bundled(
                     operation, problem, lambda kernel, own: self.find(of_kernel._replace(name=kernel, sizes=own))
                 )
             except InputError:
-                if (served := packed.serve_packed(problem, library=library)) is None:
+                if (served := shelf.serve_packed(problem, library=library)) is None:
                     raise
             else:
                 if nearest.tier == "exact":
                     return nearest
-                served = packed.serve_packed(problem, library=library) or nearest
+                served = shelf.serve_packed(problem, library=library) or nearest
             served.operation, served.library_allowed = problem, library
             return served
-        l2 = self.l2
-        key = operation.source, problem.dtype, place, location, l2
-        shelf = self._shelves.get(key)
-        if shelf is None or shelf.is_outdated(anew=anew):
-            shelf = self._shelves[key] = OperationShelf(
-                operation, problem.dtype, location, lambda stored: self._device(place, lambda: stored), _nvrtc_of, l2=l2
-            )
         pin = self._pin_in_force
         way = pin.way_for(shelf, problem, library=library, numerics=lookup.numerics) if pin is not None else None
         if way is not None:
@@ -526,14 +510,32 @@ class Dispatcher:
         served.operation, served.library_allowed = problem, library
         return served
 
+    def _shelf_for(self, operation: Operation, dtype: str, lookup: Lookup, *, anew: bool = False) -> OperationShelf:
+        """Return the results of an operation that a look-up reads, those of before unless they are outdated."""
+        from autotile.serving.operations import OperationShelf
+
+        place, path = lookup.place, lookup.bundle
+        key = operation.source, dtype, place, path or lookup.location, self.l2
+        shelf = self._shelves.get(key)
+        if shelf is None or shelf.is_outdated(anew=anew):
+            shelf = self._shelves[key] = OperationShelf(
+                operation,
+                dtype,
+                lookup.location if path is None else _NO_DATABASE,
+                lambda stored: self._device(place, lambda: stored),
+                _nvrtc_of if path is None else lambda _: "",
+                bundle=self._open_bundle(path) if path is not None else None,
+                l2=self.l2,
+            )
+        return shelf
+
     def contenders(self, lookup: Lookup) -> list[BoundKernel]:
         """Return the best few ways to compute what is looked up, that which results say is served first."""
         with self.pins.instead(None):
             served = self.find(lookup, anew=True)
         if served.operation is None:
             return [served]
-        operation = self._operations[str(lookup.name)]
-        shelf = self._shelves[operation.source, served.operation.dtype, lookup.place, lookup.location, self.l2]
+        shelf = self._shelf_for(self._operations[str(lookup.name)], served.operation.dtype, lookup)
         return shelf.contenders(served.operation, library=lookup.library)
 
     def _is_operation(self, name: str) -> bool:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import L2Mode, Problem, config_key
@@ -108,11 +108,19 @@ Sizes = Mapping[str, int]
 
 
 class Way(NamedTuple):
-    """A way to compute a problem: a choice, the code that it is of, and both with a time as a contender."""
+    """A way to compute a problem: a choice, the code that it is of, and its time as in `Contender`."""
 
     code: KernelCode | LibraryCode
     choice: Choice
-    contender: Contender
+    time_us: float | None = None
+    doubt: float | None = None
+
+    @property
+    def contender(self) -> Contender:
+        """The way as an explanation states it."""
+        source = self.choice.source if self.time_us is not None else ""
+        is_library, config = self.code.library is not None, self.choice.config
+        return Contender(self.code.name, config, self.time_us, self.doubt, is_library, source or "cuda")
 
 
 class _MemberResults:
@@ -319,7 +327,7 @@ class OperationShelf:
             packed = bundle.packed(cubin)
             code = KernelCode(bundled.kernel, way.code.problem, self.device, way.choice.config, packed=packed)
             choice = replace(way.choice, packed=packed_origin(bundle, bundled, cubin))
-            return self.bind(Way(code, choice, way.contender))
+            return self.bind(way._replace(code=code, choice=choice))
         return None
 
     def bind(self, way: Way, *, first_use: Any = None) -> BoundKernel:
@@ -385,22 +393,21 @@ class OperationRequest:
         """Return ways to compute the problem, the one to serve first."""
         known, likely = list(measured(self)), list(expected(self))
         if known and likely and self.shelf.l2 != "eager":  # a model expects times of the GPU alone
-            first, best = likely[0].contender, known[0].contender
+            first, best = likely[0], known[0]
             if (
-                first.kernel != best.kernel
+                first.code.name != best.code.name
                 and first.time_us is not None
                 and best.time_us is not None
                 and first.time_us * math.exp(_CLEARLY * (first.doubt or 0.0)) < best.time_us
             ):
-                return [likely[0], *known, *likely[1:]]
+                return [first, *known, *likely[1:]]
         return [*known, *likely] or list(called(self)) or list(nearest(self))
 
     def library_way(self, library: Library, choice: Choice, time_us: float | None, doubt: float | None = None) -> Way:
         """Return a library as a way to compute the problem."""
         name, sizes = next(iter(self.fits.items()))
         code = LibraryCode(library, self.problem, self.shelf.members[name].kernel, sizes)
-        contender = Contender(library.name, {}, time_us, doubt, is_library=True, source=choice.source or "cuda")
-        return Way(code, choice, contender)
+        return Way(code, choice, time_us, doubt)
 
 
 def measured(request: OperationRequest) -> Iterator[Way]:
@@ -413,9 +420,8 @@ def measured(request: OperationRequest) -> Iterator[Way]:
         of_kernel = shelf.request_for(name, sizes, Shelf(stored, checks=member.checks))
         choice = first_allowed(of_kernel, exact, neighbours)
         if choice is not None and choice.measurement is not None and choice.tier != "transferred":
-            contender = Contender(name, choice.config, choice.measurement.time_us, source=choice.source)
             code = KernelCode(member.kernel, of_kernel.problem, shelf.device, choice.config)
-            ways.append(Way(code, choice, contender))
+            ways.append(Way(code, choice, choice.measurement.time_us))
     key = tuple([request.problem.sizes[name] for name in shelf.measured_names])
     for library in request.libraries:
         winner = shelf.library_times[library.name].get(key)
@@ -434,7 +440,7 @@ def measured(request: OperationRequest) -> Iterator[Way]:
             )
             ways.append(request.library_way(library, choice, winner.measurement.time_us))
     comparable = [way for way in ways if not any(name == "l2_mode" for name, *_ in way.choice.differences)]
-    yield from sorted(comparable or ways, key=lambda way: way.contender.time_us or math.inf)
+    yield from sorted(comparable or ways, key=lambda way: way.time_us or math.inf)
 
 
 def expected(request: OperationRequest) -> Iterator[Way]:
@@ -459,8 +465,7 @@ def expected(request: OperationRequest) -> Iterator[Way]:
             key = key_of(kernel, problem, shelf.device, nvrtc_version=shelf.nvrtc_version, l2_mode=shelf.l2)
             if config_key(config) in wrong_configs(member.checks, key):
                 continue
-        code = KernelCode(kernel, problem, shelf.device, config)
-        yield Way(code, choice, Contender(name, config, one.time_us, one.doubt))
+        yield Way(KernelCode(kernel, problem, shelf.device, config), choice, one.time_us, one.doubt)
 
 
 def called(request: OperationRequest) -> Iterator[Way]:
@@ -471,21 +476,15 @@ def called(request: OperationRequest) -> Iterator[Way]:
 
 def nearest(request: OperationRequest) -> Iterator[Way]:
     """Yield the kernels, that which was measured for the nearest problem first; none of them is an `InputError`."""
-    shelf, refusals = request.shelf, []
-    found: list[tuple[tuple[Any, ...], Way]] = []
-    for name, sizes in request.fits.items():
-        member = shelf.members[name]
-        try:
-            of_kernel = shelf.request_for(name, sizes)
-            choice = choose(of_kernel)
-            code = KernelCode(member.kernel, of_kernel.problem, shelf.device, choice.config)
-            way = Way(code, choice, Contender(name, choice.config, None))
-            found.append((_nearness(member.member, of_kernel.problem, choice), way))
-        except InputError as error:
-            refusals.append(f"{name}: {error}")
-    if not found:
-        raise InputError(f"no kernel computes {request.problem}: {'; '.join(refusals)}")
-    yield from (way for _, way in sorted(found, key=lambda one: one[0]))
+    shelf = request.shelf
+
+    def find(name: str, sizes: Sizes) -> Way:
+        of_kernel = shelf.request_for(name, sizes)
+        choice = choose(of_kernel)
+        return Way(KernelCode(of_kernel.kernel, of_kernel.problem, shelf.device, choice.config), choice)
+
+    fits = [(shelf.members[name].member, sizes) for name, sizes in request.fits.items()]
+    yield from _nearest_first(request.problem, fits, find, lambda way: way.code.problem)
 
 
 def serve_bundled(operation: Operation, problem: Problem, find: Callable[[str, Sizes], BoundKernel]) -> BoundKernel:
@@ -494,16 +493,30 @@ def serve_bundled(operation: Operation, problem: Problem, find: Callable[[str, S
     ``find`` returns the best configuration of a kernel for sizes by its own names. That the bundle holds no kernel for
     the problem is an `InputError`.
     """
-    found: list[tuple[Member, BoundKernel]] = []
+    return _nearest_first(problem, operation.fitting(problem), find, lambda kernel: kernel.problem)[0]
+
+
+Found = TypeVar("Found", Way, BoundKernel)
+
+
+def _nearest_first(
+    problem: Problem,
+    fits: Iterable[tuple[Member, Sizes]],
+    find: Callable[[str, Sizes], Found],
+    problem_of: Callable[[Found], Problem],
+) -> list[Found]:
+    """Return what is found for each kernel, that which was measured for the nearest problem first."""
+    found: list[tuple[tuple[Any, ...], Found]] = []
     refusals = []
-    for member, sizes in operation.fitting(problem):
+    for member, sizes in fits:
         try:
-            found.append((member, find(member.name, sizes)))
+            one = find(member.name, sizes)
+            found.append((_nearness(member, problem_of(one), one.choice), one))
         except InputError as error:
             refusals.append(f"{member.name}: {error}")
     if not found:
         raise InputError(f"no kernel computes {problem}: {'; '.join(refusals) or 'none is written for it'}")
-    return min(found, key=lambda one: _nearness(one[0], one[1].problem, one[1].choice))[1]
+    return [one for _, one in sorted(found, key=lambda each: each[0])]
 
 
 def _nearness(member: Member, problem: Problem, choice: Choice) -> tuple[Any, ...]:
