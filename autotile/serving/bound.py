@@ -282,28 +282,13 @@ class BoundKernel:
         The configuration that was chosen, with the reason and with the differences from the request.
     request
         Arguments of `get_best_kernel` that mean this kernel in another process, too; None if it was not served by it.
-    find_ways
-        Function that returns the best ways to compute a problem of an operation; None otherwise.
-    find_stand_in
-        Function that returns what is served while the kernel is compiled, None for nothing; None if calls wait.
     operation
         Problem of the operation that it is served for; None if it was asked for as a kernel.
     library_allowed
         Whether a library might be served in its place.
-    lookup
-        What was asked of the dispatcher that keeps it; None if none does.
     calls
         Number of launches, except those of a function from `bind` in the ``exact`` tier. With concurrent calls from
         several threads, some may not be counted.
-
-    Parameters
-    ----------
-    code, choice, device
-        The kernel in its configuration, or the library; the choice; and the device.
-    device_index
-        CUDA device to launch on; None if the kernel can only be inspected.
-    first_use
-        Function that makes the launcher, such as a race; None for that of the code.
 
     Raises
     ------
@@ -326,13 +311,18 @@ class BoundKernel:
         self.calls = 0
         self.request: dict[str, Any] | None = None
         self.find_ways: Callable[[Problem, bool, bool], tuple[Contender, ...]] | None = None
+        """Function that returns the best ways to compute a problem of an operation."""
         self.operation: Problem | None = None
         self.library_allowed = True
         self.lookup: Lookup | None = None
+        """What was asked of the dispatcher that keeps it."""
         self._code = code
         self._device_index = device_index
+        """CUDA device to launch on; None if it can only be inspected."""
         self._first_use = first_use
+        """Function that makes the launcher, such as a race; None for that of the code."""
         self.find_stand_in: Callable[[], BoundKernel | None] | None = None
+        """Function that returns what is served while the kernel is compiled, None for nothing; None if calls wait."""
         self._report_at = sys.maxsize
         self._report: Callable[[int], int] | None = None
         outputs = [i for i, b in enumerate(code.definition.spec.buffers) if b.access != "in"]
@@ -929,24 +919,9 @@ class FirstUseRace:
         return launcher if launcher is not self else first._load()
 
 
-class CapturedKernel:
-    """A served kernel whose calls are captured; see `capture`."""
-
-    def __init__(self, kernel: BoundKernel, folder: CaptureFolder) -> None:
-        self._kernel = kernel
-        self._folder = folder
-
-    def __call__(self, *arrays: Any, stream: Any = None, **scalars: float) -> Any:
-        """Capture and launch; as a call of the kernel."""
-        kernel, launcher = self._kernel, self._kernel._load()
-        plain = launcher.plain if isinstance(launcher, CapturingLauncher) else launcher
-        capturing = CapturingLauncher(plain, kernel._code, self._folder)
-        return kernel._launched(capturing.launch(arrays, stream, scalars))
-
-
 def capture(
     kernel: BoundKernel, folder: str | Path | None = None, *, calls: int = 1, limit_bytes: int = 4 << 30
-) -> CapturedKernel:
+) -> Callable[..., Any]:
     """Return a kernel whose next calls are written to a folder, as inputs of `autotile tune --captured FOLDER`.
 
     Parameters
@@ -960,7 +935,7 @@ def capture(
 
     Returns
     -------
-    CapturedKernel
+    callable
         It is called like the kernel.
 
     Raises
@@ -981,4 +956,12 @@ def capture(
     chosen = absolute_path(folder, "a folder of captured calls") if folder is not None else read_settings().capture
     if chosen is None:
         raise InputError("no folder is given for captured calls; give folder, or set AUTOTILE_CAPTURE")
-    return CapturedKernel(kernel, CaptureFolder(chosen, calls, limit_bytes))
+    into = CaptureFolder(chosen, calls, limit_bytes)
+
+    def captured(*arrays: Any, stream: Any = None, **scalars: float) -> Any:
+        launcher = kernel._load()
+        plain = launcher.plain if isinstance(launcher, CapturingLauncher) else launcher
+        capturing = CapturingLauncher(plain, kernel._code, into)
+        return kernel._launched(capturing.launch(arrays, stream, scalars))
+
+    return captured

@@ -119,21 +119,6 @@ class Dispatcher:
         ``"eager"``: the program launches kernels one by one, so that the host's part counts; ``"graph"``: it does not,
         as in CUDA graphs. None for the setting.
 
-    Attributes
-    ----------
-    misses
-        Counter of the calls of fallbacks.
-    refresher
-        Replaces what was served when there are new results.
-    served
-        Kernels that `get_best_kernel` has returned, by its arguments.
-    only_device
-        The CUDA device if there is exactly one, once they have been counted.
-    asked
-        Kernels that were asked for since `note_requests`; None where nobody wants to know.
-    may_race
-        Whether first calls may race, by their arguments or the setting.
-
     Examples
     --------
     >>> dispatcher = Dispatcher(database="team.db")  # doctest: +SKIP
@@ -152,6 +137,7 @@ class Dispatcher:
         self._database = absolute_location(str(database)) if database is not None else None
         self._bundle = _bundle_path(bundle)
         self.served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
+        """Kernels that `get_best_kernel` has returned, by its arguments."""
         self.find_served = self.served.get
         self._bundles: dict[str, Bundle] = {}
         self._operations: dict[str, Operation] = {}
@@ -160,11 +146,15 @@ class Dispatcher:
         self._device_count = 0
         """Number of CUDA devices; 0 if there are none, or if they have not been counted."""
         self.only_device: int | None = None
+        """The CUDA device if there is exactly one, once they have been counted."""
         self._products: Products | None = None
         self.misses = MissCounter()
+        """Counter of the calls of fallbacks."""
         self.refresher = Refresher(self.misses, self._find_again)
         self.asked: dict[BoundKernel, None] | None = None
+        """Kernels that were asked for since `note_requests`; None where nobody wants to know."""
         self.may_race = True
+        """Whether first calls may race, by their arguments or the setting."""
         self._pins: Pins | None = None
         dispatchers.add(self)
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from threading import local
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -75,11 +75,6 @@ class WorkspaceSet:
     pointers: Mapping[str, int]
 
 
-@lru_cache
-def _without_memory(names: tuple[str, ...]) -> WorkspaceSet:
-    return WorkspaceSet(None, (), dict.fromkeys(names, 0))
-
-
 class StreamWorkspaces:
     """Workspaces of a kernel, allocated at its first launch on each stream and kept."""
 
@@ -88,7 +83,7 @@ class StreamWorkspaces:
     def __init__(self, workspaces: tuple[Workspace, ...]) -> None:
         self._fixed: WorkspaceSet | None = None
         if not any(one.size_bytes for one in workspaces):
-            self._fixed = _without_memory(tuple([one.name for one in workspaces]))
+            self._fixed = WorkspaceSet(None, (), {one.name: 0 for one in workspaces})
             return
         self._workspaces = workspaces
         self._sets: OrderedDict[tuple[int, int], WorkspaceSet] = OrderedDict()
@@ -478,6 +473,20 @@ class ArrayLauncher:
             write(checked.views)
         return checked.arrays
 
+    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
+        """Check arrays, allocate the outputs that were left out, launch, and prepare the fast path for such arrays.
+
+        Errors are those of `CallArrays.check` and, of a kernel, `CallArguments.pack`.
+        """
+        with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
+            checked = self._arrays.check(arrays)
+            self._launch_checked(checked, scalars)
+        return checked.arrays
+
+    def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
+        """Launch on CuPy's current stream, and prepare the fast path for such arrays."""
+        raise NotImplementedError
+
 
 class KernelLauncher(ArrayLauncher):
     """Launches functions that are loaded on a device, and that it keeps alive.
@@ -549,31 +558,12 @@ class KernelLauncher(ArrayLauncher):
             state.launch(stream, pointers, pointers if self._with_graphs and not is_captured else None)
         return True
 
-    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
-        """Check arrays, allocate the outputs that were left out, launch, and prepare the fast path for such arrays.
-
-        Raise `ArgumentError` if an array has the wrong shape, dtype, layout, alignment or device, there are too few or
-        too many, a scalar is unknown, or its value does not fit in its type; `ToolchainError` if the driver refuses a
-        tensor map.
-        """
-        with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
-            checked = self.arguments.check(arrays)
-            self._launch_checked(checked, scalars)
-        return checked.arrays
-
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
-        """Return a function that launches on fixed arrays, on the current stream of their library.
-
-        Raises
-        ------
-        ArgumentError, ToolchainError
-            As for `launch`.
-        """
+        """Return a function that launches on fixed arrays, on the current stream of their library."""
         with load_cupy().cuda.Device(self._device_index):
             return self._bind_checked(self.arguments.check(arrays), scalars)
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
-        """Launch on CuPy's current stream, and prepare the fast path for such arrays."""
         library = library_of(checked.arrays[0])
         keeps = library is not None and not scalars
         self._launch_first(self._cupy.stream(self._device_index), checked.pointers, scalars, keeps=keeps)
@@ -693,14 +683,14 @@ class LibraryLauncher(ArrayLauncher):
         """Check the arrays of a call, compute, and return all arrays."""
         if stream is None and self._launch_fast(arrays, scalars):
             return arrays
-        with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
-            checked = self._arrays.check(arrays)
-            pointers = [checked.pointers[buffer.name] for buffer in self._spec.buffers]
-            self._launch(checked.arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
-            library = library_of(checked.arrays[0])
-            if library is not None:
-                self._specs.setdefault(type(checked.arrays[0]), (library, self._arrays.array_specs(library)))
-        return checked.arrays
+        return super().launch(arrays, stream, scalars)
+
+    def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
+        pointers = [checked.pointers[buffer.name] for buffer in self._spec.buffers]
+        self._launch(checked.arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
+        library = library_of(checked.arrays[0])
+        if library is not None:
+            self._specs.setdefault(type(checked.arrays[0]), (library, self._arrays.array_specs(library)))
 
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         """Check arrays, and return a function that computes on them."""

@@ -266,10 +266,10 @@ class OperationShelf:
         """
         if not kernels:
             ways = OperationRequest(self, problem, accepts=lambda _: False).ways()
-            return tuple(way.contender for way in ways if way.contender.is_library)[:1]
+            return tuple(way.contender for way in ways if way.code.library is not None)[:1]
         shown: dict[tuple[str, tuple[tuple[str, Any], ...]], Contender] = {}
         for way in OperationRequest(self, problem, library=library, expected=SHOWN).ways():
-            shown.setdefault((way.contender.kernel, tuple(way.contender.config.items())), way.contender)
+            shown.setdefault((way.code.name, tuple(way.choice.config.items())), way.contender)
         return tuple(shown.values())[:SHOWN]
 
     def stand_in(self, problem: Problem, *, library: bool) -> BoundKernel | None:
@@ -696,30 +696,12 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         if kernel is None:
             if result not in (dtype, "float32"):
                 raise ArgumentError(f"out has dtype {result}, expected {dtype} or float32")
-            sizes = {
-                "M": int(x[-2]),
-                "N": int(y[-1]),
-                "K": int(x[-1]),
-                "BATCH": int(batch),
-                "TRANS_A": int(transposed[0]),
-                "TRANS_B": int(transposed[1]),
-                "OUT_FP32": int(result != dtype),
-                "NONDETERMINISTIC": int(not options.deterministic),
-                "ALIGNED": int(aligned),
-                "EMULATE": int(options.emulate),
-            }
-            serve = partial(
-                self._serve,
-                "matmul",
-                sizes,
-                dtype,
-                device=_device_index(stored[0]),
-                database=options.database,
-                library=options.library,
-                numerics=options.numerics,
-                race=options.race,
-                wait=options.wait,
-            )
+            sizes = {"M": x[-2], "N": y[-1], "K": x[-1], "BATCH": batch}
+            sizes |= {"TRANS_A": transposed[0], "TRANS_B": transposed[1], "OUT_FP32": result != dtype}
+            sizes |= {"NONDETERMINISTIC": not options.deterministic, "ALIGNED": aligned, "EMULATE": options.emulate}
+            whole = {name: int(value) for name, value in sizes.items()}  # in the order of `find_product`, as a key
+            asked = {name: getattr(options, name) for name in ("database", "library", "numerics", "race", "wait")}
+            serve = partial(self._serve, "matmul", whole, dtype, device=_device_index(stored[0]), **asked)
             made = library_of(out)
             may_defer = is_new and not scalars and self._may_defer(options) and type(left) is type(right) is type(out)
             if may_defer and made is not None and self._deferred.get(key, True) and made.multiply(left, right, out):
