@@ -379,7 +379,7 @@ def neighbours(request: KernelRequest) -> Iterator[Choice]:
 
 def rules(request: KernelRequest) -> Iterator[Choice]:
     """Yield what each rule in force of a family with the problem chooses."""
-    yield from (choice for _, _, choice in _by_rules(request, request.shelf.rules) if choice is not None)
+    yield from (found[-1] for _, found in _by_rules(request, request.shelf.rules) if found is not None)
 
 
 def untuned(request: KernelRequest) -> Choice:
@@ -429,10 +429,10 @@ def _device_of(key: TuningKey) -> tuple[str, str, int, int]:
 
 def _by_rules(
     request: KernelRequest, stored: Iterable[StoredRule]
-) -> Iterator[tuple[StoredRule, Mapping[str, Winner], Choice | None]]:
-    """Yield each rule for the problem; with its choice and the results that this stands for if it is in force.
+) -> Iterator[tuple[StoredRule, tuple[int, Winner, Choice] | None]]:
+    """Yield each rule for the problem, if it is in force with the number of a configuration, its result and the choice.
 
-    Such a result is a configuration of the rule at the nearest point where it was timed.
+    The result is that at the nearest point where the configuration was timed.
     """
     sizes = request.problem.sizes
     for one in stored:
@@ -441,7 +441,7 @@ def _by_rules(
         if not is_applicable or sizes not in rule.family:
             continue
         if not rule.in_force:
-            yield one, {}, None
+            yield one, None
             continue
         lost = rule.mean_held_out
         description = (
@@ -463,29 +463,27 @@ def _by_rules(
             )
             choice = replace(request.choice_of(winner), tier="family", rule=description)
             if request.allows(choice):
-                yield one, {config_key(winner.config): winner}, choice
+                yield one, (number, winner, choice)
                 break
 
 
 def _followed(request: KernelRequest, stored: Iterable[StoredRule], base: Choice | None) -> tuple[Choice | None, str]:
     """Return the choice of the first rule that is not expected to be slower than a base; else why none is followed."""
     reason = ""
-    for one, known, choice in _by_rules(request, stored):
+    for one, found in _by_rules(request, stored):
         rule = one.rule
-        if choice is None:
-            text = f"A rule was learned for the family {rule.family}, but is not in force: {rule.verdict}."
-            reason = reason or text
+        if found is None:
+            reason = reason or f"A rule was learned for the family {rule.family}, but is not in force: {rule.verdict}."
             continue
-        compared = None
+        (number, winner, choice), compared = found, None
         if base is not None:
             from autotile.families.preference import Tuned
 
-            number = next(n for n, each in enumerate(rule.configs) if config_key(each.config) in known)
-            point = rule.nearest_win(number, request.problem.sizes)
+            name, point = config_key(winner.config), rule.nearest_win(number, request.problem.sizes)
             sizes = point.sizes if point is not None else choice.tuned_sizes or {}
             times_us = point.times_by_config(rule.configs) if point is not None else {}
-            tuned = Tuned(sizes, one.device, {name: each.config for name, each in known.items()}, times_us)
-            compared = _compared(request, base, [(tuned, known)])
+            tuned = Tuned(sizes, one.device, {name: winner.config}, times_us)
+            compared = _compared(request, base, [(tuned, {name: winner})])
         if compared is None:
             return choice, ""
         _, verdict, expected = compared
@@ -557,18 +555,10 @@ def _compared(
     )
     if found is None:
         return None
-    winner, expected = studies[found.study][1][found.key], found
-    verdict = Compared(
-        winner.config,
-        base.config,
-        base.tier,
-        expected.ratio,
-        expected.interval,
-        winner.key.sizes,
-        winner.key.gpu_name,
-        serves=expected.is_faster,
-    )
-    return winner, verdict, expected
+    winner = studies[found.study][1][found.key]
+    expected, tuned = (found.ratio, found.interval), (winner.key.sizes, winner.key.gpu_name)
+    verdict = Compared(winner.config, base.config, base.tier, *expected, *tuned, serves=found.is_faster)
+    return winner, verdict, found
 
 
 _MAX_ROWS = 4096
