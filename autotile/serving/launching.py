@@ -201,14 +201,14 @@ class StreamState:
     ``keep_alive`` holds what the launches need: the kernel's module, memory that the parameters point to.
     """
 
-    __slots__ = ("_block", "_keep_alive", "_launch", "_layout", "_mapped", "graphs")
+    __slots__ = ("_keep_alive", "_launch", "_mapped", "block", "graphs", "layout")
 
     def __init__(
         self, launch: DriverLaunch, block: ParameterBlock, layout: ParameterLayout, keep_alive: object
     ) -> None:
         self._launch = launch
-        self._block = block
-        self._layout = layout
+        self.block = block
+        self.layout = layout
         self._keep_alive = keep_alive
         self._mapped: dict[int, int] = {}
         """Buffer address of each encoded tensor map, by the map's first word."""
@@ -219,18 +219,18 @@ class StreamState:
 
         The stream must not be capturing then.
         """
-        words = self._block.words
-        for word, pointer in zip(self._layout.words, pointers, strict=True):
+        words = self.block.words
+        for word, pointer in zip(self.layout.words, pointers, strict=True):
             words[word] = pointer
-        for pointer_word, word, tensor_map in self._layout.maps:
+        for pointer_word, word, tensor_map in self.layout.maps:
             pointer = words[pointer_word]
             if self._mapped.get(word) != pointer:  # the buffer has moved
                 encoded = encode_description(tensor_map, pointer)
                 words[word : word + encoded.size] = encoded.view("u1").data.cast("Q")
                 self._mapped[word] = pointer
-        for source, target in self._layout.copies:
+        for source, target in self.layout.copies:
             words[target] = words[source]
-        launch, address = self._launch, self._block.address
+        launch, address = self._launch, self.block.address
         launch(stream, address, 0)
         if signature is not None:
             self.graphs.add_call(signature, lambda other: launch(other, address, 0), stream, self._keep_alive)
@@ -278,31 +278,29 @@ class Preparation:
         made = cls(spec, problem, plan, load)
         return made if made._has_constants or made._filled else None
 
-    def launch(self, plain: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], stream: int) -> DriverLaunch:
-        """Return a function that prepares and launches on a stream.
+    def launch(
+        self, plain: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], stream: int, *, is_bound: bool
+    ) -> tuple[DriverLaunch, object]:
+        """Return a function that prepares and launches on a stream, and an object that it needs.
 
-        If the kernel has constants, each thread has a module of its own for the stream. ``words`` are those of
-        ``block`` that hold the addresses of the buffers.
+        If the kernel has constants, each thread has a module of its own for the stream, and each function whose arrays
+        are bound has one into which they are copied now. ``words`` are those of ``block`` that hold the addresses of
+        the buffers.
         """
         if not self._has_constants:
-            return self._prepared(plain, block, words, ())
-        loaded = self._own.by_stream.get(stream)
-        if loaded is None:
-            loaded = self._own.by_stream[stream] = self._new_module()
-        functions, copies = loaded
-        return self._prepared(functions.driver_launch(self._plan), block, words, copies)
-
-    def bound_launch(
-        self, plain: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], stream: int
-    ) -> tuple[DriverLaunch, object]:
-        """Return a function as from `launch`, but copy the constants now, and an object that it needs."""
-        if not self._has_constants:
             return self._prepared(plain, block, words, ()), None
-        functions, copies = loaded = self._new_module()
-        addresses = dict(zip(self._names, (block.words[word] for word in words), strict=True))
-        with _uncaptured(stream) as side_stream:
-            copy_constants(copies, addresses, side_stream or stream)
-        return self._prepared(functions.driver_launch(self._plan), block, words, ()), loaded
+        loaded = None if is_bound else self._own.by_stream.get(stream)
+        if loaded is None:
+            loaded = self._new_module()
+        functions, copies = loaded
+        if is_bound:
+            addresses = dict(zip(self._names, (block.words[word] for word in words), strict=True))
+            with _uncaptured(stream) as side_stream:
+                copy_constants(copies, addresses, side_stream or stream)
+            copies = ()
+        else:
+            self._own.by_stream[stream] = loaded
+        return self._prepared(functions.driver_launch(self._plan), block, words, copies), loaded
 
     def _prepared(
         self, launch: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], copies: tuple[ConstantCopy, ...]
@@ -575,18 +573,28 @@ class KernelLauncher(ArrayLauncher):
         self, stream: int, pointers: Mapping[str, int], scalars: Mapping[str, float], *, keeps: bool
     ) -> None:
         """Launch on CuPy's current stream with new parameters, which ``keeps`` lets further launches there use."""
+        state = self._new_state(stream, pointers, scalars)
+        state.launch(stream, ())
+        if keeps and stream not in self._states.by_stream:  # an existing state, with its graphs, stays valid
+            state.layout = self.arguments.layout(state.block.starts, len(state.block.words))
+            self._states.keep(stream, state)
+
+    def _new_state(
+        self, stream: int, pointers: Mapping[str, int], scalars: Mapping[str, float], *, is_bound: bool = False
+    ) -> StreamState:
+        """Return new parameters for CuPy's current stream, which are always those of the same arrays if ``is_bound``.
+
+        The state launches on the arrays at ``pointers`` until it is given a layout.
+        """
         load_cupy().cuda.runtime.setDevice(self._device_index)  # it makes a context current
         workspaces = self.arguments.workspaces.current()
         values = self.arguments.pack(pointers, scalars, workspaces.pointers)
         block = ParameterBlock(values, spare_words=len(pointers))
-        launch = self._launch
+        launch, own = self._launch, None
         if self._preparation is not None:
             words = self.arguments.place(block, pointers)
-            launch = self._preparation.launch(launch, block, words, stream)
-        launch(stream, block.address, 0)
-        if keeps and stream not in self._states.by_stream:  # an existing state, with its graphs, stays valid
-            layout = self.arguments.layout(block.starts, len(block.words))
-            self._states.keep(stream, StreamState(launch, block, layout, (self._functions, workspaces)))
+            launch, own = self._preparation.launch(launch, block, words, stream, is_bound=is_bound)
+        return StreamState(launch, block, ParameterLayout((), (), ()), (self._functions, workspaces, own))
 
     def _bind_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> Callable[[], None]:
         current_stream = (library_of(checked.arrays[0]) or self._cupy).stream
@@ -595,18 +603,8 @@ class KernelLauncher(ArrayLauncher):
         states: ByStream[StreamState] = ByStream()
 
         def new_state(stream: int) -> StreamState:
-            load_cupy().cuda.runtime.setDevice(index)  # it makes a context current
             with on_stream(checked.arrays):
-                workspaces = self.arguments.workspaces.current()
-            values = self.arguments.pack(checked.pointers, scalars, workspaces.pointers)
-            launch, own = self._launch, None
-            if self._preparation is None:
-                block = ParameterBlock(values)
-            else:
-                block = ParameterBlock(values, spare_words=len(checked.arrays))
-                words = self.arguments.place(block, checked.pointers)
-                launch, own = self._preparation.bound_launch(launch, block, words, stream)
-            state = StreamState(launch, block, ParameterLayout((), (), ()), (self._functions, (workspaces, own)))
+                state = self._new_state(stream, checked.pointers, scalars, is_bound=True)
             states.keep(stream, state)
             return state
 
