@@ -55,14 +55,7 @@ class Contender(msgspec.Struct, frozen=True, gc=False):
 
     def to_json(self) -> dict[str, Any]:
         """Return every field as JSON values."""
-        return {
-            "kernel": self.kernel,
-            "config": dict(self.config),
-            "time_us": self.time_us,
-            "doubt": self.doubt,
-            "library": self.is_library,
-            "source": self.source,
-        }
+        return {name.removeprefix("is_"): to_document(getattr(self, name)) for name in self.__struct_fields__}
 
 
 @dataclass(frozen=True, slots=True)

@@ -771,16 +771,14 @@ matmul = default_dispatcher.matmul
 
 find_best_kernel = default_dispatcher.find_best_kernel
 
+forget_served = default_dispatcher.clear
+"""`Dispatcher.clear` of the default dispatcher, so that new tuning results and new bundles are seen."""
+
 
 def find_best_result(*request: Any, **options: Any) -> BoundKernel:
     """Return the kernel of `find_best_kernel` where nothing is pinned: results are judged by what they are."""
     with default_dispatcher.pins.instead(None):
         return find_best_kernel(*request, **options)
-
-
-def forget_served() -> None:
-    """Clear the default dispatcher, so that new tuning results and new bundles are seen."""
-    default_dispatcher.clear()
 
 
 def add_library(operation: str, name: str, callable: Callable[..., object], *, version: str = "") -> None:
