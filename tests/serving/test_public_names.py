@@ -59,12 +59,13 @@ def _added() -> Mapping[str, Any]:
 
 
 def serve(kind: str, device: str | None = None, **options: Any) -> BoundKernel:
-    """Serve one of the kinds: on this machine's GPU, or for inspection only."""
-    operations._added.clear()
-    if "library" in kind:
-        for name in ("mine", "other"):
+    """Serve one of the kinds anew: on this machine's GPU, or for inspection only."""
+    if ("library" in kind) != bool(_added()):  # else what is known of the operation stays
+        operations._added.clear()
+        for name in ("mine", "other") if "library" in kind else ():
             autotile.add_library("matmul", name, lambda a, b, c, **_: None)
-    default_dispatcher.clear()
+        default_dispatcher.clear()
+    default_dispatcher.served.clear()
     if kind == "plain":
         return autotile.get_best_kernel("sgemm", **SIZES, device=device, **options)
     options |= {"race": True} if kind.startswith("raced") else {}
