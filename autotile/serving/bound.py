@@ -49,7 +49,6 @@ from autotile.core.model import (
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel, KernelName
-from autotile.kernel.problem import resolve_problem
 from autotile.serving.aside import compilations
 from autotile.serving.choice import Choice, Contender, Tier, resources_document
 from autotile.serving.choice import explain as explain_choice
@@ -231,22 +230,17 @@ class KernelCode:
 
 
 class LibraryCode:
-    """A library for a problem of an operation; a kernel of it declares the arrays, and ``sizes`` are by its names."""
+    """A library for a problem of an operation; a kernel of it declares the arrays, for the ``problem`` by its names."""
 
-    def __init__(self, library: Library, asked: Problem, definition: Kernel, sizes: Mapping[str, int]) -> None:
-        self.name, self.library, self.asked, self.definition = library.name, library, asked, definition
-        self._sizes = sizes
-
-    @cached_property
-    def problem(self) -> Problem:
-        """The problem by the names of the kernel; computed at the first call rather than within a look-up."""
-        return resolve_problem(self.definition.spec, self._sizes, self.asked.dtype)
+    def __init__(self, library: Library, asked: Problem, definition: Kernel, problem: Problem) -> None:
+        self.name, self.library, self.asked = library.name, library, asked
+        self.definition, self.problem = definition, problem
 
     def load(self, device_index: int) -> LibraryLauncher:
         """Return a launcher for a device."""
         from autotile.serving.launching import LibraryLauncher
 
-        return LibraryLauncher(self.definition.spec, lambda: self.problem, self.library, self.asked, device_index)
+        return LibraryLauncher(self.definition.spec, self.problem, self.library, self.asked, device_index)
 
 
 _MAX_CUBINS = 512

@@ -44,6 +44,7 @@ from autotile.kernel.arguments import TensorMap, Texture, Workspace, encode_scal
 from autotile.kernel.inputs import InputMaker
 from autotile.kernel.launch import LaunchData, LaunchPlan
 from autotile.kernel.operation import Library
+from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import (
     ArrayLibrary,
@@ -627,16 +628,11 @@ class KernelLauncher(ArrayLauncher):
 
 
 class LibraryLauncher(ArrayLauncher):
-    """Calls a library for a problem that is ``asked`` for by the names of an operation; as `KernelLauncher`.
+    """Calls a library for a problem of a kernel, which is ``asked`` for by the names of an operation."""
 
-    ``find_problem`` returns it by the names of the kernel that declares the arrays.
-    """
-
-    def __init__(
-        self, spec: KernelSpec, find_problem: Callable[[], Problem], library: Library, asked: Problem, device_index: int
-    ) -> None:
+    def __init__(self, spec: KernelSpec, problem: Problem, library: Library, asked: Problem, device_index: int) -> None:
         super().__init__(device_index)
-        self._spec, self._find_problem, self._asked = spec, find_problem, asked
+        self._spec, self._problem, self._asked = spec, problem, asked
         self._call = library.call
         layout = GemmLayout.of(asked.sizes, asked.dtype) if self._call is None else None
         self._gemm = Gemm(layout, device_index) if layout is not None else None
@@ -649,7 +645,8 @@ class LibraryLauncher(ArrayLauncher):
     @cached_property
     def _arrays(self) -> CallArrays:
         """The requirements, made at the first call that is checked."""
-        return CallArrays(self._spec, self._find_problem(), self._spec.default, self._device_index)
+        problem = resolve_problem(self._spec, self._problem.sizes, self._problem.dtype)
+        return CallArrays(self._spec, problem, self._spec.default, self._device_index)
 
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """Launch on arrays like those of an earlier call; None if nothing was launched."""

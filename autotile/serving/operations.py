@@ -126,33 +126,15 @@ class Way(NamedTuple):
 class _MemberResults:
     """A kernel of an operation with its results on one GPU, by sizes."""
 
-    def __init__(self, member: Member, shelf: DatabaseShelf, device: DeviceProperties, flags: tuple[str, ...]) -> None:
+    def __init__(self, member: Member, shelf: DatabaseShelf, device: DeviceProperties) -> None:
         self.member, self.shelf, self.checks = member, shelf, shelf.checks
-        self.kernel = kernel = member.load()
-        self.refusal = unsupported_reason(kernel.spec, device)
-        self._device = device
-        names = {name for name in member.when.names if "." not in name} if member.when is not None else set()
-        self._conditions = tuple(sorted(names)) if names <= set(flags) else ()
-        self._holds: dict[tuple[int, ...], bool] = {}
-        """Whether the condition of the kernel holds, by the flags and conditions of a problem."""
-        self._unconditional = replace(member, when=None)
+        self.kernel = member.load()
+        self.refusal = unsupported_reason(self.kernel.spec, device)
         self.results: dict[tuple[int, ...], list[Winner]] = {}
         """Results on the device, by `key_of_sizes`."""
         for winner in shelf.winners:
             if winner.key.gpu_name == device.name:
                 self.results.setdefault(self.key_of_sizes(winner.key.sizes), []).append(winner)
-
-    def sizes_for(self, problem: Problem) -> dict[str, int] | None:
-        """Return the sizes of a problem by the kernel's names, as the member does; None if it does not compute it."""
-        when, given = self.member.when, problem.sizes
-        if when is None or not self._conditions:
-            return self.member.sizes_for(problem, self._device)
-        key = tuple([given[name] for name in self._conditions])
-        holds = self._holds.get(key)
-        if holds is None:
-            names = {name: getattr(self._device, name.removeprefix("device.")) for name in when.names if "." in name}
-            holds = self._holds[key] = bool(when.value({**given, **names}))
-        return self._unconditional.sizes_for(problem) if holds else None
 
     def key_of_sizes(self, sizes: Sizes) -> tuple[int, ...]:
         """Return the sizes by the kernel's names in order, with the defaults of those that are not given."""
@@ -186,9 +168,8 @@ class OperationShelf:
         every = [winner for shelf in stored.values() for winner in shelf.winners]
         self.device_index, self.device = find_device(every)
         self.nvrtc_version = find_nvrtc(lambda: every)
-        flags = (*operation.flags, *operation.conditions)
         self.members = {
-            member.name: _MemberResults(member, stored[member.name], self.device, flags) for member in operation.members
+            member.name: _MemberResults(member, stored[member.name], self.device) for member in operation.members
         }
         self.specs = {name: member.kernel.spec for name, member in self.members.items()}
         self.fault = next((shelf.fault for shelf in stored.values() if shelf.fault), "")
@@ -280,8 +261,7 @@ class OperationShelf:
         """
 
         def code_of(candidate: ModelCandidate) -> KernelCode:
-            kernel = self.members[candidate.kernel].kernel
-            own = Problem(kernel.name, {**kernel.spec.sizes, **request.fits[candidate.kernel]}, self.dtype)
+            kernel, own = self.members[candidate.kernel].kernel, request.problem_of(candidate.kernel)
             key = id(candidate), *[own.sizes[name] for name in kernel.spec.compiled_names]
             return self._codes.get(key) or self._codes.setdefault(
                 key, KernelCode(kernel, own, self.device, candidate.config)
@@ -314,10 +294,9 @@ class OperationShelf:
             return None
         request = OperationRequest(self, problem, library=library)
         held: dict[str, dict[str, BundledCubin]] = {}
-        for name, sizes in request.fits.items():
-            kernel = self.members[name].kernel
-            if name in bundle.kernels and bundle.kernel(name).kernel.has_source_of(kernel):
-                own = Problem(name, {**kernel.spec.sizes, **sizes}, self.dtype)
+        for name in request.fits.keys() & bundle.kernels:
+            if bundle.kernel(name).kernel.has_source_of(self.members[name].kernel):
+                own = request.problem_of(name)
                 held[name] = bundle.kernel(name).cubins_for(own, self.device.compute_capability)
         request.accepts = lambda one: config_key(one.config) in held.get(one.kernel, ())
         for way in expected(request):
@@ -381,7 +360,7 @@ class OperationRequest:
         self.fits = {
             name: sizes
             for name, member in shelf.members.items()
-            if not member.refusal and (sizes := member.sizes_for(problem)) is not None
+            if not member.refusal and (sizes := member.member.sizes_for(problem, shelf.device)) is not None
         }
         if not self.fits:
             refusals = [f"{name}: {one.refusal}" for name, one in shelf.members.items() if one.refusal]
@@ -403,10 +382,15 @@ class OperationRequest:
                 return [first, *known, *likely[1:]]
         return [*known, *likely] or list(called(self)) or list(nearest(self))
 
+    def problem_of(self, name: str) -> Problem:
+        """Return the problem by the names of one of the kernels that compute it; its sizes are not checked again."""
+        kernel = self.shelf.members[name].kernel
+        return Problem(kernel.name, {**kernel.spec.sizes, **self.fits[name]}, self.shelf.dtype)
+
     def library_way(self, library: Library, choice: Choice, time_us: float | None, doubt: float | None = None) -> Way:
         """Return a library as a way to compute the problem."""
-        name, sizes = next(iter(self.fits.items()))
-        code = LibraryCode(library, self.problem, self.shelf.members[name].kernel, sizes)
+        name = next(iter(self.fits))
+        code = LibraryCode(library, self.problem, self.shelf.members[name].kernel, self.problem_of(name))
         return Way(code, choice, time_us, doubt)
 
 
@@ -457,10 +441,8 @@ def expected(request: OperationRequest) -> Iterator[Way]:
         if name in own:
             yield request.library_way(own[name], choice, one.time_us, one.doubt)
             continue
-        member = shelf.members[name]
-        kernel, given = member.kernel, fits[name]
-        values = {size: given.get(size, default) for size, default in kernel.spec.sizes.items()}
-        problem = Problem(kernel.name, values, dtype)
+        member, problem = shelf.members[name], request.problem_of(name)
+        kernel = member.kernel
         if member.checks:  # it may have been found to be wrong for the problem
             key = key_of(kernel, problem, shelf.device, nvrtc_version=shelf.nvrtc_version, l2_mode=shelf.l2)
             if config_key(config) in wrong_configs(member.checks, key):
