@@ -504,18 +504,16 @@ class Dispatcher:
         """Return the results of an operation that a look-up reads, those of before unless they are outdated."""
         from autotile.serving.operations import OperationShelf
 
-        place, path = lookup.place, lookup.bundle
-        key = operation.source, dtype, place, path or lookup.location, self.l2
+        path, l2 = lookup.bundle, self.l2
+        key = operation.source, dtype, lookup.place, path or lookup.location, l2
         shelf = self._shelves.get(key)
         if shelf is None or shelf.is_outdated(anew=anew):
             shelf = self._shelves[key] = OperationShelf(
-                operation,
-                dtype,
-                lookup.location if path is None else _NO_DATABASE,
-                lambda stored: self._device(place, lambda: stored),
+                *(operation, dtype, lookup.location if path is None else _NO_DATABASE),
+                partial(self._device, lookup.place),
                 _nvrtc_of if path is None else lambda _: "",
                 bundle=self._open_bundle(path) if path is not None else None,
-                l2=self.l2,
+                l2=l2,
             )
         return shelf
 

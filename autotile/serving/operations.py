@@ -21,7 +21,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import L2Mode, Problem, config_key
 from autotile.cuda.cublas import GemmLayout, cublas_version
 from autotile.cuda.toolchain import load_cupy
-from autotile.database.keys import key_of, library_key
+from autotile.database.keys import library_key
 from autotile.database.winners import CHANGES, Changes, Winner, file_signature, read_file
 from autotile.errors import ArgumentError, InputError, ToolchainError
 from autotile.kernel.operation import LIBRARIES, Library, Member, Operation
@@ -50,7 +50,6 @@ from autotile.serving.selection import (
     model_of,
     neighbours,
     packed_origin,
-    wrong_configs,
 )
 from autotile.settings import Numerics, read_settings
 
@@ -154,7 +153,7 @@ class OperationShelf:
         operation: Operation,
         dtype: str,
         location: str,
-        find_device: Callable[[list[Winner]], tuple[int | None, DeviceProperties]],
+        find_device: Callable[[Callable[[], list[Winner]]], tuple[int | None, DeviceProperties]],
         find_nvrtc: Callable[[Callable[[], list[Winner]]], str],
         *,
         bundle: Bundle | None = None,
@@ -166,7 +165,7 @@ class OperationShelf:
         self._signature, self._checked_s = file_signature(location), time.monotonic()
         stored = {member.name: DatabaseShelf(location, member.name, dtype) for member in operation.members}
         every = [winner for shelf in stored.values() for winner in shelf.winners]
-        self.device_index, self.device = find_device(every)
+        self.device_index, self.device = find_device(lambda: every)
         self.nvrtc_version = find_nvrtc(lambda: every)
         self.members = {
             member.name: _MemberResults(member, stored[member.name], self.device) for member in operation.members
@@ -441,13 +440,11 @@ def expected(request: OperationRequest) -> Iterator[Way]:
         if name in own:
             yield request.library_way(own[name], choice, one.time_us, one.doubt)
             continue
-        member, problem = shelf.members[name], request.problem_of(name)
-        kernel = member.kernel
-        if member.checks:  # it may have been found to be wrong for the problem
-            key = key_of(kernel, problem, shelf.device, nvrtc_version=shelf.nvrtc_version, l2_mode=shelf.l2)
-            if config_key(config) in wrong_configs(member.checks, key):
-                continue
-        yield Way(KernelCode(kernel, problem, shelf.device, config), choice, one.time_us, one.doubt)
+        member = shelf.members[name]
+        if member.checks and config_key(config) in shelf.request_for(name, fits[name]).wrong:
+            continue
+        code = KernelCode(member.kernel, request.problem_of(name), shelf.device, config)
+        yield Way(code, choice, one.time_us, one.doubt)
 
 
 def called(request: OperationRequest) -> Iterator[Way]:

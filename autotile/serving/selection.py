@@ -298,8 +298,17 @@ class KernelRequest:
 
     @cached_property
     def wrong(self) -> set[str]:
-        """The `config_key` of each configuration that was found to give wrong results for this problem."""
-        return wrong_configs(self.shelf.checks, self.key)
+        """The `config_key` of each configuration whose newest verdict for this problem is that it is wrong.
+
+        A verdict holds for every compiler, and for both L2 modes.
+        """
+        asked = self.key
+        newest = {
+            check.config: check.passed
+            for check in self.shelf.checks
+            if replace(check.key, nvrtc_version=asked.nvrtc_version, l2_mode=asked.l2_mode) == asked
+        }
+        return {config for config, passed in newest.items() if not passed}
 
     def allows(self, choice: Choice) -> bool:
         """Return True if a choice of any source may be served."""
@@ -408,19 +417,6 @@ def choose(request: KernelRequest) -> Choice:
     if by_rule is not None:
         return by_rule
     return _displaced(request, replace(base, unapplied=unapplied), shipped=False, trusted=request.shelf.bundled)
-
-
-def wrong_configs(checks: Iterable[StoredVerdict], requested: TuningKey) -> set[str]:
-    """Return the `config_key` of each configuration whose newest verdict for a problem is that it is wrong.
-
-    A verdict holds for every compiler, and for both L2 modes.
-    """
-    newest = {
-        check.config: check.passed
-        for check in checks
-        if replace(check.key, nvrtc_version=requested.nvrtc_version, l2_mode=requested.l2_mode) == requested
-    }
-    return {config for config, passed in newest.items() if not passed}
 
 
 def _device_of(key: TuningKey) -> tuple[str, str, int, int]:
