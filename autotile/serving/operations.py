@@ -671,6 +671,8 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         )
         transposed = left_order == "columns", right_order == "columns"
         key = (stored[0].shape, stored[1].shape, dtype, result, *transposed, _device_index(stored[0]), aligned, options)
+        made = library_of(out) if is_new and not scalars and type(left) is type(right) is type(out) else None
+        """The library of all three arrays, if it may compute such a product, too."""
         kernel = self.kernels.get(key) or self.kernels.recall(key)
         if kernel is None:
             if result not in (dtype, "float32"):
@@ -681,18 +683,15 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
             whole = {name: int(value) for name, value in sizes.items()}  # in the order of `find_product`, as a key
             asked = {name: getattr(options, name) for name in ("database", "library", "numerics", "race", "wait")}
             serve = partial(self._serve, "matmul", whole, dtype, device=_device_index(stored[0]), **asked)
-            made = library_of(out)
-            may_defer = is_new and not scalars and self._may_defer(options) and type(left) is type(right) is type(out)
-            if may_defer and made is not None and self._deferred.get(key, True) and made.multiply(left, right, out):
+            may_defer = self._may_defer(options) and self._deferred.get(key, True)
+            if made is not None and may_defer and made.multiply(left, right, out):
                 self._defer(key, serve)  # afterwards, as the other thread takes the interpreter's lock
                 return out
             kernel = self.kernels.keep(_untracked(key), serve())
-        made, is_plain = library_of(out), not scalars and result == dtype and _device_index(right) == device
+        is_plain = not scalars and result == dtype and _device_index(right) == device
         if not (
-            is_new
+            made is not None
             and is_plain
-            and made is not None
-            and type(left) is type(right) is type(out)
             and _is_plain(type(out))
             and kernel.launch_at(made.stream(device), tuple(map(made.address, stored)), starts=takes_product(kernel))
         ):
