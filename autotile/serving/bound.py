@@ -25,7 +25,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -830,13 +830,13 @@ _folders: dict[tuple[Path, int, int], CaptureFolder] = {}
 """Folder of the settings, one for all kernels."""
 
 
+@dataclass(eq=False)
 class CapturingLauncher:
     """A launcher that captures calls before it launches, until the limits are reached; ``plain`` is that without it."""
 
-    def __init__(self, launcher: Launcher, code: Code, folder: CaptureFolder) -> None:
-        self.plain = launcher
-        self._code = code
-        self._folder = folder
+    plain: Launcher
+    _code: Code
+    _folder: CaptureFolder
 
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """Leave calls that are to be captured to `launch`."""

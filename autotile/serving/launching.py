@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import local
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -196,24 +196,20 @@ class LaunchGraphs(dict[tuple[Any, ...], LaunchGraph]):
             self[signature] = graph
 
 
+@dataclass(slots=True, eq=False)
 class StreamState:
     """Launch parameters of one thread on one stream, and graphs of launches that came again.
 
-    ``keep_alive`` holds what the launches need: the kernel's module, memory that the parameters point to.
+    ``_keep_alive`` holds what the launches need: the kernel's module, memory that the parameters point to.
     """
 
-    __slots__ = ("_keep_alive", "_launch", "_mapped", "block", "graphs", "layout")
-
-    def __init__(
-        self, launch: DriverLaunch, block: ParameterBlock, layout: ParameterLayout, keep_alive: object
-    ) -> None:
-        self._launch = launch
-        self.block = block
-        self.layout = layout
-        self._keep_alive = keep_alive
-        self._mapped: dict[int, int] = {}
-        """Buffer address of each encoded tensor map, by the map's first word."""
-        self.graphs = LaunchGraphs()
+    _launch: DriverLaunch
+    block: ParameterBlock
+    layout: ParameterLayout
+    _keep_alive: object
+    graphs: LaunchGraphs = field(default_factory=LaunchGraphs)
+    _mapped: dict[int, int] = field(default_factory=dict)
+    """Buffer address of each encoded tensor map, by the map's first word."""
 
     def launch(self, stream: int, pointers: Pointers, signature: tuple[Any, ...] | None = None) -> None:
         """Launch on arrays at the given addresses; make a graph of the launch if its signature came before.

@@ -212,16 +212,14 @@ _SHARE = 0.1
 """Maximum share of the time in which the thread chooses, since it holds the interpreter's lock meanwhile."""
 
 
+@dataclass(slots=True, eq=False)
 class WatchedDatabase:
     """Decisions in a database when it was last read (``changes``); None before."""
 
-    __slots__ = ("_asked_s", "_location", "_signature", "changes")
-
-    def __init__(self, location: str) -> None:
-        self._location = location
-        self._signature: object = ()
-        self._asked_s = 0.0
-        self.changes: Changes | None = None
+    _location: str
+    changes: Changes | None = None
+    _signature: object = ()
+    _asked_s: float = 0.0
 
     def read(self) -> Changes | None:
         """Return the decisions; None if nothing can have changed, or the database cannot be read now."""
