@@ -202,7 +202,7 @@ class KernelCode:
         from autotile.cuda.toolchain import load_cupy
         from autotile.serving.launching import CallArguments, KernelLauncher, Preparation
 
-        spec, (launches, scalars, data), packed = self.definition.spec, self.plan, self._find_packed()
+        spec, (launches, *_), packed = self.definition.spec, self.plan, self._find_packed()
 
         def load() -> StepFunctions:
             image = packed.read() if packed is not None else self.cubin.path
@@ -217,16 +217,9 @@ class KernelCode:
                 functions.opt_in(launches)
             else:
                 functions = _loaded.keep(key, load())
-        arguments = CallArguments(
-            spec, self.problem, self._config, launches, data=data, scalars=scalars, device_index=device_index
-        )
-        return KernelLauncher(
-            arguments,
-            functions,
-            device_index,
-            with_graphs=read_settings().graphs,
-            preparation=Preparation.of(spec, self.problem, launches, load),
-        )
+        arguments = CallArguments(spec, self.problem, self._config, self.plan, device_index)
+        preparation, graphs = Preparation.of(spec, self.problem, launches, load), read_settings().graphs
+        return KernelLauncher(arguments, functions, device_index, with_graphs=graphs, preparation=preparation)
 
 
 class LibraryCode:

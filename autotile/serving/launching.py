@@ -355,24 +355,22 @@ def _uncaptured(stream: int) -> Iterator[int]:
 
 
 class CallArguments(CallArrays):
-    """Arguments of a kernel's calls for one problem and configuration, with NumPy scalars of the exact types."""
+    """Arguments of a kernel's calls for one problem and configuration.
+
+    ``planned`` are the launches of a call, scalars that the problem determines, and workspaces and tensor maps.
+    """
 
     def __init__(
         self,
         spec: KernelSpec,
         problem: Problem,
         config: Config,
-        plan: LaunchPlan,
-        *,
-        data: LaunchData,
-        scalars: Mapping[str, Any],
+        planned: tuple[LaunchPlan, Mapping[str, Any], LaunchData],
         device_index: int,
     ) -> None:
         super().__init__(spec, problem, config, device_index)
-        self.plan = plan
-        self._scalars = scalars
-        self._data = data
-        self.workspaces = StreamWorkspaces(data.workspaces)
+        self.plan, self._scalars, self._data = planned
+        self.workspaces = StreamWorkspaces(self._data.workspaces)
 
     def pack(
         self, pointers: Mapping[str, int], scalars: Mapping[str, float], workspaces: Mapping[str, int]
