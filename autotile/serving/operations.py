@@ -50,6 +50,7 @@ from autotile.serving.selection import (
     model_of,
     neighbours,
     packed_origin,
+    stored_choice,
 )
 from autotile.settings import Numerics, read_settings
 
@@ -410,17 +411,8 @@ def measured(request: OperationRequest) -> Iterator[Way]:
         winner = shelf.library_times[library.name].get(key)
         if winner is not None and winner.measurement is not None:
             l2 = winner.key.l2_mode
-            choice = Choice(
-                "exact" if l2 == shelf.l2 else "nearest",
-                {},
-                differences=(("l2_mode", l2, shelf.l2),) if l2 != shelf.l2 else (),
-                measurement=winner.measurement,
-                source=winner.key.source,
-                tuned_on=winner.key.gpu_name,
-                tuned_at=winner.tuned_at,
-                tuned_sizes=winner.key.sizes,
-                shipped=winner.shipped,
-            )
+            differences = (("l2_mode", l2, shelf.l2),) if l2 != shelf.l2 else ()
+            choice = stored_choice(winner, "nearest" if differences else "exact", differences)
             ways.append(request.library_way(library, choice, winner.measurement.time_us))
     comparable = [way for way in ways if not any(name == "l2_mode" for name, *_ in way.choice.differences)]
     yield from sorted(comparable or ways, key=lambda way: way.time_us or math.inf)

@@ -347,19 +347,7 @@ class KernelRequest:
                 ("driver", winner.device.driver, self.device.driver),
             )
             aged = tuple(f"{what} {then}, now {now}" for what, then, now in versions if then and now and then != now)
-        return Choice(
-            tier=self.tier_of(key),
-            config=winner.config,
-            measurement=winner.measurement,
-            resources=winner.resources,
-            source=key.source,
-            tuned_on=key.gpu_name,
-            tuned_at=winner.tuned_at,
-            tuned_sizes=key.sizes,
-            differences=key_differences(key, self.key),
-            shipped=winner.shipped,
-            aged=aged,
-        )
+        return stored_choice(winner, self.tier_of(key), key_differences(key, self.key), aged)
 
     def rank(self, winner: Winner) -> tuple[int, bool, int, float, int, bool, float]:
         """Return a sort key: tier, other architecture, flags, distance, other differences, shipped and its age."""
@@ -369,6 +357,25 @@ class KernelRequest:
         flags, doublings = size_distance(winner.key.sizes, self.key.sizes)
         age = -winner.tuned_at.timestamp() if winner.shipped else 0.0
         return tier, foreign, flags, doublings, other, winner.shipped, age
+
+
+def stored_choice(
+    winner: Winner, tier: Tier, differences: tuple[tuple[str, str, str], ...], aged: tuple[str, ...] = ()
+) -> Choice:
+    """Return a stored result as a choice, given its differences from the request and what has aged."""
+    return Choice(
+        tier,
+        winner.config,
+        winner.measurement,
+        winner.resources,
+        source=winner.key.source,
+        tuned_on=winner.key.gpu_name,
+        tuned_at=winner.tuned_at,
+        tuned_sizes=winner.key.sizes,
+        differences=differences,
+        shipped=winner.shipped,
+        aged=aged,
+    )
 
 
 Source = Callable[[KernelRequest], Iterator[Choice]]
