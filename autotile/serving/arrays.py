@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -301,18 +301,8 @@ def _as_cupy_stream(stream: Any, pointer: int) -> Any:
     cuda = load_cupy().cuda
     if isinstance(stream, cuda.Stream | cuda.ExternalStream):
         return stream
-    return cuda.Stream.from_external(_StreamPointer(pointer, stream))
-
-
-@dataclass(frozen=True, slots=True)
-class _StreamPointer:
-    """The handle of a stream in the CUDA stream protocol, with the stream's owner, which it keeps alive."""
-
-    pointer: int
-    owner: Any
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.pointer
+    # The handle in the CUDA stream protocol, with the stream that it is of, which CuPy's then keeps alive.
+    return cuda.Stream.from_external(SimpleNamespace(owner=stream, __cuda_stream__=lambda: (0, pointer)))
 
 
 class CheckedArrays(NamedTuple):

@@ -25,7 +25,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,6 @@ from autotile.core.model import (
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel, KernelName
-from autotile.kernel.problem import resolve_problem
 from autotile.serving.aside import compilations
 from autotile.serving.choice import Choice, Contender, Tier, resources_document
 from autotile.serving.choice import explain as explain_choice
@@ -68,22 +67,6 @@ if TYPE_CHECKING:
 
     Code: TypeAlias = "KernelCode | LibraryCode"
     Launcher: TypeAlias = "KernelLauncher | LibraryLauncher | FirstUseRace | CapturingLauncher"
-
-
-class Call(NamedTuple):
-    """Arguments of a call of `get_best_kernel`, which mean the same in another process; None for those not given.
-
-    Paths are absolute, and ``device`` is the name of a GPU or None for the current CUDA device.
-    """
-
-    name: str
-    sizes: Mapping[str, int]
-    dtype: str | None
-    device: str | None
-    database: str | None
-    bundle: str | None
-    library: bool = True
-    numerics: Numerics | None = None
 
 
 class Lookup(NamedTuple):
@@ -107,12 +90,11 @@ class Lookup(NamedTuple):
     is_operation: bool = False
 
 
-def _serve_again(call: Call) -> BoundKernel:
-    """Serve a call, in the process that unpickles it."""
+def _serve_again(request: dict[str, Any]) -> BoundKernel:
+    """Serve a request, in the process that unpickles it."""
     import autotile
 
-    named = call._asdict()
-    served: BoundKernel = autotile.get_best_kernel(named.pop("name"), **named.pop("sizes"), **named)
+    served: BoundKernel = autotile.get_best_kernel(**request)
     return served
 
 
@@ -220,7 +202,7 @@ class KernelCode:
         from autotile.cuda.toolchain import load_cupy
         from autotile.serving.launching import CallArguments, KernelLauncher, Preparation
 
-        spec, (launches, scalars, data), packed = self.definition.spec, self.plan, self._find_packed()
+        spec, (launches, *_), packed = self.definition.spec, self.plan, self._find_packed()
 
         def load() -> StepFunctions:
             image = packed.read() if packed is not None else self.cubin.path
@@ -235,35 +217,23 @@ class KernelCode:
                 functions.opt_in(launches)
             else:
                 functions = _loaded.keep(key, load())
-        arguments = CallArguments(
-            spec, self.problem, self._config, launches, data=data, scalars=scalars, device_index=device_index
-        )
-        return KernelLauncher(
-            arguments,
-            functions,
-            device_index,
-            with_graphs=read_settings().graphs,
-            preparation=Preparation.of(spec, self.problem, launches, load),
-        )
+        arguments = CallArguments(spec, self.problem, self._config, self.plan, device_index)
+        preparation, graphs = Preparation.of(spec, self.problem, launches, load), read_settings().graphs
+        return KernelLauncher(arguments, functions, device_index, with_graphs=graphs, preparation=preparation)
 
 
 class LibraryCode:
-    """A library for a problem of an operation; a kernel of it declares the arrays, and ``sizes`` are by its names."""
+    """A library for a problem of an operation; a kernel of it declares the arrays, for the ``problem`` by its names."""
 
-    def __init__(self, library: Library, asked: Problem, definition: Kernel, sizes: Mapping[str, int]) -> None:
-        self.name, self.library, self.asked, self.definition = library.name, library, asked, definition
-        self._sizes = sizes
-
-    @cached_property
-    def problem(self) -> Problem:
-        """The problem by the names of the kernel; computed at the first call rather than within a look-up."""
-        return resolve_problem(self.definition.spec, self._sizes, self.asked.dtype)
+    def __init__(self, library: Library, asked: Problem, definition: Kernel, problem: Problem) -> None:
+        self.name, self.library, self.asked = library.name, library, asked
+        self.definition, self.problem = definition, problem
 
     def load(self, device_index: int) -> LibraryLauncher:
         """Return a launcher for a device."""
         from autotile.serving.launching import LibraryLauncher
 
-        return LibraryLauncher(self.definition.spec, lambda: self.problem, self.library, self.asked, device_index)
+        return LibraryLauncher(self.definition.spec, self.problem, self.library, self.asked, device_index)
 
 
 _MAX_CUBINS = 512
@@ -298,29 +268,14 @@ class BoundKernel:
     choice
         The configuration that was chosen, with the reason and with the differences from the request.
     request
-        Call of `get_best_kernel` that returns this kernel; None if it was not served by it.
-    find_ways
-        Function that returns the best ways to compute a problem of an operation; None otherwise.
-    find_stand_in
-        Function that returns what is served while the kernel is compiled, None for nothing; None if calls wait.
+        Arguments of `get_best_kernel` that mean this kernel in another process, too; None if it was not served by it.
     operation
         Problem of the operation that it is served for; None if it was asked for as a kernel.
     library_allowed
         Whether a library might be served in its place.
-    lookup
-        What was asked of the dispatcher that keeps it; None if none does.
     calls
         Number of launches, except those of a function from `bind` in the ``exact`` tier. With concurrent calls from
         several threads, some may not be counted.
-
-    Parameters
-    ----------
-    code, choice, device
-        The kernel in its configuration, or the library; the choice; and the device.
-    device_index
-        CUDA device to launch on; None if the kernel can only be inspected.
-    first_use
-        Function that makes the launcher, such as a race; None for that of the code.
 
     Raises
     ------
@@ -341,15 +296,20 @@ class BoundKernel:
         self.device = device
         self.choice = choice
         self.calls = 0
-        self.request: Call | None = None
+        self.request: dict[str, Any] | None = None
         self.find_ways: Callable[[Problem, bool, bool], tuple[Contender, ...]] | None = None
+        """Function that returns the best ways to compute a problem of an operation."""
         self.operation: Problem | None = None
         self.library_allowed = True
         self.lookup: Lookup | None = None
+        """What was asked of the dispatcher that keeps it."""
         self._code = code
         self._device_index = device_index
+        """CUDA device to launch on; None if it can only be inspected."""
         self._first_use = first_use
+        """Function that makes the launcher, such as a race; None for that of the code."""
         self.find_stand_in: Callable[[], BoundKernel | None] | None = None
+        """Function that returns what is served while the kernel is compiled, None for nothing; None if calls wait."""
         self._report_at = sys.maxsize
         self._report: Callable[[int], int] | None = None
         outputs = [i for i, b in enumerate(code.definition.spec.buffers) if b.access != "in"]
@@ -517,7 +477,7 @@ class BoundKernel:
         document: dict[str, Any] = to_document(facts)
         return document
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Call]]:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[dict[str, Any]]]:
         """Pickle the request: a process that unpickles it serves it anew, for its own device and from what it can read.
 
         Raises
@@ -863,13 +823,13 @@ _folders: dict[tuple[Path, int, int], CaptureFolder] = {}
 """Folder of the settings, one for all kernels."""
 
 
+@dataclass(eq=False)
 class CapturingLauncher:
     """A launcher that captures calls before it launches, until the limits are reached; ``plain`` is that without it."""
 
-    def __init__(self, launcher: Launcher, code: Code, folder: CaptureFolder) -> None:
-        self.plain = launcher
-        self._code = code
-        self._folder = folder
+    plain: Launcher
+    _code: Code
+    _folder: CaptureFolder
 
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """Leave calls that are to be captured to `launch`."""
@@ -946,24 +906,9 @@ class FirstUseRace:
         return launcher if launcher is not self else first._load()
 
 
-class CapturedKernel:
-    """A served kernel whose calls are captured; see `capture`."""
-
-    def __init__(self, kernel: BoundKernel, folder: CaptureFolder) -> None:
-        self._kernel = kernel
-        self._folder = folder
-
-    def __call__(self, *arrays: Any, stream: Any = None, **scalars: float) -> Any:
-        """Capture and launch; as a call of the kernel."""
-        kernel, launcher = self._kernel, self._kernel._load()
-        plain = launcher.plain if isinstance(launcher, CapturingLauncher) else launcher
-        capturing = CapturingLauncher(plain, kernel._code, self._folder)
-        return kernel._launched(capturing.launch(arrays, stream, scalars))
-
-
 def capture(
     kernel: BoundKernel, folder: str | Path | None = None, *, calls: int = 1, limit_bytes: int = 4 << 30
-) -> CapturedKernel:
+) -> Callable[..., Any]:
     """Return a kernel whose next calls are written to a folder, as inputs of `autotile tune --captured FOLDER`.
 
     Parameters
@@ -977,7 +922,7 @@ def capture(
 
     Returns
     -------
-    CapturedKernel
+    callable
         It is called like the kernel.
 
     Raises
@@ -998,4 +943,12 @@ def capture(
     chosen = absolute_path(folder, "a folder of captured calls") if folder is not None else read_settings().capture
     if chosen is None:
         raise InputError("no folder is given for captured calls; give folder, or set AUTOTILE_CAPTURE")
-    return CapturedKernel(kernel, CaptureFolder(chosen, calls, limit_bytes))
+    into = CaptureFolder(chosen, calls, limit_bytes)
+
+    def captured(*arrays: Any, stream: Any = None, **scalars: float) -> Any:
+        launcher = kernel._load()
+        plain = launcher.plain if isinstance(launcher, CapturingLauncher) else launcher
+        capturing = CapturingLauncher(plain, kernel._code, into)
+        return kernel._launched(capturing.launch(arrays, stream, scalars))
+
+    return captured

@@ -55,14 +55,7 @@ class Contender(msgspec.Struct, frozen=True, gc=False):
 
     def to_json(self) -> dict[str, Any]:
         """Return every field as JSON values."""
-        return {
-            "kernel": self.kernel,
-            "config": dict(self.config),
-            "time_us": self.time_us,
-            "doubt": self.doubt,
-            "library": self.is_library,
-            "source": self.source,
-        }
+        return {name.removeprefix("is_"): to_document(getattr(self, name)) for name in self.__struct_fields__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,46 +97,14 @@ class Compared:
 class Choice:
     """A configuration and its origin.
 
-    Attributes
-    ----------
-    tier
-        ``exact``: tuned for this problem on this GPU; ``family``: by a rule that was learned from other problems of its
-        family on this GPU; ``model``: expected to be the fastest way to compute an operation, by a model of times on
-        this GPU; ``library``: a library, as nothing is known of the kernels; ``nearest``: tuned for other sizes on this
-        GPU; ``transferred``: tuned on another GPU; ``default``: not tuned, see
-        `Estimated`.
-    measurement, resources
-        Time and compiled resources where it was tuned; None if unknown.
-    source
-        Source of the measurement: ``cuda``, ``replayed``, or empty for the default.
-    tuned_on, tuned_at, tuned_sizes
-        GPU, time (UTC) and problem of the measurement.
-    differences
-        Key fields in which the tuned problem differs from the requested one: name, tuned value, requested value.
-    shipped
-        Whether the result ships with autotile.
-    aged
-        Components that are newer here than where the result was measured, as text: the driver, NVRTC.
-    packed
-        Path of the bundle that it is served from and target of its cubin, as text; empty without a bundle.
-    rule
-        Description of the family's rule; empty if none chose.
-    estimated
-        Estimates for which a configuration is served in place of the default; None if none is.
-    unread
-        Reason why the user's database could not be read; empty if it was read or there is none.
-    pinned
-        File, or other origin, that pins the choice; empty if it is not pinned.
-    contenders
-        For an operation: the best ways to compute the problem, that which is served first.
-    compared
-        Comparison by which it is served in place of what an empty database would serve, or the other way round; None if
-        there was nothing to compare.
-    unapplied
-        Description of the newest rule of a family with the problem that is not in force, and the reason; empty if there
-        is none, or another rule chose.
-    awaited
-        Kernel and configuration that it stands in for, and what becomes of these; empty if it was chosen itself.
+    ``tier`` is ``exact``: tuned for this problem on this GPU; ``family``: by a rule that was learned from other
+    problems of its family on this GPU; ``model``: expected to be the fastest way to compute an operation, by a model of
+    times on this GPU; ``library``: a library, as nothing is known of the kernels; ``nearest``: tuned for other sizes on
+    this GPU; ``transferred``: tuned on another GPU; or ``default``: not tuned. Of the measurement, ``source`` is
+    ``cuda``, ``replayed``, or empty for the default, and ``tuned_on``, ``tuned_at`` (UTC) and ``tuned_sizes`` are the
+    GPU, the time and the problem. ``differences`` are the key fields in which that problem differs from the requested
+    one: name, tuned value, requested value. ``aged`` are the components that are newer here, the driver and NVRTC.
+    Texts are empty, and others None, where there is nothing to say.
     """
 
     tier: Tier
@@ -156,16 +117,25 @@ class Choice:
     tuned_sizes: Mapping[str, int] | None = None
     differences: tuple[tuple[str, str, str], ...] = ()
     shipped: bool = False
+    """Whether the result ships with autotile."""
     aged: tuple[str, ...] = ()
     packed: str = ""
+    """Path of the bundle that it is served from, and target of its cubin."""
     rule: str = ""
+    """Description of the family's rule that chose."""
     unread: str = ""
+    """Reason why the user's database could not be read."""
     pinned: str = ""
+    """File, or other origin, that pins the choice."""
     estimated: Estimated | None = None
     contenders: tuple[Contender, ...] = ()
+    """For an operation: the best ways to compute the problem, that which is served first."""
     compared: Compared | None = None
+    """Comparison by which it is served in place of what an empty database would serve, or the other way round."""
     unapplied: str = ""
+    """Description of the newest rule of a family with the problem that is not in force, and the reason, if none is."""
     awaited: str = ""
+    """Kernel and configuration that it stands in for, and what becomes of these."""
 
 
 _KEY_NAMES = {

@@ -26,7 +26,7 @@ from autotile.errors import DeviceError, InputError, NotTunedError, ToolchainErr
 from autotile.kernel.library import KernelName, held_kernel, is_path, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.bound import BoundKernel, Call, KernelCode, Lookup
+from autotile.serving.bound import BoundKernel, KernelCode, Lookup
 from autotile.serving.choice import Choice
 from autotile.serving.refresh import MissCounter, Refresher
 from autotile.serving.selection import (
@@ -119,21 +119,6 @@ class Dispatcher:
         ``"eager"``: the program launches kernels one by one, so that the host's part counts; ``"graph"``: it does not,
         as in CUDA graphs. None for the setting.
 
-    Attributes
-    ----------
-    misses
-        Counter of the calls of fallbacks.
-    refresher
-        Replaces what was served when there are new results.
-    served
-        Kernels that `get_best_kernel` has returned, by its arguments.
-    only_device
-        The CUDA device if there is exactly one, once they have been counted.
-    asked
-        Kernels that were asked for since `note_requests`; None where nobody wants to know.
-    may_race
-        Whether first calls may race, by their arguments or the setting.
-
     Examples
     --------
     >>> dispatcher = Dispatcher(database="team.db")  # doctest: +SKIP
@@ -152,6 +137,7 @@ class Dispatcher:
         self._database = absolute_location(str(database)) if database is not None else None
         self._bundle = _bundle_path(bundle)
         self.served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
+        """Kernels that `get_best_kernel` has returned, by its arguments."""
         self.find_served = self.served.get
         self._bundles: dict[str, Bundle] = {}
         self._operations: dict[str, Operation] = {}
@@ -160,11 +146,15 @@ class Dispatcher:
         self._device_count = 0
         """Number of CUDA devices; 0 if there are none, or if they have not been counted."""
         self.only_device: int | None = None
+        """The CUDA device if there is exactly one, once they have been counted."""
         self._products: Products | None = None
         self.misses = MissCounter()
+        """Counter of the calls of fallbacks."""
         self.refresher = Refresher(self.misses, self._find_again)
         self.asked: dict[BoundKernel, None] | None = None
+        """Kernels that were asked for since `note_requests`; None where nobody wants to know."""
         self.may_race = True
+        """Whether first calls may race, by their arguments or the setting."""
         self._pins: Pins | None = None
         dispatchers.add(self)
 
@@ -191,10 +181,9 @@ class Dispatcher:
 
     def may_defer(self, options: MatmulOptions) -> bool:
         """Return True if something else than the choice may compute a product until the choice is made and loaded."""
-        settings = read_settings()
-        waits = options.wait or settings.wait or options.race or settings.race or not options.library
-        numerics = options.numerics or settings.numerics
-        return not waits and numerics != "same" and self._pin_in_force is None and self._bundle is None
+        if self._waits(options) or options.race or read_settings().race or not options.library:
+            return False
+        return self._pin_in_force is None and self._bundle is None
 
     @property
     def pins(self) -> Pins:
@@ -322,9 +311,9 @@ class Dispatcher:
             kernel = self.find(lookup)
             if isinstance(kept, str):  # another process cannot find a kernel that an object of this one holds
                 given = whole if is_operation else kernel.problem.sizes
-                gpu = device if isinstance(device, str) else None
-                own = location or self._database
-                kernel.request = Call(kept, given, dtype, gpu, own, origin, library, numerics)
+                gpu, own = device if isinstance(device, str) else None, location or self._database
+                kernel.request = {"name": kept, "dtype": dtype, "device": gpu, "database": own, "bundle": origin}
+                kernel.request |= {"library": library, "numerics": numerics, **given}
             served = self._keep(key, kernel, lookup)
         self._note(served)
         if strict and served.tier != "exact":
@@ -415,7 +404,6 @@ class Dispatcher:
         *,
         bundle: str | Path | None = None,
         library: bool = True,
-        numerics: Numerics | None = None,
         defaults: bool = False,
     ) -> BoundKernel:
         """Return the kernel that `get_best_kernel` would serve, without keeping it and without counting a miss.
@@ -424,7 +412,7 @@ class Dispatcher:
         """
         path = _bundle_path(bundle) or self._bundle
         is_operation = isinstance(name, str | os.PathLike) and self._is_operation(str(name))
-        lookup = Lookup(name, sizes, dtype, device, location, path, library, numerics, is_operation=is_operation)
+        lookup = Lookup(name, sizes, dtype, device, location, path, library, is_operation=is_operation)
         return self.find(lookup, defaults=defaults)
 
     def find(
@@ -470,50 +458,36 @@ class Dispatcher:
 
         return self._bundles.get(path) or self._bundles.setdefault(path, Bundle(Path(path)))
 
-    def _waits(self, lookup: Lookup) -> bool:
+    @staticmethod
+    def _waits(asked: Lookup | MatmulOptions) -> bool:
         """Return True if the first call waits for the compiler, so that nothing but the choice is ever launched."""
         settings = read_settings()
-        return lookup.wait or settings.wait or (lookup.numerics or settings.numerics) == "same"
+        return asked.wait or settings.wait or (asked.numerics or settings.numerics) == "same"
 
     def _find_for_operation(self, lookup: Lookup, *, anew: bool, defaults: bool) -> BoundKernel:
-        from autotile.serving.operations import OperationShelf, serve_bundled
+        from autotile.serving.operations import serve_bundled
 
-        name, place, location, library = str(lookup.name), lookup.place, lookup.location, lookup.library
+        name, library = str(lookup.name), lookup.library
         operation = self._operations.get(name)
         if operation is None:
             operation = self._operations[name] = load_operation(name)
         problem = operation.resolve(lookup.sizes, lookup.dtype, defaults=defaults)
+        shelf = self._shelf_for(operation, problem.dtype, lookup, anew=anew)
         if lookup.bundle is not None:
             of_kernel = lookup._replace(dtype=problem.dtype, is_operation=False)
-            bundle = self._open_bundle(lookup.bundle)
-            held = operation.source, problem.dtype, place, lookup.bundle
-            if held not in self._shelves:
-                self._shelves[held] = OperationShelf(
-                    *(operation, problem.dtype, _NO_DATABASE),
-                    *(lambda stored: self._device(place, lambda: stored), lambda stored: ""),
-                    bundle=bundle,
-                )
-            packed = self._shelves[held]
             try:
                 nearest = serve_bundled(
                     operation, problem, lambda kernel, own: self.find(of_kernel._replace(name=kernel, sizes=own))
                 )
             except InputError:
-                if (served := packed.serve_packed(problem, library=library)) is None:
+                if (served := shelf.serve_packed(problem, library=library)) is None:
                     raise
             else:
                 if nearest.tier == "exact":
                     return nearest
-                served = packed.serve_packed(problem, library=library) or nearest
+                served = shelf.serve_packed(problem, library=library) or nearest
             served.operation, served.library_allowed = problem, library
             return served
-        l2 = self.l2
-        key = operation.source, problem.dtype, place, location, l2
-        shelf = self._shelves.get(key)
-        if shelf is None or shelf.is_outdated(anew=anew):
-            shelf = self._shelves[key] = OperationShelf(
-                operation, problem.dtype, location, lambda stored: self._device(place, lambda: stored), _nvrtc_of, l2=l2
-            )
         pin = self._pin_in_force
         way = pin.way_for(shelf, problem, library=library, numerics=lookup.numerics) if pin is not None else None
         if way is not None:
@@ -526,14 +500,30 @@ class Dispatcher:
         served.operation, served.library_allowed = problem, library
         return served
 
+    def _shelf_for(self, operation: Operation, dtype: str, lookup: Lookup, *, anew: bool = False) -> OperationShelf:
+        """Return the results of an operation that a look-up reads, those of before unless they are outdated."""
+        from autotile.serving.operations import OperationShelf
+
+        path, l2 = lookup.bundle, self.l2
+        key = operation.source, dtype, lookup.place, path or lookup.location, l2
+        shelf = self._shelves.get(key)
+        if shelf is None or shelf.is_outdated(anew=anew):
+            shelf = self._shelves[key] = OperationShelf(
+                *(operation, dtype, lookup.location if path is None else _NO_DATABASE),
+                partial(self._device, lookup.place),
+                _nvrtc_of if path is None else lambda _: "",
+                bundle=self._open_bundle(path) if path is not None else None,
+                l2=l2,
+            )
+        return shelf
+
     def contenders(self, lookup: Lookup) -> list[BoundKernel]:
         """Return the best few ways to compute what is looked up, that which results say is served first."""
         with self.pins.instead(None):
             served = self.find(lookup, anew=True)
         if served.operation is None:
             return [served]
-        operation = self._operations[str(lookup.name)]
-        shelf = self._shelves[operation.source, served.operation.dtype, lookup.place, lookup.location, self.l2]
+        shelf = self._shelf_for(self._operations[str(lookup.name)], served.operation.dtype, lookup)
         return shelf.contenders(served.operation, library=lookup.library)
 
     def _is_operation(self, name: str) -> bool:
@@ -761,6 +751,14 @@ def _nvrtc_of(read_stored: Callable[[], Sequence[Winner]]) -> str:
 dispatchers: WeakSet[Dispatcher] = WeakSet()
 """The dispatchers of this process."""
 
+
+def _begin_anew() -> None:
+    for dispatcher in list(dispatchers):
+        dispatcher.refresher.begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
 default_dispatcher = Dispatcher()
 """The dispatcher of `get_best_kernel` and `autotile.matmul`."""
 
@@ -771,16 +769,14 @@ matmul = default_dispatcher.matmul
 
 find_best_kernel = default_dispatcher.find_best_kernel
 
+forget_served = default_dispatcher.clear
+"""`Dispatcher.clear` of the default dispatcher, so that new tuning results and new bundles are seen."""
+
 
 def find_best_result(*request: Any, **options: Any) -> BoundKernel:
     """Return the kernel of `find_best_kernel` where nothing is pinned: results are judged by what they are."""
     with default_dispatcher.pins.instead(None):
         return find_best_kernel(*request, **options)
-
-
-def forget_served() -> None:
-    """Clear the default dispatcher, so that new tuning results and new bundles are seen."""
-    default_dispatcher.clear()
 
 
 def add_library(operation: str, name: str, callable: Callable[..., object], *, version: str = "") -> None:

@@ -11,8 +11,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
+from functools import partial
 from threading import local
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -44,6 +44,7 @@ from autotile.kernel.arguments import TensorMap, Texture, Workspace, encode_scal
 from autotile.kernel.inputs import InputMaker
 from autotile.kernel.launch import LaunchData, LaunchPlan
 from autotile.kernel.operation import Library
+from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import (
     ArrayLibrary,
@@ -75,11 +76,6 @@ class WorkspaceSet:
     pointers: Mapping[str, int]
 
 
-@lru_cache
-def _without_memory(names: tuple[str, ...]) -> WorkspaceSet:
-    return WorkspaceSet(None, (), dict.fromkeys(names, 0))
-
-
 class StreamWorkspaces:
     """Workspaces of a kernel, allocated at its first launch on each stream and kept."""
 
@@ -88,7 +84,7 @@ class StreamWorkspaces:
     def __init__(self, workspaces: tuple[Workspace, ...]) -> None:
         self._fixed: WorkspaceSet | None = None
         if not any(one.size_bytes for one in workspaces):
-            self._fixed = _without_memory(tuple([one.name for one in workspaces]))
+            self._fixed = WorkspaceSet(None, (), {one.name: 0 for one in workspaces})
             return
         self._workspaces = workspaces
         self._sets: OrderedDict[tuple[int, int], WorkspaceSet] = OrderedDict()
@@ -200,42 +196,38 @@ class LaunchGraphs(dict[tuple[Any, ...], LaunchGraph]):
             self[signature] = graph
 
 
+@dataclass(slots=True, eq=False)
 class StreamState:
     """Launch parameters of one thread on one stream, and graphs of launches that came again.
 
-    ``keep_alive`` holds what the launches need: the kernel's module, memory that the parameters point to.
+    ``_keep_alive`` holds what the launches need: the kernel's module, memory that the parameters point to.
     """
 
-    __slots__ = ("_block", "_keep_alive", "_launch", "_layout", "_mapped", "graphs")
-
-    def __init__(
-        self, launch: DriverLaunch, block: ParameterBlock, layout: ParameterLayout, keep_alive: object
-    ) -> None:
-        self._launch = launch
-        self._block = block
-        self._layout = layout
-        self._keep_alive = keep_alive
-        self._mapped: dict[int, int] = {}
-        """Buffer address of each encoded tensor map, by the map's first word."""
-        self.graphs = LaunchGraphs()
+    _launch: DriverLaunch
+    block: ParameterBlock
+    layout: ParameterLayout
+    _keep_alive: object
+    graphs: LaunchGraphs = field(default_factory=LaunchGraphs)
+    _mapped: dict[int, int] = field(default_factory=dict)
+    """Buffer address of each encoded tensor map, by the map's first word."""
 
     def launch(self, stream: int, pointers: Pointers, signature: tuple[Any, ...] | None = None) -> None:
         """Launch on arrays at the given addresses; make a graph of the launch if its signature came before.
 
         The stream must not be capturing then.
         """
-        words = self._block.words
-        for word, pointer in zip(self._layout.words, pointers, strict=True):
+        words = self.block.words
+        for word, pointer in zip(self.layout.words, pointers, strict=True):
             words[word] = pointer
-        for pointer_word, word, tensor_map in self._layout.maps:
+        for pointer_word, word, tensor_map in self.layout.maps:
             pointer = words[pointer_word]
             if self._mapped.get(word) != pointer:  # the buffer has moved
                 encoded = encode_description(tensor_map, pointer)
                 words[word : word + encoded.size] = encoded.view("u1").data.cast("Q")
                 self._mapped[word] = pointer
-        for source, target in self._layout.copies:
+        for source, target in self.layout.copies:
             words[target] = words[source]
-        launch, address = self._launch, self._block.address
+        launch, address = self._launch, self.block.address
         launch(stream, address, 0)
         if signature is not None:
             self.graphs.add_call(signature, lambda other: launch(other, address, 0), stream, self._keep_alive)
@@ -283,31 +275,29 @@ class Preparation:
         made = cls(spec, problem, plan, load)
         return made if made._has_constants or made._filled else None
 
-    def launch(self, plain: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], stream: int) -> DriverLaunch:
-        """Return a function that prepares and launches on a stream.
+    def launch(
+        self, plain: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], stream: int, *, is_bound: bool
+    ) -> tuple[DriverLaunch, object]:
+        """Return a function that prepares and launches on a stream, and an object that it needs.
 
-        If the kernel has constants, each thread has a module of its own for the stream. ``words`` are those of
-        ``block`` that hold the addresses of the buffers.
+        If the kernel has constants, each thread has a module of its own for the stream, and each function whose arrays
+        are bound has one into which they are copied now. ``words`` are those of ``block`` that hold the addresses of
+        the buffers.
         """
         if not self._has_constants:
-            return self._prepared(plain, block, words, ())
-        loaded = self._own.by_stream.get(stream)
-        if loaded is None:
-            loaded = self._own.by_stream[stream] = self._new_module()
-        functions, copies = loaded
-        return self._prepared(functions.driver_launch(self._plan), block, words, copies)
-
-    def bound_launch(
-        self, plain: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], stream: int
-    ) -> tuple[DriverLaunch, object]:
-        """Return a function as from `launch`, but copy the constants now, and an object that it needs."""
-        if not self._has_constants:
             return self._prepared(plain, block, words, ()), None
-        functions, copies = loaded = self._new_module()
-        addresses = dict(zip(self._names, (block.words[word] for word in words), strict=True))
-        with _uncaptured(stream) as side_stream:
-            copy_constants(copies, addresses, side_stream or stream)
-        return self._prepared(functions.driver_launch(self._plan), block, words, ()), loaded
+        loaded = None if is_bound else self._own.by_stream.get(stream)
+        if loaded is None:
+            loaded = self._new_module()
+        functions, copies = loaded
+        if is_bound:
+            addresses = dict(zip(self._names, (block.words[word] for word in words), strict=True))
+            with _uncaptured(stream) as side_stream:
+                copy_constants(copies, addresses, side_stream or stream)
+            copies = ()
+        else:
+            self._own.by_stream[stream] = loaded
+        return self._prepared(functions.driver_launch(self._plan), block, words, copies), loaded
 
     def _prepared(
         self, launch: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], copies: tuple[ConstantCopy, ...]
@@ -365,24 +355,22 @@ def _uncaptured(stream: int) -> Iterator[int]:
 
 
 class CallArguments(CallArrays):
-    """Arguments of a kernel's calls for one problem and configuration, with NumPy scalars of the exact types."""
+    """Arguments of a kernel's calls for one problem and configuration.
+
+    ``planned`` are the launches of a call, scalars that the problem determines, and workspaces and tensor maps.
+    """
 
     def __init__(
         self,
         spec: KernelSpec,
         problem: Problem,
         config: Config,
-        plan: LaunchPlan,
-        *,
-        data: LaunchData,
-        scalars: Mapping[str, Any],
+        planned: tuple[LaunchPlan, Mapping[str, Any], LaunchData],
         device_index: int,
     ) -> None:
         super().__init__(spec, problem, config, device_index)
-        self.plan = plan
-        self._scalars = scalars
-        self._data = data
-        self.workspaces = StreamWorkspaces(data.workspaces)
+        self.plan, self._scalars, self._data = planned
+        self.workspaces = StreamWorkspaces(self._data.workspaces)
 
     def pack(
         self, pointers: Mapping[str, int], scalars: Mapping[str, float], workspaces: Mapping[str, int]
@@ -478,6 +466,20 @@ class ArrayLauncher:
             write(checked.views)
         return checked.arrays
 
+    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
+        """Check arrays, allocate the outputs that were left out, launch, and prepare the fast path for such arrays.
+
+        Errors are those of `CallArrays.check` and, of a kernel, `CallArguments.pack`.
+        """
+        with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
+            checked = self._arrays.check(arrays)
+            self._launch_checked(checked, scalars)
+        return checked.arrays
+
+    def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
+        """Launch on CuPy's current stream, and prepare the fast path for such arrays."""
+        raise NotImplementedError
+
 
 class KernelLauncher(ArrayLauncher):
     """Launches functions that are loaded on a device, and that it keeps alive.
@@ -549,31 +551,12 @@ class KernelLauncher(ArrayLauncher):
             state.launch(stream, pointers, pointers if self._with_graphs and not is_captured else None)
         return True
 
-    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
-        """Check arrays, allocate the outputs that were left out, launch, and prepare the fast path for such arrays.
-
-        Raise `ArgumentError` if an array has the wrong shape, dtype, layout, alignment or device, there are too few or
-        too many, a scalar is unknown, or its value does not fit in its type; `ToolchainError` if the driver refuses a
-        tensor map.
-        """
-        with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
-            checked = self.arguments.check(arrays)
-            self._launch_checked(checked, scalars)
-        return checked.arrays
-
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
-        """Return a function that launches on fixed arrays, on the current stream of their library.
-
-        Raises
-        ------
-        ArgumentError, ToolchainError
-            As for `launch`.
-        """
+        """Return a function that launches on fixed arrays, on the current stream of their library."""
         with load_cupy().cuda.Device(self._device_index):
             return self._bind_checked(self.arguments.check(arrays), scalars)
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
-        """Launch on CuPy's current stream, and prepare the fast path for such arrays."""
         library = library_of(checked.arrays[0])
         keeps = library is not None and not scalars
         self._launch_first(self._cupy.stream(self._device_index), checked.pointers, scalars, keeps=keeps)
@@ -585,18 +568,28 @@ class KernelLauncher(ArrayLauncher):
         self, stream: int, pointers: Mapping[str, int], scalars: Mapping[str, float], *, keeps: bool
     ) -> None:
         """Launch on CuPy's current stream with new parameters, which ``keeps`` lets further launches there use."""
+        state = self._new_state(stream, pointers, scalars)
+        state.launch(stream, ())
+        if keeps and stream not in self._states.by_stream:  # an existing state, with its graphs, stays valid
+            state.layout = self.arguments.layout(state.block.starts, len(state.block.words))
+            self._states.keep(stream, state)
+
+    def _new_state(
+        self, stream: int, pointers: Mapping[str, int], scalars: Mapping[str, float], *, is_bound: bool = False
+    ) -> StreamState:
+        """Return new parameters for CuPy's current stream, which are always those of the same arrays if ``is_bound``.
+
+        The state launches on the arrays at ``pointers`` until it is given a layout.
+        """
         load_cupy().cuda.runtime.setDevice(self._device_index)  # it makes a context current
         workspaces = self.arguments.workspaces.current()
         values = self.arguments.pack(pointers, scalars, workspaces.pointers)
         block = ParameterBlock(values, spare_words=len(pointers))
-        launch = self._launch
+        launch, own = self._launch, None
         if self._preparation is not None:
             words = self.arguments.place(block, pointers)
-            launch = self._preparation.launch(launch, block, words, stream)
-        launch(stream, block.address, 0)
-        if keeps and stream not in self._states.by_stream:  # an existing state, with its graphs, stays valid
-            layout = self.arguments.layout(block.starts, len(block.words))
-            self._states.keep(stream, StreamState(launch, block, layout, (self._functions, workspaces)))
+            launch, own = self._preparation.launch(launch, block, words, stream, is_bound=is_bound)
+        return StreamState(launch, block, ParameterLayout((), (), ()), (self._functions, workspaces, own))
 
     def _bind_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> Callable[[], None]:
         current_stream = (library_of(checked.arrays[0]) or self._cupy).stream
@@ -605,18 +598,8 @@ class KernelLauncher(ArrayLauncher):
         states: ByStream[StreamState] = ByStream()
 
         def new_state(stream: int) -> StreamState:
-            load_cupy().cuda.runtime.setDevice(index)  # it makes a context current
             with on_stream(checked.arrays):
-                workspaces = self.arguments.workspaces.current()
-            values = self.arguments.pack(checked.pointers, scalars, workspaces.pointers)
-            launch, own = self._launch, None
-            if self._preparation is None:
-                block = ParameterBlock(values)
-            else:
-                block = ParameterBlock(values, spare_words=len(checked.arrays))
-                words = self.arguments.place(block, checked.pointers)
-                launch, own = self._preparation.bound_launch(launch, block, words, stream)
-            state = StreamState(launch, block, ParameterLayout((), (), ()), (self._functions, (workspaces, own)))
+                state = self._new_state(stream, checked.pointers, scalars, is_bound=True)
             states.keep(stream, state)
             return state
 
@@ -639,16 +622,11 @@ class KernelLauncher(ArrayLauncher):
 
 
 class LibraryLauncher(ArrayLauncher):
-    """Calls a library for a problem that is ``asked`` for by the names of an operation; as `KernelLauncher`.
+    """Calls a library for a problem of a kernel, which is ``asked`` for by the names of an operation."""
 
-    ``find_problem`` returns it by the names of the kernel that declares the arrays.
-    """
-
-    def __init__(
-        self, spec: KernelSpec, find_problem: Callable[[], Problem], library: Library, asked: Problem, device_index: int
-    ) -> None:
+    def __init__(self, spec: KernelSpec, problem: Problem, library: Library, asked: Problem, device_index: int) -> None:
         super().__init__(device_index)
-        self._spec, self._find_problem, self._asked = spec, find_problem, asked
+        self._spec, self._problem, self._asked = spec, problem, asked
         self._call = library.call
         layout = GemmLayout.of(asked.sizes, asked.dtype) if self._call is None else None
         self._gemm = Gemm(layout, device_index) if layout is not None else None
@@ -661,7 +639,8 @@ class LibraryLauncher(ArrayLauncher):
     @cached_property
     def _arrays(self) -> CallArrays:
         """The requirements, made at the first call that is checked."""
-        return CallArrays(self._spec, self._find_problem(), self._spec.default, self._device_index)
+        problem = resolve_problem(self._spec, self._problem.sizes, self._problem.dtype)
+        return CallArrays(self._spec, problem, self._spec.default, self._device_index)
 
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """Launch on arrays like those of an earlier call; None if nothing was launched."""
@@ -693,14 +672,14 @@ class LibraryLauncher(ArrayLauncher):
         """Check the arrays of a call, compute, and return all arrays."""
         if stream is None and self._launch_fast(arrays, scalars):
             return arrays
-        with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
-            checked = self._arrays.check(arrays)
-            pointers = [checked.pointers[buffer.name] for buffer in self._spec.buffers]
-            self._launch(checked.arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
-            library = library_of(checked.arrays[0])
-            if library is not None:
-                self._specs.setdefault(type(checked.arrays[0]), (library, self._arrays.array_specs(library)))
-        return checked.arrays
+        return super().launch(arrays, stream, scalars)
+
+    def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
+        pointers = [checked.pointers[buffer.name] for buffer in self._spec.buffers]
+        self._launch(checked.arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
+        library = library_of(checked.arrays[0])
+        if library is not None:
+            self._specs.setdefault(type(checked.arrays[0]), (library, self._arrays.array_specs(library)))
 
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         """Check arrays, and return a function that computes on them."""

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from msgspec import structs
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import L2Mode, Problem, config_key
 from autotile.cuda.cublas import GemmLayout, cublas_version
 from autotile.cuda.toolchain import load_cupy
-from autotile.database.keys import key_of, library_key
+from autotile.database.keys import library_key
 from autotile.database.winners import CHANGES, Changes, Winner, file_signature, read_file
 from autotile.errors import ArgumentError, InputError, ToolchainError
 from autotile.kernel.operation import LIBRARIES, Library, Member, Operation
@@ -52,7 +50,7 @@ from autotile.serving.selection import (
     model_of,
     neighbours,
     packed_origin,
-    wrong_configs,
+    stored_choice,
 )
 from autotile.settings import Numerics, read_settings
 
@@ -110,43 +108,33 @@ Sizes = Mapping[str, int]
 
 
 class Way(NamedTuple):
-    """A way to compute a problem: a choice, the code that it is of, and both with a time as a contender."""
+    """A way to compute a problem: a choice, the code that it is of, and its time as in `Contender`."""
 
     code: KernelCode | LibraryCode
     choice: Choice
-    contender: Contender
+    time_us: float | None = None
+    doubt: float | None = None
+
+    @property
+    def contender(self) -> Contender:
+        """The way as an explanation states it."""
+        source = self.choice.source if self.time_us is not None else ""
+        is_library, config = self.code.library is not None, self.choice.config
+        return Contender(self.code.name, config, self.time_us, self.doubt, is_library, source or "cuda")
 
 
 class _MemberResults:
     """A kernel of an operation with its results on one GPU, by sizes."""
 
-    def __init__(self, member: Member, shelf: DatabaseShelf, device: DeviceProperties, flags: tuple[str, ...]) -> None:
+    def __init__(self, member: Member, shelf: DatabaseShelf, device: DeviceProperties) -> None:
         self.member, self.shelf, self.checks = member, shelf, shelf.checks
-        self.kernel = kernel = member.load()
-        self.refusal = unsupported_reason(kernel.spec, device)
-        self._device = device
-        names = {name for name in member.when.names if "." not in name} if member.when is not None else set()
-        self._conditions = tuple(sorted(names)) if names <= set(flags) else ()
-        self._holds: dict[tuple[int, ...], bool] = {}
-        """Whether the condition of the kernel holds, by the flags and conditions of a problem."""
-        self._unconditional = structs.replace(member, when=None)
+        self.kernel = member.load()
+        self.refusal = unsupported_reason(self.kernel.spec, device)
         self.results: dict[tuple[int, ...], list[Winner]] = {}
         """Results on the device, by `key_of_sizes`."""
         for winner in shelf.winners:
             if winner.key.gpu_name == device.name:
                 self.results.setdefault(self.key_of_sizes(winner.key.sizes), []).append(winner)
-
-    def sizes_for(self, problem: Problem) -> dict[str, int] | None:
-        """Return the sizes of a problem by the kernel's names, as the member does; None if it does not compute it."""
-        when, given = self.member.when, problem.sizes
-        if when is None or not self._conditions:
-            return self.member.sizes_for(problem, self._device)
-        key = tuple([given[name] for name in self._conditions])
-        holds = self._holds.get(key)
-        if holds is None:
-            names = {name: getattr(self._device, name.removeprefix("device.")) for name in when.names if "." in name}
-            holds = self._holds[key] = bool(when.value({**given, **names}))
-        return self._unconditional.sizes_for(problem) if holds else None
 
     def key_of_sizes(self, sizes: Sizes) -> tuple[int, ...]:
         """Return the sizes by the kernel's names in order, with the defaults of those that are not given."""
@@ -166,7 +154,7 @@ class OperationShelf:
         operation: Operation,
         dtype: str,
         location: str,
-        find_device: Callable[[list[Winner]], tuple[int | None, DeviceProperties]],
+        find_device: Callable[[Callable[[], list[Winner]]], tuple[int | None, DeviceProperties]],
         find_nvrtc: Callable[[Callable[[], list[Winner]]], str],
         *,
         bundle: Bundle | None = None,
@@ -178,11 +166,10 @@ class OperationShelf:
         self._signature, self._checked_s = file_signature(location), time.monotonic()
         stored = {member.name: DatabaseShelf(location, member.name, dtype) for member in operation.members}
         every = [winner for shelf in stored.values() for winner in shelf.winners]
-        self.device_index, self.device = find_device(every)
+        self.device_index, self.device = find_device(lambda: every)
         self.nvrtc_version = find_nvrtc(lambda: every)
-        flags = (*operation.flags, *operation.conditions)
         self.members = {
-            member.name: _MemberResults(member, stored[member.name], self.device, flags) for member in operation.members
+            member.name: _MemberResults(member, stored[member.name], self.device) for member in operation.members
         }
         self.specs = {name: member.kernel.spec for name, member in self.members.items()}
         self.fault = next((shelf.fault for shelf in stored.values() if shelf.fault), "")
@@ -260,10 +247,10 @@ class OperationShelf:
         """
         if not kernels:
             ways = OperationRequest(self, problem, accepts=lambda _: False).ways()
-            return tuple(way.contender for way in ways if way.contender.is_library)[:1]
+            return tuple(way.contender for way in ways if way.code.library is not None)[:1]
         shown: dict[tuple[str, tuple[tuple[str, Any], ...]], Contender] = {}
         for way in OperationRequest(self, problem, library=library, expected=SHOWN).ways():
-            shown.setdefault((way.contender.kernel, tuple(way.contender.config.items())), way.contender)
+            shown.setdefault((way.code.name, tuple(way.choice.config.items())), way.contender)
         return tuple(shown.values())[:SHOWN]
 
     def stand_in(self, problem: Problem, *, library: bool) -> BoundKernel | None:
@@ -274,8 +261,7 @@ class OperationShelf:
         """
 
         def code_of(candidate: ModelCandidate) -> KernelCode:
-            kernel = self.members[candidate.kernel].kernel
-            own = Problem(kernel.name, {**kernel.spec.sizes, **request.fits[candidate.kernel]}, self.dtype)
+            kernel, own = self.members[candidate.kernel].kernel, request.problem_of(candidate.kernel)
             key = id(candidate), *[own.sizes[name] for name in kernel.spec.compiled_names]
             return self._codes.get(key) or self._codes.setdefault(
                 key, KernelCode(kernel, own, self.device, candidate.config)
@@ -308,10 +294,9 @@ class OperationShelf:
             return None
         request = OperationRequest(self, problem, library=library)
         held: dict[str, dict[str, BundledCubin]] = {}
-        for name, sizes in request.fits.items():
-            kernel = self.members[name].kernel
-            if name in bundle.kernels and bundle.kernel(name).kernel.has_source_of(kernel):
-                own = Problem(name, {**kernel.spec.sizes, **sizes}, self.dtype)
+        for name in request.fits.keys() & bundle.kernels:
+            if bundle.kernel(name).kernel.has_source_of(self.members[name].kernel):
+                own = request.problem_of(name)
                 held[name] = bundle.kernel(name).cubins_for(own, self.device.compute_capability)
         request.accepts = lambda one: config_key(one.config) in held.get(one.kernel, ())
         for way in expected(request):
@@ -321,7 +306,7 @@ class OperationShelf:
             packed = bundle.packed(cubin)
             code = KernelCode(bundled.kernel, way.code.problem, self.device, way.choice.config, packed=packed)
             choice = replace(way.choice, packed=packed_origin(bundle, bundled, cubin))
-            return self.bind(Way(code, choice, way.contender))
+            return self.bind(way._replace(code=code, choice=choice))
         return None
 
     def bind(self, way: Way, *, first_use: Any = None) -> BoundKernel:
@@ -375,7 +360,7 @@ class OperationRequest:
         self.fits = {
             name: sizes
             for name, member in shelf.members.items()
-            if not member.refusal and (sizes := member.sizes_for(problem)) is not None
+            if not member.refusal and (sizes := member.member.sizes_for(problem, shelf.device)) is not None
         }
         if not self.fits:
             refusals = [f"{name}: {one.refusal}" for name, one in shelf.members.items() if one.refusal]
@@ -387,22 +372,26 @@ class OperationRequest:
         """Return ways to compute the problem, the one to serve first."""
         known, likely = list(measured(self)), list(expected(self))
         if known and likely and self.shelf.l2 != "eager":  # a model expects times of the GPU alone
-            first, best = likely[0].contender, known[0].contender
+            first, best = likely[0], known[0]
             if (
-                first.kernel != best.kernel
+                first.code.name != best.code.name
                 and first.time_us is not None
                 and best.time_us is not None
                 and first.time_us * math.exp(_CLEARLY * (first.doubt or 0.0)) < best.time_us
             ):
-                return [likely[0], *known, *likely[1:]]
+                return [first, *known, *likely[1:]]
         return [*known, *likely] or list(called(self)) or list(nearest(self))
+
+    def problem_of(self, name: str) -> Problem:
+        """Return the problem by the names of one of the kernels that compute it; its sizes are not checked again."""
+        kernel = self.shelf.members[name].kernel
+        return Problem(kernel.name, {**kernel.spec.sizes, **self.fits[name]}, self.shelf.dtype)
 
     def library_way(self, library: Library, choice: Choice, time_us: float | None, doubt: float | None = None) -> Way:
         """Return a library as a way to compute the problem."""
-        name, sizes = next(iter(self.fits.items()))
-        code = LibraryCode(library, self.problem, self.shelf.members[name].kernel, sizes)
-        contender = Contender(library.name, {}, time_us, doubt, is_library=True, source=choice.source or "cuda")
-        return Way(code, choice, contender)
+        name = next(iter(self.fits))
+        code = LibraryCode(library, self.problem, self.shelf.members[name].kernel, self.problem_of(name))
+        return Way(code, choice, time_us, doubt)
 
 
 def measured(request: OperationRequest) -> Iterator[Way]:
@@ -415,28 +404,18 @@ def measured(request: OperationRequest) -> Iterator[Way]:
         of_kernel = shelf.request_for(name, sizes, Shelf(stored, checks=member.checks))
         choice = first_allowed(of_kernel, exact, neighbours)
         if choice is not None and choice.measurement is not None and choice.tier != "transferred":
-            contender = Contender(name, choice.config, choice.measurement.time_us, source=choice.source)
             code = KernelCode(member.kernel, of_kernel.problem, shelf.device, choice.config)
-            ways.append(Way(code, choice, contender))
+            ways.append(Way(code, choice, choice.measurement.time_us))
     key = tuple([request.problem.sizes[name] for name in shelf.measured_names])
     for library in request.libraries:
         winner = shelf.library_times[library.name].get(key)
         if winner is not None and winner.measurement is not None:
             l2 = winner.key.l2_mode
-            choice = Choice(
-                "exact" if l2 == shelf.l2 else "nearest",
-                {},
-                differences=(("l2_mode", l2, shelf.l2),) if l2 != shelf.l2 else (),
-                measurement=winner.measurement,
-                source=winner.key.source,
-                tuned_on=winner.key.gpu_name,
-                tuned_at=winner.tuned_at,
-                tuned_sizes=winner.key.sizes,
-                shipped=winner.shipped,
-            )
+            differences = (("l2_mode", l2, shelf.l2),) if l2 != shelf.l2 else ()
+            choice = stored_choice(winner, "nearest" if differences else "exact", differences)
             ways.append(request.library_way(library, choice, winner.measurement.time_us))
     comparable = [way for way in ways if not any(name == "l2_mode" for name, *_ in way.choice.differences)]
-    yield from sorted(comparable or ways, key=lambda way: way.contender.time_us or math.inf)
+    yield from sorted(comparable or ways, key=lambda way: way.time_us or math.inf)
 
 
 def expected(request: OperationRequest) -> Iterator[Way]:
@@ -454,15 +433,10 @@ def expected(request: OperationRequest) -> Iterator[Way]:
             yield request.library_way(own[name], choice, one.time_us, one.doubt)
             continue
         member = shelf.members[name]
-        kernel, given = member.kernel, fits[name]
-        values = {size: given.get(size, default) for size, default in kernel.spec.sizes.items()}
-        problem = Problem(kernel.name, values, dtype)
-        if member.checks:  # it may have been found to be wrong for the problem
-            key = key_of(kernel, problem, shelf.device, nvrtc_version=shelf.nvrtc_version, l2_mode=shelf.l2)
-            if config_key(config) in wrong_configs(member.checks, key):
-                continue
-        code = KernelCode(kernel, problem, shelf.device, config)
-        yield Way(code, choice, Contender(name, config, one.time_us, one.doubt))
+        if member.checks and config_key(config) in shelf.request_for(name, fits[name]).wrong:
+            continue
+        code = KernelCode(member.kernel, request.problem_of(name), shelf.device, config)
+        yield Way(code, choice, one.time_us, one.doubt)
 
 
 def called(request: OperationRequest) -> Iterator[Way]:
@@ -473,21 +447,15 @@ def called(request: OperationRequest) -> Iterator[Way]:
 
 def nearest(request: OperationRequest) -> Iterator[Way]:
     """Yield the kernels, that which was measured for the nearest problem first; none of them is an `InputError`."""
-    shelf, refusals = request.shelf, []
-    found: list[tuple[tuple[Any, ...], Way]] = []
-    for name, sizes in request.fits.items():
-        member = shelf.members[name]
-        try:
-            of_kernel = shelf.request_for(name, sizes)
-            choice = choose(of_kernel)
-            code = KernelCode(member.kernel, of_kernel.problem, shelf.device, choice.config)
-            way = Way(code, choice, Contender(name, choice.config, None))
-            found.append((_nearness(member.member, of_kernel.problem, choice), way))
-        except InputError as error:
-            refusals.append(f"{name}: {error}")
-    if not found:
-        raise InputError(f"no kernel computes {request.problem}: {'; '.join(refusals)}")
-    yield from (way for _, way in sorted(found, key=lambda one: one[0]))
+    shelf = request.shelf
+
+    def find(name: str, sizes: Sizes) -> Way:
+        of_kernel = shelf.request_for(name, sizes)
+        choice = choose(of_kernel)
+        return Way(KernelCode(of_kernel.kernel, of_kernel.problem, shelf.device, choice.config), choice)
+
+    fits = [(shelf.members[name].member, sizes) for name, sizes in request.fits.items()]
+    yield from _nearest_first(request.problem, fits, find, lambda way: way.code.problem)
 
 
 def serve_bundled(operation: Operation, problem: Problem, find: Callable[[str, Sizes], BoundKernel]) -> BoundKernel:
@@ -496,16 +464,30 @@ def serve_bundled(operation: Operation, problem: Problem, find: Callable[[str, S
     ``find`` returns the best configuration of a kernel for sizes by its own names. That the bundle holds no kernel for
     the problem is an `InputError`.
     """
-    found: list[tuple[Member, BoundKernel]] = []
+    return _nearest_first(problem, operation.fitting(problem), find, lambda kernel: kernel.problem)[0]
+
+
+Found = TypeVar("Found", Way, BoundKernel)
+
+
+def _nearest_first(
+    problem: Problem,
+    fits: Iterable[tuple[Member, Sizes]],
+    find: Callable[[str, Sizes], Found],
+    problem_of: Callable[[Found], Problem],
+) -> list[Found]:
+    """Return what is found for each kernel, that which was measured for the nearest problem first."""
+    found: list[tuple[tuple[Any, ...], Found]] = []
     refusals = []
-    for member, sizes in operation.fitting(problem):
+    for member, sizes in fits:
         try:
-            found.append((member, find(member.name, sizes)))
+            one = find(member.name, sizes)
+            found.append((_nearness(member, problem_of(one), one.choice), one))
         except InputError as error:
             refusals.append(f"{member.name}: {error}")
     if not found:
         raise InputError(f"no kernel computes {problem}: {'; '.join(refusals) or 'none is written for it'}")
-    return min(found, key=lambda one: _nearness(one[0], one[1].problem, one[1].choice))[1]
+    return [one for _, one in sorted(found, key=lambda each: each[0])]
 
 
 def _nearness(member: Member, problem: Problem, choice: Choice) -> tuple[Any, ...]:
@@ -681,46 +663,27 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         )
         transposed = left_order == "columns", right_order == "columns"
         key = (stored[0].shape, stored[1].shape, dtype, result, *transposed, _device_index(stored[0]), aligned, options)
+        made = library_of(out) if is_new and not scalars and type(left) is type(right) is type(out) else None
+        """The library of all three arrays, if it may compute such a product, too."""
         kernel = self.kernels.get(key) or self.kernels.recall(key)
         if kernel is None:
             if result not in (dtype, "float32"):
                 raise ArgumentError(f"out has dtype {result}, expected {dtype} or float32")
-            sizes = {
-                "M": int(x[-2]),
-                "N": int(y[-1]),
-                "K": int(x[-1]),
-                "BATCH": int(batch),
-                "TRANS_A": int(transposed[0]),
-                "TRANS_B": int(transposed[1]),
-                "OUT_FP32": int(result != dtype),
-                "NONDETERMINISTIC": int(not options.deterministic),
-                "ALIGNED": int(aligned),
-                "EMULATE": int(options.emulate),
-            }
-            serve = partial(
-                self._serve,
-                "matmul",
-                sizes,
-                dtype,
-                device=_device_index(stored[0]),
-                database=options.database,
-                library=options.library,
-                numerics=options.numerics,
-                race=options.race,
-                wait=options.wait,
-            )
-            made = library_of(out)
-            may_defer = is_new and not scalars and self._may_defer(options) and type(left) is type(right) is type(out)
-            if may_defer and made is not None and self._deferred.get(key, True) and made.multiply(left, right, out):
+            sizes = {"M": x[-2], "N": y[-1], "K": x[-1], "BATCH": batch}
+            sizes |= {"TRANS_A": transposed[0], "TRANS_B": transposed[1], "OUT_FP32": result != dtype}
+            sizes |= {"NONDETERMINISTIC": not options.deterministic, "ALIGNED": aligned, "EMULATE": options.emulate}
+            whole = {name: int(value) for name, value in sizes.items()}  # in the order of `find_product`, as a key
+            asked = {name: getattr(options, name) for name in ("database", "library", "numerics", "race", "wait")}
+            serve = partial(self._serve, "matmul", whole, dtype, device=_device_index(stored[0]), **asked)
+            may_defer = self._may_defer(options) and self._deferred.get(key, True)
+            if made is not None and may_defer and made.multiply(left, right, out):
                 self._defer(key, serve)  # afterwards, as the other thread takes the interpreter's lock
                 return out
             kernel = self.kernels.keep(_untracked(key), serve())
-        made, is_plain = library_of(out), not scalars and result == dtype and _device_index(right) == device
+        is_plain = not scalars and result == dtype and _device_index(right) == device
         if not (
-            is_new
+            made is not None
             and is_plain
-            and made is not None
-            and type(left) is type(right) is type(out)
             and _is_plain(type(out))
             and kernel.launch_at(made.stream(device), tuple(map(made.address, stored)), starts=takes_product(kernel))
         ):

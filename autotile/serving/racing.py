@@ -63,26 +63,21 @@ class Raced(NamedTuple):
         return Measurement(found.value, found.low, found.high, l2=self.l2)
 
 
-class _HostTimer:
-    """Times launches back to back by the clock of the host, used like an `EventTimer`; of one, ``once_us`` is known."""
+def _time_on_device(timer: EventTimer) -> float:
+    """Launch once, and return the time on the GPU in microseconds."""
+    timer.start()
+    return timer.time_us()
 
-    def __init__(self, launch: Callable[[], object], once_us: float) -> None:
-        self._launch, self.count = launch, int(min(max(_BATCH_US / once_us, 3), _BATCH))
-        self._time_us = 0.0
 
-    def start(self) -> None:
-        """Launch, and wait."""
-        wait = load_cupy().cuda.get_current_stream().synchronize
-        wait()
-        begun_s = time.perf_counter()
-        for _ in range(self.count):
-            self._launch()
-        wait()
-        self._time_us = 1e6 * (time.perf_counter() - begun_s) / self.count
-
-    def time_us(self) -> float:
-        """Return the time of a launch in microseconds."""
-        return self._time_us
+def _time_by_host(launch: Callable[[], object], count: int) -> float:
+    """Return the time of a launch among ``count`` back to back, by the clock of the host in microseconds."""
+    wait = load_cupy().cuda.get_current_stream().synchronize
+    wait()
+    begun_s = time.perf_counter()
+    for _ in range(count):
+        launch()
+    wait()
+    return 1e6 * (time.perf_counter() - begun_s) / count
 
 
 def adopt_fastest(
@@ -175,9 +170,7 @@ def _race(
                 kernel(*target, **scalars)
                 load_cupy().cuda.get_current_stream().synchronize()
             scratch.restore(target)
-            probe = EventTimer(lambda kernel=kernel, target=target: kernel(*target, **scalars), lambda: None)  # type: ignore[misc]
-            probe.start()
-            once_us[kernel] = probe.time_us()
+            once_us[kernel] = _time_on_device(EventTimer(partial(kernel, *target, **scalars), lambda: None))
             spent_us += once_us[kernel]
             if number == 0 or scratch.agrees():
                 entrants.append(Raced(kernel, [], "eager" if is_eager else "cold"))
@@ -194,20 +187,21 @@ def _race(
 
     flushing = EventTimer(flush, lambda: None)
     for _ in range(2):  # the first loads it
-        flushing.start()
-        flush_us = flushing.time_us()
+        flush_us = _time_on_device(flushing)
     flushes = min(math.ceil(_AHEAD_US / max(flush_us, 1.0)), _MAX_FLUSHES)
-    timers: list[EventTimer | _HostTimer] = []
+    samples: list[tuple[Callable[[], float], int]] = []
+    """Of each entrant, the function that times a sample, and its number of launches."""
     for one in entrants:
         launch = partial(one.kernel, *scratch.written, **scalars)
-        own = _HostTimer(launch, once_us[one.kernel]) if is_eager else EventTimer(launch, partial(flush, flushes))
-        timers.append(own)
+        if is_eager:
+            count = int(min(max(_BATCH_US / once_us[one.kernel], 3), _BATCH))
+            samples.append((partial(_time_by_host, launch, count), count))
+        else:
+            samples.append((partial(_time_on_device, EventTimer(launch, partial(flush, flushes))), 1))
     for turn in range(_MAX_ROUNDS):
-        for one, timer in zip(entrants, timers, strict=True):
+        for one, (time_sample, count) in zip(entrants, samples, strict=True):
             if one in racing and spent_us < budget_us:
-                timer.start()
-                one.times_us.append(timer.time_us())
-                count = timer.count if isinstance(timer, _HostTimer) else 1
+                one.times_us.append(time_sample())
                 spent_us += count * one.times_us[-1] + (0.0 if is_eager else flushes * flush_us)
         if turn + 1 >= _ROUNDS_BEFORE_DROPPING:
             medians_us = [(one.measurement.time_us, one) for one in racing if one.times_us]

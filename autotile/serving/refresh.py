@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,6 @@ _EXIT_TIMEOUT_S = 5.0
 class _Watched:
     """A kernel whose calls are counted for a database, which has ``written`` of them."""
 
-    counter: MissCounter
     location: str
     kernel: BoundKernel
     written: int
@@ -70,30 +69,6 @@ class _Watched:
     def calls(self) -> int:
         """Number of calls so far; a kernel that was requested and never called counts as one."""
         return max(1, self.kernel.calls)
-
-    def report(self, calls: int) -> int:
-        """Write the counts after a call, unless this is a pause or another thread is writing.
-
-        Return the number of calls at which to do so again.
-        """
-        counter, counts = self.counter, self.counter._counts()
-        if not self.is_listed:
-            counter._list(self)
-        if time.monotonic() >= counts.resume_s:
-            counter._write(counts, counts.watched, _CALL_TIMEOUT_S, wait_s=0.0)
-        elif calls == 1 and not counts.failed:
-            counter._write(counts, [self], _CALL_TIMEOUT_S, wait_s=0.0)
-        return 2 * calls
-
-
-@dataclass(slots=True, eq=False)
-class _ProcessCounts:
-    """Kernels that one process counts, the end of the pause, and whether the last counts could not be written."""
-
-    watched: list[_Watched] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    resume_s: float = 0.0
-    failed: bool = False
 
 
 class MissCounter:
@@ -105,72 +80,80 @@ class MissCounter:
     """
 
     def __init__(self) -> None:
-        self._by_process: dict[int, _ProcessCounts] = {}
+        self._process = 0
+        """The process at whose end the counts are written."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all kernels with their unwritten counts, and the pause; a forked child does so first."""
+        self._watched: list[_Watched] = []
+        self._lock = threading.Lock()
+        self._resume_s = 0.0
+        """End of the pause."""
+        self._failed = False
+        """Whether the last counts could not be written."""
 
     def watch(self, location: str, kernel: BoundKernel) -> None:
         """Count the calls of a kernel from now on, for the database at ``location``; none is created."""
-        watched = _Watched(self, location, kernel, kernel.calls)
+        watched = _Watched(location, kernel, kernel.calls)
         self._list(watched)
-        kernel.report_calls(watched.report)
+        kernel.report_calls(partial(self._report, watched))
 
     def release(self, kernel: BoundKernel) -> None:
         """Write the counts of a kernel, if it is counted, and count its calls no longer."""
         kernel.report_calls(None)
-        counts = self._counts()
-        found = [watched for watched in list(counts.watched) if watched.kernel is kernel]
-        self._write(counts, found, _CALL_TIMEOUT_S, wait_s=_CALL_TIMEOUT_S)
+        found = [watched for watched in list(self._watched) if watched.kernel is kernel]
+        self._write(found, _CALL_TIMEOUT_S, wait_s=_CALL_TIMEOUT_S)
         for watched in found:
             with suppress(ValueError):  # another thread has shortened the list
-                counts.watched.remove(watched)
+                self._watched.remove(watched)
 
     def flush(self) -> None:
         """Write all counts now."""
-        counts = self._counts()
-        self._write(counts, counts.watched, _EXIT_TIMEOUT_S, wait_s=_EXIT_TIMEOUT_S)
-
-    def clear(self) -> None:
-        """Forget all kernels with their unwritten counts, and the pause."""
-        counts = self._counts()
-        counts.watched.clear()
-        counts.resume_s, counts.failed = 0.0, False
+        self._write(self._watched, _EXIT_TIMEOUT_S, wait_s=_EXIT_TIMEOUT_S)
 
     @property
     def kernels(self) -> tuple[BoundKernel, ...]:
         """Kernels whose calls are counted."""
-        return tuple(watched.kernel for watched in self._counts().watched)
+        return tuple(watched.kernel for watched in self._watched)
 
-    def _counts(self) -> _ProcessCounts:
-        process = os.getpid()
-        counts = self._by_process.get(process)
-        if counts is None:
-            new = _ProcessCounts()
-            counts = self._by_process.setdefault(process, new)
-            if counts is new:  # rather than that of another thread
-                # Unlike functions of `atexit`, finalizers of `multiprocessing` also run in the children that it forks,
-                # and never in a child of the process that made them.
-                from multiprocessing.util import Finalize
+    def _report(self, watched: _Watched, calls: int) -> int:
+        """Write the counts after a call of a kernel, unless this is a pause or another thread is writing.
 
-                Finalize(None, self._write, (new, new.watched, _EXIT_TIMEOUT_S, _EXIT_TIMEOUT_S), exitpriority=0)
-        return counts
+        Return the number of calls at which to do so again.
+        """
+        if not watched.is_listed:
+            self._list(watched)
+        if time.monotonic() >= self._resume_s:
+            self._write(self._watched, _CALL_TIMEOUT_S, wait_s=0.0)
+        elif calls == 1 and not self._failed:
+            self._write([watched], _CALL_TIMEOUT_S, wait_s=0.0)
+        return 2 * calls
 
     def _list(self, watched: _Watched) -> None:
         """List a kernel; of too many, the older half is written and leaves the list until it is called again."""
-        counts = self._counts()
-        if len(counts.watched) >= _MAX_WATCHED:
-            self._write(counts, counts.watched, _CALL_TIMEOUT_S, wait_s=0.0)
-            for one in counts.watched[: _MAX_WATCHED // 2]:
-                one.is_listed = False
-            del counts.watched[: _MAX_WATCHED // 2]  # in place, as the list is written at exit
-        watched.is_listed = True
-        counts.watched.append(watched)
+        if self._process != os.getpid():
+            # Unlike functions of `atexit`, finalizers of `multiprocessing` also run in the children that it forks, and
+            # never in a child of the process that made them.
+            from multiprocessing.util import Finalize
 
-    @staticmethod
-    def _write(counts: _ProcessCounts, watched: Iterable[_Watched], timeout_s: float, wait_s: float) -> None:
+            self._process = os.getpid()
+            Finalize(None, self.flush, exitpriority=0)
+        if len(self._watched) >= _MAX_WATCHED:
+            self._write(self._watched, _CALL_TIMEOUT_S, wait_s=0.0)
+            for one in self._watched[: _MAX_WATCHED // 2]:
+                one.is_listed = False
+            del self._watched[: _MAX_WATCHED // 2]
+        watched.is_listed = True
+        self._watched.append(watched)
+
+    def _write(self, watched: Iterable[_Watched], timeout_s: float, wait_s: float) -> None:
         """Write the counts that the database does not have; those that cannot be written are kept for the next time.
 
         Wait ``timeout_s`` for a locked database at most, and ``wait_s`` for another thread that is writing.
         """
-        if not counts.lock.acquire(timeout=wait_s):
+        lock = self._lock
+        if not lock.acquire(timeout=wait_s):
             return
         start_s = time.monotonic()
         try:
@@ -179,11 +162,11 @@ class MissCounter:
                 if one.calls > one.written:
                     new.setdefault(one.location, []).append(one)
             written = [_write(location, group, timeout_s) for location, group in new.items()]
-            counts.failed = not all(written)
+            self._failed = not all(written)
         finally:
             end_s = time.monotonic()
-            counts.resume_s = end_s + (end_s - start_s) / _MAX_SHARE
-            counts.lock.release()
+            self._resume_s = end_s + (end_s - start_s) / _MAX_SHARE
+            lock.release()
 
 
 def _write(location: str, watched: list[_Watched], timeout_s: float) -> bool:
@@ -229,16 +212,14 @@ _SHARE = 0.1
 """Maximum share of the time in which the thread chooses, since it holds the interpreter's lock meanwhile."""
 
 
+@dataclass(slots=True, eq=False)
 class WatchedDatabase:
     """Decisions in a database when it was last read (``changes``); None before."""
 
-    __slots__ = ("_asked_s", "_location", "_signature", "changes")
-
-    def __init__(self, location: str) -> None:
-        self._location = location
-        self._signature: object = ()
-        self._asked_s = 0.0
-        self.changes: Changes | None = None
+    _location: str
+    changes: Changes | None = None
+    _signature: object = ()
+    _asked_s: float = 0.0
 
     def read(self) -> Changes | None:
         """Return the decisions; None if nothing can have changed, or the database cannot be read now."""
@@ -270,10 +251,14 @@ class Refresher:
         self.choose_again = choose_again
         self._kernels: WeakSet[BoundKernel] = WeakSet()
         self._databases: dict[str, WatchedDatabase] = {}
-        self.renew_locks()
+        self._renew_locks()
 
-    def renew_locks(self) -> None:
-        """Make new locks, in a forked child."""
+    def begin_anew(self) -> None:
+        """Leave the counts to the parent, and make new locks, in a forked child."""
+        self._misses.clear()
+        self._renew_locks()
+
+    def _renew_locks(self) -> None:
         self._lock = threading.Lock()
         self._polling = threading.Lock()
 
@@ -353,12 +338,6 @@ class _RefreshThread(AsideThreads):
     def __init__(self) -> None:
         self._refreshers: WeakSet[Refresher] = WeakSet()
         super().__init__("autotile-refresh")
-
-    def begin_anew(self) -> None:
-        """Start without a thread and without locks that are held, in a forked child."""
-        super().begin_anew()
-        for refresher in self._refreshers:
-            refresher.renew_locks()
 
     def watch(self, refresher: Refresher) -> None:
         """Look for new results of what is served, unless the setting ``refresh`` is 0."""

@@ -299,8 +299,17 @@ class KernelRequest:
 
     @cached_property
     def wrong(self) -> set[str]:
-        """The `config_key` of each configuration that was found to give wrong results for this problem."""
-        return wrong_configs(self.shelf.checks, self.key)
+        """The `config_key` of each configuration whose newest verdict for this problem is that it is wrong.
+
+        A verdict holds for every compiler, and for both L2 modes.
+        """
+        asked = self.key
+        newest = {
+            check.config: check.passed
+            for check in self.shelf.checks
+            if replace(check.key, nvrtc_version=asked.nvrtc_version, l2_mode=asked.l2_mode) == asked
+        }
+        return {config for config, passed in newest.items() if not passed}
 
     def allows(self, choice: Choice) -> bool:
         """Return True if a choice of any source may be served."""
@@ -339,19 +348,7 @@ class KernelRequest:
                 ("driver", winner.device.driver, self.device.driver),
             )
             aged = tuple(f"{what} {then}, now {now}" for what, then, now in versions if then and now and then != now)
-        return Choice(
-            tier=self.tier_of(key),
-            config=winner.config,
-            measurement=winner.measurement,
-            resources=winner.resources,
-            source=key.source,
-            tuned_on=key.gpu_name,
-            tuned_at=winner.tuned_at,
-            tuned_sizes=key.sizes,
-            differences=key_differences(key, self.key),
-            shipped=winner.shipped,
-            aged=aged,
-        )
+        return stored_choice(winner, self.tier_of(key), key_differences(key, self.key), aged)
 
     def rank(self, winner: Winner) -> tuple[int, bool, int, float, int, bool, float]:
         """Return a sort key: tier, other architecture, flags, distance, other differences, shipped and its age."""
@@ -361,6 +358,25 @@ class KernelRequest:
         flags, doublings = size_distance(winner.key.sizes, self.key.sizes)
         age = -winner.tuned_at.timestamp() if winner.shipped else 0.0
         return tier, foreign, flags, doublings, other, winner.shipped, age
+
+
+def stored_choice(
+    winner: Winner, tier: Tier, differences: tuple[tuple[str, str, str], ...], aged: tuple[str, ...] = ()
+) -> Choice:
+    """Return a stored result as a choice, given its differences from the request and what has aged."""
+    return Choice(
+        tier,
+        winner.config,
+        winner.measurement,
+        winner.resources,
+        source=winner.key.source,
+        tuned_on=winner.key.gpu_name,
+        tuned_at=winner.tuned_at,
+        tuned_sizes=winner.key.sizes,
+        differences=differences,
+        shipped=winner.shipped,
+        aged=aged,
+    )
 
 
 Source = Callable[[KernelRequest], Iterator[Choice]]
@@ -380,7 +396,7 @@ def neighbours(request: KernelRequest) -> Iterator[Choice]:
 
 def rules(request: KernelRequest) -> Iterator[Choice]:
     """Yield what each rule in force of a family with the problem chooses."""
-    yield from (choice for _, _, choice in _by_rules(request, request.shelf.rules) if choice is not None)
+    yield from (found[-1] for _, found in _by_rules(request, request.shelf.rules) if found is not None)
 
 
 def untuned(request: KernelRequest) -> Choice:
@@ -411,29 +427,16 @@ def choose(request: KernelRequest) -> Choice:
     return _displaced(request, replace(base, unapplied=unapplied), shipped=False, trusted=request.shelf.bundled)
 
 
-def wrong_configs(checks: Iterable[StoredVerdict], requested: TuningKey) -> set[str]:
-    """Return the `config_key` of each configuration whose newest verdict for a problem is that it is wrong.
-
-    A verdict holds for every compiler, and for both L2 modes.
-    """
-    newest = {
-        check.config: check.passed
-        for check in checks
-        if replace(check.key, nvrtc_version=requested.nvrtc_version, l2_mode=requested.l2_mode) == requested
-    }
-    return {config for config, passed in newest.items() if not passed}
-
-
 def _device_of(key: TuningKey) -> tuple[str, str, int, int]:
     return key.gpu_name, key.compute_capability, key.sm_count, key.smem_per_block_optin_bytes
 
 
 def _by_rules(
     request: KernelRequest, stored: Iterable[StoredRule]
-) -> Iterator[tuple[StoredRule, Mapping[str, Winner], Choice | None]]:
-    """Yield each rule for the problem; with its choice and the results that this stands for if it is in force.
+) -> Iterator[tuple[StoredRule, tuple[int, Winner, Choice] | None]]:
+    """Yield each rule for the problem, if it is in force with the number of a configuration, its result and the choice.
 
-    Such a result is a configuration of the rule at the nearest point where it was timed.
+    The result is that at the nearest point where the configuration was timed.
     """
     sizes = request.problem.sizes
     for one in stored:
@@ -442,7 +445,7 @@ def _by_rules(
         if not is_applicable or sizes not in rule.family:
             continue
         if not rule.in_force:
-            yield one, {}, None
+            yield one, None
             continue
         lost = rule.mean_held_out
         description = (
@@ -464,29 +467,27 @@ def _by_rules(
             )
             choice = replace(request.choice_of(winner), tier="family", rule=description)
             if request.allows(choice):
-                yield one, {config_key(winner.config): winner}, choice
+                yield one, (number, winner, choice)
                 break
 
 
 def _followed(request: KernelRequest, stored: Iterable[StoredRule], base: Choice | None) -> tuple[Choice | None, str]:
     """Return the choice of the first rule that is not expected to be slower than a base; else why none is followed."""
     reason = ""
-    for one, known, choice in _by_rules(request, stored):
+    for one, found in _by_rules(request, stored):
         rule = one.rule
-        if choice is None:
-            text = f"A rule was learned for the family {rule.family}, but is not in force: {rule.verdict}."
-            reason = reason or text
+        if found is None:
+            reason = reason or f"A rule was learned for the family {rule.family}, but is not in force: {rule.verdict}."
             continue
-        compared = None
+        (number, winner, choice), compared = found, None
         if base is not None:
             from autotile.families.preference import Tuned
 
-            number = next(n for n, each in enumerate(rule.configs) if config_key(each.config) in known)
-            point = rule.nearest_win(number, request.problem.sizes)
+            name, point = config_key(winner.config), rule.nearest_win(number, request.problem.sizes)
             sizes = point.sizes if point is not None else choice.tuned_sizes or {}
             times_us = point.times_by_config(rule.configs) if point is not None else {}
-            tuned = Tuned(sizes, one.device, {name: each.config for name, each in known.items()}, times_us)
-            compared = _compared(request, base, [(tuned, known)])
+            tuned = Tuned(sizes, one.device, {name: winner.config}, times_us)
+            compared = _compared(request, base, [(tuned, {name: winner})])
         if compared is None:
             return choice, ""
         _, verdict, expected = compared
@@ -558,18 +559,10 @@ def _compared(
     )
     if found is None:
         return None
-    winner, expected = studies[found.study][1][found.key], found
-    verdict = Compared(
-        winner.config,
-        base.config,
-        base.tier,
-        expected.ratio,
-        expected.interval,
-        winner.key.sizes,
-        winner.key.gpu_name,
-        serves=expected.is_faster,
-    )
-    return winner, verdict, expected
+    winner = studies[found.study][1][found.key]
+    expected, tuned = (found.ratio, found.interval), (winner.key.sizes, winner.key.gpu_name)
+    verdict = Compared(winner.config, base.config, base.tier, *expected, *tuned, serves=found.is_faster)
+    return winner, verdict, found
 
 
 _MAX_ROWS = 4096

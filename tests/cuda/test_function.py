@@ -67,7 +67,7 @@ def call_arguments(spec: Any, config: Any, dtype: str) -> CallArguments:
     data = LaunchData.of(spec, dtype, known_names(spec, config, spec.sizes, H200))
     scalars = problem_scalars(spec, spec.sizes, dtype, check=False)
     problem = Problem(spec.name, spec.sizes, dtype)
-    return CallArguments(spec, problem, config, plan, data=data, scalars=scalars, device_index=0)
+    return CallArguments(spec, problem, config, (plan, scalars, data), 0)
 
 
 class TestSteps:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from made_models import Model, expect
 from stored_runs import store_default, store_winner
 
 import autotile
@@ -35,23 +35,6 @@ from autotile.settings import data_folder, read_settings
 
 DEVICE = replace(device_profile("h200"), source="cuda")
 SIZES = {"M": 1000, "N": 1000, "K": 1000}
-
-
-class Model:
-    """A model of times that expects what it is given, and records what it is asked."""
-
-    gpu_name = "NVIDIA H200"
-
-    def __init__(self, *expected: Any) -> None:
-        self.expected = list(expected)
-        self.asked: list[tuple[dict[str, int], set[str], list[str]]] = []
-
-    def choose(
-        self, sizes: Mapping[str, int], fits: Mapping[str, Any], specs: Any, device: Any, **options: Any
-    ) -> list[Any]:
-        self.asked.append((dict(sizes), set(fits), list(options["libraries"])))
-        known = {*fits, *options["libraries"]}
-        return [one for one in self.expected if one.candidate.kernel in known]
 
 
 @pytest.fixture
@@ -91,11 +74,6 @@ def store_library(time_us: float, version: str = "", l2: L2Mode = "cold", **size
     version = version or operations.libraries_for(operation, is_present=False)[0].version
     key = library_key(operation, problem, DEVICE, "cublas", version, nvrtc_version=nvrtc_version(), l2_mode=l2)
     store_winner(key, {}, time_us, DEVICE)
-
-
-def expect(kernel: str, time_us: float, doubt: float = 0.05) -> SimpleNamespace:
-    config = {} if kernel == "cublas" else dict(load_kernel(kernel).spec.default)
-    return SimpleNamespace(candidate=SimpleNamespace(kernel=kernel, config=config), time_us=time_us, doubt=doubt)
 
 
 class TestMeasured:

@@ -8,16 +8,15 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import cupy
 import numpy as np
 import pytest
+from made_models import Model, expect
 
 import autotile
 from autotile.errors import ArgumentError, AutotileError, InputError, ToolchainError
-from autotile.kernel.library import load_kernel
 from autotile.serving import operations
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
@@ -28,27 +27,13 @@ SIZES = {"M": 2048, "N": 1024, "K": 512}
 WITHOUT_GPU = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
 
 
-class Model:
-    """A model of times that expects one kernel of matrices to be faster than another."""
-
-    gpu_name = "NVIDIA H200"
-
-    def choose(self, sizes: Any, fits: Mapping[str, Any], specs: Any, device: Any, **options: Any) -> list[Any]:
-        names = [name for name in ("sgemm", "sgemm_ws") if name in fits]
-        return [
-            SimpleNamespace(
-                candidate=SimpleNamespace(kernel=name, config=dict(load_kernel(name).spec.default)),
-                time_us=10.0 + number,
-                doubt=0.05,
-            )
-            for number, name in enumerate(names)
-        ]
+MODEL = Model(expect("sgemm", 10.0), expect("sgemm_ws", 11.0))
 
 
 @pytest.fixture(autouse=True)
 def _only_what_is_added(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No other library and model than those of `serve`."""
-    monkeypatch.setattr(operations, "model_of", lambda *_: Model() if "mine" not in _added() else None)
+    monkeypatch.setattr(operations, "model_of", lambda *_: MODEL if "mine" not in _added() else None)
     yield
     operations._added.clear()
     default_dispatcher.clear()
@@ -59,12 +44,13 @@ def _added() -> Mapping[str, Any]:
 
 
 def serve(kind: str, device: str | None = None, **options: Any) -> BoundKernel:
-    """Serve one of the kinds: on this machine's GPU, or for inspection only."""
-    operations._added.clear()
-    if "library" in kind:
-        for name in ("mine", "other"):
+    """Serve one of the kinds anew: on this machine's GPU, or for inspection only."""
+    if ("library" in kind) != bool(_added()):  # else what is known of the operation stays
+        operations._added.clear()
+        for name in ("mine", "other") if "library" in kind else ():
             autotile.add_library("matmul", name, lambda a, b, c, **_: None)
-    default_dispatcher.clear()
+        default_dispatcher.clear()
+    default_dispatcher.served.clear()
     if kind == "plain":
         return autotile.get_best_kernel("sgemm", **SIZES, device=device, **options)
     options |= {"race": True} if kind.startswith("raced") else {}
