@@ -483,9 +483,8 @@ class Dispatcher:
                 if (served := shelf.serve_packed(problem, library=library)) is None:
                     raise
             else:
-                if nearest.tier == "exact":
-                    return nearest
-                served = shelf.serve_packed(problem, library=library) or nearest
+                packed = None if nearest.tier == "exact" else shelf.serve_packed(problem, library=library)
+                served = packed or nearest
             served.operation, served.library_allowed = problem, library
             return served
         pin = self._pin_in_force

@@ -16,6 +16,7 @@ from child_python import python
 from autotile.api import exchange
 from autotile.cli.derivation import read_selections
 from autotile.core.device import device_profile
+from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.learned import FamilyState, save_family_state, save_rule
 from autotile.database.winners import StoredRule
@@ -342,6 +343,7 @@ class TestOperations:
         few = sorted(own, key=lambda one: one.config["BM"] * one.config["BN"] * one.config["BK"])[:2]  # soon compiled
         model = replace(whole, candidates=tuple(few), ranges={**whole.ranges, "TRANS_A": (0, 0), "TRANS_B": (0, 0)})
         (winner,) = shipped_file.shipped_winners("sgemm", "float32")[:1]
+        winner = replace(winner, key=replace(winner.key, nvrtc_version=nvrtc_version()))
         monkeypatch.setattr(bundles, "shipped_models", lambda operation, dtype: [(model, device)])
         monkeypatch.setattr(bundles, "shipped_winners", lambda kernel, dtype: [winner])
         monkeypatch.setattr(bundles, "shipped_rules", lambda kernel, dtype: [])
@@ -357,6 +359,8 @@ class TestOperations:
         assert kernel._code.packed.read()[:4] == b"\x7fELF"
         assert f"It comes from the bundle {path}, compiled for sm_90" in kernel.explain()
         assert any_of_them.tier == "model"
+        measured = self.ask(path, **{name: winner.key.sizes.get(name, size) for name, size in self.SIZES.items()})
+        assert (measured.tier, measured.operation.kernel) == ("exact", "matmul")
         assert self.ask(path, TRANS_A=1).is_library  # it holds nothing for transposed factors
         with pytest.raises(InputError, match=r"no kernel computes .* compiled for float32 TRANS_A=0"):
             self.ask(path, TRANS_A=1, library=False)
