@@ -241,18 +241,14 @@ class Surrogate:
     mean of the process is that of ``prior``, ignored if there are several objectives. ``features`` are resources by
     row, which are further coordinates, see `compiled_points`. Of the trials of a fit, ``max_first`` informative ones
     are used.
-
-    Attributes
-    ----------
-    fitted, parameters
-        Number of trials of the newest fit, counted by their end, 0 before the first; and its hyperparameters.
-    best
-        Rows of the best of its trials, the best first.
     """
 
     fitted = 0
+    """Number of trials of the newest fit, counted by their end; 0 before the first."""
     parameters: Hyperparameters
     best: Rows
+    """Rows of the best trials of the newest fit, the best first."""
+
     _process: GaussianProcess
 
     def __init__(
@@ -490,36 +486,12 @@ class FeasibleGPSampler(RowSampler):
     later or never; its result is told, or a trial with the row is added to the study. Trials that were added to the
     study are seen by `remaining`.
 
-    Parameters
-    ----------
-    prior
-        Expected speeds from other studies. Some proposals follow it: the best rows by the prior at first, and then by a
-        model of the difference between this space and the prior, fitted to all trials. The others are those of a search
-        without a prior, and depend only on each other's results. A prior that misleads therefore costs no more than the
-        proposals that followed it.
-    estimate
-        Speeds by estimated times, used unless there is a prior: half of the first rows are likely ones by them, and
-        they are the mean of the model, with a fitted slope, until twelve trials have ended.
-
-    Examples
-    --------
-    >>> import numpy as np, optuna
-    >>> from autotile.space.search_space import SearchSpace
-    >>> from autotile.kernel.spec import Parameter
-    >>> parameters = (Parameter("BM", (16, 32, 64, 128)), Parameter("TM", (1, 2, 4, 8)))
-    >>> codes = np.array([[i, j] for i in range(4) for j in range(4)], np.uint8)
-    >>> space = SearchSpace(parameters, codes, combinations=16, rules=(), limits=(), seconds=0.0)
-    >>> optuna.logging.set_verbosity(optuna.logging.WARNING)
-    >>> study = optuna.create_study(sampler=FeasibleGPSampler(space, seed=1))
-    >>> study.optimize(
-    ...     lambda trial: (
-    ...         abs(trial.suggest_categorical("BM", (16, 32, 64, 128)) - 64)
-    ...         + abs(trial.suggest_categorical("TM", (1, 2, 4, 8)) - 4)
-    ...     ),
-    ...     n_trials=12,
-    ... )
-    >>> study.best_params
-    {'BM': 64, 'TM': 4}
+    Some proposals follow the ``prior``, speeds expected from other studies: the best rows by it at first, and then by a
+    model of the difference between this space and the prior, fitted to all trials. The others are those of a search
+    without a prior, and depend only on each other's results. A prior that misleads therefore costs no more than the
+    proposals that followed it. The ``estimate``, speeds by estimated times, is used unless there is a prior: half of
+    the first rows are likely ones by it, and it is the mean of the model, with a fitted slope, until twelve trials have
+    ended.
     """
 
     def __init__(

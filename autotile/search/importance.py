@@ -187,22 +187,8 @@ def importance_of(space: SearchSpace, rows: ArrayLike, times_us: ArrayLike) -> t
     of the cases, with a mean error of its share of 0.11; 200 trials in 90 %, with 0.08; 200 random trials in all, with
     0.03. In a third of the cases, 100 trials of the search were found to be too few.
 
-    Parameters
-    ----------
-    space
-        The valid configurations.
-    rows
-        Row of each successful trial, shape (n,).
-    times_us
-        Times in microseconds, positive, shape (n,).
-
-    Returns
-    -------
-    effects
-        Effects of the parameters that were tried at several values, the most important first; empty if the trials do
-        not support a statement.
-    doubt
-        Reason why there are none; empty if there are.
+    ``rows`` and ``times_us`` are those of the successful trials, shape (n,). The effects are of the parameters that
+    were tried at several values, the most important first; none, and the reason, if the trials support no statement.
     """
     tried, times = np.asarray(rows, np.int64), np.asarray(times_us, np.float64)
     needed = max(_MIN_TRIALS, _MIN_TRIALS_PER_PARAMETER * sum(len(each.values) > 1 for each in space.parameters))

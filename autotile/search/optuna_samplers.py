@@ -45,37 +45,12 @@ class FeasibleSampler(RowSampler):
     The wrapped sampler draws until a draw is a free row; after ``draws`` draws, the free row nearest to the last one is
     proposed. Each proposal has a new wrapped sampler, seeded by the seed and the number of trials. It sees a private
     study with the rows that were tried, so that it learns from these and not from its draws, with an integer for each
-    value, since some samplers cannot handle choices (CMA-ES) or ignore their order.
+    value, since some samplers cannot handle choices (CMA-ES) or ignore their order. These integers are choices, or
+    ``ordered`` as each parameter's values are.
 
-    Parameters
-    ----------
-    inner
-        Constructor of the wrapped sampler, called as ``inner(seed=...)``, such as its class.
-    startup
-        Number of trials that must end, at least one of them successfully, before the wrapped sampler is used; until
-        then, rows are drawn uniformly. Without trials the wrapped sampler would draw uniformly from all combinations,
-        and the rows nearest to these are not uniform.
-    draws
-        Number of draws before the nearest row is proposed; each takes a millisecond or more.
-    ordered
-        Whether these integers are in the order of each parameter's values; otherwise they are choices without an order.
-
-    Examples
-    --------
-    >>> import numpy as np, optuna
-    >>> from autotile.space.search_space import SearchSpace
-    >>> from autotile.kernel.spec import Parameter
-    >>> parameters = (Parameter("BM", (32, 64, 128)), Parameter("TM", (4, 8)))
-    >>> codes = np.array([[0, 0], [1, 0], [1, 1], [2, 1]], np.uint8)  # four of the six combinations are valid
-    >>> space = SearchSpace(parameters, codes, combinations=6, rules=(), limits=(), seconds=0.0)
-    >>> sampler = FeasibleSampler(space, optuna.samplers.NSGAIISampler, seed=1)
-    >>> optuna.logging.set_verbosity(optuna.logging.WARNING)
-    >>> study = optuna.create_study(sampler=sampler)
-    >>> study.optimize(
-    ...     lambda trial: trial.suggest_categorical("BM", (32, 64, 128)) * trial.suggest_categorical("TM", (4, 8))
-    ... )
-    >>> len(study.trials), study.best_params
-    (4, {'BM': 32, 'TM': 4})
+    ``inner`` is the constructor of the wrapped sampler, which is used when ``startup`` trials have ended, at least one
+    of them successfully. Until then, rows are drawn uniformly: without trials the wrapped sampler would draw uniformly
+    from all combinations, and the rows nearest to these are not uniform. A draw takes a millisecond or more.
     """
 
     def __init__(

@@ -189,30 +189,15 @@ class Search:
     Raise `InputError` if there is no such sampler, it requires a package that is not installed, it cannot minimise
     several objectives, or the seed is negative.
 
-    Parameters
-    ----------
-    space
-        The valid configurations.
-    sampler
-        Name of the sampler, see `autotile.search.samplers`.
-    seed
-        Seed of the proposals, not negative: the same seed and the same trials give the same proposals.
-    first
-        Configurations to propose first, if they are available rows.
-    available
-        Rows that may be proposed, bool, shape (rows,); None for all.
-    trials
-        Number of trials granted in total, by which ``auto`` is resolved and some strategies of Kernel Tuner schedule
-        their search; None if it is not limited.
-    ahead
-        Number of proposals that the caller makes before it tells the result of the oldest. With it, a search that is
-        rebuilt from stored trials continues as the original would have: each proposal knows the same results.
-    objectives
-        Names of the objectives to minimise, of `autotile.core.model`; trials that ran have a value of each.
-    sources
-        Trials of other studies, used by samplers that transfer.
-    estimate
-        Function that estimates the time of each row, used by the default sampler where there are no sources.
+    The same seed and the same trials give the same proposals. The configurations of ``first`` are proposed first if
+    they are available rows; ``available`` is a mask over the rows, shape (rows,), None for all. By the number of
+    ``trials`` granted in total, None for any, ``auto`` is resolved, and some strategies of Kernel Tuner schedule their
+    search. Trials that ran have a value of each of the objectives to minimise, of `autotile.core.model`. Samplers that
+    transfer use the trials of ``sources``; the default one, where there are none, the estimated time of each row.
+
+    ``ahead`` is the number of proposals that the caller makes before it tells the result of the oldest. With it, a
+    search that is rebuilt from stored trials continues as the original would have: each proposal knows the same
+    results.
     """
 
     def __init__(

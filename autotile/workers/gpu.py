@@ -91,12 +91,8 @@ class Backend(ABC):
     def wait(self) -> DeviceProperties:
         """Wait until candidates can be run, and return the properties of the device.
 
-        Raises
-        ------
-        InputError
-            The problem cannot be set up: it does not fit in memory, or its reference cannot be computed.
-        ToolchainError
-            The device or the toolchain does not work.
+        Raise `InputError` if the problem does not fit in memory or its reference cannot be computed, `ToolchainError`
+        if the device or the toolchain does not work.
         """
         return self.device
 
@@ -108,10 +104,7 @@ class Backend(ABC):
     def result(self) -> tuple[Candidate, Reading]:
         """Wait for a candidate that was submitted, and return its reading; a crash or hang is an outcome.
 
-        Raises
-        ------
-        WorkerError
-            Five consecutive workers died, and a candidate that ran before fails, too: the device is at fault.
+        Raise `WorkerError` if five consecutive workers died, and a candidate that ran before fails, too.
         """
 
     @abstractmethod
@@ -126,12 +119,8 @@ class Backend(ABC):
     def check(self, job: Check) -> Reading:
         """Verify the candidate of a job repeatedly; a crash or hang is an outcome.
 
-        Raises
-        ------
-        InputError
-            A second set of inputs does not fit in memory, or its reference cannot be computed.
-        WorkerError
-            As for `result`.
+        Raise `InputError` if a second set of inputs does not fit in memory, or its reference cannot be computed; else
+        as for `result`.
         """
 
     def spare(self) -> Backend | None:
@@ -175,25 +164,12 @@ class Gpu(Backend):
     """A GPU of this machine, behind a worker process; each death of the worker costs one entry.
 
     The constructor starts the worker, which sets up the problem in the background; the first method that needs the
-    worker waits for it. The properties of the device may be set before; else it states them.
+    worker waits for it. The properties of the device may be given; else the worker states them. Raise `ToolchainError`
+    if the process cannot be started.
 
-    Parameters
-    ----------
-    workload
-        The problem to set up, of which entries without a workload are; None if every entry has one.
-    deadline_s
-        Time after which a candidate's worker is killed.
-    worker_pool
-        Pool from which a worker is acquired and to which an intact one is released; None to start and end it here.
-    device_index
-        Index of the device where there is no workload.
-    expected
-        Results of a reference in Python, deleted in `close`.
-
-    Raises
-    ------
-    ToolchainError
-        The worker process cannot be started.
+    ``workload`` is the problem of the entries without one; None if every entry has one, at ``device_index``. A worker
+    is acquired from ``worker_pool``, and an intact one released to it; None to start and end it here. ``expected`` are
+    results of a reference in Python, deleted in `close`.
     """
 
     def __init__(
@@ -308,14 +284,9 @@ class Gpu(Backend):
     def raced(self, job: Race) -> list[Reading]:
         """Race entries of any problems.
 
-        Where one ends the worker or hangs in its verification before the race, the others are raced without it.
-
-        Raises
-        ------
-        WorkerError
-            The worker died, reported a CUDA error, or its data were overwritten.
-        InputError, ToolchainError
-            A problem does not fit in memory beside the others, or a reference cannot be computed.
+        Where one ends the worker or hangs in its verification before the race, the others are raced without it. Raise
+        `WorkerError` if the worker died, reported a CUDA error, or its data were overwritten; `InputError` or
+        `ToolchainError` if a problem does not fit in memory beside the others, or a reference cannot be computed.
         """
         race_s = min(2 * self._deadline_s, _RACE_START_S) + _RACE_MARGIN * job.expected_s
         lays_out = any(one.workload is not None for one in job.entries)

@@ -282,13 +282,7 @@ def job_message(job: Job) -> dict[str, Any]:
 
 
 def read_job(message: Mapping[str, Any]) -> Job:
-    """Parse the message of a job.
-
-    Raises
-    ------
-    DataError
-        It does not match the schema.
-    """
+    """Parse the message of a job; raise `DataError` if it does not match the schema."""
     job: Job = convert(message, JOBS[message["op"]])
     workloads = convert(message.get("workloads"), list[Workload])
     places = convert(message.get("places"), list[Count | None])

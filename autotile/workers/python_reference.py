@@ -55,12 +55,8 @@ class DrawnInputs(NamedTuple):
 class ExpectedFolder:
     """A private folder with the results of a function for each of several sets of inputs; without one, it is empty.
 
-    The child that calls the function is killed after ``limit_s``.
-
-    Raises
-    ------
-    InputError
-        The function raises, takes too long, crashes, or returns something else than the outputs.
+    The child that calls the function is killed after ``limit_s``. Raise `InputError` if the function raises, takes too
+    long, crashes, or returns something else than the outputs.
     """
 
     def __init__(
@@ -241,13 +237,7 @@ def _answer(run: Callable[[], None], writer: int) -> NoReturn:
 
 
 def _end(process: int) -> int | None:
-    """Kill a child if it still runs.
-
-    Returns
-    -------
-    int or None
-        Status with which it ended by itself; None if it did not, or another thread of the program waited for it.
-    """
+    """Kill a child if it still runs; else return its status, None if another thread of the program waited for it."""
     end = time.monotonic() + _GRACE_S
     while (runs := is_running(process)) and time.monotonic() < end:
         time.sleep(0.001)

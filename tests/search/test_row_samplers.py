@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from types import ModuleType
 
 import numpy as np
 import optuna
@@ -14,7 +13,7 @@ from rows import TILES, advance, broken, make_space, ok, spaces, tile_space, til
 
 from autotile.core.model import Config
 from autotile.errors import InputError
-from autotile.search import gp_sampler, optuna_samplers, samplers
+from autotile.search import samplers
 from autotile.search.gp_sampler import FeasibleGPSampler
 from autotile.search.optuna_samplers import FeasibleSampler, FeasibleTPESampler
 from autotile.search.row_sampler import Candidates, RowSampler, distributions_of
@@ -163,15 +162,6 @@ def test_the_nearest_row_is_taken_when_no_draw_is_one() -> None:
     configs = [tuple(space.config(row).values()) for row in run(study.sampler, 6, study)][1:]
     assert set(configs[:2]) == {(8, 4), (4, 8)}
     assert set(configs[2:]) == {(4, 4), (8, 2), (2, 8)}
-
-
-@pytest.mark.parametrize("module", [optuna_samplers, gp_sampler])
-def test_the_docstring_example_holds(module: ModuleType) -> None:
-    import doctest
-
-    results = doctest.testmod(module)
-    assert results.failed == 0
-    assert results.attempted
 
 
 @settings(deadline=None, max_examples=50)

@@ -83,13 +83,7 @@ class CompileReply(msgspec.Struct):
 
 
 class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
-    """Compilers, held by a process of Dask.
-
-    Parameters
-    ----------
-    count
-        Number of compilations at the same time.
-    """
+    """Compilers, held by a process of Dask, for ``count`` compilations at the same time."""
 
     name = _PLUGIN
 
@@ -110,10 +104,7 @@ class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
     def handle(self, request: CompileRequest, files: Mapping[str, bytes]) -> tuple[CompileReply, bytes]:
         """Compile a job; requests come in as many threads as there are compilations at the same time.
 
-        Raises
-        ------
-        AutotileError
-            It cannot be compiled on this machine, which says nothing about the job.
+        Raise `AutotileError` if it cannot be compiled on this machine, which says nothing about the job.
         """
         if request.toolchain != toolchain():
             raise WorkerError(f"it compiles with {toolchain()}")

@@ -263,10 +263,7 @@ def live_gpus(indices: Sequence[int]) -> list[OfferedGpu]:
 def replayed_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> list[OfferedGpu]:
     """Return GPUs that replay a recording, or those of a folder; each takes so many seconds for a candidate.
 
-    Raises
-    ------
-    InputError
-        There is no recording, one cannot be read, or they are of several GPUs.
+    Raise `InputError` if there is no recording, one cannot be read, or they are of several GPUs.
     """
     recording = user_path(recording, "a recording")
     files = sorted(recording.glob("*.npz")) if recording.is_dir() else [recording]
@@ -288,17 +285,8 @@ def offer(
     Each GPU has a process of Dask with a nanny, which replaces it when it dies, and all compilers have one. They listen
     on the interface by which this machine reaches the scheduler. One that has lost the scheduler tries to join again.
 
-    Parameters
-    ----------
-    observe
-        Called with one line for the user.
-    compilers
-        Number of compilations at the same time; 0 for none.
-
-    Raises
-    ------
-    InputError
-        As for `check_scheduler`; or no scheduler answers.
+    ``observe`` is called with lines for the user, and ``compilers`` is the number of compilations at the same time.
+    Raise `InputError` as `check_scheduler` does, or if no scheduler answers.
     """
     security = check_scheduler(scheduler, insecure=insecure)
     offers: dict[str, Mapping[str, Any]] = {}
