@@ -332,8 +332,13 @@ class Surrogate:
         self._rows = rows
         self._order = np.array([self._slots[row] for row in wanted], np.int64)
 
-    def predict(self, weights: Floats) -> RowRanking:
-        """Predict the rows that were set, with the trials since; ``weights`` are those of the objectives."""
+    def predict(self, weights: Floats, free: NDArray[np.bool_] | None = None) -> RowRanking:
+        """Predict the rows that were set, with the trials since; ``weights`` are those of the objectives.
+
+        Of many rows, those are kept that are the best of the ``free`` ones, a mask over the rows of the space, None for
+        all. The results of chosen rows only lower the gains of others, so that the rows that are not among the best at
+        first do not become so before a trial begins or ends, or too late to matter.
+        """
         history = self._history
         added = [index for index in range(self._seen, history.begun) if index not in self._included]
         self._seen = history.begun
@@ -359,15 +364,26 @@ class Surrogate:
         if self.prior is not None:
             mean[0] += prior[len(self._indices) :]
         success = 1 - share - mean[1] if share else np.ones(len(self._rows))
+        log_success = np.log(np.clip(success, _MIN_SUCCESS, 1.0))
+        least = float(loss_of_ended[best])
+        gain = log_expected_improvement(mean[0], deviation, least) + log_success
+        kept = np.arange(len(gain))
+        if len(gain) > _RANKED_ROWS:
+            is_free = np.ones(len(gain), np.bool_) if free is None else free[self._rows]
+            is_best = np.zeros(len(gain), np.bool_)
+            for merit in (np.where(is_free, gain, -np.inf), np.where(is_free, -mean[0], -np.inf)):
+                is_best[np.argpartition(-merit, _RANKED_ROWS // 2)[: _RANKED_ROWS // 2]] = True
+            kept = np.flatnonzero(is_best)
         return RowRanking(
-            rows=self._rows,
-            mean=mean[0],
-            deviation=deviation,
-            log_success=np.log(np.clip(success, _MIN_SUCCESS, 1.0)),
-            best=float(loss_of_ended[best]),
+            rows=self._rows[kept],
+            mean=mean[0, kept],
+            deviation=deviation[kept],
+            log_success=log_success[kept],
+            gain=gain[kept],
+            best=least,
             since_best=len(ended) - 1 - best,
             speed=speed,
-            among=lambda indices: self._process.among(self._order[indices]),
+            explained_by=lambda: self._process.among(self._order[kept]),
         )
 
     def _prior_losses(self, rows: Rows, values: Floats, loss: Floats) -> Floats:
@@ -389,50 +405,30 @@ _MIN_UNEXPLAINED = 1e-4
 class RowRanking:
     """Rows with their predicted losses, among which several are chosen without a result in between.
 
-    All arrays have shape (rows,). ``deviation`` is the standard deviation of the loss; ``best`` the lowest loss so far,
-    ``since_best`` trials ago; ``speed`` the speed, relative to the fastest trial, of one unit of the loss, None if
-    losses are not speeds; ``among`` is `GaussianProcess.among` for some of the rows, by their indices, until the model
-    predicts again. ``count`` rows were chosen, the last of them ``chosen``.
+    All arrays have shape (rows,). ``deviation`` is the standard deviation of the loss; ``gain`` the logarithm of the
+    expected improvement times the probability of success; ``best`` the lowest loss so far, ``since_best`` trials ago;
+    ``speed`` the speed, relative to the fastest trial, of one unit of the loss, None if losses are not speeds;
+    ``explained_by`` returns `GaussianProcess.among` for the rows, valid until the model predicts again. ``count`` rows
+    were chosen, the last of them ``chosen``.
     """
 
     rows: Rows
     mean: Floats
     deviation: Floats
     log_success: Floats
+    gain: Floats
     best: float
     since_best: int
     speed: float | None
-    among: Callable[[Rows], Callable[[int], Floats]]
-    gain: Floats | None = None
-    """Logarithm of the expected improvement times the probability of success; after `keep_best`."""
+    explained_by: Callable[[], Callable[[int], Floats]]
     count: int = 0
     chosen: int | None = None
-    _kept: Rows | None = None
     _explained_by: Callable[[int], Floats] | None = None
-
-    def keep_best(self, free: NDArray[np.bool_]) -> None:
-        """Compute the gains, and keep the best rows of those that may be chosen.
-
-        The results of chosen rows only lower the gains of others, so that the rows that are not among the best at first
-        do not become so before a trial begins or ends, or too late to matter.
-        """
-        gain = log_expected_improvement(self.mean, self.deviation, self.best) + self.log_success
-        self._kept = kept = np.arange(len(gain))
-        if len(gain) > _RANKED_ROWS:
-            merits = np.where(free, gain, -np.inf), np.where(free, -self.mean, -np.inf)
-            half = _RANKED_ROWS // 2
-            is_best = np.zeros(len(gain), np.bool_)
-            for merit in merits:
-                is_best[np.argpartition(-merit, half)[:half]] = True
-            self._kept = kept = np.flatnonzero(is_best)
-        self.rows, self.mean, self.deviation = self.rows[kept], self.mean[kept], self.deviation[kept]
-        self.log_success, self.gain = self.log_success[kept], gain[kept]
 
     def expect(self, row: int) -> None:
         """Take note that the result of a row will be known: rows whose result it would tell gain less by theirs."""
-        assert self._kept is not None
         if self._explained_by is None:
-            self._explained_by = self.among(self._kept)
+            self._explained_by = self.explained_by()
         index = int(np.flatnonzero(self.rows == row)[0])
         unexplained = np.maximum(1 - self._explained_by(index), _MIN_UNEXPLAINED)
         self.deviation = self.deviation * np.sqrt(unexplained)
@@ -575,7 +571,6 @@ class FeasibleGPSampler(RowSampler):
                 model = self._model(study, guided=guided, compiled=True)
                 model.set_rows(np.array(rows))
                 ranking = model.predict(_weights(study, self._draws(ended)))
-                ranking.keep_best(np.ones(len(rows), np.bool_))
                 self._rankings[True, guided] = (ended,), ranking
             if ranking.chosen is not None:
                 ranking.expect(ranking.chosen)
@@ -678,8 +673,7 @@ class FeasibleGPSampler(RowSampler):
         state = (history.begun, history.ended)
         known, ranking = self._rankings.get((False, guided), ((), None))
         if ranking is None or known != state or len(study.directions) > 1:
-            ranking = self._model(study, guided=guided).predict(_weights(study, rng))
-            ranking.keep_best(self._free(guided)[ranking.rows])
+            ranking = self._model(study, guided=guided).predict(_weights(study, rng), self._free(guided))
             self._rankings[False, guided] = state, ranking
         elif ranking.chosen is not None:
             ranking.expect(ranking.chosen)
@@ -713,7 +707,6 @@ class FeasibleGPSampler(RowSampler):
 
     def _best(self, ranking: RowRanking, free: NDArray[np.bool_], turn: int) -> int:
         """Return the row with the largest expected improvement; without progress, sometimes that of the lowest mean."""
-        assert ranking.gain is not None
         gain = np.where(free, ranking.gain, -np.inf)
         best = int(np.argmax(gain))
         speed = ranking.speed

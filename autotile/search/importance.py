@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from operator import itemgetter
 from typing import Any, Literal
@@ -318,27 +318,11 @@ class ParameterEffects:
 
     def to_json(self) -> dict[str, Any]:
         """Return ``importance``, ``thresholds`` and, as ``insight``, the sentence."""
+        effects = [replace(one, share=round(one.share, 4), alone=round(one.alone, 4)) for one in self.effects]
+        thresholds = [asdict(replace(one, loss=round(one.loss, 4))) for one in self.thresholds]
         return {
-            "importance": [
-                {
-                    "parameter": effect.parameter,
-                    "share": round(effect.share, 4),
-                    "alone": round(effect.alone, 4),
-                    "matters": effect.matters,
-                    "favoured": list(self.favoured.get(effect.parameter, ())),
-                }
-                for effect in self.effects
-            ],
-            "thresholds": [
-                {
-                    "quantity": threshold.quantity,
-                    "side": threshold.side,
-                    "value": threshold.value,
-                    "trials": threshold.trials,
-                    "loss": round(threshold.loss, 4),
-                }
-                for threshold in self.thresholds
-            ],
+            "importance": [{**asdict(one), "favoured": [*self.favoured.get(one.parameter, ())]} for one in effects],
+            "thresholds": [{name: one[name] for name in one if name != "text"} for one in thresholds],
             "insight": self.sentence,
         }
 

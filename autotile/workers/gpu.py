@@ -252,15 +252,17 @@ class Gpu(Backend):
         self._drop_child()
 
     def time(self, job: Time) -> list[Reading]:
-        """Verify and measure entries; a crash or hang is the outcome of the entry that caused it.
+        """Verify and measure one entry, or those of a grid; a crash or hang is the outcome of the entry that caused it.
 
         A problem that cannot be laid out is an `InputError` or a `ToolchainError`; other errors are those of `result`.
         """
+        if not job.grid:
+            return [self._read(job)]
         readings: list[Reading] = []
         while len(readings) < len(job.entries):
             left = job.entries[len(readings) :]
             times_us = [one.measurement.time_us for one in readings if one.outcome is Outcome.OK and one.measurement]
-            if job.grid and times_us:  # those before limit it, though this worker has not seen them
+            if times_us:  # those before limit it, though this worker has not seen them
                 left = (replace(left[0], limit_us=min(times_us)), *left[1:])
             readings += self._part(replace(job, entries=left))
         return readings
@@ -322,14 +324,11 @@ class Gpu(Backend):
             self._expected.close()
 
     def _part(self, job: Time) -> list[Reading]:
-        """Return the readings of the first entries, one at least."""
-        if len(job.entries) == 1 and not job.grid:
-            return [self._read(job)]
+        """Return the readings of the first entries of a grid, one at least."""
         self._raise_if_dying()
-        deadline_s = _GRID_DEADLINE_S + _ENTRY_DEADLINE_S * len(job.entries) if job.grid else self._deadline_s
         for _ in range(_MAX_UNCERTAIN):
             try:
-                reply = self._request(job, deadline_s)
+                reply = self._request(job, _GRID_DEADLINE_S + _ENTRY_DEADLINE_S * len(job.entries))
             except WorkerError as error:
                 if not error.stage:  # no entry was begun
                     raise
@@ -339,7 +338,7 @@ class Gpu(Backend):
             found = reply.readings
             if not found:
                 continue
-            if reply.is_complete or not job.grid or len(found) == 1:
+            if reply.is_complete or len(found) == 1:
                 return found
             # the fastest of those before the one that broke the worker was not verified repeatedly
             before = self._part(replace(job, entries=job.entries[: len(found) - 1]))

@@ -115,7 +115,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Verify entries in their order, and measure each."""
+    """Verify and measure one entry, or those of a grid in their order."""
 
     entries: tuple[Entry, ...]
     grid: bool = False
