@@ -220,9 +220,8 @@ class Search:
             self.sampler, space, seed, available, sources=sources, trials=trials, estimate=estimate
         )
         self._sources = tuple(source.name for source in sources) if sampler_entry(self.sampler).transfers else ()
-        self._study = new_study(sampler=self._rows, objectives=objectives)
-        self._unlisted: list[tuple[Trial, TrialState, list[float] | None]] = []
-        """Trials of nominated rows that the study does not hold yet: adding one takes longer than learning from it."""
+        self.study = new_study(sampler=self._rows, objectives=objectives)
+        """The trials but those of nominated rows, in the order of the proposals; it minimises the objectives."""
         self.space = space
         self._distributions = distributions_of(space.parameters)
         self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
@@ -238,17 +237,9 @@ class Search:
         trial."""
 
     @property
-    def study(self) -> optuna.Study:
-        """The trials as an Optuna study, in the order of the proposals; it minimises the objectives."""
-        for trial, state, values in self._unlisted:
-            self._study.add_trial(frozen_trial(trial, self._distributions, state, values))
-        self._unlisted.clear()
-        return self._study
-
-    @property
     def misleading_sources(self) -> tuple[MisleadingSource, ...]:
         """Sources that the sampler ignores, as the results contradict them."""
-        return self._rows.misleading_sources(self._study)
+        return self._rows.misleading_sources(self.study)
 
     @property
     def learnt_from(self) -> tuple[str, ...]:
@@ -301,18 +292,18 @@ class Search:
         This is for samplers that rank, see `select`. `tell` records the result if the row is measured.
         """
         sampler = self.ranking
-        if not sampler.remaining(self._study):
+        if not sampler.remaining(self.study):
             self._gains.clear()
             return None
         first = next((row for row in self._first if sampler.candidates.free[row]), None)
-        row = sampler.nominate(self._study, first)
+        row = sampler.nominate(self.study, first)
         self._gains.append(sampler.expected_gain)
         self._nominated.add(row)
         return row, self.space.config(row)
 
     def select(self, rows: Sequence[int]) -> int:
         """Return which of these nominated rows, the oldest first, to measure."""
-        return self.ranking.select(self._study, rows)
+        return self.ranking.select(self.study, rows)
 
     def set_aside(self, row: int) -> None:
         """Make a nominated row that was not measured available again."""
@@ -331,7 +322,7 @@ class Search:
         config, known = trial.config, self._distributions
         if config.keys() == known.keys() and all(value in known[name].choices for name, value in config.items()):
             self.study.add_trial(frozen_trial(trial, known, *self._objective.result(trial)))
-            self._rows.remaining(self._study)  # the sampler learns from it now
+            self._rows.remaining(self.study)  # the sampler learns from it now
 
     def gain_of(self, count: int = _EXPECTED_PROPOSALS) -> float | None:
         """Return the relative gain of the best speed, 0.01 for 1 %, that is expected of the last ``count`` proposals.
@@ -373,7 +364,6 @@ class Search:
                 failed = max(constraints_of(trial).values()) > 0
                 result = None if failed or values is None else tuple(values)
                 self.ranking.tell(row, result, relative_error(trial))
-            self._unlisted.append((trial, state, values))
             return
         asked = self.pending.pop(row, None)
         if asked is None:
