@@ -506,10 +506,8 @@ class FeasibleGPSampler(RowSampler):
         self._embedded: Floats | None = None
         """Coordinates of all rows of a small space, since looking them up is faster."""
         self._history = History()
-        self._indices: dict[int, int] = {}
-        """Index in the history of each trial of the study that has not ended, by its number."""
         self._measured: dict[int, int] = {}
-        """The same of the rows that are measured and have no trial in the study yet."""
+        """Index in the history of each row that is being measured, whether or not it has a trial in the study."""
         self._told: set[int] = set()
         self._unguided = self._history if self._prior is None else History()
         """The part of the history that proposals beside the prior depend on; all of it without a prior."""
@@ -598,13 +596,12 @@ class FeasibleGPSampler(RowSampler):
             if self._prior is not None and self.candidates.remaining and not self._is_guided(len(self._offered)):
                 self._next(study, lambda: rng)  # to share the rows that the original choice has shared
             self._offer(row)
-        measured = self._measured.pop(row, None)
-        self._indices[number] = self._record_begin(row) if measured is None else measured
+        if row not in self._measured:
+            self._measured[row] = self._record_begin(row)
 
-    def _learn(self, trial: FrozenTrial) -> None:
-        index = self._indices.pop(trial.number, None)
+    def _learn(self, trial: FrozenTrial, row: int) -> None:
+        index = self._measured.pop(row, None)
         if index is not None and trial.state is not TrialState.FAIL:
-            row = int(self._history.rows[index])
             self._record_end(index, row, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
 
     def _record_begin(self, row: int) -> int:

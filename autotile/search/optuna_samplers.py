@@ -101,7 +101,7 @@ class FeasibleSampler(RowSampler):
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
         self._set_row(self._open_proxy(study, number, rng)[1], row)
 
-    def _learn(self, trial: FrozenTrial) -> None:
+    def _learn(self, trial: FrozenTrial, row: int) -> None:
         assert self._proxy is not None
         proxy = self._proxies.pop(trial.number)
         for name, violation in trial.constraints.items():

@@ -200,8 +200,8 @@ class RowSampler(BaseSampler):
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
         """Take note of a trial whose row was chosen elsewhere."""
 
-    def _learn(self, trial: FrozenTrial) -> None:
-        """Learn from a finished trial of this space."""
+    def _learn(self, trial: FrozenTrial, row: int) -> None:
+        """Learn from a finished trial, of a row of this space."""
 
     def close(self) -> None:
         """Release the resources of the sampler, which is not used again."""
@@ -262,7 +262,7 @@ class RowSampler(BaseSampler):
                 self._open[number] = row
             elif row is not None:
                 self._open.pop(number, None)
-                self._learn(trial)
+                self._learn(trial, row)
         self._seen = len(trials)
 
     def _begin(self, number: int, row: int) -> None:
