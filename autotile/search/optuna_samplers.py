@@ -18,8 +18,6 @@ from autotile.search.gaussian_process import positions
 from autotile.search.row_sampler import RowSampler, quiet_optuna
 from autotile.space.search_space import SearchSpace
 
-_PROXY_NAME = "proxy"
-
 
 class _Choices(CategoricalDistribution):
     """Choices that are compared by identity first.
@@ -106,8 +104,6 @@ class FeasibleSampler(RowSampler):
         proxy = self._proxies.pop(trial.number)
         for name, violation in trial.constraints.items():
             proxy.set_constraint(name, violation)
-        for step, value in trial.intermediate_values.items():
-            proxy.report(value, step)
         with quiet_optuna():
             self._proxy.tell(proxy, trial.values if trial.state is TrialState.COMPLETE else None, trial.state)
         if trial.state is not TrialState.FAIL:
@@ -115,20 +111,18 @@ class FeasibleSampler(RowSampler):
             self._succeeded += all(violation <= 0 for violation in trial.constraints.values())
 
     def _open_proxy(self, study: Study, number: int, rng: np.random.Generator) -> tuple[Study, int]:
-        """Open the proxy of a trial, for which a new wrapped sampler draws; return the private study and its id."""
+        """Open the proxy of a trial, for which a new wrapped sampler draws; return its study and its id."""
         proxy = self._proxy
         with quiet_optuna():
             if proxy is None:
                 proxy = self._proxy = optuna.create_study(
-                    storage=self._storage, study_name=_PROXY_NAME, directions=study.directions, sampler=RandomSampler()
+                    storage=self._storage, directions=study.directions, sampler=RandomSampler()
                 )
             proxy.sampler = self._inner(seed=int(rng.integers(2**31)))
         opened = self._proxies[number] = proxy.ask()
-        study_id = self._storage.get_study_id_from_name(_PROXY_NAME)
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, opened.number)
         if isinstance(proxy.sampler, _KEEPS_STATE_IN_TRIALS):
-            self._draw(proxy, trial_id)
-        return proxy, trial_id
+            self._draw(proxy, opened._trial_id)
+        return proxy, opened._trial_id
 
     def _draw(self, proxy: Study, trial_id: int) -> NDArray[np.int64]:
         """Draw codes for an open proxy, shape (parameters,)."""

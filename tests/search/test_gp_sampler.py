@@ -1,18 +1,28 @@
 """The default sampler: losses, fits as trials end, results, robustness and repeatability."""
 
-from collections.abc import Callable
-
 import numpy as np
 import optuna
 import pytest
 from optuna.study import StudyDirection
 from optuna.trial import TrialState, create_trial
-from rows import advance, broken, make_space, ok, tile_ok, tile_space, tile_time_us, wide_ok, wide_space, wide_time_us
+from rows import (
+    advance,
+    broken,
+    make_space,
+    ok,
+    study_of,
+    tile_ok,
+    tile_space,
+    tile_time_us,
+    wide_ok,
+    wide_space,
+    wide_time_us,
+)
 
 from autotile.core.model import Config
 from autotile.search.gaussian_process import Floats, Rows
 from autotile.search.gp_sampler import STARTUP, FeasibleGPSampler, History, Surrogate, due_fit, losses, result_of
-from autotile.search.row_sampler import Candidates, distributions_of, rows_to_evaluate
+from autotile.search.row_sampler import Candidates, rows_to_evaluate
 from autotile.search.search import Search
 
 DOWN, UP = StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE
@@ -226,18 +236,6 @@ def test_a_large_space_is_searched_near_the_best_and_everywhere() -> None:
     apart = (space.codes != space.codes[7000]).sum(axis=1)
     assert np.isin(np.flatnonzero(apart == 1), rows).all()
     assert np.bincount(rows // 1024, minlength=12).min() > 100
-
-
-Values = Callable[[Config], object]
-
-
-def study_of(sampler: FeasibleGPSampler, trials: int, values: Values, *directions: str) -> optuna.Study:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(directions=directions or ["minimize"], sampler=sampler)
-    for _ in range(trials):
-        trial = study.ask(dict(distributions_of(sampler.candidates.space.parameters)))
-        study.tell(trial, values(trial.params))
-    return study
 
 
 def test_the_best_of_a_large_space_is_found() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import optuna
 import pytest
 from child_python import python
-from rows import DEFAULT, advance, broken, make_space, ok, tile_ok, tile_space, tile_time_us
+from rows import DEFAULT, advance, ask, broken, make_space, ok, tile_ok, tile_space, tile_time_us
 
 from autotile.core.model import TIME, Config, Trial
 from autotile.errors import InputError, WorkerError
@@ -21,7 +21,6 @@ from autotile.kernel.spec import Parameter
 from autotile.search import installed_strategies as strategies
 from autotile.search import samplers
 from autotile.search.installed_strategies import KernelTunerSampler, StrategyProcess
-from autotile.search.row_sampler import distributions_of
 from autotile.search.samplers import STRATEGY_PREFIX, check_sampler, sampler_names
 from autotile.search.search import Search
 
@@ -142,8 +141,7 @@ def test_the_rest_of_a_generation_is_proposed_while_the_strategy_waits_and_then_
     space = tile_space()
     sampler = KernelTunerSampler(space, "random_sample", 0, trials=12)
     study = optuna.create_study(sampler=sampler)
-    asked = [study.ask(dict(distributions_of(space.parameters))) for _ in range(20)]
-    rows = [space.row_of(trial.params) for trial in asked]
+    rows = [space.row_of(ask(study, space).params) for _ in range(20)]
     assert rows[:12] == list(sampler._wanted)  # which samples as many as there are trials, at once
     assert len(set(rows)) == 20
 

@@ -9,25 +9,20 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import TILES, advance, broken, make_space, ok, spaces, tile_space, tile_time_us, wide_ok, wide_space
+from rows import TILES, advance, ask, broken, make_space, ok, spaces, tile_space, tile_time_us, wide_ok, wide_space
 
 from autotile.core.model import Config
 from autotile.errors import InputError
 from autotile.search import samplers
 from autotile.search.gp_sampler import FeasibleGPSampler
 from autotile.search.optuna_samplers import FeasibleSampler, FeasibleTPESampler
-from autotile.search.row_sampler import Candidates, RowSampler, distributions_of
+from autotile.search.row_sampler import Candidates, RowSampler
 from autotile.search.samplers import BRUTE_FORCE, SAMPLERS, Lookahead, lookahead_of, make_sampler
 from autotile.search.search import Search
 from autotile.space.search_space import SearchSpace
 
 INSTALLED = [name for name, kind in SAMPLERS.items() if kind.missing_package is None]
 QUICK = [name for name in INSTALLED if name != "gp"]
-
-
-def ask(study: optuna.Study, space: SearchSpace) -> optuna.Trial:
-    """Ask for a trial with all parameters."""
-    return study.ask(dict(distributions_of(space.parameters)))
 
 
 def run(sampler: RowSampler, trials: int, study: optuna.Study | None = None) -> list[int]:
