@@ -383,7 +383,7 @@ class Surrogate:
             best=least,
             since_best=len(ended) - 1 - best,
             speed=speed,
-            explained_by=lambda: self._process.among(self._order[kept]),
+            explained_by=cache(lambda: self._process.among(self._order[kept])),
         )
 
     def _prior_losses(self, rows: Rows, values: Floats, loss: Floats) -> Floats:
@@ -408,8 +408,8 @@ class RowRanking:
     All arrays have shape (rows,). ``deviation`` is the standard deviation of the loss; ``gain`` the logarithm of the
     expected improvement times the probability of success; ``best`` the lowest loss so far, ``since_best`` trials ago;
     ``speed`` the speed, relative to the fastest trial, of one unit of the loss, None if losses are not speeds;
-    ``explained_by`` returns `GaussianProcess.among` for the rows, valid until the model predicts again. ``count`` rows
-    were chosen, the last of them ``chosen``.
+    ``explained_by`` returns `GaussianProcess.among` for the rows, as it is when first asked for. ``count`` rows were
+    chosen, the last of them ``chosen``.
     """
 
     rows: Rows
@@ -423,14 +423,11 @@ class RowRanking:
     explained_by: Callable[[], Callable[[int], Floats]]
     count: int = 0
     chosen: int | None = None
-    _explained_by: Callable[[int], Floats] | None = None
 
     def expect(self, row: int) -> None:
         """Take note that the result of a row will be known: rows whose result it would tell gain less by theirs."""
-        if self._explained_by is None:
-            self._explained_by = self.explained_by()
         index = int(np.flatnonzero(self.rows == row)[0])
-        unexplained = np.maximum(1 - self._explained_by(index), _MIN_UNEXPLAINED)
+        unexplained = np.maximum(1 - self.explained_by()(index), _MIN_UNEXPLAINED)
         self.deviation = self.deviation * np.sqrt(unexplained)
         self.gain = log_expected_improvement(self.mean, self.deviation, self.best) + self.log_success
 
