@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -171,8 +171,7 @@ class RowSampler(BaseSampler):
     """An Optuna sampler that proposes rows of a search space, each at most once.
 
     Proposals depend only on the seed and the study's trials: a study that is rebuilt from its finished trials continues
-    as the original would have. One instance serves one study. The study's loop ends when no row is left. Raise
-    `InputError` if the seed is negative.
+    as the original would have. One instance serves one study. Raise `InputError` if the seed is negative.
 
     The study must suggest the parameters with `distributions_of`. ``available`` tells of each row whether it may be
     proposed; None for all.
@@ -240,10 +239,8 @@ class RowSampler(BaseSampler):
         raise InputError(f"{param_name!r} is not a parameter of the space, which has {known}")
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """End the study's loop when no row is left."""
-        if not self.remaining(study):
-            with suppress(RuntimeError):  # raised outside `optimize`, where trials are asked and told
-                study.stop()
+        """Learn from the trials that ended before, in the order in which they ended."""
+        self.remaining(study)
 
     def _observe(self, study: Study, current: int | None = None) -> None:
         """Take note of the trials that began or ended since the last call."""

@@ -110,14 +110,6 @@ def test_any_sampler_can_be_wrapped_in_anyones_study(inner, ordered: bool) -> No
     assert len(set(rows)) == 25
 
 
-def test_a_study_ends_by_itself_when_every_row_was_tried() -> None:
-    space = make_space({"A": (1, 2, 3), "B": (1, 2, 3)}, lambda c: int(c["A"]) <= int(c["B"]))
-    study = optuna.create_study(sampler=FeasibleSampler(space, optuna.samplers.TPESampler, 0))
-    study.optimize(lambda t: t.suggest_categorical("A", (1, 2, 3)) * t.suggest_categorical("B", (1, 2, 3)))
-    assert len(study.trials) == 6
-    assert study.best_params == {"A": 1, "B": 1}
-
-
 def test_threads_share_a_sampler() -> None:
     assert len(set(optimize(make_sampler("tpe", tile_space(), 0), 60, jobs=4))) == 60
 
