@@ -9,7 +9,7 @@ from functools import cache, partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from optuna.study import Study, StudyDirection
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from autotile.search.gaussian_process import (
@@ -102,15 +102,15 @@ class History:
         """Return the values of the first trials that ended, shape (count, objectives); NaN for failures."""
         return self._values[: min(count, self.ended)]
 
-    def scores(self, directions: Sequence[StudyDirection], weights: Floats) -> Scores:
+    def scores(self, weights: Floats) -> Scores:
         """Return the scores of the trials that ended, at least one of which succeeded; see `losses`."""
-        if self._scores is not None and self._scores[0] == self.ended and len(directions) == 1:
+        if self._scores is not None and self._scores[0] == self.ended and self._values.shape[1] == 1:
             return self._scores[1]
         values = self.values(self.ended)
         failed = np.isnan(values[:, 0])
-        reached = losses(values, directions, weights)
+        reached = losses(values, weights)
         best = int(np.argmin(np.where(failed, np.inf, reached)))
-        self._scores = self.ended, (reached, failed, best, speed_of_loss(values, directions))
+        self._scores = self.ended, (reached, failed, best, speed_of_loss(values))
         return self._scores[1]
 
     @property
@@ -125,19 +125,19 @@ class History:
         ran = ~np.isnan(first)
         return self.rows[self._order[: self.ended][ran]], first[ran]
 
-    def noise(self, count: int, directions: Sequence[StudyDirection]) -> Floats:
+    def noise(self, count: int) -> Floats:
         """Return the variance of each of `losses` due to the measurement error, of the first trials that ended."""
         values = self.values(count)
-        deviation = speed_of_loss(values, directions)
+        deviation = speed_of_loss(values)
         noise = np.zeros(len(values))
         if deviation:
             ran = ~np.isnan(values[:, 0])
-            speeds = _speeds(values[ran, 0], directions[0])
+            speeds = _speeds(values[ran, 0])
             noise[ran] = np.square(speeds * self._errors[: len(values)][ran] / deviation)
         return noise
 
 
-def losses(values: Floats, directions: Sequence[StudyDirection], weights: Floats) -> Floats:
+def losses(values: Floats, weights: Floats) -> Floats:
     """Return the loss of each trial, with mean 0 and deviation 1 over the successful trials, at least one.
 
     Times become speeds relative to the fastest, which spreads the fast trials and compresses the slow ones, whose
@@ -148,12 +148,11 @@ def losses(values: Floats, directions: Sequence[StudyDirection], weights: Floats
     """
     ran = ~np.isnan(values[:, 0])
     columns = []
-    for column, direction in zip(values[ran].T, directions, strict=True):
+    for column in values[ran].T:
         if column.min() > 0:
-            columns.append(standardized(-_speeds(column, direction)))
+            columns.append(standardized(-_speeds(column)))
             continue
-        ascending = column if direction is StudyDirection.MINIMIZE else -column
-        ranks = np.searchsorted(np.sort(ascending), ascending, side="left")
+        ranks = np.searchsorted(np.sort(column), column, side="left")
         _, special = load_scipy()
         columns.append(standardized(np.asarray(special.ndtri((ranks + 0.5) / len(column)))))
     loss = columns[0]
@@ -167,7 +166,7 @@ def losses(values: Floats, directions: Sequence[StudyDirection], weights: Floats
     return all_losses
 
 
-def speed_of_loss(values: Floats, directions: Sequence[StudyDirection]) -> float | None:
+def speed_of_loss(values: Floats) -> float | None:
     """Return the speed, relative to the fastest trial, that corresponds to one unit of `losses`.
 
     None if losses are not speeds: with several objectives, or values that are not positive.
@@ -176,12 +175,12 @@ def speed_of_loss(values: Floats, directions: Sequence[StudyDirection]) -> float
     measured = first[~np.isnan(first)]
     if values.shape[1] > 1 or measured.min() <= 0:
         return None
-    return _deviation(_speeds(measured, directions[0]))
+    return _deviation(_speeds(measured))
 
 
-def _speeds(values: Floats, direction: StudyDirection) -> Floats:
+def _speeds(values: Floats) -> Floats:
     """Return positive values relative to the best one, which becomes 1."""
-    return np.asarray(values / values.max() if direction is StudyDirection.MAXIMIZE else values.min() / values)
+    return np.asarray(values.min() / values)
 
 
 def standardized(values: Floats) -> Floats:
@@ -238,9 +237,8 @@ class Surrogate:
     fit, then by their beginning.
 
     ``points`` returns the coordinates of rows by their parameters, of which those of a group share a length scale. The
-    mean of the process is that of ``prior``, ignored if there are several objectives. ``features`` are resources by
-    row, which are further coordinates, see `compiled_points`. Of the trials of a fit, ``max_first`` informative ones
-    are used.
+    mean of the process is that of ``prior``. ``features`` are resources by row, which are further coordinates, see
+    `compiled_points`. Of the trials of a fit, ``max_first`` informative ones are used.
     """
 
     fitted = 0
@@ -257,16 +255,14 @@ class Surrogate:
         groups: Rows,
         history: History,
         *,
-        directions: Sequence[StudyDirection],
         prior: ExpectedSpeeds | None = None,
         features: Mapping[int, Floats] | None = None,
         max_first: int,
     ) -> None:
-        self.prior = prior if len(directions) == 1 else None
+        self.prior = prior
         self._points_by_parameters = points
         self._groups = groups
         self._history = history
-        self._directions = directions
         self._features = features
         self._max_first = max_first
 
@@ -275,7 +271,7 @@ class Surrogate:
 
         At least one trial must have succeeded.
         """
-        history, directions = self._history, self._directions
+        history = self._history
         first = max(STARTUP, history.first_success + 1)
         due = max(due_fit(history.ended), first)
         if due == self.fitted:
@@ -288,7 +284,7 @@ class Surrogate:
             self._points, groups = self._points_by_parameters, self._groups
             if self._features is not None:
                 self._points, groups = compiled_points(self._points, groups, self._features, observed)
-            loss = losses(values, directions, np.ones(len(directions)))
+            loss = losses(values, np.ones(values.shape[1]))
             ascending = np.argsort(loss, kind="stable")
             residual = loss if self.prior is None else loss - self._prior_losses(observed, values, loss)
             chosen = informative(ascending, _MAX_FITTED)
@@ -296,7 +292,7 @@ class Surrogate:
                 self._points(observed[chosen]),
                 standardized(residual[chosen]),
                 groups,
-                history.noise(count, directions)[chosen],
+                history.noise(count)[chosen],
                 start=self.parameters if self.fitted else None,
                 max_steps=_LATER_STEPS if self.fitted else _FIRST_STEPS,
             )
@@ -314,7 +310,7 @@ class Surrogate:
         """The same in the order of the rows."""
         self._free: list[int] = []
         """Points of the process of rows that are not evaluated any more."""
-        points, noise = self._points(history.rows[self._indices]), history.noise(self.fitted, directions)[chosen]
+        points, noise = self._points(history.rows[self._indices]), history.noise(self.fitted)[chosen]
         self._process = GaussianProcess(self.parameters, self._points(self._rows), points, noise)
         return True
 
@@ -346,7 +342,7 @@ class Surrogate:
             self._process.observe(self._points(history.rows[added]))
             self._indices = np.append(self._indices, added)
         ended = history.first_ended(history.ended)
-        loss_of_ended, failed, best, speed = history.scores(self._directions, weights)
+        loss_of_ended, failed, best, speed = history.scores(weights)
         share = float(np.count_nonzero(failed)) / len(ended)
         by_index = np.zeros((3, history.begun))
         by_index[0, ended] = loss_of_ended
@@ -473,7 +469,7 @@ class FeasibleGPSampler(RowSampler):
     sample. The expected improvement is multiplied by the probability of success, predicted from a second target of the
     same process. Trials without a result reduce the deviation around them, which spreads concurrent proposals.
 
-    It supports studies of any direction, and of several objectives, with random weights for each proposal.
+    It supports several objectives, with random weights for each proposal; all are minimised.
 
     It can also rank compiled candidates. A nominated row is not proposed again and begins no trial. It may be measured
     later or never; its result is told, or a trial with the row is added to the study. Trials that were added to the
@@ -723,8 +719,7 @@ class FeasibleGPSampler(RowSampler):
                 self._points,
                 self._embedding.groups,
                 history,
-                directions=study.directions,
-                prior=prior,
+                prior=prior if len(study.directions) == 1 else None,
                 features=self._features if compiled else None,
                 max_first=_MAX_COMPILED if compiled else _MAX_TRIALS,
             )
