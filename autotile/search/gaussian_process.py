@@ -419,7 +419,6 @@ _NOISE = 0.01
 _NOISE_SPREAD = 1.5
 _NOISE_BOUNDS = (1e-5, 1.0)
 _MIN_NOISE = 1e-6
-_AMPLITUDE_TRIALS = 2.0
 _TOLERANCE = 1e-3
 """Decrease of the negative log posterior density below which an optimiser step is not worth its time."""
 
@@ -520,8 +519,8 @@ def density_of(
         determinant = np.log(np.diag(factor)).sum()
         solved, _ = lapack.dpotrs(factor, targets, lower=1)
         inverse, _ = lapack.dpotri(factor, lower=1, overwrite_c=1)
-        freedom = count + _AMPLITUDE_TRIALS
-        amplitude = (float(targets @ solved) + _AMPLITUDE_TRIALS) / freedom
+        freedom = count + _PRIOR_TRIALS
+        amplitude = (float(targets @ solved) + _PRIOR_TRIALS) / freedom
         slope = inverse.T.ravel()[pairs] - np.outer(solved / amplitude, solved).ravel()[pairs]
         # d kernel / d log length = 5/3 (1 + reach) decay * weight * square; a pair counts twice, the slope half
         by_length = (5 / 3) * weights * (squares @ (slope * (1 + reach) * decay))

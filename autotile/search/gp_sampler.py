@@ -9,7 +9,7 @@ from functools import cache, partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from optuna.study import Study, StudyDirection
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from autotile.search.gaussian_process import (
@@ -102,15 +102,15 @@ class History:
         """Return the values of the first trials that ended, shape (count, objectives); NaN for failures."""
         return self._values[: min(count, self.ended)]
 
-    def scores(self, directions: Sequence[StudyDirection], weights: Floats) -> Scores:
+    def scores(self, weights: Floats) -> Scores:
         """Return the scores of the trials that ended, at least one of which succeeded; see `losses`."""
-        if self._scores is not None and self._scores[0] == self.ended and len(directions) == 1:
+        if self._scores is not None and self._scores[0] == self.ended and self._values.shape[1] == 1:
             return self._scores[1]
         values = self.values(self.ended)
         failed = np.isnan(values[:, 0])
-        reached = losses(values, directions, weights)
+        reached = losses(values, weights)
         best = int(np.argmin(np.where(failed, np.inf, reached)))
-        self._scores = self.ended, (reached, failed, best, speed_of_loss(values, directions))
+        self._scores = self.ended, (reached, failed, best, speed_of_loss(values))
         return self._scores[1]
 
     @property
@@ -125,19 +125,19 @@ class History:
         ran = ~np.isnan(first)
         return self.rows[self._order[: self.ended][ran]], first[ran]
 
-    def noise(self, count: int, directions: Sequence[StudyDirection]) -> Floats:
+    def noise(self, count: int) -> Floats:
         """Return the variance of each of `losses` due to the measurement error, of the first trials that ended."""
         values = self.values(count)
-        deviation = speed_of_loss(values, directions)
+        deviation = speed_of_loss(values)
         noise = np.zeros(len(values))
         if deviation:
             ran = ~np.isnan(values[:, 0])
-            speeds = _speeds(values[ran, 0], directions[0])
+            speeds = _speeds(values[ran, 0])
             noise[ran] = np.square(speeds * self._errors[: len(values)][ran] / deviation)
         return noise
 
 
-def losses(values: Floats, directions: Sequence[StudyDirection], weights: Floats) -> Floats:
+def losses(values: Floats, weights: Floats) -> Floats:
     """Return the loss of each trial, with mean 0 and deviation 1 over the successful trials, at least one.
 
     Times become speeds relative to the fastest, which spreads the fast trials and compresses the slow ones, whose
@@ -148,12 +148,11 @@ def losses(values: Floats, directions: Sequence[StudyDirection], weights: Floats
     """
     ran = ~np.isnan(values[:, 0])
     columns = []
-    for column, direction in zip(values[ran].T, directions, strict=True):
+    for column in values[ran].T:
         if column.min() > 0:
-            columns.append(standardized(-_speeds(column, direction)))
+            columns.append(standardized(-_speeds(column)))
             continue
-        ascending = column if direction is StudyDirection.MINIMIZE else -column
-        ranks = np.searchsorted(np.sort(ascending), ascending, side="left")
+        ranks = np.searchsorted(np.sort(column), column, side="left")
         _, special = load_scipy()
         columns.append(standardized(np.asarray(special.ndtri((ranks + 0.5) / len(column)))))
     loss = columns[0]
@@ -167,7 +166,7 @@ def losses(values: Floats, directions: Sequence[StudyDirection], weights: Floats
     return all_losses
 
 
-def speed_of_loss(values: Floats, directions: Sequence[StudyDirection]) -> float | None:
+def speed_of_loss(values: Floats) -> float | None:
     """Return the speed, relative to the fastest trial, that corresponds to one unit of `losses`.
 
     None if losses are not speeds: with several objectives, or values that are not positive.
@@ -176,12 +175,12 @@ def speed_of_loss(values: Floats, directions: Sequence[StudyDirection]) -> float
     measured = first[~np.isnan(first)]
     if values.shape[1] > 1 or measured.min() <= 0:
         return None
-    return _deviation(_speeds(measured, directions[0]))
+    return _deviation(_speeds(measured))
 
 
-def _speeds(values: Floats, direction: StudyDirection) -> Floats:
+def _speeds(values: Floats) -> Floats:
     """Return positive values relative to the best one, which becomes 1."""
-    return np.asarray(values / values.max() if direction is StudyDirection.MAXIMIZE else values.min() / values)
+    return np.asarray(values.min() / values)
 
 
 def standardized(values: Floats) -> Floats:
@@ -238,21 +237,16 @@ class Surrogate:
     fit, then by their beginning.
 
     ``points`` returns the coordinates of rows by their parameters, of which those of a group share a length scale. The
-    mean of the process is that of ``prior``, ignored if there are several objectives. ``features`` are resources by
-    row, which are further coordinates, see `compiled_points`. Of the trials of a fit, ``max_first`` informative ones
-    are used.
-
-    Attributes
-    ----------
-    fitted, parameters
-        Number of trials of the newest fit, counted by their end, 0 before the first; and its hyperparameters.
-    best
-        Rows of the best of its trials, the best first.
+    mean of the process is that of ``prior``. ``features`` are resources by row, which are further coordinates, see
+    `compiled_points`. Of the trials of a fit, ``max_first`` informative ones are used.
     """
 
     fitted = 0
+    """Number of trials of the newest fit, counted by their end; 0 before the first."""
     parameters: Hyperparameters
     best: Rows
+    """Rows of the best trials of the newest fit, the best first."""
+
     _process: GaussianProcess
 
     def __init__(
@@ -261,16 +255,14 @@ class Surrogate:
         groups: Rows,
         history: History,
         *,
-        directions: Sequence[StudyDirection],
         prior: ExpectedSpeeds | None = None,
         features: Mapping[int, Floats] | None = None,
         max_first: int,
     ) -> None:
-        self.prior = prior if len(directions) == 1 else None
+        self.prior = prior
         self._points_by_parameters = points
         self._groups = groups
         self._history = history
-        self._directions = directions
         self._features = features
         self._max_first = max_first
 
@@ -279,7 +271,7 @@ class Surrogate:
 
         At least one trial must have succeeded.
         """
-        history, directions = self._history, self._directions
+        history = self._history
         first = max(STARTUP, history.first_success + 1)
         due = max(due_fit(history.ended), first)
         if due == self.fitted:
@@ -292,7 +284,7 @@ class Surrogate:
             self._points, groups = self._points_by_parameters, self._groups
             if self._features is not None:
                 self._points, groups = compiled_points(self._points, groups, self._features, observed)
-            loss = losses(values, directions, np.ones(len(directions)))
+            loss = losses(values, np.ones(values.shape[1]))
             ascending = np.argsort(loss, kind="stable")
             residual = loss if self.prior is None else loss - self._prior_losses(observed, values, loss)
             chosen = informative(ascending, _MAX_FITTED)
@@ -300,7 +292,7 @@ class Surrogate:
                 self._points(observed[chosen]),
                 standardized(residual[chosen]),
                 groups,
-                history.noise(count, directions)[chosen],
+                history.noise(count)[chosen],
                 start=self.parameters if self.fitted else None,
                 max_steps=_LATER_STEPS if self.fitted else _FIRST_STEPS,
             )
@@ -318,7 +310,7 @@ class Surrogate:
         """The same in the order of the rows."""
         self._free: list[int] = []
         """Points of the process of rows that are not evaluated any more."""
-        points, noise = self._points(history.rows[self._indices]), history.noise(self.fitted, directions)[chosen]
+        points, noise = self._points(history.rows[self._indices]), history.noise(self.fitted)[chosen]
         self._process = GaussianProcess(self.parameters, self._points(self._rows), points, noise)
         return True
 
@@ -336,8 +328,13 @@ class Surrogate:
         self._rows = rows
         self._order = np.array([self._slots[row] for row in wanted], np.int64)
 
-    def predict(self, weights: Floats) -> RowRanking:
-        """Predict the rows that were set, with the trials since; ``weights`` are those of the objectives."""
+    def predict(self, weights: Floats, free: NDArray[np.bool_] | None = None) -> RowRanking:
+        """Predict the rows that were set, with the trials since; ``weights`` are those of the objectives.
+
+        Of many rows, those are kept that are the best of the ``free`` ones, a mask over the rows of the space, None for
+        all. The results of chosen rows only lower the gains of others, so that the rows that are not among the best at
+        first do not become so before a trial begins or ends, or too late to matter.
+        """
         history = self._history
         added = [index for index in range(self._seen, history.begun) if index not in self._included]
         self._seen = history.begun
@@ -345,7 +342,7 @@ class Surrogate:
             self._process.observe(self._points(history.rows[added]))
             self._indices = np.append(self._indices, added)
         ended = history.first_ended(history.ended)
-        loss_of_ended, failed, best, speed = history.scores(self._directions, weights)
+        loss_of_ended, failed, best, speed = history.scores(weights)
         share = float(np.count_nonzero(failed)) / len(ended)
         by_index = np.zeros((3, history.begun))
         by_index[0, ended] = loss_of_ended
@@ -363,15 +360,26 @@ class Surrogate:
         if self.prior is not None:
             mean[0] += prior[len(self._indices) :]
         success = 1 - share - mean[1] if share else np.ones(len(self._rows))
+        log_success = np.log(np.clip(success, _MIN_SUCCESS, 1.0))
+        least = float(loss_of_ended[best])
+        gain = log_expected_improvement(mean[0], deviation, least) + log_success
+        kept = np.arange(len(gain))
+        if len(gain) > _RANKED_ROWS:
+            is_free = np.ones(len(gain), np.bool_) if free is None else free[self._rows]
+            is_best = np.zeros(len(gain), np.bool_)
+            for merit in (np.where(is_free, gain, -np.inf), np.where(is_free, -mean[0], -np.inf)):
+                is_best[np.argpartition(-merit, _RANKED_ROWS // 2)[: _RANKED_ROWS // 2]] = True
+            kept = np.flatnonzero(is_best)
         return RowRanking(
-            rows=self._rows,
-            mean=mean[0],
-            deviation=deviation,
-            log_success=np.log(np.clip(success, _MIN_SUCCESS, 1.0)),
-            best=float(loss_of_ended[best]),
+            rows=self._rows[kept],
+            mean=mean[0, kept],
+            deviation=deviation[kept],
+            log_success=log_success[kept],
+            gain=gain[kept],
+            best=least,
             since_best=len(ended) - 1 - best,
             speed=speed,
-            among=lambda indices: self._process.among(self._order[indices]),
+            explained_by=cache(lambda: self._process.among(self._order[kept])),
         )
 
     def _prior_losses(self, rows: Rows, values: Floats, loss: Floats) -> Floats:
@@ -393,52 +401,29 @@ _MIN_UNEXPLAINED = 1e-4
 class RowRanking:
     """Rows with their predicted losses, among which several are chosen without a result in between.
 
-    All arrays have shape (rows,). ``deviation`` is the standard deviation of the loss; ``best`` the lowest loss so far,
-    ``since_best`` trials ago; ``speed`` the speed, relative to the fastest trial, of one unit of the loss, None if
-    losses are not speeds; ``among`` is `GaussianProcess.among` for some of the rows, by their indices, until the model
-    predicts again. ``count`` rows were chosen, the last of them ``chosen``.
+    All arrays have shape (rows,). ``deviation`` is the standard deviation of the loss; ``gain`` the logarithm of the
+    expected improvement times the probability of success; ``best`` the lowest loss so far, ``since_best`` trials ago;
+    ``speed`` the speed, relative to the fastest trial, of one unit of the loss, None if losses are not speeds;
+    ``explained_by`` returns `GaussianProcess.among` for the rows, as it is when first asked for. ``count`` rows were
+    chosen, the last of them ``chosen``.
     """
 
     rows: Rows
     mean: Floats
     deviation: Floats
     log_success: Floats
+    gain: Floats
     best: float
     since_best: int
     speed: float | None
-    among: Callable[[Rows], Callable[[int], Floats]]
-    gain: Floats | None = None
-    """Logarithm of the expected improvement times the probability of success; after `keep_best`."""
+    explained_by: Callable[[], Callable[[int], Floats]]
     count: int = 0
     chosen: int | None = None
-    _kept: Rows | None = None
-    _explained_by: Callable[[int], Floats] | None = None
-
-    def keep_best(self, free: NDArray[np.bool_]) -> None:
-        """Compute the gains, and keep the best rows of those that may be chosen.
-
-        The results of chosen rows only lower the gains of others, so that the rows that are not among the best at first
-        do not become so before a trial begins or ends, or too late to matter.
-        """
-        gain = log_expected_improvement(self.mean, self.deviation, self.best) + self.log_success
-        self._kept = kept = np.arange(len(gain))
-        if len(gain) > _RANKED_ROWS:
-            merits = np.where(free, gain, -np.inf), np.where(free, -self.mean, -np.inf)
-            half = _RANKED_ROWS // 2
-            is_best = np.zeros(len(gain), np.bool_)
-            for merit in merits:
-                is_best[np.argpartition(-merit, half)[:half]] = True
-            self._kept = kept = np.flatnonzero(is_best)
-        self.rows, self.mean, self.deviation = self.rows[kept], self.mean[kept], self.deviation[kept]
-        self.log_success, self.gain = self.log_success[kept], gain[kept]
 
     def expect(self, row: int) -> None:
         """Take note that the result of a row will be known: rows whose result it would tell gain less by theirs."""
-        assert self._kept is not None
-        if self._explained_by is None:
-            self._explained_by = self.among(self._kept)
         index = int(np.flatnonzero(self.rows == row)[0])
-        unexplained = np.maximum(1 - self._explained_by(index), _MIN_UNEXPLAINED)
+        unexplained = np.maximum(1 - self.explained_by()(index), _MIN_UNEXPLAINED)
         self.deviation = self.deviation * np.sqrt(unexplained)
         self.gain = log_expected_improvement(self.mean, self.deviation, self.best) + self.log_success
 
@@ -484,42 +469,18 @@ class FeasibleGPSampler(RowSampler):
     sample. The expected improvement is multiplied by the probability of success, predicted from a second target of the
     same process. Trials without a result reduce the deviation around them, which spreads concurrent proposals.
 
-    It supports studies of any direction, and of several objectives, with random weights for each proposal.
+    It supports several objectives, with random weights for each proposal; all are minimised.
 
     It can also rank compiled candidates. A nominated row is not proposed again and begins no trial. It may be measured
     later or never; its result is told, or a trial with the row is added to the study. Trials that were added to the
     study are seen by `remaining`.
 
-    Parameters
-    ----------
-    prior
-        Expected speeds from other studies. Some proposals follow it: the best rows by the prior at first, and then by a
-        model of the difference between this space and the prior, fitted to all trials. The others are those of a search
-        without a prior, and depend only on each other's results. A prior that misleads therefore costs no more than the
-        proposals that followed it.
-    estimate
-        Speeds by estimated times, used unless there is a prior: half of the first rows are likely ones by them, and
-        they are the mean of the model, with a fitted slope, until twelve trials have ended.
-
-    Examples
-    --------
-    >>> import numpy as np, optuna
-    >>> from autotile.space.search_space import SearchSpace
-    >>> from autotile.kernel.spec import Parameter
-    >>> parameters = (Parameter("BM", (16, 32, 64, 128)), Parameter("TM", (1, 2, 4, 8)))
-    >>> codes = np.array([[i, j] for i in range(4) for j in range(4)], np.uint8)
-    >>> space = SearchSpace(parameters, codes, combinations=16, rules=(), limits=(), seconds=0.0)
-    >>> optuna.logging.set_verbosity(optuna.logging.WARNING)
-    >>> study = optuna.create_study(sampler=FeasibleGPSampler(space, seed=1))
-    >>> study.optimize(
-    ...     lambda trial: (
-    ...         abs(trial.suggest_categorical("BM", (16, 32, 64, 128)) - 64)
-    ...         + abs(trial.suggest_categorical("TM", (1, 2, 4, 8)) - 4)
-    ...     ),
-    ...     n_trials=12,
-    ... )
-    >>> study.best_params
-    {'BM': 64, 'TM': 4}
+    Some proposals follow the ``prior``, speeds expected from other studies: the best rows by it at first, and then by a
+    model of the difference between this space and the prior, fitted to all trials. The others are those of a search
+    without a prior, and depend only on each other's results. A prior that misleads therefore costs no more than the
+    proposals that followed it. The ``estimate``, speeds by estimated times, is used unless there is a prior: half of
+    the first rows are likely ones by it, and it is the mean of the model, with a fitted slope, until twelve trials have
+    ended.
     """
 
     def __init__(
@@ -538,10 +499,8 @@ class FeasibleGPSampler(RowSampler):
         self._embedded: Floats | None = None
         """Coordinates of all rows of a small space, since looking them up is faster."""
         self._history = History()
-        self._indices: dict[int, int] = {}
-        """Index in the history of each trial of the study that has not ended, by its number."""
         self._measured: dict[int, int] = {}
-        """The same of the rows that are measured and have no trial in the study yet."""
+        """Index in the history of each row that is being measured, whether or not it has a trial in the study."""
         self._told: set[int] = set()
         self._unguided = self._history if self._prior is None else History()
         """The part of the history that proposals beside the prior depend on; all of it without a prior."""
@@ -603,7 +562,6 @@ class FeasibleGPSampler(RowSampler):
                 model = self._model(study, guided=guided, compiled=True)
                 model.set_rows(np.array(rows))
                 ranking = model.predict(_weights(study, self._draws(ended)))
-                ranking.keep_best(np.ones(len(rows), np.bool_))
                 self._rankings[True, guided] = (ended,), ranking
             if ranking.chosen is not None:
                 ranking.expect(ranking.chosen)
@@ -631,13 +589,12 @@ class FeasibleGPSampler(RowSampler):
             if self._prior is not None and self.candidates.remaining and not self._is_guided(len(self._offered)):
                 self._next(study, lambda: rng)  # to share the rows that the original choice has shared
             self._offer(row)
-        measured = self._measured.pop(row, None)
-        self._indices[number] = self._record_begin(row) if measured is None else measured
+        if row not in self._measured:
+            self._measured[row] = self._record_begin(row)
 
-    def _learn(self, trial: FrozenTrial) -> None:
-        index = self._indices.pop(trial.number, None)
+    def _learn(self, trial: FrozenTrial, row: int) -> None:
+        index = self._measured.pop(row, None)
         if index is not None and trial.state is not TrialState.FAIL:
-            row = int(self._history.rows[index])
             self._record_end(index, row, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
 
     def _record_begin(self, row: int) -> int:
@@ -706,8 +663,7 @@ class FeasibleGPSampler(RowSampler):
         state = (history.begun, history.ended)
         known, ranking = self._rankings.get((False, guided), ((), None))
         if ranking is None or known != state or len(study.directions) > 1:
-            ranking = self._model(study, guided=guided).predict(_weights(study, rng))
-            ranking.keep_best(self._free(guided)[ranking.rows])
+            ranking = self._model(study, guided=guided).predict(_weights(study, rng), self._free(guided))
             self._rankings[False, guided] = state, ranking
         elif ranking.chosen is not None:
             ranking.expect(ranking.chosen)
@@ -741,7 +697,6 @@ class FeasibleGPSampler(RowSampler):
 
     def _best(self, ranking: RowRanking, free: NDArray[np.bool_], turn: int) -> int:
         """Return the row with the largest expected improvement; without progress, sometimes that of the lowest mean."""
-        assert ranking.gain is not None
         gain = np.where(free, ranking.gain, -np.inf)
         best = int(np.argmax(gain))
         speed = ranking.speed
@@ -764,8 +719,7 @@ class FeasibleGPSampler(RowSampler):
                 self._points,
                 self._embedding.groups,
                 history,
-                directions=study.directions,
-                prior=prior,
+                prior=prior if len(study.directions) == 1 else None,
                 features=self._features if compiled else None,
                 max_first=_MAX_COMPILED if compiled else _MAX_TRIALS,
             )

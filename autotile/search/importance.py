@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from operator import itemgetter
 from typing import Any, Literal
@@ -187,22 +187,8 @@ def importance_of(space: SearchSpace, rows: ArrayLike, times_us: ArrayLike) -> t
     of the cases, with a mean error of its share of 0.11; 200 trials in 90 %, with 0.08; 200 random trials in all, with
     0.03. In a third of the cases, 100 trials of the search were found to be too few.
 
-    Parameters
-    ----------
-    space
-        The valid configurations.
-    rows
-        Row of each successful trial, shape (n,).
-    times_us
-        Times in microseconds, positive, shape (n,).
-
-    Returns
-    -------
-    effects
-        Effects of the parameters that were tried at several values, the most important first; empty if the trials do
-        not support a statement.
-    doubt
-        Reason why there are none; empty if there are.
+    ``rows`` and ``times_us`` are those of the successful trials, shape (n,). The effects are of the parameters that
+    were tried at several values, the most important first; none, and the reason, if the trials support no statement.
     """
     tried, times = np.asarray(rows, np.int64), np.asarray(times_us, np.float64)
     needed = max(_MIN_TRIALS, _MIN_TRIALS_PER_PARAMETER * sum(len(each.values) > 1 for each in space.parameters))
@@ -332,27 +318,11 @@ class ParameterEffects:
 
     def to_json(self) -> dict[str, Any]:
         """Return ``importance``, ``thresholds`` and, as ``insight``, the sentence."""
+        effects = [replace(one, share=round(one.share, 4), alone=round(one.alone, 4)) for one in self.effects]
+        thresholds = [asdict(replace(one, loss=round(one.loss, 4))) for one in self.thresholds]
         return {
-            "importance": [
-                {
-                    "parameter": effect.parameter,
-                    "share": round(effect.share, 4),
-                    "alone": round(effect.alone, 4),
-                    "matters": effect.matters,
-                    "favoured": list(self.favoured.get(effect.parameter, ())),
-                }
-                for effect in self.effects
-            ],
-            "thresholds": [
-                {
-                    "quantity": threshold.quantity,
-                    "side": threshold.side,
-                    "value": threshold.value,
-                    "trials": threshold.trials,
-                    "loss": round(threshold.loss, 4),
-                }
-                for threshold in self.thresholds
-            ],
+            "importance": [{**asdict(one), "favoured": [*self.favoured.get(one.parameter, ())]} for one in effects],
+            "thresholds": [{name: one[name] for name in one if name != "text"} for one in thresholds],
             "insight": self.sentence,
         }
 

@@ -18,8 +18,6 @@ from autotile.search.gaussian_process import positions
 from autotile.search.row_sampler import RowSampler, quiet_optuna
 from autotile.space.search_space import SearchSpace
 
-_PROXY_NAME = "proxy"
-
 
 class _Choices(CategoricalDistribution):
     """Choices that are compared by identity first.
@@ -45,37 +43,12 @@ class FeasibleSampler(RowSampler):
     The wrapped sampler draws until a draw is a free row; after ``draws`` draws, the free row nearest to the last one is
     proposed. Each proposal has a new wrapped sampler, seeded by the seed and the number of trials. It sees a private
     study with the rows that were tried, so that it learns from these and not from its draws, with an integer for each
-    value, since some samplers cannot handle choices (CMA-ES) or ignore their order.
+    value, since some samplers cannot handle choices (CMA-ES) or ignore their order. These integers are choices, or
+    ``ordered`` as each parameter's values are.
 
-    Parameters
-    ----------
-    inner
-        Constructor of the wrapped sampler, called as ``inner(seed=...)``, such as its class.
-    startup
-        Number of trials that must end, at least one of them successfully, before the wrapped sampler is used; until
-        then, rows are drawn uniformly. Without trials the wrapped sampler would draw uniformly from all combinations,
-        and the rows nearest to these are not uniform.
-    draws
-        Number of draws before the nearest row is proposed; each takes a millisecond or more.
-    ordered
-        Whether these integers are in the order of each parameter's values; otherwise they are choices without an order.
-
-    Examples
-    --------
-    >>> import numpy as np, optuna
-    >>> from autotile.space.search_space import SearchSpace
-    >>> from autotile.kernel.spec import Parameter
-    >>> parameters = (Parameter("BM", (32, 64, 128)), Parameter("TM", (4, 8)))
-    >>> codes = np.array([[0, 0], [1, 0], [1, 1], [2, 1]], np.uint8)  # four of the six combinations are valid
-    >>> space = SearchSpace(parameters, codes, combinations=6, rules=(), limits=(), seconds=0.0)
-    >>> sampler = FeasibleSampler(space, optuna.samplers.NSGAIISampler, seed=1)
-    >>> optuna.logging.set_verbosity(optuna.logging.WARNING)
-    >>> study = optuna.create_study(sampler=sampler)
-    >>> study.optimize(
-    ...     lambda trial: trial.suggest_categorical("BM", (32, 64, 128)) * trial.suggest_categorical("TM", (4, 8))
-    ... )
-    >>> len(study.trials), study.best_params
-    (4, {'BM': 32, 'TM': 4})
+    ``inner`` is the constructor of the wrapped sampler, which is used when ``startup`` trials have ended, at least one
+    of them successfully. Until then, rows are drawn uniformly: without trials the wrapped sampler would draw uniformly
+    from all combinations, and the rows nearest to these are not uniform. A draw takes a millisecond or more.
     """
 
     def __init__(
@@ -126,13 +99,11 @@ class FeasibleSampler(RowSampler):
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
         self._set_row(self._open_proxy(study, number, rng)[1], row)
 
-    def _learn(self, trial: FrozenTrial) -> None:
+    def _learn(self, trial: FrozenTrial, row: int) -> None:
         assert self._proxy is not None
         proxy = self._proxies.pop(trial.number)
         for name, violation in trial.constraints.items():
             proxy.set_constraint(name, violation)
-        for step, value in trial.intermediate_values.items():
-            proxy.report(value, step)
         with quiet_optuna():
             self._proxy.tell(proxy, trial.values if trial.state is TrialState.COMPLETE else None, trial.state)
         if trial.state is not TrialState.FAIL:
@@ -140,16 +111,16 @@ class FeasibleSampler(RowSampler):
             self._succeeded += all(violation <= 0 for violation in trial.constraints.values())
 
     def _open_proxy(self, study: Study, number: int, rng: np.random.Generator) -> tuple[Study, int]:
-        """Open the proxy of a trial, for which a new wrapped sampler draws; return the private study and its id."""
+        """Open the proxy of a trial, for which a new wrapped sampler draws; return its study and its id."""
         proxy = self._proxy
         with quiet_optuna():
             if proxy is None:
                 proxy = self._proxy = optuna.create_study(
-                    storage=self._storage, study_name=_PROXY_NAME, directions=study.directions, sampler=RandomSampler()
+                    storage=self._storage, directions=study.directions, sampler=RandomSampler()
                 )
             proxy.sampler = self._inner(seed=int(rng.integers(2**31)))
         opened = self._proxies[number] = proxy.ask()
-        study_id = self._storage.get_study_id_from_name(_PROXY_NAME)
+        study_id = self._storage.get_study_id_from_name(proxy.study_name)
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, opened.number)
         if isinstance(proxy.sampler, _KEEPS_STATE_IN_TRIALS):
             self._draw(proxy, trial_id)

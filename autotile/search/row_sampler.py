@@ -171,8 +171,8 @@ class RowSampler(BaseSampler):
     """An Optuna sampler that proposes rows of a search space, each at most once.
 
     Proposals depend only on the seed and the study's trials: a study that is rebuilt from its finished trials continues
-    as the original would have. One instance serves one study. The study's loop ends when no row is left. Raise
-    `InputError` if the seed is negative.
+    as the original would have. One instance serves one study, whose loop ends when no row is left. Raise `InputError`
+    if the seed is negative.
 
     The study must suggest the parameters with `distributions_of`. ``available`` tells of each row whether it may be
     proposed; None for all.
@@ -200,8 +200,8 @@ class RowSampler(BaseSampler):
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
         """Take note of a trial whose row was chosen elsewhere."""
 
-    def _learn(self, trial: FrozenTrial) -> None:
-        """Learn from a finished trial of this space."""
+    def _learn(self, trial: FrozenTrial, row: int) -> None:
+        """Learn from a finished trial, of a row of this space."""
 
     def close(self) -> None:
         """Release the resources of the sampler, which is not used again."""
@@ -240,7 +240,7 @@ class RowSampler(BaseSampler):
         raise InputError(f"{param_name!r} is not a parameter of the space, which has {known}")
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """End the study's loop when no row is left."""
+        """Learn from the trials that ended before, in their order; end the study's loop when no row is left."""
         if not self.remaining(study):
             with suppress(RuntimeError):  # raised outside `optimize`, where trials are asked and told
                 study.stop()
@@ -262,7 +262,7 @@ class RowSampler(BaseSampler):
                 self._open[number] = row
             elif row is not None:
                 self._open.pop(number, None)
-                self._learn(trial)
+                self._learn(trial, row)
         self._seen = len(trials)
 
     def _begin(self, number: int, row: int) -> None:

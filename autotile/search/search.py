@@ -189,30 +189,15 @@ class Search:
     Raise `InputError` if there is no such sampler, it requires a package that is not installed, it cannot minimise
     several objectives, or the seed is negative.
 
-    Parameters
-    ----------
-    space
-        The valid configurations.
-    sampler
-        Name of the sampler, see `autotile.search.samplers`.
-    seed
-        Seed of the proposals, not negative: the same seed and the same trials give the same proposals.
-    first
-        Configurations to propose first, if they are available rows.
-    available
-        Rows that may be proposed, bool, shape (rows,); None for all.
-    trials
-        Number of trials granted in total, by which ``auto`` is resolved and some strategies of Kernel Tuner schedule
-        their search; None if it is not limited.
-    ahead
-        Number of proposals that the caller makes before it tells the result of the oldest. With it, a search that is
-        rebuilt from stored trials continues as the original would have: each proposal knows the same results.
-    objectives
-        Names of the objectives to minimise, of `autotile.core.model`; trials that ran have a value of each.
-    sources
-        Trials of other studies, used by samplers that transfer.
-    estimate
-        Function that estimates the time of each row, used by the default sampler where there are no sources.
+    The same seed and the same trials give the same proposals. The configurations of ``first`` are proposed first if
+    they are available rows; ``available`` is a mask over the rows, shape (rows,), None for all. By the number of
+    ``trials`` granted in total, None for any, ``auto`` is resolved, and some strategies of Kernel Tuner schedule their
+    search. Trials that ran have a value of each of the objectives to minimise, of `autotile.core.model`. Samplers that
+    transfer use the trials of ``sources``; the default one, where there are none, the estimated time of each row.
+
+    ``ahead`` is the number of proposals that the caller makes before it tells the result of the oldest. With it, a
+    search that is rebuilt from stored trials continues as the original would have: each proposal knows the same
+    results.
     """
 
     def __init__(
@@ -235,9 +220,8 @@ class Search:
             self.sampler, space, seed, available, sources=sources, trials=trials, estimate=estimate
         )
         self._sources = tuple(source.name for source in sources) if sampler_entry(self.sampler).transfers else ()
-        self._study = new_study(sampler=self._rows, objectives=objectives)
-        self._unlisted: list[tuple[Trial, TrialState, list[float] | None]] = []
-        """Trials of nominated rows that the study does not hold yet: adding one takes longer than learning from it."""
+        self.study = new_study(sampler=self._rows, objectives=objectives)
+        """The trials but those of nominated rows, in the order of the proposals; it minimises the objectives."""
         self.space = space
         self._distributions = distributions_of(space.parameters)
         self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
@@ -253,17 +237,9 @@ class Search:
         trial."""
 
     @property
-    def study(self) -> optuna.Study:
-        """The trials as an Optuna study, in the order of the proposals; it minimises the objectives."""
-        for trial, state, values in self._unlisted:
-            self._study.add_trial(frozen_trial(trial, self._distributions, state, values))
-        self._unlisted.clear()
-        return self._study
-
-    @property
     def misleading_sources(self) -> tuple[MisleadingSource, ...]:
         """Sources that the sampler ignores, as the results contradict them."""
-        return self._rows.misleading_sources(self._study)
+        return self._rows.misleading_sources(self.study)
 
     @property
     def learnt_from(self) -> tuple[str, ...]:
@@ -316,18 +292,18 @@ class Search:
         This is for samplers that rank, see `select`. `tell` records the result if the row is measured.
         """
         sampler = self.ranking
-        if not sampler.remaining(self._study):
+        if not sampler.remaining(self.study):
             self._gains.clear()
             return None
         first = next((row for row in self._first if sampler.candidates.free[row]), None)
-        row = sampler.nominate(self._study, first)
+        row = sampler.nominate(self.study, first)
         self._gains.append(sampler.expected_gain)
         self._nominated.add(row)
         return row, self.space.config(row)
 
     def select(self, rows: Sequence[int]) -> int:
         """Return which of these nominated rows, the oldest first, to measure."""
-        return self.ranking.select(self._study, rows)
+        return self.ranking.select(self.study, rows)
 
     def set_aside(self, row: int) -> None:
         """Make a nominated row that was not measured available again."""
@@ -346,7 +322,7 @@ class Search:
         config, known = trial.config, self._distributions
         if config.keys() == known.keys() and all(value in known[name].choices for name, value in config.items()):
             self.study.add_trial(frozen_trial(trial, known, *self._objective.result(trial)))
-            self._rows.remaining(self._study)  # the sampler learns from it now
+            self._rows.remaining(self.study)  # the sampler learns from it now
 
     def gain_of(self, count: int = _EXPECTED_PROPOSALS) -> float | None:
         """Return the relative gain of the best speed, 0.01 for 1 %, that is expected of the last ``count`` proposals.
@@ -388,7 +364,6 @@ class Search:
                 failed = max(constraints_of(trial).values()) > 0
                 result = None if failed or values is None else tuple(values)
                 self.ranking.tell(row, result, relative_error(trial))
-            self._unlisted.append((trial, state, values))
             return
         asked = self.pending.pop(row, None)
         if asked is None:

@@ -112,10 +112,7 @@ class _Runnable:
 class Bench:
     """Verifies and times candidates and libraries at the problems that are laid out on one GPU.
 
-    Parameters
-    ----------
-    libraries
-        Functions that take the place of libraries, in a process that may call them.
+    ``libraries`` are functions that take the place of libraries, in a process that may call them.
     """
 
     def __init__(self, libraries: OwnLibraries | None = None) -> None:
@@ -128,10 +125,7 @@ class Bench:
     def open(self, workload: Workload) -> DeviceProperties:
         """Lay out a problem, or take one that is laid out already and intact; entries without a problem are of it.
 
-        Raises
-        ------
-        InputError
-            It does not fit in memory, or its reference cannot be computed.
+        Raise `InputError` if it does not fit in memory, or its reference cannot be computed.
         """
         self._present = None  # none is left if an error follows
         self._present = problem = self._laid_out(workload, None)
@@ -142,21 +136,11 @@ class Bench:
         return problem.device
 
     def run(self, job: Job, stage: Stage, readings: list[Reading]) -> None:
-        """Run the entries of a job that have no reading yet, and append one for each as it ends.
+        """Run the entries of a job behind those of the readings, and append one for each as it ends.
 
-        Parameters
-        ----------
-        stage
-            Called with the name of each stage, and behind it the number of the entry if the job has several.
-        readings
-            Readings of the first entries.
-
-        Raises
-        ------
-        InputError
-            A problem does not fit in memory, its reference cannot be computed, or no second inputs can be drawn.
-        TaintedError
-            The data of an entry's problem were overwritten.
+        ``stage`` is called with the name of each stage, and behind it the number of the entry if the job has several.
+        Raise `InputError` if a problem does not fit in memory, its reference cannot be computed, or no second inputs
+        can be drawn; `TaintedError` if the data of an entry's problem were overwritten.
         """
         if isinstance(job, Time) and job.grid and not readings:
             self._problems.clear()  # the last problem of the grid is not asked for again
@@ -530,10 +514,7 @@ class LaidOut:
     def measured(self, runner: _Runnable, best_us: float | None, *, is_quick: bool = True) -> Reading:
         """Measure what passed verification, and verify what its last timed launch wrote.
 
-        Parameters
-        ----------
-        is_quick
-            Whether one launch suffices for what takes several times as long as the best.
+        With ``is_quick``, one launch suffices for what takes several times as long as the best.
         """
         if self._kernel.event_floor_us is None:
             self.timer.warm_up(runner.launch, runner.prepare)

@@ -130,12 +130,8 @@ class ErrorReply(msgspec.Struct):
 def parsed_reply(reply: Mapping[str, Any], schema: type[_Parsed]) -> _Parsed:
     """Parse a reply.
 
-    Raises
-    ------
-    InputError, ToolchainError
-        The worker reports an error that concerns all candidates.
-    WorkerError
-        The worker reports another error, or the reply is malformed.
+    An error that concerns all candidates is raised as `InputError` or `ToolchainError`, another one, and a malformed
+    reply, as `WorkerError`.
     """
     try:
         if "error" not in reply:
@@ -283,20 +279,9 @@ class Child:
     The child is the leader of a session of its own, so that Ctrl-C in the terminal reaches the parent only, and exits
     when its parent dies. After a `WorkerError` it is dead, and so are the processes that it started.
 
-    Parameters
-    ----------
-    module
-        Name of a module that runs `serve`.
-    place
-        What the child holds, such as the index of its GPU, which the module has as its argument; `WorkerPool` lends the
-        child for the same one.
-
-    Raises
-    ------
-    WorkerError
-        The process cannot be started.
-    InputError
-        The temporary file for its standard error cannot be made.
+    The module runs `serve`; its argument ``place`` is what the child holds, such as the index of its GPU, and
+    `WorkerPool` lends it for the same one. Raise `WorkerError` if the process cannot be started, `InputError` if the
+    temporary file for its standard error cannot be made.
     """
 
     def __init__(self, module: str, place: str = "") -> None:
@@ -339,26 +324,12 @@ class Child:
     def request(
         self, message: Mapping[str, Any], deadline_s: float, stage_limits_s: Mapping[str, float] | None = None
     ) -> dict[str, Any]:
-        """Send a request and wait for its reply.
+        """Send a request, of values that `to_fields` takes, and wait for its reply.
 
-        Parameters
-        ----------
-        message
-            Values that `to_fields` takes.
-        deadline_s
-            Time after which the child is killed.
-        stage_limits_s
-            Time after the announcement of a stage, by its name, in which the next stage or the reply must follow; a
-            stage that is not listed has the deadline only.
-
-        Raises
-        ------
-        WorkerTimeoutError
-            No reply arrived before the deadline.
-        WorkerCrashError
-            The child exited; the message states its signal or exit code and the last line of its standard error.
-        WorkerError
-            The reply is malformed.
+        After the announcement of a stage, the next one or the reply must follow within its limit; a stage that is not
+        listed has the deadline only. Raise `WorkerTimeoutError` if no reply arrives in time; `WorkerCrashError`, with
+        the signal or exit code and the last line of standard error, if the child exits; `WorkerError` if the reply is
+        malformed.
         """
         with self._lock:  # `kill` from another thread waits until the request has seen the child's end
             self.send(message, deadline_s)
@@ -480,16 +451,8 @@ class Child:
     def _await_child(self, end: float, *, writes: bool = False) -> int:
         """Wait for the child's output, or until its input takes more; return what is known of its input.
 
-        Output that arrives is buffered, so that neither end blocks the other.
-
-        Raises
-        ------
-        TimeoutError
-            It is past ``end``, by `time.monotonic`.
-        EOFError
-            The child has exited.
-        ValueError
-            The child writes more than any valid reply holds.
+        Output that arrives is buffered, so that neither end blocks the other. Raise `TimeoutError` past ``end``, by
+        `time.monotonic`; `EOFError` if the child has exited; `ValueError` if it writes more than any valid reply holds.
         """
         left_s = end - time.monotonic()
         if left_s <= 0:
@@ -532,11 +495,8 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
     problem too if its data were corrupted; a compile worker keeps its cubin cache only. Both keep the memory limit of
     their first request.
 
-    Parameters
-    ----------
-    compilers
-        Compilations at the same time of all sessions that share the pool; None for no limit but their own. Each of them
-        may so use all cores while the others start, measure or end.
+    ``compilers`` limits the compilations at the same time of all sessions that share the pool; None for no limit but
+    their own. Each of them may so use all cores while the others start, measure or end.
     """
 
     def __init__(self, compilers: int | None = None) -> None:

@@ -135,24 +135,12 @@ class _CompileTimes:
 class CompilePool:
     """Compile workers, one per core; each thread of the pool holds one child process while it compiles.
 
-    A job whose cubin is in the cache needs no worker. What finds no free core
-    here goes to the farm.
+    A job whose cubin is in the cache needs no worker. What finds no free core here goes to the farm.
 
-    Parameters
-    ----------
-    settings
-        Settings of the installation: the cubin cache and its size limit.
-    workers
-        Number of concurrent compilations; None for one a core.
-    deadline_s
-        Time after which a compilation's worker is killed.
-    ready
-        Workers that are started at once, beside what the caller does before its first job.
-    memory_bytes
-        Memory limit of a compilation; None for an equal share of the machine's memory.
-    worker_pool
-        Pool from which a worker is acquired for each compilation, when it has a slot for it; None for workers of its
-        own, which end in `close`.
+    ``workers`` is the number of concurrent compilations, None for one a core; as many as are to be ``ready`` start at
+    once, beside what the caller does before its first job. ``memory_bytes`` is the limit of each, None for an equal
+    share of the machine's memory. A worker is acquired from ``worker_pool`` for each compilation, when it has a slot
+    for it; None for workers of its own, which end in `close`.
     """
 
     def __init__(
@@ -216,11 +204,6 @@ class CompilePool:
 
         The future raises `ToolchainError` if nothing can be compiled at all, `InputError` if the cubin cache or
         temporary files cannot be written, and `WorkerError` if no process can be started.
-
-        Parameters
-        ----------
-        deadline_s
-            Time after which its worker is killed; None for that of the pool.
         """
         done: Future[Compiled] = Future()
         start = self.begun_at = time.perf_counter()

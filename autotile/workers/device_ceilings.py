@@ -41,12 +41,8 @@ _HOST_SAMPLES, _HOST_LAUNCHES = 15, 200
 def request_ceilings(cache: Path, cache_limit_bytes: int, device_index: int) -> DeviceCeilings:
     """Measure the ceilings of a GPU in a new worker, with a cubin cache; takes about ten seconds.
 
-    Raises
-    ------
-    ToolchainError
-        The device or the toolchain does not work, or the device computes wrong results or impossible rates.
-    InputError
-        The cache cannot be used.
+    Raise `ToolchainError` if the device or the toolchain does not work, or the device computes wrong results or
+    impossible rates; `InputError` if the cache cannot be used.
     """
     request = {"cache": str(cache), "cache_limit_bytes": cache_limit_bytes, "device_index": device_index}
     try:
@@ -58,13 +54,7 @@ def request_ceilings(cache: Path, cache_limit_bytes: int, device_index: int) -> 
 
 
 def measure_ceilings(cache: CubinCache, device_index: int, stage: Stage) -> DeviceCeilings:
-    """Measure in this process.
-
-    Raises
-    ------
-    ToolchainError
-        A kernel computed a wrong result, or a rate is impossible.
-    """
+    """Measure in this process; raise `ToolchainError` if a kernel computed a wrong result, or a rate is impossible."""
     from autotile.cuda.ceiling_kernels import CeilingKernels
     from autotile.cuda.driver import device_uuid, live_device
     from autotile.cuda.timing import Nvml, Timer

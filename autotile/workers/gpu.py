@@ -91,12 +91,8 @@ class Backend(ABC):
     def wait(self) -> DeviceProperties:
         """Wait until candidates can be run, and return the properties of the device.
 
-        Raises
-        ------
-        InputError
-            The problem cannot be set up: it does not fit in memory, or its reference cannot be computed.
-        ToolchainError
-            The device or the toolchain does not work.
+        Raise `InputError` if the problem does not fit in memory or its reference cannot be computed, `ToolchainError`
+        if the device or the toolchain does not work.
         """
         return self.device
 
@@ -108,10 +104,7 @@ class Backend(ABC):
     def result(self) -> tuple[Candidate, Reading]:
         """Wait for a candidate that was submitted, and return its reading; a crash or hang is an outcome.
 
-        Raises
-        ------
-        WorkerError
-            Five consecutive workers died, and a candidate that ran before fails, too: the device is at fault.
+        Raise `WorkerError` if five consecutive workers died, and a candidate that ran before fails, too.
         """
 
     @abstractmethod
@@ -126,12 +119,8 @@ class Backend(ABC):
     def check(self, job: Check) -> Reading:
         """Verify the candidate of a job repeatedly; a crash or hang is an outcome.
 
-        Raises
-        ------
-        InputError
-            A second set of inputs does not fit in memory, or its reference cannot be computed.
-        WorkerError
-            As for `result`.
+        Raise `InputError` if a second set of inputs does not fit in memory, or its reference cannot be computed; else
+        as for `result`.
         """
 
     def spare(self) -> Backend | None:
@@ -175,25 +164,12 @@ class Gpu(Backend):
     """A GPU of this machine, behind a worker process; each death of the worker costs one entry.
 
     The constructor starts the worker, which sets up the problem in the background; the first method that needs the
-    worker waits for it. The properties of the device may be set before; else it states them.
+    worker waits for it. The properties of the device may be given; else the worker states them. Raise `ToolchainError`
+    if the process cannot be started.
 
-    Parameters
-    ----------
-    workload
-        The problem to set up, of which entries without a workload are; None if every entry has one.
-    deadline_s
-        Time after which a candidate's worker is killed.
-    worker_pool
-        Pool from which a worker is acquired and to which an intact one is released; None to start and end it here.
-    device_index
-        Index of the device where there is no workload.
-    expected
-        Results of a reference in Python, deleted in `close`.
-
-    Raises
-    ------
-    ToolchainError
-        The worker process cannot be started.
+    ``workload`` is the problem of the entries without one; None if every entry has one, at ``device_index``. A worker
+    is acquired from ``worker_pool``, and an intact one released to it; None to start and end it here. ``expected`` are
+    results of a reference in Python, deleted in `close`.
     """
 
     def __init__(
@@ -276,15 +252,17 @@ class Gpu(Backend):
         self._drop_child()
 
     def time(self, job: Time) -> list[Reading]:
-        """Verify and measure entries; a crash or hang is the outcome of the entry that caused it.
+        """Verify and measure one entry, or those of a grid; a crash or hang is the outcome of the entry that caused it.
 
         A problem that cannot be laid out is an `InputError` or a `ToolchainError`; other errors are those of `result`.
         """
+        if not job.grid:
+            return [self._read(job)]
         readings: list[Reading] = []
         while len(readings) < len(job.entries):
             left = job.entries[len(readings) :]
             times_us = [one.measurement.time_us for one in readings if one.outcome is Outcome.OK and one.measurement]
-            if job.grid and times_us:  # those before limit it, though this worker has not seen them
+            if times_us:  # those before limit it, though this worker has not seen them
                 left = (replace(left[0], limit_us=min(times_us)), *left[1:])
             readings += self._part(replace(job, entries=left))
         return readings
@@ -308,14 +286,9 @@ class Gpu(Backend):
     def raced(self, job: Race) -> list[Reading]:
         """Race entries of any problems.
 
-        Where one ends the worker or hangs in its verification before the race, the others are raced without it.
-
-        Raises
-        ------
-        WorkerError
-            The worker died, reported a CUDA error, or its data were overwritten.
-        InputError, ToolchainError
-            A problem does not fit in memory beside the others, or a reference cannot be computed.
+        Where one ends the worker or hangs in its verification before the race, the others are raced without it. Raise
+        `WorkerError` if the worker died, reported a CUDA error, or its data were overwritten; `InputError` or
+        `ToolchainError` if a problem does not fit in memory beside the others, or a reference cannot be computed.
         """
         race_s = min(2 * self._deadline_s, _RACE_START_S) + _RACE_MARGIN * job.expected_s
         lays_out = any(one.workload is not None for one in job.entries)
@@ -351,14 +324,11 @@ class Gpu(Backend):
             self._expected.close()
 
     def _part(self, job: Time) -> list[Reading]:
-        """Return the readings of the first entries, one at least."""
-        if len(job.entries) == 1 and not job.grid:
-            return [self._read(job)]
+        """Return the readings of the first entries of a grid, one at least."""
         self._raise_if_dying()
-        deadline_s = _GRID_DEADLINE_S + _ENTRY_DEADLINE_S * len(job.entries) if job.grid else self._deadline_s
         for _ in range(_MAX_UNCERTAIN):
             try:
-                reply = self._request(job, deadline_s)
+                reply = self._request(job, _GRID_DEADLINE_S + _ENTRY_DEADLINE_S * len(job.entries))
             except WorkerError as error:
                 if not error.stage:  # no entry was begun
                     raise
@@ -368,7 +338,7 @@ class Gpu(Backend):
             found = reply.readings
             if not found:
                 continue
-            if reply.is_complete or not job.grid or len(found) == 1:
+            if reply.is_complete or len(found) == 1:
                 return found
             # the fastest of those before the one that broke the worker was not verified repeatedly
             before = self._part(replace(job, entries=job.entries[: len(found) - 1]))

@@ -115,7 +115,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Verify entries in their order, and measure each."""
+    """Verify and measure one entry, or those of a grid in their order."""
 
     entries: tuple[Entry, ...]
     grid: bool = False
@@ -282,13 +282,7 @@ def job_message(job: Job) -> dict[str, Any]:
 
 
 def read_job(message: Mapping[str, Any]) -> Job:
-    """Parse the message of a job.
-
-    Raises
-    ------
-    DataError
-        It does not match the schema.
-    """
+    """Parse the message of a job; raise `DataError` if it does not match the schema."""
     job: Job = convert(message, JOBS[message["op"]])
     workloads = convert(message.get("workloads"), list[Workload])
     places = convert(message.get("places"), list[Count | None])

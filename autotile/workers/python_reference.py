@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from autotile.core.documents import decode_json, encode_json
-from autotile.core.dtypes import DTYPES, Array
+from autotile.core.dtypes import DTYPES
 from autotile.core.text import shown_text, sizes_text
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import DataError, InputError
@@ -55,12 +55,8 @@ class DrawnInputs(NamedTuple):
 class ExpectedFolder:
     """A private folder with the results of a function for each of several sets of inputs; without one, it is empty.
 
-    The child that calls the function is killed after ``limit_s``.
-
-    Raises
-    ------
-    InputError
-        The function raises, takes too long, crashes, or returns something else than the outputs.
+    The child that calls the function is killed after ``limit_s``. Raise `InputError` if the function raises, takes too
+    long, crashes, or returns something else than the outputs.
     """
 
     def __init__(
@@ -148,31 +144,27 @@ class ExpectedFolder:
         try:
             returned = call_with(self._function.call, values, scalars, inputs.sizes)
             outputs = arranged_outputs(returned, [buffer.name for buffer in written])
-            arrays: dict[str, Array] = {}
             for buffer in written:
                 found = outputs[buffer.name]
                 array = np.asarray(found.get() if hasattr(found, "__cuda_array_interface__") else found)
                 if array.dtype.kind in "fc" and array.dtype.itemsize > (8 if array.dtype.kind == "f" else 16):
                     array = array.astype(np.float64 if array.dtype.kind == "f" else np.complex128)
-                arrays[buffer.name] = array
+                shape = buffer.array_shape(inputs.sizes)
+                if array.shape != shape or array.dtype.kind not in "biufc":
+                    raise InputError(
+                        f"it returns an array of shape {array.shape} and type {array.dtype} for {buffer.name}, "
+                        f"expected numbers of shape {shape}"
+                    )
+                file = expected_file(self.path, buffer.name, inputs.sizes, inputs.seed, check=inputs.check)
+                try:
+                    np.save(file, array, allow_pickle=False)
+                except OSError as error:
+                    reason = error.strerror or "the file system is full"
+                    raise InputError(f"its results cannot be written to {self.path}: {reason}") from None
         except InputError as error:
             raise InputError(f"{place}: {_text(error)}") from None
         except (Exception, SystemExit) as error:
             raise InputError(f"{place} raises {_described(error)}") from None
-        for buffer in written:
-            array = arrays[buffer.name]
-            shape = buffer.array_shape(inputs.sizes)
-            if array.shape != shape or array.dtype.kind not in "biufc":
-                raise InputError(
-                    f"{place}: it returns an array of shape {array.shape} and type {array.dtype} for {buffer.name}, "
-                    f"expected numbers of shape {shape}"
-                )
-            file = expected_file(self.path, buffer.name, inputs.sizes, inputs.seed, check=inputs.check)
-            try:
-                np.save(file, array, allow_pickle=False)
-            except OSError as error:
-                reason = error.strerror or "the file system is full"
-                raise InputError(f"{place}: its results cannot be written to {self.path}: {reason}") from None
 
 
 def shaped_problems(spec: KernelSpec, sizes: Mapping[str, int]) -> list[dict[str, int]]:
@@ -241,13 +233,7 @@ def _answer(run: Callable[[], None], writer: int) -> NoReturn:
 
 
 def _end(process: int) -> int | None:
-    """Kill a child if it still runs.
-
-    Returns
-    -------
-    int or None
-        Status with which it ended by itself; None if it did not, or another thread of the program waited for it.
-    """
+    """Kill a child if it still runs; else return its status, None if another thread of the program waited for it."""
     end = time.monotonic() + _GRACE_S
     while (runs := is_running(process)) and time.monotonic() < end:
         time.sleep(0.001)

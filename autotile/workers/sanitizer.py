@@ -93,17 +93,9 @@ class Finding:
 
 
 def find_sanitizer(named: str = "") -> Path:
-    """Find compute-sanitizer in ``PATH``, in a CUDA toolkit, or in its wheel.
+    """Find compute-sanitizer in ``PATH``, in a CUDA toolkit, or in its wheel; raise `ToolchainError` if it is nowhere.
 
-    Parameters
-    ----------
-    named
-        The setting ``sanitizer``: a path or a name in ``PATH``; if given, no other program is searched for.
-
-    Raises
-    ------
-    ToolchainError
-        There is no such program.
+    If the setting ``sanitizer`` names a path or a name in ``PATH``, no other program is searched for.
     """
     toolkits = [folder / inner for folder in toolkit_folders() for inner in ("bin", _PROGRAM)]
     wheel = Path(sysconfig.get_path("platlib")) / _WHEEL
@@ -123,14 +115,8 @@ def find_sanitizer(named: str = "") -> Path:
 class Sanitizer:
     """Runs candidates under compute-sanitizer's tools, each in a process of its own.
 
-    Parameters
-    ----------
-    workload
-        The problem; a candidate is launched at its ragged sizes, if the rules allow them, and at its own.
-    program
-        Path of the program, see `find_sanitizer`.
-    deadline_s
-        Time limit of a check. The tools slow a kernel down by a factor of ten to some hundred.
+    A candidate is launched at the ragged sizes of the problem, if the rules allow them, and at its own. The deadline is
+    that of a check: the tools slow a kernel down by a factor of ten to some hundred.
     """
 
     def __init__(self, workload: Workload, program: Path, deadline_s: float) -> None:
@@ -149,13 +135,7 @@ class Sanitizer:
     def check_all(
         self, candidates: Sequence[Candidate], tools: Sequence[Tool] = TOOLS, at_once: int = 4
     ) -> list[list[Finding]]:
-        """Run each candidate under each tool, ``at_once`` runs concurrently.
-
-        Returns
-        -------
-        list of list of Finding
-            One row per candidate, with one finding per tool.
-        """
+        """Run each candidate under each tool, ``at_once`` runs concurrently; return a row of findings per candidate."""
         self._stop.clear()
         with ThreadPoolExecutor(at_once, thread_name_prefix="sanitizer") as threads:
             futures = [[threads.submit(self.check, candidate, tool) for tool in tools] for candidate in candidates]

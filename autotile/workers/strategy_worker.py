@@ -52,11 +52,6 @@ class StrategyWorker:
     """Runs a strategy on the configurations of ``open``, and has what strategies use of a runner of Kernel Tuner.
 
     While the strategy waits for times, the worker has replied to a request and waits for the next one.
-
-    Parameters
-    ----------
-    channel
-        The worker's end of the pipe.
     """
 
     dev = SimpleNamespace(max_threads=1024)

@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
 import numpy as np
+import optuna
 import pytest
 from hypothesis import strategies as st
 
 from autotile.core.model import Config, Measurement, Outcome, Trial, Value
 from autotile.kernel.spec import Parameter
+from autotile.search.row_sampler import RowSampler, distributions_of
 from autotile.search.samplers import Lookahead
 from autotile.search.search import Search, Shortlist
 from autotile.space.search_space import SearchSpace
@@ -112,6 +114,21 @@ def check_ranked_resuming(make: Callable[[], Search], time_us: Callable[[Config]
     whole = session([], 40)
     for done in (1, 9, 30):
         assert session([ok(config, time_us(config)) for config in whole[:done]], 40 - done) == whole[done:]
+
+
+def ask(study: optuna.Study, space: SearchSpace) -> optuna.Trial:
+    """Ask for a trial with all parameters."""
+    return study.ask(dict(distributions_of(space.parameters)))
+
+
+def study_of(sampler: RowSampler, trials: int, values: Callable[[Config], object], *directions: str) -> optuna.Study:
+    """Return a study of anyone's, with some trials of a sampler; it minimises unless it has directions."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(directions=directions or ["minimize"], sampler=sampler)
+    for _ in range(trials):
+        trial = ask(study, sampler.candidates.space)
+        study.tell(trial, values(trial.params))
+    return study
 
 
 def wide_space() -> SearchSpace:

@@ -1,39 +1,45 @@
 """The default sampler: losses, fits as trials end, results, robustness and repeatability."""
 
-from collections.abc import Callable
-
 import numpy as np
 import optuna
 import pytest
-from optuna.study import StudyDirection
 from optuna.trial import TrialState, create_trial
-from rows import advance, broken, make_space, ok, tile_ok, tile_space, tile_time_us, wide_ok, wide_space, wide_time_us
+from rows import (
+    advance,
+    broken,
+    make_space,
+    ok,
+    study_of,
+    tile_ok,
+    tile_space,
+    tile_time_us,
+    wide_ok,
+    wide_space,
+    wide_time_us,
+)
 
 from autotile.core.model import Config
 from autotile.search.gaussian_process import Floats, Rows
 from autotile.search.gp_sampler import STARTUP, FeasibleGPSampler, History, Surrogate, due_fit, losses, result_of
-from autotile.search.row_sampler import Candidates, distributions_of, rows_to_evaluate
+from autotile.search.row_sampler import Candidates, rows_to_evaluate
 from autotile.search.search import Search
 
-DOWN, UP = StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE
 ONE = np.ones(1)
 
 
 def test_slow_trials_are_crowded_and_fast_ones_spread() -> None:
-    loss = losses(np.array([[1.0], [2.0], [10.0], [20.0]]), [DOWN], ONE)
+    loss = losses(np.array([[1.0], [2.0], [10.0], [20.0]]), ONE)
     assert (np.diff(loss) > 0).all()
     assert loss[1] - loss[0] > 5 * (loss[3] - loss[2])
 
 
 @pytest.mark.parametrize("values", [(1.0, 5.0, 3.0), (-1.0, 4.0, 0.0)])
-def test_the_direction_turns_the_order(values: tuple[float, ...]) -> None:
-    results = np.array(values)[:, None]
-    assert np.argsort(losses(results, [DOWN], ONE)).tolist() == [0, 2, 1]
-    assert np.argsort(losses(results, [UP], ONE)).tolist() == [1, 2, 0]
+def test_losses_are_in_the_order_of_the_values(values: tuple[float, ...]) -> None:
+    assert np.argsort(losses(np.array(values)[:, None], ONE)).tolist() == [0, 2, 1]
 
 
 def test_a_failure_is_bad_and_counts_neither_for_mean_nor_spread() -> None:
-    loss = losses(np.array([[1.0], [np.nan], [2.0], [4.0], [np.nan]]), [DOWN], ONE)
+    loss = losses(np.array([[1.0], [np.nan], [2.0], [4.0], [np.nan]]), ONE)
     worked = loss[[0, 2, 3]]
     assert worked.mean() == pytest.approx(0, abs=1e-12)
     assert worked.std() == pytest.approx(1)
@@ -43,18 +49,13 @@ def test_a_failure_is_bad_and_counts_neither_for_mean_nor_spread() -> None:
 
 @pytest.mark.parametrize("value", [3.0, 0.0])
 def test_equal_results_are_no_difficulty(value: float) -> None:
-    assert losses(np.full((4, 1), value), [DOWN], ONE).tolist() == [0.0] * 4
+    assert losses(np.full((4, 1), value), ONE).tolist() == [0.0] * 4
 
 
-@pytest.mark.parametrize(
-    ("directions", "weights", "best"),
-    [([DOWN, DOWN], (0.99, 0.01), 0), ([DOWN, DOWN], (0.01, 0.99), 2), ([UP, DOWN], (0.5, 0.5), 2)],
-)
-def test_weights_choose_between_objectives(
-    directions: list[StudyDirection], weights: tuple[float, float], best: int
-) -> None:
+@pytest.mark.parametrize(("weights", "best"), [((0.99, 0.01), 0), ((0.01, 0.99), 2)])
+def test_weights_choose_between_objectives(weights: tuple[float, float], best: int) -> None:
     results = np.array([(1.0, 9.0), (5.0, 5.0), (9.0, 1.0)])
-    assert losses(results, directions, np.array(weights)).argmin() == best
+    assert losses(results, np.array(weights)).argmin() == best
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -83,7 +84,7 @@ def test_a_history_holds_trials_in_the_order_in_which_they_ended_with_their_nois
     history = History()
     for index, (time_us, error) in enumerate([(1.0, 0.0), (2.0, 0.1), (4.0, 0.1)]):
         history.end(history.begin(index), (time_us,), error)
-    noise = history.noise(3, [DOWN])
+    noise = history.noise(3)
     assert noise[0] == 0
     assert noise[1] == pytest.approx(4 * noise[2])
     assert noise[1] == pytest.approx((0.1 / 2 / np.std([1, 1 / 2, 1 / 4])) ** 2)
@@ -103,7 +104,7 @@ def history_of(ended: int, *, failures: int = 0) -> History:
 
 
 def surrogate_of(history: History) -> Surrogate:
-    return Surrogate(points, np.array([0, 1]), history, directions=[DOWN], max_first=30)
+    return Surrogate(points, np.array([0, 1]), history, max_first=30)
 
 
 @pytest.mark.parametrize(
@@ -228,18 +229,6 @@ def test_a_large_space_is_searched_near_the_best_and_everywhere() -> None:
     assert np.bincount(rows // 1024, minlength=12).min() > 100
 
 
-Values = Callable[[Config], object]
-
-
-def study_of(sampler: FeasibleGPSampler, trials: int, values: Values, *directions: str) -> optuna.Study:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(directions=directions or ["minimize"], sampler=sampler)
-    for _ in range(trials):
-        trial = study.ask(dict(distributions_of(sampler.candidates.space.parameters)))
-        study.tell(trial, values(trial.params))
-    return study
-
-
 def test_the_best_of_a_large_space_is_found() -> None:
     places = {"A": 2, "B": 1, "C": 8, "D": 4, "E": 1, "F": 8}
 
@@ -250,11 +239,9 @@ def test_the_best_of_a_large_space_is_found() -> None:
     assert study_of(FeasibleGPSampler(large_space(), 0), 60, value).best_value < 1.4
 
 
-@pytest.mark.parametrize(("direction", "sign"), [("minimize", 1), ("maximize", -1)])
-def test_any_objective_of_either_direction(direction: str, sign: int) -> None:
-    sampler = FeasibleGPSampler(tile_space(), 0)
-    study = study_of(sampler, 30, lambda config: sign * (tile_time_us(config) - 200), direction)
-    assert study.best_value == sign * -100
+def test_values_may_be_negative() -> None:
+    study = study_of(FeasibleGPSampler(tile_space(), 0), 30, lambda config: tile_time_us(config) - 200)
+    assert study.best_value == -100
 
 
 def test_several_objectives_find_both_ends_of_the_front() -> None:

@@ -3,32 +3,26 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from types import ModuleType
 
 import numpy as np
 import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import TILES, advance, broken, make_space, ok, spaces, tile_space, tile_time_us, wide_ok, wide_space
+from rows import TILES, advance, ask, broken, make_space, ok, spaces, tile_space, tile_time_us, wide_ok, wide_space
 
 from autotile.core.model import Config
 from autotile.errors import InputError
-from autotile.search import gp_sampler, optuna_samplers, samplers
+from autotile.search import samplers
 from autotile.search.gp_sampler import FeasibleGPSampler
 from autotile.search.optuna_samplers import FeasibleSampler, FeasibleTPESampler
-from autotile.search.row_sampler import Candidates, RowSampler, distributions_of
+from autotile.search.row_sampler import Candidates, RowSampler
 from autotile.search.samplers import BRUTE_FORCE, SAMPLERS, Lookahead, lookahead_of, make_sampler
 from autotile.search.search import Search
 from autotile.space.search_space import SearchSpace
 
 INSTALLED = [name for name, kind in SAMPLERS.items() if kind.missing_package is None]
 QUICK = [name for name in INSTALLED if name != "gp"]
-
-
-def ask(study: optuna.Study, space: SearchSpace) -> optuna.Trial:
-    """Ask for a trial with all parameters."""
-    return study.ask(dict(distributions_of(space.parameters)))
 
 
 def run(sampler: RowSampler, trials: int, study: optuna.Study | None = None) -> list[int]:
@@ -163,15 +157,6 @@ def test_the_nearest_row_is_taken_when_no_draw_is_one() -> None:
     configs = [tuple(space.config(row).values()) for row in run(study.sampler, 6, study)][1:]
     assert set(configs[:2]) == {(8, 4), (4, 8)}
     assert set(configs[2:]) == {(4, 4), (8, 2), (2, 8)}
-
-
-@pytest.mark.parametrize("module", [optuna_samplers, gp_sampler])
-def test_the_docstring_example_holds(module: ModuleType) -> None:
-    import doctest
-
-    results = doctest.testmod(module)
-    assert results.failed == 0
-    assert results.attempted
 
 
 @settings(deadline=None, max_examples=50)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
 import pytest
 from msgspec import structs
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from rows import (
     check_resuming,
     make_space,
     ok,
+    study_of,
     tile_ok,
     tile_space,
     tile_time_us,
@@ -27,7 +27,6 @@ from autotile.core.model import Config, Trial
 from autotile.exchange.recording import read_recording
 from autotile.kernel.library import load_kernel
 from autotile.search.gp_sampler import FeasibleGPSampler
-from autotile.search.row_sampler import distributions_of
 from autotile.search.search import Search
 from autotile.search.transfer import Source, TransferPrior, estimated_speeds
 from autotile.space.search_space import SearchSpace
@@ -99,11 +98,8 @@ def test_expected_losses_follow_what_was_found_here() -> None:
 
 def times_with(source: Source, seed: int, trials: int) -> list[float]:
     """Return the times that an Optuna study finds with a source."""
-    study = optuna.create_study(sampler=FeasibleGPSampler(SPACE, seed, prior=TransferPrior(SPACE, [source])))
-    for _ in range(trials):
-        trial = study.ask(dict(distributions_of(SPACE.parameters)))
-        study.tell(trial, time_us(trial.params))
-    return [trial.value for trial in study.trials]
+    sampler = FeasibleGPSampler(SPACE, seed, prior=TransferPrior(SPACE, [source]))
+    return [trial.value for trial in study_of(sampler, trials, time_us).trials]
 
 
 def test_a_second_tuning_takes_a_handful_of_measurements() -> None:

@@ -228,15 +228,20 @@ def test_no_scheduler(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         bench.tune(bench.record(), scheduler="tcp://127.0.0.1:1")
 
 
-NOT_LOCAL = ("tcp://node7:8786", "tcp://10.0.0.1:8786", "tcp://[2001:db8::1]:8786")
+HOSTS = ("node7", "10.0.0.1", "[2001:db8::1]", "0.0.0.0", "[::]", "127.0.0.1.example", "[::ffff:10.1.2.3]")
+NOT_LOCAL = [f"tcp://{host}:8786" for host in HOSTS]
 LOCAL = ("tcp://127.0.0.1:8786", "tcp://localhost:8786", "tcp://[::1]:8786")
-MALFORMED = ("", "node7", "node7:8786", "tcp://", "tls://node7", "http://a:1", "tcp://a:x")
+MALFORMED = (
+    "", "node7", "node7:8786", "tcp://", "tls://node7", "http://a:1", "tcp://a:x", "tcp://[::1", "unix:///tmp/socket",
+    *(f"{scheme}://127.0.0.1:8786" for scheme in ("inproc", "ucx", "ws", "wss", "TCP")), "127.0.0.1:8786",
+    "tcp://node7:8786@127.0.0.1:8786", *(f"tcp://127.0.0.1:8786{end}" for end in ("/", "?host=node7", "\n")),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("address", "insecure", "said"),
     [
-        *((address, False, r"not encrypted.*--insecure") for address in NOT_LOCAL),
+        *((address, False, r"not encrypted.*use tls://, or --insecure") for address in NOT_LOCAL),
         *((address, True, "cannot be read; expected tls:// or tcp://, a host and a port") for address in MALFORMED),
         ("tls://node7:8786", False, r"distributed\.comm\.tls\.ca-file"),
     ],

@@ -35,7 +35,7 @@ from autotile.tuning.lanes import Lane
 from autotile.tuning.operation_session import hold_contest
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.schedule import Schedule
-from autotile.workers.child import WorkerPool
+from autotile.workers.child import is_running
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, Race, Reading, SizedCubin, Time, Workload
 
@@ -91,14 +91,6 @@ def idle(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Idle]:
     made = Idle(bench)
     yield made
     made.end()
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process runs; one that has ended and was not waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_the_requests_of_a_session_share_what_was_set_up(idle: Idle) -> None:
@@ -336,24 +328,3 @@ class TestGrid:
         monkeypatch.setattr(near, "look", lambda: next(looks))
         with closing(FreeGpu(Lane(("GPU-a", "GPU-b"), None, near, bench.device), 10.0)) as gpu:
             assert len(gpu.time(self.job(bench, GOOD))) == 1
-
-
-def test_the_worker_process_waits_for_the_next_session(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pools: list[WorkerPool] = []
-
-    class OpenGpu(FakeGpu):
-        def __init__(self, workload: Workload, deadline_s: float, *, worker_pool: WorkerPool, uuid: str) -> None:
-            pools.append(worker_pool)
-
-    FakeGpu.seen = []
-    monkeypatch.setattr(cluster_worker, "Gpu", OpenGpu)
-    options = TuneOptions(scheduler="tcp://127.0.0.1:1")
-    workload = workload_of(bench.kernel, bench.problem(), read_settings(), options)
-    plugin = GpuPlugin(OfferedGpu("GPU-a", bench.device))
-    for session in ("first", "second"):
-        plugin.handle(GpuRequest(session=session, op="open", workload=workload), {})
-        monkeypatch.setattr(cluster_worker, "_IDLE_S", 60.0 if session == "first" else 0.01)
-        plugin.handle(GpuRequest(session=session, op="close"), {})
-    assert pools[0] is pools[1]
-    wait_until(lambda: plugin._workers is None)
-    plugin.teardown(None)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_settings import cache_settings
+from cache_settings import SLOW, cache_settings
 from cluster_kit import ClusterKit, children, running_cluster
 from processes import wait_until
 
@@ -26,13 +26,6 @@ from autotile.workers.compile_pool import CompilePool
 
 SOURCE = '#include "value.h"\nextern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE + OTHER; }'
 JOB = CompileJob(SOURCE.partition("\n")[2].replace(" + OTHER", ""), "hash", "/nowhere/x.cu", "fill", "sm_90", ())
-SLOW = """
-template <int N, unsigned long long ID> struct Tree {
-    static constexpr unsigned leaves = Tree<N - 1, 2 * ID>::leaves + Tree<N - 1, 2 * ID + 1>::leaves;
-};
-template <unsigned long long ID> struct Tree<0, ID> { static constexpr unsigned leaves = 1; };
-extern "C" __global__ void fill(unsigned* x) { x[0] = Tree<DEPTH, 1>::leaves; }
-"""
 COMPILE_WORKER = b"autotile.workers.compile_pool"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_settings import cache_settings
+from cache_settings import SLOW, cache_settings
 
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob, _elf_section, compile_cubin
@@ -22,14 +22,6 @@ from autotile.workers.compile_pool import Compiled, CompilePool, Remote, worker_
 
 SOURCE = 'extern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE; }'
 JOB = CompileJob(SOURCE, "hash", "/nowhere/fill.cu", "fill", "sm_90", ("-DVALUE=1",))
-# 65,536 types, each instantiated from another: most of a minute and more than a gigabyte.
-SLOW = """
-template <int N, unsigned long long ID> struct Tree {
-    static constexpr unsigned leaves = Tree<N - 1, 2 * ID>::leaves + Tree<N - 1, 2 * ID + 1>::leaves;
-};
-template <unsigned long long ID> struct Tree<0, ID> { static constexpr unsigned leaves = 1; };
-extern "C" __global__ void fill(unsigned* x) { x[0] = Tree<16, 1>::leaves; }
-"""
 # A string of 4 GiB in the compiler's front end; a table of as much in its back end.
 LARGE_TEXT = """
 #define TIMES_16(x) x x x x x x x x x x x x x x x x
@@ -177,7 +169,7 @@ def test_a_failed_compilation_is_an_outcome(pool: CompilePool) -> None:
 def test_a_compilation_that_hangs_costs_one_candidate(make: MakePool) -> None:
     pool = make()
     start = time.monotonic()
-    slow = pool.submit(lambda: replace(JOB, source=SLOW, source_hash="slow"), 1.5).result()
+    slow = pool.submit(lambda: replace(JOB, source=SLOW, source_hash="slow", options=("-DDEPTH=16",)), 1.5).result()
     assert (slow.outcome, slow.reason) == (Outcome.TIMED_OUT, "the compiler was stopped after 1.5 s")
     assert 1.5 < slow.seconds <= time.monotonic() - start < 4.5
     assert pool.submit(lambda: JOB).result().outcome is Outcome.OK

@@ -10,7 +10,7 @@ import hashlib
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -83,13 +83,7 @@ class CompileReply(msgspec.Struct):
 
 
 class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
-    """Compilers, held by a process of Dask.
-
-    Parameters
-    ----------
-    count
-        Number of compilations at the same time.
-    """
+    """Compilers, held by a process of Dask, for ``count`` compilations at the same time."""
 
     name = _PLUGIN
 
@@ -110,10 +104,7 @@ class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
     def handle(self, request: CompileRequest, files: Mapping[str, bytes]) -> tuple[CompileReply, bytes]:
         """Compile a job; requests come in as many threads as there are compilations at the same time.
 
-        Raises
-        ------
-        AutotileError
-            It cannot be compiled on this machine, which says nothing about the job.
+        Raise `AutotileError` if it cannot be compiled on this machine, which says nothing about the job.
         """
         if request.toolchain != toolchain():
             raise WorkerError(f"it compiles with {toolchain()}")
@@ -197,10 +188,8 @@ class ClusterCompilers:
         self._toolchain = toolchain()
         self._lock = threading.Lock()
         self._running: set[_FarmJob] = set()
-        self._digests: dict[str, str] = {}
-        """Digest of the author's headers, by the hash of the source; empty for none."""
-        self._files: dict[str, dict[str, bytes]] = {"": {}}
-        """Their contents by their paths, by the digest."""
+        self._headers: dict[str, tuple[str, dict[str, bytes]]] = {}
+        """Digest of the author's headers, empty for none, and their contents by their paths, by the source's hash."""
         self._took_s: deque[float] = deque(maxlen=_RECENT)
         self._refusals = 0
         self._refusal = ""
@@ -256,22 +245,18 @@ class ClusterCompilers:
             one.end(None)
 
     def _send(self, one: _FarmJob, *, with_files: bool) -> None:
-        digest = self._digests.get(one.job.source_hash)
-        if digest is None:
-            folders = [Path(folder) for folder in one.job.include_folders]
-            paths = OwnSources(Path(one.job.template_path), one.job.source, folders).included
+        job, path, folders = one.job, Path(one.job.template_path), [Path(folder) for folder in one.job.include_folders]
+        if job.source_hash not in self._headers:
+            paths = OwnSources(path, job.source, folders).included
             own = {str(path): read_bytes(path, "included file") for path in sorted(paths)}
             names = {name: hashlib.sha256(content).hexdigest() for name, content in own.items()}
             digest = hashlib.sha256(encode_json(names).encode()).hexdigest() if own else ""
-            self._digests[one.job.source_hash] = digest
-            self._files.setdefault(digest, own)
-        resolved = tuple(str(Path(folder).resolve()) for folder in one.job.include_folders)
-        path = Path(one.job.template_path)
-        moved = replace(one.job, template_path=str(path.parent.resolve() / path.name), include_folders=resolved)
-        request = CompileRequest(self._toolchain, one.job.key, moved, one.deadline_s, digest)
-        text = encode_json(to_fields(request))
-        resource = COMPILERS + self._toolchain
-        files = self._files[digest] if with_files else {}
+            self._headers[job.source_hash] = digest, own
+        digest, own = self._headers[job.source_hash]
+        resolved = tuple(str(folder.resolve()) for folder in folders)
+        moved = replace(job, template_path=str(path.parent.resolve() / path.name), include_folders=resolved)
+        text = encode_json(to_fields(CompileRequest(self._toolchain, job.key, moved, one.deadline_s, digest)))
+        files, resource = own if with_files else {}, COMPILERS + self._toolchain
         one.task = self._connection.submit(compile_remotely, text, files, resource=resource)
         one.task.add_done_callback(lambda task: self._take(one, task))
 
@@ -314,11 +299,11 @@ class ClusterCompilers:
 
     def look(self) -> None:
         """Count the cores that are offered."""
-        offered: dict[str, int] = {}
+        offered = Counter[str]()
         for resources in self._connection.offers():
             for name, count in resources.items():
                 if name.startswith(COMPILERS):
-                    offered[name.removeprefix(COMPILERS)] = offered.get(name.removeprefix(COMPILERS), 0) + int(count)
+                    offered[name.removeprefix(COMPILERS)] += int(count)
         self.slots = offered.pop(self._toolchain, 0)
         self._others |= offered
 

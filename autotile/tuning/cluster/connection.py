@@ -67,11 +67,8 @@ def ignore_interrupts(worker: Any) -> None:
 def check_scheduler(address: str, *, insecure: bool) -> distributed.Security:
     """Return the certificates for the connection to a scheduler, from Dask's configuration.
 
-    Raises
-    ------
-    InputError
-        The address cannot be read; it leaves the machine without TLS although ``insecure`` is not set; or no
-        certificates are configured.
+    Raise `InputError` if the address cannot be read, if it leaves the machine without TLS although ``insecure`` is not
+    set, or if no certificates are configured.
     """
     try:
         parts = urlsplit(address)
@@ -136,13 +133,7 @@ def _is_file(name: str, value: str) -> bool:
 
 
 async def local_host(address: str, security: distributed.Security, limit_s: float) -> str:
-    """Return the address of this machine by which it reaches a scheduler, which answers within ``limit_s``.
-
-    Raises
-    ------
-    InputError
-        No scheduler answers.
-    """
+    """Return the address of this machine by which it reaches a scheduler; `InputError` if none answers in time."""
     try:
         async with asyncio.timeout(limit_s + _HANDSHAKE_S):
             connection = await connect(address, timeout=limit_s, **security.get_connection_args("worker"))
@@ -170,12 +161,8 @@ class Connection:
     """Connection to a scheduler.
 
     A thread asks every second what is offered. If the scheduler does not answer, the connection is made again when it
-    does. Tasks that had no result are lost then: it is up to their owner to submit them again.
-
-    Raises
-    ------
-    InputError
-        The address is not allowed, or nothing answers there.
+    does. Tasks that had no result are lost then: it is up to their owner to submit them again. Raise `InputError` if
+    the address is not allowed, or nothing answers there.
     """
 
     def __init__(self, address: str, *, insecure: bool) -> None:
@@ -228,12 +215,7 @@ class Connection:
         """Submit a task for a process that has a resource, and return its future.
 
         If the process dies, the scheduler has the task run by its successor, or by another one with the resource. If
-        the scheduler is lost, the task is cancelled.
-
-        Raises
-        ------
-        WorkerError
-            The scheduler is lost.
+        the scheduler is lost, the task is cancelled; raise `WorkerError` if it is lost already.
         """
         key = f"autotile-{uuid4().hex}"
         try:
@@ -246,13 +228,7 @@ class Connection:
         return future.client is not self._client
 
     def await_look(self) -> None:
-        """Wait until the scheduler was asked again.
-
-        Raises
-        ------
-        WorkerError
-            It has not answered for too long, or the connection is closed.
-        """
+        """Wait until the scheduler was asked again; `WorkerError` after too long, or if the connection is closed."""
         with self._changed:
             if not self._ending.is_set():
                 self._changed.wait(_POLL_S + _LOOK_S + _CONNECT_S)

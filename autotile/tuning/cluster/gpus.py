@@ -46,14 +46,8 @@ _LANE_POLL_S = 0.05
 class RemoteGpu(Backend):
     """A GPU of another machine.
 
-    Parameters
-    ----------
-    work
-        The common part of its requests, with the session's problem.
-    recorded
-        What simulated GPUs replay; None for real ones.
-    meanwhile
-        Called about every second while a request is waited for, in the thread that waits.
+    ``work`` is the common part of its requests, with the session's problem; ``recorded`` what simulated GPUs replay,
+    None for real ones. ``meanwhile`` is called about every second in a thread that waits for a reply.
     """
 
     def __init__(
@@ -150,12 +144,8 @@ class RemoteGpu(Backend):
 class ClusterGpus(GpuGroup):
     """The GPUs of one model that the workers of a cluster offer; they may join and leave at any time.
 
-    ``lane`` is the GPUs that the session may use; ``ending`` is called when it is closed.
-
-    Raises
-    ------
-    InputError
-        No GPU is offered, or all work for other sessions.
+    ``lane`` is the GPUs that the session may use; ``ending`` is called when it is closed. Raise `InputError` if no GPU
+    is offered, or all work for other sessions.
     """
 
     _passing = (AbsentGpuError,)
@@ -281,13 +271,7 @@ class ClusterGpus(GpuGroup):
 
 
 def free_gpu(lane: Lane, work: GpuRequest) -> RemoteGpu:
-    """Return a GPU of a cluster that holds no problem.
-
-    Raises
-    ------
-    WorkerError
-        None becomes free within a minute.
-    """
+    """Return a GPU of a cluster that holds no problem; `WorkerError` if none becomes free within a minute."""
     assert lane.cluster is not None
     end = time.monotonic() + _FIRST_GPU_S
     while time.monotonic() < end:
@@ -339,12 +323,8 @@ def no_gpu_error(present: Sequence[str], model: str = "", reason: str = "") -> I
 class ClusterLane(Lane):
     """All GPUs of a cluster that are of use to a command; they may join and leave at any time.
 
-    If they must be of one model, others that join later are not used.
-
-    Raises
-    ------
-    InputError
-        The scheduler cannot be reached, it has no GPU, or GPUs of several models.
+    If they must be of one model, others that join later are not used. Raise `InputError` if the scheduler cannot be
+    reached, has no GPU, or GPUs of several models.
     """
 
     cluster: Cluster

@@ -109,12 +109,8 @@ class Cluster:
     ) -> GpuReply:
         """Wait for a reply, ``limit_s`` at most; ``meanwhile`` is called about every second, and in the end.
 
-        Raises
-        ------
-        WorkerError
-            The GPU or the scheduler is lost, the time is over, or the request was withdrawn.
-        InputError, ToolchainError
-            The GPU cannot be set up for the session.
+        Raise `WorkerError` if the GPU or the scheduler is lost, the time is over, or the request was withdrawn;
+        `InputError` or `ToolchainError` if the GPU cannot be set up for the session.
         """
         end, reply = time.monotonic() + limit_s, None
         while reply is None:

@@ -140,7 +140,7 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             if not is_own:
                 self._open(request)
             return self._run(request, cubins) if request.op == "run" else GpuReply()
-        except AutotileError:
+        except BaseException:
             self._end()
             raise
         finally:
@@ -151,30 +151,25 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         self._end()
         self._session = request.session
         self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
-        try:
-            if request.workload is None:
-                self._end_idle()
-                return
-            asked = request.workload
-            if self._gpu.recordings:
-                found = {file: read_recording_header(Path(file)).problem for file in self._gpu.recordings}
-                wanted = request.kernel, {**asked.sizes}, asked.dtype
-                same = [file for file, of in found.items() if (of.kernel, {**of.sizes}, of.dtype) == wanted]
-                if not same:
-                    known = "; ".join(map(str, found.values()))
-                    raise InputError(f"{self._gpu.uuid} replays recordings of {known}, not of the session's problem")
-                recording = read_recording(Path(same[0]))
-                self._backend = SimulatedGpu(recording, uuid=self._gpu.uuid, seconds=self._gpu.seconds)
-            else:
-                if self._idle is not None:
-                    self._idle.cancel()
-                self._workers = self._workers or WorkerPool()
-                workload, uuid = self._on_this_machine(asked), self._gpu.uuid
-                self._backend = Gpu(workload, request.deadline_s, worker_pool=self._workers, uuid=uuid)
-            self._backend.wait()
-        except BaseException:
-            self._end()
-            raise
+        asked, uuid = request.workload, self._gpu.uuid
+        if asked is None:
+            self._end_idle()
+            return
+        if self._gpu.recordings:
+            found = {file: read_recording_header(Path(file)).problem for file in self._gpu.recordings}
+            wanted = request.kernel, {**asked.sizes}, asked.dtype
+            same = [file for file, of in found.items() if (of.kernel, {**of.sizes}, of.dtype) == wanted]
+            if not same:
+                known = "; ".join(map(str, found.values()))
+                raise InputError(f"{uuid} replays recordings of {known}, not of the session's problem")
+            self._backend = SimulatedGpu(read_recording(Path(same[0])), uuid=uuid, seconds=self._gpu.seconds)
+        else:
+            if self._idle is not None:
+                self._idle.cancel()
+            self._workers = self._workers or WorkerPool()
+            workload = self._on_this_machine(asked)
+            self._backend = Gpu(workload, request.deadline_s, worker_pool=self._workers, uuid=uuid)
+        self._backend.wait()
 
     def _run(self, request: GpuRequest, cubins: Mapping[str, bytes]) -> GpuReply:
         """Run a job with the folders of this machine, and its cubins as files."""
@@ -263,10 +258,7 @@ def live_gpus(indices: Sequence[int]) -> list[OfferedGpu]:
 def replayed_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> list[OfferedGpu]:
     """Return GPUs that replay a recording, or those of a folder; each takes so many seconds for a candidate.
 
-    Raises
-    ------
-    InputError
-        There is no recording, one cannot be read, or they are of several GPUs.
+    Raise `InputError` if there is no recording, one cannot be read, or they are of several GPUs.
     """
     recording = user_path(recording, "a recording")
     files = sorted(recording.glob("*.npz")) if recording.is_dir() else [recording]
@@ -288,33 +280,19 @@ def offer(
     Each GPU has a process of Dask with a nanny, which replaces it when it dies, and all compilers have one. They listen
     on the interface by which this machine reaches the scheduler. One that has lost the scheduler tries to join again.
 
-    Parameters
-    ----------
-    observe
-        Called with one line for the user.
-    compilers
-        Number of compilations at the same time; 0 for none.
-
-    Raises
-    ------
-    InputError
-        As for `check_scheduler`; or no scheduler answers.
+    ``observe`` is called with lines for the user, and ``compilers`` is the number of compilations at the same time.
+    Raise `InputError` as `check_scheduler` does, or if no scheduler answers.
     """
     security = check_scheduler(scheduler, insecure=insecure)
     offers: dict[str, Mapping[str, Any]] = {}
     """Arguments of the nanny of each process of Dask, by the name that the user is told."""
     for gpu in gpus:
-        resources = {gpu.uuid: 1, gpu.device.name: 1}
-        offers[f"{gpu.uuid} ({gpu.device.name})"] = {
-            "resources": resources,
-            "plugins": (GpuPlugin(gpu),),
-            "nthreads": 1,
-        }
+        resources, plugins = {gpu.uuid: 1, gpu.device.name: 1}, (GpuPlugin(gpu),)
+        offers[f"{gpu.uuid} ({gpu.device.name})"] = {"resources": resources, "plugins": plugins, "nthreads": 1}
     if compilers:
         resource = COMPILERS + toolchain()
-        plugins = (CompilerPlugin(compilers),)
-        name = f"{plural(compilers, 'core')} to {resource}"
-        offers[name] = {"resources": {resource: compilers}, "plugins": plugins, "nthreads": compilers}
+        given = {"resources": {resource: compilers}, "plugins": (CompilerPlugin(compilers),), "nthreads": compilers}
+        offers[f"{plural(compilers, 'core')} to {resource}"] = given
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
