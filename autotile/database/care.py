@@ -21,6 +21,7 @@ from autotile.database.database import (
     StoredTrial,
     matching,
     parsed_rows,
+    row_of,
     stored_run,
     stored_study,
     stored_trial,
@@ -44,14 +45,14 @@ from autotile.database.keys import TuningKey, space_hash
 from autotile.database.learned import check_family, copy_learned, plausible, stored_ceilings, stored_model
 from autotile.database.runs import claiming_runs
 from autotile.database.winners import STORED_MISSES, Row
-from autotile.errors import AutotileError, DataError, InputError
+from autotile.errors import AutotileError, InputError
 from autotile.kernel.library import KernelName, kernel_names, load_kernel
 
 _PARSERS: Mapping[str, Callable[[Row], object]] = {
     "studies": stored_study,
     "runs": stored_run,
     "trials": stored_trial,
-    "misses": STORED_MISSES.parse,
+    "misses": row_of(MISSES)(STORED_MISSES.parse),
     "families": check_family,
     "models": stored_model,
     "ceilings": stored_ceilings,
@@ -126,10 +127,7 @@ def usable_rows(
     """
 
     def checked_row(row: Row) -> Row:
-        try:
-            _PARSERS[table.name](row)
-        except DataError as error:
-            raise error if isinstance(error, BadRowError) else BadRowError(table.name, row["id"], error) from None
+        _PARSERS[table.name](row)
         return row
 
     return parsed_rows(connection, select(table).where(*conditions).order_by(table.c.id), checked_row, bad)
@@ -138,8 +136,6 @@ def usable_rows(
 _RUN_IDENTITY = ("started_at", "host", "sampler", "seed")
 """Columns that identify a run within its study; runs of a study begin at least a microsecond apart."""
 _TRIAL_IDENTITY = ("phase", "rank", "config_key", "outcome", "created_at", "time_us")
-
-Decision = Literal["kept", "taken", "unresolved", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,29 +150,19 @@ class CopiedRows:
 
 @dataclass(frozen=True, slots=True)
 class MergedStudy:
-    """A study for which the merged databases named different winners.
-
-    Attributes
-    ----------
-    key
-        Key of the study.
-    served
-        Trial of the configuration that is served from now on.
-    other
-        Trial of the configuration that it was compared with.
-    ratio
-        Time of the slower over time of the faster of the two.
-    decision
-        ``kept``: the configuration that was served already is faster. ``taken``: the faster one of another database is
-        served now. ``unresolved``: the intervals of the times overlap, so the newest session's is served. ``refused``:
-        the faster one has failed verification once, and is not served.
-    """
+    """A study for which the merged databases named different winners."""
 
     key: TuningKey
     served: Trial
+    """Of the configuration that is served from now on."""
     other: Trial
+    """Of the configuration that it was compared with."""
     ratio: Interval
-    decision: Decision
+    """Time of the slower over time of the faster of the two."""
+    decision: Literal["kept", "taken", "unresolved", "refused"]
+    """``kept``: the configuration that was served already is faster. ``taken``: the faster one of another database is
+    served now. ``unresolved``: the intervals of the times overlap, so the newest session's is served. ``refused``: the
+    faster one has failed verification once, and is not served."""
 
 
 def merge_databases(target: Database, sources: Sequence[Database]) -> tuple[list[CopiedRows], list[MergedStudy]]:
@@ -185,19 +171,8 @@ def merge_databases(target: Database, sources: Sequence[Database]) -> tuple[list
     No trial is lost or duplicated. Of several winners of a study, the fastest is served if the intervals of the times
     tell it from the one that would be served otherwise, that of the newest session. Sessions of one database are in the
     order of recording. Those of several can be ordered only by date: a date that has yet to come, by a clock that was
-    ahead, counts as the oldest.
-
-    Returns
-    -------
-    copied : list of CopiedRows
-        Rows that were new, one entry per source.
-    merged : list of MergedStudy
-        Studies for which the databases named different winners.
-
-    Raises
-    ------
-    DatabaseError
-        A source cannot be read, or the target cannot be written.
+    ahead, counts as the oldest. Return the rows that were new, one entry per source, and the studies for which the
+    databases named different winners.
     """
     winners: dict[str, list[StoredBest]] = {}
     for best in (best for database in (target, *sources) for best in database.best()):
@@ -213,11 +188,6 @@ def copy_missing_rows(source: Database, target: Database) -> CopiedRows:
     Existing rows of the target change in three cases only: a run that has ended in the source ends in the target too, a
     family, a model or a GPU takes the newer row, and a miss that both have counted takes the greater count, as copies
     of one database have counted the same calls.
-
-    Raises
-    ------
-    DatabaseError
-        The source cannot be read, or the target cannot be written.
     """
     with source.reading() as theirs, target.writing() as ours:
         studies = runs = trials = rules = 0
@@ -369,78 +339,39 @@ _CHUNK = 500
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
-    """Trials to delete: a trial that any of the criteria selects is deleted.
-
-    Attributes
-    ----------
-    before
-        Trials recorded before this moment.
-    keep_gpus
-        Trials of all GPUs but these; empty for no criterion.
-    versions
-        Template hash and space hash of each kernel's current version, by name: trials of other versions. None for no
-        criterion.
-    winners
-        Delete selected trials even if they are the best of their study, or verdicts on configurations that are not
-        ranked, without which a wrong one could be served.
-    """
+    """Trials to delete: a trial that any of the criteria selects is deleted."""
 
     before: datetime | None = None
+    """Trials recorded before this moment."""
     keep_gpus: Collection[str] = ()
+    """Trials of all GPUs but these; empty for no criterion."""
     versions: Mapping[str, tuple[str, str]] | None = None
+    """Trials of other versions than the current one: template hash and space hash of each kernel, by name."""
     winners: bool = False
+    """Delete selected trials even if they are the best of their study, or verdicts on configurations that are not
+    ranked, without which a wrong one could be served."""
 
 
 @dataclass(frozen=True, slots=True)
 class CleanedStudy:
-    """Deletions in one study.
-
-    Attributes
-    ----------
-    key
-        Key of the study.
-    reasons
-        Criteria that selected its trials: ``old``, ``other GPU``, ``other version``.
-    deleted, total
-        Number of deleted trials, and of trials before the deletion.
-    emptied
-        Whether the study was deleted too, as no trial is left.
-    """
+    """Deletions in one study."""
 
     key: TuningKey
     reasons: tuple[str, ...]
+    """Criteria that selected its trials: ``old``, ``other GPU``, ``other version``."""
     deleted: int
     total: int
+    """Number of trials before the deletion."""
     emptied: bool
+    """Whether the study was deleted too, as no trial is left."""
 
 
 def clean_database(database: Database, kernel: str | None, criteria: Criteria, *, dry_run: bool) -> list[CleanedStudy]:
-    """Delete trials, and runs and studies without any trial left.
+    """Delete trials of a kernel or of all, and runs and studies without any trial left; return the studies concerned.
 
-    Trials of a run that may still be going are kept. Sessions go on meanwhile: a transaction deletes a few hundred
-    trials of a study, so that nobody waits long for it. If it is interrupted, some studies have been cleaned; the rest
-    is cleaned by the same call.
-
-    Parameters
-    ----------
-    database
-        Database, open for writing unless ``dry_run``.
-    kernel
-        Name of the only kernel to consider; None for all.
-    criteria
-        Trials to delete.
-    dry_run
-        Delete nothing; return what would be deleted.
-
-    Returns
-    -------
-    list of CleanedStudy
-        Studies with deletions, by kernel and then oldest first.
-
-    Raises
-    ------
-    DatabaseError
-        The database cannot be read or written.
+    With ``dry_run`` nothing is deleted. Trials of a run that may still be going are kept. Sessions go on meanwhile: a
+    transaction deletes a few hundred trials of a study, so that nobody waits long for it. If it is interrupted, some
+    studies have been cleaned; the rest is cleaned by the same call.
     """
     query = matching(select(STUDIES).order_by(STUDIES.c.kernel, STUDIES.c.id), STUDIES, kernel=kernel)
     with database.reading() as connection:
@@ -474,11 +405,7 @@ def clean_database(database: Database, kernel: str | None, criteria: Criteria, *
 def stored_gpu_names(database: Database, names: Iterable[str]) -> Iterator[str]:
     """Yield names of GPUs as CUDA reports them: names in the database unchanged, others by their profiles.
 
-    Raises
-    ------
-    InputError
-        A name is neither in the database nor that of a profile: a mistyped name of a GPU to keep would delete the
-        results of that GPU.
+    Any other name is an `InputError`: a mistyped name of a GPU to keep would delete the results of that GPU.
     """
     with database.reading() as connection:
         stored = set(connection.execute(select(STUDIES.c.gpu_name).distinct()).scalars())
@@ -493,10 +420,7 @@ def stored_gpu_names(database: Database, names: Iterable[str]) -> Iterator[str]:
 def current_versions(kernel: KernelName | None) -> dict[str, tuple[str, str]]:
     """Return template hash and space hash by kernel name, of one kernel or of all that are found by name.
 
-    Raises
-    ------
-    InputError
-        The given kernel cannot be read; of all kernels, those that cannot be read are left out.
+    Of all, those that cannot be read are left out; if the given one cannot, that is an `InputError`.
     """
     found = {}
     for name in [kernel] if kernel is not None else kernel_names():

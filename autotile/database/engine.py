@@ -395,13 +395,7 @@ Location = Path | ServerLocation
 
 
 def parse_location(location: str | Path) -> Location:
-    """Parse a path, ``sqlite:///path`` or a PostgreSQL URL.
-
-    Raises
-    ------
-    DatabaseError
-        The location is any other URL, a malformed one, empty, or in the home folder of a user who does not exist.
-    """
+    """Parse a path, ``sqlite:///path`` or a PostgreSQL URL; anything else is a `DatabaseError`."""
     text = str(location)
     if not looks_like_url(text):
         return _file_path(location)
@@ -518,19 +512,10 @@ fork_guard.on_fork(_close_files, _leave_to_parent)
 def open_engine(location: Location, timeout_s: float = LOCK_TIMEOUT_S, *, readonly: bool = False) -> Engine:
     """Return the engine of a database; with `WRITE_OPTIONS`, transactions on a file take the write lock at their start.
 
-    Parameters
-    ----------
-    timeout_s
-        Timeout of connecting to a server (at least 2 s), of each statement and of each lock, in seconds. A connection
-        over which nothing comes back for as long counts as lost.
-    readonly
-        Whether it is for look-ups. A server plans their statements once a connection: planning the view of the best
-        results takes ten times as long as reading it.
-
-    Raises
-    ------
-    DatabaseError
-        The driver of the server is not installed.
+    On a server, ``timeout_s`` is the timeout of connecting (at least 2 s), of each statement and of each lock; a
+    connection over which nothing comes back for as long counts as lost. Statements of look-ups, ``readonly``, are
+    planned once a connection there: planning the view of the best results takes ten times as long as reading it. It is
+    a `DatabaseError` if the driver of the server is not installed.
     """
     if not isinstance(location, Path):
         return _server_engine(location, timeout_s, readonly=readonly)
@@ -930,17 +915,9 @@ def check_integrity(engine: Engine, path: Path) -> None:
 
 
 def set_aside(path: Path, seen: tuple[int, int]) -> tuple[str, ...]:
-    """Rename a damaged file, with its log, so that a new one can be created; nothing is deleted.
+    """Rename a damaged file of an identity, with its log, so that a new one can be created; nothing is deleted.
 
-    Parameters
-    ----------
-    seen
-        `file_identity` of the damaged file.
-
-    Returns
-    -------
-    tuple of str
-        A notice for the user; empty if nothing was done, as another process has replaced the file, or it is healthy.
+    Return a notice for the user; none if nothing was done, as another process has replaced the file, or it is healthy.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
     aside = path.with_name(f"{path.name}.corrupt-{stamp}")

@@ -161,12 +161,7 @@ def space_hash(spec: KernelSpec) -> str:
     These are the entry points, the launches, the arguments, the reference, the options, and the names of parameters and
     sizes. The values, the rules, the limits, the default and the estimates of static shared memory and registers are
     not part of the hash: they only determine which configurations are tried, so changing them must not invalidate
-    earlier measurements.
-
-    Returns
-    -------
-    str
-        SHA-256 in hexadecimal; spaces and redundant parentheses in expressions do not change it.
+    earlier measurements. Spaces and redundant parentheses in expressions do not change it.
     """
 
     def launch(step: Step) -> dict[str, Any]:

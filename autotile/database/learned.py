@@ -25,7 +25,7 @@ from autotile.core.ceilings import DeviceCeilings, check_ceilings
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Moment, Name, NonNegative, convert
 from autotile.core.model import Outcome, Problem, config_key
-from autotile.database.database import BadRowError, Database, matching, parse_row, parsed_rows
+from autotile.database.database import Database, matching, parsed_rows, row_of
 from autotile.database.engine import CEILINGS, FAMILIES, MODELS, insert_for, now_text
 from autotile.database.keys import TuningKey, json_hash, space_hash
 from autotile.database.winners import Row, StoredMiss, StoredRule, StoredRuleDocument, Value
@@ -79,22 +79,14 @@ def _read(
 
 @dataclass(frozen=True, slots=True)
 class FamilyState:
-    """State of a family whose tuning has not finished, from which a killed run is resumed.
-
-    Attributes
-    ----------
-    plan
-        The points and the effort at each, as JSON values. A run with another plan starts over.
-    tuned, measured
-        Number of points, in the plan's order, that were tuned, and at which the best configurations of all points were
-        measured.
-    seconds
-        Wall time spent.
-    """
+    """State of a family whose tuning has not finished, from which a killed run is resumed."""
 
     plan: Mapping[str, Any]
+    """The points and the effort at each, as JSON values. A run with another plan starts over."""
     tuned: Count = 0
+    """Number of points, in the plan's order, that were tuned."""
     measured: Count = 0
+    """Number of points at which the best configurations of all points were measured."""
     seconds: NonNegative = 0.0
 
 
@@ -110,18 +102,16 @@ class _FamilyRow(msgspec.Struct):
     learned_at: Moment | None
 
 
+@row_of(FAMILIES)
 def check_family(row: Row) -> FamilyState | None:
-    """Return the state in a complete row of the table; a `BadRowError` if the row does not match the schema."""
-    found = parse_row(FAMILIES.name, row["id"], row, _FamilyRow)
+    """Return the state in a complete row of the table, after a check of all that it holds."""
+    found = convert(row, _FamilyRow)
     try:
         Family.from_json(row["family"])
     except DataError as error:
-        raise BadRowError(FAMILIES.name, row["id"], DataError(error.fault, field="family")) from None
-    try:
-        if row["learned_at"] is not None or row["rule"] is not None:
-            convert(row, StoredRuleDocument).stored_rule()
-    except DataError as error:
-        raise BadRowError(FAMILIES.name, row["id"], error) from None
+        raise DataError(error.fault, field="family") from None
+    if row["learned_at"] is not None or row["rule"] is not None:
+        convert(row, StoredRuleDocument).stored_rule()
     return found.progress
 
 
@@ -166,9 +156,10 @@ class StoredModel:
     learned_at: Moment
 
 
+@row_of(MODELS)
 def stored_model(row: Row) -> StoredModel:
-    """Return the model in a complete row of the table; a `BadRowError` if it does not match the schema."""
-    return parse_row(MODELS.name, row["id"], row, StoredModel)
+    """Return the model in a complete row of the table."""
+    return convert(row, StoredModel)
 
 
 def save_model(
@@ -186,13 +177,11 @@ def read_models(database: Database, operation: str | None = None, dtype: str | N
     return _read(database, MODELS, stored_model, operation=operation, dtype=dtype)
 
 
+@row_of(CEILINGS)
 def stored_ceilings(row: Row) -> DeviceCeilings:
-    """Return the ceilings in a row of the table; a `BadRowError` if it does not match the schema."""
-    measured = parse_row(CEILINGS.name, row["id"], row, DeviceCeilings)
-    try:
-        check_ceilings(measured)
-    except DataError as error:
-        raise BadRowError(CEILINGS.name, row["id"], error) from None
+    """Return the ceilings in a row of the table."""
+    measured = convert(row, DeviceCeilings)
+    check_ceilings(measured)
     return measured
 
 
@@ -217,38 +206,25 @@ def read_ceilings(database: Database, gpu_name: str | None = None) -> list[Devic
 
 @dataclass(frozen=True, slots=True)
 class MissCost:
-    """Cost of one missed call.
-
-    Attributes
-    ----------
-    call_us
-        Time of the call, in microseconds.
-    lost_us
-        Part of it that the best configuration would have saved, in microseconds.
-    measured
-        Whether both times were measured at this problem rather than estimated from others.
-    """
+    """Cost of one missed call."""
 
     call_us: float
     lost_us: float
+    """Part of the call's time that the best configuration would have saved."""
     measured: bool
+    """Whether both times were measured at this problem rather than estimated from others."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyTimes:
-    """Times of one problem's configurations.
-
-    Attributes
-    ----------
-    best
-        `config_key` of the winner.
-    times_us
-        Newest time of each successful configuration, by `config_key`; a time of the finals precedes one of the search.
-    """
+    """Times of one problem's configurations."""
 
     key: TuningKey
     best: str
+    """`config_key` of the winner."""
     times_us: Mapping[str, float]
+    """Newest time of each successful configuration, by `config_key`; a time of the finals precedes one of the search.
+    """
 
     @property
     def best_us(self) -> float:
@@ -274,17 +250,7 @@ def study_times(database: Database, kernel: str) -> list[StudyTimes]:
 
 
 class MissCostEstimator:
-    """Costs of the misses of one kernel.
-
-    Parameters
-    ----------
-    kernel
-        Kernel in its current version; studies and rules of other versions are ignored.
-    studies
-        Measured times of the kernel's studies.
-    rules
-        Rules of the kernel's families, newest first.
-    """
+    """Costs of the misses of a kernel by its studies and rules, newest first; other versions are ignored."""
 
     def __init__(self, kernel: Kernel, studies: Iterable[StudyTimes], rules: Iterable[StoredRule]) -> None:
         version = (kernel.source_hash, space_hash(kernel.spec))

@@ -115,21 +115,14 @@ _STORED = (
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """Answer to a claim.
-
-    Attributes
-    ----------
-    ours
-        Whether this session may try each configuration.
-    news
-        Trials that other sessions have stored since the last look, oldest first.
-    others
-        Number of configurations that other sessions are trying now.
-    """
+    """Answer to a claim."""
 
     ours: tuple[bool, ...]
+    """Whether this session may try each configuration."""
     news: Sequence[Trial]
+    """Trials that other sessions have stored since the last look, oldest first."""
     others: int
+    """Number of configurations that other sessions are trying now."""
 
 
 class RunRecord(AbstractContextManager["RunRecord"]):
@@ -140,19 +133,8 @@ class RunRecord(AbstractContextManager["RunRecord"]):
     database lost the run, or cannot store a trial, the run is written to a new database beside it, or in the folder
     for temporary files, and `RescuedRunError` is raised.
 
-    Use it in a ``with`` block after `start`: leaving the block reads back.
-
-    Parameters
-    ----------
-    database
-        Open for writing.
-    key, device
-        Study of the run, which is created if it does not exist.
-
-    Attributes
-    ----------
-    study_id, run_id
-        Ids of the study and of the run; the latter is 0 before `start`.
+    Use it in a ``with`` block after `start`: leaving the block reads back. The study is created if it does not exist;
+    ``run_id`` is 0 before `start`.
     """
 
     def __init__(self, database: Database, key: TuningKey, device: DeviceProperties) -> None:
@@ -223,13 +205,9 @@ class RunRecord(AbstractContextManager["RunRecord"]):
     def claim(self, *configs: Config, room: int | None = None) -> Claimed:
         """Claim configurations, but for those that another session has claimed or tried.
 
-        Without sharing, every configuration is this session's.
-
-        Parameters
-        ----------
-        room
-            Number of trials that the study may still begin, by what this session knows; None for any number. What other
-            sessions have stored since, and what they claimed before, counts against it.
+        Without sharing, every configuration is this session's. ``room`` is the number of trials that the study may
+        still begin, by what this session knows; None for any number. What other sessions have stored since, and what
+        they claimed before, counts against it.
         """
         if not self._owner:
             return Claimed((True,) * len(configs), (), 0)
@@ -271,12 +249,8 @@ class RunRecord(AbstractContextManager["RunRecord"]):
     def add(self, *trials: Trial, phase: Phase = "search", rank: int | None = None) -> None:
         """Commit trials in one transaction; it ends the claims of those of a search.
 
-        A trial whose claim ran out, and whose configuration another session has tried or is trying, is not stored.
-
-        Raises
-        ------
-        RescuedRunError
-            They cannot be stored; the run is in a rescue file.
+        A trial whose claim ran out, and whose configuration another session has tried or is trying, is not stored. If
+        trials cannot be stored, the run is in a rescue file that the `RescuedRunError` names.
         """
         rows = [{"phase": phase, "rank": rank, "created_at": now_text(), **trial_row(trial)} for trial in trials]
         self._rows += rows
