@@ -40,6 +40,7 @@ from autotile.database.engine import (
     DamagedDatabaseError,
     insert_for,
     schema_revision,
+    stored_moment,
 )
 from autotile.database.keys import TuningKey, space_hash
 from autotile.database.learned import check_family, copy_learned, plausible, stored_ceilings, stored_model
@@ -287,7 +288,7 @@ def _served(target: Database, study_id: int, winners: Sequence[StoredBest]) -> T
     been copied before the trial that it refuses; it is then recorded once more. So is the winner of the newest session
     if an older session's was copied after it.
     """
-    newest = max(winners, key=lambda best: plausible(_moment(best.winner.tuned_at)))
+    newest = max(winners, key=lambda best: plausible(stored_moment(best.winner.tuned_at)))
     while found := target.best(study_id=study_id):
         best = found[0]
         if refusals := _refusals(target, study_id, best.trial, after=best.winner.tuned_at):
@@ -297,7 +298,7 @@ def _served(target: Database, study_id: int, winners: Sequence[StoredBest]) -> T
             and config_key(newest.trial.config) != config_key(best.trial.config)
             and not _refusals(target, study_id, newest.trial, after=newest.winner.tuned_at)
         ):
-            _record_decision(target, study_id, newest.trial, is_winner=True, moment=_moment(newest.winner.tuned_at))
+            _record_decision(target, study_id, newest.trial, is_winner=True, created_at=newest.winner.tuned_at)
             return newest.trial
         else:
             return best.trial
@@ -306,29 +307,23 @@ def _served(target: Database, study_id: int, winners: Sequence[StoredBest]) -> T
 
 def _refusals(target: Database, study_id: int, trial: Trial, after: datetime | None = None) -> list[StoredTrial]:
     """Return the finals in which a configuration failed, optionally only those after a date."""
-    since = plausible(_moment(after)) if after is not None else ""
+    since = plausible(stored_moment(after)) if after is not None else ""
     return [
         stored
         for stored in target.stored_trials(study_id, phase="final")
         if not stored.trial.outcome.has_time
         and config_key(stored.trial.config) == config_key(trial.config)
-        and _moment(stored.created_at) > since
+        and stored_moment(stored.created_at) > since
     ]
 
 
-def _moment(moment: datetime) -> str:
-    """Return a date as it is stored."""
-    return moment.astimezone(UTC).isoformat(timespec="microseconds")
-
-
 def _record_decision(
-    target: Database, study_id: int, trial: Trial, *, is_winner: bool, moment: str | None = None
+    target: Database, study_id: int, trial: Trial, *, is_winner: bool, created_at: datetime | None = None
 ) -> None:
-    """Record a run of its own with a copy of the trial, a winner or a refusal; ``moment`` is its date, None for now."""
+    """Record a run of its own with a copy of the trial, a winner or a refusal."""
     driver = next((run.driver for run in reversed(target.runs(study_id)) if run.driver), "")
-    target.add_run(
-        study_id, [trial], sampler="merge", driver=driver, phase="final", is_ranked=is_winner, created_at=moment
-    )
+    of_run: Any = {"sampler": "merge", "driver": driver, "phase": "final"}
+    target.add_run(study_id, [trial], is_ranked=is_winner, created_at=created_at, **of_run)
 
 
 _MAX_RUN_AGE = timedelta(days=1)
@@ -376,7 +371,7 @@ def clean_database(database: Database, kernel: str | None, criteria: Criteria, *
     query = matching(select(STUDIES).order_by(STUDIES.c.kernel, STUDIES.c.id), STUDIES, kernel=kernel)
     with database.reading() as connection:
         studies = parsed_rows(connection, query, stored_study)
-    before = _moment(criteria.before) if criteria.before else ""
+    before = stored_moment(criteria.before) if criteria.before else ""
     cleaned = []
     for study in studies:
         study_id, key = study.study_id, study.key
@@ -447,7 +442,7 @@ def _kept(connection: Connection, study_id: int, criteria: Criteria) -> set[int]
 def _open_runs(connection: Connection, study_id: int) -> set[int]:
     """Return the runs of a study that may still be going: young ones without an end, and those that hold claims."""
     now = datetime.now(UTC)
-    since, until = (_moment(now + age) for age in (-_MAX_RUN_AGE, _MAX_RUN_AGE))
+    since, until = (stored_moment(now + age) for age in (-_MAX_RUN_AGE, _MAX_RUN_AGE))
     unfinished = select(RUNS.c.id).where(RUNS.c.study_id == study_id, RUNS.c.ended_at.is_(None))
     young = connection.execute(unfinished.where(RUNS.c.started_at.between(since, until))).scalars()
     return {*young, *claiming_runs(connection, study_id)}

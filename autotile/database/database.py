@@ -61,6 +61,7 @@ from autotile.database.engine import (
     parse_location,
     schema_revision,
     set_aside,
+    stored_moment,
     translated_errors,
 )
 from autotile.database.keys import TuningKey
@@ -691,7 +692,7 @@ class Database(AbstractContextManager["Database"]):
         device: DeviceProperties | None = None,
         phase: Phase = "search",
         is_ranked: bool = False,
-        created_at: str | None = None,
+        created_at: datetime | None = None,
         summary: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> int:
@@ -701,7 +702,7 @@ class Database(AbstractContextManager["Database"]):
         winner first; a trial of the finals without a rank is a verdict on its configuration. ``created_at`` is the date
         of the trials, None for now; ``columns`` are those of the table ``runs``.
         """
-        moment = created_at or now_text()
+        moment = stored_moment(created_at) if created_at is not None else now_text()
         with self.writing() as connection:
             study_id = study if isinstance(study, int) else ensure_study(connection, study, device)
             run_id = insert_run(connection, {"study_id": study_id, "sampler": sampler, **columns})
@@ -745,17 +746,16 @@ class Database(AbstractContextManager["Database"]):
         self,
         kernel: str | None = None,
         *,
-        dtype: str | None = None,
-        sizes: Mapping[str, int] | None = None,
-        gpu_name: str | None = None,
         study_id: int | None = None,
+        sizes: Mapping[str, int] | None = None,
+        **columns: str | None,
     ) -> list[StoredBest]:
-        """Return the best result of each matching study, newest first.
+        """Return the best result of each study with the given columns, newest first; None selects all.
 
         In place of a row that cannot be used, the next best of its study is taken: of one that is damaged, or of a run
         of `UNVERIFIED_SAMPLER`.
         """
-        query = matching(_BEST_ROWS, STUDIES, kernel=kernel, dtype=dtype, gpu_name=gpu_name, id=study_id)
+        query = matching(_BEST_ROWS, STUDIES, kernel=kernel, id=study_id, **columns)
         bad: list[BadRowError] = []
         found: list[StoredBest] = []
         with self.reading() as connection:
@@ -799,8 +799,7 @@ class Database(AbstractContextManager["Database"]):
         try:
             found = self.read(WINNER, digest=key.digest)
         except DataError:
-            study_id = self.find_study(key)
-            found = [best.winner for best in self.best(study_id=study_id)] if study_id is not None else []
+            found = [best.winner for best in self.best(digest=key.digest)]
         return found[0] if found else None
 
     def add_misses(self, rows: Sequence[Row]) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC
 from typing import Annotated, Any
 
 import msgspec
@@ -26,7 +25,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Moment, Name, NonNegative, convert
 from autotile.core.model import Outcome, Problem, config_key
 from autotile.database.database import Database, matching, parsed_rows, row_of
-from autotile.database.engine import CEILINGS, FAMILIES, MODELS, insert_for, now_text
+from autotile.database.engine import CEILINGS, FAMILIES, MODELS, insert_for, now_text, stored_moment
 from autotile.database.keys import TuningKey, json_hash, space_hash
 from autotile.database.winners import Row, StoredMiss, StoredRule, StoredRuleDocument, Value
 from autotile.errors import DataError
@@ -189,14 +188,9 @@ def save_ceilings(database: Database, measured: DeviceCeilings) -> None:
     """Store the ceilings of a GPU, in place of older ones of its UUID; a `DataError` for those of a datasheet."""
     check_ceilings(measured)
     assert measured.measured_at is not None
-    row = {
-        **{name: getattr(measured, name) for name in ("gpu_uuid", "gpu_name", "compute_capability", "driver")},
-        "measured_at": measured.measured_at.astimezone(UTC).isoformat(timespec="microseconds"),
-        "ceilings": measured.to_json()["ceilings"],
-        "warnings": list(measured.warnings),
-    }
+    row = {name: value for name, value in measured.to_json().items() if name in CEILINGS.c}
     with database.writing() as connection:
-        _replace(connection, CEILINGS, row)
+        _replace(connection, CEILINGS, row | {"measured_at": stored_moment(measured.measured_at)})
 
 
 def read_ceilings(database: Database, gpu_name: str | None = None) -> list[DeviceCeilings]:
