@@ -306,14 +306,9 @@ def _code_dtype(parameters: Sequence[Parameter]) -> np.dtype[Any]:
 
 
 def write_recording(path: Path, header: RecordingHeader, trials: Sequence[Trial], *, follow_link: bool = True) -> None:
-    """Write trials as a recording; only the last trial of each configuration is recorded.
+    """Write trials as a recording, with `atomic_write`; only the last trial of each configuration is recorded.
 
-    Raise `RecordingError` if a configuration is not in the header's search space, or the file cannot be written.
-
-    Parameters
-    ----------
-    follow_link
-        As for `autotile.database.paths.atomic_write`.
+    It is a `RecordingError` if a configuration is not in the header's search space, or the file cannot be written.
     """
     positions = _positions_of(header.parameters)
     newest: dict[tuple[int, ...], Trial] = {}
@@ -346,12 +341,7 @@ def write_recording(path: Path, header: RecordingHeader, trials: Sequence[Trial]
 def read_recording(path: Path, *, kernel: str | None = None) -> Recording:
     """Read and validate a recording.
 
-    Raise `RecordingError` if the recording is missing, damaged, of another format version or of another kernel.
-
-    Parameters
-    ----------
-    kernel
-        Name of the expected kernel; None for any.
+    It is a `RecordingError` if it is missing, damaged, of another format version, or not of the kernel that is named.
     """
     with _opened(path) as archive:
         header, labels = _read_header(path, archive)
