@@ -58,9 +58,8 @@ def failed(config: Config, outcome: Outcome, reason: str = "why") -> Trial:
 
 def start_run(database: Database, study_id: int, **fields: Any) -> int:
     """Record the start of a run with columns of the table ``runs``, and return its id."""
-    defaults = {"seed": None, "driver": "", "host": "", "settings": {}, "gates": {}}
     with database.writing() as connection:
-        return insert_run(connection, {"study_id": study_id, **defaults, **fields})
+        return insert_run(connection, {"study_id": study_id, **fields})
 
 
 def begin(database: Database, key: TuningKey, device: DeviceProperties | None = None) -> tuple[int, int]:

@@ -33,7 +33,7 @@ Open = Callable[[], RunRecord]
 
 def record_of(location: str, key: TuningKey, device: DeviceProperties, *, shares: bool = True) -> RunRecord:
     record = RunRecord(Database.open(location), key, device)
-    record.start(sampler="random", seed=0, settings={}, driver="", host="", gates={}, shares=shares)
+    record.start(sampler="random", shares=shares)
     return record
 
 
@@ -272,7 +272,7 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
     shared: Database, key: TuningKey, device: DeviceProperties
 ) -> None:
     record = RunRecord(shared, key, device)
-    record.start(sampler="random", seed=0, settings={}, driver="", host="", gates={}, shares=True)
+    record.start(sampler="random", shares=True)
     record.add(measured({"BM": 1}, 10.0))
     change(shared, update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))
     assert record.claim({"BM": 2}).ours[0]

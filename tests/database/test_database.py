@@ -255,25 +255,14 @@ def test_a_trial_comes_back_as_it_was_stored(database: Database, study: int) -> 
     store_and_read()
 
 
-@pytest.fixture
-def run_row(database: Database, key: TuningKey) -> dict[str, int]:
-    study = database.study(key, None)
-    return {"study_id": study, "run_id": start_run(database, study, sampler="random", seed=0)}
+def rows_with(study: int, run: int, *trials: Trial) -> list[dict[str, Any]]:
+    position = {"study_id": study, "run_id": run, "phase": "search", "rank": None, "created_at": now_text()}
+    return [{**position, **trial_row(trial)} for trial in trials]
 
 
-def rows_with(run_row: dict[str, int], *trials: Trial) -> list[dict[str, Any]]:
-    created = now_text()
-    return [{**run_row, "phase": "search", "rank": None, "created_at": created, **trial_row(trial)} for trial in trials]
-
-
-def test_a_file_holds_the_same_by_either_way(database: Database, run_row: dict[str, int]) -> None:
-    trials = [
-        measured({"BM": 1, "LAYOUT": "größer", "FLAG": True}, 10.0),
-        Trial(
-            {"BM": 2}, Outcome.COMPILE_FAILED, reason="line 1\n\tµ \x00", stage="compile", telemetry={"x": float("inf")}
-        ),
-    ]
-    rows = rows_with(run_row, *trials)
+def test_a_file_holds_the_same_by_either_way(database: Database, study: int, run: int) -> None:
+    refused = replace(failed({"BM": 2}, Outcome.COMPILE_FAILED, "line 1\n\tµ \x00"), telemetry={"x": float("inf")})
+    rows = rows_with(study, run, measured({"BM": 1, "LAYOUT": "größer", "FLAG": True}, 10.0), refused)
     with closing(database.connect()) as held, database.writing(held) as connection:
         insert_trials(connection, rows)
     with database.writing() as connection:
@@ -284,14 +273,14 @@ def test_a_file_holds_the_same_by_either_way(database: Database, run_row: dict[s
     assert len(stored) == 4
 
 
-def test_nothing_of_a_transaction_that_fails_is_stored(database: Database, run_row: dict[str, int]) -> None:
-    rows = rows_with(run_row, measured({"BM": 1}, 10.0))
+def test_nothing_of_a_transaction_that_fails_is_stored(database: Database, study: int, run: int) -> None:
+    rows = rows_with(study, run, measured({"BM": 1}, 10.0))
     with closing(database.connect()) as held:
         with pytest.raises(DatabaseError, match="NOT NULL"), database.writing(held) as connection:
             insert_trials(connection, [*rows, {**rows[0], "outcome": None}])
         with database.writing(held) as connection:  # the connection is as good as before
             insert_trials(connection, rows)
-    assert len(database.trials(run_row["study_id"])) == 1
+    assert len(database.trials(study)) == 1
 
 
 CONFIG: Config = {"b": 2, "a": True}
@@ -336,52 +325,33 @@ def test_the_driver_is_that_of_the_run(winner: Winner, device: DeviceProperties,
     assert Winner.from_row(row, None).device is None
 
 
-def _fill(tuning_db: Path, key: TuningKey) -> None:
-    with Database.open(tuning_db) as database:
-        study = database.study(key, device_profile("h200"))
-        run = start_run(database, study, sampler="random", seed=0, driver="99.9")
-        times = Measurement(10.0, 9.5, 10.5, (10.0, 10.25))
-        trial = Trial(CONFIG, Outcome.OK, resources=model.Resources(32, 8, 4, 16, 1024), measurement=times)
-        add_trial(database, study, run, trial, phase="final", rank=1)
-        end_run(database, run)
-
-
-def test_it_returns_what_the_database_returns(tmp_path: Path, key: TuningKey) -> None:
-    tuning_db = tmp_path / "autotile.db"
-    _fill(tuning_db, key)
-    with Database.open(tuning_db) as database:
-        expected = [best.winner for best in database.best(key.kernel, dtype=key.dtype)]
-    found = read_file(str(tuning_db), WINNERS, kernel=key.kernel, dtype=key.dtype)
-    assert found == expected
+def test_both_readers_return_the_winner_and_the_verdicts_on_unranked_configurations(
+    database: Database, key: TuningKey, study: int
+) -> None:
+    run = start_run(database, study, sampler="random", driver="99.9")
+    times = Measurement(10.0, 9.5, 10.5, (10.0, 10.25))
+    trial = Trial(CONFIG, Outcome.OK, resources=model.Resources(32, 8, 4, 16, 1024), measurement=times)
+    add_trial(database, study, run, trial, phase="final", rank=1)
+    end_run(database, run)
+    of = {"kernel": key.kernel, "dtype": key.dtype}
+    found = read_file(database.location, WINNERS, **of)
+    assert found == [best.winner for best in database.best(key.kernel, dtype=key.dtype)]
     assert [winner.device.driver for winner in found if winner.device] == ["99.9"]
     assert list(found[0].config) == ["b", "a"]
-    assert read_file(str(tuning_db), WINNERS, kernel="another", dtype=key.dtype) == []
-
-
-def test_verdicts_on_unranked_configurations(tmp_path: Path, key: TuningKey) -> None:
-    tuning_db = tmp_path / "tuning.db"
-    _fill(tuning_db, key)
-    with Database.open(tuning_db) as database:
-        study, run = begin(database, key)
-        for outcome in (Outcome.WRONG_RESULT, Outcome.OK):
-            add_trial(database, study, run, Trial(CONFIG, outcome), phase="final")
-        stored = database.read(winners.CHECKS, kernel=key.kernel, dtype=key.dtype)
+    assert read_file(database.location, WINNERS, kernel="another", dtype=key.dtype) == []
+    again = start_run(database, study, sampler="random")
+    for outcome in (Outcome.WRONG_RESULT, Outcome.OK):
+        add_trial(database, study, again, Trial(CONFIG, outcome), phase="final")
+    stored = database.read(winners.CHECKS, **of)
     assert [check.passed for check in stored] == [False, True]
     assert {check.config for check in stored} == {model.config_key(CONFIG)}
     assert all(check.key == key for check in stored)
-    assert read_file(str(tuning_db), winners.CHECKS, kernel=key.kernel, dtype=key.dtype) == stored
-    assert read_file(str(tuning_db), winners.CHECKS, kernel=key.kernel, dtype="float64") == []
+    assert read_file(database.location, winners.CHECKS, **of) == stored
+    assert read_file(database.location, winners.CHECKS, kernel=key.kernel, dtype="float64") == []
 
 
 FIRST = Problem("sgemm", {"M": 1, "N": 2}, "float32")
 SECOND = Problem("sgemm", {"M": 3, "N": 2}, "float32")
-
-
-@pytest.fixture
-def tuning_db(tmp_path: Path) -> Path:
-    tuning_db = tmp_path / "tuning.db"
-    Database.open(tuning_db).close()
-    return tuning_db
 
 
 def add(tuning_db: Path, *misses: dict[str, Any]) -> bool:

@@ -97,15 +97,12 @@ def test_what_the_system_calls_unwritable_is_refused(tmp_path: Path, monkeypatch
 
 
 def test_a_database_on_a_read_only_medium_can_be_read(
-    tmp_path: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch
+    study_db: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "tuning.db"
-    with Database.open(path) as database:
-        database.study(key, None)
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    with open_existing(path) as reader:
+    with open_existing(study_db) as reader:
         assert reader.find_study(key) == 1
-        assert [entry.name for entry in tmp_path.iterdir()] == ["tuning.db"]
+        assert [*study_db.parent.iterdir()] == [study_db]
 
 
 @pytest.mark.parametrize(
@@ -128,14 +125,11 @@ def test_a_missing_driver_names_its_package(monkeypatch: pytest.MonkeyPatch) -> 
         Database.open("postgresql://user:secret@host/name")
 
 
-def _filled(path: Path, key: TuningKey, count: int = 300) -> None:
+def _damaged(path: Path, key: TuningKey, where: str) -> bytes:
+    """Make a database, damage its start or its middle or cut it in half, and return what the file holds then."""
     with Database.open(path) as database:
         study, run = begin(database, key)
-        add_trials(database, study, run, [measured({"BM": number}, 1.0 + number) for number in range(count)])
-
-
-def _damaged(path: Path, where: str) -> bytes:
-    """Damage the start or the middle of a file, or cut it in half, and return what it holds then."""
+        add_trials(database, study, run, [measured({"BM": number}, 1.0 + number) for number in range(300)])
     data = bytearray(path.read_bytes())
     if where == "start":
         data[100:4096] = b"\xff" * 3996
@@ -151,8 +145,7 @@ def _damaged(path: Path, where: str) -> bytes:
 @pytest.mark.parametrize("damage", ["start", "middle", "cut"])
 def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(tmp_path: Path, key: TuningKey, damage: str) -> None:
     path = tmp_path / "tuning.db"
-    _filled(path, key)
-    data = _damaged(path, damage)
+    data = _damaged(path, key, damage)
     with Database.open(path) as database:
         assert database.studies() == []
         (notice,) = database.notices
@@ -165,8 +158,7 @@ def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(tmp_path: Path, key: T
 
 def test_damage_found_while_reading_says_what_to_do(tmp_path: Path, key: TuningKey) -> None:
     path = tmp_path / "tuning.db"
-    _filled(path, key)
-    data = _damaged(path, "middle")
+    data = _damaged(path, key, "middle")
     with open_existing(path) as reader:
         with pytest.raises(DatabaseError, match="damaged; `autotile db check` says where"):
             reader.trials(1)
@@ -204,16 +196,14 @@ def test_on_a_network_file_system_the_log_is_not_shared_memory(tmp_path: Path, m
         assert [entry.name for entry in tmp_path.iterdir()] == ["tuning.db"]
 
 
-def test_keys_do_not_load_sqlalchemy_and_an_up_to_date_database_opens_without_alembic(tmp_path: Path) -> None:
-    path = tmp_path / "tuning.db"
-    Database.open(path).close()
+def test_keys_do_not_load_sqlalchemy_and_an_up_to_date_database_opens_without_alembic(tuning_db: Path) -> None:
     code = (
         "import sys, autotile.database.keys; assert 'sqlalchemy' not in sys.modules\n"
         "from autotile.database.database import Database\n"
         "Database.open(sys.argv[1]).close(); Database.open_readonly(sys.argv[1]).close()\n"
         "assert not {'alembic', 'sqlalchemy.dialects.postgresql'} & {*sys.modules}"
     )
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+    subprocess.run([sys.executable, "-c", code, str(tuning_db)], check=True)
 
 
 VISIT = "import sys; from autotile.database.database import Database; Database.open(sys.argv[1]).close()"
@@ -283,15 +273,12 @@ def test_a_written_file_has_the_mode_of_the_umask(tmp_path: Path, mask: int, mod
     assert (tmp_path / ("long" * 60)).stat().st_mode & 0o777 == mode
 
 
-def test_a_database_is_never_replaced(tmp_path: Path, key: TuningKey) -> None:
+def test_a_database_is_never_replaced(study_db: Path) -> None:
     """Naming the database as an output by mistake would otherwise lose all measurements."""
-    path = tmp_path / "tuning.db"
-    with Database.open(path) as database:
-        database.study(key, None)
-    before = path.read_bytes()
-    with pytest.raises(OSError, match="is a database"), atomic_write(path) as stream:
+    before = study_db.read_bytes()
+    with pytest.raises(OSError, match="is a database"), atomic_write(study_db) as stream:
         stream.write(b"a bundle")
-    assert path.read_bytes() == before
+    assert study_db.read_bytes() == before
 
 
 def test_what_is_no_ordinary_file_is_not_replaced() -> None:
@@ -300,11 +287,8 @@ def test_what_is_no_ordinary_file_is_not_replaced() -> None:
     assert Path("/dev/null").is_char_device()
 
 
-def test_reading_needs_no_room_beside_the_file(tmp_path: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_needs_no_room_beside_the_file(study_db: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a log beside the file, it is read without the files that SQLite would have to create."""
-    path = tmp_path / "tuning.db"
-    with Database.open(path) as database:
-        database.study(key, None)
     connect = sqlite3.connect
 
     class Refusing(_FileConnection):
@@ -316,7 +300,7 @@ def test_reading_needs_no_room_beside_the_file(tmp_path: Path, key: TuningKey, m
             return super().execute(sql, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(sqlite3, "connect", lambda address, **named: connect(address, **{**named, "factory": Refusing}))
-    with open_existing(path) as reader:
+    with open_existing(study_db) as reader:
         assert reader.find_study(key) == 1
 
 
@@ -377,8 +361,7 @@ def test_processes_killed_at_any_moment_leave_a_whole_database_with_all_trials_t
 def test_processes_that_begin_together_share_one_database(tmp_path: Path, key: TuningKey, damaged: bool) -> None:
     path = tmp_path / "tuning.db"
     if damaged:  # it is set aside once
-        _filled(path, key, 100)
-        path.write_bytes(path.read_bytes()[:8192])
+        _damaged(path, key, "cut")
     for process in _start(path, 50, processes=3):
         process.communicate(timeout=60)
         assert process.returncode == 0

@@ -77,9 +77,8 @@ def _exit_code(child: int) -> int | None:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    Database.open(tmp_path / "tuning.db").close()
-    return tmp_path / "tuning.db"
+def path(tuning_db: Path) -> Path:
+    return tuning_db
 
 
 @pytest.mark.parametrize("work", [_read_and_write, _look_up, _look_up_with_an_sql_engine])

@@ -102,14 +102,6 @@ def test_the_declared_revision_is_the_newest_migration() -> None:
     assert [int(step.revision) for step in script.walk_revisions()] == [8, 7, 6, 5, 4, 3, 2, 1]
 
 
-@pytest.fixture
-def older(tmp_path: Path, key: TuningKey) -> Path:
-    """A database with a study."""
-    with Database.open(tmp_path / "older.db") as database:
-        database.study(key, None)
-    return tmp_path / "older.db"
-
-
 def add_migration(folder: Path, patch: pytest.MonkeyPatch, text: str) -> None:
     """Let a folder of migrations with one more take the place of autotile's."""
     shutil.copytree(engine._MIGRATIONS, folder)
@@ -121,10 +113,10 @@ def add_migration(folder: Path, patch: pytest.MonkeyPatch, text: str) -> None:
 
 @pytest.mark.parametrize("opening", [Database.open, Database.open_readonly])
 def test_an_older_database_is_brought_up_to_date(
-    older: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch, opening: Callable[[Path], Database | None]
+    study_db: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch, opening: Callable[[Path], Database | None]
 ) -> None:
-    add_migration(older.parent / "100% migrations", monkeypatch, NEWER)
-    opened = opening(older)
+    add_migration(study_db.parent / "100% migrations", monkeypatch, NEWER)
+    opened = opening(study_db)
     assert opened is not None
     with opened:
         assert [study.key for study in opened.studies()] == [key]
@@ -132,15 +124,15 @@ def test_an_older_database_is_brought_up_to_date(
 
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was(
-    older: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch
+    study_db: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = structure_of(create_engine(f"sqlite:///{older}"))
+    before = structure_of(create_engine(f"sqlite:///{study_db}"))
     with monkeypatch.context() as patch:
-        add_migration(older.parent / "migrations", patch, NEWER + '    raise RuntimeError("half way")\n')
+        add_migration(study_db.parent / "migrations", patch, NEWER + '    raise RuntimeError("half way")\n')
         with pytest.raises(RuntimeError, match="half way"):
-            Database.open(older)
-    assert structure_of(create_engine(f"sqlite:///{older}")) == before
-    with Database.open(older) as database:
+            Database.open(study_db)
+    assert structure_of(create_engine(f"sqlite:///{study_db}")) == before
+    with Database.open(study_db) as database:
         assert database.find_study(key) == 1
 
 
