@@ -13,7 +13,7 @@ no estimate if too little is tuned.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ from autotile.core.model import Outcome, Problem, config_key
 from autotile.database.database import Database, matching, parsed_rows, row_of
 from autotile.database.engine import CEILINGS, FAMILIES, MODELS, insert_for, now_text, stored_moment
 from autotile.database.keys import TuningKey, json_hash, space_hash
-from autotile.database.winners import Row, StoredMiss, StoredRule, StoredRuleDocument, Value
+from autotile.database.winners import Row, StoredMiss, StoredRuleDocument, Value
 from autotile.errors import DataError
 from autotile.families.family import Family, FamilyRule
 from autotile.kernel.library import Kernel
@@ -231,27 +231,22 @@ class StudyTimes:
         return None if time_us is None else max(0.0, time_us / self.best_us - 1.0)
 
 
-def study_times(database: Database, kernel: str) -> list[StudyTimes]:
-    """Return the times of every study of a kernel that has a winner."""
-    found = []
-    for best in database.best(kernel):
-        if best.trial.time_us is not None:
-            trials = (stored.trial for stored in database.standing_trials(best.study_id))
-            ok = (trial for trial in trials if trial.outcome is Outcome.OK)
-            times_us = {config_key(trial.config): trial.time_us for trial in ok if trial.time_us is not None}
-            found.append(StudyTimes(best.key, config_key(best.trial.config), times_us))
-    return found
-
-
 class MissCostEstimator:
-    """Costs of the misses of a kernel by its studies and rules, newest first; other versions are ignored."""
+    """Costs of the misses of a kernel, by the studies and the rules of its current version."""
 
-    def __init__(self, kernel: Kernel, studies: Iterable[StudyTimes], rules: Iterable[StoredRule]) -> None:
+    def __init__(self, database: Database, kernel: Kernel) -> None:
         version = (kernel.source_hash, space_hash(kernel.spec))
-        cold = (study for study in studies if study.key.l2_mode == "cold")
+        rules = database.rules(kernel.name)
         self._kernel = kernel
-        self._studies = [one for one in cold if (one.key.template_hash, one.key.space_hash) == version]
         self._rules = [one for one in rules if (one.key.template_hash, one.key.space_hash) == version]
+        self._studies: list[StudyTimes] = []
+        for best in database.best(kernel.name):
+            is_current = (best.key.template_hash, best.key.space_hash) == version
+            if is_current and best.key.l2_mode == "cold" and best.trial.time_us is not None:
+                trials = (stored.trial for stored in database.standing_trials(best.study_id))
+                ok = (trial for trial in trials if trial.outcome is Outcome.OK)
+                times_us = {config_key(trial.config): trial.time_us for trial in ok if trial.time_us is not None}
+                self._studies.append(StudyTimes(best.key, config_key(best.trial.config), times_us))
 
     def cost(self, miss: StoredMiss) -> MissCost | None:
         """Return the cost of one call of a missed problem; None if too little is tuned to tell."""
