@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -198,8 +199,7 @@ def test_a_check_counts_rows_and_finds_orphans(database: Database, study: int, r
     empty = dict.fromkeys(("misses", "families", "models", "ceilings", "claims"), 0)
     assert report.counts == {"studies": 1, "runs": 1, "trials": 1, **empty}
     assert (report.unfinished_runs, report.revision) == (1, winners.SCHEMA_REVISION)
-    with closing(sqlite3.connect(str(database.path), isolation_level=None)) as connection:
-        connection.execute("DELETE FROM runs")
+    execute(Path(database.location), "DELETE FROM runs")
     assert check_database(database).problems == ("1 rows of trials name a row of runs that is missing",)
 
 
@@ -377,35 +377,28 @@ def test_it_adds_to_what_the_database_has_counted(tuning_db: Path) -> None:
         assert all(miss.last_at > before for miss in database.misses())
 
 
-def test_no_file_is_made(tmp_path: Path) -> None:
+def test_no_file_is_made_and_a_server_is_left_to_the_engine(tmp_path: Path) -> None:
+    assert read_file("postgresql://host/name", WINNERS, kernel="sgemm", dtype="float32") is None
     assert read_file(str(tmp_path / "none.db"), WINNERS, kernel="k", dtype="float32") == []
     assert not add(tmp_path / "none.db")
     assert list(tmp_path.iterdir()) == []
 
 
-def other_program(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE misses (count)")
-
-
-def of_revision(*revisions: str) -> Callable[[Path], None]:
-    """Return a function that changes the revision of a database."""
-
-    def change(path: Path) -> None:
-        with closing(sqlite3.connect(path)) as connection, connection:
-            connection.execute(f"DELETE FROM {VERSION_TABLE}")
-            connection.executemany(f"INSERT INTO {VERSION_TABLE} VALUES (?)", [(one,) for one in revisions])
-
-    return change
+def execute(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(of_revision("0002"), id="older"),
-        pytest.param(of_revision("9999"), id="newer"),
-        pytest.param(of_revision(), id="no revision"),
-        pytest.param(lambda path: (path.unlink(), other_program(path)), id="another program's"),
+        pytest.param(lambda path: execute(path, f"UPDATE {VERSION_TABLE} SET version_num = '0002'"), id="older"),
+        pytest.param(lambda path: execute(path, f"UPDATE {VERSION_TABLE} SET version_num = '9999'"), id="newer"),
+        pytest.param(lambda path: execute(path, f"DELETE FROM {VERSION_TABLE}"), id="no revision"),
+        pytest.param(
+            lambda path: (path.unlink(), execute(path, "CREATE TABLE misses (count)")), id="another program's"
+        ),
         pytest.param(lambda path: path.write_bytes(b"SQLite format 3\0" + bytes(5000)), id="damaged"),
         pytest.param(lambda path: path.write_text("not a database, but with room for a header" * 4), id="text"),
         pytest.param(lambda path: (path.unlink(), path.mkdir()), id="folder"),
@@ -417,10 +410,6 @@ def test_every_other_case_is_left_to_the_database(tuning_db: Path, change: Calla
     assert read_file(str(tuning_db), WINNERS, kernel="sgemm", dtype="float32") is None
     assert not add(tuning_db)
     assert before is None or tuning_db.read_bytes() == before
-
-
-def test_a_server_is_left_to_the_engine() -> None:
-    assert read_file("postgresql://host/name", WINNERS, kernel="sgemm", dtype="float32") is None
 
 
 def test_a_locked_database_is_given_up_fast(tuning_db: Path) -> None:
@@ -437,37 +426,27 @@ def test_a_locked_database_is_given_up_fast(tuning_db: Path) -> None:
 def test_a_log_on_a_network_file_system_is_left_to_the_engine(
     tuning_db: Path, monkeypatch: pytest.MonkeyPatch, journal: str, written: bool
 ) -> None:
-    with closing(sqlite3.connect(tuning_db)) as connection:
-        connection.execute(f"PRAGMA journal_mode={journal}")
+    execute(tuning_db, f"PRAGMA journal_mode={journal}")
     monkeypatch.setattr(winners, "network_file_system", lambda _: "nfs4")
     assert add(tuning_db) is written
     monkeypatch.undo()
     assert len(counts(tuning_db)) == written
 
 
-def found(database: Database, **chosen: Any) -> list[tuple[str, str, str, Any]]:
-    return [(one.operation, one.dtype, one.gpu_name, one.model) for one in learned.read_models(database, **chosen)]
-
-
-def test_a_model_replaces_the_older_one_of_its_gpu(database: Database, device: DeviceProperties) -> None:
-    other = replace(device, name="Other")
-    for number, one in enumerate((device, other, device), 1):
-        save_model(database, "matmul", "float32", one, {"format": 1, "number": number})
-    assert found(database) == [
-        ("matmul", "float32", device.name, {"format": 1, "number": 3}),
-        ("matmul", "float32", "Other", {"format": 1, "number": 2}),
-    ]
-    assert found(database, dtype="float16") == []
-
-
-def test_a_fast_read_finds_it_and_notices_a_new_one(database: Database, device: DeviceProperties) -> None:
-    location = str(database.path)
+def test_a_model_replaces_the_older_one_of_its_gpu_and_a_fast_read_notices(
+    database: Database, device: DeviceProperties
+) -> None:
     of = {"operation": "matmul", "dtype": "float32", "gpu_name": device.name}
-    assert read_file(location, winners.MODEL, **of) == []
-    before = read_file(location, winners.CHANGES)
-    save_model(database, "matmul", "float32", device, {"format": 1})
-    assert read_file(location, winners.MODEL, **of) == [{"format": 1}]
-    assert read_file(location, winners.CHANGES) != before
+    assert read_file(database.location, winners.MODEL, **of) == []
+    seen = [read_file(database.location, winners.CHANGES)]
+    for number, one in enumerate((device, replace(device, name="Other"), device), 1):
+        save_model(database, "matmul", "float32", one, {"format": 1, "number": number})
+        seen.append(read_file(database.location, winners.CHANGES))
+    assert all(after != before for before, after in pairwise(seen))
+    assert read_file(database.location, winners.MODEL, **of) == [{"format": 1, "number": 3}]
+    found = [(one.operation, one.dtype, one.gpu_name, one.model["number"]) for one in learned.read_models(database)]
+    assert found == [("matmul", "float32", device.name, 3), ("matmul", "float32", "Other", 2)]
+    assert learned.read_models(database, dtype="float16") == []
 
 
 NEWER = replace(CEILINGS, measured_at=CEILINGS.measured_at + timedelta(days=1), warnings=())
@@ -561,7 +540,7 @@ def store_rule(database: Database, key: TuningKey, family: Family = FAMILY) -> N
 
 
 def fast_rules(database: Database, key: TuningKey) -> Any:
-    return read_file(str(database.path), winners.RULES, kernel=key.kernel, dtype=key.dtype)
+    return read_file(database.location, winners.RULES, kernel=key.kernel, dtype=key.dtype)
 
 
 class TestState:
