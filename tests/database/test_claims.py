@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Update, select, text, update
+from sqlalchemy import Connection, Select, Update, func, select, text, update
 from stored_runs import add_trial, add_trials, begin, end_run, measured, start_run
 
 from autotile.core.device import DeviceProperties
@@ -95,14 +95,18 @@ def test_earlier_trials_do_not_count(session: Open) -> None:
     assert session().claim({"BM": 1}).ours[0]  # which leaves out what it need not repeat by itself
 
 
-def test_a_lease_that_runs_out_is_inherited(session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "LEASE_S", 0.05)
-    monkeypatch.setattr(runs, "_RENEWALS", 1e-3)
+def run_out(record: RunRecord) -> Select[tuple[int]]:
+    """Let the leases of a session run out; return a query for the number of those that it has not renewed."""
+    of_study = CLAIMS.c.study_id == record.study_id
+    change(record._database, update(CLAIMS).where(of_study).values(expires_at=0.0))
+    return select(func.count()).where(of_study, CLAIMS.c.expires_at == 0.0)
+
+
+def test_a_lease_that_runs_out_is_inherited(session: Open) -> None:
     first, second, third = session(), session(), session()
     first.claim({"BM": 1})
     first.claim({"BM": 2})
-    time.sleep(0.1)
-    monkeypatch.setattr(runs, "LEASE_S", 60.0)
+    run_out(first)
     assert second.claim({"BM": 2}).ours[0]
     keys, state = second.inherit()
     assert (keys, state.others) == ([config_key({"BM": 1})], 0)
@@ -115,13 +119,17 @@ def test_a_lease_that_runs_out_is_inherited(session: Open, monkeypatch: pytest.M
 
 
 def test_leases_are_renewed(session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "LEASE_S", 0.4)
+    assert runs._RENEWALS >= 2  # so that the first may be late
+    monkeypatch.setattr(runs, "_RENEWALS", 1e4)
     first, second = session(), session()
     first.claim({"BM": 1})
-    end = time.monotonic() + 1.2
-    while time.monotonic() < end:
-        assert not second.claim({"BM": 1}).ours[0]
-        time.sleep(0.05)
+    left, deadline = run_out(first), time.monotonic() + 30
+    with first._database.reading() as connection:
+        while connection.execute(left).scalar_one():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+            connection.rollback()  # a file is seen as it was at the beginning of a transaction
+    assert not second.claim({"BM": 1}).ours[0]
     first._end_claims()
     assert second.claim({"BM": 1}).ours[0]
 
