@@ -124,18 +124,11 @@ def test_the_winner_of_the_newest_finished_finals_is_best(
 
 
 @pytest.mark.parametrize("date", ["1970-01-01T00:00:00.000000+00:00", "2140-01-01T00:00:00.000000+00:00"])
-def test_the_clock_of_a_run_does_not_make_it_the_newest(database: Database, study: int, run: int, date: str) -> None:
-    key = database.studies()[0].key
-
-    def finals(run_id: int, value: int) -> None:
-        add_trial(database, study, run_id, measured({"BM": value}, 100.0), phase="final", rank=1)
-        end_run(database, run_id)
-
-    finals(run, 1)
-    second = start_run(database, study, sampler="tpe")
-    finals(second, 2)
+def test_the_clock_of_a_run_does_not_make_it_the_newest(database: Database, key: TuningKey, date: str) -> None:
+    for value in (1, 2):
+        database.add_run(key, [measured({"BM": value}, 100.0)], sampler="tpe", phase="final", is_ranked=True)
     with database.writing() as connection:
-        later = run if date > "2100" else second
+        later = 1 if date > "2100" else 2
         connection.execute(update(RUNS).where(RUNS.c.id == later).values(started_at=date, ended_at=date))
         connection.execute(update(TRIALS).where(TRIALS.c.run_id == later).values(created_at=date))
     assert database.best("sgemm")[0].trial.config == {"BM": 2}
@@ -146,8 +139,7 @@ def test_the_clock_of_a_run_does_not_make_it_the_newest(database: Database, stud
 def test_what_the_finals_refused_is_best_no_more(database: Database, study: int, run: int) -> None:
     fast, slow = measured({"BM": 64}, 10.0), measured({"BM": 128}, 20.0)
     add_trials(database, study, run, [fast, slow])
-    add_trial(database, study, run, fast, phase="final", rank=1)
-    end_run(database, run, {})
+    database.add_run(study, [fast], sampler="tpe", phase="final", is_ranked=True)
     again = start_run(database, study, sampler="tpe")
     add_trial(database, study, again, failed({"BM": 64}, Outcome.WRONG_RESULT), phase="final")
     assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 128}]
@@ -328,20 +320,17 @@ def test_the_driver_is_that_of_the_run(winner: Winner, device: DeviceProperties,
 def test_both_readers_return_the_winner_and_the_verdicts_on_unranked_configurations(
     database: Database, key: TuningKey, study: int
 ) -> None:
-    run = start_run(database, study, sampler="random", driver="99.9")
     times = Measurement(10.0, 9.5, 10.5, (10.0, 10.25))
     trial = Trial(CONFIG, Outcome.OK, resources=model.Resources(32, 8, 4, 16, 1024), measurement=times)
-    add_trial(database, study, run, trial, phase="final", rank=1)
-    end_run(database, run)
+    database.add_run(study, [trial], sampler="random", driver="99.9", phase="final", is_ranked=True)
     of = {"kernel": key.kernel, "dtype": key.dtype}
     found = read_file(database.location, WINNERS, **of)
     assert found == [best.winner for best in database.best(key.kernel, dtype=key.dtype)]
     assert [winner.device.driver for winner in found if winner.device] == ["99.9"]
     assert list(found[0].config) == ["b", "a"]
     assert read_file(database.location, WINNERS, kernel="another", dtype=key.dtype) == []
-    again = start_run(database, study, sampler="random")
-    for outcome in (Outcome.WRONG_RESULT, Outcome.OK):
-        add_trial(database, study, again, Trial(CONFIG, outcome), phase="final")
+    verdicts = [Trial(CONFIG, outcome) for outcome in (Outcome.WRONG_RESULT, Outcome.OK)]
+    database.add_run(study, verdicts, sampler="random", phase="final")
     stored = database.read(winners.CHECKS, **of)
     assert [check.passed for check in stored] == [False, True]
     assert {check.config for check in stored} == {model.config_key(CONFIG)}

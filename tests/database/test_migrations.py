@@ -16,7 +16,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, Inspector, create_engine, inspect, text, update
-from stored_runs import add_trial, begin, end_run, measured, start_run
+from stored_runs import add_trial, begin, measured, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.database import engine
@@ -192,9 +192,7 @@ def test_the_order_of_finals_is_upgraded(
         assert [best.trial.config["BM"] for best in database.best()] == [served[1]]
         assert database.trials(study)[: len(trials)] == trials
         assert check_database(database).revision == SCHEMA_REVISION
-        run = start_run(database, study, sampler="tpe")
-        add_trial(database, study, run, measured({"BM": 3}, 10.0), phase="final", rank=1)
-        end_run(database, run)
+        database.add_run(study, [measured({"BM": 3}, 10.0)], sampler="tpe", phase="final", is_ranked=True)
         assert [best.trial.config["BM"] for best in database.best()] == [3]
 
 
