@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from sqlalchemy import Executable, text
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial
@@ -72,6 +76,20 @@ def end_run(database: Database, run_id: int, summary: Mapping[str, Any] | None =
     """Record the end of a run; the winner of its finals becomes the study's best."""
     with database.writing() as connection:
         assert finish_run(connection, run_id, summary or {})
+
+
+def change(database: Database, *statements: str | Executable) -> None:
+    """Run statements in one transaction."""
+    with database.writing() as connection:
+        for statement in statements:
+            connection.execute(text(statement) if isinstance(statement, str) else statement)
+
+
+def change_file(path: Path, *statements: str) -> None:
+    """Run statements on a file as another program does."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
 
 
 def add_trial(

@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Select, Update, func, select, text, update
-from stored_runs import add_trial, add_trials, begin, end_run, measured, start_run
+from sqlalchemy import Connection, Select, func, select, text, update
+from stored_runs import add_trial, add_trials, begin, change, end_run, measured, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Trial, config_key
@@ -237,11 +237,6 @@ def add_study(database: Database, key: TuningKey, trials: int) -> int:
     add_trial(database, study, run, Trial({"BM": 0}, Outcome.WRONG_RESULT, "y[1] is 0"), phase="final")
     end_run(database, run)
     return study
-
-
-def change(database: Database, statement: Update) -> None:
-    with database.writing() as connection:
-        connection.execute(statement)
 
 
 def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(

@@ -16,9 +16,20 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import JSON, text, update
+from sqlalchemy import JSON, update
 from stored_rows import CEILINGS, GPU
-from stored_runs import add_trial, add_trials, begin, end_run, failed, measured, record_miss, start_run
+from stored_runs import (
+    add_trial,
+    add_trials,
+    begin,
+    change,
+    change_file,
+    end_run,
+    failed,
+    measured,
+    record_miss,
+    start_run,
+)
 
 from autotile import __version__
 from autotile.core import model
@@ -127,10 +138,12 @@ def test_the_winner_of_the_newest_finished_finals_is_best(
 def test_the_clock_of_a_run_does_not_make_it_the_newest(database: Database, key: TuningKey, date: str) -> None:
     for value in (1, 2):
         database.add_run(key, [measured({"BM": value}, 100.0)], sampler="tpe", phase="final", is_ranked=True)
-    with database.writing() as connection:
-        later = 1 if date > "2100" else 2
-        connection.execute(update(RUNS).where(RUNS.c.id == later).values(started_at=date, ended_at=date))
-        connection.execute(update(TRIALS).where(TRIALS.c.run_id == later).values(created_at=date))
+    later = 1 if date > "2100" else 2
+    change(
+        database,
+        update(RUNS).where(RUNS.c.id == later).values(started_at=date, ended_at=date),
+        update(TRIALS).where(TRIALS.c.run_id == later).values(created_at=date),
+    )
     assert database.best("sgemm")[0].trial.config == {"BM": 2}
     (winner,) = read_file(database.location, WINNERS, kernel=key.kernel, dtype=key.dtype) or []
     assert winner.config == {"BM": 2}
@@ -191,7 +204,7 @@ def test_a_check_counts_rows_and_finds_orphans(database: Database, study: int, r
     empty = dict.fromkeys(("misses", "families", "models", "ceilings", "claims"), 0)
     assert report.counts == {"studies": 1, "runs": 1, "trials": 1, **empty}
     assert (report.unfinished_runs, report.revision) == (1, winners.SCHEMA_REVISION)
-    execute(Path(database.location), "DELETE FROM runs")
+    change_file(Path(database.location), "DELETE FROM runs")
     assert check_database(database).problems == ("1 rows of trials name a row of runs that is missing",)
 
 
@@ -373,28 +386,22 @@ def test_no_file_is_made_and_a_server_is_left_to_the_engine(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def execute(path: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(path)) as connection, connection:
-        for statement in statements:
-            connection.execute(statement)
-
-
 @pytest.mark.parametrize(
-    "change",
+    "spoil",
     [
-        pytest.param(lambda path: execute(path, f"UPDATE {VERSION_TABLE} SET version_num = '0002'"), id="older"),
-        pytest.param(lambda path: execute(path, f"UPDATE {VERSION_TABLE} SET version_num = '9999'"), id="newer"),
-        pytest.param(lambda path: execute(path, f"DELETE FROM {VERSION_TABLE}"), id="no revision"),
+        pytest.param(lambda path: change_file(path, f"UPDATE {VERSION_TABLE} SET version_num = '0002'"), id="older"),
+        pytest.param(lambda path: change_file(path, f"UPDATE {VERSION_TABLE} SET version_num = '9999'"), id="newer"),
+        pytest.param(lambda path: change_file(path, f"DELETE FROM {VERSION_TABLE}"), id="no revision"),
         pytest.param(
-            lambda path: (path.unlink(), execute(path, "CREATE TABLE misses (count)")), id="another program's"
+            lambda path: (path.unlink(), change_file(path, "CREATE TABLE misses (count)")), id="another program's"
         ),
         pytest.param(lambda path: path.write_bytes(b"SQLite format 3\0" + bytes(5000)), id="damaged"),
         pytest.param(lambda path: path.write_text("not a database, but with room for a header" * 4), id="text"),
         pytest.param(lambda path: (path.unlink(), path.mkdir()), id="folder"),
     ],
 )
-def test_every_other_case_is_left_to_the_database(tuning_db: Path, change: Callable[[Path], object]) -> None:
-    change(tuning_db)
+def test_every_other_case_is_left_to_the_database(tuning_db: Path, spoil: Callable[[Path], object]) -> None:
+    spoil(tuning_db)
     before = tuning_db.read_bytes() if tuning_db.is_file() else None
     assert read_file(str(tuning_db), WINNERS, kernel="sgemm", dtype="float32") is None
     assert not add(tuning_db)
@@ -415,7 +422,7 @@ def test_a_locked_database_is_given_up_fast(tuning_db: Path) -> None:
 def test_a_log_on_a_network_file_system_is_left_to_the_engine(
     tuning_db: Path, monkeypatch: pytest.MonkeyPatch, journal: str, written: bool
 ) -> None:
-    execute(tuning_db, f"PRAGMA journal_mode={journal}")
+    change_file(tuning_db, f"PRAGMA journal_mode={journal}")
     monkeypatch.setattr(winners, "network_file_system", lambda _: "nfs4")
     assert add(tuning_db) is written
     monkeypatch.undo()
@@ -474,8 +481,7 @@ def test_a_merge_keeps_the_newer_one_unless_its_date_has_yet_to_come(
         store(other, kind, 2, device)
         if ahead:
             date = "measured_at" if kind == "ceilings" else "learned_at"
-            with database.writing() as connection:
-                connection.execute(text(f"UPDATE {kind} SET {date} = '2140-01-01T00:00:00.000000+00:00'"))
+            change(database, f"UPDATE {kind} SET {date} = '2140-01-01T00:00:00.000000+00:00'")
         copy_missing_rows(database, other)
         assert numbers(other, kind) == [2]
         copy_missing_rows(other, database)
@@ -483,7 +489,7 @@ def test_a_merge_keeps_the_newer_one_unless_its_date_has_yet_to_come(
 
 
 @pytest.mark.parametrize(
-    "change",
+    "altered",
     [
         {"gpu_uuid": "<script>"},
         {"measured_at": "soon"},
@@ -492,10 +498,9 @@ def test_a_merge_keeps_the_newer_one_unless_its_date_has_yet_to_come(
         {"warnings": [1]},
     ],
 )
-def test_an_altered_row_is_skipped_and_named(database: Database, change: dict[str, object]) -> None:
+def test_an_altered_row_is_skipped_and_named(database: Database, altered: dict[str, object]) -> None:
     learned.save_ceilings(database, CEILINGS)
-    with database.writing() as connection:
-        connection.execute(update(TABLE).values(**change))
+    change(database, update(TABLE).values(**altered))
     with pytest.warns(DataWarning, match="ceilings 1"):
         assert learned.read_ceilings(database) == []
     assert [row.table for row in check_database(database).bad_rows] == ["ceilings"]
@@ -559,9 +564,8 @@ class TestRules:
     ) -> None:
         for family in (FAMILY, OTHER_FAMILY, FAMILY):
             store_rule(database, family_key, family)
-        with database.writing() as connection:
-            wrong = f"(SELECT {'max' if date < '2000' else 'min'}(id) FROM families)"
-            connection.execute(text(f"UPDATE families SET learned_at = '{date}' WHERE id = {wrong}"))
+        wrong = f"(SELECT {'max' if date < '2000' else 'min'}(id) FROM families)"
+        change(database, f"UPDATE families SET learned_at = '{date}' WHERE id = {wrong}")
         for found in (database.rules(), fast_rules(database, family_key)):
             assert [stored.rule.family for stored in found] == [FAMILY, OTHER_FAMILY]
 

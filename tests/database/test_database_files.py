@@ -12,7 +12,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from mutations import alter_rows, altered
 from sqlalchemy import select
 from stored_rows import KERNEL, SIZES, make_database, sweep
-from stored_runs import add_trials, begin, measured, start_run
+from stored_runs import add_trials, begin, change_file, measured, start_run
 
 import autotile
 from autotile.database.care import _PARSERS, check_database
@@ -60,7 +60,7 @@ def test_reading_what_is_not_there_gives_none_and_makes_nothing(tmp_path: Path, 
 def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path, opening: Callable[..., object]) -> None:
     text, other = tmp_path / "space.toml", tmp_path / "places.db"
     text.write_text("[kernel]\nname = 'sgemm'\n")
-    change(other, "CREATE TABLE moz_places (id INTEGER)")
+    change_file(other, "CREATE TABLE moz_places (id INTEGER)")
     before = text.read_bytes(), other.read_bytes()
     for path, message in (
         (text, r"space\.toml is not a database.*name another"),
@@ -380,19 +380,10 @@ def case(template: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(template, tmp_path / "case.db"))
 
 
-def change(case: Path, *statements: str) -> None:
-    connection = sqlite3.connect(case, isolation_level=None)
-    for statement in ("PRAGMA foreign_keys=OFF", *statements):
-        connection.execute(statement)
-    connection.close()
-
-
 def content(case: Path) -> list[list[tuple[object, ...]]]:
-    connection = sqlite3.connect(case)
-    connection.text_factory = bytes
-    found = [connection.execute(f"SELECT * FROM {table} ORDER BY id").fetchall() for table in _PARSERS]
-    connection.close()
-    return found
+    with closing(sqlite3.connect(case)) as connection:
+        connection.text_factory = bytes
+        return [connection.execute(f"SELECT * FROM {table} ORDER BY id").fetchall() for table in _PARSERS]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -427,7 +418,7 @@ def test_an_altered_row_is_parsed_or_bad(template: Path, table: str) -> None:
 
 
 def test_a_bad_row_is_named_once(case: Path) -> None:
-    change(case, "UPDATE trials SET time_us = -1 WHERE id = 3", "UPDATE studies SET sizes = '[' WHERE id = 2")
+    change_file(case, "UPDATE trials SET time_us = -1 WHERE id = 3", "UPDATE studies SET sizes = '[' WHERE id = 2")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert [study.study_id for study in autotile.list(database=case).studies] == [1, 3]
@@ -450,7 +441,7 @@ def test_a_bad_row_is_named_once(case: Path) -> None:
     ],
 )
 def test_a_kernel_is_served_whatever_a_row_holds(case: Path, statement: str, is_exact: bool) -> None:
-    change(case, statement)
+    change_file(case, statement)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)
         kernel = autotile.get_best_kernel(KERNEL, **SIZES, device="h200", database=case)
@@ -460,7 +451,7 @@ def test_a_kernel_is_served_whatever_a_row_holds(case: Path, statement: str, is_
 
 
 def test_bad_rows_are_listed_and_left_as_they_are(case: Path) -> None:
-    change(
+    change_file(
         case,
         "UPDATE runs SET driver = CAST(x'fffe' AS TEXT) WHERE id = 2",
         "UPDATE trials SET time_us = 9e999, reason = x'00ff' WHERE id = 1",
@@ -503,7 +494,7 @@ NEWER = rf"was written by a newer autotile \(schema 9999; this version knows {SC
     ],
 )
 def test_a_changed_structure_is_refused(case: Path, statements: list[str], message: str) -> None:
-    change(case, *statements)
+    change_file(case, *statements)
     before = case.read_bytes()
     assert read_file(str(case), WINNERS, kernel=KERNEL, dtype="float32") in (None, []) or message.startswith(
         ("it lacks the t", "its t")

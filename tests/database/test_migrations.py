@@ -16,7 +16,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, Inspector, create_engine, inspect, text, update
-from stored_runs import add_trial, begin, measured, start_run
+from stored_runs import add_trial, begin, change, measured, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.database import engine
@@ -136,15 +136,9 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
         assert database.find_study(key) == 1
 
 
-def _execute(database: Database, *statements: str) -> None:
-    with database.writing() as connection:
-        for statement in statements:
-            connection.execute(text(statement))
-
-
 def make_older(database: Database, revision: str = "0007") -> None:
     """Give a database the indexes before revision 0008, and the number of a revision."""
-    _execute(
+    change(
         database,
         *("DROP INDEX trials_of_run", "DROP INDEX trials_of_finals"),
         "CREATE INDEX trials_by_run ON trials (run_id)",
@@ -154,14 +148,14 @@ def make_older(database: Database, revision: str = "0007") -> None:
 
 def _drop_newer_columns(database: Database) -> None:
     """Complete `_downgrade`; from then on the rows cannot be read."""
-    _execute(database, "ALTER TABLE trials DROP COLUMN gpu")
+    change(database, "ALTER TABLE trials DROP COLUMN gpu")
 
 
 def _downgrade(database: Database) -> None:
     """Restore the schema of revision 0003, but for columns that rows are read with."""
-    _execute(database, "DROP VIEW best", *(f"DROP TABLE {table}" for table in ("models", "ceilings", "claims")))
+    change(database, "DROP VIEW best", *(f"DROP TABLE {table}" for table in ("models", "ceilings", "claims")))
     make_older(database, "0003")
-    _execute(database, VIEW_BY_DATE)
+    change(database, VIEW_BY_DATE)
 
 
 @pytest.mark.parametrize(
@@ -182,8 +176,7 @@ def test_the_order_of_finals_is_upgraded(
             run = start_run(database, study, sampler="tpe")
             trial = measured({"BM": number}, 10.0)
             add_trial(database, study, run, trial, phase="final", rank=1)
-            with database.writing() as connection:
-                connection.execute(update(RUNS).where(RUNS.c.id == run).values(ended_at=f"{end}T00:00:00.000000+00:00"))
+            change(database, update(RUNS).where(RUNS.c.id == run).values(ended_at=f"{end}T00:00:00.000000+00:00"))
         _downgrade(database)
         assert [best.trial.config["BM"] for best in database.best()] == [served[0]]
         trials = database.trials(study)
@@ -210,7 +203,7 @@ def test_the_order_of_rules_is_upgraded(tmp_path: Path, key: TuningKey, device: 
             save_family_state(database, key, rule.family, device, FamilyState({}))
             save_rule(database, key, device, rule)
             date = f"'{year}-01-01T00:00:00.000000+00:00'"
-            _execute(database, f"UPDATE families SET learned_at = {date} WHERE id = (SELECT max(id) FROM families)")
+            change(database, f"UPDATE families SET learned_at = {date} WHERE id = (SELECT max(id) FROM families)")
         save_family_state(database, key, families[0], device, FamilyState({}, tuned=1))
         _downgrade(database)
         _drop_newer_columns(database)
