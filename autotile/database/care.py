@@ -122,10 +122,7 @@ def check_database(database: Database) -> DatabaseCheck:
 def usable_rows(
     connection: Connection, table: Table, *conditions: ColumnElement[bool], bad: list[BadRowError] | None = None
 ) -> list[Row]:
-    """Return the rows of a table that match its schema, as they are stored.
-
-    The others are added to ``bad``, or skipped with a warning.
-    """
+    """Return the rows of a table that match its schema, as they are stored; others go to ``bad``, or are warned of."""
 
     def checked_row(row: Row) -> Row:
         _PARSERS[table.name](row)

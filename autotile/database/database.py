@@ -140,10 +140,7 @@ def parsed_rows(
     bad: list[BadRowError] | None = None,
     parameters: Row | None = None,
 ) -> list[Value]:
-    """Run a query and parse its rows; those for which ``parse`` raises a `BadRowError` are skipped.
-
-    They are added to ``bad``, or warned of.
-    """
+    """Run a query and parse its rows; those that raise a `BadRowError` go to ``bad``, or are warned of."""
     found: list[Value] = []
     refused: list[BadRowError] = [] if bad is None else bad
     for row in rows_of(connection, query, parameters):

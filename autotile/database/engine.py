@@ -836,10 +836,7 @@ def _turn(connection: Connection, timeout_s: float) -> Iterator[None]:
 
 
 def is_current(connection: Connection, location: Location) -> bool:
-    """Return True if the database has the current schema; False if it is empty or older.
-
-    Raise if it was written by a newer autotile, belongs to another program, or was changed by one.
-    """
+    """Return True if the database has the current schema, False if it is empty or older; anything else is an error."""
 
     def execute(statement: str) -> Any:
         return connection.exec_driver_sql(statement).all()

@@ -478,10 +478,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         )
 
     def _write_rescue_file(self, folders: Sequence[Path]) -> Path | None:
-        """Write the run to a new database, with all that a deleted or replaced file still lets us read.
-
-        Return its path; None if no folder takes it.
-        """
+        """Write the run, and what can be read of a deleted or replaced file, to a new database; return its path."""
         path = self._database.path or Path("tuning.db")
         for folder in folders:
             rescued = folder / f"{path.stem}.rescued-{secrets.token_hex(8)}{path.suffix or '.db'}"
