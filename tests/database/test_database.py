@@ -537,8 +537,10 @@ def fast_rules(database: Database, key: TuningKey) -> Any:
     return read_file(database.location, winners.RULES, kernel=key.kernel, dtype=key.dtype)
 
 
-class TestState:
-    def test_it_is_kept_until_there_is_a_rule(self, database: Database, family_key: TuningKey) -> None:
+class TestRules:
+    def test_a_state_is_kept_until_there_is_a_rule_which_stays_in_force_while_its_family_is_tuned_anew(
+        self, database: Database, family_key: TuningKey
+    ) -> None:
         state = FamilyState({"points": [{"M": 1}]}, tuned=1, measured=0, seconds=2.5)
         assert learned.family_state(database, family_key, FAMILY) is None
         save_family_state(database, family_key, FAMILY, H200, state)
@@ -548,18 +550,11 @@ class TestState:
         assert database.rules() == []
         learned.save_rule(database, family_key, H200, a_rule())
         assert learned.family_state(database, family_key, FAMILY) is None
-
-    def test_a_rule_stays_in_force_while_its_family_is_tuned_anew(
-        self, database: Database, family_key: TuningKey
-    ) -> None:
-        store_rule(database, family_key)
         save_family_state(database, family_key, FAMILY, H200, FamilyState({}, tuned=1))
         assert [stored.rule for stored in database.rules()] == [a_rule()]
 
-
-class TestRules:
     @pytest.mark.parametrize("date", ["1970-01-01T00:00:00.000000+00:00", "2140-01-01T00:00:00.000000+00:00"])
-    def test_the_one_that_was_learned_last_is_first_whatever_the_clock(
+    def test_both_readers_return_first_what_was_learned_last_whatever_the_clock(
         self, database: Database, family_key: TuningKey, date: str
     ) -> None:
         for family in (FAMILY, OTHER_FAMILY, FAMILY):
@@ -567,15 +562,9 @@ class TestRules:
         wrong = f"(SELECT {'max' if date < '2000' else 'min'}(id) FROM families)"
         change(database, f"UPDATE families SET learned_at = '{date}' WHERE id = {wrong}")
         for found in (database.rules(), fast_rules(database, family_key)):
-            assert [stored.rule.family for stored in found] == [FAMILY, OTHER_FAMILY]
-
-    def test_both_readers_return_them_unchanged(self, database: Database, family_key: TuningKey) -> None:
-        for family in (FAMILY, OTHER_FAMILY):
-            store_rule(database, family_key, family)
-        found = database.rules(family_key.kernel, family_key.dtype)
-        assert {str(stored.rule.family) for stored in found} == {str(FAMILY), str(OTHER_FAMILY)}
-        assert all((stored.key, stored.device) == (family_key, H200) for stored in found)
-        assert fast_rules(database, family_key) == found
+            assert [stored.rule for stored in found] == [a_rule(), a_rule(OTHER_FAMILY)]
+            assert all((stored.key, stored.device) == (family_key, H200) for stored in found)
+        assert fast_rules(database, family_key) == database.rules(family_key.kernel, family_key.dtype)
         assert database.rules("other") == fast_rules(database, replace(family_key, kernel="other")) == []
 
     @pytest.mark.parametrize(
@@ -601,12 +590,9 @@ class TestRules:
             FamilyRule.from_json({**a_rule().to_json(), **damage})
 
 
-def test_a_rule_reads_as_lines() -> None:
-    assert list(a_rule().lines()) == ["waves of #1 <= 0.75:", "  #0, else #1", "else:", "  #1, else #0"]
-
-
-def test_figures_of_a_rule() -> None:
+def test_lines_and_figures_of_a_rule() -> None:
     rule = a_rule()
+    assert list(rule.lines()) == ["waves of #1 <= 0.75:", "  #0, else #1", "else:", "  #1, else #0"]
     assert rule.mean_loss == pytest.approx(0.25 / 7.5)
     assert rule.worst.sizes == {"M": 8192, "N": 7168}
     assert (rule.held_out_losses, rule.mean_held_out) == ([0.25], 0.25)
