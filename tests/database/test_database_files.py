@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
 import re
 import shutil
 import sqlite3
@@ -29,9 +27,8 @@ from autotile.database.care import _PARSERS, check_database
 from autotile.database.database import Database, open_existing, rows_of
 from autotile.database.engine import METADATA, _FileConnection
 from autotile.database.keys import TuningKey
-from autotile.database.migrations import versions
 from autotile.database.paths import atomic_write, network_file_system
-from autotile.database.winners import SCHEMA_REVISION, VIEW_DIGESTS, WINNERS, read_file, view_digest
+from autotile.database.winners import SCHEMA_REVISION, WINNERS, read_file
 from autotile.errors import DatabaseError, DataError, DataWarning
 
 
@@ -221,7 +218,7 @@ def test_opening_it_again_in_one_process_loses_nothing(tmp_path: Path, key: Tuni
         assert len(last.runs(study)) == 2
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_is_replaced_whole_or_not_at_all_and_what_is_no_file_never(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_text("old")
     link = tmp_path / "link.json"
@@ -233,6 +230,9 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         stream.write(b"new")
     assert path.read_text() == "new"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.json", "results.json"]
+    with atomic_write(Path("/dev/null")) as stream:
+        stream.write(b"away")
+    assert Path("/dev/null").is_char_device()
 
 
 def test_a_planted_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,12 +276,6 @@ def test_a_database_is_never_replaced(study_db: Path) -> None:
     with pytest.raises(OSError, match="is a database"), atomic_write(study_db) as stream:
         stream.write(b"a bundle")
     assert study_db.read_bytes() == before
-
-
-def test_what_is_no_ordinary_file_is_not_replaced() -> None:
-    with atomic_write(Path("/dev/null")) as stream:
-        stream.write(b"away")
-    assert Path("/dev/null").is_char_device()
 
 
 def test_reading_needs_no_room_beside_the_file(study_db: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,13 +500,3 @@ def test_a_changed_structure_is_refused(case: Path, statements: list[str], messa
         assert "\n" not in str(caught.value)
     assert case.read_bytes() == before
     assert autotile.get_best_kernel(KERNEL, **SIZES, device="h200", database=case).config
-
-
-def test_the_views_are_those_of_the_migrations() -> None:
-    text, digests = "", {}
-    names = [module.name for module in pkgutil.iter_modules(versions.__path__)]
-    for name in sorted(names):
-        module = importlib.import_module(f"{versions.__name__}.{name}")
-        text = getattr(module, "BEST_VIEW", text)
-        digests[module.revision] = view_digest(text)
-    assert digests == VIEW_DIGESTS

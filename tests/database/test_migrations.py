@@ -26,7 +26,7 @@ from autotile.database.engine import RUNS
 from autotile.database.keys import TuningKey
 from autotile.database.learned import FamilyState, family_state, save_family_state, save_rule
 from autotile.database.migrations.versions.v0002_refused import BEST_VIEW as VIEW_BY_DATE
-from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE, view_digest
+from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE, VIEW_DIGESTS, view_digest
 from autotile.errors import DatabaseError
 from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint
 
@@ -94,12 +94,18 @@ def test_a_new_database_is_what_the_migrations_leave(database: Database, migrate
     assert structure_of(create_engine(f"sqlite:///{database.path}")) == structure_of(migrated)
 
 
-def test_the_declared_revision_is_the_newest_migration() -> None:
+def test_the_declared_revision_and_views_are_those_of_the_migrations() -> None:
     config = Config()
     config.set_main_option("script_location", str(engine._MIGRATIONS))
     script = ScriptDirectory.from_config(config)
     assert script.get_heads() == [SCHEMA_REVISION]
-    assert [int(step.revision) for step in script.walk_revisions()] == [8, 7, 6, 5, 4, 3, 2, 1]
+    steps = [*script.walk_revisions()][::-1]
+    assert [int(step.revision) for step in steps] == [1, 2, 3, 4, 5, 6, 7, 8]
+    view, digests = "", {}
+    for step in steps:
+        view = getattr(step.module, "BEST_VIEW", view)
+        digests[step.revision] = view_digest(view)
+    assert digests == VIEW_DIGESTS
 
 
 def add_migration(folder: Path, patch: pytest.MonkeyPatch, text: str) -> None:
