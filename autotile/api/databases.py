@@ -19,7 +19,6 @@ from autotile.core.text import NOTHING, RIGHT, Facts, Part, Result, ResultTable,
 from autotile.database.care import (
     CleanedStudy,
     CopiedRows,
-    Criteria,
     DatabaseCheck,
     MergedStudy,
     check_database,
@@ -405,7 +404,8 @@ def db_clean(
         return CleanResult(location_text(database), (), dry_run)
     with opened:
         kept = frozenset(stored_gpu_names(opened, keep_gpus))
-        criteria = Criteria(moment, kept, current_versions(kernel) if stale else None, winners)
+        versions = current_versions(kernel) if stale else None
+        chosen: Any = {"before": moment, "keep_gpus": kept, "versions": versions, "winners": winners}
         name = None
         if kernel is not None:
             studies = rows_of_kernel(opened.studies, kernel)
@@ -413,9 +413,9 @@ def db_clean(
                 return CleanResult(opened.location, (), dry_run)
             name = studies[0].key.kernel
         if dry_run:
-            return CleanResult(opened.location, tuple(clean_database(opened, name, criteria, dry_run=True)), dry_run)
+            return CleanResult(opened.location, tuple(clean_database(opened, name, dry_run=True, **chosen)), dry_run)
     with Database.open(database_location(database), set_damage_aside=False) as writable:
-        return CleanResult(writable.location, tuple(clean_database(writable, name, criteria, dry_run=False)), dry_run)
+        return CleanResult(writable.location, tuple(clean_database(writable, name, **chosen)), dry_run)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -330,21 +330,6 @@ _CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Criteria:
-    """Trials to delete: a trial that any of the criteria selects is deleted."""
-
-    before: datetime | None = None
-    """Trials recorded before this moment."""
-    keep_gpus: Collection[str] = ()
-    """Trials of all GPUs but these; empty for no criterion."""
-    versions: Mapping[str, tuple[str, str]] | None = None
-    """Trials of other versions than the current one: template hash and space hash of each kernel, by name."""
-    winners: bool = False
-    """Delete selected trials even if they are the best of their study, or verdicts on configurations that are not
-    ranked, without which a wrong one could be served."""
-
-
-@dataclass(frozen=True, slots=True)
 class CleanedStudy:
     """Deletions in one study."""
 
@@ -358,38 +343,52 @@ class CleanedStudy:
     """Whether the study was deleted too, as no trial is left."""
 
 
-def clean_database(database: Database, kernel: str | None, criteria: Criteria, *, dry_run: bool) -> list[CleanedStudy]:
+def clean_database(
+    database: Database,
+    kernel: str | None,
+    *,
+    before: datetime | None = None,
+    keep_gpus: Collection[str] = (),
+    versions: Mapping[str, tuple[str, str]] | None = None,
+    winners: bool = False,
+    dry_run: bool = False,
+) -> list[CleanedStudy]:
     """Delete trials of a kernel or of all, and runs and studies without any trial left; return the studies concerned.
 
-    With ``dry_run`` nothing is deleted. Trials of a run that may still be going are kept. Sessions go on meanwhile: a
-    transaction deletes a few hundred trials of a study, so that nobody waits long for it. If it is interrupted, some
-    studies have been cleaned; the rest is cleaned by the same call.
+    A trial is selected if it was recorded before a moment, on another GPU than those to keep, or for another version of
+    its kernel than the template hash and space hash by the kernel's name. The best of each study, and verdicts on
+    configurations that are not ranked, without which a wrong one could be served, are deleted only with ``winners``.
+    Trials of a run that may still be going are kept.
+
+    Sessions go on meanwhile: a transaction deletes a few hundred trials of a study, so that nobody waits long for it.
+    If it is interrupted, some studies have been cleaned; the rest is cleaned by the same call.
     """
     query = matching(select(STUDIES).order_by(STUDIES.c.kernel, STUDIES.c.id), STUDIES, kernel=kernel)
     with database.reading() as connection:
         studies = parsed_rows(connection, query, stored_study)
-    before = stored_moment(criteria.before) if criteria.before else ""
+    limit = stored_moment(before) if before else ""
     cleaned = []
     for study in studies:
         study_id, key = study.study_id, study.key
         reasons = []  # that select all trials of the study
-        if criteria.keep_gpus and key.gpu_name not in criteria.keep_gpus:
+        if keep_gpus and key.gpu_name not in keep_gpus:
             reasons.append("other GPU")
         hashes = (key.template_hash, key.space_hash)
-        if (criteria.versions or {}).get(key.kernel, hashes) != hashes:
+        if (versions or {}).get(key.kernel, hashes) != hashes:
             reasons.append("other version")
         with database.reading() as connection:
             columns = (TRIALS.c.id, TRIALS.c.run_id, TRIALS.c.created_at)
             trials = connection.execute(select(*columns).where(TRIALS.c.study_id == study_id)).all()
-            kept, open_runs = _kept(connection, study_id, criteria), _open_runs(connection, study_id)
-        selected = [trial for trial in trials if reasons or str(trial.created_at) < before]
+            kept = set() if winners else _kept(connection, study_id)
+            open_runs = _open_runs(connection, study_id)
+        selected = [trial for trial in trials if reasons or str(trial.created_at) < limit]
         selected = [trial for trial in selected if trial.id not in kept and trial.run_id not in open_runs]
         emptied = len(selected) == len(trials) and not open_runs
         if selected or (reasons and emptied):
-            if any(str(trial.created_at) < before for trial in selected):
+            if any(str(trial.created_at) < limit for trial in selected):
                 reasons.append("old")
             if not dry_run:
-                _delete(database, study_id, [trial.id for trial in selected], criteria)
+                _delete(database, study_id, [trial.id for trial in selected], winners=winners)
             cleaned.append(CleanedStudy(key, tuple(reasons), len(selected), len(trials), emptied))
     return cleaned
 
@@ -426,10 +425,8 @@ def current_versions(kernel: KernelName | None) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _kept(connection: Connection, study_id: int, criteria: Criteria) -> set[int]:
+def _kept(connection: Connection, study_id: int) -> set[int]:
     """Return the trials of a study that are needed to serve: its winner, and verdicts on configurations."""
-    if criteria.winners:
-        return set()
     winner = select(BEST.c.trial_id).where(BEST.c.study_id == study_id)
     is_verdict = (TRIALS.c.phase == literal_column("'final'")) & TRIALS.c.rank.is_(None)
     verdicts = select(TRIALS.c.id).where(TRIALS.c.study_id == study_id, is_verdict)
@@ -445,7 +442,7 @@ def _open_runs(connection: Connection, study_id: int) -> set[int]:
     return {*young, *claiming_runs(connection, study_id)}
 
 
-def _delete(database: Database, study_id: int, trials: Sequence[int], criteria: Criteria) -> None:
+def _delete(database: Database, study_id: int, trials: Sequence[int], *, winners: bool) -> None:
     """Delete trials of a study, and then its runs without any trial, and the study without any run.
 
     What must stay is asked in each transaction, since others may decide something new between two.
@@ -453,7 +450,8 @@ def _delete(database: Database, study_id: int, trials: Sequence[int], criteria: 
     for start in range(0, len(trials), _CHUNK):
         begun = time.monotonic()
         with database.writing() as connection:
-            chosen = set(trials[start : start + _CHUNK]) - _kept(connection, study_id, criteria)
+            kept = set() if winners else _kept(connection, study_id)
+            chosen = set(trials[start : start + _CHUNK]) - kept
             connection.execute(delete(TRIALS).where(TRIALS.c.id.in_(sorted(chosen))))
         if database.path is not None:
             # SQLite gives the lock to whoever asks first, and those who wait ask now and then

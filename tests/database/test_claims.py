@@ -20,7 +20,7 @@ from stored_runs import add_trial, add_trials, begin, change, end_run, measured,
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database import care, runs
-from autotile.database.care import Criteria, check_database, clean_database
+from autotile.database.care import check_database, clean_database
 from autotile.database.database import Database
 from autotile.database.engine import CLAIMS, RUNS, STUDIES, TRIALS
 from autotile.database.keys import TuningKey
@@ -218,8 +218,8 @@ def test_an_owner_elsewhere_is_not_known_to_be_gone(owner: str) -> None:
     assert not runs.is_gone(owner)
 
 
-TOMORROW = Criteria(before=datetime.now(UTC) + timedelta(days=1))
-EVERYTHING = replace(TOMORROW, winners=True)
+TOMORROW: Any = {"before": datetime.now(UTC) + timedelta(days=1)}
+EVERYTHING: Any = {**TOMORROW, "winners": True}
 
 
 def add_study(database: Database, key: TuningKey, trials: int) -> int:
@@ -253,7 +253,7 @@ def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(
                     add_trial(session, neighbour, its_run, measured({"BM": len(stored)}, 50.0))
 
         monkeypatch.setattr(shared, "writing", writing)
-        (cleaned,) = clean_database(shared, None, TOMORROW, dry_run=False)
+        (cleaned,) = clean_database(shared, None, **TOMORROW)
     assert (cleaned.deleted, cleaned.total, cleaned.emptied) == (41, 43, False)
     assert len(stored) == 6
     left = shared.stored_trials(study)
@@ -273,9 +273,9 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
     record.add(measured({"BM": 1}, 10.0))
     change(shared, update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))
     assert record.claim({"BM": 2}).ours[0]
-    assert clean_database(shared, None, EVERYTHING, dry_run=False) == []
+    assert clean_database(shared, None, **EVERYTHING) == []
     change(shared, update(CLAIMS).values(expires_at=0.0))
-    (cleaned,) = clean_database(shared, None, EVERYTHING, dry_run=False)
+    (cleaned,) = clean_database(shared, None, **EVERYTHING)
     assert cleaned.emptied
     with shared.reading() as connection:
         assert not any(connection.execute(select(table)).all() for table in (STUDIES, RUNS, TRIALS, CLAIMS))
@@ -285,13 +285,13 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
 
 def test_a_run_just_begun_keeps_its_trials_and_its_study(shared: Database, key: TuningKey) -> None:
     study, run = begin(shared, key)
-    assert clean_database(shared, None, replace(EVERYTHING, keep_gpus=("another",)), dry_run=False) == []
+    assert clean_database(shared, None, **EVERYTHING, keep_gpus=("another",)) == []
     assert [one.run_id for one in shared.runs(study)] == [run]  # which has no trial yet
     add_trial(shared, study, run, measured({"BM": 1}, 10.0))
-    assert clean_database(shared, None, EVERYTHING, dry_run=False) == []
+    assert clean_database(shared, None, **EVERYTHING) == []
     assert len(shared.trials(study)) == 1
     change(shared, update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))  # killed long ago
-    (cleaned,) = clean_database(shared, None, EVERYTHING, dry_run=False)
+    (cleaned,) = clean_database(shared, None, **EVERYTHING)
     assert (cleaned.deleted, cleaned.emptied) == (1, True)
 
 
@@ -301,7 +301,7 @@ def test_a_run_that_ended_is_cleaned_however_young_it_is(shared: Database, key: 
     for number, run in enumerate((ended, going)):
         add_trial(shared, study, run, measured({"BM": number}, 10.0))
     end_run(shared, ended)
-    clean_database(shared, None, EVERYTHING, dry_run=False)
+    clean_database(shared, None, **EVERYTHING)
     assert [one.run_id for one in shared.stored_trials(study)] == [going]
     assert [one.run_id for one in shared.runs(study)] == [going, begun]
 
@@ -322,8 +322,8 @@ def test_interrupted_it_leaves_a_whole_database_and_is_repeated(
 
         patch.setattr(care, "_kept", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            clean_database(shared, None, TOMORROW, dry_run=False)
+            clean_database(shared, None, **TOMORROW)
     assert check_database(shared).ok
     assert len(shared.trials(study)) == 23
-    (cleaned,) = clean_database(shared, None, TOMORROW, dry_run=False)
+    (cleaned,) = clean_database(shared, None, **TOMORROW)
     assert (cleaned.deleted, cleaned.total) == (21, 23)
