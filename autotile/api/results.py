@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.api.targets import merge_sizes, named_operation, problem_document, resolve_served_device, sizes_notice
 from autotile.core.argument_types import checked
@@ -258,8 +258,7 @@ class RecordingList(Result):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StudyTrial:
+class StudyTrial(NamedTuple):
     """A stored trial with the key of its study."""
 
     key: TuningKey
@@ -306,7 +305,7 @@ class TrialList(Result, StudyPlots):
         """Return the trials as typed columns, which can be written as CSV and Parquet."""
         from autotile.exchange.column_table import trial_table
 
-        return trial_table((entry.key, entry.stored) for entry in self.trials)
+        return trial_table(self.trials)
 
     def _headline(self) -> str:
         counted = counted_text((entry.key for entry in self.trials), "trial", "trials")
@@ -324,7 +323,7 @@ class TrialList(Result, StudyPlots):
         several = len({entry.stored.study_id for entry in self.trials}) > 1
         scores = dict.fromkeys(name for entry in self.trials for name in entry.stored.trial.scores)
         rows = []
-        for key, stored in ((entry.key, entry.stored) for entry in self.trials):
+        for key, stored in self.trials:
             trial = stored.trial
             own, measured, resources, occupancy = trial.scores, trial.measurement, trial.resources, trial.occupancy
             remarks = [f"finals, place {stored.rank}"] if stored.phase == "final" else []
@@ -351,7 +350,7 @@ class TrialList(Result, StudyPlots):
     def to_json(self) -> Any:
         """Return one entry for each trial."""
         documents = []
-        for stored, key in ((entry.stored, entry.key) for entry in self.trials):
+        for key, stored in self.trials:
             trial = stored.trial
             measured, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
             documents.append(
