@@ -34,7 +34,7 @@ from sqlalchemy import select, text
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial
-from autotile.database.care import Criteria, clean_database
+from autotile.database.care import clean_database
 from autotile.database.database import Database
 from autotile.database.engine import RUNS, STUDIES, TRIALS
 from autotile.database.keys import TuningKey
@@ -209,7 +209,7 @@ def write(database: Database, keys: list[TuningKey], repeats: int) -> dict[str, 
             "claim": timed(claim, repeats),
         }
     start = time.perf_counter()
-    pruned = clean_database(database, keys[-1].kernel, Criteria(before=datetime.now(UTC)), dry_run=False)
+    pruned = clean_database(database, keys[-1].kernel, before=datetime.now(UTC))
     return found | {
         "prune_s": round(time.perf_counter() - start, 3),
         "pruned": sum(one.deleted for one in pruned),

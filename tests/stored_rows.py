@@ -17,7 +17,14 @@ from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome,
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
-from autotile.database.learned import FamilyState, save_ceilings, save_family_state, save_model, save_rule, study_times
+from autotile.database.learned import (
+    FamilyState,
+    MissCostEstimator,
+    save_ceilings,
+    save_family_state,
+    save_model,
+    save_rule,
+)
 from autotile.errors import InputError
 from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint
 from autotile.kernel.library import load_kernel
@@ -117,7 +124,7 @@ def _readers(path: Path, folder: Path) -> dict[str, Callable[[], object]]:
                     config_key(stored.trial.config)
                 database.runs(study.study_id)
                 database.tried(study.study_id)
-            study_times(database, KERNEL)
+            MissCostEstimator(database, load_kernel(KERNEL))
 
     def fresh(name: str) -> Path:
         for old in folder.glob(f"{name}*"):

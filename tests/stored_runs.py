@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from sqlalchemy import Executable, text
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial
@@ -58,9 +62,8 @@ def failed(config: Config, outcome: Outcome, reason: str = "why") -> Trial:
 
 def start_run(database: Database, study_id: int, **fields: Any) -> int:
     """Record the start of a run with columns of the table ``runs``, and return its id."""
-    defaults = {"seed": None, "driver": "", "host": "", "settings": {}, "gates": {}}
     with database.writing() as connection:
-        return insert_run(connection, {"study_id": study_id, **defaults, **fields})
+        return insert_run(connection, {"study_id": study_id, **fields})
 
 
 def begin(database: Database, key: TuningKey, device: DeviceProperties | None = None) -> tuple[int, int]:
@@ -73,6 +76,20 @@ def end_run(database: Database, run_id: int, summary: Mapping[str, Any] | None =
     """Record the end of a run; the winner of its finals becomes the study's best."""
     with database.writing() as connection:
         assert finish_run(connection, run_id, summary or {})
+
+
+def change(database: Database, *statements: str | Executable) -> None:
+    """Run statements in one transaction."""
+    with database.writing() as connection:
+        for statement in statements:
+            connection.execute(text(statement) if isinstance(statement, str) else statement)
+
+
+def change_file(path: Path, *statements: str) -> None:
+    """Run statements on a file as another program does."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
 
 
 def add_trial(
@@ -92,10 +109,7 @@ def store_winner(
     measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
     trial = Trial(config, Outcome.OK, "", "finals", measurement=measurement)
     with Database.open(location or read_settings().database) as database:
-        study = database.study(key, device)
-        run = start_run(database, study, sampler="random")
-        add_trial(database, study, run, trial, phase="final", rank=1)
-        end_run(database, run)
+        database.add_run(key, [trial], sampler="random", device=device, phase="final", is_ranked=True)
 
 
 def store_default(

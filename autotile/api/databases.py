@@ -19,7 +19,6 @@ from autotile.core.text import NOTHING, RIGHT, Facts, Part, Result, ResultTable,
 from autotile.database.care import (
     CleanedStudy,
     CopiedRows,
-    Criteria,
     DatabaseCheck,
     MergedStudy,
     check_database,
@@ -49,22 +48,13 @@ from autotile.settings import user_path
 
 @dataclass(frozen=True, slots=True)
 class ComparedWinners:
-    """The winners of two databases under one key.
-
-    Attributes
-    ----------
-    a, b
-        Winners of the first and of the second database.
-    same_config
-        Whether they have the same configuration.
-    ratio
-        Time of ``b`` over time of ``a``; None if one of them has no measured time.
-    """
+    """The winners of two databases under one key."""
 
     a: Winner
     b: Winner
     same_config: bool
     ratio: Interval | None
+    """Time of ``b`` over time of ``a``; None if one of them has no measured time."""
 
     @property
     def verdict(self) -> str:
@@ -78,23 +68,15 @@ class ComparedWinners:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DatabaseDiff(Result):
-    """Differences between the winners of two databases, or of files of winners.
-
-    Attributes
-    ----------
-    a, b
-        Locations as given, without passwords.
-    only_a, only_b
-        Winners without a counterpart in the other database, each with the fields in which its key differs from the
-        nearest key there with the same problem on the same GPU; none if there is no such key.
-    both
-        Pairs of winners with the same key.
-    """
+    """Differences between the winners of two databases, or of files of winners."""
 
     a: str
     b: str
+    """Locations as given, without passwords."""
     only_a: tuple[tuple[Winner, tuple[str, ...]], ...]
     only_b: tuple[tuple[Winner, tuple[str, ...]], ...]
+    """Winners without a counterpart in the other database, each with the fields in which its key differs from the
+    nearest key there with the same problem on the same GPU; none if there is no such key."""
     both: tuple[ComparedWinners, ...]
 
     def _headline(self) -> str:
@@ -172,20 +154,12 @@ class DatabaseDiff(Result):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MergeResult(Result):
-    """Result of a merge.
-
-    Attributes
-    ----------
-    output
-        Location of the database that was merged into.
-    copied
-        Location of each source, with the numbers of rows that were new.
-    studies
-        Studies for which the databases named different winners.
-    """
+    """Result of a merge."""
 
     output: str
+    """Location of the database that was merged into."""
     copied: tuple[tuple[str, CopiedRows], ...]
+    """Location of each source, with the numbers of rows that were new."""
     studies: tuple[MergedStudy, ...]
 
     def _headline(self) -> str:
@@ -235,21 +209,12 @@ class MergeResult(Result):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CleanResult(Result):
-    """Result of a deletion.
-
-    Attributes
-    ----------
-    location
-        Location of the database.
-    studies
-        Studies with deleted trials.
-    dry_run
-        Whether the trials were only selected, and not deleted.
-    """
+    """Result of a deletion."""
 
     location: str
     studies: tuple[CleanedStudy, ...]
     dry_run: bool
+    """Whether the trials were only selected, and not deleted."""
 
     @property
     def deleted(self) -> int:
@@ -439,7 +404,8 @@ def db_clean(
         return CleanResult(location_text(database), (), dry_run)
     with opened:
         kept = frozenset(stored_gpu_names(opened, keep_gpus))
-        criteria = Criteria(moment, kept, current_versions(kernel) if stale else None, winners)
+        versions = current_versions(kernel) if stale else None
+        chosen: Any = {"before": moment, "keep_gpus": kept, "versions": versions, "winners": winners}
         name = None
         if kernel is not None:
             studies = rows_of_kernel(opened.studies, kernel)
@@ -447,25 +413,19 @@ def db_clean(
                 return CleanResult(opened.location, (), dry_run)
             name = studies[0].key.kernel
         if dry_run:
-            return CleanResult(opened.location, tuple(clean_database(opened, name, criteria, dry_run=True)), dry_run)
+            return CleanResult(opened.location, tuple(clean_database(opened, name, dry_run=True, **chosen)), dry_run)
     with Database.open(database_location(database), set_damage_aside=False) as writable:
-        return CleanResult(writable.location, tuple(clean_database(writable, name, criteria, dry_run=False)), dry_run)
+        return CleanResult(writable.location, tuple(clean_database(writable, name, **chosen)), dry_run)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CheckResult(Result):
-    """Result of a check of a database.
-
-    Attributes
-    ----------
-    location
-        Path or URL of the database, without a password.
-    check
-        Numbers of rows and faults found; None if there is no database yet.
-    """
+    """Result of a check of a database."""
 
     location: str
+    """Path or URL of the database, without a password."""
     check: DatabaseCheck | None
+    """Numbers of rows and faults found; None if there is no database yet."""
 
     @property
     def whole(self) -> bool:

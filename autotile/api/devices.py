@@ -23,21 +23,14 @@ from autotile.settings import available_cores, forget_passwords, read_settings
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DeviceList(Result):
-    """GPUs of this machine, profiles of GPUs that need not be present, and measured ceilings.
-
-    Attributes
-    ----------
-    gpus
-        GPUs of this machine, in the order of their CUDA indices.
-    profiles
-        Devices by the names of their profiles.
-    ceilings
-        Ceilings in the database, of this machine's GPUs and of others, newest first.
-    """
+    """GPUs of this machine, profiles of GPUs that need not be present, and measured ceilings."""
 
     gpus: tuple[DeviceProperties, ...]
+    """GPUs of this machine, in the order of their CUDA indices."""
     profiles: Mapping[str, DeviceProperties]
+    """Devices by the names of their profiles."""
     ceilings: tuple[DeviceCeilings, ...] = ()
+    """Ceilings in the database, of this machine's GPUs and of others, newest first."""
 
     def _headline(self) -> str:
         return f"{plural(len(self.gpus), 'CUDA device')} on this machine, {plural(len(self.profiles), 'profile')}"

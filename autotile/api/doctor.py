@@ -56,24 +56,14 @@ _NO_NVCC = 'none: kernels with compiler = "nvcc" do not compile; all others need
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """Result of one check.
-
-    Attributes
-    ----------
-    name
-        Component that was checked.
-    status
-        ``warn`` if tuning works without the component, ``fail`` if it does not.
-    detail
-        What was found.
-    remedy
-        Action that solves the problem; empty if there is none to take.
-    """
+    """Result of one check."""
 
     name: str
     status: Status
+    """``warn`` if tuning works without the component, ``fail`` if it does not."""
     detail: str
     remedy: str = ""
+    """Action that solves the problem; empty if there is none to take."""
 
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -81,18 +71,11 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 @dataclass(frozen=True, slots=True, repr=False)
 class HealthReport(Result):
-    """Results of all checks.
-
-    Attributes
-    ----------
-    checks
-        One for each component.
-    verdict
-        One line that says whether tuning works.
-    """
+    """Results of all checks."""
 
     checks: tuple[HealthCheck, ...]
     verdict: str
+    """One line that says whether tuning works."""
 
     @property
     def works(self) -> bool:

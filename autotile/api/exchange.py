@@ -59,34 +59,19 @@ _COMPILED = ("c-header", "bundle")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Transfer(Result):
-    """Trials written to or read from a file.
-
-    Attributes
-    ----------
-    action
-        ``exported``, ``imported`` or ``recorded``.
-    file
-        Path of the file.
-    file_format
-        Format of the file.
-    problem
-        Problem that the trials belong to.
-    device
-        Name of their GPU, with ``(replayed)`` if the times are replayed.
-    configurations
-        Number of configurations.
-    details
-        Further facts by name: the number of the ``study`` in the database, the ``database`` or the ``recording``
-        that an import went to.
-    """
+    """Trials written to or read from a file."""
 
     action: str
+    """``exported``, ``imported`` or ``recorded``."""
     file: Path
     file_format: str
     problem: Problem
     device: str
+    """Name of their GPU, with ``(replayed)`` if the times are replayed."""
     configurations: int
     details: Mapping[str, Any]
+    """Further facts by name: the number of the ``study`` in the database, the ``database`` or the ``recording`` that an
+    import went to."""
 
     def _headline(self) -> str:
         transferred = plural(self.configurations, "configuration")
@@ -112,27 +97,16 @@ class Transfer(Result):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExportedHeader(Result):
-    """A kernel that was exported for C++.
-
-    Attributes
-    ----------
-    header
-        Path of the header.
-    namespace
-        Namespace of its functions.
-    cubins
-        Names of the cubin files beside the header.
-    problems
-        Number of tuned problems in the header.
-    notices
-        Architectures and configurations that were left out and why, one line each.
-    """
+    """A kernel that was exported for C++."""
 
     header: Path
     namespace: str
     cubins: tuple[str, ...]
+    """Names of the cubin files beside the header."""
     problems: int
+    """Number of tuned problems in the header."""
     notices: tuple[str, ...]
+    """Architectures and configurations that were left out and why, one line each."""
 
     def _headline(self) -> str:
         held = f"{plural(self.problems, 'tuned problem')}, {plural(len(self.cubins), 'cubin')}"
@@ -157,49 +131,27 @@ class ExportedHeader(Result):
 
 
 class BundleEntry(NamedTuple):
-    """Content of a bundle for one kernel.
-
-    Attributes
-    ----------
-    kernel
-        Name of the kernel.
-    problems
-        Number of tuned problems.
-    cubins
-        Number of compiled configurations; one that is compiled for two architectures counts twice.
-    architectures
-        Architectures that they are compiled for.
-    """
+    """Content of a bundle for one kernel."""
 
     kernel: str
     problems: int
+    """Number of tuned problems."""
     cubins: int
+    """Number of compiled configurations; one that is compiled for two architectures counts twice."""
     architectures: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class WrittenBundle(Result):
-    """A bundle that was written.
-
-    Attributes
-    ----------
-    file
-        Path of the bundle.
-    digest
-        SHA-256 of its content.
-    size_bytes
-        Size of the file, in bytes.
-    kernels
-        Kernels in the bundle.
-    notices
-        Architectures and configurations that were left out and why, one line each.
-    """
+    """A bundle that was written."""
 
     file: Path
     digest: str
+    """SHA-256 of its content."""
     size_bytes: int
     kernels: tuple[BundleEntry, ...]
     notices: tuple[str, ...]
+    """Architectures and configurations that were left out and why, one line each."""
 
     def _headline(self) -> str:
         return f"{self.file} ({bytes_text(self.size_bytes)}): {', '.join(entry.kernel for entry in self.kernels)}"

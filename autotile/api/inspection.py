@@ -76,21 +76,13 @@ _POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class BlockResources:
-    """Resources that one block uses.
-
-    Attributes
-    ----------
-    threads
-        Threads per block.
-    registers
-        Registers per thread; 0 if unknown.
-    smem_bytes
-        Static and dynamic shared memory per block, in bytes.
-    """
+    """Resources that one block uses."""
 
     threads: int
     registers: int
+    """Registers per thread; 0 if unknown."""
     smem_bytes: int
+    """Static and dynamic shared memory per block, in bytes."""
 
     def occupancy(self, device: DeviceProperties) -> Occupancy:
         """Compute the occupancy of an SM by such blocks."""
@@ -131,73 +123,48 @@ def contenders_table(contenders: Sequence[Contender]) -> ResultTable:
 
 @dataclass(frozen=True, slots=True)
 class ConfigCheck:
-    """One condition on a configuration.
-
-    Attributes
-    ----------
-    kind
-        Origin of the condition. A ``heuristic`` only decides whether a search tries the configuration.
-    name
-        Name of the rule, limit or parameter.
-    holds
-        Whether the configuration meets the condition.
-    detail
-        Expression of a rule or heuristic; for others, the reason for a failure, or an empty string.
-    """
+    """One condition on a configuration."""
 
     kind: CheckKind
+    """Origin of the condition. A ``heuristic`` only decides whether a search tries the configuration."""
     name: str
+    """Name of the rule, limit or parameter."""
     holds: bool
     detail: str
+    """Expression of a rule or heuristic; for others, the reason for a failure, or an empty string."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation(Result):
-    """Everything that is known of a configuration without running it.
-
-    Attributes
-    ----------
-    problem, device, config
-        Configuration, and the problem and device that it is for.
-    checks
-        Values, rules, heuristics and limits in the order applied, then the conditions on the compiled code.
-    fault
-        Reason why the configuration cannot be used: the first rule or limit that it breaks, or the compiler's error.
-        Empty if it can be used.
-    geometry
-        Launch geometry; None if it cannot be evaluated.
-    resources
-        Resources reported by the compiler; None if the configuration was not compiled.
-    not_compiled
-        Reason why it was not compiled; otherwise empty.
-    block, occupancy
-        Resources of a block and the resulting occupancy, as compiled, or else as declared in the search-space file.
-        None if the launch geometry cannot be evaluated.
-    data
-        Workspaces and tensor maps; None if they cannot be evaluated.
-    launches
-        What a call launches, in order; empty if it cannot be evaluated. With several steps, the fields above are those
-        of the main launch, see `LaunchPlan.main`.
-    steps
-        Each step as compiled, the main one first; empty if the configuration was not compiled.
-    notices
-        Assumptions about the device and the sizes, one line each.
-    """
+    """Everything that is known of a configuration without running it."""
 
     problem: Problem
     device: DeviceProperties
     config: Mapping[str, Value]
     checks: tuple[ConfigCheck, ...]
+    """Values, rules, heuristics and limits in the order applied, then the conditions on the compiled code."""
     fault: str
+    """Reason why the configuration cannot be used: the first rule or limit that it breaks, or the compiler's error.
+    Empty if it can be used."""
     geometry: LaunchGeometry | None
+    """Launch geometry; None if it cannot be evaluated."""
     resources: Resources | None
+    """Resources reported by the compiler; None if the configuration was not compiled."""
     not_compiled: str
+    """Reason why it was not compiled; otherwise empty."""
     block: BlockResources | None
     occupancy: Occupancy | None
+    """Resources of a block and the resulting occupancy, as compiled, or else as declared in the search-space file. None
+    if the launch geometry cannot be evaluated."""
     data: LaunchData | None
+    """Workspaces and tensor maps; None if they cannot be evaluated."""
     launches: tuple[StepLaunch, ...]
+    """What a call launches, in order; empty if it cannot be evaluated. With several steps, the fields above are those
+    of the main launch, see `LaunchPlan.main`."""
     steps: tuple[CompiledStep, ...]
+    """Each step as compiled, the main one first; empty if the configuration was not compiled."""
     notices: tuple[str, ...]
+    """Assumptions about the device and the sizes, one line each."""
 
     def _headline(self) -> str:
         verdict = "cannot be used" if self.fault else "valid"
@@ -302,41 +269,27 @@ _RESOURCES = ("registers", "static_smem_bytes", "stack_bytes", "spill_bytes", "s
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OperationExplanation(Result):
-    """The kernel or library that computes a problem of an operation, and the reason.
-
-    Attributes
-    ----------
-    problem, device
-        Problem of the operation, with its conditions, and the device.
-    served
-        Name of the kernel or library that is served.
-    is_library
-        Whether it is a library.
-    tier
-        ``exact``: the fastest that was measured for this problem; ``model``: a model of times expects it to be the
-        fastest; ``library``: nothing is known that is faster; others as for a kernel.
-    config
-        Its configuration; empty for a library.
-    contenders
-        The best ways to compute the problem, that which is served first, each with its time.
-    kernels
-        Every kernel that computes the problem, with the problem's sizes by its own names.
-    text
-        Paragraph that states the reason.
-    notices
-        Assumptions about the sizes, one line each.
-    """
+    """The kernel or library that computes a problem of an operation, and the reason."""
 
     problem: Problem
     device: DeviceProperties
+    """Problem of the operation, with its conditions, and the device."""
     served: str
+    """Name of the kernel or library that is served."""
     is_library: bool
     tier: str
+    """``exact``: the fastest that was measured for this problem; ``model``: a model of times expects it to be the
+    fastest; ``library``: nothing is known that is faster; others as for a kernel."""
     config: Config
+    """Its configuration; empty for a library."""
     contenders: tuple[Contender, ...]
+    """The best ways to compute the problem, that which is served first, each with its time."""
     kernels: Mapping[str, Mapping[str, int]]
+    """Every kernel that computes the problem, with the problem's sizes by its own names."""
     text: str
+    """Paragraph that states the reason."""
     notices: tuple[str, ...] = ()
+    """Assumptions about the sizes, one line each."""
 
     def _headline(self) -> str:
         return f"{self._heading()}: {self.served}, {self.tier}"
@@ -421,35 +374,23 @@ def _shape_text(dimensions: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SpaceSummary(Result):
-    """Size of a search space, and how far each rule and limit reduces it.
-
-    Attributes
-    ----------
-    problem, device
-        Problem and device that the space is for.
-    parameters
-        Values of each parameter.
-    combinations
-        Number of combinations before any rule.
-    rules, limits
-        Stages in the order applied; each holds the number of configurations that remain after it.
-    valid
-        Number of configurations that remain after the last stage.
-    seconds
-        Wall time of the enumeration, in seconds.
-    notices
-        Assumptions about the device and the sizes, one line each.
-    """
+    """Size of a search space, and how far each rule and limit reduces it."""
 
     problem: Problem
     device: DeviceProperties
     parameters: Mapping[str, tuple[Value, ...]]
+    """Values of each parameter."""
     combinations: int
+    """Number of combinations before any rule."""
     rules: tuple[SpaceStage, ...]
     limits: tuple[SpaceStage, ...]
+    """Stages in the order applied; each holds the number of configurations that remain after it."""
     valid: int
+    """Number of configurations that remain after the last stage."""
     seconds: float
+    """Wall time of the enumeration, in seconds."""
     notices: tuple[str, ...]
+    """Assumptions about the device and the sizes, one line each."""
 
     def funnel(self) -> Iterator[tuple[str, int]]:
         """Yield each stage with the number of configurations that remain after it."""
@@ -503,24 +444,14 @@ class SpaceSummary(Result):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OccupancyResult(Result):
-    """Occupancy of an SM by blocks of given resources.
-
-    Attributes
-    ----------
-    device
-        Device whose limits apply.
-    block
-        Resources of a block.
-    occupancy
-        Resident blocks and warps, and the limits that determine them.
-    notices
-        Assumptions about the device, one line each.
-    """
+    """Occupancy of an SM by blocks of given resources."""
 
     device: DeviceProperties
     block: BlockResources
     occupancy: Occupancy
+    """Resident blocks and warps, and the limits that determine them."""
     notices: tuple[str, ...]
+    """Assumptions about the device, one line each."""
 
     def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
         """Return a Plotly figure of the number of blocks that each resource of an SM allows."""
@@ -878,24 +809,15 @@ def occupancy(
 
 @dataclass(frozen=True, slots=True)
 class SurveyProgress:
-    """State of a running survey.
-
-    Attributes
-    ----------
-    done, planned
-        Number of configurations that were compiled, and that will be.
-    failed
-        Number of those that cannot be launched.
-    elapsed_s
-        Seconds since the first compilation began.
-    notices
-        Remarks for the user, one line each.
-    """
+    """State of a running survey."""
 
     done: int
     planned: int
+    """Number of configurations that were compiled, and that will be."""
     failed: int
+    """Number of those that cannot be launched."""
     elapsed_s: float
+    """Seconds since the first compilation began."""
     notices: tuple[str, ...]
 
 

@@ -72,30 +72,17 @@ _MAX_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """Outcome of a problem of a plan on a GPU.
-
-    Attributes
-    ----------
-    planned
-        The problem.
-    gpu_name
-        Name of the GPU; empty in replay.
-    state
-        ``tuned``; ``done`` if an earlier session had tuned it; ``failed``; or ``left`` if it did not begin, or was
-        interrupted.
-    result
-        Result of the session; None if there was none.
-    reason
-        Why it failed; empty otherwise.
-    seconds
-        Wall time of the session.
-    """
+    """Outcome of a problem of a plan on a GPU."""
 
     planned: PlannedProblem
     gpu_name: str
+    """Name of the GPU; empty in replay."""
     state: State
+    """``tuned``; ``done`` if an earlier session had tuned it; ``failed``; or ``left`` if it did not begin, or was
+    interrupted."""
     result: TuneResult | OperationResult | None = None
     reason: str = ""
+    """Why it failed; empty otherwise."""
     seconds: float = 0.0
 
     @property
@@ -143,21 +130,7 @@ class PlanEntry:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanResult(Result):
-    """Outcome of a plan.
-
-    Attributes
-    ----------
-    name
-        Name of the plan.
-    entries
-        Its problems, in their order.
-    seconds
-        Wall time.
-    interrupted
-        Whether the user ended it.
-    database
-        Location of the tuning database.
-    """
+    """Outcome of a plan."""
 
     name: str
     entries: tuple[PlanEntry, ...]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.api.targets import merge_sizes, named_operation, problem_document, resolve_served_device, sizes_notice
 from autotile.core.argument_types import checked
@@ -145,19 +145,12 @@ class StudyList(Result):
 
 @dataclass(frozen=True, slots=True)
 class TunedFamily:
-    """A family of problems that has been tuned.
-
-    Attributes
-    ----------
-    stored
-        Rule of the family, with its key and the time of learning.
-    in_force
-        Whether the rule is served: it is for the current version of the kernel, and was not found to be no better than
-        serving without it (`FamilyRule.judgement`). None if no kernel of its name is found.
-    """
+    """A family of problems that has been tuned."""
 
     stored: StoredRule
     in_force: bool | None
+    """Whether the rule is served: it is for the current version of the kernel, and was not found to be no better than
+    serving without it (`FamilyRule.judgement`). None if no kernel of its name is found."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -265,8 +258,7 @@ class RecordingList(Result):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StudyTrial:
+class StudyTrial(NamedTuple):
     """A stored trial with the key of its study."""
 
     key: TuningKey
@@ -278,17 +270,12 @@ class TrialList(Result, StudyPlots):
     """Trials of a kernel: the fastest first, then those without a time in the order in which they were tried.
 
     Its methods ``plot_...`` return charts of the trials of one problem; see `autotile.report.notebook.StudyPlots`.
-
-    Attributes
-    ----------
-    trials
-        Trials with the keys of their studies.
-    study
-        The study that all trials are of, with all that is stored of their configurations; None if they are of several.
     """
 
     trials: tuple[StudyTrial, ...]
     study: StudyData | None = field(default=None, compare=False)
+    """The study that all trials are of, with all that is stored of their configurations; None if they are of
+    several."""
 
     def study_data(self) -> StudyData:
         """Return the trials as a study.
@@ -318,7 +305,7 @@ class TrialList(Result, StudyPlots):
         """Return the trials as typed columns, which can be written as CSV and Parquet."""
         from autotile.exchange.column_table import trial_table
 
-        return trial_table((entry.key, entry.stored) for entry in self.trials)
+        return trial_table(self.trials)
 
     def _headline(self) -> str:
         counted = counted_text((entry.key for entry in self.trials), "trial", "trials")
@@ -336,7 +323,7 @@ class TrialList(Result, StudyPlots):
         several = len({entry.stored.study_id for entry in self.trials}) > 1
         scores = dict.fromkeys(name for entry in self.trials for name in entry.stored.trial.scores)
         rows = []
-        for key, stored in ((entry.key, entry.stored) for entry in self.trials):
+        for key, stored in self.trials:
             trial = stored.trial
             own, measured, resources, occupancy = trial.scores, trial.measurement, trial.resources, trial.occupancy
             remarks = [f"finals, place {stored.rank}"] if stored.phase == "final" else []
@@ -363,7 +350,7 @@ class TrialList(Result, StudyPlots):
     def to_json(self) -> Any:
         """Return one entry for each trial."""
         documents = []
-        for stored, key in ((entry.stored, entry.key) for entry in self.trials):
+        for key, stored in self.trials:
             trial = stored.trial
             measured, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
             documents.append(
@@ -452,77 +439,51 @@ class MissList(Result):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BestResult(Result):
-    """The configuration that is served for a problem, and the reason.
-
-    Attributes
-    ----------
-    problem, device
-        Problem and device that it is served for.
-    tier
-        ``exact``: tuned for this problem on this GPU. ``family``: chosen by the rule of a family that contains the
-        problem. ``nearest``: tuned for other sizes on this GPU. ``transferred``: tuned on another GPU. ``default``:
-        not tuned.
-    config
-        Configuration.
-    measurement
-        Time where it was tuned; None for the default configuration.
-    source
-        ``cuda`` for a time measured on the GPU, ``replayed`` for one from a recording, empty for the default.
-    tuned_on
-        Name of the GPU that it was tuned on; empty for the default.
-    tuned_at
-        Time of the tuning (UTC); None for the default.
-    differences
-        Fields of the key in which the tuned problem differs from this one: name, tuned value, value here.
-    aged
-        Drivers and compilers that have changed since it was measured, one phrase each.
-    shipped
-        Whether the result came with autotile.
-    bundle
-        Bundle that it is served from, and the architecture of its cubin; empty without a bundle.
-    contenders
-        For an operation: the best ways to compute the problem, that which is served first.
-    kernel
-        Name of the kernel, or of the library.
-    geometry
-        Grid, block and dynamic shared memory of the launch; None for a library.
-    resources, occupancy
-        Compiled resources and occupancy; None if NVRTC is missing and they are not stored.
-    workrate
-        Amount of work of the problem, for a rate in FLOP/s or bytes per second.
-    explanation
-        Paragraph that states the reason for the choice.
-    notices
-        Assumptions about the sizes, one line each.
-    compared
-        Comparison with a result of another problem or GPU, by which it is served in place of what an empty database
-        would serve, or the other way round; None if there was nothing to compare.
-    unapplied
-        Reason why the rule of a family with the problem is not applied; empty if there is none, or it is.
-    """
+    """The configuration that is served for a problem, and the reason."""
 
     problem: Problem
     device: DeviceProperties
     tier: str
+    """``exact``: tuned for this problem on this GPU. ``family``: chosen by the rule of a family that contains the
+    problem. ``nearest``: tuned for other sizes on this GPU. ``transferred``: tuned on another GPU. ``default``: not
+    tuned."""
     config: Config
     measurement: Measurement | None
+    """Time where it was tuned; None for the default configuration."""
     source: str
+    """``cuda`` for a time measured on the GPU, ``replayed`` for one from a recording, empty for the default."""
     tuned_on: str
+    """Name of the GPU that it was tuned on; empty for the default."""
     tuned_at: datetime | None
+    """Time of the tuning (UTC); None for the default."""
     differences: tuple[tuple[str, str, str], ...]
+    """Fields of the key in which the tuned problem differs from this one: name, tuned value, value here."""
     aged: tuple[str, ...]
+    """Drivers and compilers that have changed since it was measured, one phrase each."""
     shipped: bool
+    """Whether the result came with autotile."""
     bundle: str
+    """Bundle that it is served from, and the architecture of its cubin; empty without a bundle."""
     contenders: tuple[Contender, ...]
+    """For an operation: the best ways to compute the problem, that which is served first."""
     kernel: str
+    """Name of the kernel, or of the library."""
     geometry: LaunchGeometry | None
+    """Grid, block and dynamic shared memory of the launch; None for a library."""
     resources: Resources | None
     occupancy: Occupancy | None
+    """Compiled resources and occupancy; None if NVRTC is missing and they are not stored."""
     workrate: Workrate
+    """Amount of work of the problem, for a rate in FLOP/s or bytes per second."""
     explanation: str
+    """Paragraph that states the reason for the choice."""
     notices: tuple[str, ...]
+    """Assumptions about the sizes, one line each."""
     compared: Compared | None
+    """Comparison with a result of another problem or GPU, by which it is served in place of what an empty database
+    would serve, or the other way round; None if there was nothing to compare."""
     unapplied: str
+    """Reason why the rule of a family with the problem is not applied; empty if there is none, or it is."""
 
     @property
     def time_us(self) -> float | None:
@@ -831,19 +792,7 @@ def trials(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class WrittenReport(Result):
-    """A report that was written.
-
-    Attributes
-    ----------
-    path
-        File.
-    title
-        Its heading.
-    studies, trials
-        Number of tuned problems and of trials in it.
-    size_bytes
-        Size of the file.
-    """
+    """A report that was written."""
 
     path: Path
     title: str

@@ -77,26 +77,11 @@ def problem_document(problem: Problem, name: str = "kernel") -> dict[str, Any]:
 
 
 def resolve_device(device: int | str | None = None) -> tuple[DeviceProperties, str]:
-    """Resolve a device that is only inspected.
+    """Return the properties of a device that is only inspected, and a line for the user if a profile was assumed.
 
-    Parameters
-    ----------
-    device
-        CUDA index of a GPU of this machine, as an integer or in decimal digits; the name of a GPU profile, such as
-        ``"h200"``; or the name of a GPU of this machine for which there is no profile. None selects the first GPU of
-        this machine and, without a GPU, the profile of an H200.
-
-    Returns
-    -------
-    device
-        Its properties.
-    notice
-        One line for the user if no device was named and a profile is used instead of a GPU; otherwise empty.
-
-    Raises
-    ------
-    InputError
-        There is no GPU of this index, and no profile or GPU of this name.
+    It is given by the CUDA index of a GPU of this machine, as an integer or in decimal digits; the name of a GPU
+    profile, such as ``"h200"``; or the name of a GPU of this machine for which there is no profile. None selects the
+    first GPU of this machine and, without a GPU, the profile of an H200.
     """
     if device is None and device_count() == 0:
         profile = device_profile(_FALLBACK_PROFILE)

@@ -425,15 +425,7 @@ _MAX_NAME = 64
 
 @dataclass(frozen=True, slots=True, repr=False)
 class NewKernel(Result):
-    """Files of a new kernel.
-
-    Attributes
-    ----------
-    name
-        Name of the kernel.
-    source, space, test
-        Paths of its source, its search-space file and its test.
-    """
+    """Files of a new kernel."""
 
     name: str
     source: Path

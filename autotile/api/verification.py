@@ -45,46 +45,28 @@ VerificationVerdict = Literal["confirmed", "replaced", "demoted", "failed", "int
 
 @dataclass(frozen=True, slots=True)
 class VerifiedProblem:
-    """Verification of one problem.
-
-    Attributes
-    ----------
-    problem
-        Problem.
-    device
-        Name of the GPU.
-    source
-        ``cuda`` for measured times, ``replayed`` for those from a recording.
-    aged
-        Drivers and compilers that had changed since the result was measured, one phrase each.
-    before, before_measurement
-        Configuration that was served, and its time when it was tuned; None if it was tuned for another problem.
-    after, after_measurement
-        Configuration that is served now, and its time; None if only the default is left.
-    speedup
-        Time of the default over time of the fastest configuration, with its interval; None if unknown.
-    reason
-        Fault for which the served configuration was demoted, or for which nothing could be measured; else empty.
-    demoted
-        Whether the configuration that was served failed.
-    tied
-        Whether the time of the configuration that was served could not be told from that of the one served now.
-    interrupted
-        Whether the user interrupted the session.
-    """
+    """Verification of one problem."""
 
     problem: Problem
     device: str
     source: str
+    """``cuda`` for measured times, ``replayed`` for those from a recording."""
     aged: tuple[str, ...]
+    """Drivers and compilers that had changed since the result was measured, one phrase each."""
     before: Config
     before_measurement: Measurement | None
+    """Configuration that was served, and its time when it was tuned; None if it was tuned for another problem."""
     after: Config | None
     after_measurement: Measurement | None
+    """Configuration that is served now, and its time; None if only the default is left."""
     speedup: Interval | None
+    """Time of the default over time of the fastest configuration, with its interval; None if unknown."""
     reason: str
+    """Fault for which the served configuration was demoted, or for which nothing could be measured; else empty."""
     demoted: bool
+    """Whether the configuration that was served failed."""
     tied: bool
+    """Whether the time of the configuration that was served could not be told from that of the one served now."""
     interrupted: bool
 
     @property

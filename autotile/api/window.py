@@ -19,7 +19,7 @@ from autotile.api.progress import observing
 from autotile.api.targets import read_duration
 from autotile.api.tuning import FamilySize
 from autotile.core.argument_types import checked
-from autotile.core.forks import FORK_LOCK
+from autotile.core.forks import FORK_LOCK, cached_property
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import plural
 from autotile.cuda.toolchain import load_cupy, nvrtc_version
@@ -65,7 +65,7 @@ def _forget_blocks() -> None:
 os.register_at_fork(after_in_child=_forget_blocks)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class _Collected:
     """A problem that a program asked for, or is expected to, and the number of its calls."""
 
@@ -112,8 +112,9 @@ class _Collected:
         found = estimate_configs(spec, sizes, served.device, [config], self.problem.dtype)
         return self.calls * (float(found.time_us[0]) if found is not None else _UNKNOWN_US)
 
+    @cached_property
     def planned(self) -> PlannedProblem:
-        """Return the problem as one of a plan."""
+        """The problem as one of a plan, when all calls have been counted."""
         name = self.target.name if held_kernel(self.lookup.name) else str(self.lookup.name)
         gpus = (self.lookup.place,) if self.lookup.place is not None else ()
         return PlannedProblem(name, self.target, self.problem, gpus, weight=self.time_us())
@@ -207,13 +208,13 @@ class TuningWindow:
         for block, requests in zip(blocks, own, strict=True):
             for one in block._added(requests):
                 found.setdefault(one.key, one)
-        problems = sorted(((one.planned(), one) for one in found.values()), key=lambda pair: -(pair[0].weight or 0.0))
+        problems = sorted(found.values(), key=lambda one: -(one.planned.weight or 0.0))
         try:
             if self.replays:
                 entries = tuple(
-                    PlanEntry(planned, "", "done" if one.is_exact(pinned=True) else "left") for planned, one in problems
+                    PlanEntry(one.planned, "", "done" if one.is_exact(pinned=True) else "left") for one in problems
                 )
-                places = ", ".join(dict.fromkeys(one.lookup.location for _, one in problems))
+                places = ", ".join(dict.fromkeys(one.lookup.location for one in problems))
                 self.result = PlanResult("replay", entries, 0.0, False, places)
             else:
                 self._tune(problems)
@@ -221,7 +222,7 @@ class TuningWindow:
             for block in blocks:
                 block.result = self.result
                 block._asked, block._calls, block._inner = {}, {}, []
-        left = [str(one.problem) for _, one in problems if self._strict and not one.is_exact(pinned=True)]
+        left = [str(one.problem) for one in problems if self._strict and not one.is_exact(pinned=True)]
         if left:
             raise NotTunedError(
                 f"strict=True allows no fallback, and {plural(len(left), 'problem')} of the block "
@@ -261,18 +262,18 @@ class TuningWindow:
                 f"nothing that was asked for has a size {unknown[0]!r}; the sizes are {', '.join(known)}"
             )
 
-    def _tune(self, problems: Sequence[tuple[PlannedProblem, _Collected]]) -> None:
+    def _tune(self, problems: Sequence[_Collected]) -> None:
         """Tune problems, those of one database after those of another, and serve the winners."""
         rank, ranks = _rank()
-        others = [pair for number, pair in enumerate(problems) if number % ranks != rank]
+        others = [one for number, one in enumerate(problems) if number % ranks != rank]
         ordered = [*problems[rank::ranks], *reversed(others)]  # ranks that are done help from the other end
         begun_s, results = time.monotonic(), list[PlanResult]()
         try:
             with observing(self._progress) as observe:
-                for place in dict.fromkeys(one.place for _, one in ordered):
+                for place in dict.fromkeys(one.place for one in ordered):
                     left_s = self._budget_s - (time.monotonic() - begun_s)
-                    group = [pair for pair in ordered if pair[1].place == place]
-                    self._tune_in(place, group, left_s, observe, results)
+                    group = [one for one in ordered if one.place == place]
+                    self._tune_in(group, left_s, observe, results)
         finally:
             entries = [_with_memory(entry) for result in results for entry in result.entries]
             entries.sort(key=lambda entry: -(entry.planned.weight or 0.0))
@@ -286,16 +287,11 @@ class TuningWindow:
                 warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     def _tune_in(
-        self,
-        place: tuple[str, L2Mode],
-        problems: Sequence[tuple[PlannedProblem, _Collected]],
-        budget_s: float,
-        observe: Observer,
-        results: list[PlanResult],
+        self, problems: Sequence[_Collected], budget_s: float, observe: Observer, results: list[PlanResult]
     ) -> None:
         """Tune the problems of a database and a state of the L2 cache, add the result, and serve the winners."""
-        location, l2 = place
-        gpus = sorted({gpu for planned, _ in problems for gpu in planned.gpus if isinstance(gpu, int)})
+        location, l2 = problems[0].place
+        gpus = sorted({gpu for one in problems for gpu in one.planned.gpus if isinstance(gpu, int)})
         for gpu in gpus:  # what the block has launched would disturb the first measurements
             load_cupy().cuda.Device(gpu).synchronize()
         options = replace(
@@ -307,8 +303,8 @@ class TuningWindow:
         if gpus:
             options = replace(options, device_index=gpus[0], devices=tuple(gpus) if len(gpus) > 1 else ())
         lane = Lane(options.devices or (options.device_index,))
-        requests = {id(planned): one for planned, one in problems}
-        plan = TuningPlan("tuning", tuple(planned for planned, _ in problems), budget_s)
+        requests = {id(one.planned): one for one in problems}
+        plan = TuningPlan("tuning", tuple(one.planned for one in problems), budget_s)
         with Schedule.open(read_settings(), options, observe, lane) as schedule:
 
             def is_tuned(planned: PlannedProblem, gpu_name: str) -> bool:

@@ -21,6 +21,7 @@ from autotile.database.database import (
     StoredTrial,
     matching,
     parsed_rows,
+    row_of,
     stored_run,
     stored_study,
     stored_trial,
@@ -39,19 +40,20 @@ from autotile.database.engine import (
     DamagedDatabaseError,
     insert_for,
     schema_revision,
+    stored_moment,
 )
 from autotile.database.keys import TuningKey, space_hash
 from autotile.database.learned import check_family, copy_learned, plausible, stored_ceilings, stored_model
 from autotile.database.runs import claiming_runs
 from autotile.database.winners import STORED_MISSES, Row
-from autotile.errors import AutotileError, DataError, InputError
+from autotile.errors import AutotileError, InputError
 from autotile.kernel.library import KernelName, kernel_names, load_kernel
 
 _PARSERS: Mapping[str, Callable[[Row], object]] = {
     "studies": stored_study,
     "runs": stored_run,
     "trials": stored_trial,
-    "misses": STORED_MISSES.parse,
+    "misses": row_of(MISSES)(STORED_MISSES.parse),
     "families": check_family,
     "models": stored_model,
     "ceilings": stored_ceilings,
@@ -120,16 +122,10 @@ def check_database(database: Database) -> DatabaseCheck:
 def usable_rows(
     connection: Connection, table: Table, *conditions: ColumnElement[bool], bad: list[BadRowError] | None = None
 ) -> list[Row]:
-    """Return the rows of a table that match its schema, as they are stored.
-
-    The others are added to ``bad``, or skipped with a warning.
-    """
+    """Return the rows of a table that match its schema, as they are stored; others go to ``bad``, or are warned of."""
 
     def checked_row(row: Row) -> Row:
-        try:
-            _PARSERS[table.name](row)
-        except DataError as error:
-            raise error if isinstance(error, BadRowError) else BadRowError(table.name, row["id"], error) from None
+        _PARSERS[table.name](row)
         return row
 
     return parsed_rows(connection, select(table).where(*conditions).order_by(table.c.id), checked_row, bad)
@@ -138,8 +134,6 @@ def usable_rows(
 _RUN_IDENTITY = ("started_at", "host", "sampler", "seed")
 """Columns that identify a run within its study; runs of a study begin at least a microsecond apart."""
 _TRIAL_IDENTITY = ("phase", "rank", "config_key", "outcome", "created_at", "time_us")
-
-Decision = Literal["kept", "taken", "unresolved", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,29 +148,19 @@ class CopiedRows:
 
 @dataclass(frozen=True, slots=True)
 class MergedStudy:
-    """A study for which the merged databases named different winners.
-
-    Attributes
-    ----------
-    key
-        Key of the study.
-    served
-        Trial of the configuration that is served from now on.
-    other
-        Trial of the configuration that it was compared with.
-    ratio
-        Time of the slower over time of the faster of the two.
-    decision
-        ``kept``: the configuration that was served already is faster. ``taken``: the faster one of another database is
-        served now. ``unresolved``: the intervals of the times overlap, so the newest session's is served. ``refused``:
-        the faster one has failed verification once, and is not served.
-    """
+    """A study for which the merged databases named different winners."""
 
     key: TuningKey
     served: Trial
+    """Of the configuration that is served from now on."""
     other: Trial
+    """Of the configuration that it was compared with."""
     ratio: Interval
-    decision: Decision
+    """Time of the slower over time of the faster of the two."""
+    decision: Literal["kept", "taken", "unresolved", "refused"]
+    """``kept``: the configuration that was served already is faster. ``taken``: the faster one of another database is
+    served now. ``unresolved``: the intervals of the times overlap, so the newest session's is served. ``refused``: the
+    faster one has failed verification once, and is not served."""
 
 
 def merge_databases(target: Database, sources: Sequence[Database]) -> tuple[list[CopiedRows], list[MergedStudy]]:
@@ -185,19 +169,8 @@ def merge_databases(target: Database, sources: Sequence[Database]) -> tuple[list
     No trial is lost or duplicated. Of several winners of a study, the fastest is served if the intervals of the times
     tell it from the one that would be served otherwise, that of the newest session. Sessions of one database are in the
     order of recording. Those of several can be ordered only by date: a date that has yet to come, by a clock that was
-    ahead, counts as the oldest.
-
-    Returns
-    -------
-    copied : list of CopiedRows
-        Rows that were new, one entry per source.
-    merged : list of MergedStudy
-        Studies for which the databases named different winners.
-
-    Raises
-    ------
-    DatabaseError
-        A source cannot be read, or the target cannot be written.
+    ahead, counts as the oldest. Return the rows that were new, one entry per source, and the studies for which the
+    databases named different winners.
     """
     winners: dict[str, list[StoredBest]] = {}
     for best in (best for database in (target, *sources) for best in database.best()):
@@ -213,11 +186,6 @@ def copy_missing_rows(source: Database, target: Database) -> CopiedRows:
     Existing rows of the target change in three cases only: a run that has ended in the source ends in the target too, a
     family, a model or a GPU takes the newer row, and a miss that both have counted takes the greater count, as copies
     of one database have counted the same calls.
-
-    Raises
-    ------
-    DatabaseError
-        The source cannot be read, or the target cannot be written.
     """
     with source.reading() as theirs, target.writing() as ours:
         studies = runs = trials = rules = 0
@@ -317,7 +285,7 @@ def _served(target: Database, study_id: int, winners: Sequence[StoredBest]) -> T
     been copied before the trial that it refuses; it is then recorded once more. So is the winner of the newest session
     if an older session's was copied after it.
     """
-    newest = max(winners, key=lambda best: plausible(_moment(best.winner.tuned_at)))
+    newest = max(winners, key=lambda best: plausible(stored_moment(best.winner.tuned_at)))
     while found := target.best(study_id=study_id):
         best = found[0]
         if refusals := _refusals(target, study_id, best.trial, after=best.winner.tuned_at):
@@ -327,7 +295,7 @@ def _served(target: Database, study_id: int, winners: Sequence[StoredBest]) -> T
             and config_key(newest.trial.config) != config_key(best.trial.config)
             and not _refusals(target, study_id, newest.trial, after=newest.winner.tuned_at)
         ):
-            _record_decision(target, study_id, newest.trial, is_winner=True, moment=_moment(newest.winner.tuned_at))
+            _record_decision(target, study_id, newest.trial, is_winner=True, created_at=newest.winner.tuned_at)
             return newest.trial
         else:
             return best.trial
@@ -336,29 +304,23 @@ def _served(target: Database, study_id: int, winners: Sequence[StoredBest]) -> T
 
 def _refusals(target: Database, study_id: int, trial: Trial, after: datetime | None = None) -> list[StoredTrial]:
     """Return the finals in which a configuration failed, optionally only those after a date."""
-    since = plausible(_moment(after)) if after is not None else ""
+    since = plausible(stored_moment(after)) if after is not None else ""
     return [
         stored
         for stored in target.stored_trials(study_id, phase="final")
         if not stored.trial.outcome.has_time
         and config_key(stored.trial.config) == config_key(trial.config)
-        and _moment(stored.created_at) > since
+        and stored_moment(stored.created_at) > since
     ]
 
 
-def _moment(moment: datetime) -> str:
-    """Return a date as it is stored."""
-    return moment.astimezone(UTC).isoformat(timespec="microseconds")
-
-
 def _record_decision(
-    target: Database, study_id: int, trial: Trial, *, is_winner: bool, moment: str | None = None
+    target: Database, study_id: int, trial: Trial, *, is_winner: bool, created_at: datetime | None = None
 ) -> None:
-    """Record a run of its own with a copy of the trial, a winner or a refusal; ``moment`` is its date, None for now."""
+    """Record a run of its own with a copy of the trial, a winner or a refusal."""
     driver = next((run.driver for run in reversed(target.runs(study_id)) if run.driver), "")
-    target.add_run(
-        study_id, [trial], sampler="merge", driver=driver, phase="final", is_ranked=is_winner, created_at=moment
-    )
+    of_run: Any = {"sampler": "merge", "driver": driver, "phase": "final"}
+    target.add_run(study_id, [trial], is_ranked=is_winner, created_at=created_at, **of_run)
 
 
 _MAX_RUN_AGE = timedelta(days=1)
@@ -368,105 +330,65 @@ _CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Criteria:
-    """Trials to delete: a trial that any of the criteria selects is deleted.
-
-    Attributes
-    ----------
-    before
-        Trials recorded before this moment.
-    keep_gpus
-        Trials of all GPUs but these; empty for no criterion.
-    versions
-        Template hash and space hash of each kernel's current version, by name: trials of other versions. None for no
-        criterion.
-    winners
-        Delete selected trials even if they are the best of their study, or verdicts on configurations that are not
-        ranked, without which a wrong one could be served.
-    """
-
-    before: datetime | None = None
-    keep_gpus: Collection[str] = ()
-    versions: Mapping[str, tuple[str, str]] | None = None
-    winners: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class CleanedStudy:
-    """Deletions in one study.
-
-    Attributes
-    ----------
-    key
-        Key of the study.
-    reasons
-        Criteria that selected its trials: ``old``, ``other GPU``, ``other version``.
-    deleted, total
-        Number of deleted trials, and of trials before the deletion.
-    emptied
-        Whether the study was deleted too, as no trial is left.
-    """
+    """Deletions in one study."""
 
     key: TuningKey
     reasons: tuple[str, ...]
+    """Criteria that selected its trials: ``old``, ``other GPU``, ``other version``."""
     deleted: int
     total: int
+    """Number of trials before the deletion."""
     emptied: bool
+    """Whether the study was deleted too, as no trial is left."""
 
 
-def clean_database(database: Database, kernel: str | None, criteria: Criteria, *, dry_run: bool) -> list[CleanedStudy]:
-    """Delete trials, and runs and studies without any trial left.
+def clean_database(
+    database: Database,
+    kernel: str | None,
+    *,
+    before: datetime | None = None,
+    keep_gpus: Collection[str] = (),
+    versions: Mapping[str, tuple[str, str]] | None = None,
+    winners: bool = False,
+    dry_run: bool = False,
+) -> list[CleanedStudy]:
+    """Delete trials of a kernel or of all, and runs and studies without any trial left; return the studies concerned.
 
-    Trials of a run that may still be going are kept. Sessions go on meanwhile: a transaction deletes a few hundred
-    trials of a study, so that nobody waits long for it. If it is interrupted, some studies have been cleaned; the rest
-    is cleaned by the same call.
+    A trial is selected if it was recorded before a moment, on another GPU than those to keep, or for another version of
+    its kernel than the template hash and space hash by the kernel's name. The best of each study, and verdicts on
+    configurations that are not ranked, without which a wrong one could be served, are deleted only with ``winners``.
+    Trials of a run that may still be going are kept.
 
-    Parameters
-    ----------
-    database
-        Database, open for writing unless ``dry_run``.
-    kernel
-        Name of the only kernel to consider; None for all.
-    criteria
-        Trials to delete.
-    dry_run
-        Delete nothing; return what would be deleted.
-
-    Returns
-    -------
-    list of CleanedStudy
-        Studies with deletions, by kernel and then oldest first.
-
-    Raises
-    ------
-    DatabaseError
-        The database cannot be read or written.
+    Sessions go on meanwhile: a transaction deletes a few hundred trials of a study, so that nobody waits long for it.
+    If it is interrupted, some studies have been cleaned; the rest is cleaned by the same call.
     """
     query = matching(select(STUDIES).order_by(STUDIES.c.kernel, STUDIES.c.id), STUDIES, kernel=kernel)
     with database.reading() as connection:
         studies = parsed_rows(connection, query, stored_study)
-    before = _moment(criteria.before) if criteria.before else ""
+    limit = stored_moment(before) if before else ""
     cleaned = []
     for study in studies:
         study_id, key = study.study_id, study.key
         reasons = []  # that select all trials of the study
-        if criteria.keep_gpus and key.gpu_name not in criteria.keep_gpus:
+        if keep_gpus and key.gpu_name not in keep_gpus:
             reasons.append("other GPU")
         hashes = (key.template_hash, key.space_hash)
-        if (criteria.versions or {}).get(key.kernel, hashes) != hashes:
+        if (versions or {}).get(key.kernel, hashes) != hashes:
             reasons.append("other version")
         with database.reading() as connection:
             columns = (TRIALS.c.id, TRIALS.c.run_id, TRIALS.c.created_at)
             trials = connection.execute(select(*columns).where(TRIALS.c.study_id == study_id)).all()
-            kept, open_runs = _kept(connection, study_id, criteria), _open_runs(connection, study_id)
-        selected = [trial for trial in trials if reasons or str(trial.created_at) < before]
+            kept = set() if winners else _kept(connection, study_id)
+            open_runs = _open_runs(connection, study_id)
+        selected = [trial for trial in trials if reasons or str(trial.created_at) < limit]
         selected = [trial for trial in selected if trial.id not in kept and trial.run_id not in open_runs]
         emptied = len(selected) == len(trials) and not open_runs
         if selected or (reasons and emptied):
-            if any(str(trial.created_at) < before for trial in selected):
+            if any(str(trial.created_at) < limit for trial in selected):
                 reasons.append("old")
             if not dry_run:
-                _delete(database, study_id, [trial.id for trial in selected], criteria)
+                _delete(database, study_id, [trial.id for trial in selected], winners=winners)
             cleaned.append(CleanedStudy(key, tuple(reasons), len(selected), len(trials), emptied))
     return cleaned
 
@@ -474,11 +396,7 @@ def clean_database(database: Database, kernel: str | None, criteria: Criteria, *
 def stored_gpu_names(database: Database, names: Iterable[str]) -> Iterator[str]:
     """Yield names of GPUs as CUDA reports them: names in the database unchanged, others by their profiles.
 
-    Raises
-    ------
-    InputError
-        A name is neither in the database nor that of a profile: a mistyped name of a GPU to keep would delete the
-        results of that GPU.
+    Any other name is an `InputError`: a mistyped name of a GPU to keep would delete the results of that GPU.
     """
     with database.reading() as connection:
         stored = set(connection.execute(select(STUDIES.c.gpu_name).distinct()).scalars())
@@ -493,10 +411,7 @@ def stored_gpu_names(database: Database, names: Iterable[str]) -> Iterator[str]:
 def current_versions(kernel: KernelName | None) -> dict[str, tuple[str, str]]:
     """Return template hash and space hash by kernel name, of one kernel or of all that are found by name.
 
-    Raises
-    ------
-    InputError
-        The given kernel cannot be read; of all kernels, those that cannot be read are left out.
+    Of all, those that cannot be read are left out; if the given one cannot, that is an `InputError`.
     """
     found = {}
     for name in [kernel] if kernel is not None else kernel_names():
@@ -510,10 +425,8 @@ def current_versions(kernel: KernelName | None) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _kept(connection: Connection, study_id: int, criteria: Criteria) -> set[int]:
+def _kept(connection: Connection, study_id: int) -> set[int]:
     """Return the trials of a study that are needed to serve: its winner, and verdicts on configurations."""
-    if criteria.winners:
-        return set()
     winner = select(BEST.c.trial_id).where(BEST.c.study_id == study_id)
     is_verdict = (TRIALS.c.phase == literal_column("'final'")) & TRIALS.c.rank.is_(None)
     verdicts = select(TRIALS.c.id).where(TRIALS.c.study_id == study_id, is_verdict)
@@ -523,13 +436,13 @@ def _kept(connection: Connection, study_id: int, criteria: Criteria) -> set[int]
 def _open_runs(connection: Connection, study_id: int) -> set[int]:
     """Return the runs of a study that may still be going: young ones without an end, and those that hold claims."""
     now = datetime.now(UTC)
-    since, until = (_moment(now + age) for age in (-_MAX_RUN_AGE, _MAX_RUN_AGE))
+    since, until = (stored_moment(now + age) for age in (-_MAX_RUN_AGE, _MAX_RUN_AGE))
     unfinished = select(RUNS.c.id).where(RUNS.c.study_id == study_id, RUNS.c.ended_at.is_(None))
     young = connection.execute(unfinished.where(RUNS.c.started_at.between(since, until))).scalars()
     return {*young, *claiming_runs(connection, study_id)}
 
 
-def _delete(database: Database, study_id: int, trials: Sequence[int], criteria: Criteria) -> None:
+def _delete(database: Database, study_id: int, trials: Sequence[int], *, winners: bool) -> None:
     """Delete trials of a study, and then its runs without any trial, and the study without any run.
 
     What must stay is asked in each transaction, since others may decide something new between two.
@@ -537,7 +450,8 @@ def _delete(database: Database, study_id: int, trials: Sequence[int], criteria: 
     for start in range(0, len(trials), _CHUNK):
         begun = time.monotonic()
         with database.writing() as connection:
-            chosen = set(trials[start : start + _CHUNK]) - _kept(connection, study_id, criteria)
+            kept = set() if winners else _kept(connection, study_id)
+            chosen = set(trials[start : start + _CHUNK]) - kept
             connection.execute(delete(TRIALS).where(TRIALS.c.id.in_(sorted(chosen))))
         if database.path is not None:
             # SQLite gives the lock to whoever asks first, and those who wait ask now and then

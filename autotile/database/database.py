@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -22,6 +22,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
+    Executable,
     Label,
     ScalarSelect,
     Select,
@@ -60,6 +61,7 @@ from autotile.database.engine import (
     parse_location,
     schema_revision,
     set_aside,
+    stored_moment,
     translated_errors,
 )
 from autotile.database.keys import TuningKey
@@ -115,24 +117,33 @@ class BadRowError(DataError):
         return f"{self.table} {self.row_id}: {super().__str__()}"
 
 
-def parse_row(table: str, row_id: int, value: Any, schema: type[Value]) -> Value:
-    """Parse a row, or an object made of its columns; a `BadRowError` if it does not match the schema."""
-    try:
-        return convert(value, schema)
-    except DataError as error:
-        raise BadRowError(table, row_id, error) from None
+def row_of(table: Table | str) -> Callable[[Callable[[Row], Value]], Callable[[Row], Value]]:
+    """Let a function of a row, with its id, raise a `BadRowError` in place of each other `DataError`."""
+
+    def named(parse: Callable[[Row], Value]) -> Callable[[Row], Value]:
+        @wraps(parse)
+        def parsed(row: Row) -> Value:
+            try:
+                return parse(row)
+            except DataError as error:
+                raise BadRowError(str(table), row["id"], error) from None
+
+        return parsed
+
+    return named
 
 
 def parsed_rows(
-    connection: Connection, query: Select[Any], parse: Callable[[Row], Value], bad: list[BadRowError] | None = None
+    connection: Connection,
+    query: Executable,
+    parse: Callable[[Row], Value],
+    bad: list[BadRowError] | None = None,
+    parameters: Row | None = None,
 ) -> list[Value]:
-    """Run a query and parse its rows; those for which ``parse`` raises a `BadRowError` are skipped.
-
-    They are added to ``bad``, or warned of.
-    """
+    """Run a query and parse its rows; those that raise a `BadRowError` go to ``bad``, or are warned of."""
     found: list[Value] = []
     refused: list[BadRowError] = [] if bad is None else bad
-    for row in rows_of(connection, query):
+    for row in rows_of(connection, query, parameters):
         try:
             found.append(parse(row))
         except BadRowError as error:
@@ -147,9 +158,9 @@ def matching(query: Select[Any], table: Table, **values: object) -> Select[Any]:
     return query.where(*(table.c[name] == value for name, value in values.items() if value is not None))
 
 
-def rows_of(connection: Connection, query: Select[Any]) -> Iterator[Row]:
+def rows_of(connection: Connection, query: Executable, parameters: Row | None = None) -> Iterator[Row]:
     """Run a query, and yield its rows as dictionaries with plain strings as keys, which a schema needs."""
-    result = connection.execute(query)
+    result = connection.execute(query, parameters)
     names = [str(name) for name in result.keys()]  # noqa: SIM118 - it is no dictionary
     for row in result:
         yield dict(zip(names, row, strict=True))
@@ -231,8 +242,9 @@ def trial_row(trial: Trial) -> dict[str, Any]:
     }
 
 
+@row_of(TRIALS)
 def stored_trial(row: Row) -> StoredTrial:
-    """Return the trial in a complete row of the table; a `BadRowError` if it does not match the schema."""
+    """Return the trial in a complete row of the table."""
     columns = {**row, "samples_us": row["samples_us"] if row["samples_us"] is not None else ()}
     parts = {
         "resources": part_of(row, RESOURCE_COLUMNS),
@@ -241,14 +253,14 @@ def stored_trial(row: Row) -> StoredTrial:
         "occupancy": part_of(row, _OCCUPANCY_COLUMNS),
     }
     value = {**columns, "trial_id": row["id"], "trial": {**columns, **parts}}
-    found = parse_row("trials", row["id"], value, StoredTrial)
+    found = convert(value, StoredTrial)
     for name in _FIGURES:
         try:
             convert(found.trial.telemetry.get(name, 0.0), NonNegative)
         except DataError as error:
-            raise BadRowError("trials", row["id"], DataError(error.fault, field=f"telemetry.{name}")) from None
+            raise DataError(error.fault, field=f"telemetry.{name}") from None
     if row["config_key"] != config_key(found.trial.config):
-        raise BadRowError("trials", row["id"], DataError("it is not that of the configuration", field="config_key"))
+        raise DataError("it is not that of the configuration", field="config_key")
     return found
 
 
@@ -351,16 +363,18 @@ class StudySummary(StoredStudy):
     best_time_us: float | None
 
 
+@row_of(RUNS)
 def stored_run(row: Row) -> StoredRun:
-    """Return the run in a row of the table; a `BadRowError` if it does not match the schema."""
-    return parse_row("runs", row["id"], {**row, "run_id": row["id"]}, StoredRun)
+    """Return the run in a row of the table."""
+    return convert({**row, "run_id": row["id"]}, StoredRun)
 
 
+@row_of(STUDIES)
 def stored_study(row: Row) -> StoredStudy:
-    """Return the study in a row of the table; a `BadRowError` if it does not match the schema."""
-    found = parse_row("studies", row["id"], {**row, "study_id": row["id"], "key": row}, StoredStudy)
+    """Return the study in a row of the table."""
+    found = convert({**row, "study_id": row["id"], "key": row}, StoredStudy)
     if row["digest"] != found.key.digest:
-        raise BadRowError("studies", row["id"], DataError("it is not that of the key", field="digest"))
+        raise DataError("it is not that of the key", field="digest")
     return found
 
 
@@ -490,24 +504,17 @@ class Database(AbstractContextManager["Database"]):
 
     Open it with `Database.open` to write or `Database.open_readonly` to read, and close it or use it in a ``with``
     block. Each method is one transaction, and raises `DatabaseError` if the database cannot be read or written.
-
-    Attributes
-    ----------
-    location
-        The path or URL, without a password.
-    path
-        Path of the SQLite file; None for a database on a server.
-    argument
-        The path, or the URL without any secret, for a command line.
-    notices
-        Messages for the user, such as that a damaged file was set aside.
     """
 
     def __init__(self, engine: Engine, location: Location, *, readonly: bool, notices: tuple[str, ...] = ()) -> None:
         self.location = str(location)
+        """The path or URL, without a password."""
         self.notices = notices
+        """Messages for the user, such as that a damaged file was set aside."""
         self.argument = location.argument() if isinstance(location, ServerLocation) else self.location
+        """The path, or the URL without any secret, for a command line."""
         self.path = location.absolute() if isinstance(location, Path) else None
+        """Path of the SQLite file; None for a database on a server."""
         self._location = self.path or location
         self._identity = file_identity(self.path) if self.path is not None else None
         self._readonly = readonly
@@ -523,22 +530,9 @@ class Database(AbstractContextManager["Database"]):
     ) -> Self:
         """Open a database for writing; create it if it does not exist, and upgrade it to the current schema.
 
-        A damaged SQLite file is renamed and reported in `notices`, and a new one is created.
-
-        Parameters
-        ----------
-        location
-            Path of an SQLite file, or ``postgresql+psycopg://user:password@host/name``.
-        set_damage_aside
-            Whether to replace a damaged file; if False, raise instead and leave it unchanged.
-        server_timeout_s
-            Timeout of connecting to a server (at least 2 s), of each statement and of each lock there, in seconds.
-
-        Raises
-        ------
-        DatabaseError
-            It cannot be created or written, is not a database, belongs to another program or a newer version of
-            autotile, or the driver of the server is not installed.
+        A damaged SQLite file is renamed and reported in `notices`, and a new one is created; without
+        ``set_damage_aside``, that is an error and the file is left unchanged. ``server_timeout_s`` is as for
+        `open_engine`. One that belongs to another program or a newer autotile is a `DatabaseError`.
         """
         parsed = parse_location(location)
         if isinstance(parsed, ServerLocation):
@@ -570,17 +564,7 @@ class Database(AbstractContextManager["Database"]):
     ) -> Self | None:
         """Open a database for reading; return None if there is none, or none with tables. No file is created.
 
-        Parameters
-        ----------
-        location, server_timeout_s
-            As for `open`.
-        upgrade
-            Whether to upgrade a database of an older version of autotile rather than to raise an error.
-
-        Raises
-        ------
-        DatabaseError
-            The database cannot be read, or belongs to another program or a newer version of autotile.
+        Without ``upgrade``, a database of an older autotile is a `DatabaseError`; others are as for `open`.
         """
         parsed = parse_location(location)
         if isinstance(parsed, Path):
@@ -705,27 +689,17 @@ class Database(AbstractContextManager["Database"]):
         device: DeviceProperties | None = None,
         phase: Phase = "search",
         is_ranked: bool = False,
-        created_at: str | None = None,
+        created_at: datetime | None = None,
         summary: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> int:
         """Store a run that has ended, with its trials, in one transaction; return the id of its study.
 
-        Parameters
-        ----------
-        study
-            Key of the study, which is created if it does not exist, or its id.
-        device
-            Stored with a new study.
-        phase, is_ranked
-            Phase of the trials, and whether they are the finals' ranking, the winner first. A trial of the finals
-            without a rank is a verdict on its configuration.
-        created_at
-            Date of the trials; None for now.
-        summary, columns
-            Columns of the table ``runs``, and the summary stored at its end.
+        The study of a key is created if it does not exist, with the device. Ranked trials are the finals' ranking, the
+        winner first; a trial of the finals without a rank is a verdict on its configuration. ``created_at`` is the date
+        of the trials, None for now; ``columns`` are those of the table ``runs``.
         """
-        moment = created_at or now_text()
+        moment = stored_moment(created_at) if created_at is not None else now_text()
         with self.writing() as connection:
             study_id = study if isinstance(study, int) else ensure_study(connection, study, device)
             run_id = insert_run(connection, {"study_id": study_id, "sampler": sampler, **columns})
@@ -769,17 +743,16 @@ class Database(AbstractContextManager["Database"]):
         self,
         kernel: str | None = None,
         *,
-        dtype: str | None = None,
-        sizes: Mapping[str, int] | None = None,
-        gpu_name: str | None = None,
         study_id: int | None = None,
+        sizes: Mapping[str, int] | None = None,
+        **columns: str | None,
     ) -> list[StoredBest]:
-        """Return the best result of each matching study, newest first.
+        """Return the best result of each study with the given columns, newest first; None selects all.
 
         In place of a row that cannot be used, the next best of its study is taken: of one that is damaged, or of a run
         of `UNVERIFIED_SAMPLER`.
         """
-        query = matching(_BEST_ROWS, STUDIES, kernel=kernel, dtype=dtype, gpu_name=gpu_name, id=study_id)
+        query = matching(_BEST_ROWS, STUDIES, kernel=kernel, id=study_id, **columns)
         bad: list[BadRowError] = []
         found: list[StoredBest] = []
         with self.reading() as connection:
@@ -807,18 +780,9 @@ class Database(AbstractContextManager["Database"]):
 
     def read(self, query: Query[Value], **parameters: str | None) -> list[Value]:
         """Run a query of serving; a row that does not match raises, or is skipped if the query names its table."""
-        found, bad = [], []
+        parse = query.parse if query.table is None else row_of(query.table)(query.parse)
         with self.reading() as connection:
-            for row in connection.execute(text(query.sql), parameters).mappings():
-                values = {str(name): value for name, value in row.items()}  # plain strings, which a schema needs
-                try:
-                    found.append(query.parse(values))
-                except DataError as error:
-                    if query.table is None:
-                        raise
-                    bad.append(BadRowError(query.table, values["id"], error))
-            warn_of(connection, bad)
-        return found
+            return parsed_rows(connection, text(query.sql), parse, parameters=parameters)
 
     def winners(self, kernel: str, dtype: str) -> list[Winner]:
         """Return the winner of each study of a kernel, newest first, without reading the rest of its trial and run."""
@@ -832,8 +796,7 @@ class Database(AbstractContextManager["Database"]):
         try:
             found = self.read(WINNER, digest=key.digest)
         except DataError:
-            study_id = self.find_study(key)
-            found = [best.winner for best in self.best(study_id=study_id)] if study_id is not None else []
+            found = [best.winner for best in self.best(digest=key.digest)]
         return found[0] if found else None
 
     def add_misses(self, rows: Sequence[Row]) -> None:
@@ -891,11 +854,7 @@ def location_text(database: str | Path | None) -> str:
 def open_for_reading(database: str | Path | None) -> Database | None:
     """Open a database for reading; return None if it is None and the user's own does not exist yet.
 
-    Raises
-    ------
-    DatabaseError
-        It cannot be read, or a database given by name does not exist: a mistyped path must not pass for an empty
-        database.
+    One that is given by name must exist: a mistyped path must not pass for an empty database.
     """
     return open_existing(database) if database is not None else Database.open_readonly(read_settings().database)
 

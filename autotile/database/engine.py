@@ -55,7 +55,7 @@ from sqlalchemy import (
 from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
-from sqlalchemy.schema import CreateTable
+from sqlalchemy.schema import CreateTable, SchemaItem
 
 from autotile.core.documents import json_cell, json_text
 from autotile.core.forks import fork_guard
@@ -81,16 +81,18 @@ if TYPE_CHECKING:
 METADATA = MetaData()
 
 
+def _table(name: str, *parts: Column[Any] | SchemaItem) -> Table:
+    return Table(name, METADATA, Column("id", Integer, primary_key=True), *parts)
+
+
 def _columns(kind: Any, *names: str, nullable: bool = False) -> list[Column[Any]]:
     return [Column(name, kind, nullable=nullable) for name in names]
 
 
 _JSON = JSON(none_as_null=True)
 
-STUDIES = Table(
+STUDIES = _table(
     "studies",
-    METADATA,
-    Column("id", Integer, primary_key=True),
     Column("digest", String(64), nullable=False, unique=True),
     *_columns(Text, "kernel", "template_hash", "space_hash"),
     *_columns(_JSON, "options"),
@@ -106,10 +108,8 @@ STUDIES = Table(
 )
 """One row for each `TuningKey`, with the device's properties (null if an imported result does not state them)."""
 
-RUNS = Table(
+RUNS = _table(
     "runs",
-    METADATA,
-    Column("id", Integer, primary_key=True),
     Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
     *_columns(Text, "started_at"),
     *_columns(Text, "ended_at", nullable=True),
@@ -122,10 +122,8 @@ RUNS = Table(
 )
 """One row for each run; ``ended_at`` is null during the run, and stays null if it was killed."""
 
-TRIALS = Table(
+TRIALS = _table(
     "trials",
-    METADATA,
-    Column("id", Integer, primary_key=True),
     Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
     Column("run_id", Integer, ForeignKey("runs.id"), nullable=False),
     *_columns(Text, "phase"),
@@ -161,10 +159,8 @@ TRIALS = Table(
 """One row for each trial. ``config`` keeps the order of the parameters; ``config_key`` is canonical, for look-ups."""
 _OF_FINALS = Index("trials_of_finals", TRIALS.c.study_id, TRIALS.c.id)  # its condition: see `ensure_schema`
 
-CLAIMS = Table(
+CLAIMS = _table(
     "claims",
-    METADATA,
-    Column("id", Integer, primary_key=True),
     Column("study_id", Integer, nullable=False),
     *_columns(Text, "config_key", "owner"),
     Column("expires_at", Float(53), nullable=False),
@@ -173,10 +169,8 @@ CLAIMS = Table(
 """One row for each configuration that a session is trying; ``expires_at`` is in seconds since 1970. After that another
 session may try it."""
 
-MISSES = Table(
+MISSES = _table(
     "misses",
-    METADATA,
-    Column("id", Integer, primary_key=True),
     *_columns(Text, "kernel", "sizes", "dtype", "gpu_name", "tier"),
     Column("count", Integer, nullable=False),
     *_columns(Text, "last_at"),
@@ -184,10 +178,8 @@ MISSES = Table(
 )
 """Requested problems that could not be served exactly; ``sizes`` is canonical JSON."""
 
-FAMILIES = Table(
+FAMILIES = _table(
     "families",
-    METADATA,
-    Column("id", Integer, primary_key=True),
     Column("digest", String(64), nullable=False, unique=True),
     *_columns(Text, "kernel", "dtype"),
     *_columns(_JSON, "key", "device", "family"),
@@ -198,10 +190,8 @@ FAMILIES = Table(
 """One row for each family of problems and device: ``key`` is a `TuningKey` without sizes, ``progress`` is null if no
 tuning is unfinished, ``rule`` is null before the first rule is learned."""
 
-MODELS = Table(
+MODELS = _table(
     "models",
-    METADATA,
-    Column("id", Integer, primary_key=True),
     *_columns(Text, "operation", "dtype", "gpu_name"),
     *_columns(_JSON, "device", "model"),
     *_columns(Text, "learned_at"),
@@ -209,10 +199,8 @@ MODELS = Table(
 )
 """One row for each operation, element type and GPU: its newest model of time."""
 
-CEILINGS = Table(
+CEILINGS = _table(
     "ceilings",
-    METADATA,
-    Column("id", Integer, primary_key=True),
     Column("gpu_uuid", Text, nullable=False, unique=True),
     *_columns(Text, "gpu_name", "compute_capability", "driver", "measured_at"),
     *_columns(_JSON, "ceilings", "warnings"),
@@ -234,9 +222,14 @@ def insert_for(connection: Connection, table: Table) -> postgresql.Insert | sqli
     return sqlite.insert(table)
 
 
+def stored_moment(moment: datetime) -> str:
+    """Return a time as it is stored, in UTC: text whose order is that of time in every database."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")
+
+
 def now_text() -> str:
-    """Return the current time (UTC) as it is stored: text whose order is that of time in every database."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")
+    """Return the current time as it is stored."""
+    return stored_moment(datetime.now(UTC))
 
 
 LOCK_TIMEOUT_S = 30.0
@@ -395,13 +388,7 @@ Location = Path | ServerLocation
 
 
 def parse_location(location: str | Path) -> Location:
-    """Parse a path, ``sqlite:///path`` or a PostgreSQL URL.
-
-    Raises
-    ------
-    DatabaseError
-        The location is any other URL, a malformed one, empty, or in the home folder of a user who does not exist.
-    """
+    """Parse a path, ``sqlite:///path`` or a PostgreSQL URL; anything else is a `DatabaseError`."""
     text = str(location)
     if not looks_like_url(text):
         return _file_path(location)
@@ -518,19 +505,10 @@ fork_guard.on_fork(_close_files, _leave_to_parent)
 def open_engine(location: Location, timeout_s: float = LOCK_TIMEOUT_S, *, readonly: bool = False) -> Engine:
     """Return the engine of a database; with `WRITE_OPTIONS`, transactions on a file take the write lock at their start.
 
-    Parameters
-    ----------
-    timeout_s
-        Timeout of connecting to a server (at least 2 s), of each statement and of each lock, in seconds. A connection
-        over which nothing comes back for as long counts as lost.
-    readonly
-        Whether it is for look-ups. A server plans their statements once a connection: planning the view of the best
-        results takes ten times as long as reading it.
-
-    Raises
-    ------
-    DatabaseError
-        The driver of the server is not installed.
+    On a server, ``timeout_s`` is the timeout of connecting (at least 2 s), of each statement and of each lock; a
+    connection over which nothing comes back for as long counts as lost. Statements of look-ups, ``readonly``, are
+    planned once a connection there: planning the view of the best results takes ten times as long as reading it. It is
+    a `DatabaseError` if the driver of the server is not installed.
     """
     if not isinstance(location, Path):
         return _server_engine(location, timeout_s, readonly=readonly)
@@ -858,10 +836,7 @@ def _turn(connection: Connection, timeout_s: float) -> Iterator[None]:
 
 
 def is_current(connection: Connection, location: Location) -> bool:
-    """Return True if the database has the current schema; False if it is empty or older.
-
-    Raise if it was written by a newer autotile, belongs to another program, or was changed by one.
-    """
+    """Return True if the database has the current schema, False if it is empty or older; anything else is an error."""
 
     def execute(statement: str) -> Any:
         return connection.exec_driver_sql(statement).all()
@@ -930,17 +905,9 @@ def check_integrity(engine: Engine, path: Path) -> None:
 
 
 def set_aside(path: Path, seen: tuple[int, int]) -> tuple[str, ...]:
-    """Rename a damaged file, with its log, so that a new one can be created; nothing is deleted.
+    """Rename a damaged file of an identity, with its log, so that a new one can be created; nothing is deleted.
 
-    Parameters
-    ----------
-    seen
-        `file_identity` of the damaged file.
-
-    Returns
-    -------
-    tuple of str
-        A notice for the user; empty if nothing was done, as another process has replaced the file, or it is healthy.
+    Return a notice for the user; none if nothing was done, as another process has replaced the file, or it is healthy.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
     aside = path.with_name(f"{path.name}.corrupt-{stamp}")

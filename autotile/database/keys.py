@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -49,33 +49,17 @@ class TuningKey:
     """``"replayed"`` for times from a recording, which never mix with times that were measured."""
 
     @classmethod
-    def for_device(
-        cls,
-        problem: Problem,
-        device: DeviceProperties,
-        *,
-        template_hash: str,
-        space_hash: str,
-        options: Iterable[str],
-        nvrtc_version: str,
-        l2_mode: L2Mode,
-        source: ResultSource = "cuda",
-    ) -> TuningKey:
-        """Return the key of a problem on a device."""
+    def for_device(cls, problem: Problem, device: DeviceProperties, **others: Any) -> TuningKey:
+        """Return the key of a problem on a device, with the fields that neither of them states."""
         return cls(
             kernel=problem.kernel,
-            template_hash=template_hash,
-            space_hash=space_hash,
-            options=tuple(options),
             dtype=problem.dtype,
             sizes=dict(problem.sizes),
             gpu_name=device.name,
             compute_capability=device.compute_capability,
             sm_count=device.sm_count,
             smem_per_block_optin_bytes=device.smem_per_block_optin_bytes,
-            nvrtc_version=nvrtc_version,
-            l2_mode=l2_mode,
-            source=source,
+            **others,
         )
 
     @property
@@ -161,12 +145,7 @@ def space_hash(spec: KernelSpec) -> str:
     These are the entry points, the launches, the arguments, the reference, the options, and the names of parameters and
     sizes. The values, the rules, the limits, the default and the estimates of static shared memory and registers are
     not part of the hash: they only determine which configurations are tried, so changing them must not invalidate
-    earlier measurements.
-
-    Returns
-    -------
-    str
-        SHA-256 in hexadecimal; spaces and redundant parentheses in expressions do not change it.
+    earlier measurements. Spaces and redundant parentheses in expressions do not change it.
     """
 
     def launch(step: Step) -> dict[str, Any]:

@@ -13,9 +13,8 @@ no estimate if too little is tuned.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC
 from typing import Annotated, Any
 
 import msgspec
@@ -25,10 +24,10 @@ from autotile.core.ceilings import DeviceCeilings, check_ceilings
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Moment, Name, NonNegative, convert
 from autotile.core.model import Outcome, Problem, config_key
-from autotile.database.database import BadRowError, Database, matching, parse_row, parsed_rows
-from autotile.database.engine import CEILINGS, FAMILIES, MODELS, insert_for, now_text
+from autotile.database.database import Database, matching, parsed_rows, row_of
+from autotile.database.engine import CEILINGS, FAMILIES, MODELS, insert_for, now_text, stored_moment
 from autotile.database.keys import TuningKey, json_hash, space_hash
-from autotile.database.winners import Row, StoredMiss, StoredRule, StoredRuleDocument, Value
+from autotile.database.winners import Row, StoredMiss, StoredRuleDocument, Value
 from autotile.errors import DataError
 from autotile.families.family import Family, FamilyRule
 from autotile.kernel.library import Kernel
@@ -79,22 +78,14 @@ def _read(
 
 @dataclass(frozen=True, slots=True)
 class FamilyState:
-    """State of a family whose tuning has not finished, from which a killed run is resumed.
-
-    Attributes
-    ----------
-    plan
-        The points and the effort at each, as JSON values. A run with another plan starts over.
-    tuned, measured
-        Number of points, in the plan's order, that were tuned, and at which the best configurations of all points were
-        measured.
-    seconds
-        Wall time spent.
-    """
+    """State of a family whose tuning has not finished, from which a killed run is resumed."""
 
     plan: Mapping[str, Any]
+    """The points and the effort at each, as JSON values. A run with another plan starts over."""
     tuned: Count = 0
+    """Number of points, in the plan's order, that were tuned."""
     measured: Count = 0
+    """Number of points at which the best configurations of all points were measured."""
     seconds: NonNegative = 0.0
 
 
@@ -110,18 +101,16 @@ class _FamilyRow(msgspec.Struct):
     learned_at: Moment | None
 
 
+@row_of(FAMILIES)
 def check_family(row: Row) -> FamilyState | None:
-    """Return the state in a complete row of the table; a `BadRowError` if the row does not match the schema."""
-    found = parse_row(FAMILIES.name, row["id"], row, _FamilyRow)
+    """Return the state in a complete row of the table, after a check of all that it holds."""
+    found = convert(row, _FamilyRow)
     try:
         Family.from_json(row["family"])
     except DataError as error:
-        raise BadRowError(FAMILIES.name, row["id"], DataError(error.fault, field="family")) from None
-    try:
-        if row["learned_at"] is not None or row["rule"] is not None:
-            convert(row, StoredRuleDocument).stored_rule()
-    except DataError as error:
-        raise BadRowError(FAMILIES.name, row["id"], error) from None
+        raise DataError(error.fault, field="family") from None
+    if row["learned_at"] is not None or row["rule"] is not None:
+        convert(row, StoredRuleDocument).stored_rule()
     return found.progress
 
 
@@ -166,9 +155,10 @@ class StoredModel:
     learned_at: Moment
 
 
+@row_of(MODELS)
 def stored_model(row: Row) -> StoredModel:
-    """Return the model in a complete row of the table; a `BadRowError` if it does not match the schema."""
-    return parse_row(MODELS.name, row["id"], row, StoredModel)
+    """Return the model in a complete row of the table."""
+    return convert(row, StoredModel)
 
 
 def save_model(
@@ -186,13 +176,11 @@ def read_models(database: Database, operation: str | None = None, dtype: str | N
     return _read(database, MODELS, stored_model, operation=operation, dtype=dtype)
 
 
+@row_of(CEILINGS)
 def stored_ceilings(row: Row) -> DeviceCeilings:
-    """Return the ceilings in a row of the table; a `BadRowError` if it does not match the schema."""
-    measured = parse_row(CEILINGS.name, row["id"], row, DeviceCeilings)
-    try:
-        check_ceilings(measured)
-    except DataError as error:
-        raise BadRowError(CEILINGS.name, row["id"], error) from None
+    """Return the ceilings in a row of the table."""
+    measured = convert(row, DeviceCeilings)
+    check_ceilings(measured)
     return measured
 
 
@@ -200,14 +188,9 @@ def save_ceilings(database: Database, measured: DeviceCeilings) -> None:
     """Store the ceilings of a GPU, in place of older ones of its UUID; a `DataError` for those of a datasheet."""
     check_ceilings(measured)
     assert measured.measured_at is not None
-    row = {
-        **{name: getattr(measured, name) for name in ("gpu_uuid", "gpu_name", "compute_capability", "driver")},
-        "measured_at": measured.measured_at.astimezone(UTC).isoformat(timespec="microseconds"),
-        "ceilings": measured.to_json()["ceilings"],
-        "warnings": list(measured.warnings),
-    }
+    row = {name: value for name, value in measured.to_json().items() if name in CEILINGS.c}
     with database.writing() as connection:
-        _replace(connection, CEILINGS, row)
+        _replace(connection, CEILINGS, row | {"measured_at": stored_moment(measured.measured_at)})
 
 
 def read_ceilings(database: Database, gpu_name: str | None = None) -> list[DeviceCeilings]:
@@ -217,38 +200,25 @@ def read_ceilings(database: Database, gpu_name: str | None = None) -> list[Devic
 
 @dataclass(frozen=True, slots=True)
 class MissCost:
-    """Cost of one missed call.
-
-    Attributes
-    ----------
-    call_us
-        Time of the call, in microseconds.
-    lost_us
-        Part of it that the best configuration would have saved, in microseconds.
-    measured
-        Whether both times were measured at this problem rather than estimated from others.
-    """
+    """Cost of one missed call."""
 
     call_us: float
     lost_us: float
+    """Part of the call's time that the best configuration would have saved."""
     measured: bool
+    """Whether both times were measured at this problem rather than estimated from others."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyTimes:
-    """Times of one problem's configurations.
-
-    Attributes
-    ----------
-    best
-        `config_key` of the winner.
-    times_us
-        Newest time of each successful configuration, by `config_key`; a time of the finals precedes one of the search.
-    """
+    """Times of one problem's configurations."""
 
     key: TuningKey
     best: str
+    """`config_key` of the winner."""
     times_us: Mapping[str, float]
+    """Newest time of each successful configuration, by `config_key`; a time of the finals precedes one of the search.
+    """
 
     @property
     def best_us(self) -> float:
@@ -261,37 +231,22 @@ class StudyTimes:
         return None if time_us is None else max(0.0, time_us / self.best_us - 1.0)
 
 
-def study_times(database: Database, kernel: str) -> list[StudyTimes]:
-    """Return the times of every study of a kernel that has a winner."""
-    found = []
-    for best in database.best(kernel):
-        if best.trial.time_us is not None:
-            trials = (stored.trial for stored in database.standing_trials(best.study_id))
-            ok = (trial for trial in trials if trial.outcome is Outcome.OK)
-            times_us = {config_key(trial.config): trial.time_us for trial in ok if trial.time_us is not None}
-            found.append(StudyTimes(best.key, config_key(best.trial.config), times_us))
-    return found
-
-
 class MissCostEstimator:
-    """Costs of the misses of one kernel.
+    """Costs of the misses of a kernel, by the studies and the rules of its current version."""
 
-    Parameters
-    ----------
-    kernel
-        Kernel in its current version; studies and rules of other versions are ignored.
-    studies
-        Measured times of the kernel's studies.
-    rules
-        Rules of the kernel's families, newest first.
-    """
-
-    def __init__(self, kernel: Kernel, studies: Iterable[StudyTimes], rules: Iterable[StoredRule]) -> None:
+    def __init__(self, database: Database, kernel: Kernel) -> None:
         version = (kernel.source_hash, space_hash(kernel.spec))
-        cold = (study for study in studies if study.key.l2_mode == "cold")
+        rules = database.rules(kernel.name)
         self._kernel = kernel
-        self._studies = [one for one in cold if (one.key.template_hash, one.key.space_hash) == version]
         self._rules = [one for one in rules if (one.key.template_hash, one.key.space_hash) == version]
+        self._studies: list[StudyTimes] = []
+        for best in database.best(kernel.name):
+            is_current = (best.key.template_hash, best.key.space_hash) == version
+            if is_current and best.key.l2_mode == "cold" and best.trial.time_us is not None:
+                trials = (stored.trial for stored in database.standing_trials(best.study_id))
+                ok = (trial for trial in trials if trial.outcome is Outcome.OK)
+                times_us = {config_key(trial.config): trial.time_us for trial in ok if trial.time_us is not None}
+                self._studies.append(StudyTimes(best.key, config_key(best.trial.config), times_us))
 
     def cost(self, miss: StoredMiss) -> MissCost | None:
         """Return the cost of one call of a missed problem; None if too little is tuned to tell."""

@@ -154,18 +154,8 @@ def atomic_write(path: Path, *, follow_link: bool = True) -> Iterator[BinaryIO]:
     """Open a binary stream whose content replaces a file when the block ends without an exception.
 
     A special file, such as ``/dev/stdout``, is written to directly. A database is never replaced: it may hold weeks of
-    measurements, and could be named as an output by mistake.
-
-    Parameters
-    ----------
-    follow_link
-        Whether the target of a symbolic link is written. False for a file that autotile names in a folder of the
-        user's, where a link could lead out of the folder.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written, is a database, or is a link that is not followed; it is left unchanged.
+    measurements, and could be named as an output by mistake. A link is not followed where autotile names a file in a
+    folder of the user's: it could lead out of the folder. After an `OSError` the file is unchanged.
     """
     if not follow_link and path.is_symlink():
         raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed; remove it", str(path))

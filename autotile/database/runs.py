@@ -25,6 +25,7 @@ from sqlalchemy import Connection, delete, func, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import encode_json
 from autotile.core.forks import fork_guard
 from autotile.core.model import Config, Outcome, Trial, config_key, config_text
 from autotile.core.text import plural, source_text, time_text
@@ -65,11 +66,15 @@ _LOCK_KIND = 0x636C6169
 _INHERITED = 16
 """Claims that a session takes over at once, at most."""
 
+_FILE_KEYS = "json_each(:keys)"
+_SERVER_KEYS = "unnest(CAST(:keys AS text[])) AS listed(value)"
+"""Table of the listed keys of configurations, in its column ``value``."""
 _CLAIM = (
-    "INSERT INTO claims (study_id, config_key, owner, expires_at) VALUES (:study, :key, :owner, :until) "
-    "ON CONFLICT (study_id, config_key) DO UPDATE SET owner = excluded.owner, expires_at = excluded.expires_at "
-    "WHERE claims.expires_at < :now OR claims.owner = :owner RETURNING id"
+    "INSERT INTO claims (study_id, config_key, owner, expires_at) SELECT :study, value, :owner, :until FROM {} "
+    "WHERE true ON CONFLICT (study_id, config_key) DO UPDATE SET owner = excluded.owner, "
+    "expires_at = excluded.expires_at WHERE claims.expires_at < :now OR claims.owner = :owner RETURNING config_key, id"
 )
+_CLAIM_IN_FILE = _CLAIM.format(_FILE_KEYS)
 _HOLDER = "SELECT owner FROM claims WHERE study_id = :study AND config_key = :key"
 _TAKE_OVER = (
     "UPDATE claims SET owner = :owner, expires_at = :until "
@@ -82,10 +87,7 @@ _NEWS = (  # the sum keeps the database from an index of all trials of the study
     "ORDER BY id"
 )
 _CLAIM_AND_LOOK = (  # on a server, where each statement is a round trip, during which no other session can claim
-    "WITH claimed AS (INSERT INTO claims (study_id, config_key, owner, expires_at) "
-    "SELECT :study, wanted, :owner, :until FROM unnest(CAST(:keys AS text[])) AS wanted "
-    "ON CONFLICT (study_id, config_key) DO UPDATE SET owner = excluded.owner, expires_at = excluded.expires_at "
-    "WHERE claims.expires_at < :now OR claims.owner = :owner RETURNING id, config_key) "
+    f"WITH claimed AS ({_CLAIM.format(_SERVER_KEYS)}) "
     "SELECT ARRAY(SELECT config_key FROM claimed ORDER BY id), ARRAY(SELECT id FROM claimed ORDER BY id), "
     f"({_NEWEST}), ARRAY({_NEWS}), ARRAY({_OTHERS})"
 )
@@ -95,11 +97,8 @@ _LOCK_UNFLUSHED = _LOCK + ", set_config('synchronous_commit', 'off', true)"
 _SERVER_TIME = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
 _RENEW = "UPDATE claims SET expires_at = :until WHERE study_id = :study AND owner = :owner"
 _RELEASE_ALL = "DELETE FROM claims WHERE study_id = :study AND owner = :owner"
-_RELEASE = "DELETE FROM claims WHERE study_id = :study AND owner = :owner AND config_key = :key RETURNING config_key"
-_RELEASE_SEVERAL = (
-    "DELETE FROM claims WHERE study_id = :study AND owner = :owner AND config_key = ANY(CAST(:keys AS text[])) "
-    "RETURNING config_key"
-)
+_RELEASE = f"{_RELEASE_ALL} AND config_key IN (SELECT value FROM {{}}) RETURNING config_key"
+_RELEASE_IN_FILE, _RELEASE_ON_SERVER = _RELEASE.format(_FILE_KEYS), _RELEASE.format(_SERVER_KEYS)
 _TRIED = (
     "SELECT id FROM trials WHERE id > :first AND study_id + 0 = :study AND config_key = :key AND run_id <> :run "
     "AND phase = 'search' LIMIT 1"
@@ -115,21 +114,14 @@ _STORED = (
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """Answer to a claim.
-
-    Attributes
-    ----------
-    ours
-        Whether this session may try each configuration.
-    news
-        Trials that other sessions have stored since the last look, oldest first.
-    others
-        Number of configurations that other sessions are trying now.
-    """
+    """Answer to a claim."""
 
     ours: tuple[bool, ...]
+    """Whether this session may try each configuration."""
     news: Sequence[Trial]
+    """Trials that other sessions have stored since the last look, oldest first."""
     others: int
+    """Number of configurations that other sessions are trying now."""
 
 
 class RunRecord(AbstractContextManager["RunRecord"]):
@@ -140,19 +132,8 @@ class RunRecord(AbstractContextManager["RunRecord"]):
     database lost the run, or cannot store a trial, the run is written to a new database beside it, or in the folder
     for temporary files, and `RescuedRunError` is raised.
 
-    Use it in a ``with`` block after `start`: leaving the block reads back.
-
-    Parameters
-    ----------
-    database
-        Open for writing.
-    key, device
-        Study of the run, which is created if it does not exist.
-
-    Attributes
-    ----------
-    study_id, run_id
-        Ids of the study and of the run; the latter is 0 before `start`.
+    Use it in a ``with`` block after `start`: leaving the block reads back. The study is created if it does not exist;
+    ``run_id`` is 0 before `start`.
     """
 
     def __init__(self, database: Database, key: TuningKey, device: DeviceProperties) -> None:
@@ -183,32 +164,13 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         self._tried: set[str] = set()
         """Configurations that other sessions have tried since this one began."""
 
-    def start(
-        self,
-        *,
-        sampler: str,
-        seed: int | None,
-        settings: Mapping[str, Any],
-        driver: str,
-        host: str,
-        gates: Mapping[str, Any],
-        shares: bool = False,
-    ) -> int:
-        """Record the start of the run; parameters are columns of the table ``runs``.
+    def start(self, *, shares: bool = False, **columns: Any) -> int:
+        """Record the start of the run with columns of the table ``runs``.
 
         Return the number of configurations that other sessions are trying. ``shares`` is whether the run shares the
         study with others that run at the same time, see `claim`.
         """
-        self._run = {
-            "study_id": self.study_id,
-            "started_at": now_text(),
-            "sampler": sampler,
-            "seed": seed,
-            "settings": dict(settings),
-            "driver": driver,
-            "host": host,
-            "gates": dict(gates),
-        }
+        self._run = {"study_id": self.study_id, "started_at": now_text(), **columns}
 
         def begin() -> int:
             with self._database.writing() as connection:
@@ -223,13 +185,9 @@ class RunRecord(AbstractContextManager["RunRecord"]):
     def claim(self, *configs: Config, room: int | None = None) -> Claimed:
         """Claim configurations, but for those that another session has claimed or tried.
 
-        Without sharing, every configuration is this session's.
-
-        Parameters
-        ----------
-        room
-            Number of trials that the study may still begin, by what this session knows; None for any number. What other
-            sessions have stored since, and what they claimed before, counts against it.
+        Without sharing, every configuration is this session's. ``room`` is the number of trials that the study may
+        still begin, by what this session knows; None for any number. What other sessions have stored since, and what
+        they claimed before, counts against it.
         """
         if not self._owner:
             return Claimed((True,) * len(configs), (), 0)
@@ -271,12 +229,8 @@ class RunRecord(AbstractContextManager["RunRecord"]):
     def add(self, *trials: Trial, phase: Phase = "search", rank: int | None = None) -> None:
         """Commit trials in one transaction; it ends the claims of those of a search.
 
-        A trial whose claim ran out, and whose configuration another session has tried or is trying, is not stored.
-
-        Raises
-        ------
-        RescuedRunError
-            They cannot be stored; the run is in a rescue file.
+        A trial whose claim ran out, and whose configuration another session has tried or is trying, is not stored. If
+        trials cannot be stored, the run is in a rescue file that the `RescuedRunError` names.
         """
         rows = [{"phase": phase, "rank": rank, "created_at": now_text(), **trial_row(trial)} for trial in trials]
         self._rows += rows
@@ -367,7 +321,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             granted = dict(zip(claimed, numbers, strict=True))
             self._note(connection, newest, found)
         else:
-            granted = {key: row[0] for key in keys for row in run_text(connection, _CLAIM, {**mine, "key": key})}
+            granted = dict(run_text(connection, _CLAIM_IN_FILE, {**mine, "keys": encode_json(keys)}))
             self._look(connection)  # after the claim: a trial that was stored until then is seen
             held_ids = [row[0] for row in run_text(connection, _OTHERS, mine)]
         for key in keys:
@@ -423,12 +377,13 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 
     def _release_claims(self, connection: Connection, keys: Sequence[str]) -> set[str]:
         """End claims; return those that there were."""
-        own = {"study": self.study_id, "owner": self._owner}
-        if _is_server(connection):
-            rows = run_text(connection, _RELEASE_SEVERAL, {**own, "keys": list(keys)}) if keys else ()
-        else:
-            rows = [row for key in keys for row in run_text(connection, _RELEASE, {**own, "key": key})]
-        return {row[0] for row in rows}
+        if not keys:
+            return set()
+        on_server = _is_server(connection)
+        statement = _RELEASE_ON_SERVER if on_server else _RELEASE_IN_FILE
+        listed = list(keys) if on_server else encode_json(keys)
+        where = {"study": self.study_id, "owner": self._owner, "keys": listed}
+        return {row[0] for row in run_text(connection, statement, where)}
 
     def _lock(self, connection: Connection, statement: str = _LOCK) -> float:
         """Let one session at a time claim and store; return the time in seconds since 1970, as `_now` does.
@@ -523,10 +478,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         )
 
     def _write_rescue_file(self, folders: Sequence[Path]) -> Path | None:
-        """Write the run to a new database, with all that a deleted or replaced file still lets us read.
-
-        Return its path; None if no folder takes it.
-        """
+        """Write the run, and what can be read of a deleted or replaced file, to a new database; return its path."""
         path = self._database.path or Path("tuning.db")
         for folder in folders:
             rescued = folder / f"{path.stem}.rescued-{secrets.token_hex(8)}{path.suffix or '.db'}"

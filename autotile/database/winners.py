@@ -77,31 +77,18 @@ _BUSY_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """The best configuration of one tuned problem.
-
-    Attributes
-    ----------
-    key
-        The key that it was tuned under.
-    device
-        Properties of the GPU that it was tuned on; None if an imported result does not state them.
-    resources
-        Resources of the compiled kernel; None if unknown.
-    measurement
-        Time without its samples; None if unknown.
-    tuned_at
-        Time of the measurement (UTC).
-    shipped
-        Whether it ships with autotile rather than having been tuned by the user.
-    """
+    """The best configuration of one tuned problem."""
 
     key: TuningKey
     device: DeviceProperties | None
+    """None if an imported result does not state it."""
     config: Config
     resources: Resources | None
     measurement: Measurement | None
+    """Time without its samples; None if unknown."""
     tuned_at: Moment
     shipped: bool = False
+    """Whether it ships with autotile rather than having been tuned by the user."""
 
     def to_json(self) -> dict[str, Any]:
         """Return every field as a JSON object."""
@@ -118,20 +105,11 @@ class Winner:
 
     @classmethod
     def from_row(cls, row: Row, device: DeviceProperties | None) -> Winner:
-        """Return the winner in a row of the database.
+        """Return the winner in a row with the values of `WINNER_COLUMNS`, JSON decoded.
 
-        Parameters
-        ----------
-        row
-            Values of `WINNER_COLUMNS`, those of JSON columns decoded by `autotile.core.documents.json_cell`.
-        device
-            The study's device, decoded by the caller since many rows share it. A study may outlive the driver that it
-            was started with, so the driver of the winner's run takes the place of the device's.
-
-        Raises
-        ------
-        DataError
-            A value does not match the schema, or it is a configuration of a run of `UNVERIFIED_SAMPLER`.
+        The study's device is decoded by the caller since many rows share it. A study may outlive the driver that it was
+        started with, so the driver of the winner's run takes the place of the device's. It is a `DataError` if a value
+        does not match the schema, or the row is of a run of `UNVERIFIED_SAMPLER`.
         """
         if row.get("sampler") == UNVERIFIED_SAMPLER and row["config"]:
             raise DataError("the configuration was not verified at ragged sizes", field="sampler")
@@ -198,25 +176,15 @@ class StoredVerdict:
 
 @dataclass(frozen=True, slots=True)
 class StoredRule:
-    """The rule of a family with the key and device that it was learned on.
-
-    Attributes
-    ----------
-    key
-        Key of the family; its ``sizes`` are empty, since the rule states the family's.
-    device
-        Properties of the GPU that it was learned on.
-    learned_at
-        Time at which it was learned (UTC).
-    shipped
-        Whether it ships with autotile rather than having been learned by the user.
-    """
+    """The rule of a family with the key and device that it was learned on."""
 
     key: TuningKey
+    """Its ``sizes`` are empty, since the rule states the family's."""
     device: DeviceProperties
     rule: FamilyRule
     learned_at: Moment
     shipped: bool = False
+    """Whether it ships with autotile rather than having been learned by the user."""
 
     def to_json(self) -> dict[str, Any]:
         """Return every field but `shipped` as a JSON object."""
@@ -254,21 +222,13 @@ class StoredMiss:
 
 
 class Query(NamedTuple, Generic[Value]):
-    """A statement that reads.
-
-    Attributes
-    ----------
-    sql
-        Text with parameters such as ``:kernel``, for SQLite and PostgreSQL.
-    parse
-        Function of a row, whose JSON columns may be text, that raises `DataError` if it does not match its schema.
-    table
-        Table of the column ``id`` by which a row that does not match is named, and then skipped; None if it is not.
-    """
+    """A statement that reads, with parameters such as ``:kernel``, for SQLite and PostgreSQL."""
 
     sql: str
     parse: Callable[[Row], Value]
+    """Function of a row, whose JSON columns may be text, that raises `DataError` if it does not match its schema."""
     table: str | None = None
+    """Table of the column ``id`` by which a row that does not match is named, and then skipped; None if it is not."""
 
 
 def _names(columns: Mapping[str, Iterable[str]]) -> str:
@@ -440,12 +400,9 @@ def file_signature(location: str) -> tuple[tuple[int, int, int], ...] | None:
 
 
 def read_file(location: str, query: Query[Value], **parameters: str) -> list[Value] | None:
-    """Run a query on an SQLite file; an empty list if there is none.
+    """Run a query on an SQLite file; return an empty list if there is none.
 
-    Returns
-    -------
-    list or None
-        None if the database is not a readable SQLite file of the current schema, or a row does not match its schema.
+    None if the database is not a readable SQLite file of the current schema, or a row does not match its schema.
     """
     if looks_like_url(location):
         return None

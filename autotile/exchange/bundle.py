@@ -133,19 +133,8 @@ class BundledDocument(msgspec.Struct):
 class Bundle:
     """Reader of a bundle; safe to use from several threads and after a fork, since it keeps no file open.
 
-    Raise `BundleError` if the file cannot be read, is damaged or not a bundle, or was written by a newer autotile.
-
-    Parameters
-    ----------
-    path
-        Path of the file. The constructor reads only the manifest.
-
-    Attributes
-    ----------
-    digest
-        SHA-256 of the manifest, and so of the whole content.
-    kernels
-        Names of the kernels in the bundle.
+    The constructor reads only the manifest. It is a `BundleError` if the file cannot be read, is damaged or not a
+    bundle, or was written by a newer autotile.
     """
 
     def __init__(self, path: Path) -> None:
@@ -166,6 +155,7 @@ class Bundle:
         except DataError as error:
             raise self._damaged(f"its manifest cannot be read: {error}") from None
         self.digest = manifest.digest
+        """SHA-256 of the manifest, and so of the whole content."""
         self.kernels = manifest.kernels
         self._members = manifest.members
         self._known: dict[str, BundledKernel] = {}
@@ -242,16 +232,9 @@ def _max_bytes(member: str) -> int:
 def write_bundle(
     path: Path, kernels: Iterable[BundledKernel], images: Mapping[str, bytes], autotile_version: str
 ) -> str:
-    """Write a bundle and return its digest; equal contents give equal files.
+    """Write kernels, and images of cubins by the names of their members, and return the digest of the bundle.
 
-    Raise `BundleError` if the file cannot be written.
-
-    Parameters
-    ----------
-    images
-        Cubins, by the names of their members.
-    autotile_version
-        Version that the manifest states.
+    Equal contents give equal files. It is a `BundleError` if the file cannot be written.
     """
     members = dict(images)
     ordered = sorted(kernels, key=lambda bundled: bundled.kernel.name)
@@ -324,20 +307,11 @@ def prepare_shipments(
 ) -> list[Shipment]:
     """Collect the results of kernels and compile their configurations, one shipment for each kernel.
 
-    Raise `InputError` if a kernel, size or architecture is unknown, a selected problem is not tuned, or no
-    configuration compiles; `ToolchainError` if NVRTC is missing.
-
-    Parameters
-    ----------
-    selections
-        Kernels, each with the problem to ship; None for all that are tuned. A kernel may be selected with several. Of
-        an operation, with None, all configurations that its models of time choose among are shipped.
-    architectures
-        Architectures such as ``sm_90``; empty for those of the GPUs that the kernel is tuned on, or a model is of.
-    database
-        Open database; None if the user has none, so that only the results that come with autotile are shipped.
-    dtype
-        Element type of the results to ship; None for all.
+    A kernel is selected with a problem, several times with several; with None, all that are tuned are shipped, of an
+    operation all configurations that its models of time choose among. Without architectures it is compiled for the GPUs
+    that it is tuned on, or a model is of; without a database, only what comes with autotile is shipped. It is an
+    `InputError` if a kernel, size or architecture is unknown, a selected problem is not tuned, or no configuration
+    compiles; a `ToolchainError` if NVRTC is missing.
     """
     from autotile.cuda.compiler import known_architectures  # a bundle is read without a compiler
     from autotile.cuda.toolchain import nvrtc_version

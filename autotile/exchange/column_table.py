@@ -145,11 +145,6 @@ def trial_table(trials: Iterable[tuple[TuningKey, StoredTrial]]) -> ColumnTable:
 
     The columns and their order depend on the kernel only, not on what happened in the trials; columns of telemetry, and
     of further stages, are there if a trial has them.
-
-    Parameters
-    ----------
-    trials
-        Trials with the keys of their studies.
     """
     rows = list(trials)
 

@@ -161,16 +161,8 @@ def literal(value: Value | float) -> str:
 def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
     """Return a C++ expression with the same value: 64-bit integers, doubles, booleans and ``std::string_view``.
 
-    Parameters
-    ----------
-    expression
-        A parsed expression.
-    symbols
-        C++ expression of each name: ``{"BM": "config.BM"}``; device properties are ``device.NAME`` in both languages.
-
-    Notes
-    -----
-    Expressions that raise in Python (division by zero, results beyond 64 bits) have undefined behavior in C++.
+    ``symbols`` are the C++ expressions of names: ``{"BM": "config.BM"}``; device properties are ``device.NAME`` in both
+    languages. Expressions that raise in Python (division by zero, results beyond 64 bits) have undefined behavior.
     """
 
     def write(node: Node) -> str:
@@ -421,12 +413,8 @@ class _LaunchCode:
 def _family_code(spec: KernelSpec, rules: Sequence[StoredRule], numbers: Mapping[str, int]) -> dict[str, str]:
     """Return the functions of family rules, and the code of `choose` that calls them.
 
-    A rule that is not in force, or has a configuration that the header lacks, is left out.
-
-    Parameters
-    ----------
-    numbers
-        Indices of the header's configurations, by `config_key`.
+    A rule that is not in force, or has a configuration that the header lacks, is left out; ``numbers`` are the indices
+    of the header's configurations, by `config_key`.
     """
     functions: list[str] = []
     calls: list[str] = []
@@ -590,29 +578,11 @@ def write_header(
     rules: Sequence[StoredRule] = (),
     stem: str,
 ) -> str:
-    """Return the text of the header.
+    """Return the text of the header of a kernel for an element type; names of the cubins' files begin with a stem.
 
-    Raise `InputError` if the kernel has several steps, or uses a device property that the driver cannot be queried for
-    and that differs between the architectures.
-
-    Parameters
-    ----------
-    spec, dtype
-        The kernel, and the element type that it is compiled for.
-    winners
-        Winners in order of preference: among those at equal distance the first is chosen.
-    cubins
-        Cubins of the default configuration and of the winners' configurations; a winner without one is left out.
-    rules
-        Rules of the kernel's families, newest first.
-    stem
-        Prefix of the cubins' file names.
-
-    Raises
-    ------
-    InputError
-        The kernel has several steps, or uses a device property that the driver cannot be queried for and that differs
-        between the architectures.
+    Of winners at equal distance, and of rules, the first is chosen; a winner without a cubin is left out. It is an
+    `InputError` if the kernel has several steps, or uses a device property that the driver cannot be queried for and
+    that differs between the architectures.
     """
     cure = "serve it from Python, or from a bundle (`autotile export --format bundle`)"
     if not spec.has_one_launch:

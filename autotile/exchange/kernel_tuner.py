@@ -150,12 +150,8 @@ class KernelTunerCache:
     def key(self, sizes: Mapping[str, int] | None = None, dtype: str = "float32") -> TuningKey:
         """Return the key of these results, which equals no key of autotile's own since the template hash is unknown.
 
-        Raise `InputError` if neither ``sizes`` nor the file states the sizes, or a size or the dtype is invalid.
-
-        Parameters
-        ----------
-        sizes
-            Sizes by name, flags of 0 among them if the file has any; None to name those of the file x, y and z.
+        Without sizes, flags of 0 among them if the file has any, those of the file are named x, y and z. It is an
+        `InputError` if the file does not state them, or a size or the dtype is invalid.
         """
         if sizes is None and not 1 <= len(self.problem_size) <= 3:
             what = "its problem size in one to three numbers"
@@ -349,14 +345,9 @@ def t4_metadata(device: DeviceProperties | None) -> dict[str, Any]:
 
 
 def write_t4(path: Path, trials: Iterable[StoredTrial], device: DeviceProperties | None) -> tuple[Path, Path]:
-    """Write both documents: the results to ``path``, the metadata beside it with ``-metadata`` before the suffix.
+    """Write the results to a path and the metadata beside it, with ``-metadata`` before the suffix; return both paths.
 
-    Raise `InputError` if a file cannot be written.
-
-    Returns
-    -------
-    tuple of Path
-        Paths of the two files.
+    It is an `InputError` if a file cannot be written.
     """
     metadata = path.with_name(f"{path.stem}-metadata{path.suffix}")
     for target, document in ((path, t4_results(trials)), (metadata, t4_metadata(device))):

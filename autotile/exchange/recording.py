@@ -233,10 +233,7 @@ class Recording:
     """Indices into each parameter's values, shape (configurations, parameters), unsigned."""
     columns: Mapping[str, np.ndarray]
     """Arrays of shape (configurations,) by name: ``outcome``, ``time_us``, ``registers`` and so on."""
-    outcomes: tuple[Outcome, ...]
-    stages: tuple[str, ...]
-    reasons: tuple[str, ...]
-    """Values that the columns ``outcome``, ``stage`` and ``reason`` are indices into."""
+    labels: RecordingLabels
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -244,7 +241,7 @@ class Recording:
     @property
     def ok(self) -> np.ndarray:
         """Mask of the configurations that were verified and measured, shape (configurations,), bool."""
-        ok_codes = [code for code, outcome in enumerate(self.outcomes) if outcome is Outcome.OK]
+        ok_codes = [code for code, outcome in enumerate(self.labels.outcome) if outcome is Outcome.OK]
         return np.isin(self.columns["outcome"], ok_codes)
 
     def config(self, row: int) -> dict[str, Value]:
@@ -268,9 +265,9 @@ class Recording:
         measured = not np.isnan(values["time_us"])
         times = (values["time_us"], values["low_us"], values["high_us"])
         return RecordedResult(
-            outcome=self.outcomes[values["outcome"]],
-            reason=self.reasons[values["reason"]],
-            stage=self.stages[values["stage"]],
+            outcome=self.labels.outcome[values["outcome"]],
+            reason=self.labels.reason[values["reason"]],
+            stage=self.labels.stage[values["stage"]],
             resources=Resources(**{name: values[name] for name in RESOURCE_COLUMNS}) if values["registers"] else None,
             dynamic_smem_bytes=values["dynamic_smem_bytes"],
             blocks_per_sm=values["blocks_per_sm"],
@@ -306,14 +303,9 @@ def _code_dtype(parameters: Sequence[Parameter]) -> np.dtype[Any]:
 
 
 def write_recording(path: Path, header: RecordingHeader, trials: Sequence[Trial], *, follow_link: bool = True) -> None:
-    """Write trials as a recording; only the last trial of each configuration is recorded.
+    """Write trials as a recording, with `atomic_write`; only the last trial of each configuration is recorded.
 
-    Raise `RecordingError` if a configuration is not in the header's search space, or the file cannot be written.
-
-    Parameters
-    ----------
-    follow_link
-        As for `autotile.database.paths.atomic_write`.
+    It is a `RecordingError` if a configuration is not in the header's search space, or the file cannot be written.
     """
     positions = _positions_of(header.parameters)
     newest: dict[tuple[int, ...], Trial] = {}
@@ -346,12 +338,7 @@ def write_recording(path: Path, header: RecordingHeader, trials: Sequence[Trial]
 def read_recording(path: Path, *, kernel: str | None = None) -> Recording:
     """Read and validate a recording.
 
-    Raise `RecordingError` if the recording is missing, damaged, of another format version or of another kernel.
-
-    Parameters
-    ----------
-    kernel
-        Name of the expected kernel; None for any.
+    It is a `RecordingError` if it is missing, damaged, of another format version, or not of the kernel that is named.
     """
     with _opened(path) as archive:
         header, labels = _read_header(path, archive)
@@ -365,9 +352,7 @@ def read_recording(path: Path, *, kernel: str | None = None) -> Recording:
             header=header,
             codes=_read_array(path, archive, "codes", _code_dtype(header.parameters), shape),
             columns={name: _read_array(path, archive, name, dtype, outcome.shape) for name, dtype in _COLUMNS.items()},
-            outcomes=labels.outcome,
-            stages=labels.stage,
-            reasons=labels.reason,
+            labels=labels,
         )
         if problem := _inconsistency(recording):
             raise _damaged(path, problem)
@@ -429,8 +414,8 @@ def _inconsistency(recording: Recording) -> str:
         return "a configuration has a value that its parameter lacks"
     if len(recording.rows) != len(recording):
         return "a configuration occurs twice"
-    for name, labels in zip(_LABELS, (recording.outcomes, recording.stages, recording.reasons), strict=True):
-        if (columns[name] >= len(labels)).any():
+    for name in _LABELS:
+        if (columns[name] >= len(getattr(recording.labels, name))).any():
             return f"a configuration has an unknown {name}"
     measured = ~np.isnan(columns["time_us"])
     if not measured[recording.ok].all():

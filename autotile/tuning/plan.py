@@ -22,7 +22,7 @@ from autotile.core.model import Problem
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import CONTEST, Database, open_for_reading, rows_of_kernel, run_text
 from autotile.database.keys import TuningKey, space_hash
-from autotile.database.learned import MissCost, MissCostEstimator, study_times
+from autotile.database.learned import MissCost, MissCostEstimator
 from autotile.database.winners import StoredMiss
 from autotile.errors import AutotileError, DataError, InputError, nearest
 from autotile.kernel.inputs import call_folder, read_captured_call
@@ -391,8 +391,7 @@ def assess_misses(database: Database, kernel: KernelName | None, gpu_name: str |
             found.append(AssessedMiss(miss.problem, *counts, None, None, tuned=False))
             continue
         if name not in estimators:
-            rules = database.rules(name)
-            estimators[name] = MissCostEstimator(current, study_times(database, name), rules)
+            estimators[name] = MissCostEstimator(database, current)
         version = (current.source_hash, space_hash(current.spec))
         stored = database.best(name, dtype=problem.dtype, sizes=problem.sizes, gpu_name=miss.gpu_name)
         tuned = any(best.confirmed and (best.key.template_hash, best.key.space_hash) == version for best in stored)

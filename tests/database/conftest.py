@@ -27,6 +27,21 @@ def shared(location: str) -> Iterator[Database]:
 
 
 @pytest.fixture
+def tuning_db(tmp_path: Path) -> Path:
+    """File of an empty database."""
+    Database.open(tmp_path / "tuning.db").close()
+    return tmp_path / "tuning.db"
+
+
+@pytest.fixture
+def study_db(tuning_db: Path, key: TuningKey) -> Path:
+    """File of a database with a study of `key`, which has no run."""
+    with Database.open(tuning_db) as database:
+        database.study(key, None)
+    return tuning_db
+
+
+@pytest.fixture
 def fresh_key(key: TuningKey) -> TuningKey:
     """A key that no other test has stored on the server."""
     return replace(key, template_hash=os.urandom(8).hex())

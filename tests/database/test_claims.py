@@ -14,13 +14,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Update, select, text, update
-from stored_runs import add_trial, add_trials, begin, end_run, measured, start_run
+from sqlalchemy import Connection, Select, func, select, text, update
+from stored_runs import add_trial, add_trials, begin, change, end_run, measured, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database import care, runs
-from autotile.database.care import Criteria, check_database, clean_database
+from autotile.database.care import check_database, clean_database
 from autotile.database.database import Database
 from autotile.database.engine import CLAIMS, RUNS, STUDIES, TRIALS
 from autotile.database.keys import TuningKey
@@ -33,7 +33,7 @@ Open = Callable[[], RunRecord]
 
 def record_of(location: str, key: TuningKey, device: DeviceProperties, *, shares: bool = True) -> RunRecord:
     record = RunRecord(Database.open(location), key, device)
-    record.start(sampler="random", seed=0, settings={}, driver="", host="", gates={}, shares=shares)
+    record.start(sampler="random", shares=shares)
     return record
 
 
@@ -65,6 +65,7 @@ def test_one_session_at_a_time_tries_a_configuration(session: Open) -> None:
     assert (after.ours[0], after.others, list(after.news)) == (False, 0, [trial])
     other = second.claim({"BM": 2})
     assert (other.ours[0], list(other.news)) == (True, [])
+    assert session().claim({"BM": 1}).ours[0]  # earlier trials do not count: it leaves out what it need not repeat
 
 
 def test_several_are_claimed_and_stored_at_once(session: Open) -> None:
@@ -88,21 +89,18 @@ def test_claims_made_together_share_the_room(session: Open) -> None:
     assert second.claim({"BM": 5}, room=1).ours == (False,)  # which the first one's trial has taken
 
 
-def test_earlier_trials_do_not_count(session: Open) -> None:
-    first = session()
-    first.claim({"BM": 1})
-    first.add(measured({"BM": 1}, 10.0))
-    assert session().claim({"BM": 1}).ours[0]  # which leaves out what it need not repeat by itself
+def run_out(record: RunRecord) -> Select[tuple[int]]:
+    """Let the leases of a session run out; return a query for the number of those that it has not renewed."""
+    of_study = CLAIMS.c.study_id == record.study_id
+    change(record._database, update(CLAIMS).where(of_study).values(expires_at=0.0))
+    return select(func.count()).where(of_study, CLAIMS.c.expires_at == 0.0)
 
 
-def test_a_lease_that_runs_out_is_inherited(session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "LEASE_S", 0.05)
-    monkeypatch.setattr(runs, "_RENEWALS", 1e-3)
+def test_a_lease_that_runs_out_is_inherited(session: Open) -> None:
     first, second, third = session(), session(), session()
     first.claim({"BM": 1})
     first.claim({"BM": 2})
-    time.sleep(0.1)
-    monkeypatch.setattr(runs, "LEASE_S", 60.0)
+    run_out(first)
     assert second.claim({"BM": 2}).ours[0]
     keys, state = second.inherit()
     assert (keys, state.others) == ([config_key({"BM": 1})], 0)
@@ -115,13 +113,17 @@ def test_a_lease_that_runs_out_is_inherited(session: Open, monkeypatch: pytest.M
 
 
 def test_leases_are_renewed(session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "LEASE_S", 0.4)
+    assert runs._RENEWALS >= 2  # so that the first may be late
+    monkeypatch.setattr(runs, "_RENEWALS", 1e4)
     first, second = session(), session()
     first.claim({"BM": 1})
-    end = time.monotonic() + 1.2
-    while time.monotonic() < end:
-        assert not second.claim({"BM": 1}).ours[0]
-        time.sleep(0.05)
+    left, deadline = run_out(first), time.monotonic() + 30
+    with first._database.reading() as connection:
+        while connection.execute(left).scalar_one():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+            connection.rollback()  # a file is seen as it was at the beginning of a transaction
+    assert not second.claim({"BM": 1}).ours[0]
     first._end_claims()
     assert second.claim({"BM": 1}).ours[0]
 
@@ -216,8 +218,8 @@ def test_an_owner_elsewhere_is_not_known_to_be_gone(owner: str) -> None:
     assert not runs.is_gone(owner)
 
 
-TOMORROW = Criteria(before=datetime.now(UTC) + timedelta(days=1))
-EVERYTHING = replace(TOMORROW, winners=True)
+TOMORROW: Any = {"before": datetime.now(UTC) + timedelta(days=1)}
+EVERYTHING: Any = {**TOMORROW, "winners": True}
 
 
 def add_study(database: Database, key: TuningKey, trials: int) -> int:
@@ -229,11 +231,6 @@ def add_study(database: Database, key: TuningKey, trials: int) -> int:
     add_trial(database, study, run, Trial({"BM": 0}, Outcome.WRONG_RESULT, "y[1] is 0"), phase="final")
     end_run(database, run)
     return study
-
-
-def change(database: Database, statement: Update) -> None:
-    with database.writing() as connection:
-        connection.execute(statement)
 
 
 def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(
@@ -256,7 +253,7 @@ def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(
                     add_trial(session, neighbour, its_run, measured({"BM": len(stored)}, 50.0))
 
         monkeypatch.setattr(shared, "writing", writing)
-        (cleaned,) = clean_database(shared, None, TOMORROW, dry_run=False)
+        (cleaned,) = clean_database(shared, None, **TOMORROW)
     assert (cleaned.deleted, cleaned.total, cleaned.emptied) == (41, 43, False)
     assert len(stored) == 6
     left = shared.stored_trials(study)
@@ -272,13 +269,13 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
     shared: Database, key: TuningKey, device: DeviceProperties
 ) -> None:
     record = RunRecord(shared, key, device)
-    record.start(sampler="random", seed=0, settings={}, driver="", host="", gates={}, shares=True)
+    record.start(sampler="random", shares=True)
     record.add(measured({"BM": 1}, 10.0))
     change(shared, update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))
     assert record.claim({"BM": 2}).ours[0]
-    assert clean_database(shared, None, EVERYTHING, dry_run=False) == []
+    assert clean_database(shared, None, **EVERYTHING) == []
     change(shared, update(CLAIMS).values(expires_at=0.0))
-    (cleaned,) = clean_database(shared, None, EVERYTHING, dry_run=False)
+    (cleaned,) = clean_database(shared, None, **EVERYTHING)
     assert cleaned.emptied
     with shared.reading() as connection:
         assert not any(connection.execute(select(table)).all() for table in (STUDIES, RUNS, TRIALS, CLAIMS))
@@ -288,13 +285,13 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
 
 def test_a_run_just_begun_keeps_its_trials_and_its_study(shared: Database, key: TuningKey) -> None:
     study, run = begin(shared, key)
-    assert clean_database(shared, None, replace(EVERYTHING, keep_gpus=("another",)), dry_run=False) == []
+    assert clean_database(shared, None, **EVERYTHING, keep_gpus=("another",)) == []
     assert [one.run_id for one in shared.runs(study)] == [run]  # which has no trial yet
     add_trial(shared, study, run, measured({"BM": 1}, 10.0))
-    assert clean_database(shared, None, EVERYTHING, dry_run=False) == []
+    assert clean_database(shared, None, **EVERYTHING) == []
     assert len(shared.trials(study)) == 1
     change(shared, update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))  # killed long ago
-    (cleaned,) = clean_database(shared, None, EVERYTHING, dry_run=False)
+    (cleaned,) = clean_database(shared, None, **EVERYTHING)
     assert (cleaned.deleted, cleaned.emptied) == (1, True)
 
 
@@ -304,7 +301,7 @@ def test_a_run_that_ended_is_cleaned_however_young_it_is(shared: Database, key: 
     for number, run in enumerate((ended, going)):
         add_trial(shared, study, run, measured({"BM": number}, 10.0))
     end_run(shared, ended)
-    clean_database(shared, None, EVERYTHING, dry_run=False)
+    clean_database(shared, None, **EVERYTHING)
     assert [one.run_id for one in shared.stored_trials(study)] == [going]
     assert [one.run_id for one in shared.runs(study)] == [going, begun]
 
@@ -325,8 +322,8 @@ def test_interrupted_it_leaves_a_whole_database_and_is_repeated(
 
         patch.setattr(care, "_kept", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            clean_database(shared, None, TOMORROW, dry_run=False)
+            clean_database(shared, None, **TOMORROW)
     assert check_database(shared).ok
     assert len(shared.trials(study)) == 23
-    (cleaned,) = clean_database(shared, None, TOMORROW, dry_run=False)
+    (cleaned,) = clean_database(shared, None, **TOMORROW)
     assert (cleaned.deleted, cleaned.total) == (21, 23)

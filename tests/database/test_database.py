@@ -9,15 +9,27 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import JSON, text, update
+from sqlalchemy import JSON, update
 from stored_rows import CEILINGS, GPU
-from stored_runs import add_trial, add_trials, begin, end_run, failed, measured, record_miss, start_run
+from stored_runs import (
+    add_trial,
+    add_trials,
+    begin,
+    change,
+    change_file,
+    end_run,
+    failed,
+    measured,
+    record_miss,
+    start_run,
+)
 
 from autotile import __version__
 from autotile.core import model
@@ -123,20 +135,15 @@ def test_the_winner_of_the_newest_finished_finals_is_best(
 
 
 @pytest.mark.parametrize("date", ["1970-01-01T00:00:00.000000+00:00", "2140-01-01T00:00:00.000000+00:00"])
-def test_the_clock_of_a_run_does_not_make_it_the_newest(database: Database, study: int, run: int, date: str) -> None:
-    key = database.studies()[0].key
-
-    def finals(run_id: int, value: int) -> None:
-        add_trial(database, study, run_id, measured({"BM": value}, 100.0), phase="final", rank=1)
-        end_run(database, run_id)
-
-    finals(run, 1)
-    second = start_run(database, study, sampler="tpe")
-    finals(second, 2)
-    with database.writing() as connection:
-        later = run if date > "2100" else second
-        connection.execute(update(RUNS).where(RUNS.c.id == later).values(started_at=date, ended_at=date))
-        connection.execute(update(TRIALS).where(TRIALS.c.run_id == later).values(created_at=date))
+def test_the_clock_of_a_run_does_not_make_it_the_newest(database: Database, key: TuningKey, date: str) -> None:
+    for value in (1, 2):
+        database.add_run(key, [measured({"BM": value}, 100.0)], sampler="tpe", phase="final", is_ranked=True)
+    later = 1 if date > "2100" else 2
+    change(
+        database,
+        update(RUNS).where(RUNS.c.id == later).values(started_at=date, ended_at=date),
+        update(TRIALS).where(TRIALS.c.run_id == later).values(created_at=date),
+    )
     assert database.best("sgemm")[0].trial.config == {"BM": 2}
     (winner,) = read_file(database.location, WINNERS, kernel=key.kernel, dtype=key.dtype) or []
     assert winner.config == {"BM": 2}
@@ -145,8 +152,7 @@ def test_the_clock_of_a_run_does_not_make_it_the_newest(database: Database, stud
 def test_what_the_finals_refused_is_best_no_more(database: Database, study: int, run: int) -> None:
     fast, slow = measured({"BM": 64}, 10.0), measured({"BM": 128}, 20.0)
     add_trials(database, study, run, [fast, slow])
-    add_trial(database, study, run, fast, phase="final", rank=1)
-    end_run(database, run, {})
+    database.add_run(study, [fast], sampler="tpe", phase="final", is_ranked=True)
     again = start_run(database, study, sampler="tpe")
     add_trial(database, study, again, failed({"BM": 64}, Outcome.WRONG_RESULT), phase="final")
     assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 128}]
@@ -198,8 +204,7 @@ def test_a_check_counts_rows_and_finds_orphans(database: Database, study: int, r
     empty = dict.fromkeys(("misses", "families", "models", "ceilings", "claims"), 0)
     assert report.counts == {"studies": 1, "runs": 1, "trials": 1, **empty}
     assert (report.unfinished_runs, report.revision) == (1, winners.SCHEMA_REVISION)
-    with closing(sqlite3.connect(str(database.path), isolation_level=None)) as connection:
-        connection.execute("DELETE FROM runs")
+    change_file(Path(database.location), "DELETE FROM runs")
     assert check_database(database).problems == ("1 rows of trials name a row of runs that is missing",)
 
 
@@ -255,25 +260,14 @@ def test_a_trial_comes_back_as_it_was_stored(database: Database, study: int) -> 
     store_and_read()
 
 
-@pytest.fixture
-def run_row(database: Database, key: TuningKey) -> dict[str, int]:
-    study = database.study(key, None)
-    return {"study_id": study, "run_id": start_run(database, study, sampler="random", seed=0)}
+def rows_with(study: int, run: int, *trials: Trial) -> list[dict[str, Any]]:
+    position = {"study_id": study, "run_id": run, "phase": "search", "rank": None, "created_at": now_text()}
+    return [{**position, **trial_row(trial)} for trial in trials]
 
 
-def rows_with(run_row: dict[str, int], *trials: Trial) -> list[dict[str, Any]]:
-    created = now_text()
-    return [{**run_row, "phase": "search", "rank": None, "created_at": created, **trial_row(trial)} for trial in trials]
-
-
-def test_a_file_holds_the_same_by_either_way(database: Database, run_row: dict[str, int]) -> None:
-    trials = [
-        measured({"BM": 1, "LAYOUT": "größer", "FLAG": True}, 10.0),
-        Trial(
-            {"BM": 2}, Outcome.COMPILE_FAILED, reason="line 1\n\tµ \x00", stage="compile", telemetry={"x": float("inf")}
-        ),
-    ]
-    rows = rows_with(run_row, *trials)
+def test_a_file_holds_the_same_by_either_way(database: Database, study: int, run: int) -> None:
+    refused = replace(failed({"BM": 2}, Outcome.COMPILE_FAILED, "line 1\n\tµ \x00"), telemetry={"x": float("inf")})
+    rows = rows_with(study, run, measured({"BM": 1, "LAYOUT": "größer", "FLAG": True}, 10.0), refused)
     with closing(database.connect()) as held, database.writing(held) as connection:
         insert_trials(connection, rows)
     with database.writing() as connection:
@@ -284,14 +278,14 @@ def test_a_file_holds_the_same_by_either_way(database: Database, run_row: dict[s
     assert len(stored) == 4
 
 
-def test_nothing_of_a_transaction_that_fails_is_stored(database: Database, run_row: dict[str, int]) -> None:
-    rows = rows_with(run_row, measured({"BM": 1}, 10.0))
+def test_nothing_of_a_transaction_that_fails_is_stored(database: Database, study: int, run: int) -> None:
+    rows = rows_with(study, run, measured({"BM": 1}, 10.0))
     with closing(database.connect()) as held:
         with pytest.raises(DatabaseError, match="NOT NULL"), database.writing(held) as connection:
             insert_trials(connection, [*rows, {**rows[0], "outcome": None}])
         with database.writing(held) as connection:  # the connection is as good as before
             insert_trials(connection, rows)
-    assert len(database.trials(run_row["study_id"])) == 1
+    assert len(database.trials(study)) == 1
 
 
 CONFIG: Config = {"b": 2, "a": True}
@@ -336,52 +330,30 @@ def test_the_driver_is_that_of_the_run(winner: Winner, device: DeviceProperties,
     assert Winner.from_row(row, None).device is None
 
 
-def _fill(tuning_db: Path, key: TuningKey) -> None:
-    with Database.open(tuning_db) as database:
-        study = database.study(key, device_profile("h200"))
-        run = start_run(database, study, sampler="random", seed=0, driver="99.9")
-        times = Measurement(10.0, 9.5, 10.5, (10.0, 10.25))
-        trial = Trial(CONFIG, Outcome.OK, resources=model.Resources(32, 8, 4, 16, 1024), measurement=times)
-        add_trial(database, study, run, trial, phase="final", rank=1)
-        end_run(database, run)
-
-
-def test_it_returns_what_the_database_returns(tmp_path: Path, key: TuningKey) -> None:
-    tuning_db = tmp_path / "autotile.db"
-    _fill(tuning_db, key)
-    with Database.open(tuning_db) as database:
-        expected = [best.winner for best in database.best(key.kernel, dtype=key.dtype)]
-    found = read_file(str(tuning_db), WINNERS, kernel=key.kernel, dtype=key.dtype)
-    assert found == expected
+def test_both_readers_return_the_winner_and_the_verdicts_on_unranked_configurations(
+    database: Database, key: TuningKey, study: int
+) -> None:
+    times = Measurement(10.0, 9.5, 10.5, (10.0, 10.25))
+    trial = Trial(CONFIG, Outcome.OK, resources=model.Resources(32, 8, 4, 16, 1024), measurement=times)
+    database.add_run(study, [trial], sampler="random", driver="99.9", phase="final", is_ranked=True)
+    of = {"kernel": key.kernel, "dtype": key.dtype}
+    found = read_file(database.location, WINNERS, **of)
+    assert found == [best.winner for best in database.best(key.kernel, dtype=key.dtype)]
     assert [winner.device.driver for winner in found if winner.device] == ["99.9"]
     assert list(found[0].config) == ["b", "a"]
-    assert read_file(str(tuning_db), WINNERS, kernel="another", dtype=key.dtype) == []
-
-
-def test_verdicts_on_unranked_configurations(tmp_path: Path, key: TuningKey) -> None:
-    tuning_db = tmp_path / "tuning.db"
-    _fill(tuning_db, key)
-    with Database.open(tuning_db) as database:
-        study, run = begin(database, key)
-        for outcome in (Outcome.WRONG_RESULT, Outcome.OK):
-            add_trial(database, study, run, Trial(CONFIG, outcome), phase="final")
-        stored = database.read(winners.CHECKS, kernel=key.kernel, dtype=key.dtype)
+    assert read_file(database.location, WINNERS, kernel="another", dtype=key.dtype) == []
+    verdicts = [Trial(CONFIG, outcome) for outcome in (Outcome.WRONG_RESULT, Outcome.OK)]
+    database.add_run(study, verdicts, sampler="random", phase="final")
+    stored = database.read(winners.CHECKS, **of)
     assert [check.passed for check in stored] == [False, True]
     assert {check.config for check in stored} == {model.config_key(CONFIG)}
     assert all(check.key == key for check in stored)
-    assert read_file(str(tuning_db), winners.CHECKS, kernel=key.kernel, dtype=key.dtype) == stored
-    assert read_file(str(tuning_db), winners.CHECKS, kernel=key.kernel, dtype="float64") == []
+    assert read_file(database.location, winners.CHECKS, **of) == stored
+    assert read_file(database.location, winners.CHECKS, kernel=key.kernel, dtype="float64") == []
 
 
 FIRST = Problem("sgemm", {"M": 1, "N": 2}, "float32")
 SECOND = Problem("sgemm", {"M": 3, "N": 2}, "float32")
-
-
-@pytest.fixture
-def tuning_db(tmp_path: Path) -> Path:
-    tuning_db = tmp_path / "tuning.db"
-    Database.open(tuning_db).close()
-    return tuning_db
 
 
 def add(tuning_db: Path, *misses: dict[str, Any]) -> bool:
@@ -407,50 +379,33 @@ def test_it_adds_to_what_the_database_has_counted(tuning_db: Path) -> None:
         assert all(miss.last_at > before for miss in database.misses())
 
 
-def test_no_file_is_made(tmp_path: Path) -> None:
+def test_no_file_is_made_and_a_server_is_left_to_the_engine(tmp_path: Path) -> None:
+    assert read_file("postgresql://host/name", WINNERS, kernel="sgemm", dtype="float32") is None
     assert read_file(str(tmp_path / "none.db"), WINNERS, kernel="k", dtype="float32") == []
     assert not add(tmp_path / "none.db")
     assert list(tmp_path.iterdir()) == []
 
 
-def other_program(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE misses (count)")
-
-
-def of_revision(*revisions: str) -> Callable[[Path], None]:
-    """Return a function that changes the revision of a database."""
-
-    def change(path: Path) -> None:
-        with closing(sqlite3.connect(path)) as connection, connection:
-            connection.execute(f"DELETE FROM {VERSION_TABLE}")
-            connection.executemany(f"INSERT INTO {VERSION_TABLE} VALUES (?)", [(one,) for one in revisions])
-
-    return change
-
-
 @pytest.mark.parametrize(
-    "change",
+    "spoil",
     [
-        pytest.param(of_revision("0002"), id="older"),
-        pytest.param(of_revision("9999"), id="newer"),
-        pytest.param(of_revision(), id="no revision"),
-        pytest.param(lambda path: (path.unlink(), other_program(path)), id="another program's"),
+        pytest.param(lambda path: change_file(path, f"UPDATE {VERSION_TABLE} SET version_num = '0002'"), id="older"),
+        pytest.param(lambda path: change_file(path, f"UPDATE {VERSION_TABLE} SET version_num = '9999'"), id="newer"),
+        pytest.param(lambda path: change_file(path, f"DELETE FROM {VERSION_TABLE}"), id="no revision"),
+        pytest.param(
+            lambda path: (path.unlink(), change_file(path, "CREATE TABLE misses (count)")), id="another program's"
+        ),
         pytest.param(lambda path: path.write_bytes(b"SQLite format 3\0" + bytes(5000)), id="damaged"),
         pytest.param(lambda path: path.write_text("not a database, but with room for a header" * 4), id="text"),
         pytest.param(lambda path: (path.unlink(), path.mkdir()), id="folder"),
     ],
 )
-def test_every_other_case_is_left_to_the_database(tuning_db: Path, change: Callable[[Path], object]) -> None:
-    change(tuning_db)
+def test_every_other_case_is_left_to_the_database(tuning_db: Path, spoil: Callable[[Path], object]) -> None:
+    spoil(tuning_db)
     before = tuning_db.read_bytes() if tuning_db.is_file() else None
     assert read_file(str(tuning_db), WINNERS, kernel="sgemm", dtype="float32") is None
     assert not add(tuning_db)
     assert before is None or tuning_db.read_bytes() == before
-
-
-def test_a_server_is_left_to_the_engine() -> None:
-    assert read_file("postgresql://host/name", WINNERS, kernel="sgemm", dtype="float32") is None
 
 
 def test_a_locked_database_is_given_up_fast(tuning_db: Path) -> None:
@@ -467,37 +422,27 @@ def test_a_locked_database_is_given_up_fast(tuning_db: Path) -> None:
 def test_a_log_on_a_network_file_system_is_left_to_the_engine(
     tuning_db: Path, monkeypatch: pytest.MonkeyPatch, journal: str, written: bool
 ) -> None:
-    with closing(sqlite3.connect(tuning_db)) as connection:
-        connection.execute(f"PRAGMA journal_mode={journal}")
+    change_file(tuning_db, f"PRAGMA journal_mode={journal}")
     monkeypatch.setattr(winners, "network_file_system", lambda _: "nfs4")
     assert add(tuning_db) is written
     monkeypatch.undo()
     assert len(counts(tuning_db)) == written
 
 
-def found(database: Database, **chosen: Any) -> list[tuple[str, str, str, Any]]:
-    return [(one.operation, one.dtype, one.gpu_name, one.model) for one in learned.read_models(database, **chosen)]
-
-
-def test_a_model_replaces_the_older_one_of_its_gpu(database: Database, device: DeviceProperties) -> None:
-    other = replace(device, name="Other")
-    for number, one in enumerate((device, other, device), 1):
-        save_model(database, "matmul", "float32", one, {"format": 1, "number": number})
-    assert found(database) == [
-        ("matmul", "float32", device.name, {"format": 1, "number": 3}),
-        ("matmul", "float32", "Other", {"format": 1, "number": 2}),
-    ]
-    assert found(database, dtype="float16") == []
-
-
-def test_a_fast_read_finds_it_and_notices_a_new_one(database: Database, device: DeviceProperties) -> None:
-    location = str(database.path)
+def test_a_model_replaces_the_older_one_of_its_gpu_and_a_fast_read_notices(
+    database: Database, device: DeviceProperties
+) -> None:
     of = {"operation": "matmul", "dtype": "float32", "gpu_name": device.name}
-    assert read_file(location, winners.MODEL, **of) == []
-    before = read_file(location, winners.CHANGES)
-    save_model(database, "matmul", "float32", device, {"format": 1})
-    assert read_file(location, winners.MODEL, **of) == [{"format": 1}]
-    assert read_file(location, winners.CHANGES) != before
+    assert read_file(database.location, winners.MODEL, **of) == []
+    seen = [read_file(database.location, winners.CHANGES)]
+    for number, one in enumerate((device, replace(device, name="Other"), device), 1):
+        save_model(database, "matmul", "float32", one, {"format": 1, "number": number})
+        seen.append(read_file(database.location, winners.CHANGES))
+    assert all(after != before for before, after in pairwise(seen))
+    assert read_file(database.location, winners.MODEL, **of) == [{"format": 1, "number": 3}]
+    found = [(one.operation, one.dtype, one.gpu_name, one.model["number"]) for one in learned.read_models(database)]
+    assert found == [("matmul", "float32", device.name, 3), ("matmul", "float32", "Other", 2)]
+    assert learned.read_models(database, dtype="float16") == []
 
 
 NEWER = replace(CEILINGS, measured_at=CEILINGS.measured_at + timedelta(days=1), warnings=())
@@ -536,8 +481,7 @@ def test_a_merge_keeps_the_newer_one_unless_its_date_has_yet_to_come(
         store(other, kind, 2, device)
         if ahead:
             date = "measured_at" if kind == "ceilings" else "learned_at"
-            with database.writing() as connection:
-                connection.execute(text(f"UPDATE {kind} SET {date} = '2140-01-01T00:00:00.000000+00:00'"))
+            change(database, f"UPDATE {kind} SET {date} = '2140-01-01T00:00:00.000000+00:00'")
         copy_missing_rows(database, other)
         assert numbers(other, kind) == [2]
         copy_missing_rows(other, database)
@@ -545,7 +489,7 @@ def test_a_merge_keeps_the_newer_one_unless_its_date_has_yet_to_come(
 
 
 @pytest.mark.parametrize(
-    "change",
+    "altered",
     [
         {"gpu_uuid": "<script>"},
         {"measured_at": "soon"},
@@ -554,10 +498,9 @@ def test_a_merge_keeps_the_newer_one_unless_its_date_has_yet_to_come(
         {"warnings": [1]},
     ],
 )
-def test_an_altered_row_is_skipped_and_named(database: Database, change: dict[str, object]) -> None:
+def test_an_altered_row_is_skipped_and_named(database: Database, altered: dict[str, object]) -> None:
     learned.save_ceilings(database, CEILINGS)
-    with database.writing() as connection:
-        connection.execute(update(TABLE).values(**change))
+    change(database, update(TABLE).values(**altered))
     with pytest.warns(DataWarning, match="ceilings 1"):
         assert learned.read_ceilings(database) == []
     assert [row.table for row in check_database(database).bad_rows] == ["ceilings"]
@@ -591,11 +534,13 @@ def store_rule(database: Database, key: TuningKey, family: Family = FAMILY) -> N
 
 
 def fast_rules(database: Database, key: TuningKey) -> Any:
-    return read_file(str(database.path), winners.RULES, kernel=key.kernel, dtype=key.dtype)
+    return read_file(database.location, winners.RULES, kernel=key.kernel, dtype=key.dtype)
 
 
-class TestState:
-    def test_it_is_kept_until_there_is_a_rule(self, database: Database, family_key: TuningKey) -> None:
+class TestRules:
+    def test_a_state_is_kept_until_there_is_a_rule_which_stays_in_force_while_its_family_is_tuned_anew(
+        self, database: Database, family_key: TuningKey
+    ) -> None:
         state = FamilyState({"points": [{"M": 1}]}, tuned=1, measured=0, seconds=2.5)
         assert learned.family_state(database, family_key, FAMILY) is None
         save_family_state(database, family_key, FAMILY, H200, state)
@@ -605,35 +550,21 @@ class TestState:
         assert database.rules() == []
         learned.save_rule(database, family_key, H200, a_rule())
         assert learned.family_state(database, family_key, FAMILY) is None
-
-    def test_a_rule_stays_in_force_while_its_family_is_tuned_anew(
-        self, database: Database, family_key: TuningKey
-    ) -> None:
-        store_rule(database, family_key)
         save_family_state(database, family_key, FAMILY, H200, FamilyState({}, tuned=1))
         assert [stored.rule for stored in database.rules()] == [a_rule()]
 
-
-class TestRules:
     @pytest.mark.parametrize("date", ["1970-01-01T00:00:00.000000+00:00", "2140-01-01T00:00:00.000000+00:00"])
-    def test_the_one_that_was_learned_last_is_first_whatever_the_clock(
+    def test_both_readers_return_first_what_was_learned_last_whatever_the_clock(
         self, database: Database, family_key: TuningKey, date: str
     ) -> None:
         for family in (FAMILY, OTHER_FAMILY, FAMILY):
             store_rule(database, family_key, family)
-        with database.writing() as connection:
-            wrong = f"(SELECT {'max' if date < '2000' else 'min'}(id) FROM families)"
-            connection.execute(text(f"UPDATE families SET learned_at = '{date}' WHERE id = {wrong}"))
+        wrong = f"(SELECT {'max' if date < '2000' else 'min'}(id) FROM families)"
+        change(database, f"UPDATE families SET learned_at = '{date}' WHERE id = {wrong}")
         for found in (database.rules(), fast_rules(database, family_key)):
-            assert [stored.rule.family for stored in found] == [FAMILY, OTHER_FAMILY]
-
-    def test_both_readers_return_them_unchanged(self, database: Database, family_key: TuningKey) -> None:
-        for family in (FAMILY, OTHER_FAMILY):
-            store_rule(database, family_key, family)
-        found = database.rules(family_key.kernel, family_key.dtype)
-        assert {str(stored.rule.family) for stored in found} == {str(FAMILY), str(OTHER_FAMILY)}
-        assert all((stored.key, stored.device) == (family_key, H200) for stored in found)
-        assert fast_rules(database, family_key) == found
+            assert [stored.rule for stored in found] == [a_rule(), a_rule(OTHER_FAMILY)]
+            assert all((stored.key, stored.device) == (family_key, H200) for stored in found)
+        assert fast_rules(database, family_key) == database.rules(family_key.kernel, family_key.dtype)
         assert database.rules("other") == fast_rules(database, replace(family_key, kernel="other")) == []
 
     @pytest.mark.parametrize(
@@ -659,12 +590,9 @@ class TestRules:
             FamilyRule.from_json({**a_rule().to_json(), **damage})
 
 
-def test_a_rule_reads_as_lines() -> None:
-    assert list(a_rule().lines()) == ["waves of #1 <= 0.75:", "  #0, else #1", "else:", "  #1, else #0"]
-
-
-def test_figures_of_a_rule() -> None:
+def test_lines_and_figures_of_a_rule() -> None:
     rule = a_rule()
+    assert list(rule.lines()) == ["waves of #1 <= 0.75:", "  #0, else #1", "else:", "  #1, else #0"]
     assert rule.mean_loss == pytest.approx(0.25 / 7.5)
     assert rule.worst.sizes == {"M": 8192, "N": 7168}
     assert (rule.held_out_losses, rule.mean_held_out) == ([0.25], 0.25)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
 import re
 import shutil
 import sqlite3
@@ -12,7 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
@@ -22,16 +20,15 @@ from hypothesis import strategies as st
 from mutations import alter_rows, altered
 from sqlalchemy import select
 from stored_rows import KERNEL, SIZES, make_database, sweep
-from stored_runs import add_trials, begin, measured, start_run
+from stored_runs import add_trials, begin, change_file, measured, start_run
 
 import autotile
 from autotile.database.care import _PARSERS, check_database
 from autotile.database.database import Database, open_existing, rows_of
 from autotile.database.engine import METADATA, _FileConnection
 from autotile.database.keys import TuningKey
-from autotile.database.migrations import versions
 from autotile.database.paths import atomic_write, network_file_system
-from autotile.database.winners import SCHEMA_REVISION, VIEW_DIGESTS, WINNERS, read_file, view_digest
+from autotile.database.winners import SCHEMA_REVISION, WINNERS, read_file
 from autotile.errors import DatabaseError, DataError, DataWarning
 
 
@@ -60,7 +57,7 @@ def test_reading_what_is_not_there_gives_none_and_makes_nothing(tmp_path: Path, 
 def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path, opening: Callable[..., object]) -> None:
     text, other = tmp_path / "space.toml", tmp_path / "places.db"
     text.write_text("[kernel]\nname = 'sgemm'\n")
-    change(other, "CREATE TABLE moz_places (id INTEGER)")
+    change_file(other, "CREATE TABLE moz_places (id INTEGER)")
     before = text.read_bytes(), other.read_bytes()
     for path, message in (
         (text, r"space\.toml is not a database.*name another"),
@@ -73,11 +70,14 @@ def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path, opening: 
     assert {*tmp_path.iterdir()} == {text, other}
 
 
-def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "tuning.db", "/proc/tuning/autotile.db"):
         with pytest.raises(DatabaseError, match="cannot create the folder"):
             Database.open(path)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(DatabaseError, match=rf"cannot write {re.escape(str(tmp_path))}: change its permissions"):
+        Database.open(tmp_path / "tuning.db")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -90,22 +90,13 @@ def test_a_folder_or_file_without_permission_says_so(tmp_path: Path, closed: str
     (tmp_path / closed).chmod(0o700)
 
 
-def test_what_the_system_calls_unwritable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    with pytest.raises(DatabaseError, match=rf"cannot write {re.escape(str(tmp_path))}: change its permissions"):
-        Database.open(tmp_path / "tuning.db")
-
-
 def test_a_database_on_a_read_only_medium_can_be_read(
-    tmp_path: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch
+    study_db: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "tuning.db"
-    with Database.open(path) as database:
-        database.study(key, None)
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    with open_existing(path) as reader:
+    with open_existing(study_db) as reader:
         assert reader.find_study(key) == 1
-        assert [entry.name for entry in tmp_path.iterdir()] == ["tuning.db"]
+        assert [*study_db.parent.iterdir()] == [study_db]
 
 
 @pytest.mark.parametrize(
@@ -128,14 +119,11 @@ def test_a_missing_driver_names_its_package(monkeypatch: pytest.MonkeyPatch) -> 
         Database.open("postgresql://user:secret@host/name")
 
 
-def _filled(path: Path, key: TuningKey, count: int = 300) -> None:
+def _damaged(path: Path, key: TuningKey, where: str) -> bytes:
+    """Make a database, damage its start or its middle or cut it in half, and return what the file holds then."""
     with Database.open(path) as database:
         study, run = begin(database, key)
-        add_trials(database, study, run, [measured({"BM": number}, 1.0 + number) for number in range(count)])
-
-
-def _damaged(path: Path, where: str) -> bytes:
-    """Damage the start or the middle of a file, or cut it in half, and return what it holds then."""
+        add_trials(database, study, run, [measured({"BM": number}, 1.0 + number) for number in range(300)])
     data = bytearray(path.read_bytes())
     if where == "start":
         data[100:4096] = b"\xff" * 3996
@@ -151,8 +139,7 @@ def _damaged(path: Path, where: str) -> bytes:
 @pytest.mark.parametrize("damage", ["start", "middle", "cut"])
 def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(tmp_path: Path, key: TuningKey, damage: str) -> None:
     path = tmp_path / "tuning.db"
-    _filled(path, key)
-    data = _damaged(path, damage)
+    data = _damaged(path, key, damage)
     with Database.open(path) as database:
         assert database.studies() == []
         (notice,) = database.notices
@@ -165,8 +152,7 @@ def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(tmp_path: Path, key: T
 
 def test_damage_found_while_reading_says_what_to_do(tmp_path: Path, key: TuningKey) -> None:
     path = tmp_path / "tuning.db"
-    _filled(path, key)
-    data = _damaged(path, "middle")
+    data = _damaged(path, key, "middle")
     with open_existing(path) as reader:
         with pytest.raises(DatabaseError, match="damaged; `autotile db check` says where"):
             reader.trials(1)
@@ -204,16 +190,14 @@ def test_on_a_network_file_system_the_log_is_not_shared_memory(tmp_path: Path, m
         assert [entry.name for entry in tmp_path.iterdir()] == ["tuning.db"]
 
 
-def test_keys_do_not_load_sqlalchemy_and_an_up_to_date_database_opens_without_alembic(tmp_path: Path) -> None:
-    path = tmp_path / "tuning.db"
-    Database.open(path).close()
+def test_keys_do_not_load_sqlalchemy_and_an_up_to_date_database_opens_without_alembic(tuning_db: Path) -> None:
     code = (
         "import sys, autotile.database.keys; assert 'sqlalchemy' not in sys.modules\n"
         "from autotile.database.database import Database\n"
         "Database.open(sys.argv[1]).close(); Database.open_readonly(sys.argv[1]).close()\n"
         "assert not {'alembic', 'sqlalchemy.dialects.postgresql'} & {*sys.modules}"
     )
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+    subprocess.run([sys.executable, "-c", code, str(tuning_db)], check=True)
 
 
 VISIT = "import sys; from autotile.database.database import Database; Database.open(sys.argv[1]).close()"
@@ -234,7 +218,7 @@ def test_opening_it_again_in_one_process_loses_nothing(tmp_path: Path, key: Tuni
         assert len(last.runs(study)) == 2
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_is_replaced_whole_or_not_at_all_and_what_is_no_file_never(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_text("old")
     link = tmp_path / "link.json"
@@ -246,6 +230,9 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         stream.write(b"new")
     assert path.read_text() == "new"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.json", "results.json"]
+    with atomic_write(Path("/dev/null")) as stream:
+        stream.write(b"away")
+    assert Path("/dev/null").is_char_device()
 
 
 def test_a_planted_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,28 +270,16 @@ def test_a_written_file_has_the_mode_of_the_umask(tmp_path: Path, mask: int, mod
     assert (tmp_path / ("long" * 60)).stat().st_mode & 0o777 == mode
 
 
-def test_a_database_is_never_replaced(tmp_path: Path, key: TuningKey) -> None:
+def test_a_database_is_never_replaced(study_db: Path) -> None:
     """Naming the database as an output by mistake would otherwise lose all measurements."""
-    path = tmp_path / "tuning.db"
-    with Database.open(path) as database:
-        database.study(key, None)
-    before = path.read_bytes()
-    with pytest.raises(OSError, match="is a database"), atomic_write(path) as stream:
+    before = study_db.read_bytes()
+    with pytest.raises(OSError, match="is a database"), atomic_write(study_db) as stream:
         stream.write(b"a bundle")
-    assert path.read_bytes() == before
+    assert study_db.read_bytes() == before
 
 
-def test_what_is_no_ordinary_file_is_not_replaced() -> None:
-    with atomic_write(Path("/dev/null")) as stream:
-        stream.write(b"away")
-    assert Path("/dev/null").is_char_device()
-
-
-def test_reading_needs_no_room_beside_the_file(tmp_path: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_needs_no_room_beside_the_file(study_db: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a log beside the file, it is read without the files that SQLite would have to create."""
-    path = tmp_path / "tuning.db"
-    with Database.open(path) as database:
-        database.study(key, None)
     connect = sqlite3.connect
 
     class Refusing(_FileConnection):
@@ -316,7 +291,7 @@ def test_reading_needs_no_room_beside_the_file(tmp_path: Path, key: TuningKey, m
             return super().execute(sql, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(sqlite3, "connect", lambda address, **named: connect(address, **{**named, "factory": Refusing}))
-    with open_existing(path) as reader:
+    with open_existing(study_db) as reader:
         assert reader.find_study(key) == 1
 
 
@@ -377,8 +352,7 @@ def test_processes_killed_at_any_moment_leave_a_whole_database_with_all_trials_t
 def test_processes_that_begin_together_share_one_database(tmp_path: Path, key: TuningKey, damaged: bool) -> None:
     path = tmp_path / "tuning.db"
     if damaged:  # it is set aside once
-        _filled(path, key, 100)
-        path.write_bytes(path.read_bytes()[:8192])
+        _damaged(path, key, "cut")
     for process in _start(path, 50, processes=3):
         process.communicate(timeout=60)
         assert process.returncode == 0
@@ -400,19 +374,10 @@ def case(template: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(template, tmp_path / "case.db"))
 
 
-def change(case: Path, *statements: str) -> None:
-    connection = sqlite3.connect(case, isolation_level=None)
-    for statement in ("PRAGMA foreign_keys=OFF", *statements):
-        connection.execute(statement)
-    connection.close()
-
-
 def content(case: Path) -> list[list[tuple[object, ...]]]:
-    connection = sqlite3.connect(case)
-    connection.text_factory = bytes
-    found = [connection.execute(f"SELECT * FROM {table} ORDER BY id").fetchall() for table in _PARSERS]
-    connection.close()
-    return found
+    with closing(sqlite3.connect(case)) as connection:
+        connection.text_factory = bytes
+        return [connection.execute(f"SELECT * FROM {table} ORDER BY id").fetchall() for table in _PARSERS]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -447,7 +412,7 @@ def test_an_altered_row_is_parsed_or_bad(template: Path, table: str) -> None:
 
 
 def test_a_bad_row_is_named_once(case: Path) -> None:
-    change(case, "UPDATE trials SET time_us = -1 WHERE id = 3", "UPDATE studies SET sizes = '[' WHERE id = 2")
+    change_file(case, "UPDATE trials SET time_us = -1 WHERE id = 3", "UPDATE studies SET sizes = '[' WHERE id = 2")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert [study.study_id for study in autotile.list(database=case).studies] == [1, 3]
@@ -470,7 +435,7 @@ def test_a_bad_row_is_named_once(case: Path) -> None:
     ],
 )
 def test_a_kernel_is_served_whatever_a_row_holds(case: Path, statement: str, is_exact: bool) -> None:
-    change(case, statement)
+    change_file(case, statement)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)
         kernel = autotile.get_best_kernel(KERNEL, **SIZES, device="h200", database=case)
@@ -480,7 +445,7 @@ def test_a_kernel_is_served_whatever_a_row_holds(case: Path, statement: str, is_
 
 
 def test_bad_rows_are_listed_and_left_as_they_are(case: Path) -> None:
-    change(
+    change_file(
         case,
         "UPDATE runs SET driver = CAST(x'fffe' AS TEXT) WHERE id = 2",
         "UPDATE trials SET time_us = 9e999, reason = x'00ff' WHERE id = 1",
@@ -523,7 +488,7 @@ NEWER = rf"was written by a newer autotile \(schema 9999; this version knows {SC
     ],
 )
 def test_a_changed_structure_is_refused(case: Path, statements: list[str], message: str) -> None:
-    change(case, *statements)
+    change_file(case, *statements)
     before = case.read_bytes()
     assert read_file(str(case), WINNERS, kernel=KERNEL, dtype="float32") in (None, []) or message.startswith(
         ("it lacks the t", "its t")
@@ -535,13 +500,3 @@ def test_a_changed_structure_is_refused(case: Path, statements: list[str], messa
         assert "\n" not in str(caught.value)
     assert case.read_bytes() == before
     assert autotile.get_best_kernel(KERNEL, **SIZES, device="h200", database=case).config
-
-
-def test_the_views_are_those_of_the_migrations() -> None:
-    text, digests = "", {}
-    names = [module.name for module in pkgutil.iter_modules(versions.__path__)]
-    for name in sorted(names):
-        module = importlib.import_module(f"{versions.__name__}.{name}")
-        text = getattr(module, "BEST_VIEW", text)
-        digests[module.revision] = view_digest(text)
-    assert digests == VIEW_DIGESTS

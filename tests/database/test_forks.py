@@ -77,9 +77,8 @@ def _exit_code(child: int) -> int | None:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    Database.open(tmp_path / "tuning.db").close()
-    return tmp_path / "tuning.db"
+def path(tuning_db: Path) -> Path:
+    return tuning_db
 
 
 @pytest.mark.parametrize("work", [_read_and_write, _look_up, _look_up_with_an_sql_engine])
@@ -164,7 +163,7 @@ def test_a_fork_waits_for_the_end_of_a_transaction(path: Path) -> None:
         with Database.open(path) as database, database.writing() as connection:
             connection.execute(text(ADD_MISSES), miss_of(1))
             begun.set()
-            time.sleep(0.5)
+            time.sleep(0.2)  # the fork begins meanwhile
             connection.execute(text(ADD_MISSES), miss_of(2))
 
     def work(path: Path) -> bool:
@@ -237,13 +236,14 @@ def test_a_healthy_database_is_never_renamed(path: Path) -> None:
 def test_a_damaged_database_is_not_renamed_while_another_process_uses_it(path: Path) -> None:
     _add_miss(path, 5)
     ready, stop = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def use(path: Path) -> bool:
         with Database.open(path) as database:
             database.misses()
             os.write(ready[1], b"x")
-            os.read(stop[0], 1)
-        os._exit(0)
+            return os.read(stop[0], 1) == b"x"
+
+    child = _fork(use, path)
     os.read(ready[0], 1)
     with path.open("r+b") as file:  # beyond the header, so that it is a database still
         file.seek(1024)
@@ -254,7 +254,7 @@ def test_a_damaged_database_is_not_renamed_while_another_process_uses_it(path: P
         assert not list(path.parent.glob("*.corrupt-*"))
     finally:
         os.write(stop[1], b"x")
-        os.waitpid(child, 0)
+        assert _exit_code(child) == 0
     with Database.open(path) as database:
         assert "was damaged: it is kept as" in database.notices[0]
     assert len(list(path.parent.glob("*.corrupt-*[0-9]"))) == 1

@@ -104,12 +104,9 @@ def test_every_field_tells_keys_apart(key: TuningKey, name: str) -> None:
     assert difference[1] != difference[2]
 
 
-def test_a_key_survives_json(key: TuningKey) -> None:
+def test_a_key_survives_json_and_the_driver_is_no_part_of_it(key: TuningKey) -> None:
     assert convert(key.to_json(), TuningKey) == key
     assert key_differences(key, key) == ()
-
-
-def test_the_driver_is_no_part_of_a_key() -> None:
     assert not any("driver" in field.name for field in fields(TuningKey))
 
 

@@ -16,7 +16,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, Inspector, create_engine, inspect, text, update
-from stored_runs import add_trial, begin, end_run, measured, start_run
+from stored_runs import add_trial, begin, change, measured, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.database import engine
@@ -26,7 +26,7 @@ from autotile.database.engine import RUNS
 from autotile.database.keys import TuningKey
 from autotile.database.learned import FamilyState, family_state, save_family_state, save_rule
 from autotile.database.migrations.versions.v0002_refused import BEST_VIEW as VIEW_BY_DATE
-from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE, view_digest
+from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE, VIEW_DIGESTS, view_digest
 from autotile.errors import DatabaseError
 from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint
 
@@ -94,20 +94,18 @@ def test_a_new_database_is_what_the_migrations_leave(database: Database, migrate
     assert structure_of(create_engine(f"sqlite:///{database.path}")) == structure_of(migrated)
 
 
-def test_the_declared_revision_is_the_newest_migration() -> None:
+def test_the_declared_revision_and_views_are_those_of_the_migrations() -> None:
     config = Config()
     config.set_main_option("script_location", str(engine._MIGRATIONS))
     script = ScriptDirectory.from_config(config)
     assert script.get_heads() == [SCHEMA_REVISION]
-    assert [int(step.revision) for step in script.walk_revisions()] == [8, 7, 6, 5, 4, 3, 2, 1]
-
-
-@pytest.fixture
-def older(tmp_path: Path, key: TuningKey) -> Path:
-    """A database with a study."""
-    with Database.open(tmp_path / "older.db") as database:
-        database.study(key, None)
-    return tmp_path / "older.db"
+    steps = [*script.walk_revisions()][::-1]
+    assert [int(step.revision) for step in steps] == [1, 2, 3, 4, 5, 6, 7, 8]
+    view, digests = "", {}
+    for step in steps:
+        view = getattr(step.module, "BEST_VIEW", view)
+        digests[step.revision] = view_digest(view)
+    assert digests == VIEW_DIGESTS
 
 
 def add_migration(folder: Path, patch: pytest.MonkeyPatch, text: str) -> None:
@@ -121,10 +119,10 @@ def add_migration(folder: Path, patch: pytest.MonkeyPatch, text: str) -> None:
 
 @pytest.mark.parametrize("opening", [Database.open, Database.open_readonly])
 def test_an_older_database_is_brought_up_to_date(
-    older: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch, opening: Callable[[Path], Database | None]
+    study_db: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch, opening: Callable[[Path], Database | None]
 ) -> None:
-    add_migration(older.parent / "100% migrations", monkeypatch, NEWER)
-    opened = opening(older)
+    add_migration(study_db.parent / "100% migrations", monkeypatch, NEWER)
+    opened = opening(study_db)
     assert opened is not None
     with opened:
         assert [study.key for study in opened.studies()] == [key]
@@ -132,27 +130,21 @@ def test_an_older_database_is_brought_up_to_date(
 
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was(
-    older: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch
+    study_db: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = structure_of(create_engine(f"sqlite:///{older}"))
+    before = structure_of(create_engine(f"sqlite:///{study_db}"))
     with monkeypatch.context() as patch:
-        add_migration(older.parent / "migrations", patch, NEWER + '    raise RuntimeError("half way")\n')
+        add_migration(study_db.parent / "migrations", patch, NEWER + '    raise RuntimeError("half way")\n')
         with pytest.raises(RuntimeError, match="half way"):
-            Database.open(older)
-    assert structure_of(create_engine(f"sqlite:///{older}")) == before
-    with Database.open(older) as database:
+            Database.open(study_db)
+    assert structure_of(create_engine(f"sqlite:///{study_db}")) == before
+    with Database.open(study_db) as database:
         assert database.find_study(key) == 1
-
-
-def _execute(database: Database, *statements: str) -> None:
-    with database.writing() as connection:
-        for statement in statements:
-            connection.execute(text(statement))
 
 
 def make_older(database: Database, revision: str = "0007") -> None:
     """Give a database the indexes before revision 0008, and the number of a revision."""
-    _execute(
+    change(
         database,
         *("DROP INDEX trials_of_run", "DROP INDEX trials_of_finals"),
         "CREATE INDEX trials_by_run ON trials (run_id)",
@@ -162,14 +154,14 @@ def make_older(database: Database, revision: str = "0007") -> None:
 
 def _drop_newer_columns(database: Database) -> None:
     """Complete `_downgrade`; from then on the rows cannot be read."""
-    _execute(database, "ALTER TABLE trials DROP COLUMN gpu")
+    change(database, "ALTER TABLE trials DROP COLUMN gpu")
 
 
 def _downgrade(database: Database) -> None:
     """Restore the schema of revision 0003, but for columns that rows are read with."""
-    _execute(database, "DROP VIEW best", *(f"DROP TABLE {table}" for table in ("models", "ceilings", "claims")))
+    change(database, "DROP VIEW best", *(f"DROP TABLE {table}" for table in ("models", "ceilings", "claims")))
     make_older(database, "0003")
-    _execute(database, VIEW_BY_DATE)
+    change(database, VIEW_BY_DATE)
 
 
 @pytest.mark.parametrize(
@@ -190,8 +182,7 @@ def test_the_order_of_finals_is_upgraded(
             run = start_run(database, study, sampler="tpe")
             trial = measured({"BM": number}, 10.0)
             add_trial(database, study, run, trial, phase="final", rank=1)
-            with database.writing() as connection:
-                connection.execute(update(RUNS).where(RUNS.c.id == run).values(ended_at=f"{end}T00:00:00.000000+00:00"))
+            change(database, update(RUNS).where(RUNS.c.id == run).values(ended_at=f"{end}T00:00:00.000000+00:00"))
         _downgrade(database)
         assert [best.trial.config["BM"] for best in database.best()] == [served[0]]
         trials = database.trials(study)
@@ -200,9 +191,7 @@ def test_the_order_of_finals_is_upgraded(
         assert [best.trial.config["BM"] for best in database.best()] == [served[1]]
         assert database.trials(study)[: len(trials)] == trials
         assert check_database(database).revision == SCHEMA_REVISION
-        run = start_run(database, study, sampler="tpe")
-        add_trial(database, study, run, measured({"BM": 3}, 10.0), phase="final", rank=1)
-        end_run(database, run)
+        database.add_run(study, [measured({"BM": 3}, 10.0)], sampler="tpe", phase="final", is_ranked=True)
         assert [best.trial.config["BM"] for best in database.best()] == [3]
 
 
@@ -220,7 +209,7 @@ def test_the_order_of_rules_is_upgraded(tmp_path: Path, key: TuningKey, device: 
             save_family_state(database, key, rule.family, device, FamilyState({}))
             save_rule(database, key, device, rule)
             date = f"'{year}-01-01T00:00:00.000000+00:00'"
-            _execute(database, f"UPDATE families SET learned_at = {date} WHERE id = (SELECT max(id) FROM families)")
+            change(database, f"UPDATE families SET learned_at = {date} WHERE id = (SELECT max(id) FROM families)")
         save_family_state(database, key, families[0], device, FamilyState({}, tuned=1))
         _downgrade(database)
         _drop_newer_columns(database)
