@@ -20,6 +20,7 @@ from autotile.core.model import Config, Resources
 from autotile.errors import DataError, InputError
 from autotile.families.network import MAX_POINTS, Ensemble, Inputs, Neighbours, Prepared, _smallest
 from autotile.families.operation_model import (
+    CandidateKey,
     Expected,
     HeldOut,
     MeasuredProblem,
@@ -52,7 +53,7 @@ def _kernels(sizes: dict[str, int]) -> dict[str, dict[str, int]]:
     }
 
 
-def _times_us(sizes: dict[str, int]) -> dict[int, float]:
+def _times_us(sizes: dict[str, int]) -> dict[CandidateKey, float]:
     """Return times by whole rounds of blocks; the library is slow for small products, and fast for large ones."""
     m, n, k = sizes["M"], sizes["N"], sizes["K"]
     tiles = (128, 64, 128)
@@ -60,7 +61,7 @@ def _times_us(sizes: dict[str, int]) -> dict[int, float]:
     rates = (1.0, 1.1, 0.8)
     times = [3 + 2e-5 * r * t * t * k * q / 3 for r, t, q in zip(rounds, tiles, rates, strict=True)]
     library = 8 * min(times) if m * n < 2**18 else 0.5 * min(times)
-    return dict(enumerate([*times, library]))
+    return dict(zip([one.key for one in CANDIDATES], [*times, library], strict=True))
 
 
 def _problem(random: np.random.Generator) -> MeasuredProblem:
@@ -190,7 +191,7 @@ def test_few_problems_are_refused() -> None:
 def test_problems_without_any_library_give_a_model_of_kernels() -> None:
     random = np.random.default_rng(0)
     problems = [_problem(random) for _ in range(30)]
-    own = [problem._replace(times_us={n: problem.times_us[n] for n in range(3)}) for problem in problems]
+    own = [one._replace(times_us=dict(list(one.times_us.items())[:3])) for one in problems]
     model = _fit(own, CANDIDATES[:3], epochs=2)[0]
     assert model.libraries is None
     assert _choose(OperationModel.from_json(model.to_json()), _sizes(100, 100, 100), libraries=("cublas",))
@@ -205,14 +206,15 @@ class TestSelection:
     def chosen(times_us: Callable[[int], Sequence[float]], kernels: Sequence[str], count: int) -> OperationModel:
         """Fit a model to configurations of kernels, given their times at each of some problems."""
         specs = {name: load_kernel(name).spec for name in kernels}
-        configs = [{**specs[name].default, **({"MIN_BLOCKS": 1} if n else {})} for n, name in enumerate(kernels)]
+        configs = [{**specs[name].default, **({"MIN_BLOCKS": n} if n else {})} for n, name in enumerate(kernels)]
         candidates = [ModelCandidate(name, config, RESOURCES) for name, config in zip(kernels, configs, strict=True)]
         random = np.random.default_rng(0)
         problems = []
         for number in range(24):
             sizes = {"M": 512 + 8 * number, "N": int(2 ** random.uniform(8, 11)), "K": 1024}
             named = {name: {**spec.sizes, **sizes} for name, spec in specs.items()}
-            problems.append(MeasuredProblem(sizes, named, dict(enumerate(times_us(number)))))
+            measured_us = zip([one.key for one in candidates], times_us(number), strict=True)
+            problems.append(MeasuredProblem(sizes, named, dict(measured_us)))
         measured = {"candidates": candidates, "problems": problems}
         return fit_model("product", "float32", DEVICE, specs, **measured, max_candidates=count, epochs=1)[0]
 
@@ -226,7 +228,7 @@ class TestSelection:
         model = self.chosen(lambda _: (10.0, 40.0, 20.0, 30.0), kernels, 3)
         served = {one.kernel: one.config for one in model.candidates}
         assert set(served) == set(self.KERNELS)
-        assert served["sgemm_ws"] == {**load_kernel("sgemm_ws").spec.default, "MIN_BLOCKS": 1}
+        assert served["sgemm_ws"] == {**load_kernel("sgemm_ws").spec.default, "MIN_BLOCKS": 2}
 
     def test_what_is_fastest_of_all_comes_before_what_is_only_served_alone(self) -> None:
         """Two configurations of one kernel are each twice as fast at half of the problems."""
