@@ -481,7 +481,7 @@ def _followed(request: KernelRequest, stored: Iterable[StoredRule], base: Choice
             from autotile.families.preference import Tuned
 
             number = next(n for n, each in enumerate(rule.configs) if config_key(each.config) in known)
-            point = rule.nearest_win(number, request.problem.sizes)
+            point = rule.nearest_point(number, request.problem.sizes, won=True)
             sizes = point.sizes if point is not None else choice.tuned_sizes or {}
             times_us = point.times_by_config(rule.configs) if point is not None else {}
             tuned = Tuned(sizes, one.device, {name: each.config for name, each in known.items()}, times_us)
