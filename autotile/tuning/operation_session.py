@@ -62,37 +62,24 @@ ContenderState = Literal["won", "raced", "dropped", "failed", "inapplicable"]
 
 @dataclass(frozen=True, slots=True)
 class TunedContender:
-    """A kernel or library of an operation, and how it came out.
-
-    Attributes
-    ----------
-    name
-        Name of the kernel or library.
-    is_library
-        Whether it is a library, which has nothing to tune.
-    trial
-        Its best verified trial, with the time of the last race where it took part; None if nothing ran.
-    trials
-        Number of configurations tried, those of earlier sessions included.
-    seconds
-        Wall time that it got, in seconds.
-    state
-        ``won`` or ``raced`` in the last race; ``dropped`` before it, as others were faster; ``failed``; or
-        ``inapplicable`` if it cannot compute the problem on the device.
-    reason
-        Reason for ``dropped``, ``failed`` and ``inapplicable``.
-    ratio
-        Time over that of the winner; None if one of them has no time.
-    """
+    """A kernel or library of an operation, and how it came out."""
 
     name: str
     is_library: bool
+    """A library has nothing to tune."""
     trial: Trial | None
+    """Its best verified trial, with the time of the last race where it took part; None if nothing ran."""
     trials: int = 0
+    """Number of configurations tried, those of earlier sessions included."""
     seconds: float = 0.0
+    """Wall time that it got."""
     state: ContenderState = "raced"
+    """``won`` or ``raced`` in the last race; ``dropped`` before it, as others were faster; ``failed``; or
+    ``inapplicable`` if it cannot compute the problem on the device."""
     reason: str = ""
+    """Reason for ``dropped``, ``failed`` and ``inapplicable``."""
     ratio: Interval | None = None
+    """Time over that of the winner; None if one of them has no time."""
 
     @property
     def time_us(self) -> float | None:
@@ -298,15 +285,8 @@ class _Entrant:
         if self.best is None and (self.inapplicable or self.failed):
             state = "inapplicable" if self.inapplicable else "failed"
         reason = self.inapplicable or self.failed if self.best is None else self.dropped
-        return TunedContender(
-            self.name,
-            is_library=False,
-            trial=self.best,
-            trials=self.tried,
-            seconds=self.seconds,
-            state=state,
-            reason=reason,
-        )
+        found = TunedContender(self.name, is_library=False, trial=self.best, trials=self.tried, seconds=self.seconds)
+        return replace(found, state=state, reason=reason)
 
 
 def tune_operation(
@@ -329,29 +309,10 @@ def tune_operation(
     kernel's sessions resume one another, and share the worker processes and the inputs. The times of the last race are
     stored, those of the libraries under keys of their own.
 
-    Parameters
-    ----------
-    operation, problem
-        Operation, and its problem with the conditions among the sizes.
-    options
-        ``budget_s`` is the wall time of everything, and ``trials`` the number of
-        configurations of all kernels together.
-    libraries
-        Libraries to compare with.
-    served, proposed
-        See `Served` and `Proposed`; what they return is tried first.
-    observe
-        Called with the state of the session after each trial.
-    lane
-        GPUs and the user's interrupt, shared with sessions in other threads; None for those of the options.
-    worker_pool
-        Worker processes, shared with other sessions; None for its own.
-
-    Raises
-    ------
-    InputError
-        No kernel computes the problem, none of them runs, an option is of one kernel, or the database cannot be
-        written.
+    The conditions are among the sizes of the problem. Of the options, ``budget_s`` is the wall time of everything, and
+    ``trials`` the number of configurations of all kernels together. What `Served` and `Proposed` return is tried first.
+    The lane and the worker processes may be shared with sessions in other threads. An `InputError` says that no kernel
+    computes the problem, none of them runs, an option is of one kernel, or the database cannot be written.
     """
     of_one_kernel = {
         "a recording by name": options.replay not in (None, "auto"),
@@ -600,24 +561,24 @@ class _Halving:
                 reason = trial.reason if trial is not None else "it was not timed"
                 one = replace(one, trial=None, state="failed", reason=reason)
             contenders.append(one)
-        in_race = {*(one.name for one in near), *(library.name for library in self.libraries)}
-        racing = [one for one in contenders if one.name in in_race and one.trial is not None]
+        measured = {one.name: times for one in contenders if one.trial and (times := one.trial.measurement) is not None}
+        names = {*(one.name for one in near), *(library.name for library in self.libraries)}
+        racing = [name for name in measured if name in names]
         if not racing:
             return contenders
-        winner = min(racing, key=lambda one: one.time_us or math.inf)
+        winner = min(racing, key=lambda name: measured[name].time_us)
         for place, one in enumerate(contenders):
-            if one.trial is None:
+            if one.name not in measured:
                 continue
-            ratio = Interval(1.0, 1.0, 1.0) if one.name == winner.name else None
-            pair = [each.trial.measurement for each in (winner, one) if each.trial is not None]
-            times = [measured for measured in pair if measured is not None]
-            if ratio is None and len(times) == len(pair):
-                if winner.name in raced and one.name in raced:
-                    ratio = raced_ratio(*(each.samples_us for each in times))
-                else:
-                    ratio = ratio_of(*(Interval(each.time_us, each.low_us, each.high_us) for each in times))
-            judged = replace(one, state="won" if one.name == winner.name else "raced", reason="")
-            contenders[place] = replace(judged if one in racing else one, ratio=ratio)
+            pair = measured[winner], measured[one.name]
+            if one.name == winner:
+                ratio = Interval(1.0, 1.0, 1.0)
+            elif winner in raced and one.name in raced:
+                ratio = raced_ratio(*(each.samples_us for each in pair))
+            else:
+                ratio = ratio_of(*(Interval(each.time_us, each.low_us, each.high_us) for each in pair))
+            judged = replace(one, state="won" if one.name == winner else "raced", reason="")
+            contenders[place] = replace(judged if one.name in names else one, ratio=ratio)
         return sorted(contenders, key=lambda one: (one.state != "won", one.time_us or math.inf))
 
     def _store(self, key: TuningKey, trial: Trial, device: DeviceProperties) -> None:
@@ -651,23 +612,14 @@ def hold_contest(
     """Verify and race configurations of several kernels, and libraries, in interleaved rounds; in this order.
 
     Return the trial of each with its times in the race, or its fault, and of a library on another machine its version,
-    else an empty text.
+    else an empty text. The finalists are kernels, one at least, with their problems and their best trials.
 
     Libraries that an operation file names run in the GPU worker. A Python function cannot be sent there; with one, the
     whole race is held in this process, among candidates that finals have verified. A race on a GPU of a cluster leaves
     it out.
 
-    Parameters
-    ----------
-    finalists
-        Kernels with their problems and the trials of their best configurations, one at least.
-
-    Raises
-    ------
-    WorkerError
-        The worker died.
-    InputError, ToolchainError
-        The problems do not fit in memory beside one another, or the device does not work.
+    A `WorkerError` says that the worker died, an `InputError` that the problems do not fit in memory beside one
+    another, and a `ToolchainError` that the device does not work.
     """
     settings, options = schedule.settings, schedule.options
     worker_pool, lane = schedule.worker_pool, schedule.lane
@@ -697,10 +649,10 @@ def hold_contest(
                     raise InputError(f"{kernel.name}: the best configuration does not compile any more")
                 candidates.append(compiled[0][1])
         round_us = sum(trial.time_us or 0.0 for _, _, trial in finalists) * (1 + len(libraries) / len(finalists))
-        raced_kernels = [Entry(one, workload=laid_out) for one, laid_out in zip(candidates, workloads, strict=True)]
+        entries = [Entry(one, workload=laid_out) for one, laid_out in zip(candidates, workloads, strict=True)]
         calls = [LibraryCall(library.name, problem.sizes, problem.dtype) for library in libraries]
-        raced_libraries = [Entry(library=call, workload=workloads[0]) for call in calls]
-        job = Race.lasting([*raced_kernels, *raced_libraries], round_us, options.seed, checks=_CHECKS)
+        entries += [Entry(library=call, workload=workloads[0]) for call in calls]
+        job = Race.lasting(entries, round_us, options.seed, checks=_CHECKS)
         own = {library.name: library.call for library in libraries if library.call is not None}
         if own and lane.cluster is None:
             gpu.close()
