@@ -427,8 +427,9 @@ class OperationModel:
         if ready is None:
             if len(self._ready) >= _MAX_INPUTS:
                 self._ready.clear()
-            ready = _Ready(self, specs, device, libraries, sizes=sizes, kernels=kernels)
-            self._ready[key] = ready
+            inputs = ModelInputs(self.vocabulary, self.candidates, specs, device, sizes=sizes, kernels=kernels)
+            rules = {name: KernelRules(specs[name], own, device) for name, own in kernels.items()}
+            ready = self._ready[key] = _Ready(self, inputs, libraries, rules)
         place = tuple([sizes[name] for name in self.vocabulary.sizes])
         if ready.last is not None and ready.last[0] == place:
             return ready.last[1]
@@ -563,17 +564,10 @@ class _Ready:
     """
 
     def __init__(
-        self,
-        model: OperationModel,
-        specs: Mapping[str, KernelSpec],
-        device: DeviceProperties,
-        libraries: Collection[str],
-        *,
-        sizes: Mapping[str, int],
-        kernels: KernelSizes,
+        self, model: OperationModel, inputs: ModelInputs, libraries: Collection[str], rules: Mapping[str, KernelRules]
     ) -> None:
         known = model.candidates
-        self.inputs = inputs = ModelInputs(model.vocabulary, known, specs, device, sizes=sizes, kernels=kernels)
+        self.inputs, self.rules = inputs, rules
         count = sum(not one.is_library for one in known)
         listed = [n for n, one in enumerate(known) if one.is_library and one.kernel in libraries]
         self.libraries = [n - count for n in listed]
@@ -588,7 +582,6 @@ class _Ready:
             self.own = Prepared(model.kernels.arrays, inputs.numbers, inputs.item_inputs)
         if model.libraries is not None and listed:
             self.others = Prepared(model.libraries.arrays, np.array(self.libraries), self.no_pairs.T)
-        self.rules = {name: KernelRules(specs[name], kernels[name], device) for name in kernels}
         self.last: tuple[tuple[int, ...], Ranking] | None = None
         """The sizes that were ranked last, and their candidates: what stands in for a choice is sought for the same."""
 
