@@ -71,9 +71,13 @@ def stored() -> tuple[OperationModel, list[Trial]]:
     return OperationModel.from_json(found.model), trials
 
 
-def test_every_time_is_stored_and_the_model_chooses_well(run: Any, operation: Operation, tmp_path: Path) -> None:
+def test_every_time_is_stored_and_the_model_chooses_well_and_a_run_that_was_killed_goes_on(
+    run: Any, operation: Operation, tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError, match="ended by the test"):
+        run(ending_at(3, error=RuntimeError))
     result = run()
-    assert (result.problems, result.interrupted, result.resumed, result.refused) == (PROBLEMS, False, 0, 0)
+    assert (result.problems, result.interrupted, result.resumed, result.refused) == (PROBLEMS, False, 3, 0)
     assert (again := run()).resumed == PROBLEMS
     assert again.pairs == result.pairs
     assert 0 <= result.losses.mean < 1
@@ -87,13 +91,6 @@ def test_every_time_is_stored_and_the_model_chooses_well(run: Any, operation: Op
     assert file.name == "nvidia-h200.scaling.float32.json"
     assert OperationModel.from_json(json.loads(file.read_text())).candidates == model.candidates
     assert result.to_json()["held_out_loss"]["mean"] == result.losses.mean
-
-
-def test_a_run_that_was_killed_goes_on(run: Any) -> None:
-    with pytest.raises(RuntimeError, match="ended by the test"):
-        run(ending_at(3, error=RuntimeError))
-    result = run()
-    assert (result.resumed, result.problems) == (3, PROBLEMS)
 
 
 def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

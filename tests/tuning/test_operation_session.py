@@ -150,8 +150,11 @@ class TestHalving:
     def test_a_kernel_that_does_not_run_costs_nothing_more_and_where_none_does_the_reasons_are_stated(
         self, record: Any, run: Any
     ) -> None:
-        with pytest.raises(InputError, match=r"no kernel of scaling ran for scaling n=4096 float32: there is no"):
-            run(trials=12)
+        for n, left_out in ((4096, False), (64, True)):  # by its condition
+            said = rf"no kernel of scaling ran for scaling n={n} float32: there is no"
+            with pytest.raises(InputError, match=said) as raised:
+                run(n=n, trials=12)
+            assert ("third" in str(raised.value)) is not left_out
         record(first=1.0, second=2.0)  # nothing is recorded of the third
         result = run(trials=12)
         third = result.contenders[-1]
@@ -176,36 +179,26 @@ class TestHalving:
         assert third_one.remark.startswith("not applicable: the rule 'small'")
         assert " of 2 kernels<" in result._repr_html_()
 
-    def test_a_condition_leaves_a_kernel_out(self, bench: Any, record: Any, run: Any) -> None:
-        with pytest.raises(InputError, match="no kernel of scaling ran"):
-            run(n=64, trials=9)
-        record(first=1.0)
-        assert {one.name for one in run(trials=9).contenders} == set(NAMES)
+
+def ending_in(*place: Any, error: type[BaseException]) -> Callable[[Progress], None]:
+    """Return an observer that raises an error in a round, at a kernel, and in a phase if there is a third."""
+
+    def observe(step: Progress) -> None:
+        if (step.path[0].number, step.problem.kernel, step.phase)[: len(place)] == place:
+            raise error("killed")
+
+    return observe
 
 
-@pytest.mark.usefixtures("recorded")
-class TestResuming:
-    @staticmethod
-    def ending_at(*place: Any, error: type[BaseException]) -> Callable[[Progress], None]:
-        """Return an observer that raises an error in a round, at a kernel, and in a phase if there is a third."""
-
-        def observe(step: Progress) -> None:
-            if (step.path[0].number, step.problem.kernel, step.phase)[: len(place)] == place:
-                raise error("killed")
-
-        return observe
-
-    def test_a_killed_session_goes_on(self, bench: Any, run: Any) -> None:
-        with pytest.raises(RuntimeError, match="killed"):
-            run(self.ending_at(2, "first", "searching", error=RuntimeError), trials=45)
-        resumed = run(trials=45)
-        assert resumed.winner.name == "second"
-        assert len(bench.stored()) == sum(one.trials for one in resumed.contenders)
-
-    def test_an_interrupted_session_names_no_winner(self, run: Any) -> None:
-        result = run(self.ending_at(2, "second", error=KeyboardInterrupt), trials=45)
-        assert (result.interrupted, result.winner, result.to_json()["winner"]) == (True, None, None)
-        assert result.best is not None
+def test_an_interrupted_session_names_no_winner_and_a_killed_one_goes_on(bench: Any, recorded: None, run: Any) -> None:
+    result = run(ending_in(2, "second", error=KeyboardInterrupt), trials=45)
+    assert (result.interrupted, result.winner, result.to_json()["winner"]) == (True, None, None)
+    assert result.best is not None
+    with pytest.raises(RuntimeError, match="killed"):
+        run(ending_in(2, "first", "searching", error=RuntimeError), trials=45)
+    resumed = run(trials=45)
+    assert resumed.winner.name == "second"
+    assert len(bench.stored()) == sum(one.trials for one in resumed.contenders)
 
 
 @pytest.mark.parametrize(("time_us", "finals_s"), [(10_000.0, 6.8), (100.0, 0.8), (None, 0.8)])
