@@ -175,7 +175,7 @@ class OperationResult(ScheduleResult, Reported):
             measured = one.trial.measurement if one.trial is not None else None
             cells = (
                 one.name,
-                time_text(one.time_us) if measured is not None else NOTHING,
+                time_text(one.time_us),
                 interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
                 f"{one.ratio.value:.3f}x" if one.ratio is not None else NOTHING,
                 NOTHING if one.is_library else f"{one.trials:,}",
@@ -189,8 +189,8 @@ class OperationResult(ScheduleResult, Reported):
         if best is not None:
             config = f" {config_text(best.trial.config)}" if best.trial is not None and not best.is_library else ""
             work = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)
-            rate = work.text(best.time_us, self.device) if best.time_us is not None else NOTHING
-            facts += [("winner" if best.state == "won" else "best so far", best.name + config), ("rate", rate)]
+            label = "winner" if best.state == "won" else "best so far"
+            facts += [(label, best.name + config), ("rate", work.text(best.time_us, self.device))]
         for one in self.libraries:
             if one is best:
                 continue
@@ -379,9 +379,8 @@ class _Halving:
                 if workers >= _MIN_CORES_AHEAD and schedule.lane.cluster is None and schedule.device is not None:
                     of = schedule.settings, workers // 2, options.compile_deadline_s
                     memory_bytes = memory_share_bytes(workers)  # the session compiles beside it
-                    self._compile_pool = stack.enter_context(
-                        closing(CompilePool(*of, memory_bytes=memory_bytes, worker_pool=schedule.worker_pool))
-                    )
+                    pool = CompilePool(*of, memory_bytes=memory_bytes, worker_pool=schedule.worker_pool)
+                    self._compile_pool = stack.enter_context(closing(pool))
                 self._share_out(possible)
             if not schedule.interrupted:
                 contenders = self._contest()
@@ -393,8 +392,8 @@ class _Halving:
         if self._device is None:
             raise KeyboardInterrupt  # nothing is known yet
         contenders = contenders or [one.contender() for one in self.entrants]
-        winner = next((one for one in contenders if one.state == "won"), None)
-        own = next((one for one in self.entrants if winner is None or one.name == winner.name), self.entrants[0])
+        won = {one.name for one in contenders if one.state == "won"}
+        own = next((one for one in self.entrants if not won or one.name in won), self.entrants[0])
         rate = Workrate.of(own.kernel.spec, own.problem, own.best.config if own.best is not None else None)
         return OperationResult(
             problem=self.problem,
@@ -435,9 +434,8 @@ class _Halving:
             if self._trials_left is not None:
                 self._round_trials = self._trials_left // left
                 self._trials_left -= self._round_trials
-            for _ in schedule.run(
-                [partial(self._tune, live[place:], Place("round", number, rounds)) for place in range(len(live))]
-            ):
+            turn = Place("round", number, rounds)
+            for _ in schedule.run([partial(self._tune, live[place:], turn) for place in range(len(live))]):
                 pass
             if schedule.interrupted:
                 return
@@ -495,13 +493,10 @@ class _Halving:
                     chosen = replace(chosen, served=self.served(one.kernel, one.problem))
                 chosen = replace(chosen, tries=tuple(one.seeds))
             result = schedule.tune(one.kernel, one.problem, chosen, lane, place)
-        except (DatabaseError, ToolchainError):
+        except DatabaseError:
             raise
-        except EmptySpaceError as error:
-            one.inapplicable = error.cause
-            return
-        except DeviceError as error:
-            one.inapplicable = str(error)
+        except (EmptySpaceError, DeviceError) as error:
+            one.inapplicable = error.cause if isinstance(error, EmptySpaceError) else str(error)
             return
         except (InputError, WorkerError) as error:
             one.failed = str(error)
