@@ -244,18 +244,20 @@ UNTILED = 2.0**40
 """Tile of a size that the grid does not depend on; no size exceeds it."""
 _TESTED = ((1, 2, 3, 5), (64, 65, 127, 1000), (4096, 33, 2049, 7), (777, 5555, 16384, 2))
 """Sizes of the problems at which a tiling is tested, repeated for further sizes."""
+TILING_COLUMNS = 5
 _UNCOMPILED = Resources(64, 0, 0, 0, 0)
 """Assumed where the compiler's report is not known."""
 
 
 class Tilings:
-    """Tilings of several configurations of a kernel, for given flags; columns have shape (configurations,).
+    """Tilings of several configurations of a kernel, for given flags.
 
     They are found from the grids at a few problems; ``resources`` are the compiler's reports, where known. ``names``
     are those of the kernel's sizes that are no flags, and ``tiles``, of shape (configurations, sizes), the extent of a
-    tile along each; `UNTILED` where the grid does not depend on it. ``units`` are the blocks of one tile, such as the
-    parts of split-K, and ``resident`` those that one SM holds, at least 1. `blocks_at` evaluates the grids of another
-    form, those of the configurations whose numbers are ``irregular``.
+    tile along each; `UNTILED` where the grid does not depend on it. ``columns``, of shape (configurations, 5), are the
+    blocks of one tile, such as the parts of split-K, those that one SM holds, at least 1, the threads and bytes of
+    shared memory of a block, and the registers of a thread. `blocks_at` evaluates the grids of another form, those of
+    the configurations whose numbers are ``irregular``.
     """
 
     def __init__(
@@ -291,9 +293,9 @@ class Tilings:
                 resident = max(compiled_occupancy(geometry, used, device).blocks_per_sm, 1)
                 threads, smem_bytes = geometry.threads, geometry.dynamic_smem_bytes + used.static_smem_bytes
             rows.append([*tiles, units, resident, threads, smem_bytes, used.registers])
-        table: Column = np.array(rows, float).reshape(len(rows), count + 5)
+        table: Column = np.array(rows, float).reshape(len(rows), count + TILING_COLUMNS)
         self.tiles: Column = table[:, :count]
-        self.units, self.resident, self.threads, self.smem_bytes, self.registers = table[:, count:].T
+        self.columns: Column = table[:, count:]
 
 
 def blocks_at(spec: KernelSpec, device: DeviceProperties, config: Config, sizes: Mapping[str, int]) -> float:

@@ -27,7 +27,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Format, Name, convert, to_document
 from autotile.core.model import Config, Resources, Value, config_key
 from autotile.errors import DataError, InputError
-from autotile.families.features import UNTILED, Column, Tilings, array_extents, blocks_at
+from autotile.families.features import TILING_COLUMNS, UNTILED, Column, Tilings, array_extents, blocks_at
 from autotile.families.network import Ensemble, Inputs, Neighbours, Prepared
 from autotile.kernel.launch import fixed_names
 from autotile.kernel.spec import KernelSpec
@@ -133,8 +133,7 @@ class ModelInputs:
             numbers += own
             source += [place] * len(own)
         tiles = tiles[: len(numbers)]
-        names = ("units", "resident", "threads", "smem_bytes", "registers")
-        columns = {name: np.concatenate([np.zeros(0), *(getattr(one, name) for one in found)]) for name in names}
+        columns = np.concatenate([np.zeros((0, TILING_COLUMNS)), *(one.columns for one in found)])
         first = next(iter(kernels), None)
         extents = array_extents(specs[first], kernels[first]) if first is not None else {}
         log2_tiles = np.log2(tiles)
@@ -156,8 +155,8 @@ class ModelInputs:
         """Matrix of 1 for each size of its kernel that a configuration tiles: (configurations, kernels x sizes)."""
         self._log2_tile: Vector = (is_tiled * log2_tiles).sum(axis=1).astype(np.float32)
         """Logarithm of the outputs of a tile."""
-        self._units: Vector = columns["units"].astype(np.float32)
-        resident = np.stack([np.ones(len(numbers)), columns["resident"]])
+        self._units: Vector = columns[:, 0].astype(np.float32)
+        resident = np.stack([np.ones(len(numbers)), columns[:, 1]])
         self._slots: Vector = device.sm_count * resident.astype(np.float32)
         """Number of SMs, and of the blocks that they hold at once, shape (2, configurations)."""
         self._extents = tuple(extents.get(name, ()) for name in vocabulary.arrays)
@@ -213,29 +212,21 @@ def _alignment(size: int) -> int:
 
 
 def _item_inputs(
-    vocabulary: Vocabulary, candidates: Sequence[ModelCandidate], log2_tiles: Column, columns: Mapping[str, Column]
+    vocabulary: Vocabulary, candidates: Sequence[ModelCandidate], log2_tiles: Column, columns: Column
 ) -> Vector:
     """Return the inputs of configurations: their kernel, parameters, tiles and resources."""
     kernel = [[float(one.kernel == name) for name in vocabulary.members] for one in candidates]
+    given = [[one.config.get(name) for name in vocabulary.parameters] for one in candidates]
     values = [  # 0 for text, which the offset of a candidate stands for
-        [
-            math.log2(abs(value) + 1.0) if isinstance(value := one.config.get(name), int | float) else 0.0
-            for name in vocabulary.parameters
-        ]
-        for one in candidates
+        [math.log2(abs(value) + 1.0) if isinstance(value, int | float) else 0.0 for value in row] for row in given
     ]
-    resources = [
-        np.log2(columns["units"]),
-        np.log2(columns["resident"]),
-        np.log2(columns["threads"]),
-        np.log2(columns["smem_bytes"] + 1024.0),
-        columns["registers"] / 128.0,
-    ]
+    units, resident, threads, smem_bytes, registers = columns.T
+    logs = (np.log2(one) for one in (units, resident, threads, smem_bytes + 1024.0))
     parts = (
         np.array(kernel).reshape(len(candidates), len(vocabulary.members)),
         np.array(values).reshape(len(candidates), len(vocabulary.parameters)),
         np.minimum(log2_tiles, _MAX_LOG2_TILE),
-        np.stack(resources, axis=1),
+        np.stack([*logs, registers / 128.0], axis=1),
     )
     return np.concatenate(parts, axis=1).astype(np.float32)
 

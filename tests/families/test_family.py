@@ -221,7 +221,7 @@ def test_a_tiling_gives_the_blocks_of_the_grid(name: str, m: int, n: int, k: int
     counts = [math.ceil(sizes[size] / tile) for size, tile in zip(found.names, found.tiles[0], strict=True)]
     geometry = launch_geometry(spec, spec.default, sizes, MANY_SMS)
     assert not found.irregular
-    assert math.prod(counts) * found.units[0] == geometry.blocks
+    assert math.prod(counts) * found.columns[0, 0] == geometry.blocks
 
 
 def test_a_grid_of_another_form_is_evaluated_and_a_size_that_it_does_not_depend_on_has_no_tile() -> None:
@@ -231,7 +231,7 @@ def test_a_grid_of_another_form_is_evaluated_and_a_size_that_it_does_not_depend_
     for spec, n_tile, units in ((SPEC, 128, 1.0), (with_grid("ceil_div(M, BM) * ceil_div(N, 4) * 3"), 4, 3.0)):
         found = Tilings(spec, DEVICE, [WIDE], [None], {})
         assert dict(zip(found.names, found.tiles[0], strict=True)) == {"M": 256, "N": n_tile, "K": features.UNTILED}
-        assert (found.units.tolist(), found.irregular) == ([units], [])
+        assert (found.columns[:, 0].tolist(), found.irregular) == ([units], [])
 
 
 def test_array_extents_follow_the_flags() -> None:
