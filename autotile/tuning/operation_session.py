@@ -259,10 +259,8 @@ class _Entrant:
     """Number of trials that it was given, where trials are shared."""
     seconds: float = 0.0
     sessions: int = 0
-    dropped: str = ""
-    failed: str = ""
-    inapplicable: str = ""
-    """Why it cannot compute the problem on the device; empty if it can."""
+    state: ContenderState = "raced"
+    reason: str = ""
     seeds: list[Config] = field(default_factory=list)
     """Configurations to try first."""
     begun: list[Future[Compiled]] | None = None
@@ -279,14 +277,15 @@ class _Entrant:
         time_us = self.best.time_us if self.best is not None else None
         return math.inf if time_us is None else time_us
 
+    def fail(self, state: ContenderState, reason: str) -> None:
+        """Note why it has no result; one that has, of an earlier session, keeps it."""
+        if self.best is None:
+            self.state, self.reason = state, reason
+
     def contender(self) -> TunedContender:
         """Return the outcome so far, without a race."""
-        state: ContenderState = "dropped" if self.dropped else "raced"
-        if self.best is None and (self.inapplicable or self.failed):
-            state = "inapplicable" if self.inapplicable else "failed"
-        reason = self.inapplicable or self.failed if self.best is None else self.dropped
         found = TunedContender(self.name, is_library=False, trial=self.best, trials=self.tried, seconds=self.seconds)
-        return replace(found, state=state, reason=reason)
+        return replace(found, state=self.state, reason=self.reason)
 
 
 def tune_operation(
@@ -337,9 +336,9 @@ def tune_operation(
         raise InputError(f"no kernel of {operation.name} computes {problem}")
     for one in entrants:
         if device is not None and not is_possible(one.kernel.spec, one.problem.sizes, problem.dtype, device):
-            one.inapplicable = "no configuration is valid for the problem on this device"
+            one.fail("inapplicable", "no configuration is valid for the problem on this device")
     if device is not None and options.transfer:
-        fit = {one.name: one for one in entrants if not one.inapplicable}
+        fit = {one.name: one for one in entrants if one.state != "inapplicable"}
         sizes = {name: one.problem.sizes for name, one in fit.items()}
         for name, config in proposed({name: one.kernel for name, one in fit.items()}, sizes, device):
             if len(fit[name].seeds) < _MAX_SEEDS:
@@ -368,7 +367,7 @@ class _Halving:
         """Share the budget, hold the last race, and store its times."""
         schedule = self.schedule
         self.options = options = schedule.options
-        possible = [one for one in self.entrants if not one.inapplicable]
+        possible = [one for one in self.entrants if one.state != "inapplicable"]
         self._rounds = math.ceil(math.log2(len(possible))) + 1 if possible else 0
         is_unlimited = options.trials is None and options.budget_s is None and options.until is None
         self._trials_left = DEFAULT_TRIALS if is_unlimited else options.trials
@@ -387,7 +386,7 @@ class _Halving:
         except KeyboardInterrupt:
             schedule.interrupted = True
         if not schedule.interrupted and all(one.best is None for one in self.entrants):
-            reasons = dict.fromkeys(one.failed or one.inapplicable for one in self.entrants)
+            reasons = dict.fromkeys(one.reason for one in self.entrants)
             raise InputError(f"no kernel of {self.operation.name} ran for {self.problem}: {'; '.join(reasons)}")
         if self._device is None:
             raise KeyboardInterrupt  # nothing is known yet
@@ -449,7 +448,7 @@ class _Halving:
             live = [one for one in half if one.time_us <= _HOPELESS * leader.time_us]
             for one in ranked[len(live) :]:
                 after = f"{leader.name} after {plural(one.tried, 'configuration')}"
-                one.dropped = f"{one.time_us / leader.time_us:.2f}x the time of {after}"
+                one.state, one.reason = "dropped", f"{one.time_us / leader.time_us:.2f}x the time of {after}"
 
     def _begin_compiling(self, coming: Sequence[_Entrant]) -> None:
         """Begin to compile what the next kernels try first, so that none waits for the compiler while cores idle."""
@@ -496,17 +495,18 @@ class _Halving:
         except DatabaseError:
             raise
         except (EmptySpaceError, DeviceError) as error:
-            one.inapplicable = error.cause if isinstance(error, EmptySpaceError) else str(error)
+            one.fail("inapplicable", error.cause if isinstance(error, EmptySpaceError) else str(error))
             return
         except (InputError, WorkerError) as error:
-            one.failed = str(error)
+            one.fail("failed", str(error))
             return
         finally:
             one.seconds += schedule.elapsed_s - started_s
             one.sessions += 1
         self._device = result.device
         one.tried, one.best = sum(result.outcomes.values()), result.winner
-        one.failed = "" if result.winner is not None else "no configuration ran"
+        one.state, one.reason = "raced", ""
+        one.fail("failed", "no configuration ran")
 
     def _reserve_s(self, search_s: float) -> float:
         """Return the time that the last finals, after a search of about so many seconds, and the last race may take."""
@@ -520,7 +520,8 @@ class _Halving:
         ran = sorted((one for one in self.entrants if one.best is not None), key=lambda one: one.time_us)
         if not ran:
             return []
-        near = [one for one in ran if not one.dropped or one.time_us <= _RACED_WITHIN * ran[0].time_us][:_MAX_RACED]
+        raced_us = _RACED_WITHIN * ran[0].time_us
+        near = [one for one in ran if one.state != "dropped" or one.time_us <= raced_us][:_MAX_RACED]
         device, schedule = self._device, self.schedule
         assert device is not None
         raced: dict[str, Trial] = {}
@@ -537,7 +538,7 @@ class _Halving:
                 raced[one.name] = trial
                 self._store(key_of(one.kernel, one.problem, device, nvrtc_version=nvrtc, l2_mode=l2), trial, device)
                 one.best = trial if trial.outcome is Outcome.OK else None
-                one.failed = trial.reason if one.best is None else ""
+                one.fail("failed", trial.reason)
             for library, (trial, version) in zip(self.libraries, contest[len(near) :], strict=True):
                 raced[library.name] = trial
                 of = self.operation, self.problem, device, library.name, version or library.version
