@@ -276,24 +276,21 @@ def spread_members(family: Family, count: int) -> list[dict[str, int]]:
 
     Sizes are distributed evenly in logarithms; about a quarter of them are odd.
     """
-    kinds = len(_SPREAD_KINDS)
-
-    def kind(number: int, place: int) -> str:
-        return _SPREAD_KINDS[(number * (2 * place + 1) + number // kinds) % kinds]
-
-    return family.members(dict.fromkeys(values for _, values in _even_sizes(family, count, kind)))
+    kinds = _SPREAD_KINDS
+    rows = _even_sizes(family, count, kinds, lambda number, place: number * (2 * place + 1) + number // len(kinds))
+    return family.members(dict.fromkeys(values for _, values in rows))
 
 
 def _even_sizes(
-    family: Family, count: int, kind: Callable[[int, int], str]
+    family: Family, count: int, kinds: Sequence[str], order: Callable[[int, int], int]
 ) -> Iterator[tuple[list[float], tuple[int, ...]]]:
     """Yield fractions of the extents that cover them evenly, and the sizes there.
 
-    The kind of a size is that of its problem's number and its own place.
+    The kinds take turns by the order of a problem's number and a size's place.
     """
     for number, row in enumerate(_even_fractions(count, len(family.extents)).tolist()):
         pairs = enumerate(zip(family.extents.values(), row, strict=True))
-        yield row, tuple(_value(extent, fraction, kind(number, place)) for place, (extent, fraction) in pairs)
+        yield row, tuple(_value(extent, at, kinds[order(number, place) % len(kinds)]) for place, (extent, at) in pairs)
 
 
 def _spread_candidates(family: Family, count: int) -> dict[tuple[int, ...], int]:
@@ -303,11 +300,8 @@ def _spread_candidates(family: Family, count: int) -> dict[tuple[int, ...], int]
     """
     ends = [extent.ends for extent in family.extents.values()]
     found: Counter[tuple[int, ...]] = Counter()
-
-    def kind(number: int, place: int) -> str:
-        return _KINDS[number // len(_KINDS) ** place % len(_KINDS)]
-
-    for number, (row, inside) in enumerate(_even_sizes(family, count, kind)):
+    rows = _even_sizes(family, count, _KINDS, lambda number, place: number // len(_KINDS) ** place)
+    for number, (row, inside) in enumerate(rows):
         found[inside] += 1
         on_edge = tuple(
             one[int(fraction * len(one))] if (number >> place) % 2 else value

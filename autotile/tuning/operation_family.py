@@ -43,7 +43,7 @@ from autotile.families.operation_model import (
 )
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
-from autotile.kernel.problem import Workrate, check_memory, resolve_problem
+from autotile.kernel.problem import Workrate, check_memory, resolve_problem, size_distance
 from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
@@ -332,15 +332,14 @@ class Sweep:
                 continue
             samplers = {run.run_id: run.sampler for run in self.database.runs(study_id)}
             swept = swept or _SAMPLER in samplers.values()
-            found = self.database.stored_trials(study_id)
-            usable = [one.trial for one in found if samplers.get(one.run_id) != UNVERIFIED_SAMPLER]
-            for trial in {config_key(trial.config): trial for trial in usable}.values():
-                key = name, config_key(trial.config)
-                trials[key] = trial
-                if trial.resources is not None:
-                    self.resources.setdefault(key, trial.resources)
-                if trial.outcome in FAULTS:
-                    self.banned[key] = trial.reason
+            for one in self.database.stored_trials(study_id):  # the last of each configuration counts
+                if samplers.get(one.run_id) != UNVERIFIED_SAMPLER:
+                    trials[name, config_key(one.trial.config)] = one.trial
+        for key, trial in trials.items():
+            if trial.resources is not None:
+                self.resources.setdefault(key, trial.resources)
+            if trial.outcome in FAULTS:
+                self.banned[key] = trial.reason
         if not swept:
             return None
         libraries = {}
@@ -518,18 +517,13 @@ class Sweep:
         Without a model, the expected loss is the mean of the losses nearby, weighted by distance.
         """
         valid = self.valid(problem, kernels, self.candidates.values())
-        sizes, flags = self.proper(problem), self.operation.flags
+        sizes = self.proper(problem)
         numbers = {one.key: number for number, one in enumerate(valid)}
         total = np.full(len(valid), _UNKNOWN_WEIGHT * _UNKNOWN_LOSS)
         weights = np.full(len(valid), _UNKNOWN_WEIGHT)
         for near in self.measured:
-            doublings = sum(
-                _FLAG_DOUBLINGS * (size != near.sizes[name])
-                if name in flags
-                else abs(math.log2(size / near.sizes[name]))
-                for name, size in sizes.items()
-            )
-            weight = math.exp(-doublings / _NEAR_DOUBLINGS)
+            differing, doublings = size_distance(sizes, near.sizes)
+            weight = math.exp(-(doublings + _FLAG_DOUBLINGS * differing) / _NEAR_DOUBLINGS)
             timed = near.times_us
             best_us = min(timed.values(), default=math.nan)
             for key, time_us in timed.items():
