@@ -256,7 +256,7 @@ class _Entrant:
     best: Trial | None = None
     tried: int = 0
     target: int = 0
-    """Number of trials that it was given, where trials are shared."""
+    """Number of trials that it may have; 0 for no limit."""
     seconds: float = 0.0
     sessions: int = 0
     state: ContenderState = "raced"
@@ -361,7 +361,7 @@ class _Halving:
     _compile_pool: CompilePool | None = None
     """Compiles what a kernel tries first, before its first session; None where others compile, or nothing is run."""
     _sharing: threading.Lock = field(default_factory=threading.Lock)
-    """Held while the sessions of several threads take their shares."""
+    """Held while several threads begin compilations."""
 
     def run(self) -> OperationResult:
         """Share the budget, hold the last race, and store its times."""
@@ -423,7 +423,6 @@ class _Halving:
         for number in range(1, rounds + 1):
             is_last = number == rounds or len(live) == 1
             left = 1 if is_last else rounds - number + 1
-            self._tries_only = is_short and not is_last
             self._finals = options.finals if is_last else 0
             if options.budget_s is not None:  # an equal part of what is left for each of the rounds left
                 if options.budget_s < _SHORT_S:
@@ -431,8 +430,15 @@ class _Halving:
                 left_s = options.budget_s - schedule.elapsed_s
                 self._round_end_s = schedule.elapsed_s + (left_s - self._reserve_s(left_s / left)) / left
             if self._trials_left is not None:
-                self._round_trials = self._trials_left // left
-                self._trials_left -= self._round_trials
+                round_trials = self._trials_left // left
+                self._trials_left -= round_trials
+                for place, one in enumerate(live):
+                    share = max(1, round_trials // (len(live) - place))
+                    round_trials -= share
+                    one.target += share
+            elif is_short:
+                for one in live:
+                    one.target = 0 if is_last else len(one.seeds) or 1
             turn = Place("round", number, rounds)
             for _ in schedule.run([partial(self._tune, live[place:], turn) for place in range(len(live))]):
                 pass
@@ -474,19 +480,11 @@ class _Halving:
             self._begin_compiling(coming[count : count + _AHEAD])
             if one.begun and not one.sessions:
                 wait(one.begun)  # as the session would, whose limits begin behind what it tries first
-            budget_s, trials = None, None
+            budget_s = None
             if self.options.budget_s is not None:
                 share_s = (self._round_end_s - started_s) / math.ceil(left / count)
                 budget_s = max(share_s - (schedule.elapsed_s - started_s), _MIN_SEARCH_S)
-            if self._trials_left is not None:
-                with self._sharing:
-                    share = max(1, self._round_trials // left)
-                    self._round_trials -= share
-                one.target += share
-                trials = one.target
-            elif self._tries_only:
-                trials = len(one.seeds) or 1
-            chosen = replace(self.options, budget_s=budget_s, trials=trials, finals=self._finals)
+            chosen = replace(self.options, budget_s=budget_s, trials=one.target or None, finals=self._finals)
             if not one.sessions:
                 if chosen.served is None and chosen.transfer and chosen.replay is None:
                     chosen = replace(chosen, served=self.served(one.kernel, one.problem))
