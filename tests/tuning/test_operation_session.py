@@ -14,6 +14,8 @@ from judges import timed
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Trial
 from autotile.core.statistics import Interval
+from autotile.database.database import Database
+from autotile.database.keys import library_key
 from autotile.errors import InputError
 from autotile.kernel.operation import Library, Operation
 from autotile.settings import read_settings
@@ -246,40 +248,30 @@ class TestLastRace:
 
         return tune
 
-    def test_a_library_that_is_faster_wins_and_is_stored(self, raced: Any, operation: Operation) -> None:
+    def test_a_library_that_is_faster_wins_and_is_stored_under_its_own_key(
+        self, raced: Any, operation: Operation
+    ) -> None:
         result = raced(with_times(timed({}, 2.0), _rounds(2.0)))
         assert (result.winner.name, result.winner.is_library) == ("mine", True)
         second = result.contenders[1]
         assert second.name == "second"
         assert second.ratio.value == pytest.approx(second.time_us / 2.0)
-        assert _stored(operation) == {"scaling:mine": (2.0, {})}
         assert result.to_json()["winner"]["name"] == "mine"
+        with Database.open(read_settings().database) as database:
+            (best,) = database.best("scaling:mine")
+        assert (best.trial.time_us, best.trial.config) == (2.0, {})
+        of = operation, operation.resolve({"n": 4096}), replace(device_profile("h200"), source="replayed")
+        assert best.key == library_key(*of, "mine", "1.2", nvrtc_version=best.key.nvrtc_version)
 
-    def test_a_wrong_library_does_not_win(self, raced: Any, operation: Operation) -> None:
-        wrong = Trial({}, Outcome.WRONG_RESULT, "3 of 9 elements are wrong", "finals")
-        result = raced(wrong)
+    def test_a_wrong_library_does_not_win(self, raced: Any) -> None:
+        result = raced(Trial({}, Outcome.WRONG_RESULT, "3 of 9 elements are wrong", "finals"))
         assert result.winner.name == "second"
         mine = result.libraries[0]
         assert (mine.state, mine.trial) == ("failed", None)
         assert "3 of 9" in mine.reason
-        assert _stored(operation) == {}
+        with Database.open(read_settings().database) as database:
+            assert database.best("scaling:mine") == []
 
 
 def _rounds(time_us: float) -> tuple[float, ...]:
     return tuple(time_us * (1 + 0.001 * (number % 3 - 1)) for number in range(15))
-
-
-def _stored(operation: Operation) -> dict[str, tuple[float | None, Any]]:
-    """Return the best time and configuration of each library in the database."""
-    from autotile.database.database import Database
-    from autotile.database.keys import library_key
-
-    with Database.open(read_settings().database) as database:
-        found = database.best("scaling:mine")
-        for best in found:
-            device = replace(device_profile("h200"), source="replayed")
-            key = library_key(
-                operation, operation.resolve({"n": 4096}), device, "mine", "1.2", nvrtc_version=best.key.nvrtc_version
-            )
-            assert best.key == key
-        return {best.key.kernel: (best.trial.time_us, dict(best.trial.config)) for best in found}
