@@ -13,6 +13,7 @@ where the model is wrong.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -658,7 +659,8 @@ def fit_model(
         safe = (c for c, found in ratios.items() if len(found) and np.percentile(found, _PERCENTILE) >= _SAFE_RATIO)
         confidence = next(safe, confidence)
     kept = _select(own, times_us, max_candidates)
-    networks, libraries, library_errors = _fit_networks(rows, np.ones(len(problems), np.bool_), epochs)
+    every = np.ones(len(problems), np.bool_)
+    (networks, _), (libraries, errors) = (_fit_networks(of, every, epochs) for of in rows)
     model = OperationModel(
         operation,
         dtype,
@@ -670,7 +672,7 @@ def fit_model(
         libraries,
         doubts,
         confidence,
-        library_errors,
+        errors,
     )
     return model, held_out
 
@@ -683,9 +685,12 @@ class _Rows(NamedTuple):
     weights: Times
     problems: NDArray[np.int64]
     """Number of each row's problem."""
-    items: int
     sizes: int
     """Number of sizes, which are the first inputs of a problem."""
+    items: int
+    first: int
+    """Column of the first item among all candidates."""
+    is_library: bool
 
 
 def _rows_of(
@@ -715,57 +720,49 @@ def _rows_of(
             parts[place].append(Inputs(np.repeat(problem[None], len(numbers), axis=0), item, pair, numbers))
             owners[place].extend([row] * len(numbers))
     best = np.nanmin(np.where(np.isfinite(times_us[:, :count]), times_us[:, :count], np.inf), axis=1)
+    firsts = (0, count, len(candidates))
     found = []
     for place, (part, of) in enumerate(zip(parts, owners, strict=True)):
         joined = Inputs(*(np.concatenate(column) for column in zip(*part, strict=True)))
         rows = np.array(of, np.int64)
-        time_us = times_us[rows, joined.number + place * count]
+        time_us = times_us[rows, joined.number + firsts[place]]
         weights = np.ones(len(rows)) if place else 1.0 / (1.0 + 2.0 * (time_us / best[rows] - 1.0))
-        items = len(candidates) - count if place else count
-        found.append(_Rows(joined, np.log2(time_us), weights, rows, items, len(vocabulary.sizes)))
+        items = len(vocabulary.sizes), firsts[place + 1] - firsts[place], firsts[place], place == 1
+        found.append(_Rows(joined, np.log2(time_us), weights, rows, *items))
     return found[0], found[1]
 
 
-def _fit_networks(
-    rows: tuple[_Rows, _Rows], used: NDArray[np.bool_], epochs: int
-) -> tuple[Ensemble | None, Ensemble | None, Neighbours | None]:
-    """Fit the networks of configurations and of libraries to some of the problems, and the errors of the latter."""
-    fitted: list[Ensemble | None] = []
-    errors: Neighbours | None = None
-    for place, of in enumerate(rows):
-        chosen = np.flatnonzero(used[of.problems])
-        if not len(chosen):
-            fitted.append(None)
-            continue
-        repeats = min(max(round(_FEW_ROWS / len(chosen)), 1), _MAX_REPEATS)
-        passes = max(min(epochs * repeats, _MAX_ROW_PASSES[place] // len(chosen)), 1)
-        inputs, targets = of.inputs.rows(chosen), of.targets[chosen]
-        ensemble = Ensemble.fit(inputs, targets, of.weights[chosen], of.items, epochs=passes)
-        fitted.append(ensemble)
-        if place == 1:
-            errors = Neighbours.fit(inputs.problem, targets - ensemble.predict(inputs)[0], inputs.number, of.sizes)
-    return fitted[0], fitted[1], errors
+def _fit_networks(of: _Rows, used: NDArray[np.bool_], epochs: int) -> tuple[Ensemble | None, Neighbours | None]:
+    """Fit networks to the rows of some of the problems, and keep their errors if the items are libraries."""
+    chosen = np.flatnonzero(used[of.problems])
+    if not len(chosen):
+        return None, None
+    repeats = min(max(round(_FEW_ROWS / len(chosen)), 1), _MAX_REPEATS)
+    passes = max(min(epochs * repeats, _MAX_ROW_PASSES[of.is_library] // len(chosen)), 1)
+    inputs, targets = of.inputs.rows(chosen), of.targets[chosen]
+    ensemble = Ensemble.fit(inputs, targets, of.weights[chosen], of.items, epochs=passes)
+    if not of.is_library:
+        return ensemble, None
+    return ensemble, Neighbours.fit(inputs.problem, targets - ensemble.predict(inputs)[0], inputs.number, of.sizes)
 
 
 def _cross_validate(rows: tuple[_Rows, _Rows], times_us: Times, epochs: int) -> tuple[Times, Times]:
     """Predict each fold of the problems by networks that are fitted to the others; return logarithms and spread."""
     fold = np.random.default_rng(0).permutation(len(times_us)) % _FOLDS
     log2_us, spread = np.full_like(times_us, np.nan), np.full_like(times_us, np.nan)
-    for number in range(_FOLDS):
-        *ensembles, errors = _fit_networks(rows, fold != number, epochs)
-        for place, (of, ensemble) in enumerate(zip(rows, (ensembles[0], ensembles[1]), strict=True)):
-            left_out = np.flatnonzero(fold[of.problems] == number)
-            if not isinstance(ensemble, Ensemble) or not len(left_out):
-                continue
-            part = of.inputs.rows(left_out)
-            mean, wide = ensemble.predict(part)
-            if place == 1 and errors is not None:
-                pairs = zip(part.problem, part.number.tolist(), strict=True)
-                near = np.array([errors.look_up(*pair) for pair in pairs], np.float32)
-                mean, wide = mean + near[:, 0], near[:, 1]
-            columns = part.number + place * rows[0].items
-            log2_us[of.problems[left_out], columns] = mean
-            spread[of.problems[left_out], columns] = wide
+    for number, of in itertools.product(range(_FOLDS), rows):
+        ensemble, errors = _fit_networks(of, fold != number, epochs)
+        left_out = np.flatnonzero(fold[of.problems] == number)
+        if ensemble is None or not len(left_out):
+            continue
+        part = of.inputs.rows(left_out)
+        mean, wide = ensemble.predict(part)
+        if errors is not None:
+            pairs = zip(part.problem, part.number.tolist(), strict=True)
+            near = np.array([errors.look_up(*pair) for pair in pairs], np.float32)
+            mean, wide = mean + near[:, 0], near[:, 1]
+        at = of.problems[left_out], part.number + of.first
+        log2_us[at], spread[at] = mean, wide
     return log2_us, spread
 
 
