@@ -100,21 +100,15 @@ CompilingProblem = tuple[Problem, KernelSizes, Sequence[tuple[ModelCandidate, Co
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """How well a model chooses at problems that were held out while it was learned.
-
-    Attributes
-    ----------
-    mean, percentile_99, worst
-        Time of what it chooses over that of the fastest that was measured, minus 1.
-    over_library
-        The ``geometric_mean``, the ``percentile_1`` and the ``worst`` of the library's time over that of what is
-        chosen; None without a library.
-    """
+    """How well a model chooses at problems that were held out while it was learned."""
 
     mean: float
     percentile_99: float
     worst: float
+    """Time of what it chooses over that of the fastest that was measured, minus 1."""
     over_library: Mapping[str, float] | None
+    """The ``geometric_mean``, the ``percentile_1`` and the ``worst`` of the library's time over that of what is chosen;
+    None without a library."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
@@ -678,11 +672,8 @@ def tune_operation_family(
     fastest nearby, and others; in the second the model chooses the configurations, and variants of them are tried where
     the library is faster. Every time is stored as a trial. A run that was killed goes on where it stopped.
 
-    Raises
-    ------
-    InputError
-        There is no GPU, no kernel computes any problem of the family, too few problems were measured, or the database
-        cannot be written.
+    An `InputError` says that there is no GPU, no kernel computes any problem of the family, too few problems were
+    measured, or the database cannot be written.
     """
     lane = lane or Lane(options.devices)
     device = device_of(options, lane)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
-from autotile.core.model import Config, Outcome, Problem, Trial, config_text
+from autotile.core.model import Config, Outcome, Problem, Trial, config_text, timed_config
 from autotile.core.statistics import Interval, is_tie, raced_ratio, ratio_of
 from autotile.core.text import (
     NOTHING,
@@ -98,15 +98,15 @@ class TunedContender:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
-        measured = self.trial.measurement if self.trial is not None else None
+        timed = dict.fromkeys(("config", "time_us", "interval_us"))
+        if self.trial is not None:
+            timed = timed_config(self.trial.config, self.trial.measurement)
         return {
             "name": self.name,
             "library": self.is_library,
             "state": self.state,
             "reason": self.reason,
-            "config": dict(self.trial.config) if self.trial is not None else None,
-            "time_us": measured.time_us if measured is not None else None,
-            "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+            **timed,
             "ratio": to_document(self.ratio),
             "trials": self.trials,
             "seconds": round(self.seconds, 3),
