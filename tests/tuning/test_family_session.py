@@ -228,18 +228,13 @@ def test_a_budget_is_shared_and_kept(run: Any, recorded: None, monkeypatch: pyte
     assert max(given[:6]) < 0.8 * 600
 
 
-class TestRefusals:
-    def test_no_recording_in_the_family(self, bench: Any, run: Any, recorded: None) -> None:
-        said = r"no problem of the family n=1..10 is recorded .* recorded are: scale n=1"
-        with pytest.raises(InputError, match=said):
-            run("n=1..10")
-
-    def test_a_single_file_is_not_replayed(self, bench: Any, run: Any) -> None:
-        with pytest.raises(InputError, match="leave the file's name out"):
-            run(replay="some.npz")
-
-    def test_a_family_at_which_nothing_runs(self, bench: Any, run: Any) -> None:
-        for n in SIZES[:2]:
-            bench.record(lambda config: failed(config, Outcome.RESOURCE_EXCEEDED, stage="load"), n=n)
-        with pytest.raises(InputError, match=r"no configuration of scale ran at any point of n=1000..4000"):
-            run("n=1000..4000")
+def test_what_cannot_be_replayed_or_does_not_run_is_refused(bench: Any, run: Any) -> None:
+    with pytest.raises(InputError, match="leave the file's name out"):
+        run(replay="some.npz")
+    for n in SIZES[:2]:
+        bench.record(lambda config: failed(config, Outcome.RESOURCE_EXCEEDED, stage="load"), n=n)
+    with pytest.raises(InputError, match=r"no configuration of scale ran at any point of n=1000..4000"):
+        run("n=1000..4000")
+    said = r"no problem of the family n=1..10 is recorded .* recorded are: scale n=1024 float32; scale n=3000"
+    with pytest.raises(InputError, match=said):
+        run("n=1..10")

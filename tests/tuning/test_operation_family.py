@@ -208,20 +208,16 @@ def test_an_interrupt_ends_it_without_a_model(run: Any) -> None:
     assert "interrupted" in repr(result)
 
 
-class TestFamily:
-    def test_flags_that_change_the_layout_take_both_values(self) -> None:
-        matmul = load_operation("matmul")
-        parse = partial(operation_family.operation_family, matmul)
-        words = ["M=1..16", "N=1..16", "K=16..64"]
-        family = parse(words, "bfloat16")
-        assert str(family.extents["TRANS_A"]) == str(family.extents["TRANS_B"]) == "0..1"
-        assert str(family.extents["OUT_FP32"]) == "0"
-        assert str(parse([*words, "TRANS_A=1"], "bfloat16").extents["TRANS_A"]) == "1"
-        assert str(parse([*words, "EMULATE=0"], "float32").extents["EMULATE"]) == "0"
-
-    def test_a_size_that_is_missing_is_named(self) -> None:
-        with pytest.raises(ProblemError, match="the family needs the size M"):
-            operation_family.operation_family(load_operation("matmul"), [], "bfloat16")
+def test_of_a_family_flags_that_change_the_layout_take_both_values_and_a_missing_size_is_named() -> None:
+    parse = partial(operation_family.operation_family, load_operation("matmul"))
+    words = ["M=1..16", "N=1..16", "K=16..64"]
+    family = parse(words, "bfloat16")
+    assert str(family.extents["TRANS_A"]) == str(family.extents["TRANS_B"]) == "0..1"
+    assert str(family.extents["OUT_FP32"]) == "0"
+    assert str(parse([*words, "TRANS_A=1"], "bfloat16").extents["TRANS_A"]) == "1"
+    assert str(parse([*words, "EMULATE=0"], "float32").extents["EMULATE"]) == "0"
+    with pytest.raises(ProblemError, match="the family needs the size M"):
+        parse([], "bfloat16")
 
 
 def test_without_a_gpu_it_is_refused(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
