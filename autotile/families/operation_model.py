@@ -317,10 +317,6 @@ class Expected(NamedTuple):
     time_us: float
     doubt: float
 
-    def leads(self, library: Expected, confidence: float) -> bool:
-        """Return True if it is expected to be faster than a library by so many standard deviations of both."""
-        return math.log(library.time_us / self.time_us) > confidence * math.hypot(self.doubt, library.doubt)
-
 
 Doubt = tuple[float, float]
 """Doubt of a kernel's or a library's expected time, as a standard deviation of its logarithm: where all networks agree,
@@ -399,7 +395,9 @@ class OperationModel:
                 break
         ranked = sorted([*own, *others], key=lambda one: one.time_us)
         if own and others:
-            chosen = own[0] if own[0].leads(others[0], self.confidence) else others[0]
+            first, library = own[0], others[0]
+            lead = math.log(library.time_us / first.time_us)
+            chosen = first if lead > self.confidence * math.hypot(first.doubt, library.doubt) else library
             ranked = [chosen, *(one for one in ranked if one is not chosen)]
         return ranked[:count]
 
@@ -541,9 +539,10 @@ class Ranking(NamedTuple):
             if candidates[number].is_library:
                 continue
             one = self.expected(number)
-            if one.leads(library, confidence):
+            lead = math.log(library.time_us / one.time_us)
+            if lead > confidence * math.hypot(one.doubt, library.doubt):
                 return None
-            if math.log(library.time_us / one.time_us) <= confidence * library.doubt:  # the others are slower still
+            if lead <= confidence * library.doubt:  # the others are slower still
                 break
         return library
 
