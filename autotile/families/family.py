@@ -81,6 +81,10 @@ class Family:
         """The member with every size at its maximum."""
         return {name: extent.ends[-1] for name, extent in self.extents.items()}
 
+    def members(self, sizes: Iterable[Sequence[int]]) -> list[dict[str, int]]:
+        """Return problems, given their sizes in the order of the extents."""
+        return [dict(zip(self.extents, values, strict=True)) for values in sizes]
+
     def to_json(self) -> dict[str, list[list[int]]]:
         """Return the parts of each extent by name."""
         return {name: [list(part) for part in extent.parts] for name, extent in self.extents.items()}
@@ -209,7 +213,7 @@ def select_points(
             "listed value and each end of a range"
         )
     candidates = _spread_candidates(family, _CANDIDATES)
-    members = [dict(zip(family.extents, values, strict=True)) for values in candidates]
+    members = family.members(candidates)
     chosen = select_points_from(family, members, count, is_possible, np.array(list(candidates.values()), float))
     if not chosen:
         raise ProblemError(f"the kernel has no valid configuration for any of {len(members)} problems of {family}")
@@ -264,7 +268,7 @@ def _position(family: Family, sizes: Mapping[str, int]) -> list[float]:
 
 def sample_members(family: Family) -> list[dict[str, int]]:
     """Return members that cover the family evenly, with round and ragged sizes, and its corners and edges."""
-    return [dict(zip(family.extents, values, strict=True)) for values in _spread_candidates(family, _MEMBERS)]
+    return family.members(_spread_candidates(family, _MEMBERS))
 
 
 def spread_members(family: Family, count: int) -> list[dict[str, int]]:
@@ -272,16 +276,21 @@ def spread_members(family: Family, count: int) -> list[dict[str, int]]:
 
     Sizes are distributed evenly in logarithms; about a quarter of them are odd.
     """
-    kinds = len(_SPREAD_KINDS)
-    found: dict[tuple[int, ...], None] = {}
-    for number, row in enumerate(_even_fractions(count, len(family.extents))):
-        pairs = zip(family.extents.values(), row, strict=True)
-        values = (
-            _value(extent, float(fraction), _SPREAD_KINDS[(number * (2 * place + 1) + number // kinds) % kinds])
-            for place, (extent, fraction) in enumerate(pairs)
-        )
-        found[tuple(values)] = None
-    return [dict(zip(family.extents, values, strict=True)) for values in found]
+    kinds = _SPREAD_KINDS
+    rows = _even_sizes(family, count, kinds, lambda number, place: number * (2 * place + 1) + number // len(kinds))
+    return family.members(dict.fromkeys(values for _, values in rows))
+
+
+def _even_sizes(
+    family: Family, count: int, kinds: Sequence[str], order: Callable[[int, int], int]
+) -> Iterator[tuple[list[float], tuple[int, ...]]]:
+    """Yield fractions of the extents that cover them evenly, and the sizes there.
+
+    The kinds take turns by the order of a problem's number and a size's place.
+    """
+    for number, row in enumerate(_even_fractions(count, len(family.extents)).tolist()):
+        pairs = enumerate(zip(family.extents.values(), row, strict=True))
+        yield row, tuple(_value(extent, at, kinds[order(number, place) % len(kinds)]) for place, (extent, at) in pairs)
 
 
 def _spread_candidates(family: Family, count: int) -> dict[tuple[int, ...], int]:
@@ -289,14 +298,10 @@ def _spread_candidates(family: Family, count: int) -> dict[tuple[int, ...], int]
 
     Small sizes stand for many, since an octave holds few integers; members at corners and edges stand for none.
     """
-    extents = list(family.extents.values())
-    ends = [extent.ends for extent in extents]
+    ends = [extent.ends for extent in family.extents.values()]
     found: Counter[tuple[int, ...]] = Counter()
-    for number, row in enumerate(_even_fractions(count, len(extents))):
-        inside = tuple(
-            _value(extent, float(fraction), _KINDS[number // len(_KINDS) ** place % len(_KINDS)])
-            for place, (extent, fraction) in enumerate(zip(extents, row, strict=True))
-        )
+    rows = _even_sizes(family, count, _KINDS, lambda number, place: number // len(_KINDS) ** place)
+    for number, (row, inside) in enumerate(rows):
         found[inside] += 1
         on_edge = tuple(
             one[int(fraction * len(one))] if (number >> place) % 2 else value
@@ -417,30 +422,20 @@ class RuleConfig:
 
 @dataclass(frozen=True, slots=True)
 class RulePoint:
-    """One of the problems that a rule was learned from.
-
-    Attributes
-    ----------
-    times_us
-        Time of each of the rule's configurations in microseconds, with the ends of its 95 % interval; None where it
-        cannot be served.
-    best_us
-        Time of the fastest configuration known at the point, whether or not it is one of the rule's.
-    loss
-        Time of the served configuration over ``best_us``, minus 1.
-    held_out
-        Loss of a rule that was learned without the point; None for a single point.
-    without
-        Loss of what is served at the point, if it was not tuned, without a rule; None where that is not known, as of
-        rules that were learned before it was compared.
-    """
+    """One of the problems that a rule was learned from."""
 
     sizes: Mapping[Name, Count]
     times_us: tuple[tuple[TimeUs, NonNegative, NonNegative] | None, ...]
+    """Time of each of the rule's configurations, with the ends of its 95 % interval; None where it cannot be served."""
     best_us: TimeUs
+    """Time of the fastest configuration known at the point, whether or not it is one of the rule's."""
     loss: Finite
+    """Time of the served configuration over ``best_us``, minus 1."""
     held_out: Finite | None
+    """Loss of a rule that was learned without the point; None for a single point."""
     without: Finite | None = None
+    """Loss of what is served at the point, if it was not tuned, without a rule; None where that is not known, as of
+    rules that were learned before it was compared."""
 
     def times_by_config(self, configs: Sequence[RuleConfig]) -> dict[str, float]:
         """Return the time in microseconds of each of the rule's configurations that was timed, by `config_key`."""
@@ -552,15 +547,10 @@ class FamilyRule:
         configs, resident = [one.config for one in self.configs], [one.blocks_per_sm for one in self.configs]
         return find_leaf(self.tree, Traits.of(spec, device, configs, resident, [sizes])).order
 
-    def nearest_point(self, number: int, sizes: Mapping[str, int]) -> RulePoint | None:
-        """Return the nearest point at which a configuration was timed; None if there is none."""
-        timed = [point for point in self.points if point.times_us[number] is not None]
-        return min(timed, key=lambda point: size_distance(point.sizes, sizes), default=None)
-
-    def nearest_win(self, number: int, sizes: Mapping[str, int]) -> RulePoint | None:
-        """Return the nearest point at which a configuration is the fastest of the rule's; None if there is none."""
-        won = [point for point in self.points if point.fastest() == number]
-        return min(won, key=lambda point: size_distance(point.sizes, sizes), default=None)
+    def nearest_point(self, number: int, sizes: Mapping[str, int], *, won: bool = False) -> RulePoint | None:
+        """Return the nearest point at which a configuration was timed, or won: is the fastest of the rule's."""
+        points = [one for one in self.points if (one.fastest() == number if won else one.times_us[number] is not None)]
+        return min(points, key=lambda point: size_distance(point.sizes, sizes), default=None)
 
     def lines(self, tree: Tree | None = None, indent: str = "") -> Iterator[str]:
         """Yield the tree, or the part of it below a node, as text, one line for each split and leaf."""
@@ -651,22 +641,14 @@ class TimeModel(NamedTuple):
     of the vector length; the depth alone (one block whose latency nothing hides); the number of whole waves; waves
     times depth; and the bytes moved. The residuals at the measured points are interpolated to nearby problems. Measured
     times bound the result: a problem that is larger in every size does not take less time.
-
-    Attributes
-    ----------
-    weights
-        Weight of each term, in microseconds per unit of the term, shape (configurations, terms).
-    residuals
-        Logarithm of measured over modelled time, 0 where not measured, shape (points, configurations).
-    times_us
-        Measured times in microseconds, NaN where not measured, same shape.
-    points
-        Traits of the points.
     """
 
     weights: Matrix
+    """Weight of each term, in microseconds per unit of the term, shape (configurations, terms)."""
     residuals: Matrix
+    """Logarithm of measured over modelled time, 0 where not measured, shape (points, configurations)."""
     times_us: Matrix
+    """Measured times, NaN where not measured, same shape."""
     points: Traits
 
     @classmethod
@@ -762,17 +744,9 @@ _TILES = (256, 128, 64, 32, 16, 8, 4, 2)
 def learn_tree(losses: Matrix, weights: Vector, features: Sequence[Feature], table: Matrix, max_leaves: int) -> Tree:
     """Learn a decision tree by repeatedly splitting the leaf with the largest gain, until no split gains enough.
 
-    Parameters
-    ----------
-    losses
-        Loss of serving each configuration at each point, 0.05 for 5 %, shape (points, configurations). Where a
-        configuration cannot be served, the loss of its substitute; finite everywhere.
-    weights
-        Weight of each point, shape (points,).
-    features, table
-        Features to split by, simplest first, and their values, shape (points, features).
-    max_leaves
-        Maximum number of leaves.
+    ``losses`` of serving each configuration at each point, or its substitute where it cannot be served, are finite, of
+    shape (points, configurations), and ``weights`` of shape (points,). The values of ``features``, simplest first, are
+    ``table``, of shape (points, features).
     """
     weights = weights / weights.sum()
     weighted = losses * weights[:, None]
@@ -859,29 +833,18 @@ _LEAVES_PER_CONFIG = 2
 
 
 class TrainingData(NamedTuple):
-    """The data that a rule is learned from.
-
-    Attributes
-    ----------
-    times_us
-        Measured times in microseconds, shape (points, configurations); NaN where a configuration cannot be served.
-        Every point has at least one time.
-    proposed_by
-        Whether the tuning of a point proposed the configuration, same shape. A configuration that no point proposed
-        (the default) is available to every rule.
-    traits
-        Traits of the points and the configurations.
-    unmeasured
-        Traits of other problems of the family and the same configurations.
-    is_valid
-        Whether a configuration meets the kernel's rules at these other problems, shape (problems, configurations).
-    """
+    """The data that a rule is learned from: measurements at points, and other problems of the family."""
 
     times_us: Matrix
+    """Shape (points, configurations), at least one of each point; NaN where a configuration cannot be served."""
     proposed_by: Mask
+    """Whether the tuning of a point proposed the configuration, same shape. One that no point proposed (the default) is
+    available to every rule."""
     traits: Traits
     unmeasured: Traits
+    """Traits of the points, and of the other problems, with the same configurations."""
     is_valid: Mask
+    """Whether a configuration meets the kernel's rules at these other problems, shape (problems, configurations)."""
 
     @property
     def losses(self) -> Matrix:
@@ -908,9 +871,9 @@ def learn_rule(data: TrainingData, features: Sequence[Feature], max_configs: int
     ``features`` are those over ``max_configs`` configurations, see `autotile.families.features.list_features`.
     """
     everywhere = np.arange(len(data.times_us))
-    folds = [everywhere[start::_FOLDS] for start in range(min(_FOLDS, len(everywhere)))] if len(everywhere) > 1 else []
     held_out = np.full(len(everywhere), np.nan)
-    for fold in folds:
+    for start in range(min(_FOLDS, len(everywhere)) if len(everywhere) > 1 else 0):
+        fold = everywhere[start::_FOLDS]
         rule = _learn_on(data, np.setdiff1d(everywhere, fold), features, max_configs)
         held_out[fold] = _served_losses(data, *rule, fold)
     chosen, tree = _learn_on(data, everywhere, features, max_configs)
@@ -966,15 +929,10 @@ def _learn_on(
     chosen = tuple(columns[selected].tolist())
     usable = [feature for feature in features if max(feature.config, feature.over) < len(chosen)]
     served = np.flatnonzero(np.isfinite(predicted[:, selected]).any(axis=1))
-    measured, unmeasured = data.traits.select(chosen).rows(points), data.unmeasured.select(chosen).rows(served)
-    tree = learn_tree(
-        np.concatenate([_with_substitutes(losses[:, chosen]), _with_substitutes(predicted[served][:, selected])]),
-        _weights(len(points), len(served)),
-        usable,
-        np.concatenate([measured.table(usable), unmeasured.table(usable)]),
-        _LEAVES_PER_CONFIG * max_configs,
-    )
-    return chosen, tree
+    table = [of.select(chosen).rows(at).table(usable) for of, at in ((data.traits, points), (data.unmeasured, served))]
+    known_losses = [_with_substitutes(one) for one in (losses[:, chosen], predicted[served][:, selected])]
+    weights, leaves = _weights(len(points), len(served)), _LEAVES_PER_CONFIG * max_configs
+    return chosen, learn_tree(np.concatenate(known_losses), weights, usable, np.concatenate(table), leaves)
 
 
 def _weights(points: int, unmeasured: int) -> Vector:

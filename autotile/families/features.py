@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, reduce
 from typing import Any, Literal, NamedTuple
@@ -86,21 +87,14 @@ _LARGE_SIZE = 2**14
 
 
 class Feature(NamedTuple):
-    """One feature of a problem.
+    """One feature of a problem, of a size, of a configuration, or of one configuration over another, by their numbers.
 
-    Attributes
-    ----------
-    kind
-        ``size``: a size or flag. ``alignment``: the largest power of two that divides a size, 256 at most. ``outputs``:
-        elements of all written arrays. ``intensity``: operations over bytes, as the kernel's file states them.
-        ``blocks``: blocks in the grid of a configuration; for a persistent kernel, whose grid is limited to the blocks
-        resident on the device, the blocks without that limit. ``waves``: those blocks over the resident blocks.
-        ``work_ratio``: the work of the busiest SM under one configuration over that under another, counted in whole
-        blocks of whole tiles, so that partial tiles at the edges and a partial last round are included.
-    of
-        Name of the size, for ``size`` and ``alignment``.
-    config, over
-        Numbers of the configuration and, for a ``work_ratio``, of the other one.
+    ``size``: a size or flag. ``alignment``: the largest power of two that divides a size, 256 at most. ``outputs``:
+    elements of all written arrays. ``intensity``: operations over bytes, as the kernel's file states them. ``blocks``:
+    blocks in the grid of a configuration; for a persistent kernel, whose grid is limited to the blocks resident on the
+    device, the blocks without that limit. ``waves``: those blocks over the resident blocks. ``work_ratio``: the work of
+    the busiest SM under one configuration over that under another, counted in whole blocks of whole tiles, so that
+    partial tiles at the edges and a partial last round are included.
     """
 
     kind: Literal["size", "alignment", "outputs", "intensity", "blocks", "waves", "work_ratio"]
@@ -158,28 +152,20 @@ def _by_json(
 
 
 class Traits(NamedTuple):
-    """The quantities that features are computed from: problems in rows, configurations in columns.
-
-    Attributes
-    ----------
-    outputs, flops, bytes
-        Elements written, operations and bytes moved of each problem, shape (problems,); zeros where the kernel's file
-        does not state its work.
-    blocks
-        Blocks as in `Feature`, at least 1, shape (problems, configurations).
-    slots
-        Blocks resident on the device at once, shape (configurations,).
-    tile
-        Outputs of a full block, shape (configurations,).
-    """
+    """The quantities that features are computed from: problems in rows, configurations in columns."""
 
     sizes: Mapping[str, Column]
     outputs: Column
     flops: Column
     bytes: Column
+    """Elements written, operations and bytes moved, shape (problems,); zeros where the kernel's file does not state its
+    work."""
     blocks: Column
+    """Blocks as in `Feature`, at least 1, shape (problems, configurations)."""
     slots: Column
+    """Blocks resident on the device at once, shape (configurations,)."""
     tile: Column
+    """Outputs of a full block, shape (configurations,)."""
     sm_count: int
 
     @classmethod
@@ -258,29 +244,20 @@ UNTILED = 2.0**40
 """Tile of a size that the grid does not depend on; no size exceeds it."""
 _TESTED = ((1, 2, 3, 5), (64, 65, 127, 1000), (4096, 33, 2049, 7), (777, 5555, 16384, 2))
 """Sizes of the problems at which a tiling is tested, repeated for further sizes."""
+TILING_COLUMNS = 5
 _UNCOMPILED = Resources(64, 0, 0, 0, 0)
 """Assumed where the compiler's report is not known."""
 
 
 class Tilings:
-    """Tilings of several configurations of a kernel, for given flags; columns have shape (configurations,).
+    """Tilings of several configurations of a kernel, for given flags.
 
-    They are found from the grids at a few problems; ``resources`` are the compiler's reports, where known.
-
-    Attributes
-    ----------
-    names
-        Names of the kernel's sizes that are no flags.
-    tiles
-        Extent of a tile along each size, shape (configurations, sizes); `UNTILED` where the grid does not depend on it.
-    units
-        Blocks of one tile, such as the parts of split-K.
-    resident
-        Blocks that one SM holds, at least 1.
-    threads, smem_bytes, registers
-        Threads and bytes of shared memory of a block, and registers of a thread.
-    irregular
-        Numbers of the configurations whose grid has another form; `blocks_at` evaluates it.
+    They are found from the grids at a few problems; ``resources`` are the compiler's reports, where known. ``names``
+    are those of the kernel's sizes that are no flags, and ``tiles``, of shape (configurations, sizes), the extent of a
+    tile along each; `UNTILED` where the grid does not depend on it. ``columns``, of shape (configurations, 5), are the
+    blocks of one tile, such as the parts of split-K, those that one SM holds, at least 1, the threads and bytes of
+    shared memory of a block, and the registers of a thread. `blocks_at` evaluates the grids of another form, those of
+    the configurations whose numbers are ``irregular``.
     """
 
     def __init__(
@@ -310,18 +287,15 @@ class Tilings:
             counts = [[-(-size // tile) for size, tile in zip(row, tiles, strict=True)] for row in tested]
             if any(float(np.prod(row)) * units != each for row, each in zip(counts, blocks[count + 1 :], strict=True)):
                 self.irregular.append(number)
-            used = compiled or _UNCOMPILED
-            try:
+            used, resident, threads, smem_bytes = compiled or _UNCOMPILED, 1, 128, 0
+            with suppress(AutotileError):  # it may be launched at other sizes
                 geometry = LaunchPlan.of(spec, config, {**spec.sizes, **flags}, device).main.geometry
-            except AutotileError:  # it may be launched at other sizes
-                rows.append([*tiles, units, 1, 128, 0, used.registers])
-                continue
-            resident = max(compiled_occupancy(geometry, used, device).blocks_per_sm, 1)
-            smem_bytes = geometry.dynamic_smem_bytes + used.static_smem_bytes
-            rows.append([*tiles, units, resident, geometry.threads, smem_bytes, used.registers])
-        table: Column = np.array(rows, float).reshape(len(rows), count + 5)
+                resident = max(compiled_occupancy(geometry, used, device).blocks_per_sm, 1)
+                threads, smem_bytes = geometry.threads, geometry.dynamic_smem_bytes + used.static_smem_bytes
+            rows.append([*tiles, units, resident, threads, smem_bytes, used.registers])
+        table: Column = np.array(rows, float).reshape(len(rows), count + TILING_COLUMNS)
         self.tiles: Column = table[:, :count]
-        self.units, self.resident, self.threads, self.smem_bytes, self.registers = table[:, count:].T
+        self.columns: Column = table[:, count:]
 
 
 def blocks_at(spec: KernelSpec, device: DeviceProperties, config: Config, sizes: Mapping[str, int]) -> float:

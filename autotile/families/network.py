@@ -60,24 +60,16 @@ class Inputs(NamedTuple):
         return Inputs(self.problem[chosen], self.item[chosen], self.pair[chosen], self.number[chosen])
 
 
+_PARTS = ("problem", "item", "pair")
 _SHAPES: Mapping[str, tuple[str, ...]] = {
-    "problem_scale": ("problem",),
-    "problem_center": ("problem",),
-    "item_scale": ("item",),
-    "item_center": ("item",),
-    "pair_scale": ("pair",),
-    "pair_center": ("pair",),
-    "problem_in": ("members", "problem", "first"),
-    "item_in": ("members", "item", "first"),
-    "pair_in": ("members", "pair", "first"),
+    **{f"{part}_{of}": (part,) for part in _PARTS for of in ("scale", "center")},
+    **{f"{part}_in": ("members", part, "first") for part in _PARTS},
     "offset": ("members", "items", "first"),
     "first_bias": ("members", "first"),
     "middle": ("members", "first", "second"),
     "second_bias": ("members", "second"),
     "out": ("members", "second"),
-    "problem_out": ("members", "problem"),
-    "item_out": ("members", "item"),
-    "pair_out": ("members", "pair"),
+    **{f"{part}_out": ("members", part) for part in _PARTS},
     "bias": ("members", "items"),
 }
 """Dimensions of each array."""
@@ -107,7 +99,7 @@ class Ensemble:
         """
         scales: dict[str, Matrix] = {}
         scaled: dict[str, Matrix] = {}
-        for name in ("problem", "item", "pair"):
+        for name in _PARTS:
             column = getattr(inputs, name)
             center, deviation = column.mean(axis=0), column.std(axis=0)
             scale = np.where(deviation > 1e-6, 1.0 / np.maximum(deviation, 1e-6), 0.0)  # constants are left out
@@ -242,7 +234,7 @@ def _train(
     """Return the arrays of one network, fitted by Adam with decay of all weights but the biases."""
     random = np.random.default_rng(seed)
     first, second = hidden
-    widths = {name: getattr(rows, name).shape[1] for name in ("problem", "item", "pair")}
+    widths = {name: getattr(rows, name).shape[1] for name in _PARTS}
 
     def normal(shape: tuple[int, ...], deviation: float) -> Matrix:
         return (random.standard_normal(shape) * deviation).astype(np.float32)
@@ -296,18 +288,15 @@ def _gradients(w: Mapping[str, Matrix], rows: Inputs, targets: Matrix, weights: 
     to_first = (to_second @ w["middle"].T) * (hidden > 0)
     of_item = np.zeros((len(w["bias"]), count), np.float32)
     of_item[rows.number, np.arange(count)] = 1.0
+    parts = {name: getattr(rows, name).T for name in _PARTS}
     return {
-        "problem_in": rows.problem.T @ to_first,
-        "item_in": rows.item.T @ to_first,
-        "pair_in": rows.pair.T @ to_first,
+        **{f"{name}_in": part @ to_first for name, part in parts.items()},
         "offset": of_item @ to_first,
         "first_bias": to_first.sum(axis=0),
         "middle": hidden.T @ to_second,
         "second_bias": to_second.sum(axis=0),
         "out": second.T @ error,
-        "problem_out": rows.problem.T @ error,
-        "item_out": rows.item.T @ error,
-        "pair_out": rows.pair.T @ error,
+        **{f"{name}_out": part @ error for name, part in parts.items()},
         "bias": of_item @ error,
     }
 
@@ -328,17 +317,20 @@ _SAMPLED = 32
 """One distance in this many is ordered first: the nearest of them bound those of all."""
 
 
-class Neighbours:
-    """Errors of a prediction at measured problems.
+_STORED: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "points": ("<f2", ("count", "width")),
+    "errors": ("<f2", ("count",)),
+    "items": ("<i2", ("count",)),
+    "weights": ("<f4", ("width",)),
+}
+"""Type and dimensions of each array in a file."""
 
-    Attributes
-    ----------
-    points
-        Inputs of each problem, scaled, of half precision, shape (problems, inputs).
-    errors, items
-        Measured minus predicted logarithm, in doublings, and the number of the item that it is of, shape (problems,).
-    weights
-        Scale of each input, shape (inputs,).
+
+class Neighbours:
+    """Errors of a prediction at measured problems: measured minus predicted logarithm, in doublings, shape (problems,).
+
+    ``items`` are the numbers of the items that they are of, ``points`` the inputs of each problem, scaled by
+    ``weights``, shape (problems, inputs).
     """
 
     def __init__(self, points: NDArray[Any], errors: NDArray[Any], items: NDArray[Any], weights: NDArray[Any]) -> None:
@@ -382,25 +374,18 @@ class Neighbours:
     def to_json(self) -> dict[str, Any]:
         """Return the arrays as base64 of little-endian numbers, with their dimensions."""
         count, width = self.points.shape
-        return {
-            "count": count,
-            "width": width,
-            "points": _encoded(self.points, "<f2"),
-            "errors": _encoded(self.errors, "<f2"),
-            "items": _encoded(self.items, "<i2"),
-            "weights": _encoded(self.weights, "<f4"),
-        }
+        arrays = {name: _encoded(getattr(self, name), kind) for name, (kind, _) in _STORED.items()}
+        return {"count": count, "width": width, **arrays}
 
     @classmethod
     def from_json(cls, data: Any) -> Neighbours:
         """Invert `to_json`; a `DataError` if the value is damaged."""
         document = convert(data, _NeighboursDocument)
-        count, width = document.count, document.width
-        points = _decoded(document.points, "<f2", (count, width), "points")
-        errors = _decoded(document.errors, "<f2", (count,), "errors")
-        items = _decoded(document.items, "<i2", (count,), "items")
-        weights = _decoded(document.weights, "<f4", (width,), "weights")
-        return cls(points, errors, items, weights)
+        arrays = {
+            name: _decoded(getattr(document, name), kind, [getattr(document, one) for one in dimensions], name)
+            for name, (kind, dimensions) in _STORED.items()
+        }
+        return cls(**arrays)
 
 
 class _SortedPoints:

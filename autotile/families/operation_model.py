@@ -13,6 +13,7 @@ where the model is wrong.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Format, Name, convert, to_document
 from autotile.core.model import Config, Resources, Value, config_key
 from autotile.errors import DataError, InputError
-from autotile.families.features import UNTILED, Column, Tilings, array_extents, blocks_at
+from autotile.families.features import TILING_COLUMNS, UNTILED, Column, Tilings, array_extents, blocks_at
 from autotile.families.network import Ensemble, Inputs, Neighbours, Prepared
 from autotile.kernel.launch import fixed_names
 from autotile.kernel.spec import KernelSpec
@@ -49,6 +50,8 @@ Vector = NDArray[np.float32]
 Times = NDArray[np.float64]
 KernelSizes = Mapping[str, Mapping[str, int]]
 """Sizes and flags of a problem by the names of each kernel that computes it."""
+CandidateKey = tuple[str, str]
+"""Name of a kernel or library, and `config_key` of its configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class ModelCandidate:
         return not self.config
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> CandidateKey:
         """Kernel and configuration, to compare by."""
         return self.kernel, config_key(self.config)
 
@@ -98,14 +101,9 @@ class Vocabulary:
 class ModelInputs:
     """Inputs of the networks, with all that does not depend on the sizes, for problems of given flags and kernels.
 
-    ``sizes`` and ``kernels`` are those of any problem of these flags and kernels.
-
-    Attributes
-    ----------
-    numbers
-        Numbers of the configurations of these kernels among all candidates, shape (configurations,).
-    item_inputs
-        Inputs of each of these configurations, shape (configurations, inputs).
+    ``sizes`` and ``kernels`` are those of any problem of these flags and kernels. ``numbers`` are those of the kernels'
+    configurations among all candidates, shape (configurations,), and ``item_inputs`` has shape (configurations,
+    inputs).
     """
 
     def __init__(
@@ -121,6 +119,7 @@ class ModelInputs:
         numbers: list[int] = []
         source: list[int] = []
         found: list[Tilings] = []
+        tiles = np.full((len(candidates), len(vocabulary.sizes)), UNTILED)
         self._irregular: list[tuple[int, KernelSpec, Config]] = []
         """Configurations whose grid is no tiling, by position."""
         for place, name in enumerate(kernels):
@@ -129,17 +128,13 @@ class ModelInputs:
             flags = {flag: kernels[name][flag] for flag in specs[name].flags}
             tilings = Tilings(specs[name], device, configs, [candidates[n].resources for n in own], flags)
             self._irregular += [(len(numbers) + n, specs[name], configs[n]) for n in tilings.irregular]
+            width = min(tiles.shape[1], tilings.tiles.shape[1])
+            tiles[len(numbers) : len(numbers) + len(own), :width] = tilings.tiles[:, :width]
             found.append(tilings)
             numbers += own
             source += [place] * len(own)
-        tiles = np.full((len(numbers), len(vocabulary.sizes)), UNTILED)
-        start = 0
-        for tilings in found:
-            width = min(tiles.shape[1], tilings.tiles.shape[1])
-            tiles[start : start + len(tilings.tiles), :width] = tilings.tiles[:, :width]
-            start += len(tilings.tiles)
-        names = ("units", "resident", "threads", "smem_bytes", "registers")
-        columns = {name: np.concatenate([np.zeros(0), *(getattr(one, name) for one in found)]) for name in names}
+        tiles = tiles[: len(numbers)]
+        columns = np.concatenate([np.zeros((0, TILING_COLUMNS)), *(one.columns for one in found)])
         first = next(iter(kernels), None)
         extents = array_extents(specs[first], kernels[first]) if first is not None else {}
         log2_tiles = np.log2(tiles)
@@ -161,8 +156,8 @@ class ModelInputs:
         """Matrix of 1 for each size of its kernel that a configuration tiles: (configurations, kernels x sizes)."""
         self._log2_tile: Vector = (is_tiled * log2_tiles).sum(axis=1).astype(np.float32)
         """Logarithm of the outputs of a tile."""
-        self._units: Vector = columns["units"].astype(np.float32)
-        resident = np.stack([np.ones(len(numbers)), columns["resident"]])
+        self._units: Vector = columns[:, 0].astype(np.float32)
+        resident = np.stack([np.ones(len(numbers)), columns[:, 1]])
         self._slots: Vector = device.sm_count * resident.astype(np.float32)
         """Number of SMs, and of the blocks that they hold at once, shape (2, configurations)."""
         self._extents = tuple(extents.get(name, ()) for name in vocabulary.arrays)
@@ -218,29 +213,21 @@ def _alignment(size: int) -> int:
 
 
 def _item_inputs(
-    vocabulary: Vocabulary, candidates: Sequence[ModelCandidate], log2_tiles: Column, columns: Mapping[str, Column]
+    vocabulary: Vocabulary, candidates: Sequence[ModelCandidate], log2_tiles: Column, columns: Column
 ) -> Vector:
     """Return the inputs of configurations: their kernel, parameters, tiles and resources."""
     kernel = [[float(one.kernel == name) for name in vocabulary.members] for one in candidates]
+    given = [[one.config.get(name) for name in vocabulary.parameters] for one in candidates]
     values = [  # 0 for text, which the offset of a candidate stands for
-        [
-            math.log2(abs(value) + 1.0) if isinstance(value := one.config.get(name), int | float) else 0.0
-            for name in vocabulary.parameters
-        ]
-        for one in candidates
+        [math.log2(abs(value) + 1.0) if isinstance(value, int | float) else 0.0 for value in row] for row in given
     ]
-    resources = [
-        np.log2(columns["units"]),
-        np.log2(columns["resident"]),
-        np.log2(columns["threads"]),
-        np.log2(columns["smem_bytes"] + 1024.0),
-        columns["registers"] / 128.0,
-    ]
+    units, resident, threads, smem_bytes, registers = columns.T
+    logs = (np.log2(one) for one in (units, resident, threads, smem_bytes + 1024.0))
     parts = (
         np.array(kernel).reshape(len(candidates), len(vocabulary.members)),
         np.array(values).reshape(len(candidates), len(vocabulary.parameters)),
         np.minimum(log2_tiles, _MAX_LOG2_TILE),
-        np.stack(resources, axis=1),
+        np.stack([*logs, registers / 128.0], axis=1),
     )
     return np.concatenate(parts, axis=1).astype(np.float32)
 
@@ -248,14 +235,8 @@ def _item_inputs(
 class KernelRules:
     """The rules and limits of a kernel for given flags, parted so that candidates are checked quickly.
 
-    ``sizes`` are those of any problem of these flags.
-
-    Attributes
-    ----------
-    fixed
-        ``device.*`` by name.
-    of_problem
-        Rules about sizes and flags alone, which hold for all configurations or for none.
+    ``sizes`` are those of any problem of these flags; ``fixed`` holds ``device.*`` by name, and ``of_problem`` the
+    rules about sizes and flags alone, which hold for all configurations or for none.
     """
 
     def __init__(self, spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> None:
@@ -319,11 +300,11 @@ _MAX_DOUBT = 100.0
 
 
 class MeasuredProblem(NamedTuple):
-    """Sizes and flags of an operation, and the time in microseconds of each measured candidate, by its number."""
+    """Sizes and flags of an operation, and the time in microseconds of each measured candidate, by its key."""
 
     sizes: Mapping[str, int]
     kernels: KernelSizes
-    times_us: Mapping[int, float]
+    times_us: Mapping[CandidateKey, float]
 
 
 class Expected(NamedTuple):
@@ -344,43 +325,28 @@ and for each doubling by which they differ. The two are added in squares."""
 
 @dataclass(frozen=True)
 class OperationModel:
-    """The model of an operation, for one element type and GPU.
-
-    Attributes
-    ----------
-    operation, dtype, gpu_name
-        What it was learned for.
-    vocabulary
-        Names of the inputs.
-    ranges
-        Smallest and largest measured value of each size and flag.
-    candidates
-        All candidates: configurations of kernels first, then libraries.
-    kernels, libraries
-        Networks of the two; None where there is none.
-    doubts
-        Doubt by the name of the kernel or library.
-    confidence
-        Standard deviations of doubt by which a kernel must be expected to be faster than a library to be preferred.
-    library_errors
-        Errors of the networks of libraries at measured problems; None where there are none.
-    verified
-        Whether each configuration was verified at the ragged sizes, too, before it was timed; those that earlier
-        versions learned were not.
-    """
+    """The model of an operation, for one element type and GPU."""
 
     operation: str
     dtype: str
     gpu_name: str
     vocabulary: Vocabulary
     ranges: Mapping[str, tuple[int, int]]
+    """Smallest and largest measured value of each size and flag."""
     candidates: tuple[ModelCandidate, ...]
+    """Configurations of kernels, then libraries."""
     kernels: Ensemble | None = None
     libraries: Ensemble | None = None
+    """Networks of the two; None where there is none."""
     doubts: Mapping[str, Doubt] = field(default_factory=dict)
+    """Doubt by the name of the kernel or library."""
     confidence: float = 0.0
+    """Standard deviations of doubt by which a kernel must be expected to be faster than a library to be preferred."""
     library_errors: Neighbours | None = None
+    """Errors of the networks of libraries at measured problems; None where there are none."""
     verified: bool = True
+    """Whether each configuration was verified at the ragged sizes, too, before it was timed; those that earlier
+    versions learned were not."""
     _ready: dict[tuple[object, ...], _Ready] = field(default_factory=dict, compare=False, repr=False)
 
     def choose(
@@ -400,38 +366,24 @@ class OperationModel:
         A kernel is first only if it is expected to be faster than every library with confidence. Sets of flags and
         kernels that are new take some milliseconds, others some tens of microseconds.
 
-        Parameters
-        ----------
-        sizes
-            Sizes and flags of the operation; other names are ignored.
-        kernels
-            Sizes and flags by the names of each kernel that may be used; those that the model does not know are
-            ignored.
-        specs
-            Each of these kernels.
-        device
-            The device, whose limits a configuration must meet.
-        libraries
-            Libraries that may be used.
-        count
-            Number of candidates to return; fewer where fewer are valid.
-        dtype
-            Element type of the problem, if it is another than the model's.
-        accepts
-            Whether a configuration may be used; None for all.
+        ``sizes`` are the sizes and flags of the operation, ``kernels`` those of each kernel that may be used, and
+        ``specs`` these kernels, by name; other names, and kernels that the model does not know, are ignored. A
+        configuration must meet the limits of the device, be valid for ``dtype``, the element type of the problem if it
+        is another than the model's, and be one that ``accepts``. Fewer than ``count`` are returned where fewer are.
         """
         ranking = self.rank(sizes, kernels, specs, device, libraries=libraries)
+        ready = ranking.ready
         if count == 1 and (library := ranking.unrivalled_library(self.confidence)) is not None:
             return [library]
         names: dict[str, dict[str, Value] | None] = {}
         own: list[Expected] = []
         others: list[Expected] = []
         for number in ranking.order:
-            one = ranking.candidates[number]
+            one = ready.candidates[number]
             if one.is_library:
                 others.append(ranking.expected(number))
             elif len(own) < count and (accepts is None or accepts(one)):
-                rules, of_kernel = ranking.rules[one.kernel], kernels[one.kernel]
+                rules, of_kernel = ready.rules[one.kernel], kernels[one.kernel]
                 if one.kernel not in names:  # None if no configuration is valid
                     of_problem = {**rules.fixed, **of_kernel}
                     is_possible = all(rule.value(of_problem) for rule in rules.of_problem)
@@ -439,7 +391,7 @@ class OperationModel:
                 known = names[one.kernel]
                 if known is not None and rules.are_met(number, one.config, of_kernel, known, dtype or self.dtype):
                     own.append(ranking.expected(number))
-            if len(own) == count and len(others) == ranking.libraries:
+            if len(own) == count and len(others) == len(ready.libraries):
                 break
         ranked = sorted([*own, *others], key=lambda one: one.time_us)
         if own and others:
@@ -465,8 +417,9 @@ class OperationModel:
         if ready is None:
             if len(self._ready) >= _MAX_INPUTS:
                 self._ready.clear()
-            ready = _Ready(self, specs, device, libraries, sizes=sizes, kernels=kernels)
-            self._ready[key] = ready
+            inputs = ModelInputs(self.vocabulary, self.candidates, specs, device, sizes=sizes, kernels=kernels)
+            rules = {name: KernelRules(specs[name], own, device) for name, own in kernels.items()}
+            ready = self._ready[key] = _Ready(self, inputs, libraries, rules)
         place = tuple([sizes[name] for name in self.vocabulary.sizes])
         if ready.last is not None and ready.last[0] == place:
             return ready.last[1]
@@ -490,9 +443,7 @@ class OperationModel:
         if parts:
             log2_us, spread = parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
         order: list[int] = np.argsort(log2_us + SPREAD_COST * spread).tolist()
-        added_doubt = _OUTSIDE_DOUBT * doublings
-        of = ready.candidates, len(ready.libraries), log2_us, spread, self.doubts, added_doubt, order
-        ranking = Ranking(*of, ready.rules)
+        ranking = Ranking(ready, log2_us, spread, order, _OUTSIDE_DOUBT * doublings)
         ready.last = place, ranking
         return ranking
 
@@ -560,46 +511,34 @@ class _ModelDocument(msgspec.Struct):
 class Ranking(NamedTuple):
     """Candidates for a problem with their expected times.
 
-    Attributes
-    ----------
-    libraries
-        Number of libraries among the candidates.
-    log2_us, spread
-        Logarithm of each one's expected time, and the spread between networks, shape (candidates,).
-    doubts, added_doubt
-        Doubt by kernel and library, and that of the sizes.
-    order
-        Positions of the candidates, the one that is expected to be fastest first.
-    rules
-        Rules and limits of each kernel among them.
+    ``log2_us`` are the logarithms of these, and ``spread`` that between networks, shape (candidates,). ``order`` holds
+    the positions of the candidates, the one that is expected to be fastest first.
     """
 
-    candidates: tuple[ModelCandidate, ...]
-    libraries: int
+    ready: _Ready
     log2_us: Vector
     spread: Vector
-    doubts: Mapping[str, Doubt]
-    added_doubt: float
     order: list[int]
-    rules: Mapping[str, KernelRules]
+    added_doubt: float
+    """Doubt because of sizes outside of the measured range."""
 
     def expected(self, number: int) -> Expected:
         """Return the candidate at a position with its time."""
-        candidate = self.candidates[number]
-        constant, per_spread = self.doubts[candidate.kernel]
+        constant, per_spread = self.ready.doubts[number]
         doubt = math.hypot(constant, per_spread * float(self.spread[number])) + self.added_doubt
-        return Expected(candidate, 2.0 ** float(self.log2_us[number]), doubt)
+        return Expected(self.ready.candidates[number], 2.0 ** float(self.log2_us[number]), doubt)
 
     def unrivalled_library(self, confidence: float) -> Expected | None:
         """Return the fastest library if no configuration, valid or not, is expected to be faster with confidence."""
-        first = next((number for number in self.order if self.candidates[number].is_library), None)
+        candidates = self.ready.candidates
+        first = next((number for number in self.order if candidates[number].is_library), None)
         if first is None:
             return None
         library = self.expected(first)
         for number in self.order:
-            one = self.expected(number)
-            if one.candidate.is_library:
+            if candidates[number].is_library:
                 continue
+            one = self.expected(number)
             lead = math.log(library.time_us / one.time_us)
             if lead > confidence * math.hypot(one.doubt, library.doubt):
                 return None
@@ -609,26 +548,22 @@ class Ranking(NamedTuple):
 
 
 class _Ready:
-    """The networks, ready for problems of given flags and kernels."""
+    """A model for problems of given flags and kernels, with its networks and the rules of its kernels prepared.
+
+    ``libraries`` are the numbers, among all libraries, of those that may be used, and ``doubts`` those of each
+    candidate.
+    """
 
     def __init__(
-        self,
-        model: OperationModel,
-        specs: Mapping[str, KernelSpec],
-        device: DeviceProperties,
-        libraries: Collection[str],
-        *,
-        sizes: Mapping[str, int],
-        kernels: KernelSizes,
+        self, model: OperationModel, inputs: ModelInputs, libraries: Collection[str], rules: Mapping[str, KernelRules]
     ) -> None:
-        self.inputs = inputs = ModelInputs(
-            model.vocabulary, model.candidates, specs, device, sizes=sizes, kernels=kernels
-        )
-        count = sum(not one.is_library for one in model.candidates)
-        listed = [n for n, one in enumerate(model.candidates) if one.is_library and one.kernel in libraries]
+        known = model.candidates
+        self.inputs, self.rules = inputs, rules
+        count = sum(not one.is_library for one in known)
+        listed = [n for n, one in enumerate(known) if one.is_library and one.kernel in libraries]
         self.libraries = [n - count for n in listed]
-        """Number of each library among all libraries."""
-        self.candidates = tuple(model.candidates[n] for n in (*inputs.numbers.tolist(), *listed))
+        self.candidates = tuple(known[n] for n in (*inputs.numbers.tolist(), *listed))
+        self.doubts = [model.doubts[one.kernel] for one in self.candidates]
         self.no_pairs: Vector = np.zeros((0, len(listed)), np.float32)
         """Inputs of the pairs with libraries, which have none."""
         self.own: Prepared | None = None
@@ -638,7 +573,6 @@ class _Ready:
             self.own = Prepared(model.kernels.arrays, inputs.numbers, inputs.item_inputs)
         if model.libraries is not None and listed:
             self.others = Prepared(model.libraries.arrays, np.array(self.libraries), self.no_pairs.T)
-        self.rules = {name: KernelRules(specs[name], kernels[name], device) for name in kernels}
         self.last: tuple[tuple[int, ...], Ranking] | None = None
         """The sizes that were ranked last, and their candidates: what stands in for a choice is sought for the same."""
 
@@ -690,38 +624,19 @@ def fit_model(
 ) -> tuple[OperationModel, HeldOut]:
     """Learn a model, and hold out problems in turn to calibrate its doubt; return both.
 
-    The candidates of the model are some of those that were held out.
-
-    Parameters
-    ----------
-    operation, dtype, device
-        What was measured, and where.
-    specs
-        All kernels of the candidates, by name.
-    candidates, problems
-        Configurations and libraries that were measured, and the times; problems with times of libraries alone are
-        welcome, as these are harder to predict.
-    flags
-        Names among the sizes of the problems that select what is computed.
-    max_candidates
-        Maximum number of configurations that the model chooses among.
-    epochs
-        Passes over the measurements.
-
-    Raises
-    ------
-    InputError
-        There are fewer than 20 problems.
+    The candidates of the model are all libraries, and some of the configurations that were measured. Problems with
+    times of libraries alone are welcome, as these are harder to predict. ``flags`` are names among the sizes of the
+    problems, and ``epochs`` the passes over the measurements. An `InputError` says that there are fewer than 20
+    problems.
     """
     if len(problems) < _MIN_PROBLEMS:
         raise InputError(f"{len(problems)} problems were measured; a model needs at least {_MIN_PROBLEMS}")
-    ordered = sorted(range(len(candidates)), key=lambda n: candidates[n].is_library)
-    rank = {n: place for place, n in enumerate(ordered)}
-    own = tuple(candidates[n] for n in ordered)
+    own = tuple(sorted(candidates, key=lambda one: one.is_library))
+    numbers = {one.key: number for number, one in enumerate(own)}
     times_us = np.full((len(problems), len(own)), np.nan)
     for row, problem in enumerate(problems):
-        for n, time_us in problem.times_us.items():
-            times_us[row, rank[n]] = time_us
+        for key, time_us in problem.times_us.items():
+            times_us[row, numbers[key]] = time_us
 
     names = list(problems[0].sizes)
     columns = {name: [problem.sizes[name] for problem in problems] for name in names}
@@ -743,7 +658,8 @@ def fit_model(
         safe = (c for c, found in ratios.items() if len(found) and np.percentile(found, _PERCENTILE) >= _SAFE_RATIO)
         confidence = next(safe, confidence)
     kept = _select(own, times_us, max_candidates)
-    networks, libraries, library_errors = _fit_networks(rows, np.ones(len(problems), np.bool_), epochs)
+    every = np.ones(len(problems), np.bool_)
+    (networks, _), (libraries, errors) = (_fit_networks(of, every, epochs) for of in rows)
     model = OperationModel(
         operation,
         dtype,
@@ -755,7 +671,7 @@ def fit_model(
         libraries,
         doubts,
         confidence,
-        library_errors,
+        errors,
     )
     return model, held_out
 
@@ -768,9 +684,12 @@ class _Rows(NamedTuple):
     weights: Times
     problems: NDArray[np.int64]
     """Number of each row's problem."""
-    items: int
     sizes: int
     """Number of sizes, which are the first inputs of a problem."""
+    items: int
+    first: int
+    """Column of the first item among all candidates."""
+    is_library: bool
 
 
 def _rows_of(
@@ -792,75 +711,57 @@ def _rows_of(
         if key not in known:
             known[key] = ModelInputs(vocabulary, candidates, specs, device, sizes=sizes, kernels=kernels)
         inputs = known[key]
-        problem = inputs.of_problem(sizes, kernels)
-        measured = np.isfinite(times_us[row])
-        chosen = measured[inputs.numbers]
-        numbers = inputs.numbers[chosen]
-        if chosen.any():
-            pair = inputs.of_pairs(kernels).T[chosen]
-            whole = np.repeat(problem[None], len(numbers), axis=0)
-            parts[0].append(Inputs(whole, inputs.item_inputs[chosen], pair, numbers))
-            owners[0].extend([row] * len(numbers))
-        others = np.flatnonzero(measured[count:])
-        if len(others):
-            nothing = np.zeros((len(others), 0), np.float32)
-            parts[1].append(Inputs(np.repeat(problem[None], len(others), axis=0), nothing, nothing, others))
-            owners[1].extend([row] * len(others))
+        problem, measured = inputs.of_problem(sizes, kernels), np.isfinite(times_us[row])
+        chosen, others = measured[inputs.numbers], np.flatnonzero(measured[count:])
+        own = inputs.item_inputs[chosen], inputs.of_pairs(kernels).T[chosen], inputs.numbers[chosen]
+        nothing = np.zeros((len(others), 0), np.float32)
+        for place, (item, pair, numbers) in enumerate((own, (nothing, nothing, others))):
+            parts[place].append(Inputs(np.repeat(problem[None], len(numbers), axis=0), item, pair, numbers))
+            owners[place].extend([row] * len(numbers))
     best = np.nanmin(np.where(np.isfinite(times_us[:, :count]), times_us[:, :count], np.inf), axis=1)
-    nothing = np.zeros((0, len(vocabulary.sizes)), np.float32)
+    firsts = (0, count, len(candidates))
     found = []
-    for place, (part, own) in enumerate(zip(parts, owners, strict=True)):
-        joined = Inputs(nothing, nothing, nothing, np.zeros(0, np.int64))
-        if part:
-            joined = Inputs(*(np.concatenate(column) for column in zip(*part, strict=True)))
-        rows = np.array(own, np.int64)
-        time_us = times_us[rows, joined.number + place * count]
+    for place, (part, of) in enumerate(zip(parts, owners, strict=True)):
+        joined = Inputs(*(np.concatenate(column) for column in zip(*part, strict=True)))
+        rows = np.array(of, np.int64)
+        time_us = times_us[rows, joined.number + firsts[place]]
         weights = np.ones(len(rows)) if place else 1.0 / (1.0 + 2.0 * (time_us / best[rows] - 1.0))
-        items = len(candidates) - count if place else count
-        found.append(_Rows(joined, np.log2(time_us), weights, rows, items, len(vocabulary.sizes)))
+        items = len(vocabulary.sizes), firsts[place + 1] - firsts[place], firsts[place], place == 1
+        found.append(_Rows(joined, np.log2(time_us), weights, rows, *items))
     return found[0], found[1]
 
 
-def _fit_networks(
-    rows: tuple[_Rows, _Rows], used: NDArray[np.bool_], epochs: int
-) -> tuple[Ensemble | None, Ensemble | None, Neighbours | None]:
-    """Fit the networks of configurations and of libraries to some of the problems, and the errors of the latter."""
-    fitted: list[Ensemble | None] = []
-    errors: Neighbours | None = None
-    for place, of in enumerate(rows):
-        chosen = np.flatnonzero(used[of.problems])
-        if not len(chosen):
-            fitted.append(None)
-            continue
-        repeats = min(max(round(_FEW_ROWS / len(chosen)), 1), _MAX_REPEATS)
-        passes = max(min(epochs * repeats, _MAX_ROW_PASSES[place] // len(chosen)), 1)
-        inputs, targets = of.inputs.rows(chosen), of.targets[chosen]
-        ensemble = Ensemble.fit(inputs, targets, of.weights[chosen], of.items, epochs=passes)
-        fitted.append(ensemble)
-        if place == 1:
-            errors = Neighbours.fit(inputs.problem, targets - ensemble.predict(inputs)[0], inputs.number, of.sizes)
-    return fitted[0], fitted[1], errors
+def _fit_networks(of: _Rows, used: NDArray[np.bool_], epochs: int) -> tuple[Ensemble | None, Neighbours | None]:
+    """Fit networks to the rows of some of the problems, and keep their errors if the items are libraries."""
+    chosen = np.flatnonzero(used[of.problems])
+    if not len(chosen):
+        return None, None
+    repeats = min(max(round(_FEW_ROWS / len(chosen)), 1), _MAX_REPEATS)
+    passes = max(min(epochs * repeats, _MAX_ROW_PASSES[of.is_library] // len(chosen)), 1)
+    inputs, targets = of.inputs.rows(chosen), of.targets[chosen]
+    ensemble = Ensemble.fit(inputs, targets, of.weights[chosen], of.items, epochs=passes)
+    if not of.is_library:
+        return ensemble, None
+    return ensemble, Neighbours.fit(inputs.problem, targets - ensemble.predict(inputs)[0], inputs.number, of.sizes)
 
 
 def _cross_validate(rows: tuple[_Rows, _Rows], times_us: Times, epochs: int) -> tuple[Times, Times]:
     """Predict each fold of the problems by networks that are fitted to the others; return logarithms and spread."""
     fold = np.random.default_rng(0).permutation(len(times_us)) % _FOLDS
     log2_us, spread = np.full_like(times_us, np.nan), np.full_like(times_us, np.nan)
-    for number in range(_FOLDS):
-        *ensembles, errors = _fit_networks(rows, fold != number, epochs)
-        for place, (of, ensemble) in enumerate(zip(rows, (ensembles[0], ensembles[1]), strict=True)):
-            left_out = np.flatnonzero(fold[of.problems] == number)
-            if not isinstance(ensemble, Ensemble) or not len(left_out):
-                continue
-            part = of.inputs.rows(left_out)
-            mean, wide = ensemble.predict(part)
-            if place == 1 and errors is not None:
-                pairs = zip(part.problem, part.number.tolist(), strict=True)
-                near = np.array([errors.look_up(*pair) for pair in pairs], np.float32)
-                mean, wide = mean + near[:, 0], near[:, 1]
-            columns = part.number + place * rows[0].items
-            log2_us[of.problems[left_out], columns] = mean
-            spread[of.problems[left_out], columns] = wide
+    for number, of in itertools.product(range(_FOLDS), rows):
+        ensemble, errors = _fit_networks(of, fold != number, epochs)
+        left_out = np.flatnonzero(fold[of.problems] == number)
+        if ensemble is None or not len(left_out):
+            continue
+        part = of.inputs.rows(left_out)
+        mean, wide = ensemble.predict(part)
+        if errors is not None:
+            pairs = zip(part.problem, part.number.tolist(), strict=True)
+            near = np.array([errors.look_up(*pair) for pair in pairs], np.float32)
+            mean, wide = mean + near[:, 0], near[:, 1]
+        at = of.problems[left_out], part.number + of.first
+        log2_us[at], spread[at] = mean, wide
     return log2_us, spread
 
 

@@ -69,22 +69,15 @@ _MAX_LOG = 700.0
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """A tuned problem.
-
-    Attributes
-    ----------
-    sizes, device
-        The problem, and the GPU that it was tuned on; None if that is not known.
-    configs
-        Configurations that may be served from it by `config_key`, the fastest first.
-    times_us
-        Measured times in microseconds by `config_key`, also of other configurations.
-    """
+    """A tuned problem."""
 
     sizes: Mapping[str, int]
     device: DeviceProperties | None
+    """The GPU that it was tuned on; None if that is not known."""
     configs: Mapping[str, Config]
+    """Configurations that may be served from it by `config_key`, the fastest first."""
     times_us: Mapping[str, float]
+    """Measured times by `config_key`, also of other configurations."""
 
 
 class Expectation(msgspec.Struct, frozen=True):
@@ -144,19 +137,9 @@ def prefer(
 ) -> Expectation | None:
     """Return the configuration of near tuned problems that is the fastest if its doubt counts against it.
 
-    It takes the place of the base only if its `Expectation.is_faster`. None is returned if there is nothing to compare:
-    no configuration, or none but the base.
-
-    Parameters
-    ----------
-    spec, sizes, device, dtype
-        The kernel, and the problem and device at which they are compared.
-    base
-        Configuration that is served without them.
-    studies
-        Tuned problems, the nearest first.
-    may_serve
-        Whether a configuration may be served, by the position of its problem and its `config_key`.
+    The base is what is served without them; it is displaced only if the other's `Expectation.is_faster`. None is
+    returned if there is nothing to compare: no configuration, or none but the base. Studies are the nearest first, and
+    ``may_serve`` is asked with the position of one and a `config_key`.
     """
     base_key = config_key(base)
     tried = [config for tuned in studies for key, config in tuned.configs.items() if key != base_key]
@@ -180,9 +163,9 @@ def prefer(
         flags, doublings = size_distance(tuned.sizes, sizes)
         if tuned.device is not None and _identity(tuned.device) != _identity(device):
             doublings = max(doublings, 1.0)  # another GPU counts as one doubling at least
-        of = spec, base_key, tuned, (flags, doublings)
         for row_there, key in enumerate(own, start=2):
-            log_ratio, doubt = _expected(*of, key=key, here=here, row=len(found) + 2, there=there, row_there=row_there)
+            at = {"asked": (here, len(found) + 2), "measured_at": (there, row_there)}
+            log_ratio, doubt = _expected(spec, base_key, tuned, key, distance=(flags, doublings), **at)
             found.append(Expectation(log_ratio, doubt, number, key))
     while found:
         best = found[0]
@@ -199,19 +182,18 @@ def _expected(
     spec: KernelSpec,
     base_key: str,
     tuned: Tuned,
-    distance: tuple[int, float],
-    *,
     key: str,
-    here: _Launched,
-    row: int,
-    there: _Launched,
-    row_there: int,
+    *,
+    distance: tuple[int, float],
+    asked: tuple[_Launched, int],
+    measured_at: tuple[_Launched, int],
 ) -> tuple[float, float]:
     """Return the logarithm of a configuration's expected time over that of the base, and its doubt.
 
-    Its launches are in a row of those here, at the problem that is asked for, and of those there, at the tuned one; in
-    both, row 0 is the base and row 1 the default.
+    Its launches are in a row of those at the problem that is asked for, and of those at the tuned one; in both, row 0
+    is the base and row 1 the default.
     """
+    (here, row), (there, row_there) = asked, measured_at
     is_estimated = here.log_us is not None and there.log_us is not None
     known = (here.log_us, there.log_us) if is_estimated else (here.idle, there.idle)
     is_counted = known[0] is not None and known[1] is not None
@@ -249,24 +231,16 @@ def _identity(device: DeviceProperties) -> tuple[object, ...]:
 
 
 class _Launched(NamedTuple):
-    """Launches of several configurations at a problem, as far as known; columns of shape (configurations,).
-
-    Attributes
-    ----------
-    log_us
-        Logarithms of the estimated times; None without estimates.
-    idle
-        Logarithms of the factors by which a partial last round of blocks prolongs a launch; None if unknown.
-    warps
-        Binary logarithms of the warps in flight on an SM; None if unknown.
-    is_declared
-        Whether the estimate is based on declared work and registers.
-    """
+    """Launches of several configurations at a problem, as far as known; columns of shape (configurations,)."""
 
     log_us: Column | None
+    """Logarithms of the estimated times."""
     idle: Column | None
+    """Logarithms of the factors by which a partial last round of blocks prolongs a launch."""
     warps: Column | None
+    """Binary logarithms of the warps in flight on an SM."""
     is_declared: bool
+    """Whether the estimate is based on declared work and registers."""
 
     @classmethod
     def of(

@@ -483,7 +483,7 @@ def _followed(request: KernelRequest, stored: Iterable[StoredRule], base: Choice
         if base is not None:
             from autotile.families.preference import Tuned
 
-            name, point = config_key(winner.config), rule.nearest_win(number, request.problem.sizes)
+            name, point = config_key(winner.config), rule.nearest_point(number, request.problem.sizes, won=True)
             sizes = point.sizes if point is not None else choice.tuned_sizes or {}
             times_us = point.times_by_config(rule.configs) if point is not None else {}
             tuned = Tuned(sizes, one.device, {name: winner.config}, times_us)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -175,19 +175,9 @@ def tune_family(
     """Tune selected points of a family, measure the best configurations at all of them, learn a rule, and store it.
 
     Each point is a study like any other: its result is served exactly, and the next studies learn from its trials. A
-    run that was killed or interrupted resumes.
-
-    Parameters
-    ----------
-    options
-        Those of the session at each point, but ``budget_s`` is for all points together.
-    observe
-        Called with the state of the session at a point after each trial.
-
-    Raises
-    ------
-    InputError
-        The family cannot be covered, nothing runs at any point, or as for `autotile.tuning.session.tune`.
+    run that was killed or interrupted resumes. The options are those of the session at each point, but ``budget_s`` is
+    for all points together. An `InputError` says that the family cannot be covered or that nothing runs at any point;
+    other errors are those of `autotile.tuning.session.tune`.
     """
     plan = plan or FamilyPlan()
     with Schedule.open(settings, options, observe) as schedule:
@@ -195,29 +185,28 @@ def tune_family(
             raise InputError(
                 "a family is replayed from the installed recordings, one a problem; leave the file's name out"
             )
-        if (live := schedule.device) is not None:
-            points = select_points(family, plan.points, lambda sizes: is_possible(kernel.spec, sizes, dtype, live))
-            return _Spread(kernel, family, dtype, schedule, plan, live, points).run()
+        if (device := schedule.device) is not None:
+            at = dtype, device
+            points = select_points(family, plan.points, lambda sizes: is_possible(kernel.spec, sizes, *at))
+            return _Spread(kernel, family, dtype, schedule, plan, device, points).run()
         # in replay, the points are selected from the problems of the family that were recorded
         version = kernel.name, dtype, options.l2, kernel.source_hash, space_hash(kernel.spec)
-        recorded = []
+        recorded: list[tuple[DeviceProperties, Problem]] = []
         for entry in list_recordings(settings.recording_folders):
-            if entry.header is not None and entry.header.device is not None:
-                key = entry.header.key
+            if (header := entry.header) is not None and header.device is not None:
+                key = header.key
                 if (key.kernel, key.dtype, key.l2_mode, key.template_hash, key.space_hash) == version:
-                    recorded.append(entry.header)
-        members = [header for header in recorded if header.key.sizes in family]
+                    recorded.append((header.device, header.problem))
+        members = [(device, problem.sizes) for device, problem in recorded if problem.sizes in family]
         if not members:
-            known = "; ".join(str(header.problem) for header in recorded) or "none"
+            known = "; ".join(str(problem) for _, problem in recorded) or "none"
             raise InputError(
                 f"launches are replayed, and no problem of the family {family} is recorded of {kernel.name} as it is "
                 f"now; recorded are: {known}"
             )
-        simulated = next(header.device for header in members if header.device is not None)
-        here = [header.key.sizes for header in members if header.device == simulated]
-        points = select_points_from(family, here, plan.points)
-        device = replace(simulated, source="replayed")
-        return _Spread(kernel, family, dtype, schedule, plan, device, points).run()
+        first = members[0][0]
+        points = select_points_from(family, [sizes for device, sizes in members if device == first], plan.points)
+        return _Spread(kernel, family, dtype, schedule, plan, replace(first, source="replayed"), points).run()
 
 
 @dataclass
@@ -253,7 +242,7 @@ class _Spread:
         matrix: FamilyMatrix | None = None
         if self._at_points(range(self._progress.tuned, len(self.points)), self._tune_point, "tuned"):
             proposed = [_best_of(database, key) for key in keys]
-            every = [*(config for configs in proposed for config in configs), self.kernel.spec.default]
+            every = [*itertools.chain(*proposed), self.kernel.spec.default]
             candidates = list({config_key(config): config for config in every}.values())
             if self._measure(candidates):
                 matrix = FamilyMatrix(database, keys, proposed, candidates)
@@ -298,7 +287,8 @@ class _Spread:
         """Measure all candidates at every point; return False if the user interrupted."""
         count, spec, database = len(self.points), self.kernel.spec, self.schedule.database
         lacking = []  # points at which a valid candidate was not tried
-        for number, sizes in enumerate(self.points[self._progress.measured :], start=self._progress.measured):
+        for number in range(self._progress.measured, count):
+            sizes = self.points[number]
             study_id = database.find_study(self._key_at(sizes))
             tried = database.tried(study_id) if study_id is not None else {}
             untried = [config for config in candidates if config_key(config) not in tried]
@@ -399,18 +389,8 @@ class FamilyMatrix:
     """Measured times of configurations at the points of a family.
 
     Configurations that are faulty at any point are left out, and points where none ran. ``keys`` are those of the
-    points, and ``proposed`` the configurations that each of them proposed.
-
-    Attributes
-    ----------
-    points, configs
-        Sizes of the points, and configurations with their resources.
-    measurements
-        Time and its interval in microseconds, shape (points, configurations, 3); NaN where a configuration did not run.
-    times_us
-        Times alone, shape (points, configurations).
-    proposed_by
-        Whether a point proposed the configuration, same shape.
+    points, and ``proposed`` the configurations that each of them proposed. ``measurements`` are the times and the ends
+    of their intervals, shape (points, configurations, 3); NaN where a configuration did not run.
     """
 
     def __init__(
@@ -418,7 +398,7 @@ class FamilyMatrix:
         database: Database,
         keys: Sequence[TuningKey],
         proposed: Sequence[Sequence[Config]],
-        configs: Sequence[Config],
+        every: Iterable[Config],
     ) -> None:
         studies = [_newest(database, key) for key in keys]
         timed = [
@@ -426,7 +406,7 @@ class FamilyMatrix:
             for study in studies
         ]
         faulty = {key for study in studies for key, trial in study.items() if trial.outcome in FAULTS}
-        kept = [key for key in map(config_key, configs) if key not in faulty and any(key in study for study in timed)]
+        kept = [key for key in map(config_key, every) if key not in faulty and any(key in study for study in timed)]
         ran = [number for number, study in enumerate(timed) if any(key in study for key in kept)]
         by_point = [{config_key(config) for config in proposed[number]} for number in ran]
         first = {key: next(study[key] for study in timed if key in study) for key in kept}
@@ -445,19 +425,16 @@ class FamilyMatrix:
 
     def mean_loss(self, config: Config) -> float | None:
         """Return the mean loss of a configuration over the points where it runs; None where it runs at none."""
-        keys = [config_key(one.config) for one in self.configs]
-        if config_key(config) not in keys:
+        configs, times_us = [one.config for one in self.configs], self.times_us
+        if config not in configs:
             return None
-        times_us = self.times_us
-        return float(np.nanmean(times_us[:, keys.index(config_key(config))] / np.nanmin(times_us, axis=1) - 1.0))
+        return float(np.nanmean(times_us[:, configs.index(config)] / np.nanmin(times_us, axis=1) - 1.0))
 
 
 def _best_of(database: Database, key: TuningKey) -> list[Config]:
     """Return the best few configurations of a point's study, its winner first."""
     study_id = database.find_study(key)
-    if study_id is None:
-        return []
-    winner = [best.trial.config for best in database.best(study_id=study_id)]
+    winner = [best.trial.config for best in database.best(study_id=study_id)] if study_id is not None else []
     ran = [trial for trial in _newest(database, key).values() if trial.outcome is Outcome.OK]
     ordered = [trial.config for trial in sorted(ran, key=lambda trial: trial.time_us or np.inf)]
     found = {config_key(config): config for config in [*winner, *ordered]}

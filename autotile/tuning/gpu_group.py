@@ -95,12 +95,8 @@ class GpuGroup(Backend):
     fault. If not, or if no worker can be started, the GPU is given up, and its candidates go to the others. Before
     anything has run, the candidate is tried on another GPU first.
 
-    Parameters
-    ----------
-    backends
-        Backends of one GPU each, not waited for, one at least. They are closed with the group.
-    deadline_s
-        Time after which the worker of a candidate is killed.
+    The backends, one at least, are of one GPU each, and were not waited for; they are closed with the group. The worker
+    of a candidate is killed after ``deadline_s``.
     """
 
     _passing: tuple[type[WorkerError], ...] = ()
@@ -181,10 +177,7 @@ class GpuGroup(Backend):
     def result(self) -> tuple[Candidate, Reading]:
         """Wait for any candidate that was submitted, and return its reading, on the scale of the home.
 
-        Raises
-        ------
-        WorkerError, ToolchainError, InputError
-            The last GPU was lost; the error is its own.
+        If the last GPU is lost, its own error is raised: a `WorkerError`, `ToolchainError` or `InputError`.
         """
         with self._changed:
             while not self._finished:
@@ -438,10 +431,9 @@ class GpuGroup(Backend):
     def _racing_member(self) -> _GroupGpu:
         """Return the home, or another GPU if it is lost."""
         working = [member for member in self._members if member.state == "working"]
-        if self._home is not None and self._home in working:
-            return self._home
+        home = [member for member in working if member is self._home]
         known = [member for member in working if member.scale is not None]
-        return next(iter([*known, *working, *self._members]))
+        return [*home, *known, *working, *self._members][0]
 
     def _on_one(self, call: Callable[[Backend], _T]) -> _T:
         """Call a method of the GPU that holds races; where it fails, of the next one."""

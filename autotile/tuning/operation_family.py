@@ -32,10 +32,18 @@ from autotile.database.winners import UNVERIFIED_SAMPLER
 from autotile.errors import InputError, ToolchainError
 from autotile.exchange.shipped import shipped_winners
 from autotile.families.family import Extent, Family, parse_family, spread_members
-from autotile.families.operation_model import MeasuredProblem, ModelCandidate, OperationModel, fit_model, is_declared
+from autotile.families.operation_model import (
+    CandidateKey,
+    KernelSizes,
+    MeasuredProblem,
+    ModelCandidate,
+    OperationModel,
+    fit_model,
+    is_declared,
+)
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
-from autotile.kernel.problem import Workrate, check_memory, resolve_problem
+from autotile.kernel.problem import Workrate, check_memory, resolve_problem, size_distance
 from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
@@ -86,33 +94,21 @@ _SAMPLE_LIMIT_S = 2e-3
 _SAMPLER = "family"
 """Name of these runs in the database; see `UNVERIFIED_SAMPLER` for those of earlier versions."""
 
-CandidateKey = tuple[str, str]
-"""Name of a kernel, and `config_key` of its configuration."""
-KernelSizes = Mapping[str, Mapping[str, int]]
-"""Sizes and flags of a problem by the names of each kernel that computes it."""
-_PlannedSizes = tuple[Problem, dict[str, dict[str, int]]]
-"""A problem, and its sizes by the names of each kernel that computes it."""
 CompilingProblem = tuple[Problem, KernelSizes, Sequence[tuple[ModelCandidate, Compiling]]]
 """A problem, its sizes of each kernel, and the configurations that are being compiled for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """How well a model chooses at problems that were held out while it was learned.
-
-    Attributes
-    ----------
-    mean, percentile_99, worst
-        Time of what it chooses over that of the fastest that was measured, minus 1.
-    over_library
-        The ``geometric_mean``, the ``percentile_1`` and the ``worst`` of the library's time over that of what is
-        chosen; None without a library.
-    """
+    """How well a model chooses at problems that were held out while it was learned."""
 
     mean: float
     percentile_99: float
     worst: float
+    """Time of what it chooses over that of the fastest that was measured, minus 1."""
     over_library: Mapping[str, float] | None
+    """The ``geometric_mean``, the ``percentile_1`` and the ``worst`` of the library's time over that of what is chosen;
+    None without a library."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
@@ -191,6 +187,11 @@ class SweptProblem(NamedTuple):
     trials: Mapping[CandidateKey, Trial]
     libraries: Mapping[str, float]
 
+    @property
+    def times_us(self) -> dict[CandidateKey, float]:
+        """Time of each configuration that has one, in microseconds."""
+        return {key: time_us for key, trial in self.trials.items() if (time_us := trial.time_us)}
+
 
 def grid_gpu(lane: Lane, worker_pool: WorkerPool, options: TuneOptions) -> Gpu | FreeGpu:
     """Return the GPU of a sweep: that of this machine which the options name, or one of a cluster."""
@@ -207,17 +208,6 @@ class Sweep:
 
     The libraries are those that the operation file names. An `InputError` is raised if the reference of a kernel cannot
     be computed in the GPU worker alone.
-
-    Attributes
-    ----------
-    measured
-        The problems that were measured.
-    candidates
-        Configurations to measure.
-    banned
-        Configurations that failed at any problem, with the reason.
-    resources
-        Resources of each configuration that was compiled.
     """
 
     operation: Operation
@@ -231,17 +221,21 @@ class Sweep:
     gpu: Gpu | FreeGpu
     measured: list[SweptProblem] = field(default_factory=list)
     candidates: dict[CandidateKey, ModelCandidate] = field(default_factory=dict)
+    """Configurations to measure."""
     banned: dict[CandidateKey, str] = field(default_factory=dict)
+    """Configurations that failed at any problem, with the reason."""
     resources: dict[CandidateKey, Resources] = field(default_factory=dict)
+    """Resources of each configuration that was compiled."""
     _compiled: dict[str, Future[Compiled]] = field(default_factory=dict)
     _model: OperationModel | None = None
 
     def __post_init__(self) -> None:
-        for kernel in self.kernels.values():
-            reference = kernel.spec.reference
+        self.specs = {name: kernel.spec for name, kernel in self.kernels.items()}
+        for spec in self.specs.values():
+            reference = spec.reference
             if reference.function is not None or reference.comparison is not None or reference.is_agreement:
                 raise InputError(
-                    f"{kernel.spec.source}: a family of an operation needs references that are expressions or kernels"
+                    f"{spec.source}: a family of an operation needs references that are expressions or kernels"
                 )
         self.database, options = self.schedule.database, self.schedule.options
         self.options = replace(options, sample_limit_s=_SAMPLE_LIMIT_S, captured=None)
@@ -269,31 +263,21 @@ class Sweep:
         self, problem: Problem, kernels: KernelSizes, candidates: Iterable[ModelCandidate]
     ) -> list[ModelCandidate]:
         """Return the candidates that may run at a problem."""
-        return [
-            one
-            for one in candidates
-            if one.kernel in kernels
-            and one.key not in self.banned
-            and not check_config(
-                self.kernels[one.kernel].spec, one.config, kernels[one.kernel], self.device, problem.dtype
-            )
-        ]
+        able = [one for one in candidates if one.kernel in kernels and one.key not in self.banned]
+        at = self.device, problem.dtype
+        return [one for one in able if not check_config(self.specs[one.kernel], one.config, kernels[one.kernel], *at)]
 
     def run(self, job: CompilingProblem) -> SweptProblem | None:
         """Measure a prepared problem, and store the results; None if it cannot be laid out or nothing was measured."""
         trials: dict[CandidateKey, Trial] = {}
         ready: list[tuple[CandidateKey, Trial]] = []
         problem, kernels, begun = job
-        dtype = problem.dtype
-        problems = {name: Problem(name, sizes, dtype) for name, sizes in kernels.items()}
-        workloads = {
-            name: workload_of(self.kernels[name], own, self.schedule.settings, self.options)
-            for name, own in problems.items()
-        }
+        problems = {name: Problem(name, sizes, problem.dtype) for name, sizes in kernels.items()}
+        of = self.schedule.settings, self.options
+        workloads = {name: workload_of(self.kernels[name], own, *of) for name, own in problems.items()}
         buffers = next(iter(workloads.values()))
-        entries = [
-            Entry(library=LibraryCall(one.name, problem.sizes, dtype), workload=buffers) for one in self.libraries
-        ]
+        calls = [LibraryCall(one.name, problem.sizes, problem.dtype) for one in self.libraries]
+        entries = [Entry(library=call, workload=buffers) for call in calls]
         for one, compilation in begun:
             trial, candidate = compilation.trial(), compilation.candidate()
             if trial.resources is not None:
@@ -316,13 +300,8 @@ class Sweep:
         self.banned |= {key: trial.reason for key, trial in measured.items() if trial.outcome in FAULTS}
         if not any(trial.outcome.has_time for trial in measured.values()) and not timed:
             return None
-        add = partial(
-            self.database.add_run,
-            sampler=_SAMPLER,
-            device=self.device,
-            driver=self.device.driver or "",
-            host=platform.node(),
-        )
+        device, host = self.device, platform.node()
+        add = partial(self.database.add_run, sampler=_SAMPLER, device=device, driver=device.driver or "", host=host)
         for name, own in problems.items():  # in one transaction a kernel
             if stored := [trial for (kernel, _), trial in trials.items() if kernel == name]:
                 add(self._key(name, own), stored)
@@ -347,15 +326,14 @@ class Sweep:
                 continue
             samplers = {run.run_id: run.sampler for run in self.database.runs(study_id)}
             swept = swept or _SAMPLER in samplers.values()
-            found = self.database.stored_trials(study_id)
-            usable = [one.trial for one in found if samplers.get(one.run_id) != UNVERIFIED_SAMPLER]
-            for trial in {config_key(trial.config): trial for trial in usable}.values():
-                key = name, config_key(trial.config)
-                trials[key] = trial
-                if trial.resources is not None:
-                    self.resources.setdefault(key, trial.resources)
-                if trial.outcome in FAULTS:
-                    self.banned[key] = trial.reason
+            for one in self.database.stored_trials(study_id):  # the last of each configuration counts
+                if samplers.get(one.run_id) != UNVERIFIED_SAMPLER:
+                    trials[name, config_key(one.trial.config)] = one.trial
+        for key, trial in trials.items():
+            if trial.resources is not None:
+                self.resources.setdefault(key, trial.resources)
+            if trial.outcome in FAULTS:
+                self.banned[key] = trial.reason
         if not swept:
             return None
         libraries = {}
@@ -384,9 +362,8 @@ class Sweep:
         return key_of(self.kernels[name], problem, self.device, nvrtc_version=nvrtc, l2_mode=l2)
 
     def _library_key(self, problem: Problem, library: Library) -> TuningKey:
-        nvrtc, l2 = nvrtc_version(), self.options.l2
-        name, version = library.name, library.version
-        return library_key(self.operation, problem, self.device, name, version, nvrtc_version=nvrtc, l2_mode=l2)
+        of = self.operation, problem, self.device, library.name, library.version
+        return library_key(*of, nvrtc_version=nvrtc_version(), l2_mode=self.options.l2)
 
     def cover(self) -> OperationFamilyResult:
         """Measure, learn, measure what the model proposes, and learn again."""
@@ -445,16 +422,16 @@ class Sweep:
         budget_s = self.options.budget_s
         return budget_s is None or self.schedule.elapsed_s < share * budget_s
 
-    def _problems(self, count: int) -> list[_PlannedSizes]:
+    def _problems(self, count: int) -> list[tuple[Problem, KernelSizes]]:
         """Return problems in an order in which the first ones, however many, cover the family evenly."""
-        found: list[_PlannedSizes] = []
+        found: list[tuple[Problem, KernelSizes]] = []
         for sizes in spread_members(self.family, _DRAWN * count):
             problem = self.operation.resolve(sizes, self.dtype)
             kernels = problem_of(self.operation, self.kernels, problem, self.device)
             if not kernels:
                 continue
             name, own_sizes = next(iter(kernels.items()))
-            spec, own = self.kernels[name].spec, Problem(name, own_sizes, self.dtype)
+            spec, own = self.specs[name], Problem(name, own_sizes, self.dtype)
             try:
                 check_memory(spec, own, self.device)
             except InputError:
@@ -468,25 +445,25 @@ class Sweep:
             raise InputError(f"no kernel of {self.operation.name} computes a problem of {self.family}")
         return found
 
-    def _seed(self, problems: Sequence[_PlannedSizes]) -> None:
+    def _seed(self, problems: Sequence[tuple[Problem, KernelSizes]]) -> None:
         """Collect configurations: defaults, earlier winners, and those with the best estimates at some problems."""
-        for name, kernel in self.kernels.items():
-            self._add(name, kernel.spec.default)
+        for name, spec in self.specs.items():
+            self._add(name, spec.default)
             winners = [best.trial.config for best in self.database.best(name, dtype=self.dtype)]
             winners += [one.config for one in shipped_winners(name, self.dtype)]
-            known = {config_key(config): config for config in winners if is_declared(kernel.spec, config)}
+            known = {config_key(config): config for config in winners if is_declared(spec, config)}
             distinct = list(known.values())
             for place in np.linspace(0, len(distinct) - 1, min(len(distinct), _MAX_WINNERS)).astype(int):
                 self._add(name, distinct[place])
         for _, kernels in problems[:_SEEDED_PROBLEMS] if not self.measured else ():
             for name, sizes in kernels.items():
                 try:
-                    space = feasible_space(spec := self.kernels[name].spec, sizes, self.device, self.dtype)
+                    space = feasible_space(self.specs[name], sizes, self.device, self.dtype)
                 except InputError:
                     continue
                 if len(space) > _ESTIMATED_ROWS:
                     space = space.select(self._random.choice(len(space), _ESTIMATED_ROWS, replace=False))
-                estimate = estimate_times(spec, sizes, self.device, space, self.dtype)
+                estimate = estimate_times(self.specs[name], sizes, self.device, space, self.dtype)
                 if estimate is None:
                     rows: Any = self._random.choice(len(space), min(_SEEDS, len(space)), replace=False)
                 else:
@@ -494,11 +471,11 @@ class Sweep:
                 for row in rows:
                     self._add(name, space.config(int(row)))
 
-    def _add(self, name: str, config: Config) -> None:
+    def _add(self, name: str, config: Config) -> ModelCandidate:
         one = ModelCandidate(name, dict(config))
-        self.candidates.setdefault(one.key, one)
+        return self.candidates.setdefault(one.key, one)
 
-    def _measure(self, problems: Sequence[_PlannedSizes], share: float) -> None:
+    def _measure(self, problems: Sequence[tuple[Problem, KernelSizes]], share: float) -> None:
         """Measure problems that were not, until a share of the budget is used; the next one compiles meanwhile."""
         known = {tuple(one.sizes.items()) for one in self.measured}
         left = (one for one in problems if tuple(self.proper(one[0]).items()) not in known)
@@ -513,21 +490,20 @@ class Sweep:
             job = following
 
     def _report(self, phase: Literal["measuring", "learning"], problem: Problem | None = None) -> None:
-        self.schedule.observe(
-            Progress(
-                phase=phase,
-                problem=problem,
-                device=self.device,
-                done=len(self.measured),
-                target=None,
-                elapsed_s=self.schedule.elapsed_s,
-                budget_s=self.options.budget_s,
-                outcomes={Outcome.OK: self._pairs},
-                gates={},
-                best=None,
-                rate=Workrate(None, None, self.dtype),
-            )
+        progress = Progress(
+            phase=phase,
+            problem=problem,
+            device=self.device,
+            done=len(self.measured),
+            target=None,
+            elapsed_s=self.schedule.elapsed_s,
+            budget_s=self.options.budget_s,
+            outcomes={Outcome.OK: self._pairs},
+            gates={},
+            best=None,
+            rate=Workrate(None, None, self.dtype),
         )
+        self.schedule.observe(progress)
 
     def _chosen(self, problem: Problem, kernels: KernelSizes) -> list[ModelCandidate]:
         """Return the configurations to measure at a problem: those expected to be the fastest, then others.
@@ -535,19 +511,14 @@ class Sweep:
         Without a model, the expected loss is the mean of the losses nearby, weighted by distance.
         """
         valid = self.valid(problem, kernels, self.candidates.values())
-        sizes, flags = self.proper(problem), self.operation.flags
+        sizes = self.proper(problem)
         numbers = {one.key: number for number, one in enumerate(valid)}
         total = np.full(len(valid), _UNKNOWN_WEIGHT * _UNKNOWN_LOSS)
         weights = np.full(len(valid), _UNKNOWN_WEIGHT)
         for near in self.measured:
-            doublings = sum(
-                _FLAG_DOUBLINGS * (size != near.sizes[name])
-                if name in flags
-                else abs(math.log2(size / near.sizes[name]))
-                for name, size in sizes.items()
-            )
-            weight = math.exp(-doublings / _NEAR_DOUBLINGS)
-            timed = {key: trial.time_us for key, trial in near.trials.items() if trial.time_us is not None}
+            differing, doublings = size_distance(sizes, near.sizes)
+            weight = math.exp(-(doublings + _FLAG_DOUBLINGS * differing) / _NEAR_DOUBLINGS)
+            timed = near.times_us
             best_us = min(timed.values(), default=math.nan)
             for key, time_us in timed.items():
                 if (number := numbers.get(key)) is not None:
@@ -556,9 +527,8 @@ class Sweep:
         losses = total / weights
         order = list(losses)
         if self._model is not None:
-            specs = {name: kernel.spec for name, kernel in self.kernels.items()}
-            ranking = self._model.rank(sizes, kernels, specs, self.device)
-            expected = {ranking.candidates[number].key: place for place, number in enumerate(ranking.order)}
+            ranking = self._model.rank(sizes, kernels, self.specs, self.device)
+            expected = {ranking.ready.candidates[number].key: place for place, number in enumerate(ranking.order)}
             order = [expected.get(one.key, len(expected) + losses[place]) for place, one in enumerate(valid)]
         ordered = [valid[number] for number in np.argsort(order, kind="stable")]
         best, others = ordered[:_TRIED], ordered[_TRIED:]
@@ -568,35 +538,30 @@ class Sweep:
     def _learn(self) -> Losses:
         """Learn the model from everything that was measured, and return how well it chooses where it was held out."""
         self._report("learning")
-        resources = self.resources
         verified = Counter(key for one in self.measured for key, t in one.trials.items() if t.outcome.has_time)
-        usable = [key for key in self.candidates if key not in self.banned and key in resources]
-        kept = [key for key in usable if verified[key] >= _MIN_VERIFIED]
-        numbers = {key: number for number, key in enumerate(kept)}
-        timed = dict.fromkeys(name for one in self.measured for name in one.libraries)
-        library_numbers = {name: len(kept) + place for place, name in enumerate(timed)}
-        candidates = [
-            *(ModelCandidate(key[0], self.candidates[key].config, resources[key]) for key in kept),
-            *(ModelCandidate(name, {}) for name in library_numbers),
-        ]
+        known = [(key, one) for key, one in self.candidates.items() if key not in self.banned and key in self.resources]
+        kept = {
+            key: replace(one, resources=self.resources[key]) for key, one in known if verified[key] >= _MIN_VERIFIED
+        }
+        libraries = {name: ModelCandidate(name, {}) for one in self.measured for name in one.libraries}
+        candidates = [*kept.values(), *libraries.values()]
         problems = []
         for one in self.measured:
-            times_us = {numbers[key]: t.time_us for key, t in one.trials.items() if key in numbers and t.time_us}
-            times_us |= {library_numbers[name]: time_us for name, time_us in one.libraries.items()}
+            times_us = {key: time_us for key, time_us in one.times_us.items() if key in kept}
+            times_us |= {libraries[name].key: time_us for name, time_us in one.libraries.items()}
             if times_us:
                 problems.append(MeasuredProblem(one.sizes, one.kernels, times_us))
-        specs = {name: kernel.spec for name, kernel in self.kernels.items()}
-        what = self.operation.name, self.dtype, self.device, specs
-        self._model, held_out = fit_model(*what, candidates=candidates, problems=problems, flags=self.operation.flags)
+        of = self.operation.name, self.dtype, self.device, self.specs
+        self._model, held_out = fit_model(*of, candidates=candidates, problems=problems, flags=self.operation.flags)
         # what the networks choose at problems that they were not fitted to
-        known, times, log2_us, _ = held_out
+        all_candidates, times, log2_us, _ = held_out
         chosen_by = np.where(np.isfinite(times), log2_us, np.inf)
         rows = np.flatnonzero(np.isfinite(chosen_by).any(axis=1))
         times = times[rows]
         served_us = times[np.arange(len(rows)), np.argmin(chosen_by[rows], axis=1)]
         losses = served_us / np.nanmin(times, axis=1) - 1.0
         over: dict[str, float] | None = None
-        if library := [number for number, one in enumerate(known) if one.is_library]:
+        if library := [number for number, one in enumerate(all_candidates) if one.is_library]:
             library_us = np.where(np.isfinite(times[:, library]), times[:, library], np.inf).min(axis=1)
             ratios = (library_us / served_us)[np.isfinite(library_us)]
             if ratios.size:
@@ -610,26 +575,26 @@ class Sweep:
         losing = []
         for number, one in enumerate(self.measured):
             timed = [(t.time_us, key) for key, t in one.trials.items() if t.outcome is Outcome.OK and t.time_us]
-            if timed and one.libraries and min(one.libraries.values()) < _LOSING * min(timed)[0]:
-                losing.append((min(timed)[0] / min(one.libraries.values()), min(timed)[1], number))
+            if timed and one.libraries:
+                (best_us, key), library_us = min(timed), min(one.libraries.values())
+                if library_us < _LOSING * best_us:
+                    losing.append((best_us / library_us, key, number))
         losing.sort(key=lambda item: -item[0])
         for _, key, number in losing[:_MUTATED]:
             if not self._has_time(_MEASURING_SHARE) or self._stop.requested:
                 return
             best, one = self.candidates[key], self.measured[number]
-            spec, found = self.kernels[best.kernel].spec, []
+            at = one.kernels[best.kernel], self.device, self.dtype
+            spec, found = self.specs[best.kernel], []
             for parameter in spec.parameters:
                 values = list(parameter.values)
                 place = values.index(best.config[parameter.name])
                 for neighbour in values[max(0, place - 1) : place + 2]:
                     config = {**best.config, parameter.name: neighbour}
-                    own = one.kernels[best.kernel]
-                    if neighbour != values[place] and not check_config(spec, config, own, self.device, self.dtype):
+                    if neighbour != values[place] and not check_config(spec, config, *at):
                         found.append(config)
             chosen = self._random.permutation(len(found))[:_MUTATIONS]
-            variants = [ModelCandidate(best.kernel, found[int(number)]) for number in chosen]
-            for variant in variants:
-                self.candidates.setdefault(variant.key, variant)
+            variants = [self._add(best.kernel, found[int(number)]) for number in chosen]
             problem = self.operation.resolve(one.sizes, self.dtype)
             again = self.run(self.prepare(problem, one.kernels, [best, *variants]))
             if again is not None:
@@ -700,25 +665,15 @@ def tune_operation_family(
 ) -> OperationFamilyResult:
     """Measure many configurations at sizes spread over a family, learn a model of time from them, and store it.
 
+    Of the options, ``budget_s`` is the wall time of everything, and ``trials`` the number of problems. The libraries
+    are those that the operation file names. Of a cluster's GPUs, one is used.
+
     Half of the time goes to a first round, at sizes that cover the family evenly, with the configurations that were the
     fastest nearby, and others; in the second the model chooses the configurations, and variants of them are tried where
     the library is faster. Every time is stored as a trial. A run that was killed goes on where it stopped.
 
-    Parameters
-    ----------
-    options
-        ``budget_s`` is the wall time of everything, and
-        ``trials`` the number of problems.
-    libraries
-        Libraries that the operation file names.
-    lane
-        GPUs of a cluster, of which one is used; None for that of the options.
-
-    Raises
-    ------
-    InputError
-        There is no GPU, no kernel computes any problem of the family, too few problems were measured, or the database
-        cannot be written.
+    An `InputError` says that there is no GPU, no kernel computes any problem of the family, too few problems were
+    measured, or the database cannot be written.
     """
     lane = lane or Lane(options.devices)
     device = device_of(options, lane)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
-from autotile.core.model import Config, Outcome, Problem, Trial, config_text
+from autotile.core.model import Config, Outcome, Problem, Trial, config_text, timed_config
 from autotile.core.statistics import Interval, is_tie, raced_ratio, ratio_of
 from autotile.core.text import (
     NOTHING,
@@ -62,37 +62,24 @@ ContenderState = Literal["won", "raced", "dropped", "failed", "inapplicable"]
 
 @dataclass(frozen=True, slots=True)
 class TunedContender:
-    """A kernel or library of an operation, and how it came out.
-
-    Attributes
-    ----------
-    name
-        Name of the kernel or library.
-    is_library
-        Whether it is a library, which has nothing to tune.
-    trial
-        Its best verified trial, with the time of the last race where it took part; None if nothing ran.
-    trials
-        Number of configurations tried, those of earlier sessions included.
-    seconds
-        Wall time that it got, in seconds.
-    state
-        ``won`` or ``raced`` in the last race; ``dropped`` before it, as others were faster; ``failed``; or
-        ``inapplicable`` if it cannot compute the problem on the device.
-    reason
-        Reason for ``dropped``, ``failed`` and ``inapplicable``.
-    ratio
-        Time over that of the winner; None if one of them has no time.
-    """
+    """A kernel or library of an operation, and how it came out."""
 
     name: str
     is_library: bool
+    """A library has nothing to tune."""
     trial: Trial | None
+    """Its best verified trial, with the time of the last race where it took part; None if nothing ran."""
     trials: int = 0
+    """Number of configurations tried, those of earlier sessions included."""
     seconds: float = 0.0
+    """Wall time that it got."""
     state: ContenderState = "raced"
+    """``won`` or ``raced`` in the last race; ``dropped`` before it, as others were faster; ``failed``; or
+    ``inapplicable`` if it cannot compute the problem on the device."""
     reason: str = ""
+    """Reason for ``dropped``, ``failed`` and ``inapplicable``."""
     ratio: Interval | None = None
+    """Time over that of the winner; None if one of them has no time."""
 
     @property
     def time_us(self) -> float | None:
@@ -111,15 +98,15 @@ class TunedContender:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
-        measured = self.trial.measurement if self.trial is not None else None
+        timed = dict.fromkeys(("config", "time_us", "interval_us"))
+        if self.trial is not None:
+            timed = timed_config(self.trial.config, self.trial.measurement)
         return {
             "name": self.name,
             "library": self.is_library,
             "state": self.state,
             "reason": self.reason,
-            "config": dict(self.trial.config) if self.trial is not None else None,
-            "time_us": measured.time_us if measured is not None else None,
-            "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+            **timed,
             "ratio": to_document(self.ratio),
             "trials": self.trials,
             "seconds": round(self.seconds, 3),
@@ -188,7 +175,7 @@ class OperationResult(ScheduleResult, Reported):
             measured = one.trial.measurement if one.trial is not None else None
             cells = (
                 one.name,
-                time_text(one.time_us) if measured is not None else NOTHING,
+                time_text(one.time_us),
                 interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
                 f"{one.ratio.value:.3f}x" if one.ratio is not None else NOTHING,
                 NOTHING if one.is_library else f"{one.trials:,}",
@@ -202,8 +189,8 @@ class OperationResult(ScheduleResult, Reported):
         if best is not None:
             config = f" {config_text(best.trial.config)}" if best.trial is not None and not best.is_library else ""
             work = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)
-            rate = work.text(best.time_us, self.device) if best.time_us is not None else NOTHING
-            facts += [("winner" if best.state == "won" else "best so far", best.name + config), ("rate", rate)]
+            label = "winner" if best.state == "won" else "best so far"
+            facts += [(label, best.name + config), ("rate", work.text(best.time_us, self.device))]
         for one in self.libraries:
             if one is best:
                 continue
@@ -269,13 +256,11 @@ class _Entrant:
     best: Trial | None = None
     tried: int = 0
     target: int = 0
-    """Number of trials that it was given, where trials are shared."""
+    """Number of trials that it may have; 0 for no limit."""
     seconds: float = 0.0
     sessions: int = 0
-    dropped: str = ""
-    failed: str = ""
-    inapplicable: str = ""
-    """Why it cannot compute the problem on the device; empty if it can."""
+    state: ContenderState = "raced"
+    reason: str = ""
     seeds: list[Config] = field(default_factory=list)
     """Configurations to try first."""
     begun: list[Future[Compiled]] | None = None
@@ -292,21 +277,15 @@ class _Entrant:
         time_us = self.best.time_us if self.best is not None else None
         return math.inf if time_us is None else time_us
 
+    def fail(self, state: ContenderState, reason: str) -> None:
+        """Note why it has no result; one that has, of an earlier session, keeps it."""
+        if self.best is None:
+            self.state, self.reason = state, reason
+
     def contender(self) -> TunedContender:
         """Return the outcome so far, without a race."""
-        state: ContenderState = "dropped" if self.dropped else "raced"
-        if self.best is None and (self.inapplicable or self.failed):
-            state = "inapplicable" if self.inapplicable else "failed"
-        reason = self.inapplicable or self.failed if self.best is None else self.dropped
-        return TunedContender(
-            self.name,
-            is_library=False,
-            trial=self.best,
-            trials=self.tried,
-            seconds=self.seconds,
-            state=state,
-            reason=reason,
-        )
+        found = TunedContender(self.name, is_library=False, trial=self.best, trials=self.tried, seconds=self.seconds)
+        return replace(found, state=self.state, reason=self.reason)
 
 
 def tune_operation(
@@ -329,29 +308,10 @@ def tune_operation(
     kernel's sessions resume one another, and share the worker processes and the inputs. The times of the last race are
     stored, those of the libraries under keys of their own.
 
-    Parameters
-    ----------
-    operation, problem
-        Operation, and its problem with the conditions among the sizes.
-    options
-        ``budget_s`` is the wall time of everything, and ``trials`` the number of
-        configurations of all kernels together.
-    libraries
-        Libraries to compare with.
-    served, proposed
-        See `Served` and `Proposed`; what they return is tried first.
-    observe
-        Called with the state of the session after each trial.
-    lane
-        GPUs and the user's interrupt, shared with sessions in other threads; None for those of the options.
-    worker_pool
-        Worker processes, shared with other sessions; None for its own.
-
-    Raises
-    ------
-    InputError
-        No kernel computes the problem, none of them runs, an option is of one kernel, or the database cannot be
-        written.
+    The conditions are among the sizes of the problem. Of the options, ``budget_s`` is the wall time of everything, and
+    ``trials`` the number of configurations of all kernels together. What `Served` and `Proposed` return is tried first.
+    The lane and the worker processes may be shared with sessions in other threads. An `InputError` says that no kernel
+    computes the problem, none of them runs, an option is of one kernel, or the database cannot be written.
     """
     of_one_kernel = {
         "a recording by name": options.replay not in (None, "auto"),
@@ -376,9 +336,9 @@ def tune_operation(
         raise InputError(f"no kernel of {operation.name} computes {problem}")
     for one in entrants:
         if device is not None and not is_possible(one.kernel.spec, one.problem.sizes, problem.dtype, device):
-            one.inapplicable = "no configuration is valid for the problem on this device"
+            one.fail("inapplicable", "no configuration is valid for the problem on this device")
     if device is not None and options.transfer:
-        fit = {one.name: one for one in entrants if not one.inapplicable}
+        fit = {one.name: one for one in entrants if one.state != "inapplicable"}
         sizes = {name: one.problem.sizes for name, one in fit.items()}
         for name, config in proposed({name: one.kernel for name, one in fit.items()}, sizes, device):
             if len(fit[name].seeds) < _MAX_SEEDS:
@@ -401,13 +361,13 @@ class _Halving:
     _compile_pool: CompilePool | None = None
     """Compiles what a kernel tries first, before its first session; None where others compile, or nothing is run."""
     _sharing: threading.Lock = field(default_factory=threading.Lock)
-    """Held while the sessions of several threads take their shares."""
+    """Held while several threads begin compilations."""
 
     def run(self) -> OperationResult:
         """Share the budget, hold the last race, and store its times."""
         schedule = self.schedule
         self.options = options = schedule.options
-        possible = [one for one in self.entrants if not one.inapplicable]
+        possible = [one for one in self.entrants if one.state != "inapplicable"]
         self._rounds = math.ceil(math.log2(len(possible))) + 1 if possible else 0
         is_unlimited = options.trials is None and options.budget_s is None and options.until is None
         self._trials_left = DEFAULT_TRIALS if is_unlimited else options.trials
@@ -418,22 +378,21 @@ class _Halving:
                 if workers >= _MIN_CORES_AHEAD and schedule.lane.cluster is None and schedule.device is not None:
                     of = schedule.settings, workers // 2, options.compile_deadline_s
                     memory_bytes = memory_share_bytes(workers)  # the session compiles beside it
-                    self._compile_pool = stack.enter_context(
-                        closing(CompilePool(*of, memory_bytes=memory_bytes, worker_pool=schedule.worker_pool))
-                    )
+                    pool = CompilePool(*of, memory_bytes=memory_bytes, worker_pool=schedule.worker_pool)
+                    self._compile_pool = stack.enter_context(closing(pool))
                 self._share_out(possible)
             if not schedule.interrupted:
                 contenders = self._contest()
         except KeyboardInterrupt:
             schedule.interrupted = True
         if not schedule.interrupted and all(one.best is None for one in self.entrants):
-            reasons = dict.fromkeys(one.failed or one.inapplicable for one in self.entrants)
+            reasons = dict.fromkeys(one.reason for one in self.entrants)
             raise InputError(f"no kernel of {self.operation.name} ran for {self.problem}: {'; '.join(reasons)}")
         if self._device is None:
             raise KeyboardInterrupt  # nothing is known yet
         contenders = contenders or [one.contender() for one in self.entrants]
-        winner = next((one for one in contenders if one.state == "won"), None)
-        own = next((one for one in self.entrants if winner is None or one.name == winner.name), self.entrants[0])
+        won = {one.name for one in contenders if one.state == "won"}
+        own = next((one for one in self.entrants if not won or one.name in won), self.entrants[0])
         rate = Workrate.of(own.kernel.spec, own.problem, own.best.config if own.best is not None else None)
         return OperationResult(
             problem=self.problem,
@@ -464,7 +423,6 @@ class _Halving:
         for number in range(1, rounds + 1):
             is_last = number == rounds or len(live) == 1
             left = 1 if is_last else rounds - number + 1
-            self._tries_only = is_short and not is_last
             self._finals = options.finals if is_last else 0
             if options.budget_s is not None:  # an equal part of what is left for each of the rounds left
                 if options.budget_s < _SHORT_S:
@@ -472,11 +430,17 @@ class _Halving:
                 left_s = options.budget_s - schedule.elapsed_s
                 self._round_end_s = schedule.elapsed_s + (left_s - self._reserve_s(left_s / left)) / left
             if self._trials_left is not None:
-                self._round_trials = self._trials_left // left
-                self._trials_left -= self._round_trials
-            for _ in schedule.run(
-                [partial(self._tune, live[place:], Place("round", number, rounds)) for place in range(len(live))]
-            ):
+                round_trials = self._trials_left // left
+                self._trials_left -= round_trials
+                for place, one in enumerate(live):
+                    share = max(1, round_trials // (len(live) - place))
+                    round_trials -= share
+                    one.target += share
+            elif is_short:
+                for one in live:
+                    one.target = 0 if is_last else len(one.seeds) or 1
+            turn = Place("round", number, rounds)
+            for _ in schedule.run([partial(self._tune, live[place:], turn) for place in range(len(live))]):
                 pass
             if schedule.interrupted:
                 return
@@ -490,7 +454,7 @@ class _Halving:
             live = [one for one in half if one.time_us <= _HOPELESS * leader.time_us]
             for one in ranked[len(live) :]:
                 after = f"{leader.name} after {plural(one.tried, 'configuration')}"
-                one.dropped = f"{one.time_us / leader.time_us:.2f}x the time of {after}"
+                one.state, one.reason = "dropped", f"{one.time_us / leader.time_us:.2f}x the time of {after}"
 
     def _begin_compiling(self, coming: Sequence[_Entrant]) -> None:
         """Begin to compile what the next kernels try first, so that none waits for the compiler while cores idle."""
@@ -516,41 +480,31 @@ class _Halving:
             self._begin_compiling(coming[count : count + _AHEAD])
             if one.begun and not one.sessions:
                 wait(one.begun)  # as the session would, whose limits begin behind what it tries first
-            budget_s, trials = None, None
+            budget_s = None
             if self.options.budget_s is not None:
                 share_s = (self._round_end_s - started_s) / math.ceil(left / count)
                 budget_s = max(share_s - (schedule.elapsed_s - started_s), _MIN_SEARCH_S)
-            if self._trials_left is not None:
-                with self._sharing:
-                    share = max(1, self._round_trials // left)
-                    self._round_trials -= share
-                one.target += share
-                trials = one.target
-            elif self._tries_only:
-                trials = len(one.seeds) or 1
-            chosen = replace(self.options, budget_s=budget_s, trials=trials, finals=self._finals)
+            chosen = replace(self.options, budget_s=budget_s, trials=one.target or None, finals=self._finals)
             if not one.sessions:
                 if chosen.served is None and chosen.transfer and chosen.replay is None:
                     chosen = replace(chosen, served=self.served(one.kernel, one.problem))
                 chosen = replace(chosen, tries=tuple(one.seeds))
             result = schedule.tune(one.kernel, one.problem, chosen, lane, place)
-        except (DatabaseError, ToolchainError):
+        except DatabaseError:
             raise
-        except EmptySpaceError as error:
-            one.inapplicable = error.cause
-            return
-        except DeviceError as error:
-            one.inapplicable = str(error)
+        except (EmptySpaceError, DeviceError) as error:
+            one.fail("inapplicable", error.cause if isinstance(error, EmptySpaceError) else str(error))
             return
         except (InputError, WorkerError) as error:
-            one.failed = str(error)
+            one.fail("failed", str(error))
             return
         finally:
             one.seconds += schedule.elapsed_s - started_s
             one.sessions += 1
         self._device = result.device
         one.tried, one.best = sum(result.outcomes.values()), result.winner
-        one.failed = "" if result.winner is not None else "no configuration ran"
+        one.state, one.reason = "raced", ""
+        one.fail("failed", "no configuration ran")
 
     def _reserve_s(self, search_s: float) -> float:
         """Return the time that the last finals, after a search of about so many seconds, and the last race may take."""
@@ -564,7 +518,8 @@ class _Halving:
         ran = sorted((one for one in self.entrants if one.best is not None), key=lambda one: one.time_us)
         if not ran:
             return []
-        near = [one for one in ran if not one.dropped or one.time_us <= _RACED_WITHIN * ran[0].time_us][:_MAX_RACED]
+        raced_us = _RACED_WITHIN * ran[0].time_us
+        near = [one for one in ran if one.state != "dropped" or one.time_us <= raced_us][:_MAX_RACED]
         device, schedule = self._device, self.schedule
         assert device is not None
         raced: dict[str, Trial] = {}
@@ -581,7 +536,7 @@ class _Halving:
                 raced[one.name] = trial
                 self._store(key_of(one.kernel, one.problem, device, nvrtc_version=nvrtc, l2_mode=l2), trial, device)
                 one.best = trial if trial.outcome is Outcome.OK else None
-                one.failed = trial.reason if one.best is None else ""
+                one.fail("failed", trial.reason)
             for library, (trial, version) in zip(self.libraries, contest[len(near) :], strict=True):
                 raced[library.name] = trial
                 of = self.operation, self.problem, device, library.name, version or library.version
@@ -600,24 +555,24 @@ class _Halving:
                 reason = trial.reason if trial is not None else "it was not timed"
                 one = replace(one, trial=None, state="failed", reason=reason)
             contenders.append(one)
-        in_race = {*(one.name for one in near), *(library.name for library in self.libraries)}
-        racing = [one for one in contenders if one.name in in_race and one.trial is not None]
+        measured = {one.name: times for one in contenders if one.trial and (times := one.trial.measurement) is not None}
+        names = {*(one.name for one in near), *(library.name for library in self.libraries)}
+        racing = [name for name in measured if name in names]
         if not racing:
             return contenders
-        winner = min(racing, key=lambda one: one.time_us or math.inf)
+        winner = min(racing, key=lambda name: measured[name].time_us)
         for place, one in enumerate(contenders):
-            if one.trial is None:
+            if one.name not in measured:
                 continue
-            ratio = Interval(1.0, 1.0, 1.0) if one.name == winner.name else None
-            pair = [each.trial.measurement for each in (winner, one) if each.trial is not None]
-            times = [measured for measured in pair if measured is not None]
-            if ratio is None and len(times) == len(pair):
-                if winner.name in raced and one.name in raced:
-                    ratio = raced_ratio(*(each.samples_us for each in times))
-                else:
-                    ratio = ratio_of(*(Interval(each.time_us, each.low_us, each.high_us) for each in times))
-            judged = replace(one, state="won" if one.name == winner.name else "raced", reason="")
-            contenders[place] = replace(judged if one in racing else one, ratio=ratio)
+            pair = measured[winner], measured[one.name]
+            if one.name == winner:
+                ratio = Interval(1.0, 1.0, 1.0)
+            elif winner in raced and one.name in raced:
+                ratio = raced_ratio(*(each.samples_us for each in pair))
+            else:
+                ratio = ratio_of(*(Interval(each.time_us, each.low_us, each.high_us) for each in pair))
+            judged = replace(one, state="won" if one.name == winner else "raced", reason="")
+            contenders[place] = replace(judged if one.name in names else one, ratio=ratio)
         return sorted(contenders, key=lambda one: (one.state != "won", one.time_us or math.inf))
 
     def _store(self, key: TuningKey, trial: Trial, device: DeviceProperties) -> None:
@@ -651,23 +606,14 @@ def hold_contest(
     """Verify and race configurations of several kernels, and libraries, in interleaved rounds; in this order.
 
     Return the trial of each with its times in the race, or its fault, and of a library on another machine its version,
-    else an empty text.
+    else an empty text. The finalists are kernels, one at least, with their problems and their best trials.
 
     Libraries that an operation file names run in the GPU worker. A Python function cannot be sent there; with one, the
     whole race is held in this process, among candidates that finals have verified. A race on a GPU of a cluster leaves
     it out.
 
-    Parameters
-    ----------
-    finalists
-        Kernels with their problems and the trials of their best configurations, one at least.
-
-    Raises
-    ------
-    WorkerError
-        The worker died.
-    InputError, ToolchainError
-        The problems do not fit in memory beside one another, or the device does not work.
+    A `WorkerError` says that the worker died, an `InputError` that the problems do not fit in memory beside one
+    another, and a `ToolchainError` that the device does not work.
     """
     settings, options = schedule.settings, schedule.options
     worker_pool, lane = schedule.worker_pool, schedule.lane
@@ -697,10 +643,10 @@ def hold_contest(
                     raise InputError(f"{kernel.name}: the best configuration does not compile any more")
                 candidates.append(compiled[0][1])
         round_us = sum(trial.time_us or 0.0 for _, _, trial in finalists) * (1 + len(libraries) / len(finalists))
-        raced_kernels = [Entry(one, workload=laid_out) for one, laid_out in zip(candidates, workloads, strict=True)]
+        entries = [Entry(one, workload=laid_out) for one, laid_out in zip(candidates, workloads, strict=True)]
         calls = [LibraryCall(library.name, problem.sizes, problem.dtype) for library in libraries]
-        raced_libraries = [Entry(library=call, workload=workloads[0]) for call in calls]
-        job = Race.lasting([*raced_kernels, *raced_libraries], round_us, options.seed, checks=_CHECKS)
+        entries += [Entry(library=call, workload=workloads[0]) for call in calls]
+        job = Race.lasting(entries, round_us, options.seed, checks=_CHECKS)
         own = {library.name: library.call for library in libraries if library.call is not None}
         if own and lane.cluster is None:
             gpu.close()

@@ -96,18 +96,14 @@ def test_a_damaged_family_is_refused(data: dict[str, object]) -> None:
 
 
 class TestSelectPoints:
-    def test_ends_and_listed_values_are_covered(self) -> None:
+    def test_they_cover_ends_and_listed_values_and_the_logarithms_evenly_round_and_ragged(self) -> None:
         family = parse_family(SPEC, WIDE_FAMILY)
         points = select_points(family, 4)
         for name, extent in family.extents.items():
             assert set(extent.ends) <= {point[name] for point in points}
-
-    def test_they_are_spread_over_the_logarithms(self) -> None:
         points = select_points(parse_family(SPEC, ["M=1..8192", "N=4096", "K=4096"]), 14)
         places = np.sort([math.log2(point["M"]) for point in points])
         assert np.diff(places).max() <= 2.0  # 13 octaves, 14 points
-
-    def test_round_and_ragged_sizes_are_among_them(self) -> None:
         points = select_points(parse_family(SPEC, ["M=256..8192", "N=256..8192", "K=256..8192"]), 24)
         for name in "MNK":
             assert any(point[name] % 2 for point in points)
@@ -159,15 +155,12 @@ def value(feature: Feature) -> list[float]:
     return TRAITS.column(feature).tolist()
 
 
-def test_sizes_and_work() -> None:
+def test_sizes_and_work_and_blocks_that_agree_with_the_launch() -> None:
     assert value(Feature("size", "M")) == [4096, 129]
     assert value(Feature("alignment", "N")) == [256, 1]
     assert value(Feature("outputs")) == [4096 * 4096, 129 * 1999]
     flops, moved = 2 * 4096 * 4096 * 1024, 4 * (4096 * 1024 + 1024 * 4096 + 4096 * 4096)
     assert value(Feature("intensity"))[0] == pytest.approx(flops / moved)
-
-
-def test_blocks_agree_with_the_launch() -> None:
     for number, config in enumerate((WIDE, NARROW)):
         blocks = [launch_geometry(SPEC, config, sizes, DEVICE).blocks for sizes in SIZES]
         assert value(Feature("blocks", config=number)) == blocks
@@ -228,24 +221,17 @@ def test_a_tiling_gives_the_blocks_of_the_grid(name: str, m: int, n: int, k: int
     counts = [math.ceil(sizes[size] / tile) for size, tile in zip(found.names, found.tiles[0], strict=True)]
     geometry = launch_geometry(spec, spec.default, sizes, MANY_SMS)
     assert not found.irregular
-    assert math.prod(counts) * found.units[0] == geometry.blocks
+    assert math.prod(counts) * found.columns[0, 0] == geometry.blocks
 
 
-def test_a_tiling_has_no_tile_along_a_size_that_the_grid_does_not_depend_on() -> None:
-    spec = load_kernel("sgemm_2d").spec
-    found = Tilings(spec, DEVICE, [spec.default], [None], {})
-    tiles = dict(zip(found.names, found.tiles[0], strict=True))
-    assert tiles == {"M": spec.default["BM"], "N": spec.default["BN"], "K": features.UNTILED}
-
-
-def test_a_grid_of_another_form_is_evaluated_and_a_tiling_of_two_sizes_is_none() -> None:
+def test_a_grid_of_another_form_is_evaluated_and_a_size_that_it_does_not_depend_on_has_no_tile() -> None:
     spec = with_grid("ceil_div(M, BM) + N")
     assert Tilings(spec, DEVICE, [spec.default], [None], {}).irregular == [0]
     assert features.blocks_at(spec, DEVICE, WIDE, {"M": 1000, "N": 8, "K": 1}) == 4 + 8
-    found = Tilings(with_grid("ceil_div(M, BM) * ceil_div(N, 4) * 3"), DEVICE, [WIDE], [None], {})
-    assert dict(zip(found.names, found.tiles[0], strict=True)) == {"M": 256, "N": 4, "K": features.UNTILED}
-    assert found.units.tolist() == [3.0]
-    assert not found.irregular
+    for spec, n_tile, units in ((SPEC, 128, 1.0), (with_grid("ceil_div(M, BM) * ceil_div(N, 4) * 3"), 4, 3.0)):
+        found = Tilings(spec, DEVICE, [WIDE], [None], {})
+        assert dict(zip(found.names, found.tiles[0], strict=True)) == {"M": 256, "N": n_tile, "K": features.UNTILED}
+        assert (found.columns[:, 0].tolist(), found.irregular) == ([units], [])
 
 
 def test_array_extents_follow_the_flags() -> None:

@@ -95,12 +95,15 @@ class TestRule:
         with Database.open(read_settings().database) as database:  # progress is forgotten when there is a rule
             (stored,) = database.rules("scale")
             assert stored.rule == rule
-            assert family_state(database, stored.key, stored.rule.family) is None
+            of = stored.key, stored.rule.family
+            assert family_state(database, *of) is None
+            save_family_state(database, *of, stored.device, FamilyState({"points": []}, 5, 5))
         before, steps = len(bench.stored()), set[str]()
-        few = run(observe=lambda step: steps.add(step.path[0].of), plan=FamilyPlan(points=6, max_configs=1)).rule
+        few = run(observe=lambda step: steps.add(step.path[0].of), plan=FamilyPlan(points=6, max_configs=1))
         assert (steps, len(bench.stored())) == ({"tuning point"}, before)  # what is measured is not measured again
-        assert len(few.configs) == 1
-        assert few.mean_loss > 0
+        assert few.resumed == 0  # the progress was that of other points
+        assert len(few.rule.configs) == 1
+        assert few.rule.mean_loss > 0
 
     def test_one_that_helps_is_in_force_and_served_and_its_points_exactly(self, bench: Any, run: Any) -> None:
         record_by_alignment(bench)
@@ -150,27 +153,22 @@ class TestRule:
         assert result.rule.mean_loss == 0.0  # relative to the best configuration that may be served
 
 
-class TestSeveralGpus:
-    def test_points_are_tuned_at_the_same_time_and_the_rule_is_the_same(self, run: Any, recorded: None) -> None:
-        threads: dict[int, set[int]] = {}
+def test_on_several_gpus_points_are_tuned_at_the_same_time_and_the_rule_is_the_same(run: Any, recorded: None) -> None:
+    threads: dict[int, set[int]] = {}
 
-        def observe(step: Progress) -> None:
-            if step.path[0].of == "tuning point":
-                threads.setdefault(step.path[0].number, set()).add(threading.get_ident())
+    def observe(step: Progress) -> None:
+        if step.path[0].of == "tuning point":
+            threads.setdefault(step.path[0].number, set()).add(threading.get_ident())
 
-        result = run(observe=observe, devices=(0, 1))
-        assert sorted(threads) == [1, 2, 3, 4, 5, 6]
-        assert threading.get_ident() not in set().union(*threads.values())
-        assert result.rule.mean_loss == 0.0
-        assert {config_key(FEW), config_key(MANY)} <= {config_key(one.config) for one in result.rule.configs}
-
-    def test_an_error_at_a_point_ends_the_others(self, bench: Any, run: Any, recorded: None) -> None:
-        with pytest.raises(RuntimeError, match="killed"):
-            run(observe=kill_at_third, devices=(0, 1))
-        assert not any(thread.name.startswith("problem ") for thread in threading.enumerate())
-        again = run(devices=(0, 1))
-        assert again.resumed <= 2
-        assert again.rule.mean_loss == 0.0
+    with pytest.raises(RuntimeError, match="killed"):  # an error at a point ends the others
+        run(observe=lambda step: (observe(step), kill_at_third(step)), devices=(0, 1))
+    assert not any(thread.name.startswith("problem ") for thread in threading.enumerate())
+    result = run(observe=observe, devices=(0, 1))
+    assert result.resumed <= 2
+    assert sorted(threads) == [1, 2, 3, 4, 5, 6]
+    assert threading.get_ident() not in set().union(*threads.values())
+    assert result.rule.mean_loss == 0.0
+    assert {config_key(FEW), config_key(MANY)} <= {config_key(one.config) for one in result.rule.configs}
 
 
 class TestResuming:
@@ -183,10 +181,18 @@ class TestResuming:
         assert min(number for phase, number in steps if phase == "tuning point") == 3
         assert result.rule == run(fresh=True).rule
 
-    def test_another_plan_begins_anew(self, run: Any, recorded: None) -> None:
+    def test_another_plan_begins_anew_and_ctrl_c_keeps_what_was_tuned(self, run: Any, recorded: None) -> None:
+        def interrupt(step: Progress) -> None:
+            if step.path[0].number == 2 and step.phase == "searching" and step.done == 2:
+                signal.raise_signal(signal.SIGINT)
+
         with pytest.raises(RuntimeError, match="killed"):
-            run(observe=kill_at_third)
-        assert run(trials=5).resumed == 0
+            run(observe=kill_at_third, trials=1)
+        result = run(observe=interrupt)
+        assert (result.interrupted, result.resumed, result.to_json()["rule"]) == (True, 0, None)
+        with Database.open(read_settings().database) as database:
+            assert database.rules() == []
+        assert run().resumed == 1
 
     def test_candidates_are_measured_where_the_search_would_not_try_them(
         self, bench: Any, run: Any, rewrite: Any, recorded: None
@@ -222,39 +228,13 @@ def test_a_budget_is_shared_and_kept(run: Any, recorded: None, monkeypatch: pyte
     assert max(given[:6]) < 0.8 * 600
 
 
-class TestRefusals:
-    def test_no_recording_in_the_family(self, bench: Any, run: Any, recorded: None) -> None:
-        said = r"no problem of the family n=1..10 is recorded .* recorded are: scale n=1"
-        with pytest.raises(InputError, match=said):
-            run("n=1..10")
-
-    def test_a_single_file_is_not_replayed(self, bench: Any, run: Any) -> None:
-        with pytest.raises(InputError, match="leave the file's name out"):
-            run(replay="some.npz")
-
-    def test_a_family_at_which_nothing_runs(self, bench: Any, run: Any) -> None:
-        for n in SIZES[:2]:
-            bench.record(lambda config: failed(config, Outcome.RESOURCE_EXCEEDED, stage="load"), n=n)
-        with pytest.raises(InputError, match=r"no configuration of scale ran at any point of n=1000..4000"):
-            run("n=1000..4000")
-
-
-def test_old_progress_of_other_points_is_no_hindrance(run: Any, recorded: None) -> None:
-    result = run()
-    with Database.open(read_settings().database) as database:
-        (stored,) = database.rules("scale")
-        save_family_state(database, stored.key, stored.rule.family, stored.device, FamilyState({"points": []}, 5, 5))
-    assert run().rule == result.rule
-
-
-def test_ctrl_c_keeps_what_was_tuned(run: Any, recorded: None) -> None:
-    def interrupt(step: Progress) -> None:
-        if step.path[0].number == 2 and step.phase == "searching" and step.done == 2:
-            signal.raise_signal(signal.SIGINT)
-
-    result = run(observe=interrupt)
-    assert result.interrupted
-    assert result.to_json()["rule"] is None
-    with Database.open(read_settings().database) as database:
-        assert database.rules() == []
-    assert run().resumed == 1
+def test_what_cannot_be_replayed_or_does_not_run_is_refused(bench: Any, run: Any) -> None:
+    with pytest.raises(InputError, match="leave the file's name out"):
+        run(replay="some.npz")
+    for n in SIZES[:2]:
+        bench.record(lambda config: failed(config, Outcome.RESOURCE_EXCEEDED, stage="load"), n=n)
+    with pytest.raises(InputError, match=r"no configuration of scale ran at any point of n=1000..4000"):
+        run("n=1000..4000")
+    said = r"no problem of the family n=1..10 is recorded .* recorded are: scale n=1024 float32; scale n=3000"
+    with pytest.raises(InputError, match=said):
+        run("n=1..10")

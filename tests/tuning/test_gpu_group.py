@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import pytest
 from judges import BEST, by_threads
 
 from autotile.core.device import device_profile
-from autotile.core.model import GPU_SCALE, Config, Outcome, Trial, config_key
+from autotile.core.model import GPU_SCALE, Outcome, Trial, config_key
 from autotile.database.database import Database
 from autotile.errors import InputError, WorkerError
 from autotile.exchange.recording import read_recording
@@ -39,19 +38,23 @@ Make = Callable[..., GpuGroup]
 
 
 class FaultyGpu(SimulatedGpu):
-    """A simulated GPU that fails for good, or gives no sign, after some candidates."""
+    """A simulated GPU that fails for good after some candidates, or gives no sign where a function of it says so."""
 
     def __init__(
-        self, *arguments: Any, fails_after: float = math.inf, hangs_after: float = math.inf, **options: Any
+        self,
+        *arguments: Any,
+        fails_after: float = math.inf,
+        hangs: Callable[[FaultyGpu], bool] = lambda gpu: False,
+        **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
-        self._fails_after, self._hangs_after, self._done = fails_after, hangs_after, 0
+        self._fails_after, self._hangs, self.begun = fails_after, hangs, 0
 
     def result(self) -> tuple[Candidate, Reading]:
-        self._done += 1
-        if self._done > self._hangs_after:
+        self.begun += 1
+        if self._hangs(self):
             self._closed.wait()
-        if self._done > self._fails_after:
+        if self.begun > self._fails_after:
             raise WorkerError("CUDA_ERROR_NO_DEVICE: the GPU has fallen off the bus")
         return super().result()
 
@@ -72,33 +75,17 @@ def group(bench: Any) -> Iterator[Make]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up a GPU that shows no sign soon."""
-    monkeypatch.setattr(gpu_group, "_MIN_STALL_S", 0.2)
-    monkeypatch.setattr(gpu_group, "_CHECK_S", 0.05)
-
-
-class Hanging(SimulatedGpu):
-    """A simulated GPU that hangs when a function says so, given itself and the configuration that it runs."""
-
-    def __init__(self, hangs: Callable[[Hanging, Config], bool], *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.begun = 0
-        self._hangs = hangs
-
-    def result(self) -> tuple[Candidate, Reading]:
-        self.begun += 1
-        if self._hangs(self, self._finished[0][0].config):
-            self._closed.wait()
-        return super().result()
-
-
-@pytest.fixture
-def quick(group: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Return a function that makes a group of three GPUs that may hang and are soon given up; the first is the home."""
     monkeypatch.setattr(gpu_group, "_MIN_STALL_S", 0.5)
     monkeypatch.setattr(gpu_group, "_CHECK_S", 0.05)
 
-    def make(hangs: Callable[[Hanging, Config], bool]) -> GpuGroup:
-        return group({}, {"seconds": 0.05}, {"seconds": 0.05}, deadline_s=0.1, kind=partial(Hanging, hangs))
+
+@pytest.fixture
+def quick(group: Make, impatient: None) -> Make:
+    """Return a function that makes a group of three GPUs that may hang and are soon given up; the first is the home."""
+
+    def make(hangs: Callable[[FaultyGpu], bool]) -> GpuGroup:
+        slower = {"seconds": 0.05, "hangs": hangs}
+        return group({"hangs": hangs}, slower, slower, deadline_s=0.1)
 
     return make
 
@@ -146,8 +133,8 @@ class TestSimulated:
         assert several.result()[1].outcome is Outcome.OK
 
     @pytest.mark.usefixtures("impatient")
-    @pytest.mark.parametrize("fault", [{"fails_after": 0}, {"fails_after": 4}, {"hangs_after": 4}])
-    def test_one_that_fails_gives_back_what_it_holds(self, bench: Any, group: Make, fault: dict[str, int]) -> None:
+    @pytest.mark.parametrize("fault", [{"fails_after": 0}, {"fails_after": 4}, {"hangs": lambda gpu: gpu.begun > 4}])
+    def test_one_that_fails_gives_back_what_it_holds(self, bench: Any, group: Make, fault: dict[str, Any]) -> None:
         several = group({}, fault, {}, deadline_s=0.2)
         found = run(several, candidates(bench) * 3)
         assert len(found) == 12
@@ -179,9 +166,9 @@ class TestSimulated:
 
             def result(self) -> tuple[Candidate, Reading]:
                 candidate, reading = super().result()
-                if self.uuid == "GPU-1" and (self._done == 6 or (self._done > 6 and died)):
+                if self.uuid == "GPU-1" and (self.begun == 6 or (self.begun > 6 and died)):
                     return candidate, Reading(Outcome.CRASHED, "broken", died=True)
-                if self.uuid == "GPU-1" and self._done == 7:  # its worker ends with overwritten data, but has not died
+                if self.uuid == "GPU-1" and self.begun == 7:  # its worker ends with overwritten data, but has not died
                     return candidate, Reading(Outcome.OUT_OF_BOUNDS)
                 return candidate, reading
 
@@ -209,7 +196,7 @@ class TestSimulated:
         assert "late" in {one.gpu for _, one in rest}
 
     def test_a_hung_one_does_not_hold_up_the_end(self, bench: Any, group: Make) -> None:
-        several = group({"hangs_after": 0}, {})
+        several = group({"hangs": lambda gpu: True}, {})
         several.submit(candidates(bench)[0])
         began = time.monotonic()
         several.close()
@@ -217,13 +204,13 @@ class TestSimulated:
         assert not any(thread.name.startswith("GPU ") and thread.is_alive() for thread in threading.enumerate())
 
     def test_one_that_hangs_while_it_measures_the_reference_is_replaced_as_home(self, bench: Any, quick: Make) -> None:
-        several = quick(lambda gpu, config: gpu.uuid == "GPU-0" and gpu.begun == 2)
+        several = quick(lambda gpu: gpu.uuid == "GPU-0" and gpu.begun == 2)
         found = run(several, candidates(bench))
         assert all(one.outcome is Outcome.OK for one in found.values())
         assert several.gpu_count == 2
 
     def test_a_candidate_that_hangs_gpus_for_good_costs_two_of_them(self, bench: Any, quick: Make) -> None:
-        several = quick(lambda gpu, config: config == BEST)
+        several = quick(lambda gpu: gpu._finished[0][0].config == BEST)
         reading = run(several, candidates(bench))[config_key(BEST)]
         assert (reading.outcome, several.gpu_count) == (Outcome.CRASHED, 1)
         assert "no sign" in reading.reason

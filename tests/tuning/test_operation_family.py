@@ -71,9 +71,13 @@ def stored() -> tuple[OperationModel, list[Trial]]:
     return OperationModel.from_json(found.model), trials
 
 
-def test_every_time_is_stored_and_the_model_chooses_well(run: Any, operation: Operation, tmp_path: Path) -> None:
+def test_every_time_is_stored_and_the_model_chooses_well_and_a_run_that_was_killed_goes_on(
+    run: Any, operation: Operation, tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError, match="ended by the test"):
+        run(ending_at(3, error=RuntimeError))
     result = run()
-    assert (result.problems, result.interrupted, result.resumed, result.refused) == (PROBLEMS, False, 0, 0)
+    assert (result.problems, result.interrupted, result.resumed, result.refused) == (PROBLEMS, False, 3, 0)
     assert (again := run()).resumed == PROBLEMS
     assert again.pairs == result.pairs
     assert 0 <= result.losses.mean < 1
@@ -87,13 +91,6 @@ def test_every_time_is_stored_and_the_model_chooses_well(run: Any, operation: Op
     assert file.name == "nvidia-h200.scaling.float32.json"
     assert OperationModel.from_json(json.loads(file.read_text())).candidates == model.candidates
     assert result.to_json()["held_out_loss"]["mean"] == result.losses.mean
-
-
-def test_a_run_that_was_killed_goes_on(run: Any) -> None:
-    with pytest.raises(RuntimeError, match="ended by the test"):
-        run(ending_at(3, error=RuntimeError))
-    result = run()
-    assert (result.resumed, result.problems) == (3, PROBLEMS)
 
 
 def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,20 +208,16 @@ def test_an_interrupt_ends_it_without_a_model(run: Any) -> None:
     assert "interrupted" in repr(result)
 
 
-class TestFamily:
-    def test_flags_that_change_the_layout_take_both_values(self) -> None:
-        matmul = load_operation("matmul")
-        parse = partial(operation_family.operation_family, matmul)
-        words = ["M=1..16", "N=1..16", "K=16..64"]
-        family = parse(words, "bfloat16")
-        assert str(family.extents["TRANS_A"]) == str(family.extents["TRANS_B"]) == "0..1"
-        assert str(family.extents["OUT_FP32"]) == "0"
-        assert str(parse([*words, "TRANS_A=1"], "bfloat16").extents["TRANS_A"]) == "1"
-        assert str(parse([*words, "EMULATE=0"], "float32").extents["EMULATE"]) == "0"
-
-    def test_a_size_that_is_missing_is_named(self) -> None:
-        with pytest.raises(ProblemError, match="the family needs the size M"):
-            operation_family.operation_family(load_operation("matmul"), [], "bfloat16")
+def test_of_a_family_flags_that_change_the_layout_take_both_values_and_a_missing_size_is_named() -> None:
+    parse = partial(operation_family.operation_family, load_operation("matmul"))
+    words = ["M=1..16", "N=1..16", "K=16..64"]
+    family = parse(words, "bfloat16")
+    assert str(family.extents["TRANS_A"]) == str(family.extents["TRANS_B"]) == "0..1"
+    assert str(family.extents["OUT_FP32"]) == "0"
+    assert str(parse([*words, "TRANS_A=1"], "bfloat16").extents["TRANS_A"]) == "1"
+    assert str(parse([*words, "EMULATE=0"], "float32").extents["EMULATE"]) == "0"
+    with pytest.raises(ProblemError, match="the family needs the size M"):
+        parse([], "bfloat16")
 
 
 def test_without_a_gpu_it_is_refused(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:

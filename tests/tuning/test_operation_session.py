@@ -14,6 +14,8 @@ from judges import timed
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Trial
 from autotile.core.statistics import Interval
+from autotile.database.database import Database
+from autotile.database.keys import library_key
 from autotile.errors import InputError
 from autotile.kernel.operation import Library, Operation
 from autotile.settings import read_settings
@@ -150,8 +152,11 @@ class TestHalving:
     def test_a_kernel_that_does_not_run_costs_nothing_more_and_where_none_does_the_reasons_are_stated(
         self, record: Any, run: Any
     ) -> None:
-        with pytest.raises(InputError, match=r"no kernel of scaling ran for scaling n=4096 float32: there is no"):
-            run(trials=12)
+        for n, left_out in ((4096, False), (64, True)):  # by its condition
+            said = rf"no kernel of scaling ran for scaling n={n} float32: there is no"
+            with pytest.raises(InputError, match=said) as raised:
+                run(n=n, trials=12)
+            assert ("third" in str(raised.value)) is not left_out
         record(first=1.0, second=2.0)  # nothing is recorded of the third
         result = run(trials=12)
         third = result.contenders[-1]
@@ -176,36 +181,26 @@ class TestHalving:
         assert third_one.remark.startswith("not applicable: the rule 'small'")
         assert " of 2 kernels<" in result._repr_html_()
 
-    def test_a_condition_leaves_a_kernel_out(self, bench: Any, record: Any, run: Any) -> None:
-        with pytest.raises(InputError, match="no kernel of scaling ran"):
-            run(n=64, trials=9)
-        record(first=1.0)
-        assert {one.name for one in run(trials=9).contenders} == set(NAMES)
+
+def ending_in(*place: Any, error: type[BaseException]) -> Callable[[Progress], None]:
+    """Return an observer that raises an error in a round, at a kernel, and in a phase if there is a third."""
+
+    def observe(step: Progress) -> None:
+        if (step.path[0].number, step.problem.kernel, step.phase)[: len(place)] == place:
+            raise error("killed")
+
+    return observe
 
 
-@pytest.mark.usefixtures("recorded")
-class TestResuming:
-    @staticmethod
-    def ending_at(*place: Any, error: type[BaseException]) -> Callable[[Progress], None]:
-        """Return an observer that raises an error in a round, at a kernel, and in a phase if there is a third."""
-
-        def observe(step: Progress) -> None:
-            if (step.path[0].number, step.problem.kernel, step.phase)[: len(place)] == place:
-                raise error("killed")
-
-        return observe
-
-    def test_a_killed_session_goes_on(self, bench: Any, run: Any) -> None:
-        with pytest.raises(RuntimeError, match="killed"):
-            run(self.ending_at(2, "first", "searching", error=RuntimeError), trials=45)
-        resumed = run(trials=45)
-        assert resumed.winner.name == "second"
-        assert len(bench.stored()) == sum(one.trials for one in resumed.contenders)
-
-    def test_an_interrupted_session_names_no_winner(self, run: Any) -> None:
-        result = run(self.ending_at(2, "second", error=KeyboardInterrupt), trials=45)
-        assert (result.interrupted, result.winner, result.to_json()["winner"]) == (True, None, None)
-        assert result.best is not None
+def test_an_interrupted_session_names_no_winner_and_a_killed_one_goes_on(bench: Any, recorded: None, run: Any) -> None:
+    result = run(ending_in(2, "second", error=KeyboardInterrupt), trials=45)
+    assert (result.interrupted, result.winner, result.to_json()["winner"]) == (True, None, None)
+    assert result.best is not None
+    with pytest.raises(RuntimeError, match="killed"):
+        run(ending_in(2, "first", "searching", error=RuntimeError), trials=45)
+    resumed = run(trials=45)
+    assert resumed.winner.name == "second"
+    assert len(bench.stored()) == sum(one.trials for one in resumed.contenders)
 
 
 @pytest.mark.parametrize(("time_us", "finals_s"), [(10_000.0, 6.8), (100.0, 0.8), (None, 0.8)])
@@ -253,40 +248,30 @@ class TestLastRace:
 
         return tune
 
-    def test_a_library_that_is_faster_wins_and_is_stored(self, raced: Any, operation: Operation) -> None:
+    def test_a_library_that_is_faster_wins_and_is_stored_under_its_own_key(
+        self, raced: Any, operation: Operation
+    ) -> None:
         result = raced(with_times(timed({}, 2.0), _rounds(2.0)))
         assert (result.winner.name, result.winner.is_library) == ("mine", True)
         second = result.contenders[1]
         assert second.name == "second"
         assert second.ratio.value == pytest.approx(second.time_us / 2.0)
-        assert _stored(operation) == {"scaling:mine": (2.0, {})}
         assert result.to_json()["winner"]["name"] == "mine"
+        with Database.open(read_settings().database) as database:
+            (best,) = database.best("scaling:mine")
+        assert (best.trial.time_us, best.trial.config) == (2.0, {})
+        of = operation, operation.resolve({"n": 4096}), replace(device_profile("h200"), source="replayed")
+        assert best.key == library_key(*of, "mine", "1.2", nvrtc_version=best.key.nvrtc_version)
 
-    def test_a_wrong_library_does_not_win(self, raced: Any, operation: Operation) -> None:
-        wrong = Trial({}, Outcome.WRONG_RESULT, "3 of 9 elements are wrong", "finals")
-        result = raced(wrong)
+    def test_a_wrong_library_does_not_win(self, raced: Any) -> None:
+        result = raced(Trial({}, Outcome.WRONG_RESULT, "3 of 9 elements are wrong", "finals"))
         assert result.winner.name == "second"
         mine = result.libraries[0]
         assert (mine.state, mine.trial) == ("failed", None)
         assert "3 of 9" in mine.reason
-        assert _stored(operation) == {}
+        with Database.open(read_settings().database) as database:
+            assert database.best("scaling:mine") == []
 
 
 def _rounds(time_us: float) -> tuple[float, ...]:
     return tuple(time_us * (1 + 0.001 * (number % 3 - 1)) for number in range(15))
-
-
-def _stored(operation: Operation) -> dict[str, tuple[float | None, Any]]:
-    """Return the best time and configuration of each library in the database."""
-    from autotile.database.database import Database
-    from autotile.database.keys import library_key
-
-    with Database.open(read_settings().database) as database:
-        found = database.best("scaling:mine")
-        for best in found:
-            device = replace(device_profile("h200"), source="replayed")
-            key = library_key(
-                operation, operation.resolve({"n": 4096}), device, "mine", "1.2", nvrtc_version=best.key.nvrtc_version
-            )
-            assert best.key == key
-        return {best.key.kernel: (best.trial.time_us, dict(best.trial.config)) for best in found}
