@@ -40,12 +40,7 @@ class Lane:
 
     The user's interrupt is that which all sessions share; None in the main thread, whose session takes it itself. With
     a connection to a scheduler that offers the GPUs, these may be added while a session runs, and their properties are
-    known; GPUs of this machine, and simulated ones, have none.
-
-    Attributes
-    ----------
-    device
-        Properties of the GPUs of a cluster; None where they are of several models, of this machine, or simulated.
+    known, if they are of one model; GPUs of this machine, and simulated ones, have none.
     """
 
     def __init__(
@@ -106,14 +101,8 @@ def run_jobs(
     raised, when the sessions have ended. Without an interrupt of the lane, the user's is received here.
 
     Of a cluster, GPUs may join and leave: one that joins takes the next problem, or helps where none waits; a session
-    whose GPUs have left gets the next one that is free. A `WorkerError` says that none is left.
-
-    Parameters
-    ----------
-    jobs
-        Functions that tune a problem each, with the GPUs of a lane.
-    allows
-        Whether a job, by its number, may use a GPU; those that it may use are of one model.
+    whose GPUs have left gets the next one that is free. A `WorkerError` says that none is left. The GPUs that a job, by
+    its number, is allowed to use are of one model.
     """
     if lane.is_parallel:
         stop = lane.stop or StopRequest()

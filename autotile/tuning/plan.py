@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,38 +75,23 @@ class _PlanDocument(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class PlannedProblem:
-    """A problem of a plan.
-
-    Attributes
-    ----------
-    asked_as
-        Name of the kernel or operation, or absolute path of its file.
-    target
-        The kernel or the operation.
-    problem
-        The problem.
-    gpus
-        Names or CUDA indices of the GPUs to tune it on; empty for all models of the command.
-    trials, budget_s, until
-        Effort, as in `TuneOptions`; None for that of the command.
-    priority
-        The problems of the greatest priority come first.
-    captured
-        Folder of a captured call, whose arguments are the inputs; None for the declared contents.
-    weight
-        Part of the plan's time, relative to that of the problems after it; None for all that is left.
-    """
+    """A problem of a plan; without trials, budget and gain, its effort is that of the command."""
 
     asked_as: str
+    """Name of the kernel or operation, or absolute path of its file."""
     target: Kernel | Operation
     problem: Problem
     gpus: tuple[str | int, ...] = ()
+    """Names or CUDA indices of the GPUs to tune it on; empty for all models of the command."""
     trials: int | None = None
     budget_s: float | None = None
     until: float | None = None
     priority: int = 0
+    """The problems of the greatest priority come first."""
     captured: str | None = None
+    """Folder of a captured call, whose arguments are the inputs; None for the declared contents."""
     weight: float | None = None
+    """Part of the plan's time, relative to that of the problems after it; None for all that is left."""
 
     def options(self, options: TuneOptions) -> TuneOptions:
         """Return the options of its session, given those of the command."""
@@ -119,21 +105,12 @@ class PlannedProblem:
 
 @dataclass(frozen=True, slots=True)
 class TuningPlan:
-    """Problems to tune, in the order in which they begin.
-
-    Attributes
-    ----------
-    name
-        Name of the plan.
-    problems
-        The problems.
-    total_budget_s
-        Wall time after which no other problem begins, in seconds; None for no limit.
-    """
+    """Problems to tune, in the order in which they begin."""
 
     name: str
     problems: tuple[PlannedProblem, ...]
     total_budget_s: float | None = None
+    """Wall time after which no other problem begins; None for no limit."""
 
 
 def read_plan(path: Path) -> TuningPlan:
@@ -196,17 +173,9 @@ def _problems_of(entry: _TuneTable, head: _PlanTable, folder: Path, room: int) -
     target: Kernel | Operation
     target = load_operation(name) if find_operation(name) is not None else load_kernel(name)
     effort = own if any(own) else (head.trials, head.budget_s, head.until)
+    resolve = target.resolve if isinstance(target, Operation) else partial(resolve_problem, target.spec)
     return [
-        PlannedProblem(
-            name,
-            target,
-            target.resolve(sizes, dtype, defaults=True)
-            if isinstance(target, Operation)
-            else resolve_problem(target.spec, sizes, dtype, defaults=True),
-            tuple(entry.gpus),
-            *effort,
-            entry.priority,
-        )
+        PlannedProblem(name, target, resolve(sizes, dtype, defaults=True), tuple(entry.gpus), *effort, entry.priority)
         for sizes in listed
         for dtype in dtypes
     ]
@@ -288,22 +257,15 @@ def plan_text(problems: Sequence[PlannedProblem], comments: Sequence[str] = ()) 
 
 @dataclass(frozen=True, slots=True)
 class AssessedMiss(StoredMiss):
-    """Calls of one problem on one GPU that were served by a fallback, with their cost as far as it is known.
-
-    Attributes
-    ----------
-    kernel
-        The kernel in its current version; None if it is not found, or no longer has these sizes. Else these are in the
-        order of its file.
-    cost
-        Cost of one call; None if unknown.
-    tuned
-        Whether the problem has been tuned since.
-    """
+    """Calls of one problem on one GPU that were served by a fallback, with their cost as far as it is known."""
 
     kernel: Kernel | None
+    """In its current version; None if it is not found, or no longer has these sizes. Else these are in the order of its
+    file."""
     cost: MissCost | None
+    """Cost of one call."""
     tuned: bool
+    """Whether the problem has been tuned since."""
 
     @property
     def call_us(self) -> float | None:

@@ -61,14 +61,7 @@ from autotile.tuning.progress_state import (
     check_until,
 )
 from autotile.tuning.result import Recorded, TuneResult, measure_drift, pareto_front
-from autotile.tuning.start import (
-    PriorResults,
-    Scorer,
-    SearchPlan,
-    StepTimes,
-    independent_groups,
-    session_objective,
-)
+from autotile.tuning.start import PriorResults, Scorer, SearchPlan, StepTimes, independent_groups, session_objective
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend
@@ -115,12 +108,8 @@ def tune(
 ) -> TuneResult:
     """Tune a kernel for a problem: search, verify, measure and store; then race the best and name the winner.
 
-    Raises
-    ------
-    InputError
-        The problem does not fit, the space is empty, the kernel is broken, or the database cannot be written.
-    ToolchainError
-        NVRTC, CuPy or the driver does not work.
+    An `InputError` is raised if the problem does not fit, the space is empty, the kernel is broken, or the database
+    cannot be written, and a `ToolchainError` if NVRTC, CuPy or the driver does not work.
     """
     with open_session(kernel, problem, settings, options, observe, worker_pool=worker_pool, lane=lane) as session:
         return session.run()
@@ -138,21 +127,9 @@ def record(
 ) -> Recorded:
     """Measure configurations on the GPU, without pruning, and write them as a recording.
 
-    Every trial is stored in the database as in tuning, so that an interrupted recording resumes.
-
-    The sampler and the number of trials of the options are set here.
-
-    Parameters
-    ----------
-    sample
-        Number of configurations of a random sample; None for all configurations.
-    output
-        File or folder to write to; None for the current folder. In a folder the file is named after its contents.
-
-    Raises
-    ------
-    InputError
-        There is no GPU: a recording cannot be made from a replay.
+    Every trial is stored in the database as in tuning, so that an interrupted recording resumes. The sampler and the
+    number of trials of the options are set here: those of a random sample, or of all configurations. In a folder, the
+    file is named after its contents. Without a GPU an `InputError` is raised: a replay cannot be recorded.
     """
     from autotile.exchange.recording import RecordingHeader, recording_name, write_recording
 
@@ -171,9 +148,9 @@ def record(
             valid_configs=result.valid,
             chosen="all" if len(trials) >= result.valid else f"{len(trials)} at random",
         )
-        path: Path | None = None
+        path = None
         if not result.interrupted:
-            path = output if output is not None else Path()
+            path = output or Path()
             is_folder = path.is_dir()
             path = path / recording_name(header) if is_folder else path
             write_recording(path, header, trials, follow_link=not is_folder)
@@ -193,15 +170,8 @@ def open_session(
 ) -> Iterator[Session]:
     """Open a session: its device, its space and its database.
 
-    Parameters
-    ----------
-    observe
-        Called with the state of the session after each trial.
-    worker_pool
-        Worker processes to share with other sessions; None to start and end them here.
-    lane
-        GPUs of a cluster, and the user's interrupt, which sessions in several threads share; None for the GPUs that the
-        options name, and to receive the interrupt here.
+    ``observe`` is called with the state of the session after each trial. Without a pool, worker processes start and end
+    here; without a lane, the GPUs are those of the options, and the user's interrupt is received here.
     """
     check_sampler(options.sampler, options.objectives)
     check_until(options)
@@ -213,22 +183,10 @@ def open_session(
         for sizes in (problem.sizes, *options.verify_sizes):
             check_memory(kernel.spec, replace(problem, sizes=sizes), backend.device)
         timeline = Timeline(is_recording=options.trace is not None)
-        compile_pool = CompilePool(
-            settings,
-            worker_count(options.workers),
-            options.compile_deadline_s,
-            worker_pool=worker_pool,
-            timeline=timeline,
-            farm=backend.farm,
-        )
-        pipeline = Pipeline(
-            kernel,
-            problem,
-            backend,
-            stack.enter_context(closing(compile_pool)),
-            timeline,
-            verify_sizes=options.verify_sizes,
-        )
+        of = settings, worker_count(options.workers), options.compile_deadline_s
+        compile_pool = CompilePool(*of, worker_pool=worker_pool, timeline=timeline, farm=backend.farm)
+        stack.enter_context(closing(compile_pool))
+        pipeline = Pipeline(kernel, problem, backend, compile_pool, timeline, verify_sizes=options.verify_sizes)
         default = kernel.spec.default
         if not check_config(kernel.spec, default, problem.sizes, backend.device, problem.dtype):
             pipeline.prefetch(default)  # with which a new study begins; it compiles during all that follows
@@ -236,9 +194,8 @@ def open_session(
         with fork_guard.use():  # a child that is forked while a module is imported waits for it for ever
             from autotile.database.database import Database
 
-        database = stack.enter_context(
-            Database.open(settings.database if options.database is None else options.database)
-        )
+        location = settings.database if options.database is None else options.database
+        database = stack.enter_context(Database.open(location))
         for config in options.tries:
             if reason := check_config(kernel.spec, config, problem.sizes, backend.device, problem.dtype):
                 raise ConfigError(f"{config_text(config)} cannot be tried: {reason}")
@@ -357,12 +314,8 @@ class Session:
         """Search until a stopping rule holds, race the best candidates, and store the result.
 
         The first Ctrl-C ends the search and shortens the finals; the second aborts the session. Every trial that has
-        ended is stored in either case.
-
-        Raises
-        ------
-        RescuedRunError
-            The database lost the run, or cannot store a trial.
+        ended is stored in either case. A `RescuedRunError` is raised if the database lost the run, or cannot store a
+        trial.
         """
         self._start_run()
         with self._resources:  # leaves the record, which reads the run back
@@ -453,12 +406,7 @@ class Session:
     def tell(self, config: Config, time_us: float | None) -> None:
         """Pass a result that was measured elsewhere on to the sampler; it is neither stored nor served.
 
-        The time is None if the configuration does not work.
-
-        Raises
-        ------
-        InputError
-            The configuration is not in the space.
+        The time is None if the configuration does not work. One that is not in the space is an `InputError`.
         """
         self._search_to_ask()
         measured = Measurement(time_us, time_us, time_us) if time_us is not None else None
@@ -790,12 +738,13 @@ class Session:
             self._report("finals")
 
     def _result(self, interrupted: bool) -> TuneResult:
-        finals = self._finals
-        log, tries, search = self._log, self._options.tries, self._plan.search
-        winner = finals.winner if finals is not None else log.best
+        log, search = self._log, self._plan.search
+        best = (log.best,) if log.best is not None else ()
+        finals = self._finals or Finals(best, log.find(self._plan.default))
+        winner = finals.winner
         workrate = Workrate.of(self._kernel.spec, self._problem, winner.config if winner is not None else None)
-        raced = {config_key(t.config): t for t in (*finals.ranked, *finals.refused)} if finals is not None else {}
-        tried = [raced.get(config_key(config)) or log.find(config) for config in tries]
+        raced = {config_key(trial.config): trial for trial in (*finals.ranked, *finals.refused)}
+        tried = [raced.get(config_key(config)) or log.find(config) for config in self._options.tries]
         return TuneResult(
             problem=self._problem,
             device=self._backend.device,
@@ -804,13 +753,13 @@ class Session:
             gates=log.gates,
             outcomes=log.outcomes,
             winner=winner,
-            default=finals.default if finals is not None else log.find(self._plan.default),
-            speedup=finals.speedup if finals is not None else None,
-            ties=finals.ties if finals is not None else (),
-            refused=finals.refused if finals is not None else (),
+            default=finals.default,
+            speedup=finals.speedup,
+            ties=finals.ties,
+            refused=finals.refused,
             load=self._load.read(),
             drift=measure_drift(log.trials),
-            front=pareto_front(log.trials, finals, self._options.objectives),
+            front=pareto_front([*log.trials, *raced.values()], self._options.objectives),
             stopped=self._stopped,
             insight=self._effects,
             seconds=self._clock.elapsed_s,
@@ -870,36 +819,24 @@ class GivenCandidates:
     """Proposes given configurations; they are measured in the order in which they have compiled.
 
     It has the methods of `autotile.search.search.Shortlist` that a session calls. Its row numbers are negative, so that
-    they differ from those of a search that shares the pipeline.
-
-    Parameters
-    ----------
-    configs
-        Valid configurations; of equal ones, the first counts.
-    queued
-        Candidates that the device is given beside one that it runs.
-
-    Attributes
-    ----------
-    left
-        Configurations that are left to another session.
+    they differ from those of a search that shares the pipeline. The device is given ``queued`` candidates beside the
+    one that it runs. ``left`` are those that another session tries.
     """
 
     def __init__(self, configs: Iterable[Config], queued: int) -> None:
         self._queued = queued
         distinct = {config_key(config): dict(config) for config in configs}
-        self._unproposed: dict[int, Config] = {-1 - number: one for number, one in enumerate(distinct.values())}
+        self._unproposed = zip(range(-1, -1 - len(distinct), -1), distinct.values(), strict=True)
         self._waiting: dict[int, Config] = {}
         self._running: dict[int, Config] = {}
         self.left: list[Config] = []
 
     def propose(self, room: int | None = None) -> tuple[int, Config] | None:
         """Return the next configuration to compile; None after the last."""
-        if not self._unproposed:
-            return None
-        row = next(iter(self._unproposed))
-        self._waiting[row] = self._unproposed.pop(row)
-        return row, self._waiting[row]
+        found = next(self._unproposed, None)
+        if found is not None:
+            self._waiting[found[0]] = found[1]
+        return found
 
     def ready(self) -> list[int]:
         """Return the oldest candidate that waits; none while the device has enough."""
@@ -928,23 +865,8 @@ class GivenCandidates:
 class Compiling:
     """A configuration that is being compiled: for its problem, and for the others of its verification.
 
-    Parameters
-    ----------
-    submit
-        Starts a job, such as `autotile.workers.compile_pool.CompilePool.submit`.
-    other_sizes
-        From `compiled_sizes`; those for which the configuration is not valid are left out.
-    source
-        Origin of its result, as for `Trial`.
-
-    Attributes
-    ----------
-    main
-        The compilation for the problem.
-    others
-        The further problems of the verification for which it is compiled apart, with their compilations.
-    row
-        Row of the proposer.
+    These are of `compiled_sizes`; those for which the configuration is not valid are left out. ``submit`` starts a job,
+    such as `autotile.workers.compile_pool.CompilePool.submit`; ``row`` is that of the proposer.
     """
 
     def __init__(
@@ -972,14 +894,8 @@ class Compiling:
     def trial(self) -> Trial:
         """Wait, and return the trial up to the second gate; one that fails at another problem has failed.
 
-        Any outcome but ``ok`` is final, and the candidate is not launched.
-
-        Raises
-        ------
-        ToolchainError
-            Nothing can be compiled at all.
-        SpecError
-            A function takes other parameters than the declared arguments.
+        Any outcome but ``ok`` is final, and the candidate is not launched. If nothing can be compiled at all, a
+        `ToolchainError` is raised; other errors are those of `gated_trial`.
         """
         if self._trial is None:
             compiled = self.main.result()
@@ -1015,18 +931,9 @@ class Pipeline:
     next one is chosen is waited for, so that a search is repeatable. On a GPU, whose times vary anyway, as many
     candidates are waited for, but any of those that wait: a slow compilation does not hold up the others.
 
-    Parameters
-    ----------
-    verify_sizes
-        Further problems on which candidates are verified. Where sizes are compiled in, each candidate is compiled for
-        each of them.
-
-    Attributes
-    ----------
-    score
-        Function that adds the objective and metrics to a trial that was measured.
-    scale
-        Factor of the device's times to those of the study; None for none.
+    Where sizes are compiled in, each candidate is compiled for each of the ``verify_sizes``, too. ``score`` adds the
+    objective and the metrics to a trial that was measured, and ``scale`` is the factor of the device's times to those
+    of the study, if any.
     """
 
     def __init__(
@@ -1147,10 +1054,7 @@ class Pipeline:
     def end_next(self) -> tuple[Compiling, Trial]:
         """Wait for a running candidate, of one GPU the oldest; return it with its trial.
 
-        Raises
-        ------
-        WorkerError
-            The GPU workers die repeatedly.
+        A `WorkerError` is raised if the GPU workers die repeatedly.
         """
         with self.timeline.span("session", "wait for the GPU"):
             given, found = self.backend.result()
@@ -1220,10 +1124,7 @@ def gated_trial(
 ) -> Trial:
     """Return the trial of a configuration up to the second gate: its compiled resources fit on the device.
 
-    Raises
-    ------
-    SpecError
-        A function takes other parameters than the declared arguments.
+    A `SpecError` is raised if a function takes other parameters than the declared arguments.
     """
     seconds = {"compile": round(compiled.seconds, 6)}
     trial = Trial(config, compiled.outcome, compiled.reason, "compile", plan.main.geometry, seconds=seconds)

@@ -63,10 +63,7 @@ _HALVINGS = 60
 def session_objective(spec: KernelSpec, options: TuneOptions) -> Objective | None:
     """Return the objective of a session: the expression that the user gives, else that of the search-space file.
 
-    Raises
-    ------
-    SpecError
-        The expression is malformed or uses an unknown name.
+    A `SpecError` is raised if the expression is malformed or uses an unknown name.
     """
     if options.objective is None:
         return spec.objective
@@ -88,11 +85,6 @@ class Scorer:
 
     The cost is what a search minimises: the time, or the value of the objective, or its reciprocal if it is maximised;
     so costs are positive, and their ratios say how much better a configuration is.
-
-    Parameters
-    ----------
-    objective
-        What to minimise or maximise; None for the time.
     """
 
     def __init__(self, spec: KernelSpec, problem: Problem, objective: Objective | None) -> None:
@@ -109,10 +101,7 @@ class Scorer:
     def scored(self, trial: Trial) -> Trial:
         """Return a trial with its metrics, and its objective and cost if the session has one.
 
-        Raises
-        ------
-        InputError
-            The objective has no value, or not a positive one.
+        An `InputError` is raised if the objective has no value, or not a positive one.
         """
         telemetry = {
             name: value
@@ -253,21 +242,9 @@ class PriorResults:
     an objective, those whose compiler the system killed, and those of `UNVERIFIED_SAMPLER`. A trial that the finals of
     an earlier session refused has the outcome of that check.
 
-    Results of a killed session do not count for the incumbent: otherwise the resumed session could name another winner
-    than an uninterrupted one.
-
-    Attributes
-    ----------
-    trials
-        Trials of earlier sessions of the study.
-    incumbent
-        Best configuration of these sessions; None where none has ended.
-    served
-        Configuration that was served for the problem before it was tuned; None where there is none.
-    sources
-        Other studies to transfer from.
-    configs
-        The default, and all configurations that the trials, the sources and the user name.
+    Results of a killed session do not count for the incumbent, the best configuration of earlier sessions: otherwise
+    the resumed session could name another winner than an uninterrupted one. ``configs`` are the default and all
+    configurations that the trials, the sources to transfer from and the user name.
     """
 
     def __init__(
@@ -289,8 +266,8 @@ class PriorResults:
         ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
         tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
         ran = [(trial.cost, trial.config) for trial in tried if trial.cost is not None]
-        fastest_ran = min(ran, key=itemgetter(0))[1] if ran else None
-        self.incumbent = confirmed[0] if confirmed else fastest_ran
+        fastest_ran = min(ran, key=itemgetter(0), default=(None, None))[1]
+        self.incumbent = next(iter(confirmed), fastest_ran)
         self.served = find_served(database, study_id, options)
         self.sources = find_sources(database, key) if options.transfer else []
         self.configs = [dict(default), *(options.only or ()), *options.tries, *(trial.config for trial in self.trials)]
@@ -314,22 +291,8 @@ def find_served(database: Database, study_id: int, options: TuneOptions) -> Conf
 class SearchPlan:
     """The decisions about a search that precede its first candidate.
 
-    That no configuration is valid for one of the problems to verify is an `InputError`.
-
-    Attributes
-    ----------
-    default
-        Default configuration of the search-space file.
-    incumbent
-        Best configuration of earlier sessions; None where there is none.
-    max_trials
-        Maximum number of trials that the study can hold.
-    seed
-        Seed of the search; to be changed before `make_search` in a session that joins others.
-    lookahead
-        How far its sampler looks ahead.
-    search
-        The search, after `make_search`.
+    That no configuration is valid for one of the problems to verify is an `InputError`. A session that joins others
+    changes the seed before `make_search`.
     """
 
     def __init__(
@@ -357,11 +320,10 @@ class SearchPlan:
         self._available = np.logical_and.reduce(masks) if masks else None
         """Mask over the rows that the backend can run, the user allows, and all problems to verify permit."""
         candidates = len(space) if self._available is None else int(self._available.sum())
-        self._sources = prior.sources
+        self._prior = prior
         self._device = backend.device
         self._problem = problem
         self._spec = kernel.spec
-        self._served = prior.served
         granted = options.trial_target if options.until is None else None  # trials that are certain to be made
         self._sampler = resolve_sampler(options.sampler, space, self._available, granted)
         self.lookahead = lookahead_of(self._sampler, workers, backend.gpu_count)
@@ -369,7 +331,9 @@ class SearchPlan:
         self.default: Config = dict(kernel.spec.default)
         self.incumbent = prior.incumbent
         self.max_trials = min(candidates, options.trial_target or candidates)
+        """Maximum number of trials that the study can hold."""
         self.search: Search | None = None
+        """The search, after `make_search`."""
 
     def make_search(self, log: TrialLog) -> Search:
         """Return the search, which has not learned from trials yet."""
@@ -377,7 +341,7 @@ class SearchPlan:
 
         # the first two are always among them, so that a resumed search repeats the proposals of its first session
         new = self.incumbent if self.incumbent is not None and log.find(self.incumbent) is None else None
-        seeded = [config for config in (self.default, self._served, new) if config is not None]
+        seeded = [config for config in (self.default, self._prior.served, new) if config is not None]
         by_time = self._options.objectives == (TIME,) and session_objective(self._spec, self._options) is None
         self.search = Search(
             self._space,
@@ -388,7 +352,7 @@ class SearchPlan:
             trials=self._options.trial_target,
             ahead=self.lookahead.compiling,
             objectives=self._options.objectives,
-            sources=self._sources,
+            sources=self._prior.sources,
             estimate=self._estimated_us if by_time else None,
         )
         return self.search

@@ -26,7 +26,6 @@ from autotile.database.database import Database
 from autotile.errors import InputError, RecordingError
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings, read_settings
-from autotile.tuning.finals import Finals
 from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.result import measure_drift, pareto_front
 from autotile.workers.child import WorkerPool
@@ -59,12 +58,12 @@ def energetic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestFront:
     def test_one_objective_has_none(self) -> None:
-        assert pareto_front([trial(1, 10.0, 40)], None, ["time"]) is None
+        assert pareto_front([trial(1, 10.0, 40)], ["time"]) is None
 
     def test_the_fastest_comes_first_and_what_others_beat_is_left_out(self) -> None:
         trials = [trial(1, 30.0, 32), trial(2, 10.0, 90), trial(3, 20.0, 90), trial(4, 20.0, 40), trial(5, 1.0, 1)]
         trials[-1] = replace(trials[-1], outcome=Outcome.CRASHED, measurement=None)
-        front = pareto_front(trials, None, REGISTERS)
+        front = pareto_front(trials, REGISTERS)
         assert [t.config["BM"] for t in front.trials] == [2, 4, 1]
         assert front.to_json() == {
             "objectives": ["time", "registers"],
@@ -78,11 +77,11 @@ class TestFront:
     def test_the_finals_have_the_last_word(self) -> None:
         searched = [trial(1, 10.0, 60), trial(2, 11.0, 50), trial(3, 30.0, 40)]
         refused = replace(searched[0], outcome=Outcome.WRONG_RESULT, measurement=None)
-        front = pareto_front(searched, Finals((trial(2, 12.0, 50),), None, None, (), (refused,)), REGISTERS)
+        front = pareto_front([*searched, trial(2, 12.0, 50), refused], REGISTERS)
         assert [(t.config["BM"], t.time_us) for t in front.trials] == [(2, 12.0), (3, 30.0)]
 
     def test_where_nothing_ran_it_is_empty(self) -> None:
-        front = pareto_front([trial(1, 1.0, 1, Outcome.CRASHED)], None, REGISTERS)
+        front = pareto_front([trial(1, 1.0, 1, Outcome.CRASHED)], REGISTERS)
         assert front.to_json() == {"objectives": ["time", "registers"], "front": []}
 
 
