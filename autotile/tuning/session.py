@@ -61,7 +61,7 @@ from autotile.tuning.progress_state import (
     check_until,
 )
 from autotile.tuning.result import Recorded, TuneResult, measure_drift, pareto_front
-from autotile.tuning.start import PriorResults, Scorer, SearchPlan, StepTimes, independent_groups, session_objective
+from autotile.tuning.start import Scorer, SearchPlan, StepTimes, independent_groups, session_objective
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend
@@ -241,24 +241,19 @@ class Session:
         self._record = RunRecord(database, self.key, backend.device)
         self._rate = Workrate.of(kernel.spec, problem)
         self._scorer = Scorer(kernel.spec, problem, session_objective(kernel.spec, options))
-        prior = PriorResults(database, self._record.study_id, self.key, options, kernel.spec.default)
-        prior.trials = [self._scorer.scored(trial) for trial in prior.trials]
-        limits = problem.sizes, backend.device, problem.dtype
-        outside = (config for config in prior.configs if space.row_of(config) is None)
-        # with those that only its heuristics exclude, not a rule or a limit
-        space = space.including(config for config in outside if not check_config(kernel.spec, config, *limits))
-        self.space = space
-        self._log = TrialLog(space, prior.trials)
+        workers = worker_count(options.workers)
+        if options.workers is not None and workers < options.workers:
+            self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
+        cores = workers + (backend.farm.slots if backend.farm is not None else 0)
+        of, study = (kernel, problem, space, options), self._record.study_id
+        self._plan = SearchPlan(*of, backend=backend, database=database, study_id=study, key=self.key, workers=cores)
+        self.space = space = self._plan.space
+        self._log = TrialLog(space, map(self._scorer.scored, self._plan.earlier))
         self._rules = StoppingRules(options, self._log, self._clock, self._stop)
         self._time_left = TimeLeft(options, len(space))
         self._time_left.remember(self._log.trials)
         self._finals_end_s = 0.0
         """Expected end of the finals, in seconds since the session began."""
-        workers = worker_count(options.workers)
-        if options.workers is not None and workers < options.workers:
-            self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
-        cores = workers + (backend.farm.slots if backend.farm is not None else 0)
-        self._plan = SearchPlan(kernel, problem, space, options, backend=backend, prior=prior, workers=cores)
         self._shortlist: Shortlist | None = None
         """Search of `run`."""
         self._asked: Search | None = None

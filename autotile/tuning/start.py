@@ -45,6 +45,7 @@ from autotile.kernel.problem import size_distance
 from autotile.kernel.sources import strip_comments
 from autotile.kernel.spec import RUN_VALUES, KernelSpec, Objective, parse_score
 from autotile.search.samplers import lookahead_of, resolve_sampler
+from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.space.time_estimate import estimate_times
 from autotile.tuning.options import TuneOptions
@@ -235,48 +236,6 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
     return [source for source in sources if len(source.configs) >= _MIN_TIMED_TRIALS]
 
 
-class PriorResults:
-    """Results that are stored before a session begins.
-
-    Trials that need to be repeated are left out: pruned ones if this session prunes nothing, those that lack a value of
-    an objective, those whose compiler the system killed, and those of `UNVERIFIED_SAMPLER`. A trial that the finals of
-    an earlier session refused has the outcome of that check.
-
-    Results of a killed session do not count for the incumbent, the best configuration of earlier sessions: otherwise
-    the resumed session could name another winner than an uninterrupted one. ``configs`` are the default and all
-    configurations that the trials, the sources to transfer from and the user name.
-    """
-
-    def __init__(
-        self, database: Database, study_id: int, key: TuningKey, options: TuneOptions, default: Config
-    ) -> None:
-        runs, searched = database.runs(study_id), database.stored_trials(study_id, phase="search")
-        verified = {run.run_id: run for run in runs if run.sampler != UNVERIFIED_SAMPLER}
-        self.trials: list[Trial] = []
-        if not options.fresh:
-            finals = database.trials(study_id, phase="final")
-            refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
-            repeated = (Outcome.NOT_COMPILED,) if options.drops_slow else (Outcome.NOT_COMPILED, Outcome.PRUNED)
-            for one in searched:
-                trial = refused.get(config_key(one.trial.config), one.trial)
-                lacks_value = trial.outcome.has_time and not objective_values(trial, options.objectives)
-                if one.run_id in verified and trial.outcome not in repeated and not lacks_value:
-                    self.trials.append(trial)
-        confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
-        ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
-        tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
-        ran = [(trial.cost, trial.config) for trial in tried if trial.cost is not None]
-        fastest_ran = min(ran, key=itemgetter(0), default=(None, None))[1]
-        self.incumbent = next(iter(confirmed), fastest_ran)
-        self.served = find_served(database, study_id, options)
-        self.sources = find_sources(database, key) if options.transfer else []
-        self.configs = [dict(default), *(options.only or ()), *options.tries, *(trial.config for trial in self.trials)]
-        self.configs += [config for config in (self.incumbent, self.served) if config is not None]
-        for source in self.sources:  # the fastest few configurations of another study may be fast here, too
-            fastest = sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0))
-            self.configs += [config for _, config in fastest[:_BEST_OF_EACH]]
-
-
 def find_served(database: Database, study_id: int, options: TuneOptions) -> Config | None:
     """Return the configuration that was served when the study's first session began.
 
@@ -289,7 +248,14 @@ def find_served(database: Database, study_id: int, options: TuneOptions) -> Conf
 
 
 class SearchPlan:
-    """The decisions about a search that precede its first candidate.
+    """What is known before the first candidate of a session, and the decisions about its search that follow from it.
+
+    Of the earlier trials of the study, those that need to be repeated are left out: pruned ones if this session prunes
+    nothing, those that lack a value of an objective, those whose compiler the system killed, and those of
+    `UNVERIFIED_SAMPLER`. A trial that the finals of an earlier session refused has the outcome of that check.
+
+    Results of a killed session do not count for the incumbent, the best configuration of earlier sessions: otherwise
+    the resumed session could name another winner than an uninterrupted one.
 
     That no configuration is valid for one of the problems to verify is an `InputError`. A session that joins others
     changes the seed before `make_search`.
@@ -303,33 +269,61 @@ class SearchPlan:
         options: TuneOptions,
         *,
         backend: Backend,
-        prior: PriorResults,
+        database: Database,
+        study_id: int,
+        key: TuningKey,
         workers: int,
     ) -> None:
-        self._space = space
+        self._spec = spec = kernel.spec
+        self._problem = problem
         self._options = options
+        self._device = device = backend.device
+        self.seed = options.seed
+        self.default: Config = dict(spec.default)
+        runs, searched = database.runs(study_id), database.stored_trials(study_id, phase="search")
+        verified = {run.run_id: run for run in runs if run.sampler != UNVERIFIED_SAMPLER}
+        self.earlier: list[Trial] = []
+        if not options.fresh:
+            finals = database.trials(study_id, phase="final")
+            refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
+            repeated = (Outcome.NOT_COMPILED,) if options.drops_slow else (Outcome.NOT_COMPILED, Outcome.PRUNED)
+            for one in searched:
+                trial = refused.get(config_key(one.trial.config), one.trial)
+                lacks_value = trial.outcome.has_time and not objective_values(trial, options.objectives)
+                if one.run_id in verified and trial.outcome not in repeated and not lacks_value:
+                    self.earlier.append(trial)
+        confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
+        ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
+        tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
+        ran = [(trial.cost, trial.config) for trial in tried if trial.cost is not None]
+        fastest_ran = min(ran, key=itemgetter(0), default=(None, None))[1]
+        self.incumbent = next(iter(confirmed), fastest_ran)
+        self._served = find_served(database, study_id, options)
+        self._sources = find_sources(database, key) if options.transfer else []
+        named = [self.default, *(options.only or ()), *options.tries, *(trial.config for trial in self.earlier)]
+        named += [config for config in (self.incumbent, self._served) if config is not None]
+        for source in self._sources:  # the fastest few configurations of another study may be fast here, too
+            fastest = sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0))
+            named += [config for _, config in fastest[:_BEST_OF_EACH]]
+        outside = (config for config in named if space.row_of(config) is None)
+        # with those that only the heuristics of the space exclude, not a rule or a limit
+        of = problem.sizes, device, problem.dtype
+        self.space = space = space.including(config for config in outside if not check_config(spec, config, *of))
         available = backend.available_rows(space)
         masks = [available] if available is not None else []
         if options.only is not None:
             wanted = np.zeros(len(space), dtype=np.bool_)
             wanted[[row for config in options.only if (row := space.row_of(config)) is not None]] = True
             masks.append(wanted)
-        valid = replace(kernel.spec, heuristics=())  # a configuration must be correct there, not fast
-        at_sizes = (feasible_space(valid, sizes, backend.device, problem.dtype) for sizes in options.verify_sizes)
+        valid = replace(spec, heuristics=())  # a configuration must be correct there, not fast
+        at_sizes = (feasible_space(valid, sizes, device, problem.dtype) for sizes in options.verify_sizes)
         masks += [space.rows_in(other) for other in at_sizes]
         self._available = np.logical_and.reduce(masks) if masks else None
         """Mask over the rows that the backend can run, the user allows, and all problems to verify permit."""
         candidates = len(space) if self._available is None else int(self._available.sum())
-        self._prior = prior
-        self._device = backend.device
-        self._problem = problem
-        self._spec = kernel.spec
         granted = options.trial_target if options.until is None else None  # trials that are certain to be made
         self._sampler = resolve_sampler(options.sampler, space, self._available, granted)
         self.lookahead = lookahead_of(self._sampler, workers, backend.gpu_count)
-        self.seed = options.seed
-        self.default: Config = dict(kernel.spec.default)
-        self.incumbent = prior.incumbent
         self.max_trials = min(candidates, options.trial_target or candidates)
         """Maximum number of trials that the study can hold."""
         self.search: Search | None = None
@@ -341,10 +335,10 @@ class SearchPlan:
 
         # the first two are always among them, so that a resumed search repeats the proposals of its first session
         new = self.incumbent if self.incumbent is not None and log.find(self.incumbent) is None else None
-        seeded = [config for config in (self.default, self._prior.served, new) if config is not None]
+        seeded = [config for config in (self.default, self._served, new) if config is not None]
         by_time = self._options.objectives == (TIME,) and session_objective(self._spec, self._options) is None
         self.search = Search(
-            self._space,
+            self.space,
             self._sampler,
             self.seed,
             first={config_key(config): config for config in seeded}.values(),
@@ -352,7 +346,7 @@ class SearchPlan:
             trials=self._options.trial_target,
             ahead=self.lookahead.compiling,
             objectives=self._options.objectives,
-            sources=self._prior.sources,
+            sources=self._sources,
             estimate=self._estimated_us if by_time else None,
         )
         return self.search
