@@ -103,6 +103,12 @@ def test_of_a_session_that_was_killed_is_that_of_one_that_was_not(wide: Any, pin
     pinned("auto", wide.rows())
 
 
+@pytest.mark.parametrize("workers", [1, 4])
+def test_of_tpe_does_not_depend_on_the_number_of_compilers(wide: Any, pinned: Any, workers: int) -> None:
+    wide.tune(sampler="tpe", workers=workers)
+    pinned("tpe", wide.rows())
+
+
 def test_of_several_gpus_has_each_configuration_once(wide: Any) -> None:
     wide.tune(devices=(0, 1))
     assert len(wide.rows()) == len(set(wide.rows())) == TRIALS

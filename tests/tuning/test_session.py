@@ -13,14 +13,10 @@ from judges import BEST, DEFAULT, failed, failing_if, timed
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.database import Database
 from autotile.errors import InputError
-from autotile.kernel.library import load_kernel
-from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
 from autotile.space.time_estimate import estimate_times
-from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
-from autotile.tuning.session import tune
 from autotile.workers.compile_pool import Compiled, CompilePool
 
 
@@ -210,17 +206,6 @@ class TestRepeatable:
             for number, (seed, workers) in enumerate([(1, 1), (1, 3), (2, 1)])
         )
         assert first == again != other
-
-    def test_tpe_on_a_real_recording(self, tmp_path: Path) -> None:
-        kernel = load_kernel("matmul_tiled")
-        problem = resolve_problem(kernel.spec, {"M": 2048, "N": 2048, "K": 2048})
-
-        def tune_for_real(**options: Any) -> None:
-            tune(kernel, problem, read_settings(), TuneOptions(replay="auto", sampler="tpe", trials=30, **options))
-
-        first, second = (self.order(tmp_path / f"{n}.db", tune_for_real, workers=n) for n in (1, 4))
-        assert len(first) == 30
-        assert first == second
 
 
 class TestKernelFailure:

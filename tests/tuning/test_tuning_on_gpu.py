@@ -2,24 +2,19 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from interrupts import heeded_interrupts
-from processes import PATIENCE_S, count_configs, environment_of, wait_for_trials, wait_until, workers_with
+from processes import check_signal, count_configs, workers_with
 
 import autotile
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.cuda.toolchain import load_cupy
-from autotile.database.care import check_database
-from autotile.database.database import Database
 from autotile.errors import InputError
 from autotile.exchange.recording import read_recording
 from autotile.kernel.launch import LaunchPlan, launch_geometry
@@ -83,15 +78,6 @@ class TestWinner:
         np.testing.assert_allclose(kernel(x).get(), want, rtol=1e-6)
         np.testing.assert_allclose(kernel(x, factor=-3.0).get(), -1.5 * want, rtol=1e-6)
 
-    def test_a_second_session_goes_on(self, scale_toml: Path) -> None:
-        first = autotile.tune(str(scale_toml), n=N, options=TuneOptions(trials=4))
-        second = autotile.tune(str(scale_toml), n=N, options=TuneOptions(trials=12))
-        assert (first.resumed, second.resumed) == (0, 4)
-        assert sum(second.outcomes.values()) == 12
-        with Database.open(read_settings().database) as database:
-            (study,) = database.studies("scale")
-            assert set(count_configs(database.trials(study.study_id, phase="search")).values()) == {1}
-
     def test_the_example(self) -> None:
         import cupy
 
@@ -154,24 +140,11 @@ class TestInterrupts:
         assert len(bench.stored()) == done
         result = bench.tune(None, n=N)
         assert (result.resumed, result.interrupted) == (done, False)
+        assert set(count_configs(bench.stored()).values()) == {1}
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
     def test_a_signal(self, tmp_path: Path, number: signal.Signals) -> None:
-        location = tmp_path / "signals.db"
-        command = [sys.executable, "-m", "autotile", "tune", str(STENCIL), "H=4096", "W=4096", "--trials", "300"]
-        with (
-            heeded_interrupts(),
-            subprocess.Popen(command, env=environment_of(location), text=True, stderr=subprocess.PIPE) as process,
-        ):
-            wait_for_trials(location, 4)
-            process.send_signal(number)
-            errors = process.communicate(timeout=PATIENCE_S)[1]
-        assert process.returncode == (130 if number is signal.SIGINT else -number)
-        assert "Traceback" not in errors
-        wait_until(lambda: not workers_with(f"AUTOTILE_TEST_OF={location}"))
-        with Database.open(location) as database:
-            assert check_database(database).ok
-            assert len(database.trials(1)) >= 4
+        check_signal((str(STENCIL), "H=4096", "W=4096", "--trials", "300"), tmp_path / "signals.db", number)
 
 
 class TestRecording:

@@ -55,9 +55,13 @@ def block(budget: float = 60, **given: Any) -> blocks.TuningWindow:
     return autotile.tuning(budget, **{"options": OPTIONS, **given})
 
 
-def states(window: blocks.TuningWindow) -> dict[int, str]:
+def result_of(window: blocks.TuningWindow) -> PlanResult:
     assert window.result is not None
-    return {entry.planned.problem.sizes["n"]: entry.state for entry in window.result.entries}
+    return window.result
+
+
+def states(window: blocks.TuningWindow) -> dict[int, str]:
+    return {entry.planned.problem.sizes["n"]: entry.state for entry in result_of(window).entries}
 
 
 class TestOneBlock:
@@ -101,9 +105,8 @@ class TestOneBlock:
         own = Dispatcher(database=tmp_path / "own.db")
         with block() as window:
             kernel, other = ask(), own.get_best_kernel(str(scale_toml), n=4096)
-        assert window.result is not None
-        assert [entry.state for entry in window.result.entries] == ["tuned"] * 2
-        assert str(tmp_path / "own.db") in window.result.database
+        assert [entry.state for entry in result_of(window).entries] == ["tuned"] * 2
+        assert str(tmp_path / "own.db") in result_of(window).database
         assert kernel.tier == other.tier == "exact"
 
     def test_a_kernel_in_python_is_tuned_by_its_object(self, bench: Any, scale_toml: Path) -> None:
@@ -138,8 +141,7 @@ class TestOneBlock:
         path = str(scale_toml.with_name("scaling.toml"))
         with block() as window:
             kernel = autotile.get_best_kernel(path, n=4096)
-        assert window.result is not None
-        assert [str(entry.planned.problem) for entry in window.result.entries] == ["scaling n=4096 float32"]
+        assert [str(entry.planned.problem) for entry in result_of(window).entries] == ["scaling n=4096 float32"]
         assert (kernel.kernel, kernel.tier, kernel.config) == ("second", "exact", BEST)
 
     def test_what_is_deployed_with_a_hot_cache_is_measured_and_served_so(
@@ -327,9 +329,8 @@ class TestEnds:
 
         with pytest.warns(RuntimeWarning, match="2 problems: 1 tuned, 1 left"), block(progress=observe) as window:
             kernels = [ask(), ask(2048)]
-        assert window.result is not None
-        assert window.result.interrupted
-        (tuned,) = [entry.planned.problem for entry in window.result.entries if entry.state == "tuned"]
+        assert result_of(window).interrupted
+        (tuned,) = [entry.planned.problem for entry in result_of(window).entries if entry.state == "tuned"]
         assert [kernel.config for kernel in kernels if kernel.problem == tuned] == [BEST]
 
     def test_a_second_one_too(self, ask: Any) -> None:
@@ -367,6 +368,7 @@ class TestEnds:
 PROGRAM = """
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import autotile
@@ -375,11 +377,7 @@ from autotile.serving import dispatcher
 from autotile.settings import read_settings
 from autotile.tuning import backend
 
-class Slow(backend.SimulatedGpu):
-    def __init__(self, recording, notice="", *, uuid=""):
-        super().__init__(recording, notice, uuid=uuid, seconds=0.05)
-
-backend.ReplayBackend = Slow
+backend.ReplayBackend = partial(backend.SimulatedGpu, seconds=0.05)
 dispatcher.device_count = lambda: 0
 settings = replace(read_settings(), recording_folders=(Path(sys.argv[2]),))
 for module in (plans, targets, window):
