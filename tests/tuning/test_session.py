@@ -263,19 +263,11 @@ class TestProgress:
         assert (result.resumed, len(result.notices), seen[0].notices) == (0, 2, result.notices)
 
 
-class TestOnly:
-    """A session restricted to given configurations."""
-
-    def test_nothing_else_is_tried(self, bench: Any) -> None:
-        wanted = [BEST, {"THREADS": 64, "WORK": 2}]
-        result = bench.tune(bench.record(), only=tuple(wanted))
-        assert sorted(keys(bench.stored())) == sorted(map(config_key, wanted))
-        assert (result.winner.config, result.default) == (BEST, None)
-
-    def test_what_is_not_valid_or_not_recorded_is_left_out(self, bench: Any) -> None:
-        wanted = ({"THREADS": 512, "WORK": 1}, {"THREADS": 32, "WORK": 1}, BEST)
-        bench.tune(bench.record(configs=[BEST, DEFAULT]), only=wanted)
-        assert [dict(trial.config) for trial in bench.stored()] == [BEST]
+def test_only_what_is_asked_for_is_tried_if_it_is_valid_and_recorded(bench: Any) -> None:
+    wanted = ({"THREADS": 512, "WORK": 1}, {"THREADS": 32, "WORK": 1}, BEST)
+    result = bench.tune(bench.record(configs=[BEST, DEFAULT]), only=wanted)
+    assert [dict(trial.config) for trial in bench.stored()] == [BEST]
+    assert (result.winner.config, result.default) == (BEST, None)
 
 
 def test_the_page_of_a_result_shows_its_problem_alone(bench: Any, tmp_path: Path) -> None:
