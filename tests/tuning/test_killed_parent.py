@@ -77,6 +77,7 @@ class TestCtrlC:
         recording = bench.record()
         result = bench.tune(recording, ending_at(done, phase))
         assert result.interrupted
+        assert (result.speedup, bench.stored("final")) == (None, [])
         assert sum(result.outcomes.values()) == len(bench.stored()) == done
         again = bench.tune(recording)
         assert (again.interrupted, again.resumed, again.winner.config) == (False, done, BEST)

@@ -86,11 +86,6 @@ class TestFront:
 
 
 class TestReplay:
-    def test_time_alone_changes_nothing(self, bench: Any) -> None:
-        result = bench.tune(bench.record())
-        assert result.front is None
-        assert {"front", "objectives"}.isdisjoint(result.to_json())
-
     @pytest.mark.parametrize("sampler", ["auto", "feasible", "tpe"])
     def test_registers_are_weighed_against_time(self, bench: Any, sampler: str) -> None:
         result = bench.tune(bench.record(), objectives=REGISTERS, sampler=sampler)

@@ -1,7 +1,6 @@
 """Whole sessions by replay: search, ends, resuming, finals, kernel failures, progress."""
 
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from judges import BEST, DEFAULT, failed, failing_if, timed
 
 from autotile.core.model import Config, Outcome, Trial, config_key
-from autotile.database.database import Database
 from autotile.errors import InputError
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
@@ -186,26 +184,6 @@ class TestResume:
         result = bench.tune(bench.record(favouring(second)), fresh=True)
         assert result.winner.config == first
         assert second in result.ties
-
-
-class TestRepeatable:
-    """The same seed tries the same configurations in the same order."""
-
-    @staticmethod
-    def order(location: Path, tune: Callable[..., Any], **options: Any) -> list[str]:
-        """Return the order in which a session with a database of its own tries configurations."""
-        tune(database=str(location), **options)
-        with Database.open(str(location)) as database:
-            return keys(database.trials(1, phase="search"))
-
-    @pytest.mark.parametrize("sampler", ["tpe", "random"])
-    def test_order_depends_on_the_seed_alone(self, bench: Any, tmp_path: Path, sampler: str) -> None:
-        tune = partial(bench.tune, bench.record(), sampler=sampler)
-        first, again, other = (
-            self.order(tmp_path / f"{number}.db", tune, seed=seed, workers=workers)
-            for number, (seed, workers) in enumerate([(1, 1), (1, 3), (2, 1)])
-        )
-        assert first == again != other
 
 
 class TestKernelFailure:
