@@ -124,8 +124,6 @@ class Schedule:
         with closing(run_jobs(steps, self.lane, allows)) as ended:
             for number, outcome in ended:
                 begun += 1
-                if isinstance(outcome, Exception):
-                    raise outcome
                 yield number, outcome
                 if self.interrupted and not self.lane.is_parallel:
                     return
