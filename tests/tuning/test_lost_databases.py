@@ -176,22 +176,22 @@ class TestAccidents:
     def test_ctrl_c_while_a_trial_is_stored_loses_nothing(
         self, bench: Any, monkeypatch: pytest.MonkeyPatch, is_committed: bool
     ) -> None:
-        insert, places = runs.insert_trials, [*[""] * 4, "after" if is_committed else "before"]
+        insert, begun, stored = runs.insert_trials, Database.writing, list[Any]()
 
         @contextmanager
         def writing(database: Database, *given: Any) -> Iterator[Any]:
-            left = len(places)
+            before = len(stored)
             with begun(database, *given) as connection:
                 yield connection
-            if is_committed and left and not places:
+            if is_committed and before < len(stored) == 5:
                 raise KeyboardInterrupt
 
         def insert_trials(connection: Any, rows: Any) -> None:
-            if (places.pop(0) if places else "") == "before":
+            stored.append(rows)
+            if not is_committed and len(stored) == 5:
                 raise KeyboardInterrupt
             insert(connection, rows)
 
-        begun = Database.writing
         monkeypatch.setattr(Database, "writing", writing)
         monkeypatch.setattr(runs, "insert_trials", insert_trials)
         result = bench.tune(bench.record())

@@ -7,9 +7,10 @@ import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -433,19 +434,9 @@ class TestProcesses:
 
 
 def test_a_failure_for_want_of_memory_says_what_the_program_leaves(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Cuda:
-        class Device:
-            def __init__(self, index: int) -> None:
-                assert index == 1
-
-            def __enter__(self) -> None: ...
-
-            def __exit__(self, *_: object) -> None: ...
-
-        class runtime:  # noqa: N801 - as in CuPy
-            memGetInfo = staticmethod(lambda: (3 << 29, 141 << 30))  # noqa: N815
-
-    monkeypatch.setattr(blocks, "load_cupy", lambda: type("Cupy", (), {"cuda": Cuda}))
+    runtime = SimpleNamespace(memGetInfo=lambda: (3 << 29, 141 << 30))
+    cuda = SimpleNamespace(Device={1: nullcontext()}.__getitem__, runtime=runtime)
+    monkeypatch.setattr(blocks, "load_cupy", lambda: SimpleNamespace(cuda=cuda))
     planned = PlannedProblem("scale", bench.kernel, bench.problem(), (1,))
     entry = PlanEntry(planned, "NVIDIA H200", "failed", reason="the problem does not fit in the device's memory")
     assert "1.5 of 141.0 GiB are free beside the program" in blocks._with_memory(entry).reason
