@@ -23,6 +23,7 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import key_of
 from autotile.database.learned import read_models
+from autotile.exchange.recording import read_recording
 from autotile.kernel.inputs import read_captured_call
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
@@ -349,6 +350,9 @@ def evaluate_alone(hasty: Path, folder: Path) -> None:
 def record_and_replay(hasty: Path, folder: Path) -> None:
     recorded = autotile.record(hasty, n=N, output=folder / "recorded.npz", progress=False)
     assert recorded.path is not None
+    assert (recorded.header.device, bool(recorded.header.driver)) == (live_device(), True)
+    recording = read_recording(recorded.path)
+    assert len(recording) == recorded.configurations == 2 * int(recording.ok.sum()) == 16
     assert tune(hasty, replay=str(recorded.path)).winner.config["HASTY"] == 0
 
 

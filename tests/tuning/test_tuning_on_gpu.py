@@ -15,18 +15,13 @@ from autotile.core.model import Outcome
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.cuda.toolchain import load_cupy
-from autotile.errors import InputError
-from autotile.exchange.recording import read_recording
 from autotile.kernel.launch import LaunchPlan, launch_geometry
 from autotile.kernel.library import load_kernel
-from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import get_best_kernel
-from autotile.settings import read_settings
 from autotile.space.limits import compiled_occupancy
 from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
-from autotile.tuning.session import record, tune
 from autotile.workers.jobs import Candidate, loaded
 
 pytestmark = pytest.mark.gpu
@@ -119,14 +114,6 @@ class TestFaults:
         assert result.winner.config["FAULT"] == 0
         assert workers_with(f"PPid:\t{os.getpid()}\n") == []
 
-    def test_a_wrong_reference_is_said_once(self, rewrite: Callable[..., Any]) -> None:
-        bench = rewrite({'"factor * x"': '"factor * x + 1"'})
-        with pytest.raises(
-            InputError, match=r"no candidate agrees with the reference.*THREADS=128 WORK=1: .*are wrong"
-        ):
-            bench.tune(None, n=N)
-        assert len(bench.stored()) == 8
-
 
 class TestInterrupts:
     @pytest.mark.parametrize(("phase", "done"), [("starting", 0), ("searching", 2), ("finals", 12)])
@@ -145,26 +132,6 @@ class TestInterrupts:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
     def test_a_signal(self, tmp_path: Path, number: signal.Signals) -> None:
         check_signal((str(STENCIL), "H=4096", "W=4096", "--trials", "300"), tmp_path / "signals.db", number)
-
-
-class TestRecording:
-    def test_a_recording_replays_what_was_measured(self, scale_toml: Path, tmp_path: Path) -> None:
-        kernel = load_kernel(str(scale_toml))
-        problem = resolve_problem(kernel.spec, {"n": N})
-        recorded = record(kernel, problem, read_settings(), TuneOptions(), output=tmp_path)
-        assert recorded.path is not None
-        recording = read_recording(recorded.path)
-        assert len(recording) == recorded.configurations == 12
-        assert recording.ok.all()
-        assert recording.header.device == live_device()
-        assert recording.header.driver
-
-        options = TuneOptions(replay=recorded.path, database=str(tmp_path / "replay.db"))
-        result = tune(kernel, problem, read_settings(), options)
-        assert result.device.source == "replayed"
-        assert result.winner is not None
-        fastest = recording.result(int(np.argmin(recording.columns["time_us"])))
-        assert result.winner.time_us == pytest.approx(fastest.measurement.time_us)
 
 
 def test_occupancy_is_the_drivers_own(cubin_cache_folder: Path) -> None:
