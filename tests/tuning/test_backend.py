@@ -20,7 +20,7 @@ from autotile.exchange.recording import RecordingHeader, read_recording, write_r
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import Settings, read_settings
-from autotile.space.search_space import SearchSpace, feasible_space
+from autotile.space.search_space import SearchSpace
 from autotile.tuning import backend as backends
 from autotile.tuning import session
 from autotile.tuning.backend import choose_backend
@@ -170,14 +170,6 @@ def test_recordings_of_other_sizes_kernels_and_gpus(bench: Any, choose: Choose) 
         choose_backend(tiled, problem, read_settings(), TuneOptions(replay=bench.record()))
 
 
-@pytest.mark.parametrize("content", [b"", b"not a recording", b"PK\x03\x04 half a zip"])
-def test_a_damaged_recording(bench: Any, choose: Choose, content: bytes) -> None:
-    path = bench.folder / "damaged.npz"
-    path.write_bytes(content)
-    with pytest.raises(RecordingError, match=r"damaged\.npz"):
-        choose(replay=path)
-
-
 def evaluated(backend: Backend, config: Config, limit_us: float | None = None) -> Reading:
     backend.submit(Candidate(config, ""), limit_us)
     return backend.result()[1]
@@ -218,11 +210,6 @@ class TestReplay:
         assert backend.race(Race((Entry(candidate),), 9, 0)) is None
         assert backend.check(Check((Entry(candidate),), 75, seed=1)).outcome is Outcome.OK
         assert backend.sanitize([candidate, candidate]) == [[], []]
-
-    def test_available_rows_are_the_recorded_ones(self, bench: Any, backend: ReplayBackend) -> None:
-        space = feasible_space(bench.kernel.spec, {"n": 4096}, bench.device)
-        available = backend.available_rows(space)
-        assert [space.config(row)["THREADS"] != 32 for row in range(len(space))] == available.tolist()
 
 
 def test_kernel_tuners_cache_is_replayed(bench: Any, choose: Choose, tmp_path: Path) -> None:

@@ -121,10 +121,6 @@ class TestReplay:
         with pytest.raises(RecordingError, match=f"{lacking}.*leave that objective out, or tune on a GPU"):
             bench.tune(bench.record(), objectives=objectives)
 
-    def test_a_sampler_for_one_objective_is_refused(self, bench: Any) -> None:
-        with pytest.raises(InputError, match="'cmaes' cannot follow several objectives"):
-            bench.tune(bench.record(), objectives=REGISTERS, sampler="cmaes")
-
 
 @pytest.mark.usefixtures("energetic")
 class TestMeasured:
@@ -145,11 +141,6 @@ class TestMeasured:
         again = bench.tune(None, objectives=("time", "energy"))
         assert (again.resumed, again.outcomes[Outcome.OK]) == (1, 11)  # the wrong result needs no second trial
         assert bench.tune(None, objectives=("time", "energy", "error")).resumed == 12
-
-
-def test_options_know_when_slow_ones_may_be_dropped() -> None:
-    given = ({}, {"discard": False}, {"objectives": REGISTERS})
-    assert [TuneOptions(**options).drops_slow for options in given] == [True, False, False]
 
 
 @pytest.mark.parametrize(
