@@ -80,7 +80,7 @@ def wide(rewrite: Any, compiled_once: None) -> Any:
     [
         *((name, [{"sampler": name}]) for name in SAMPLERS),
         ("auto", [{"workers": 1}]),
-        *((name, [{"sampler": name, "workers": workers}]) for name in ("tpe", "random") for workers in (1, 4)),
+        *((name, [{"sampler": name, "workers": workers}]) for name, workers in (("tpe", 4), ("random", 1))),
         ("auto, 20 and more", [{"trials": 20}, {}]),
         ("auto, two tries", [{"tries": (400, 77), "trials": 24}]),
         ("only four", [{"only": (11, 5, 300, 42), "trials": None}]),
