@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from faults.traces import no_traces
-from judges import BEST, ending_at, failing_if
+from judges import BEST, FakeGpu, ending_at, failing_if
 
-from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, config_key
 from autotile.database.database import Database
 from autotile.errors import InputError, ProblemError, RecordingError, ToolchainError, WorkerError
@@ -20,7 +19,6 @@ from autotile.exchange.recording import RecordingHeader, read_recording, write_r
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import Settings, read_settings
-from autotile.space.search_space import SearchSpace
 from autotile.tuning import backend as backends
 from autotile.tuning import session
 from autotile.tuning.backend import choose_backend
@@ -255,19 +253,6 @@ class TestWithNothingToMeasure:
         problem = resolve_problem(kernel.spec, {"M": 10**6, "N": 10**6, "K": 4096})
         with pytest.raises(ProblemError, match=r"needs .* GiB of device memory to tune, but NVIDIA H200 has"):
             choose_backend(kernel, problem, read_settings(), TuneOptions(replay="auto"))
-
-
-class FakeGpu(ReplayBackend):
-    """A recording that acts as a GPU."""
-
-    source = "cuda"
-
-    def __init__(self, path: Path, device: DeviceProperties) -> None:
-        super().__init__(read_recording(path))
-        self.device = device
-
-    def available_rows(self, space: SearchSpace) -> None:
-        return None
 
 
 @pytest.fixture

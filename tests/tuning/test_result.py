@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from judges import BEST
+from judges import BEST, FakeGpu, failing_if
 
-from autotile.core.device import device_profile
 from autotile.core.documents import to_document
 from autotile.core.model import (
     Measurement,
     Outcome,
-    Problem,
     Resources,
     Trial,
     config_key,
@@ -24,13 +22,11 @@ from autotile.core.model import (
 )
 from autotile.database.database import Database
 from autotile.errors import InputError, RecordingError
-from autotile.kernel.library import Kernel
-from autotile.settings import Settings, read_settings
+from autotile.settings import read_settings
+from autotile.tuning.backend import workload_of
 from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.result import measure_drift, pareto_front
-from autotile.workers.child import WorkerPool
-from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import Workload
+from autotile.workers.jobs import Candidate, Reading
 
 REGISTERS = ("time", "registers")
 
@@ -41,19 +37,24 @@ def trial(tile: int, time_us: float, registers: int, outcome: Outcome = Outcome.
 
 
 @pytest.fixture
-def energetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the choice of a backend by a fake GPU that measures energy."""
+def energetic(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the choice of a backend by a fake GPU, which measures energy if the session asks for it."""
+    judge = failing_if(lambda config: config == {"THREADS": 64, "WORK": 4}, Outcome.WRONG_RESULT)
+    recording = bench.record(judge)
 
-    def backend(
-        kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, pool: WorkerPool | None, **_: object
-    ) -> Gpu:
-        workload = Workload("", "", problem.sizes, problem.dtype, "cold", str(settings.cache), 10**8, 0.1)
-        workload = replace(workload, energy="energy" in options.objectives)
-        device = device_profile("h200")
-        return Gpu(workload, options.run_deadline_s, "fake_energy_worker", worker_pool=pool, device=device)
+    class Energetic(FakeGpu):
+        def _reading(self, candidate: Candidate, limit_us: float | None = None) -> Reading:
+            found = super()._reading(candidate, limit_us)
+            threads, work = (int(candidate.config[name]) for name in ("THREADS", "WORK"))
+            used = {"energy_mj": threads / 64 + work} if self.measures_energy else {}
+            return replace(found, telemetry={"max_error": 1e-7 * work, **used}) if found.outcome.has_time else found
 
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    monkeypatch.setattr(import_module("autotile.tuning.session"), "choose_backend", backend)
+    def choose(*of: Any, **_: object) -> FakeGpu:
+        gpu = Energetic(recording, bench.device)
+        gpu.measures_energy = workload_of(*of[:4]).energy
+        return gpu
+
+    monkeypatch.setattr(import_module("autotile.tuning.session"), "choose_backend", choose)
 
 
 class TestFront:
