@@ -303,10 +303,10 @@ def test_what_a_search_dropped_early_is_measured(bench: Any, measure: Measure, t
 
 
 def test_failures_are_recorded(bench: Any, measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = failing_if(lambda config: config["WORK"] == 2, Outcome.CRASHED, "illegal address", "measure")
+    judge = failing_if(lambda config: config["WORK"] == 2, Outcome.CRASHED, "illegal address", "verify")
     monkeypatch.setattr(session, "choose_backend", lambda *_, **__: FakeGpu(bench.record(judge), bench.device))
     found = read_recording(measure(output=tmp_path).path).lookup({"THREADS": 64, "WORK": 2})
-    assert (found.outcome, found.reason, found.stage) == (Outcome.CRASHED, "illegal address", "measure")
+    assert (found.outcome, found.reason, found.stage) == (Outcome.CRASHED, "illegal address", "verify")
     assert found.resources is not None
 
 
