@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +27,6 @@ pytestmark = pytest.mark.gpu
 N = 1 << 20
 STENCIL = Path(__file__).parents[2] / "examples" / "stencil_2d" / "stencil_2d.toml"
 HEIGHT, WIDTH = 1000, 700
-
-FAULTS = """
-    const int at = blockIdx.x * blockDim.x + threadIdx.x;
-    if (FAULT == 1) *(volatile float*)16 = 1.0f;                        // an illegal address
-    if (FAULT == 2 && at == 0) y[n + 3] = 1.0f;                         // a write past the end
-    if (FAULT == 3) factor += 1e-3f;                                    // a wrong result
-    if (FAULT == 4) while (((volatile const float*)x)[0] < 1e30f) {}    // no end
-"""
-
-
-@pytest.fixture
-def faulty(rewrite: Callable[..., Any]) -> Any:
-    """The tiny kernel with a parameter that makes it fail in several ways after compilation."""
-    return rewrite(
-        {
-            "float factor) {\n": "float factor) {\n" + FAULTS,
-            "WORK = [1, 2, 4]\n": "WORK = [1]\nFAULT = [0, 1, 2, 3, 4]\n",
-            "WORK = 1\n": "WORK = 1\nFAULT = 0\n",
-            "THREADS = [32, 64, 128, 256]": "THREADS = [128]",
-        }
-    )
 
 
 class TestWinner:
@@ -96,23 +74,6 @@ class TestWinner:
             assert result.resumed == 0
             assert result.winner.measurement.l2 == l2
         assert get_best_kernel(str(scale_toml), n=N).measurement.l2 == "cold"
-
-
-class TestFaults:
-    def test_every_fault_is_an_outcome_and_the_sound_one_wins(self, faulty: Any) -> None:
-        result = faulty.tune(None, sampler="brute-force", run_deadline_s=8.0, n=N)
-        by_fault = {trial.config["FAULT"]: trial for trial in faulty.stored()}
-        assert {fault: trial.outcome for fault, trial in by_fault.items()} == {
-            0: Outcome.OK,
-            1: Outcome.CRASHED,
-            2: Outcome.OUT_OF_BOUNDS,
-            3: Outcome.WRONG_RESULT,
-            4: Outcome.TIMED_OUT,
-        }
-        assert {trial.stage for fault, trial in by_fault.items() if fault} == {"verify"}
-        assert all(trial.reason for fault, trial in by_fault.items() if fault)
-        assert result.winner.config["FAULT"] == 0
-        assert workers_with(f"PPid:\t{os.getpid()}\n") == []
 
 
 class TestInterrupts:
