@@ -385,11 +385,10 @@ def independent_groups(kernel: Kernel) -> list[StepGroup]:
             return []
         spans[entry] = spanned[0]
     bodies = {entry: set(_WORD.findall(source[start:end])) for entry, (start, end) in spans.items()}
-    rest, at = [], 0
-    for start, end in sorted(spans.values()):
-        rest.append(source[at:start])
-        at = max(at, end)
-    outside = set(_WORD.findall(" ".join([*rest, source[at:]])))
+    rest = source
+    for start, end in sorted({*spans.values()}, reverse=True):
+        rest = f"{rest[:start]} {rest[end:]}"
+    outside = set(_WORD.findall(rest))
     parameters = {parameter.name for parameter in spec.parameters}
     used = []  # the names that each step depends on: those of its launch, and of its code
     for step in spec.steps:
