@@ -95,9 +95,9 @@ class PlannedProblem:
 
     def options(self, options: TuneOptions) -> TuneOptions:
         """Return the options of its session, given those of the command."""
-        effort = {"trials": self.trials, "budget_s": self.budget_s, "until": self.until}
+        effort: dict[str, Any] = {"trials": self.trials, "budget_s": self.budget_s, "until": self.until}
         if any(value is not None for value in effort.values()):
-            options = replace(options, trials=self.trials, budget_s=self.budget_s, until=self.until)
+            options = replace(options, **effort)
         if self.captured is not None:
             options = replace(options, captured=self.captured, fresh=True)
         return options
