@@ -118,11 +118,8 @@ def choose_backend(
 def _start_gpu(
     kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
 ) -> Gpu | None:
-    """Start a GPU worker, and return without waiting for it; None if the machine has no CUDA device.
-
-    The worker starts before anything is known about the device, as its imports take as long as all that follows here.
-    """
-    with ExitStack() as opened:
+    """Start a GPU worker, and return without waiting for it; None if the machine has no CUDA device."""
+    with ExitStack() as opened:  # it starts before the device is looked at: its imports take as long as all of this
         expected = expected_folder(kernel, problem, options)
         if expected is not None:
             opened.callback(expected.close)

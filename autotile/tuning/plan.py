@@ -21,7 +21,7 @@ from msgspec import Meta
 from autotile.core.documents import Count, Name, convert, parse_toml, read_regular, toml_value
 from autotile.core.model import Problem
 from autotile.cuda.driver import device_count, live_device
-from autotile.database.database import CONTEST, Database, open_for_reading, rows_of_kernel, run_text
+from autotile.database.database import CONTEST, Database, open_for_reading, rows_of_kernel
 from autotile.database.keys import TuningKey, space_hash
 from autotile.database.learned import MissCost, MissCostEstimator, study_times
 from autotile.database.winners import StoredMiss
@@ -206,20 +206,14 @@ def is_done(database: Database | None, planned: PlannedProblem, options: TuneOpt
     return False
 
 
-_BEST = (
-    "SELECT trials.phase, runs.sampler FROM studies JOIN best ON best.study_id = studies.id "
-    "JOIN trials ON trials.id = best.trial_id JOIN runs ON runs.id = trials.run_id WHERE studies.digest = :digest"
-)
-
-
 def is_final(database: Database, key: TuningKey, *, raced: bool) -> bool:
     """Return True if the best result of a study is of its finals, or of a race with other kernels if it is to be.
 
     A session that was killed, or still runs, leaves the best trial so far; one of an operation, winners of few kernels.
     """
-    with database.reading() as connection:
-        found = run_text(connection, _BEST, {"digest": key.digest})
-    return any(phase == "final" and (not raced or sampler in (CONTEST, "race")) for phase, sampler in found)
+    bests = database.best(key.kernel, dtype=key.dtype, sizes=key.sizes, gpu_name=key.gpu_name)
+    final = [best for best in bests if best.key == key and best.confirmed]
+    return any(not raced or best.run.sampler in (CONTEST, "race") for best in final)
 
 
 def _has_effort(settings: Mapping[str, Any], summary: Mapping[str, Any], options: TuneOptions) -> bool:
@@ -283,22 +277,11 @@ class AssessedMiss(StoredMiss):
         return self.cost is not None and self.cost.measured
 
 
-@dataclass(frozen=True, slots=True)
-class MissedProblem:
-    """A problem to tune, and the name of its kernel, or the path of its file, by which it is served.
-
-    ``count`` is the calls that were not served exactly, of all tiers together, and ``lost_s`` the time that they may
-    have lost, in seconds; None if unknown.
-    """
-
-    asked_as: str
-    kernel: Kernel
-    problem: Problem
-    count: int
-    lost_s: float | None
+Missed = tuple[PlannedProblem, int, float | None]
+"""A missed problem, its calls that were not served exactly, and the time in seconds that they may have lost, if known."""
 
 
-def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[MissedProblem]:
+def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[Missed]:
     """Return the missed problems that are not tuned yet on the GPU that would tune them, the costliest first.
 
     Problems of kernels that are found neither by name nor by the given path are left out. The options are those of the
@@ -311,18 +294,17 @@ def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[Mis
         return []
     with opened:
         assessed = assess_misses(opened, kernel, gpu_name)
-    found: dict[str, MissedProblem] = {}
+    found: dict[str, Missed] = {}
     for one in assessed:
         if one.kernel is None or one.tuned:
             continue
-        problem, lost_s, count = one.problem, one.lost_s, one.count
-        if (earlier := found.get(str(problem))) is not None:
-            count += earlier.count
-            if earlier.lost_s is not None:
-                lost_s = (lost_s or 0.0) + earlier.lost_s
         asked_as = str(kernel) if kernel is not None else one.kernel.name
-        found[str(problem)] = MissedProblem(asked_as, one.kernel, problem, count, lost_s)
-    return sorted(found.values(), key=lambda missed: (-(missed.lost_s or 0.0), -missed.count))
+        planned = PlannedProblem(asked_as, one.kernel, one.problem)
+        _, count, lost_s = found.get(str(one.problem), (planned, 0, None))
+        if one.lost_s is not None:
+            lost_s = (lost_s or 0.0) + one.lost_s
+        found[str(one.problem)] = planned, count + one.count, lost_s
+    return sorted(found.values(), key=lambda missed: (-(missed[2] or 0.0), -missed[1]))
 
 
 def assess_misses(database: Database, kernel: KernelName | None, gpu_name: str | None = None) -> list[AssessedMiss]:
@@ -353,8 +335,7 @@ def assess_misses(database: Database, kernel: KernelName | None, gpu_name: str |
             found.append(AssessedMiss(miss.problem, *counts, None, None, tuned=False))
             continue
         if name not in estimators:
-            rules = database.rules(name)
-            estimators[name] = MissCostEstimator(current, study_times(database, name), rules)
+            estimators[name] = MissCostEstimator(current, study_times(database, name), database.rules(name))
         version = (current.source_hash, space_hash(current.spec))
         stored = database.best(name, dtype=problem.dtype, sizes=problem.sizes, gpu_name=miss.gpu_name)
         tuned = any(best.confirmed and (best.key.template_hash, best.key.space_hash) == version for best in stored)

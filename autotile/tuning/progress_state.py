@@ -391,17 +391,13 @@ class TimeLeft:
     @property
     def finals_s(self) -> float:
         """Estimated time of the finals in seconds, without that of compute-sanitizer; 0 if there are none."""
-        count = len(self._times_us)
-        if not count or not self._options.finals:
+        if not self._times_us or not self._options.finals:
             return 0.0
         round_us = sum(self._times_us)
         check_s = sum(self._gpu_s) / len(self._gpu_s)
         race_s = 1e-6 * _RACE_SHARE * race_rounds(round_us) * round_us
         limit_s = finals_limit_s(self._times_us[0], self._options.budget_s or 0.0)
         return _FINALS_S + min(limit_s, race_s) + REPEATS * check_s  # the winner is verified as often in any case
-
-
-_GPU_STAGES = ("load", "verify", "measure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +432,7 @@ class LoadMeter:
         """Register a trial that has just ended."""
         now = time.perf_counter()
         if self._first is not None:
-            self._gpu_s += sum(trial.seconds.get(stage, 0.0) for stage in _GPU_STAGES)
+            self._gpu_s += sum(trial.seconds.get(stage, 0.0) for stage in ("load", "verify", "measure"))
         reading = now, self._compile_pool.busy_s, self._gpu_s
         self._newest = reading
         if self._first is None:

@@ -254,10 +254,8 @@ class Session:
         self._time_left.remember(self._log.trials)
         self._finals_end_s = 0.0
         """Expected end of the finals, in seconds since the session began."""
-        self._shortlist: Shortlist | None = None
-        """Search of `run`."""
-        self._asked: Search | None = None
-        """Search of `ask`."""
+        self._shortlist: Shortlist | None = None  # of `run`
+        self._asked: Search | None = None  # of `ask`
         self._load = LoadMeter(self._compile_pool, cores, backend.gpu_count)
         self._pipeline = pipeline
         pipeline.score = self._scorer.scored
@@ -529,10 +527,7 @@ class Session:
                 time.sleep(_WAIT_S)
 
     def _compile_ahead(self, others: int = 0) -> None:
-        """Take proposals from the search, valid by rules and static limits, and start their compilation.
-
-        As many trials as ``others`` begin besides.
-        """
+        """Start the compilation of what the search proposes, while as many trials as ``others`` begin besides."""
         assert self._shortlist is not None
         room = self._rules.room
         self._pipeline.compile_ahead(self._shortlist, max(room - others, 0) if room is not None else None)
@@ -568,10 +563,7 @@ class Session:
             yield trial
 
     def _try(self, configs: Iterable[Config]) -> Iterator[Trial]:
-        """Try valid configurations that have no trial yet, and yield their trials as they are stored.
-
-        One that another session is trying is waited for; its trial is in the log then.
-        """
+        """Try valid configurations that have no trial, and yield their trials; wait for those of other sessions."""
         given = GivenCandidates((c for c in configs if self._log.find(c) is None), 2 * self._backend.gpu_count - 1)
         self._pipeline.compile_ahead(given)
         yield from self._measure(given, is_limited=False)
@@ -613,8 +605,8 @@ class Session:
     def _claim(self, configs: Sequence[Config], room: int | None = None) -> Sequence[bool]:
         """Return True if this session may try each of some configurations; no other one does so then.
 
-        Where another session is trying the default, this one waits for it, and then puts its times on the scale of the
-        study. Nothing else runs yet: a search proposes the default first.
+        Where another one tries the default, this one waits, and then puts its times on the scale of the study. Nothing
+        else runs yet: a search proposes the default first.
         """
         ours = [*self._heard(self._record.claim(*configs, room=room)).ours]
         default = self._plan.default
@@ -636,10 +628,7 @@ class Session:
         return claimed
 
     def _inherited(self, *, now: bool = False) -> list[Config]:
-        """Return the configurations that sessions that died were trying, which are now this session's.
-
-        Unless ``now``, there are none if it is not long since the last look.
-        """
+        """Return what sessions that died were trying, which is now this session's; not often unless ``now``."""
         if not now and time.monotonic() - self._looked_at < _INHERIT_S:
             return []
         self._looked_at = time.monotonic()
@@ -673,11 +662,8 @@ class Session:
         """Measure the default if another session did, on another GPU; call it while no candidate runs.
 
         GPUs of one model differ by some percent, by which a configuration would win or lose for the GPU that it was
-        tried on. The default is the reference: every session begins with it, and only one gets to claim it. The others
-        measure it, too, and multiply their times by the ratio of its stored time to their own. Without it, because it
-        does not run or its GPU is not known, times stay as they are: finals are held on one GPU in any case.
-
-        A `WorkerError` is raised if the GPU workers die repeatedly.
+        tried on. Every session begins with the default, which only one gets to claim. The others measure it, too, and
+        multiply their times by the ratio of its stored time to their own, if it runs and its GPU is known.
         """
         reference, own = self._log.find(self._plan.default), self._backend.uuid
         if reference is None or reference.outcome is not Outcome.OK or reference.time_us is None:
@@ -1062,16 +1048,9 @@ class Pipeline:
                 self.timeline.add(track, stage, start_s, start_s + seconds, config=config_text(candidate.config))
                 start_s += seconds
         compiled = candidate.trial()
-        trial = replace(
-            compiled,
-            outcome=reading.outcome,
-            reason=reading.reason,
-            stage=reading.stage,
-            measurement=reading.measurement,
-            seconds={**compiled.seconds, **reading.seconds},
-            telemetry=reading.telemetry,
-            gpu=reading.gpu,
-        )
+        names = ("outcome", "reason", "stage", "measurement", "telemetry", "gpu")
+        taken_over = {name: getattr(reading, name) for name in names}
+        trial = replace(compiled, seconds={**compiled.seconds, **reading.seconds}, **taken_over)
         if reading.captured:  # its outputs, for a check by a function of the user's
             assert self.kernel.inspection is not None
             with self.timeline.span("session", "inspect"):

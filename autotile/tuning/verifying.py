@@ -287,8 +287,8 @@ def retime(
     the problem, whatever compiler the study used: they are no longer served. Of the options, those that select
     configurations are fixed here.
 
-    Return the result, None if every configuration failed for the same reason; that reason, else an empty text; and the
-    configurations that failed, by `config_key`, with outcome and reason.
+    Return the result, or None and the reason for which every configuration failed; and the configurations that failed,
+    by `config_key`, with outcome and reason.
     """
     database = database_location(options.database)
     found = {config_key(served): served}  # then the fastest ones of each study
@@ -360,8 +360,7 @@ def check_served(
     The verdict is stored without a time, so that the problem still counts as not tuned. A configuration that failed is
     not served for this problem again, unless a tuning measures it.
 
-    Return its judgement, None if it could not be run, and why it failed or could not be run, an empty text if it is
-    correct.
+    Return its judgement, None if it could not be run, and why it failed or could not be run; empty if it is correct.
     """
     configs = config, dict(kernel.spec.default)
     of = kernel, kernel, problem
