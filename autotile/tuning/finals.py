@@ -324,10 +324,7 @@ class FinalistChecks:
         return next((i for i in by_weight if not self.passes(i, wins=i == order[0], ties=i in tied)), None)
 
     def verified_like(self, winner: int, tied: Sequence[int]) -> list[int]:
-        """Return those that tie with the winner and passed as many repeats, or all; note how many did not.
-
-        Those that were given up are noted, too.
-        """
+        """Return the ties that passed as many repeats as the winner, or all; note how many did not or were left out."""
         if self._given_up:
             self.notices.append(
                 f"{plural(len(self._given_up), 'finalist')} were not verified, and are not ranked: faulty ones took "

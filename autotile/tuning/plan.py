@@ -182,10 +182,7 @@ def _problems_of(entry: _TuneTable, head: _PlanTable, folder: Path, room: int) -
 
 
 def is_done(database: Database | None, planned: PlannedProblem, options: TuneOptions, gpu_name: str) -> bool:
-    """Return True if a finished session has tuned a problem on a GPU with at least the effort of its session's options.
-
-    The name of the GPU is empty in replay.
-    """
+    """Return True if a finished session tuned a problem on a GPU, unnamed in replay, with at least this effort."""
     target, problem = planned.target, planned.problem
     if database is None:
         return False
@@ -278,7 +275,7 @@ class AssessedMiss(StoredMiss):
 
 
 Missed = tuple[PlannedProblem, int, float | None]
-"""A missed problem, its calls that were not served exactly, and the time in seconds that they may have lost, if known."""
+"""A missed problem, its calls that were not served exactly, and the seconds that they may have lost, if known."""
 
 
 def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[Missed]:

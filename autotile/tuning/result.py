@@ -69,10 +69,7 @@ class Drift:
 
 
 def measure_drift(trials: Iterable[Trial]) -> Drift | None:
-    """Return the drift over trials, oldest first, of several GPUs that of the one that drifted most.
-
-    None where none of the trials timed the reference kernel.
-    """
+    """Return the greatest drift of a GPU over trials, oldest first; None if none timed the reference kernel."""
     times: dict[str, list[tuple[float, tuple[str, ...]]]] = {}
     for trial in trials:
         if time_us := trial.telemetry.get("reference_us"):

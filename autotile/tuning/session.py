@@ -65,7 +65,7 @@ from autotile.tuning.start import Scorer, SearchPlan, StepTimes, independent_gro
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend
-from autotile.workers.jobs import Candidate, SizedCubin, finals_limit_s
+from autotile.workers.jobs import Candidate, Reading, SizedCubin, finals_limit_s
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -1033,10 +1033,7 @@ class Pipeline:
         return None
 
     def end_next(self) -> tuple[Compiling, Trial]:
-        """Wait for a running candidate, of one GPU the oldest; return it with its trial.
-
-        A `WorkerError` is raised if the GPU workers die repeatedly.
-        """
+        """Wait for a running candidate, of one GPU the oldest; return it with its trial. Errors are the backend's."""
         with self.timeline.span("session", "wait for the GPU"):
             given, found = self.backend.result()
         _, candidate = self._running.pop(id(given))
@@ -1065,13 +1062,11 @@ class Pipeline:
     def measure_again(self, trial: Trial, count: int) -> list[float]:
         """Measure the configuration of a finished trial while nothing runs; return times in us, none if it fails."""
         given = self.compile(trial.config).candidate()
-        times_us: list[float] = []
-        for _ in range(count if given is not None else 0):
-            assert given is not None
+        readings: list[Reading] = []
+        while given is not None and len(readings) < count:
             self.backend.submit(given)
-            _, reading = self.backend.result()
-            times_us += [reading.measurement.time_us] if reading.measurement is not None else []
-        return times_us
+            readings.append(self.backend.result()[1])
+        return [one.measurement.time_us for one in readings if one.measurement is not None]
 
     def recompile(self, trials: Sequence[Trial]) -> list[tuple[Trial, Candidate]]:
         """Return finished trials with their compiled candidates; trials that no longer compile are left out.

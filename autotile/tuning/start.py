@@ -225,7 +225,7 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
     sources = []
     for study in others[:_MAX_SOURCES]:
         other = study.key
-        name = " ".join(f"{name}={value}" for name, value in other.sizes.items())
+        name = config_text(other.sizes)
         name += f" on {other.gpu_name}" if other.gpu_name != key.gpu_name else ""
         if (other.template_hash, other.space_hash) != (key.template_hash, key.space_hash):
             name += " of another version"
@@ -432,10 +432,7 @@ def _definition(source: str, name_at: int) -> tuple[int, int] | None:
 
 
 class StepTimes:
-    """The settings of each group and the times of its steps.
-
-    The settings of a group are tried in an order by the seed, the default first.
-    """
+    """The settings of each group, in an order by the seed, the default first, and the times of its steps."""
 
     def __init__(self, groups: Sequence[StepGroup], space: SearchSpace, default: Config, seed: int) -> None:
         self._groups = groups
