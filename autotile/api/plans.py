@@ -49,7 +49,7 @@ from autotile.tuning.operation_session import OperationResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import (
     MAX_PLAN_BYTES,
-    MissedProblem,
+    Missed,
     PlannedProblem,
     TuningPlan,
     is_done,
@@ -283,9 +283,9 @@ def tune_misses(
     """
     _, chosen = read_keywords(None, None, named, options, device=device, database=database)
     missed = missed_problems(kernel, chosen)
-    for one in missed:
-        cost = "" if one.lost_s is None else f", which may have cost {duration_text(one.lost_s)}"
-        announce(f"{one.problem}: {plural(one.count, 'call')} not served exactly{cost}")
+    for planned, count, lost_s in missed:
+        cost = "" if lost_s is None else f", which may have cost {duration_text(lost_s)}"
+        announce(f"{planned.problem}: {plural(count, 'call')} not served exactly{cost}")
     if not missed:
         announce(_NO_MISSES)
     with observing(observe or progress) as observer:
@@ -513,9 +513,9 @@ def plan(
     return found
 
 
-def _plan_of_misses(missed: Iterable[MissedProblem]) -> TuningPlan:
+def _plan_of_misses(missed: Iterable[Missed]) -> TuningPlan:
     """Return a plan of missed problems, in their order."""
-    return TuningPlan("misses", tuple(PlannedProblem(one.asked_as, one.kernel, one.problem) for one in missed))
+    return TuningPlan("misses", tuple(planned for planned, *_ in missed))
 
 
 def write_plan(plan: TuningPlan, output: str | Path) -> Path:

@@ -47,16 +47,10 @@ def choose_backend(
 ) -> Backend:
     """Return the GPU if there is one and no replay was requested, and a recording otherwise.
 
-    ``lane`` are the GPUs of a cluster to use; None for those that the options name.
-
-    Raises
-    ------
-    InputError
-        There is neither a GPU nor a recording, or without them the problem does not fit in a large GPU's memory, no
-        configuration is valid for it, or the default one does not compile; the requested recording belongs to another
-        problem, kernel version or L2 mode, or lacks an objective; or a sanitizer was requested in replay.
-    ToolchainError
-        The requested sanitizer is not installed.
+    ``lane`` are the GPUs of a cluster to use; None for those that the options name. An `InputError` is raised if there
+    is neither a GPU nor a recording, or without them the problem does not fit in a large GPU's memory, no configuration
+    is valid for it, or the default one does not compile; as for `open_recording`; or if a sanitizer was requested in
+    replay. A `ToolchainError` is raised if the requested sanitizer is not installed.
     """
     if options.scheduler:
         from autotile.tuning.cluster.gpus import ClusterGpus, ClusterLane  # imports Dask
@@ -124,11 +118,8 @@ def choose_backend(
 def _start_gpu(
     kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
 ) -> Gpu | None:
-    """Start a GPU worker, and return without waiting for it; None if the machine has no CUDA device.
-
-    The worker starts before anything is known about the device, as its imports take as long as all that follows here.
-    """
-    with ExitStack() as opened:
+    """Start a GPU worker, and return without waiting for it; None if the machine has no CUDA device."""
+    with ExitStack() as opened:  # it starts before the device is looked at: its imports take as long as all of this
         expected = expected_folder(kernel, problem, options)
         if expected is not None:
             opened.callback(expected.close)

@@ -48,30 +48,20 @@ _BESIDE_US = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Finals:
-    """Comparison of the finalists.
+    """Comparison of the finalists."""
 
-    Attributes
-    ----------
-    ranked
-        Finalists with their times from the race, winner first; empty where none passed the checks.
-    default
-        Trial of the default configuration, where it runs.
-    speedup
-        Time, or cost, of the default over that of the winner; None where the default does not run.
-    ties
-        Configurations whose times cannot be distinguished from the winner's, and which were verified as often.
-    refused
-        Finalists that failed the checks, with the reason.
-    notices
-        Checks that could not be made, one line each.
-    """
-
-    ranked: tuple[Trial, ...]
-    default: Trial | None
-    speedup: Interval | None
-    ties: tuple[Config, ...]
+    ranked: tuple[Trial, ...] = ()
+    """Finalists with their times from the race, winner first; empty where none passed the checks."""
+    default: Trial | None = None
+    """Trial of the default configuration, where it runs."""
+    speedup: Interval | None = None
+    """Time, or cost, of the default over that of the winner; None where the default does not run."""
+    ties: tuple[Config, ...] = ()
+    """Configurations whose times cannot be distinguished from the winner's, and which were verified as often."""
     refused: tuple[Trial, ...] = ()
+    """Finalists that failed the checks, with the reason."""
     notices: tuple[str, ...] = ()
+    """Checks that could not be made, one line each."""
 
     @property
     def winner(self) -> Trial | None:
@@ -83,34 +73,24 @@ class Finals:
 class FinalRules:
     """How finals are held.
 
-    Attributes
-    ----------
-    default, incumbent
-        Configurations that take part regardless of their time; the incumbent wins if it ties, and is None where there
-        is none.
-    seed
-        Seed of the order within the rounds.
-    hurried
-        Whether the user has interrupted the session: four other finalists at most, the minimum number of rounds that
-        gives an interval, fewer repeats, and no sanitizer.
-    limit_s
-        Time of the race and of the checks, in seconds; the winner is verified as often in any case.
-    precision
-        That of the race, see `autotile.workers.jobs.Race`.
-    scorer
-        Computes what the session minimises; None for the time.
-    observe
-        Called after each verification with the expected time of those that are left, in seconds.
+    The default and the incumbent take part regardless of their time; the incumbent wins if it ties.
     """
 
     default: Config
     incumbent: Config | None = None
     seed: int = 0
+    """Seed of the order within the rounds."""
     hurried: bool = False
+    """Whether the user has interrupted the session: four other finalists at most, the minimum number of rounds that
+    gives an interval, fewer repeats, and no sanitizer."""
     limit_s: float = math.inf
+    """Time of the race and of the checks; the winner is verified as often in any case."""
     precision: float = 0.0
+    """That of the race, see `autotile.workers.jobs.Race`."""
     scorer: Scorer | None = None
+    """Computes what the session minimises; None for the time."""
     observe: Callable[[float], None] = lambda _: None
+    """Called after each verification with the expected time of those that are left, in seconds."""
 
 
 def choose_finalists(
@@ -191,7 +171,7 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
                 notices=tuple(checks.notices),
             )
         left.remove(failed)
-    return Finals((), None, None, (), checks.refused(finalists), tuple(checks.notices))
+    return Finals(refused=checks.refused(finalists), notices=tuple(checks.notices))
 
 
 def hold_race(
@@ -227,22 +207,8 @@ new workers."""
 class FinalistChecks:
     """Repeated verification of finalists with two sets of inputs, and compute-sanitizer if it is enabled.
 
-    Each finalist is verified once, and the winner for as long as it takes.
-
-    The methods refer to the candidates by their indices.
-
-    Attributes
-    ----------
-    readings
-        Result of each finalist that was verified, or refused by another check.
-    notices
-        Checks that could not be made, one line each.
-    sanitized
-        Tools of compute-sanitizer that found nothing, for each finalist that they ran.
-    left_s
-        Time that is left, in seconds, after the race and the checks of those that passed.
-    lost_s
-        Time that faulty finalists have cost, in seconds.
+    Each finalist is verified once, and the winner for as long as it takes. The methods refer to the candidates by their
+    indices.
     """
 
     def __init__(self, backend: Backend, candidates: Sequence[Candidate], rules: FinalRules) -> None:
@@ -251,6 +217,7 @@ class FinalistChecks:
         self._hurried = rules.hurried
         self._observe = rules.observe
         self.lost_s = 0.0
+        """Time that faulty finalists have cost."""
         self._right_s, self._wrong_s = list[float](), list[float]()
         """Time of a repeat of each finalist that passed, and of each one that failed, in seconds."""
         self._given_up: set[int] = set()
@@ -258,10 +225,14 @@ class FinalistChecks:
         self._gives_up = False
         self._repeats = _HURRIED_REPEATS if rules.hurried else REPEATS
         self.left_s = self._limit_s = _HURRIED_CHECKS_S if rules.hurried else rules.limit_s
+        """Time that is left after the race and the checks of those that passed."""
         self.readings: dict[int, Reading] = {}
+        """Result of each finalist that was verified, or refused by another check."""
         self._second_seed = SECOND_SEED
         self.notices: list[str] = []
+        """Checks that could not be made, one line each."""
         self.sanitized: dict[int, tuple[str, ...]] = {}
+        """Tools of compute-sanitizer that found nothing, for each finalist that they ran."""
 
     def sanitize(self) -> None:
         """Run all finalists under the sanitizer at once; those with findings are refused."""
@@ -353,10 +324,7 @@ class FinalistChecks:
         return next((i for i in by_weight if not self.passes(i, wins=i == order[0], ties=i in tied)), None)
 
     def verified_like(self, winner: int, tied: Sequence[int]) -> list[int]:
-        """Return those that tie with the winner and passed as many repeats, or all; note how many did not.
-
-        Those that were given up are noted, too.
-        """
+        """Return the ties that passed as many repeats as the winner, or all; note how many did not or were left out."""
         if self._given_up:
             self.notices.append(
                 f"{plural(len(self._given_up), 'finalist')} were not verified, and are not ranked: faulty ones took "
@@ -446,25 +414,16 @@ _CONFIRMING_REPEATS, _CONFIRMING_CHECK_S = 20, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """The winner of the finals on a second GPU of the same model.
-
-    Attributes
-    ----------
-    gpu, home
-        UUIDs of the second GPU and of the one that held the finals.
-    time_us
-        Time of the winner there, in microseconds, not rescaled.
-    spread
-        Relative excess over its time in the finals, 0.01 for 1 %.
-    speedup
-        Time of the default over that of the winner there; None where the default does not run.
-    """
+    """The winner of the finals on a second GPU of the same model, by UUID; the home is the one that held the finals."""
 
     gpu: str
     home: str
     time_us: float
+    """Time of the winner there, not rescaled."""
     spread: float
+    """Relative excess over its time in the finals, 0.01 for 1 %."""
     speedup: Interval | None
+    """Time of the default over that of the winner there; None where the default does not run."""
 
 
 def confirm_finals(

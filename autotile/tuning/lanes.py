@@ -40,12 +40,7 @@ class Lane:
 
     The user's interrupt is that which all sessions share; None in the main thread, whose session takes it itself. With
     a connection to a scheduler that offers the GPUs, these may be added while a session runs, and their properties are
-    known; GPUs of this machine, and simulated ones, have none.
-
-    Attributes
-    ----------
-    device
-        Properties of the GPUs of a cluster; None where they are of several models, of this machine, or simulated.
+    known, if they are of one model; GPUs of this machine, and simulated ones, have none.
     """
 
     def __init__(
@@ -98,22 +93,17 @@ class Lane:
 
 def run_jobs(
     jobs: Sequence[Callable[[Lane], Ended]], lane: Lane, allows: Callable[[int, GpuName], bool] = lambda _, __: True
-) -> Generator[tuple[int, Ended | Exception], None, None]:
+) -> Generator[tuple[int, Ended], None, None]:
     """Run jobs in their order, as many at once as there are GPUs; yield each one's number and result as it ends.
 
     With one GPU of this machine they run in this thread, one after the other, and it is up to the caller to go on after
-    an interrupted one. After the user's interrupt no other job begins, and after a second one `KeyboardInterrupt` is
-    raised, when the sessions have ended. Without an interrupt of the lane, the user's is received here.
+    an interrupted one. After the user's interrupt no other job begins. `KeyboardInterrupt` after a second one, and the
+    error of a job, are raised when the sessions have ended. Without an interrupt of the lane, the user's is received
+    here.
 
     Of a cluster, GPUs may join and leave: one that joins takes the next problem, or helps where none waits; a session
-    whose GPUs have left gets the next one that is free. A `WorkerError` says that none is left.
-
-    Parameters
-    ----------
-    jobs
-        Functions that tune a problem each, with the GPUs of a lane.
-    allows
-        Whether a job, by its number, may use a GPU; those that it may use are of one model.
+    whose GPUs have left gets the next one that is free. A `WorkerError` says that none is left. The GPUs that a job, by
+    its number, is allowed to use are of one model.
     """
     if lane.is_parallel:
         stop = lane.stop or StopRequest()
@@ -121,19 +111,14 @@ def run_jobs(
             yield from _run_in_threads(jobs, lane, stop, allows)
         return
     for number, job in enumerate(jobs):
-        outcome: Ended | Exception
-        try:
-            outcome = job(lane)
-        except Exception as error:
-            outcome = error
-        yield number, outcome
+        yield number, job(lane)
         if lane.stop is not None and lane.stop.requested:
             return
 
 
 def _run_in_threads(
     jobs: Sequence[Callable[[Lane], Ended]], lane: Lane, stop: StopRequest, allows: Callable[[int, GpuName], bool]
-) -> Generator[tuple[int, Ended | Exception], None, None]:
+) -> Generator[tuple[int, Ended], None, None]:
     waiting = dict.fromkeys(range(len(jobs)))
     running: dict[int, tuple[threading.Thread, Lane]] = {}
     ended: queue.Queue[tuple[int, Ended | BaseException]] = queue.Queue()
@@ -203,7 +188,7 @@ def _run_in_threads(
             except queue.Empty:
                 continue
             running.pop(number)[0].join()
-            if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
+            if isinstance(outcome, BaseException):
                 raise outcome
             yield number, outcome
     except BaseException:  # that of a caller who wants no more, too

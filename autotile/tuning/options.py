@@ -31,13 +31,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9, description="seconds, 0 or more an
 
 
 def check_whole(name: str, value: object, minimum: int) -> None:
-    """Raise if an option is not an integer within its bounds; None, which selects a default, is accepted.
-
-    Raises
-    ------
-    InputError
-        The value is not an integer from ``minimum`` to 2**31 - 1.
-    """
+    """Raise an `InputError` if an option is not an integer up to 2**31 - 1; None, which selects a default, is one."""
     if value is not None:
         check_value(name, value, Annotated[int, Meta(ge=minimum, le=2**31 - 1)])
 
@@ -158,13 +152,7 @@ class TuneOptions:
     captured: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the types and ranges of the options.
-
-        Raises
-        ------
-        InputError
-            An option is of another type or out of range, or ``l2`` is neither ``cold`` nor ``hot``.
-        """
+        """Check the types and ranges of the options."""
         for name, hint in _hints_of(TuneOptions, include_extras=True).items():
             value = getattr(self, name)
             if isinstance(value, os.PathLike) and name in ("database", "captured"):
@@ -213,13 +201,7 @@ class FamilyPlan:
     max_configs: int = 8
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises
-        ------
-        InputError
-            One of them is not an integer of at least 1.
-        """
+        """Check that both are positive integers."""
         check_whole("points", self.points, 1)
         check_whole("max_configs", self.max_configs, 1)
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from msgspec import Meta
 from autotile.core.documents import Count, Name, convert, parse_toml, read_regular, toml_value
 from autotile.core.model import Problem
 from autotile.cuda.driver import device_count, live_device
-from autotile.database.database import CONTEST, Database, open_for_reading, rows_of_kernel, run_text
+from autotile.database.database import CONTEST, Database, open_for_reading, rows_of_kernel
 from autotile.database.keys import TuningKey, space_hash
 from autotile.database.learned import MissCost, MissCostEstimator
 from autotile.database.winners import StoredMiss
@@ -74,44 +75,29 @@ class _PlanDocument(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class PlannedProblem:
-    """A problem of a plan.
-
-    Attributes
-    ----------
-    asked_as
-        Name of the kernel or operation, or absolute path of its file.
-    target
-        The kernel or the operation.
-    problem
-        The problem.
-    gpus
-        Names or CUDA indices of the GPUs to tune it on; empty for all models of the command.
-    trials, budget_s, until
-        Effort, as in `TuneOptions`; None for that of the command.
-    priority
-        The problems of the greatest priority come first.
-    captured
-        Folder of a captured call, whose arguments are the inputs; None for the declared contents.
-    weight
-        Part of the plan's time, relative to that of the problems after it; None for all that is left.
-    """
+    """A problem of a plan; without trials, budget and gain, its effort is that of the command."""
 
     asked_as: str
+    """Name of the kernel or operation, or absolute path of its file."""
     target: Kernel | Operation
     problem: Problem
     gpus: tuple[str | int, ...] = ()
+    """Names or CUDA indices of the GPUs to tune it on; empty for all models of the command."""
     trials: int | None = None
     budget_s: float | None = None
     until: float | None = None
     priority: int = 0
+    """The problems of the greatest priority come first."""
     captured: str | None = None
+    """Folder of a captured call, whose arguments are the inputs; None for the declared contents."""
     weight: float | None = None
+    """Part of the plan's time, relative to that of the problems after it; None for all that is left."""
 
     def options(self, options: TuneOptions) -> TuneOptions:
         """Return the options of its session, given those of the command."""
-        effort = {"trials": self.trials, "budget_s": self.budget_s, "until": self.until}
+        effort: dict[str, Any] = {"trials": self.trials, "budget_s": self.budget_s, "until": self.until}
         if any(value is not None for value in effort.values()):
-            options = replace(options, trials=self.trials, budget_s=self.budget_s, until=self.until)
+            options = replace(options, **effort)
         if self.captured is not None:
             options = replace(options, captured=self.captured, fresh=True)
         return options
@@ -119,21 +105,12 @@ class PlannedProblem:
 
 @dataclass(frozen=True, slots=True)
 class TuningPlan:
-    """Problems to tune, in the order in which they begin.
-
-    Attributes
-    ----------
-    name
-        Name of the plan.
-    problems
-        The problems.
-    total_budget_s
-        Wall time after which no other problem begins, in seconds; None for no limit.
-    """
+    """Problems to tune, in the order in which they begin."""
 
     name: str
     problems: tuple[PlannedProblem, ...]
     total_budget_s: float | None = None
+    """Wall time after which no other problem begins; None for no limit."""
 
 
 def read_plan(path: Path) -> TuningPlan:
@@ -196,27 +173,16 @@ def _problems_of(entry: _TuneTable, head: _PlanTable, folder: Path, room: int) -
     target: Kernel | Operation
     target = load_operation(name) if find_operation(name) is not None else load_kernel(name)
     effort = own if any(own) else (head.trials, head.budget_s, head.until)
+    resolve = target.resolve if isinstance(target, Operation) else partial(resolve_problem, target.spec)
     return [
-        PlannedProblem(
-            name,
-            target,
-            target.resolve(sizes, dtype, defaults=True)
-            if isinstance(target, Operation)
-            else resolve_problem(target.spec, sizes, dtype, defaults=True),
-            tuple(entry.gpus),
-            *effort,
-            entry.priority,
-        )
+        PlannedProblem(name, target, resolve(sizes, dtype, defaults=True), tuple(entry.gpus), *effort, entry.priority)
         for sizes in listed
         for dtype in dtypes
     ]
 
 
 def is_done(database: Database | None, planned: PlannedProblem, options: TuneOptions, gpu_name: str) -> bool:
-    """Return True if a finished session has tuned a problem on a GPU with at least the effort of its session's options.
-
-    The name of the GPU is empty in replay.
-    """
+    """Return True if a finished session tuned a problem on a GPU, unnamed in replay, with at least this effort."""
     target, problem = planned.target, planned.problem
     if database is None:
         return False
@@ -237,20 +203,14 @@ def is_done(database: Database | None, planned: PlannedProblem, options: TuneOpt
     return False
 
 
-_BEST = (
-    "SELECT trials.phase, runs.sampler FROM studies JOIN best ON best.study_id = studies.id "
-    "JOIN trials ON trials.id = best.trial_id JOIN runs ON runs.id = trials.run_id WHERE studies.digest = :digest"
-)
-
-
 def is_final(database: Database, key: TuningKey, *, raced: bool) -> bool:
     """Return True if the best result of a study is of its finals, or of a race with other kernels if it is to be.
 
     A session that was killed, or still runs, leaves the best trial so far; one of an operation, winners of few kernels.
     """
-    with database.reading() as connection:
-        found = run_text(connection, _BEST, {"digest": key.digest})
-    return any(phase == "final" and (not raced or sampler in (CONTEST, "race")) for phase, sampler in found)
+    bests = database.best(key.kernel, dtype=key.dtype, sizes=key.sizes, gpu_name=key.gpu_name)
+    final = [best for best in bests if best.key == key and best.confirmed]
+    return any(not raced or best.run.sampler in (CONTEST, "race") for best in final)
 
 
 def _has_effort(settings: Mapping[str, Any], summary: Mapping[str, Any], options: TuneOptions) -> bool:
@@ -288,22 +248,15 @@ def plan_text(problems: Sequence[PlannedProblem], comments: Sequence[str] = ()) 
 
 @dataclass(frozen=True, slots=True)
 class AssessedMiss(StoredMiss):
-    """Calls of one problem on one GPU that were served by a fallback, with their cost as far as it is known.
-
-    Attributes
-    ----------
-    kernel
-        The kernel in its current version; None if it is not found, or no longer has these sizes. Else these are in the
-        order of its file.
-    cost
-        Cost of one call; None if unknown.
-    tuned
-        Whether the problem has been tuned since.
-    """
+    """Calls of one problem on one GPU that were served by a fallback, with their cost as far as it is known."""
 
     kernel: Kernel | None
+    """In its current version; None if it is not found, or no longer has these sizes. Else these are in the order of its
+    file."""
     cost: MissCost | None
+    """Cost of one call."""
     tuned: bool
+    """Whether the problem has been tuned since."""
 
     @property
     def call_us(self) -> float | None:
@@ -321,22 +274,11 @@ class AssessedMiss(StoredMiss):
         return self.cost is not None and self.cost.measured
 
 
-@dataclass(frozen=True, slots=True)
-class MissedProblem:
-    """A problem to tune, and the name of its kernel, or the path of its file, by which it is served.
-
-    ``count`` is the calls that were not served exactly, of all tiers together, and ``lost_s`` the time that they may
-    have lost, in seconds; None if unknown.
-    """
-
-    asked_as: str
-    kernel: Kernel
-    problem: Problem
-    count: int
-    lost_s: float | None
+Missed = tuple[PlannedProblem, int, float | None]
+"""A missed problem, its calls that were not served exactly, and the seconds that they may have lost, if known."""
 
 
-def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[MissedProblem]:
+def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[Missed]:
     """Return the missed problems that are not tuned yet on the GPU that would tune them, the costliest first.
 
     Problems of kernels that are found neither by name nor by the given path are left out. The options are those of the
@@ -349,18 +291,17 @@ def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[Mis
         return []
     with opened:
         assessed = assess_misses(opened, kernel, gpu_name)
-    found: dict[str, MissedProblem] = {}
+    found: dict[str, Missed] = {}
     for one in assessed:
         if one.kernel is None or one.tuned:
             continue
-        problem, lost_s, count = one.problem, one.lost_s, one.count
-        if (earlier := found.get(str(problem))) is not None:
-            count += earlier.count
-            if earlier.lost_s is not None:
-                lost_s = (lost_s or 0.0) + earlier.lost_s
         asked_as = str(kernel) if kernel is not None else one.kernel.name
-        found[str(problem)] = MissedProblem(asked_as, one.kernel, problem, count, lost_s)
-    return sorted(found.values(), key=lambda missed: (-(missed.lost_s or 0.0), -missed.count))
+        planned = PlannedProblem(asked_as, one.kernel, one.problem)
+        _, count, lost_s = found.get(str(one.problem), (planned, 0, None))
+        if one.lost_s is not None:
+            lost_s = (lost_s or 0.0) + one.lost_s
+        found[str(one.problem)] = planned, count + one.count, lost_s
+    return sorted(found.values(), key=lambda missed: (-(missed[2] or 0.0), -missed[1]))
 
 
 def assess_misses(database: Database, kernel: KernelName | None, gpu_name: str | None = None) -> list[AssessedMiss]:

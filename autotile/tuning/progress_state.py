@@ -28,13 +28,7 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """Wall time of a session and of its phases, from construction on, which the timeline takes up.
-
-    Attributes
-    ----------
-    phases_s
-        Seconds of each phase that was reached, including one that an exception ended.
-    """
+    """Wall time of a session, from construction on, and of each phase that was reached, which the timeline takes up."""
 
     def __init__(self, timeline: Timeline = NO_TIMELINE) -> None:
         self._start = time.monotonic()
@@ -62,18 +56,12 @@ class StopRequest:
 
     Outside the main thread, where Python delivers no signals, the context has no effect. Sessions in several threads
     share one, which the main thread has entered.
-
-    Attributes
-    ----------
-    requested
-        Whether the user has asked for the end of the session.
-    aborted
-        Whether the sessions of other threads are to end at once.
     """
 
     def __init__(self) -> None:
         self.requested = False
         self.aborted = False
+        """Whether the sessions of other threads are to end at once."""
         self._previous: Any = None
 
     def __enter__(self) -> Self:
@@ -102,38 +90,18 @@ ones fewer."""
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The reason for the end of a search.
-
-    Attributes
-    ----------
-    rule
-        ``interrupt``, ``trials``, ``budget``, ``until``, ``settled`` where nothing more was expected, or ``space``
-        where every configuration was tried.
-    expected_gain
-        Expected relative gain in speed from `more_trials` further trials, 0.01 for 1 %; None for a sampler that does
-        not estimate it.
-    more_trials
-        Number of further trials that `expected_gain` is of; None if it is not known.
-    """
+    """The reason for the end of a search."""
 
     rule: Rule
+    """``settled`` where nothing more was expected, and ``space`` where every configuration was tried."""
     expected_gain: float | None = None
+    """Expected relative gain in speed from `more_trials` further trials, 0.01 for 1 %; None for a sampler that does not
+    estimate it."""
     more_trials: int | None = None
 
 
 class StoppingRules:
-    """The limits on trials and budget, the minimum expected gain, and the user's interrupt.
-
-    Attributes
-    ----------
-    running
-        Number of trials that have begun and have not ended.
-    expected_gain
-        Expected gain of the search, see `autotile.search.search.Search`; it ends a search where it is below ``until``,
-        or unless ``spend`` is set, below 0.5 %. ``benchmarks/results/until.json`` has where, and what that loses.
-    ends_after
-        Number of trials after which it is expected to end the search; None if that is not foreseen.
-    """
+    """The limits on trials and budget, the minimum expected gain, and the user's interrupt."""
 
     def __init__(self, options: TuneOptions, log: TrialLog, clock: Clock, stop: StopRequest) -> None:
         self._options = options
@@ -142,8 +110,13 @@ class StoppingRules:
         self.stop = stop
         self._least_gain = options.until or (0.0 if options.spend else SETTLED_GAIN)
         self.expected_gain: float | None = None
+        """Expected gain of the search, see `autotile.search.search.Search`; it ends a search where it is below
+        ``until``, or unless ``spend`` is set, below 0.5 %. ``benchmarks/results/until.json`` has where, and what that
+        loses."""
         self.ends_after: float | None = None
+        """Number of trials after which the gain is expected to end the search; None if that is not foreseen."""
         self.running = 0
+        """Number of trials that have begun and have not ended."""
 
     def observe(self, search: Shortlist) -> None:
         """Take over what a search expects of further trials."""
@@ -181,15 +154,10 @@ class StoppingRules:
 
 
 def check_until(options: TuneOptions) -> None:
-    """Raise if the option ``until`` cannot be applied.
+    """Raise an `InputError` if the option ``until`` cannot be applied.
 
     A sampler without a model could only be stopped after many trials without an improvement, which says little about
     the configurations that are left. With several objectives there is no single best to improve on.
-
-    Raises
-    ------
-    InputError
-        The gain is not between 0 and 1, the sampler has no model, or there are several objectives.
     """
     if options.until is None:
         return
@@ -208,22 +176,11 @@ def check_until(options: TuneOptions) -> None:
 
 
 class TrialLog:
-    """The newest trial of each configuration, including those of earlier sessions.
+    """The newest trial of each configuration, including those of earlier sessions, which are given oldest first.
 
-    Counts are updated with each trial: they are read after every one of tens of thousands of trials.
-
-    Parameters
-    ----------
-    earlier
-        Stored trials of earlier sessions, oldest first. Those whose configurations are no longer in the space are
-        left out: a value or a rule may have changed since, and an invalid configuration must not win.
-
-    Attributes
-    ----------
-    best
-        The best trial that was measured to the end.
-    resumed
-        Number of trials taken over from earlier sessions.
+    Of these, configurations that are no longer in the space are left out: a value or a rule may have changed since, and
+    an invalid configuration must not win. Counts are updated with each trial: they are read after every one of tens of
+    thousands of trials.
     """
 
     def __init__(self, space: SearchSpace, earlier: Iterable[Trial]) -> None:
@@ -232,11 +189,13 @@ class TrialLog:
         self._outcomes: Counter[Outcome] = Counter()
         self._stages: Counter[str] = Counter()
         self.best: Trial | None = None
+        """The best trial that was measured to the end."""
         newest = {config_key(trial.config): trial for trial in earlier}
         for trial in newest.values():
             if space.row_of(trial.config) is not None:
                 self.add(trial)
         self.resumed = len(self._trials)
+        """Number of trials taken over from earlier sessions."""
 
     def __len__(self) -> int:
         return len(self._trials)
@@ -291,21 +250,10 @@ _KERNEL_FAILURES = {
 def check_kernel_failure(
     source: str, outcomes: Mapping[Outcome, int], last: Trial, default: Trial | None, max_trials: int
 ) -> None:
-    """Raise if the kernel itself is at fault, instead of failing every candidate for the same reason.
+    """Raise an `InputError` if the kernel itself is at fault, as every candidate failed with the same outcome.
 
-    The default is expected to run: without its trial, nothing is concluded until all candidates have failed.
-
-    Parameters
-    ----------
-    last
-        The newest trial.
-    max_trials
-        Number of candidates that the study will try.
-
-    Raises
-    ------
-    InputError
-        Every candidate failed with the same outcome.
+    The default is expected to run: without its trial, nothing is concluded until all candidates that the study will try
+    have failed.
     """
     required = max_trials if default is None else min(_MIN_FAILURES, max_trials)
     if len(outcomes) == 1 and sum(outcomes.values()) >= required and last.outcome in _KERNEL_FAILURES:
@@ -316,22 +264,15 @@ def check_kernel_failure(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Place of a session among those of a schedule, such as round 2 of 3.
-
-    Attributes
-    ----------
-    of
-        Unit that is counted: ``round``, ``tuning point``, ``measuring point`` or ``problem``.
-    number, count
-        Number of this one, from 1, and number of them; a last race has a number above the count.
-    ended
-        Number of them that have ended.
-    """
+    """Place of a session among those of a schedule, such as round 2 of 3."""
 
     of: str
+    """Unit that is counted: ``round``, ``tuning point``, ``measuring point`` or ``problem``."""
     number: int
+    """From 1; a last race has one above the count."""
     count: int
     ended: int = 0
+    """Number of them that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,8 +391,7 @@ class TimeLeft:
     @property
     def finals_s(self) -> float:
         """Estimated time of the finals in seconds, without that of compute-sanitizer; 0 if there are none."""
-        count = len(self._times_us)
-        if not count or not self._options.finals:
+        if not self._times_us or not self._options.finals:
             return 0.0
         round_us = sum(self._times_us)
         check_s = sum(self._gpu_s) / len(self._gpu_s)
@@ -460,28 +400,19 @@ class TimeLeft:
         return _FINALS_S + min(limit_s, race_s) + REPEATS * check_s  # the winner is verified as often in any case
 
 
-_GPU_STAGES = ("load", "verify", "measure")
-
-
 @dataclass(frozen=True, slots=True)
 class Load:
     """Utilization during the search, from the first trial to the start of the last compilation.
 
     Where all compilations began before the first trial, as in a small space, it is that up to the last trial.
-
-    Attributes
-    ----------
-    gpu_busy
-        Share of the wall time in which the GPU workers load, verify or measure, 0 to 1; of several, the mean.
-    compilers_busy
-        Mean share of the compile workers that are compiling, 0 to 1.
-    binds
-        The bottleneck of the search.
     """
 
     gpu_busy: float
+    """Share of the wall time in which the GPU workers load, verify or measure, 0 to 1; of several, the mean."""
     compilers_busy: float
+    """Mean share of the compile workers that are compiling, 0 to 1."""
     binds: Literal["gpu", "compilers"]
+    """The bottleneck of the search."""
 
 
 class LoadMeter:
@@ -501,7 +432,7 @@ class LoadMeter:
         """Register a trial that has just ended."""
         now = time.perf_counter()
         if self._first is not None:
-            self._gpu_s += sum(trial.seconds.get(stage, 0.0) for stage in _GPU_STAGES)
+            self._gpu_s += sum(trial.seconds.get(stage, 0.0) for stage in ("load", "verify", "measure"))
         reading = now, self._compile_pool.busy_s, self._gpu_s
         self._newest = reading
         if self._first is None:

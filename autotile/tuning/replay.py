@@ -89,16 +89,9 @@ class ReplayBackend(Backend):
 
 
 class SimulatedGpu(ReplayBackend):
-    """One of several GPUs that replay a recording, with the time that each candidate takes.
+    """One of several GPUs that replay a recording, with the time that it takes for each candidate.
 
-    Parameters
-    ----------
-    recording, notice, uuid
-        As for `ReplayBackend`.
-    slowness
-        Factor of its times to the recorded ones, 1.03 for a GPU that is 3 % slower.
-    seconds
-        Time that it takes for a candidate.
+    The slowness is the factor of its times to the recorded ones, 1.03 for a GPU that is 3 % slower.
     """
 
     has_result = False
@@ -144,10 +137,8 @@ class SimulatedGpu(ReplayBackend):
 def open_recording(kernel: Kernel, problem: Problem, options: TuneOptions, folders: Sequence[Path]) -> Recording:
     """Read the recording that a session replays: the one that is asked for, or the newest of the problem.
 
-    Raises
-    ------
-    InputError
-        There is none, or it belongs to another problem, kernel version or L2 mode, or lacks an objective.
+    An `InputError` says that there is none, or that it is of another problem, kernel version or L2 mode, or lacks an
+    objective.
     """
     if options.replay not in (None, "auto"):
         recording = read_recording(user_path(str(options.replay), "a recording"), kernel=problem.kernel)

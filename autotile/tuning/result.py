@@ -40,7 +40,7 @@ from autotile.core.text import (
 )
 from autotile.kernel.problem import Workrate
 from autotile.report.notebook import PageContent, Reported, StudyPlots, newest_study
-from autotile.tuning.finals import Confirmation, Finals
+from autotile.tuning.finals import Confirmation
 from autotile.tuning.progress_state import Load, Stopped
 from autotile.workers.gpu import GpuUse
 
@@ -58,28 +58,18 @@ _EFFECT_KEYS = ("importance", "thresholds", "insight")
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Drift of the GPU during a session, seen by the reference kernel.
-
-    Attributes
-    ----------
-    reference_us
-        The ``first``, the ``least`` and the ``greatest`` time of the reference kernel, in microseconds.
-    spread
-        Relative excess of the greatest over the least, 0.02 for 2 %.
-    clock_limits
-        Limits that lowered the clock beside the greatest time, such as that of the power, as far as NVML states them.
-    """
+    """Drift of the GPU during a session, seen by the reference kernel."""
 
     reference_us: Mapping[str, float]
+    """The ``first``, the ``least`` and the ``greatest`` time of the reference kernel."""
     spread: float
+    """Relative excess of the greatest over the least, 0.02 for 2 %."""
     clock_limits: tuple[str, ...] = ()
+    """Limits that lowered the clock beside the greatest time, such as that of the power, as far as NVML states them."""
 
 
 def measure_drift(trials: Iterable[Trial]) -> Drift | None:
-    """Return the drift over trials, oldest first, of several GPUs that of the one that drifted most.
-
-    None where none of the trials timed the reference kernel.
-    """
+    """Return the greatest drift of a GPU over trials, oldest first; None if none timed the reference kernel."""
     times: dict[str, list[tuple[float, tuple[str, ...]]]] = {}
     for trial in trials:
         if time_us := trial.telemetry.get("reference_us"):
@@ -94,15 +84,7 @@ def measure_drift(trials: Iterable[Trial]) -> Drift | None:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """Pareto front: the trials that no other trial dominates.
-
-    Attributes
-    ----------
-    objectives
-        Names of the objectives, time among them.
-    trials
-        Trials on the front, fastest first.
-    """
+    """Pareto front by objectives, time among them: the trials that no other trial dominates, fastest first."""
 
     objectives: tuple[str, ...]
     trials: tuple[Trial, ...]
@@ -139,16 +121,14 @@ class Front:
         return {"objectives": list(self.objectives), "front": entries}
 
 
-def pareto_front(trials: Iterable[Trial], finals: Finals | None, objectives: Sequence[str]) -> Front | None:
-    """Return the Pareto front of the trials of a study; None where time is the only objective.
+def pareto_front(trials: Iterable[Trial], objectives: Sequence[str]) -> Front | None:
+    """Return the Pareto front of the newest trial of each configuration; None where time is the only objective.
 
-    Finalists enter with their times from the finals; those that failed the checks are left out.
+    With those of the finals at the end, finalists enter with their times there, and those that failed are left out.
     """
     if len(objectives) == 1:
         return None
     newest = {config_key(trial.config): trial for trial in trials}
-    if finals is not None:
-        newest |= {config_key(trial.config): trial for trial in (*finals.ranked, *finals.refused)}
     reached = [(values, trial) for trial in newest.values() if (values := objective_values(trial, objectives))]
     kept = non_dominated([values for values, _ in reached]) if reached else ()
     best = [pair for pair, is_kept in zip(reached, kept, strict=True) if is_kept]
@@ -393,13 +373,7 @@ class TuneResult(Result, Reported, StudyPlots):
         return [(label, text) for label, text in facts if text]
 
     def study_data(self) -> StudyData:
-        """Return the study with all its runs and trials, read from the database.
-
-        Raises
-        ------
-        InputError
-            The database cannot be read, or has no such study any more.
-        """
+        """Return the study with all its runs and trials, read from the database; an `InputError` if that has none."""
         return newest_study(self.database, self.problem, self.device)
 
     def page_content(self) -> PageContent:
@@ -490,23 +464,13 @@ _OBJECTIVE_TEXTS: Mapping[str, Callable[[float], str]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Recorded(Result):
-    """Result of a recording session.
-
-    Attributes
-    ----------
-    path
-        File that was written; None where the user interrupted, and the same command resumes from the database.
-    header
-        Description of the recording.
-    configurations
-        Number of measured configurations.
-    seconds
-        Wall time of the session, in seconds.
-    """
+    """Result of a recording session."""
 
     path: Path | None
+    """File that was written; None where the user interrupted, and the same command resumes from the database."""
     header: RecordingHeader
     configurations: int
+    """Number of measured configurations."""
     seconds: float
 
     def _headline(self) -> str:

@@ -51,17 +51,7 @@ def device_of(options: TuneOptions, lane: Lane) -> DeviceProperties | None:
 
 @dataclass
 class Schedule:
-    """Sessions that share GPUs, worker processes, a database, an observer and the user's interrupt; see `open`.
-
-    Attributes
-    ----------
-    settings, options
-        Settings of the installation, and options of the command.
-    notices
-        Remarks of the sessions for the user, each once.
-    interrupted
-        Whether the user ended a session, or others before they began.
-    """
+    """Sessions that share GPUs, worker processes, a database, an observer and the user's interrupt; see `open`."""
 
     settings: Settings
     options: TuneOptions
@@ -72,7 +62,9 @@ class Schedule:
     begun_s: float
     """Of the monotonic clock."""
     notices: dict[str, None] = field(default_factory=dict)
+    """Remarks of the sessions for the user, each once."""
     interrupted: bool = False
+    """Whether the user ended a session, or others before they began."""
     _sharing: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -132,8 +124,6 @@ class Schedule:
         with closing(run_jobs(steps, self.lane, allows)) as ended:
             for number, outcome in ended:
                 begun += 1
-                if isinstance(outcome, Exception):
-                    raise outcome
                 yield number, outcome
                 if self.interrupted and not self.lane.is_parallel:
                     return
@@ -142,33 +132,19 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class ScheduleResult(Result):
-    """Result of the sessions of a schedule.
-
-    Attributes
-    ----------
-    device
-        Device that was tuned for.
-    seconds
-        Wall time, in seconds; that of an earlier run which was resumed is included.
-    interrupted
-        Whether the user ended the sessions before there was a result.
-    database
-        Location of the tuning database.
-    notices
-        Remarks for the user, one line each.
-    call
-        Line of Python that serves the result; empty where it is not known.
-    resumed
-        Number of points or problems that an earlier, unfinished run had measured.
-    """
+    """Result of the sessions of a schedule."""
 
     device: DeviceProperties
     seconds: float
+    """Wall time; that of an earlier run which was resumed is included."""
     interrupted: bool
+    """Whether the user ended the sessions before there was a result."""
     database: str
     notices: tuple[str, ...] = ()
     call: str = ""
+    """Line of Python that serves the result; empty where it is not known."""
     resumed: int = 0
+    """Number of points or problems that an earlier, unfinished run had measured."""
 
     def _effort(self, resumed: str = "", *, is_served: bool = False) -> Iterator[tuple[str, str]]:
         """Yield the last facts; ``resumed`` is the unit that is counted."""

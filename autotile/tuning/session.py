@@ -61,18 +61,11 @@ from autotile.tuning.progress_state import (
     check_until,
 )
 from autotile.tuning.result import Recorded, TuneResult, measure_drift, pareto_front
-from autotile.tuning.start import (
-    PriorResults,
-    Scorer,
-    SearchPlan,
-    StepTimes,
-    independent_groups,
-    session_objective,
-)
+from autotile.tuning.start import Scorer, SearchPlan, StepTimes, independent_groups, session_objective
 from autotile.workers.child import WorkerPool, ready_workers
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend
-from autotile.workers.jobs import Candidate, SizedCubin, finals_limit_s
+from autotile.workers.jobs import Candidate, Reading, SizedCubin, finals_limit_s
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -115,12 +108,8 @@ def tune(
 ) -> TuneResult:
     """Tune a kernel for a problem: search, verify, measure and store; then race the best and name the winner.
 
-    Raises
-    ------
-    InputError
-        The problem does not fit, the space is empty, the kernel is broken, or the database cannot be written.
-    ToolchainError
-        NVRTC, CuPy or the driver does not work.
+    An `InputError` is raised if the problem does not fit, the space is empty, the kernel is broken, or the database
+    cannot be written, and a `ToolchainError` if NVRTC, CuPy or the driver does not work.
     """
     with open_session(kernel, problem, settings, options, observe, worker_pool=worker_pool, lane=lane) as session:
         return session.run()
@@ -138,21 +127,9 @@ def record(
 ) -> Recorded:
     """Measure configurations on the GPU, without pruning, and write them as a recording.
 
-    Every trial is stored in the database as in tuning, so that an interrupted recording resumes.
-
-    The sampler and the number of trials of the options are set here.
-
-    Parameters
-    ----------
-    sample
-        Number of configurations of a random sample; None for all configurations.
-    output
-        File or folder to write to; None for the current folder. In a folder the file is named after its contents.
-
-    Raises
-    ------
-    InputError
-        There is no GPU: a recording cannot be made from a replay.
+    Every trial is stored in the database as in tuning, so that an interrupted recording resumes. The sampler and the
+    number of trials of the options are set here: those of a random sample, or of all configurations. In a folder, the
+    file is named after its contents. Without a GPU an `InputError` is raised: a replay cannot be recorded.
     """
     from autotile.exchange.recording import RecordingHeader, recording_name, write_recording
 
@@ -171,9 +148,9 @@ def record(
             valid_configs=result.valid,
             chosen="all" if len(trials) >= result.valid else f"{len(trials)} at random",
         )
-        path: Path | None = None
+        path = None
         if not result.interrupted:
-            path = output if output is not None else Path()
+            path = output or Path()
             is_folder = path.is_dir()
             path = path / recording_name(header) if is_folder else path
             write_recording(path, header, trials, follow_link=not is_folder)
@@ -193,15 +170,8 @@ def open_session(
 ) -> Iterator[Session]:
     """Open a session: its device, its space and its database.
 
-    Parameters
-    ----------
-    observe
-        Called with the state of the session after each trial.
-    worker_pool
-        Worker processes to share with other sessions; None to start and end them here.
-    lane
-        GPUs of a cluster, and the user's interrupt, which sessions in several threads share; None for the GPUs that the
-        options name, and to receive the interrupt here.
+    ``observe`` is called with the state of the session after each trial. Without a pool, worker processes start and end
+    here; without a lane, the GPUs are those of the options, and the user's interrupt is received here.
     """
     check_sampler(options.sampler, options.objectives)
     check_until(options)
@@ -224,14 +194,8 @@ def open_session(
             timeline=timeline,
             farm=backend.farm,
         )
-        pipeline = Pipeline(
-            kernel,
-            problem,
-            backend,
-            stack.enter_context(closing(compile_pool)),
-            timeline,
-            verify_sizes=options.verify_sizes,
-        )
+        stack.enter_context(closing(compile_pool))
+        pipeline = Pipeline(kernel, problem, backend, compile_pool, timeline, verify_sizes=options.verify_sizes)
         default = kernel.spec.default
         if not check_config(kernel.spec, default, problem.sizes, backend.device, problem.dtype):
             pipeline.prefetch(default)  # with which a new study begins; it compiles during all that follows
@@ -239,9 +203,8 @@ def open_session(
         with fork_guard.use():  # a child that is forked while a module is imported waits for it for ever
             from autotile.database.database import Database
 
-        database = stack.enter_context(
-            Database.open(settings.database if options.database is None else options.database)
-        )
+        location = settings.database if options.database is None else options.database
+        database = stack.enter_context(Database.open(location))
         for config in options.tries:
             if reason := check_config(kernel.spec, config, problem.sizes, backend.device, problem.dtype):
                 raise ConfigError(f"{config_text(config)} cannot be tried: {reason}")
@@ -287,28 +250,21 @@ class Session:
         self._record = RunRecord(database, self.key, backend.device)
         self._rate = Workrate.of(kernel.spec, problem)
         self._scorer = Scorer(kernel.spec, problem, session_objective(kernel.spec, options))
-        prior = PriorResults(database, self._record.study_id, self.key, options, kernel.spec.default)
-        prior.trials = [self._scorer.scored(trial) for trial in prior.trials]
-        limits = problem.sizes, backend.device, problem.dtype
-        outside = (config for config in prior.configs if space.row_of(config) is None)
-        # with those that only its heuristics exclude, not a rule or a limit
-        space = space.including(config for config in outside if not check_config(kernel.spec, config, *limits))
-        self.space = space
-        self._log = TrialLog(space, prior.trials)
+        workers = worker_count(options.workers)
+        if options.workers is not None and workers < options.workers:
+            self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
+        cores = workers + (backend.farm.slots if backend.farm is not None else 0)
+        of, study = (kernel, problem, space, options), self._record.study_id
+        self._plan = SearchPlan(*of, backend=backend, database=database, study_id=study, key=self.key, workers=cores)
+        self.space = space = self._plan.space
+        self._log = TrialLog(space, map(self._scorer.scored, self._plan.earlier))
         self._rules = StoppingRules(options, self._log, self._clock, self._stop)
         self._time_left = TimeLeft(options, len(space))
         self._time_left.remember(self._log.trials)
         self._finals_end_s = 0.0
         """Expected end of the finals, in seconds since the session began."""
-        workers = worker_count(options.workers)
-        if options.workers is not None and workers < options.workers:
-            self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
-        cores = workers + (backend.farm.slots if backend.farm is not None else 0)
-        self._plan = SearchPlan(kernel, problem, space, options, backend=backend, prior=prior, workers=cores)
-        self._shortlist: Shortlist | None = None
-        """Search of `run`."""
-        self._asked: Search | None = None
-        """Search of `ask`."""
+        self._shortlist: Shortlist | None = None  # of `run`
+        self._asked: Search | None = None  # of `ask`
         self._load = LoadMeter(self._compile_pool, cores, backend.gpu_count)
         self._pipeline = pipeline
         pipeline.score = self._scorer.scored
@@ -360,12 +316,8 @@ class Session:
         """Search until a stopping rule holds, race the best candidates, and store the result.
 
         The first Ctrl-C ends the search and shortens the finals; the second aborts the session. Every trial that has
-        ended is stored in either case.
-
-        Raises
-        ------
-        RescuedRunError
-            The database lost the run, or cannot store a trial.
+        ended is stored in either case. A `RescuedRunError` is raised if the database lost the run, or cannot store a
+        trial.
         """
         self._start_run()
         with self._resources:  # leaves the record, which reads the run back
@@ -458,12 +410,7 @@ class Session:
     def tell(self, config: Config, time_us: float | None) -> None:
         """Pass a result that was measured elsewhere on to the sampler; it is neither stored nor served.
 
-        The time is None if the configuration does not work.
-
-        Raises
-        ------
-        InputError
-            The configuration is not in the space.
+        The time is None if the configuration does not work. One that is not in the space is an `InputError`.
         """
         self._search_to_ask()
         measured = Measurement(time_us, time_us, time_us) if time_us is not None else None
@@ -591,10 +538,7 @@ class Session:
                 time.sleep(_WAIT_S)
 
     def _compile_ahead(self, others: int = 0) -> None:
-        """Take proposals from the search, valid by rules and static limits, and start their compilation.
-
-        As many trials as ``others`` begin besides.
-        """
+        """Start the compilation of what the search proposes, while as many trials as ``others`` begin besides."""
         assert self._shortlist is not None
         room = self._rules.room
         self._pipeline.compile_ahead(self._shortlist, max(room - others, 0) if room is not None else None)
@@ -630,10 +574,7 @@ class Session:
             yield trial
 
     def _try(self, configs: Iterable[Config]) -> Iterator[Trial]:
-        """Try valid configurations that have no trial yet, and yield their trials as they are stored.
-
-        One that another session is trying is waited for; its trial is in the log then.
-        """
+        """Try valid configurations that have no trial, and yield their trials; wait for those of other sessions."""
         given = GivenCandidates((c for c in configs if self._log.find(c) is None), 2 * self._backend.gpu_count - 1)
         self._pipeline.compile_ahead(given)
         yield from self._measure(given, is_limited=False)
@@ -675,8 +616,8 @@ class Session:
     def _claim(self, configs: Sequence[Config], room: int | None = None) -> Sequence[bool]:
         """Return True if this session may try each of some configurations; no other one does so then.
 
-        Where another session is trying the default, this one waits for it, and then puts its times on the scale of the
-        study. Nothing else runs yet: a search proposes the default first.
+        Where another one tries the default, this one waits, and then puts its times on the scale of the study. Nothing
+        else runs yet: a search proposes the default first.
         """
         ours = [*self._heard(self._record.claim(*configs, room=room)).ours]
         default = self._plan.default
@@ -698,10 +639,7 @@ class Session:
         return claimed
 
     def _inherited(self, *, now: bool = False) -> list[Config]:
-        """Return the configurations that sessions that died were trying, which are now this session's.
-
-        Unless ``now``, there are none if it is not long since the last look.
-        """
+        """Return what sessions that died were trying, which is now this session's; not often unless ``now``."""
         if not now and time.monotonic() - self._looked_at < _INHERIT_S:
             return []
         self._looked_at = time.monotonic()
@@ -735,11 +673,8 @@ class Session:
         """Measure the default if another session did, on another GPU; call it while no candidate runs.
 
         GPUs of one model differ by some percent, by which a configuration would win or lose for the GPU that it was
-        tried on. The default is the reference: every session begins with it, and only one gets to claim it. The others
-        measure it, too, and multiply their times by the ratio of its stored time to their own. Without it, because it
-        does not run or its GPU is not known, times stay as they are: finals are held on one GPU in any case.
-
-        A `WorkerError` is raised if the GPU workers die repeatedly.
+        tried on. Every session begins with the default, which only one gets to claim. The others measure it, too, and
+        multiply their times by the ratio of its stored time to their own, if it runs and its GPU is known.
         """
         reference, own = self._log.find(self._plan.default), self._backend.uuid
         if reference is None or reference.outcome is not Outcome.OK or reference.time_us is None:
@@ -795,12 +730,13 @@ class Session:
             self._report("finals")
 
     def _result(self, interrupted: bool) -> TuneResult:
-        finals = self._finals
-        log, tries, search = self._log, self._options.tries, self._plan.search
-        winner = finals.winner if finals is not None else log.best
+        log, search = self._log, self._plan.search
+        best = (log.best,) if log.best is not None else ()
+        finals = self._finals or Finals(best, log.find(self._plan.default))
+        winner = finals.winner
         workrate = Workrate.of(self._kernel.spec, self._problem, winner.config if winner is not None else None)
-        raced = {config_key(t.config): t for t in (*finals.ranked, *finals.refused)} if finals is not None else {}
-        tried = [raced.get(config_key(config)) or log.find(config) for config in tries]
+        raced = {config_key(trial.config): trial for trial in (*finals.ranked, *finals.refused)}
+        tried = [raced.get(config_key(config)) or log.find(config) for config in self._options.tries]
         return TuneResult(
             problem=self._problem,
             device=self._backend.device,
@@ -809,13 +745,13 @@ class Session:
             gates=log.gates,
             outcomes=log.outcomes,
             winner=winner,
-            default=finals.default if finals is not None else log.find(self._plan.default),
-            speedup=finals.speedup if finals is not None else None,
-            ties=finals.ties if finals is not None else (),
-            refused=finals.refused if finals is not None else (),
+            default=finals.default,
+            speedup=finals.speedup,
+            ties=finals.ties,
+            refused=finals.refused,
             load=self._load.read(),
             drift=measure_drift(log.trials),
-            front=pareto_front(log.trials, finals, self._options.objectives),
+            front=pareto_front([*log.trials, *raced.values()], self._options.objectives),
             stopped=self._stopped,
             insight=self._effects,
             seconds=self._clock.elapsed_s,
@@ -875,36 +811,24 @@ class GivenCandidates:
     """Proposes given configurations; they are measured in the order in which they have compiled.
 
     It has the methods of `autotile.search.search.Shortlist` that a session calls. Its row numbers are negative, so that
-    they differ from those of a search that shares the pipeline.
-
-    Parameters
-    ----------
-    configs
-        Valid configurations; of equal ones, the first counts.
-    queued
-        Candidates that the device is given beside one that it runs.
-
-    Attributes
-    ----------
-    left
-        Configurations that are left to another session.
+    they differ from those of a search that shares the pipeline. The device is given ``queued`` candidates beside the
+    one that it runs. ``left`` are those that another session tries.
     """
 
     def __init__(self, configs: Iterable[Config], queued: int) -> None:
         self._queued = queued
         distinct = {config_key(config): dict(config) for config in configs}
-        self._unproposed: dict[int, Config] = {-1 - number: one for number, one in enumerate(distinct.values())}
+        self._unproposed = zip(range(-1, -1 - len(distinct), -1), distinct.values(), strict=True)
         self._waiting: dict[int, Config] = {}
         self._running: dict[int, Config] = {}
         self.left: list[Config] = []
 
     def propose(self, room: int | None = None) -> tuple[int, Config] | None:
         """Return the next configuration to compile; None after the last."""
-        if not self._unproposed:
-            return None
-        row = next(iter(self._unproposed))
-        self._waiting[row] = self._unproposed.pop(row)
-        return row, self._waiting[row]
+        found = next(self._unproposed, None)
+        if found is not None:
+            self._waiting[found[0]] = found[1]
+        return found
 
     def ready(self) -> list[int]:
         """Return the oldest candidate that waits; none while the device has enough."""
@@ -933,23 +857,8 @@ class GivenCandidates:
 class Compiling:
     """A configuration that is being compiled: for its problem, and for the others of its verification.
 
-    Parameters
-    ----------
-    submit
-        Starts a job, such as `autotile.workers.compile_pool.CompilePool.submit`.
-    other_sizes
-        From `compiled_sizes`; those for which the configuration is not valid are left out.
-    source
-        Origin of its result, as for `Trial`.
-
-    Attributes
-    ----------
-    main
-        The compilation for the problem.
-    others
-        The further problems of the verification for which it is compiled apart, with their compilations.
-    row
-        Row of the proposer.
+    These are of `compiled_sizes`; those for which the configuration is not valid are left out. ``submit`` starts a job,
+    such as `autotile.workers.compile_pool.CompilePool.submit`; ``row`` is that of the proposer.
     """
 
     def __init__(
@@ -977,14 +886,8 @@ class Compiling:
     def trial(self) -> Trial:
         """Wait, and return the trial up to the second gate; one that fails at another problem has failed.
 
-        Any outcome but ``ok`` is final, and the candidate is not launched.
-
-        Raises
-        ------
-        ToolchainError
-            Nothing can be compiled at all.
-        SpecError
-            A function takes other parameters than the declared arguments.
+        Any outcome but ``ok`` is final, and the candidate is not launched. If nothing can be compiled at all, a
+        `ToolchainError` is raised; other errors are those of `gated_trial`.
         """
         if self._trial is None:
             compiled = self.main.result()
@@ -1020,18 +923,9 @@ class Pipeline:
     next one is chosen is waited for, so that a search is repeatable. On a GPU, whose times vary anyway, as many
     candidates are waited for, but any of those that wait: a slow compilation does not hold up the others.
 
-    Parameters
-    ----------
-    verify_sizes
-        Further problems on which candidates are verified. Where sizes are compiled in, each candidate is compiled for
-        each of them.
-
-    Attributes
-    ----------
-    score
-        Function that adds the objective and metrics to a trial that was measured.
-    scale
-        Factor of the device's times to those of the study; None for none.
+    Where sizes are compiled in, each candidate is compiled for each of the ``verify_sizes``, too. ``score`` adds the
+    objective and the metrics to a trial that was measured, and ``scale`` is the factor of the device's times to those
+    of the study, if any.
     """
 
     def __init__(
@@ -1150,13 +1044,7 @@ class Pipeline:
         return None
 
     def end_next(self) -> tuple[Compiling, Trial]:
-        """Wait for a running candidate, of one GPU the oldest; return it with its trial.
-
-        Raises
-        ------
-        WorkerError
-            The GPU workers die repeatedly.
-        """
+        """Wait for a running candidate, of one GPU the oldest; return it with its trial. Errors are the backend's."""
         with self.timeline.span("session", "wait for the GPU"):
             given, found = self.backend.result()
         _, candidate = self._running.pop(id(given))
@@ -1168,16 +1056,9 @@ class Pipeline:
                 self.timeline.add(track, stage, start_s, start_s + seconds, config=config_text(candidate.config))
                 start_s += seconds
         compiled = candidate.trial()
-        trial = replace(
-            compiled,
-            outcome=reading.outcome,
-            reason=reading.reason,
-            stage=reading.stage,
-            measurement=reading.measurement,
-            seconds={**compiled.seconds, **reading.seconds},
-            telemetry=reading.telemetry,
-            gpu=reading.gpu,
-        )
+        names = ("outcome", "reason", "stage", "measurement", "telemetry", "gpu")
+        taken_over = {name: getattr(reading, name) for name in names}
+        trial = replace(compiled, seconds={**compiled.seconds, **reading.seconds}, **taken_over)
         if reading.captured:  # its outputs, for a check by a function of the user's
             assert self.kernel.inspection is not None
             with self.timeline.span("session", "inspect"):
@@ -1192,13 +1073,11 @@ class Pipeline:
     def measure_again(self, trial: Trial, count: int) -> list[float]:
         """Measure the configuration of a finished trial while nothing runs; return times in us, none if it fails."""
         given = self.compile(trial.config).candidate()
-        times_us: list[float] = []
-        for _ in range(count if given is not None else 0):
-            assert given is not None
+        readings: list[Reading] = []
+        while given is not None and len(readings) < count:
             self.backend.submit(given)
-            _, reading = self.backend.result()
-            times_us += [reading.measurement.time_us] if reading.measurement is not None else []
-        return times_us
+            readings.append(self.backend.result()[1])
+        return [one.measurement.time_us for one in readings if one.measurement is not None]
 
     def recompile(self, trials: Sequence[Trial]) -> list[tuple[Trial, Candidate]]:
         """Return finished trials with their compiled candidates; trials that no longer compile are left out.
@@ -1225,10 +1104,7 @@ def gated_trial(
 ) -> Trial:
     """Return the trial of a configuration up to the second gate: its compiled resources fit on the device.
 
-    Raises
-    ------
-    SpecError
-        A function takes other parameters than the declared arguments.
+    A `SpecError` is raised if a function takes other parameters than the declared arguments.
     """
     seconds = {"compile": round(compiled.seconds, 6)}
     trial = Trial(config, compiled.outcome, compiled.reason, "compile", plan.main.geometry, seconds=seconds)

@@ -45,6 +45,7 @@ from autotile.kernel.problem import size_distance
 from autotile.kernel.sources import strip_comments
 from autotile.kernel.spec import RUN_VALUES, KernelSpec, Objective, parse_score
 from autotile.search.samplers import lookahead_of, resolve_sampler
+from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.space.time_estimate import estimate_times
 from autotile.tuning.options import TuneOptions
@@ -63,10 +64,7 @@ _HALVINGS = 60
 def session_objective(spec: KernelSpec, options: TuneOptions) -> Objective | None:
     """Return the objective of a session: the expression that the user gives, else that of the search-space file.
 
-    Raises
-    ------
-    SpecError
-        The expression is malformed or uses an unknown name.
+    A `SpecError` is raised if the expression is malformed or uses an unknown name.
     """
     if options.objective is None:
         return spec.objective
@@ -88,11 +86,6 @@ class Scorer:
 
     The cost is what a search minimises: the time, or the value of the objective, or its reciprocal if it is maximised;
     so costs are positive, and their ratios say how much better a configuration is.
-
-    Parameters
-    ----------
-    objective
-        What to minimise or maximise; None for the time.
     """
 
     def __init__(self, spec: KernelSpec, problem: Problem, objective: Objective | None) -> None:
@@ -109,10 +102,7 @@ class Scorer:
     def scored(self, trial: Trial) -> Trial:
         """Return a trial with its metrics, and its objective and cost if the session has one.
 
-        Raises
-        ------
-        InputError
-            The objective has no value, or not a positive one.
+        An `InputError` is raised if the objective has no value, or not a positive one.
         """
         telemetry = {
             name: value
@@ -235,7 +225,7 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
     sources = []
     for study in others[:_MAX_SOURCES]:
         other = study.key
-        name = " ".join(f"{name}={value}" for name, value in other.sizes.items())
+        name = config_text(other.sizes)
         name += f" on {other.gpu_name}" if other.gpu_name != key.gpu_name else ""
         if (other.template_hash, other.space_hash) != (key.template_hash, key.space_hash):
             name += " of another version"
@@ -244,60 +234,6 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
         times = [trial.cost for trial in newest.values() if trial.cost is not None]
         sources.append(Source(name, [trial.config for trial in newest.values()], times))
     return [source for source in sources if len(source.configs) >= _MIN_TIMED_TRIALS]
-
-
-class PriorResults:
-    """Results that are stored before a session begins.
-
-    Trials that need to be repeated are left out: pruned ones if this session prunes nothing, those that lack a value of
-    an objective, those whose compiler the system killed, and those of `UNVERIFIED_SAMPLER`. A trial that the finals of
-    an earlier session refused has the outcome of that check.
-
-    Results of a killed session do not count for the incumbent: otherwise the resumed session could name another winner
-    than an uninterrupted one.
-
-    Attributes
-    ----------
-    trials
-        Trials of earlier sessions of the study.
-    incumbent
-        Best configuration of these sessions; None where none has ended.
-    served
-        Configuration that was served for the problem before it was tuned; None where there is none.
-    sources
-        Other studies to transfer from.
-    configs
-        The default, and all configurations that the trials, the sources and the user name.
-    """
-
-    def __init__(
-        self, database: Database, study_id: int, key: TuningKey, options: TuneOptions, default: Config
-    ) -> None:
-        runs, searched = database.runs(study_id), database.stored_trials(study_id, phase="search")
-        verified = {run.run_id: run for run in runs if run.sampler != UNVERIFIED_SAMPLER}
-        self.trials: list[Trial] = []
-        if not options.fresh:
-            finals = database.trials(study_id, phase="final")
-            refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
-            repeated = (Outcome.NOT_COMPILED,) if options.drops_slow else (Outcome.NOT_COMPILED, Outcome.PRUNED)
-            for one in searched:
-                trial = refused.get(config_key(one.trial.config), one.trial)
-                lacks_value = trial.outcome.has_time and not objective_values(trial, options.objectives)
-                if one.run_id in verified and trial.outcome not in repeated and not lacks_value:
-                    self.trials.append(trial)
-        confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
-        ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
-        tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
-        ran = [(trial.cost, trial.config) for trial in tried if trial.cost is not None]
-        fastest_ran = min(ran, key=itemgetter(0))[1] if ran else None
-        self.incumbent = confirmed[0] if confirmed else fastest_ran
-        self.served = find_served(database, study_id, options)
-        self.sources = find_sources(database, key) if options.transfer else []
-        self.configs = [dict(default), *(options.only or ()), *options.tries, *(trial.config for trial in self.trials)]
-        self.configs += [config for config in (self.incumbent, self.served) if config is not None]
-        for source in self.sources:  # the fastest few configurations of another study may be fast here, too
-            fastest = sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0))
-            self.configs += [config for _, config in fastest[:_BEST_OF_EACH]]
 
 
 def find_served(database: Database, study_id: int, options: TuneOptions) -> Config | None:
@@ -312,24 +248,17 @@ def find_served(database: Database, study_id: int, options: TuneOptions) -> Conf
 
 
 class SearchPlan:
-    """The decisions about a search that precede its first candidate.
+    """What is known before the first candidate of a session, and the decisions about its search that follow from it.
 
-    That no configuration is valid for one of the problems to verify is an `InputError`.
+    Of the earlier trials of the study, those that need to be repeated are left out: pruned ones if this session prunes
+    nothing, those that lack a value of an objective, those whose compiler the system killed, and those of
+    `UNVERIFIED_SAMPLER`. A trial that the finals of an earlier session refused has the outcome of that check.
 
-    Attributes
-    ----------
-    default
-        Default configuration of the search-space file.
-    incumbent
-        Best configuration of earlier sessions; None where there is none.
-    max_trials
-        Maximum number of trials that the study can hold.
-    seed
-        Seed of the search; to be changed before `make_search` in a session that joins others.
-    lookahead
-        How far its sampler looks ahead.
-    search
-        The search, after `make_search`.
+    Results of a killed session do not count for the incumbent, the best configuration of earlier sessions: otherwise
+    the resumed session could name another winner than an uninterrupted one.
+
+    That no configuration is valid for one of the problems to verify is an `InputError`. A session that joins others
+    changes the seed before `make_search`.
     """
 
     def __init__(
@@ -340,36 +269,65 @@ class SearchPlan:
         options: TuneOptions,
         *,
         backend: Backend,
-        prior: PriorResults,
+        database: Database,
+        study_id: int,
+        key: TuningKey,
         workers: int,
     ) -> None:
-        self._space = space
+        self._spec = spec = kernel.spec
+        self._problem = problem
         self._options = options
+        self._device = device = backend.device
+        self.seed = options.seed
+        self.default: Config = dict(spec.default)
+        runs, searched = database.runs(study_id), database.stored_trials(study_id, phase="search")
+        verified = {run.run_id: run for run in runs if run.sampler != UNVERIFIED_SAMPLER}
+        self.earlier: list[Trial] = []
+        if not options.fresh:
+            finals = database.trials(study_id, phase="final")
+            refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
+            repeated = (Outcome.NOT_COMPILED,) if options.drops_slow else (Outcome.NOT_COMPILED, Outcome.PRUNED)
+            for one in searched:
+                trial = refused.get(config_key(one.trial.config), one.trial)
+                lacks_value = trial.outcome.has_time and not objective_values(trial, options.objectives)
+                if one.run_id in verified and trial.outcome not in repeated and not lacks_value:
+                    self.earlier.append(trial)
+        confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
+        ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
+        tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
+        ran = [(trial.cost, trial.config) for trial in tried if trial.cost is not None]
+        fastest_ran = min(ran, key=itemgetter(0), default=(None, None))[1]
+        self.incumbent = next(iter(confirmed), fastest_ran)
+        self._served = find_served(database, study_id, options)
+        self._sources = find_sources(database, key) if options.transfer else []
+        named = [self.default, *(options.only or ()), *options.tries, *(trial.config for trial in self.earlier)]
+        named += [config for config in (self.incumbent, self._served) if config is not None]
+        for source in self._sources:  # the fastest few configurations of another study may be fast here, too
+            fastest = sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0))
+            named += [config for _, config in fastest[:_BEST_OF_EACH]]
+        outside = (config for config in named if space.row_of(config) is None)
+        # with those that only the heuristics of the space exclude, not a rule or a limit
+        of = problem.sizes, device, problem.dtype
+        self.space = space = space.including(config for config in outside if not check_config(spec, config, *of))
         available = backend.available_rows(space)
         masks = [available] if available is not None else []
         if options.only is not None:
             wanted = np.zeros(len(space), dtype=np.bool_)
             wanted[[row for config in options.only if (row := space.row_of(config)) is not None]] = True
             masks.append(wanted)
-        valid = replace(kernel.spec, heuristics=())  # a configuration must be correct there, not fast
-        at_sizes = (feasible_space(valid, sizes, backend.device, problem.dtype) for sizes in options.verify_sizes)
+        valid = replace(spec, heuristics=())  # a configuration must be correct there, not fast
+        at_sizes = (feasible_space(valid, sizes, device, problem.dtype) for sizes in options.verify_sizes)
         masks += [space.rows_in(other) for other in at_sizes]
         self._available = np.logical_and.reduce(masks) if masks else None
         """Mask over the rows that the backend can run, the user allows, and all problems to verify permit."""
         candidates = len(space) if self._available is None else int(self._available.sum())
-        self._sources = prior.sources
-        self._device = backend.device
-        self._problem = problem
-        self._spec = kernel.spec
-        self._served = prior.served
         granted = options.trial_target if options.until is None else None  # trials that are certain to be made
         self._sampler = resolve_sampler(options.sampler, space, self._available, granted)
         self.lookahead = lookahead_of(self._sampler, workers, backend.gpu_count)
-        self.seed = options.seed
-        self.default: Config = dict(kernel.spec.default)
-        self.incumbent = prior.incumbent
         self.max_trials = min(candidates, options.trial_target or candidates)
+        """Maximum number of trials that the study can hold."""
         self.search: Search | None = None
+        """The search, after `make_search`."""
 
     def make_search(self, log: TrialLog) -> Search:
         """Return the search, which has not learned from trials yet."""
@@ -380,7 +338,7 @@ class SearchPlan:
         seeded = [config for config in (self.default, self._served, new) if config is not None]
         by_time = self._options.objectives == (TIME,) and session_objective(self._spec, self._options) is None
         self.search = Search(
-            self._space,
+            self.space,
             self._sampler,
             self.seed,
             first={config_key(config): config for config in seeded}.values(),
@@ -427,11 +385,10 @@ def independent_groups(kernel: Kernel) -> list[StepGroup]:
             return []
         spans[entry] = spanned[0]
     bodies = {entry: set(_WORD.findall(source[start:end])) for entry, (start, end) in spans.items()}
-    rest, at = [], 0
-    for start, end in sorted(spans.values()):
-        rest.append(source[at:start])
-        at = max(at, end)
-    outside = set(_WORD.findall(" ".join([*rest, source[at:]])))
+    rest = source
+    for start, end in sorted({*spans.values()}, reverse=True):
+        rest = f"{rest[:start]} {rest[end:]}"
+    outside = set(_WORD.findall(rest))
     parameters = {parameter.name for parameter in spec.parameters}
     used = []  # the names that each step depends on: those of its launch, and of its code
     for step in spec.steps:
@@ -475,10 +432,7 @@ def _definition(source: str, name_at: int) -> tuple[int, int] | None:
 
 
 class StepTimes:
-    """The settings of each group and the times of its steps.
-
-    The settings of a group are tried in an order by the seed, the default first.
-    """
+    """The settings of each group, in an order by the seed, the default first, and the times of its steps."""
 
     def __init__(self, groups: Sequence[StepGroup], space: SearchSpace, default: Config, seed: int) -> None:
         self._groups = groups

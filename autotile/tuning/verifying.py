@@ -49,38 +49,24 @@ _CHECKS_S = 3.0
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CandidateCheck(Result):
-    """Judgement of a candidate.
-
-    Attributes
-    ----------
-    problem, device
-        Problem and device that it was verified and timed at.
-    candidate, winner
-        Trials of both, with configuration, resources and time; one that failed has its outcome and the reason.
-    speedup
-        Time of the winner over time of the candidate, with a 95 % interval; None where they were not timed.
-    repeats
-        Number of times that the candidate was verified, with two launches each.
-    notices
-        Checks that could not be made, one line each.
-    sanitized
-        Tools of compute-sanitizer that ran the candidate and found nothing.
-    source
-        Path of the candidate's source; empty where the kernel's own is checked.
-    tier
-        How the winner's configuration was found, as for `autotile.best`: ``exact`` if it was tuned for the problem.
-    """
+    """Judgement of a candidate: its trial and that of the winner, each with its time, or its outcome and the reason."""
 
     problem: Problem
     device: DeviceProperties
     candidate: Trial
     winner: Trial
     speedup: Interval | None
+    """Time of the winner over time of the candidate, with a 95 % interval; None where they were not timed."""
     repeats: int
+    """Number of times that the candidate was verified, with two launches each."""
     notices: tuple[str, ...] = ()
+    """Checks that could not be made, one line each."""
     sanitized: tuple[str, ...] = ()
+    """Tools of compute-sanitizer that ran the candidate and found nothing."""
     source: str = ""
+    """Path of the candidate's source; empty where the kernel's own is checked."""
     tier: str = ""
+    """How the winner's configuration was found, as for `autotile.best`: ``exact`` if it was tuned for the problem."""
 
     @property
     def verdict(self) -> CandidateVerdict:
@@ -167,27 +153,12 @@ def judge(
     options: TuneOptions,
     may_replay: bool = False,
 ) -> CandidateCheck:
-    """Verify a candidate, and race it against the winner.
+    """Verify a candidate, the kernel with another source, and race it against the winner; each has a configuration.
 
-    Parameters
-    ----------
-    kernel, candidate
-        The kernel, and the same with the candidate's source.
-    configs
-        Configurations of the candidate and of the winner.
-    options
-        Of these, ``verify_sizes``, ``sanitize``, ``l2``, the timeouts and the
-        device apply.
-    may_replay
-        Whether results of a recording do where there is no GPU.
-
-    Raises
-    ------
-    InputError
-        There is no GPU, the candidate's configuration is not valid, or the kernel has no reference and no two of its
-        configurations agree.
-    ToolchainError, WorkerError
-        As for `autotile.tuning.session.tune`.
+    Of the options, ``verify_sizes``, ``sanitize``, ``l2``, the timeouts and the device apply. An `InputError` is raised
+    if there is no GPU, and results of a recording do not do; if the candidate's configuration is not valid; or if the
+    kernel has no reference and no two of its configurations agree. Other errors are those of
+    `autotile.tuning.session.tune`.
     """
     with ExitStack() as stack:
         backend = stack.enter_context(closing(choose_backend(kernel, problem, settings, options)))
@@ -212,13 +183,7 @@ def judge(
 
 
 def confirm_agreement(pipeline: Pipeline, backend: Backend, configs: Sequence[Config]) -> None:
-    """Run a kernel without a reference until two of its configurations agree on the outputs.
-
-    Raises
-    ------
-    InputError
-        No two of them agree.
-    """
+    """Run a kernel without a reference until two of its configurations agree on the outputs; else an `InputError`."""
     compilations = [pipeline.compile(config) for config in configs]
     backend.wait()
     working = [one for each in compilations if pipeline.run(each).outcome is Outcome.OK and (one := each.candidate())]
@@ -266,16 +231,10 @@ def judge_on(
     if raced:
         pair = enumerate((candidate, winner))  # one that could not be loaded has no times
         candidate, winner = (with_times(one, times) if (times := raced[i].rounds_us) else one for i, one in pair)
-    return CandidateCheck(
-        problem,
-        backend.device,
-        candidate=refused[0] if refused else candidate,
-        winner=winner,
-        speedup=speedup,
-        repeats=int(checks.readings[0].telemetry.get("repeats", 0)),
-        notices=(*notices, *checks.notices),
-        sanitized=checks.sanitized.get(0, ()),
-    )
+    candidate = refused[0] if refused else candidate
+    repeats = int(checks.readings[0].telemetry.get("repeats", 0))
+    told, sanitized = (*notices, *checks.notices), checks.sanitized.get(0, ())
+    return CandidateCheck(problem, backend.device, candidate, winner, speedup, repeats, told, sanitized)
 
 
 MAX_RETIMED = 3
@@ -293,15 +252,9 @@ def tuned_problems(
 ) -> list[tuple[Problem, list[StoredBest]]]:
     """Return the problems that are tuned for the current version of a kernel, the newest first.
 
-    Each has the best result of its studies, newest first; the studies differ in the compiler.
-
-    ``problem``, ``dtype`` and ``gpu_name`` leave out all others; ``source`` is that of measured results, or
-    ``replayed`` for those from a recording.
-
-    Raises
-    ------
-    InputError
-        The database cannot be read, or there is no such problem.
+    Each has the best result of its studies, newest first; the studies differ in the compiler. ``source`` is that of
+    measured results, or ``replayed`` for those from a recording. An `InputError` is raised if the database cannot be
+    read, or there is no such problem.
     """
     version = (kernel.source_hash, space_hash(kernel.spec), tuple(kernel.spec.options))
     opened = Database.open_readonly(database)
@@ -331,25 +284,11 @@ def retime(
     """Check and time the best configurations of a problem and the default in one session.
 
     The session's winner becomes the best result of its study. Configurations that fail are refused in every study of
-    the problem, whatever compiler the study used.
+    the problem, whatever compiler the study used: they are no longer served. Of the options, those that select
+    configurations are fixed here.
 
-    Of the options, those that select configurations are fixed here.
-
-    Returns
-    -------
-    result
-        Result of the session; None if every configuration failed for the same reason.
-    fault
-        That reason; empty otherwise.
-    refused
-        Configurations that failed, by `config_key`, with outcome and reason. They are no longer served.
-
-    Raises
-    ------
-    DatabaseError
-        The database cannot be written.
-    ToolchainError
-        NVRTC, CuPy or the driver does not work.
+    Return the result, or None and the reason for which every configuration failed; and the configurations that failed,
+    by `config_key`, with outcome and reason.
     """
     database = database_location(options.database)
     found = {config_key(served): served}  # then the fastest ones of each study
@@ -376,7 +315,7 @@ def retime(
     result, fault = None, ""
     try:
         result = tune(kernel, problem, read_settings(), chosen)
-    except InputError as error:  # every configuration fails for the same reason
+    except InputError as error:
         fault = str(error)
     return result, fault, _refuse_failed(problem, bests[0].key, candidates, database)
 
@@ -421,25 +360,12 @@ def check_served(
     The verdict is stored without a time, so that the problem still counts as not tuned. A configuration that failed is
     not served for this problem again, unless a tuning measures it.
 
-    Returns
-    -------
-    check
-        Judgement of the configuration; None if it could not be run.
-    fault
-        Reason why it failed or could not be run; empty if it is correct.
-
-    Raises
-    ------
-    DatabaseError
-        The database cannot be written.
-    ToolchainError
-        NVRTC, CuPy or the driver does not work.
+    Return its judgement, None if it could not be run, and why it failed or could not be run; empty if it is correct.
     """
     configs = config, dict(kernel.spec.default)
+    of = kernel, kernel, problem
     try:
-        check = judge(
-            kernel, kernel, problem, configs=configs, settings=read_settings(), options=options, may_replay=True
-        )
+        check = judge(*of, configs=configs, settings=read_settings(), options=options, may_replay=True)
     except InputError as error:
         return None, str(error)
     trial, device = check.candidate, check.device

@@ -15,7 +15,7 @@ from autotile.core.model import Config, L2Mode, Problem, Trial
 from autotile.cuda.compiler import CompileJob
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
-from autotile.database.keys import TuningKey, space_hash
+from autotile.database.keys import TuningKey, key_of
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.operation import Operation, load_operation
@@ -49,15 +49,7 @@ class Bench:
 
     def key(self, n: int = SIZE, l2: L2Mode = "cold", **changes: Any) -> TuningKey:
         """Return the key of the recorded results, with some fields replaced."""
-        key = TuningKey.for_device(
-            self.problem(n),
-            self.device,
-            template_hash=self.kernel.source_hash,
-            space_hash=space_hash(self.kernel.spec),
-            options=self.kernel.spec.options,
-            nvrtc_version=nvrtc_version(),
-            l2_mode=l2,
-        )
+        key = key_of(self.kernel, self.problem(n), self.device, nvrtc_version=nvrtc_version(), l2_mode=l2)
         return replace(key, **changes)
 
     def record(

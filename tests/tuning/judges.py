@@ -1,9 +1,14 @@
-"""Trials of the tiny kernel's configurations, observers that end a session, and operations of copies of it."""
+"""Trials of the tiny kernel's configurations, observers that end a session, and a fake GPU."""
 
 from collections.abc import Callable
+from pathlib import Path
 
+from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Measurement, Outcome, Trial, config_key
+from autotile.exchange.recording import read_recording
+from autotile.space.search_space import SearchSpace
 from autotile.tuning.progress_state import Progress
+from autotile.tuning.replay import ReplayBackend
 
 BEST = {"THREADS": 256, "WORK": 4}
 DEFAULT = {"THREADS": 128, "WORK": 1}
@@ -50,3 +55,17 @@ def ending_at(
             raise error("ended by the test")
 
     return observe
+
+
+class FakeGpu(ReplayBackend):
+    """A recording that acts as a GPU."""
+
+    source = "cuda"
+    measures_energy = False
+
+    def __init__(self, path: Path, device: DeviceProperties) -> None:
+        super().__init__(read_recording(path))
+        self.device = device
+
+    def available_rows(self, space: SearchSpace) -> None:
+        return None

@@ -1,15 +1,21 @@
 """Observe a tuning process from outside: its trials, and the children that it leaves behind."""
 
 import os
+import signal
 import sqlite3
+import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
+from interrupts import heeded_interrupts
+
 from autotile.core.model import Trial, config_key
+from autotile.database.care import check_database
+from autotile.database.database import Database
 
 PATIENCE_S = 120.0
 """Time for what takes seconds on a machine with nothing else to do."""
@@ -64,3 +70,23 @@ def environment_of(location: Path, **variables: object) -> dict[str, str]:
     paths = os.pathsep.join(filter(None, sys.path))
     own = {"AUTOTILE_DB": location, "AUTOTILE_TEST_OF": location, "PYTHONPATH": paths, **variables}
     return {**os.environ, **{name: str(value) for name, value in own.items()}}
+
+
+def check_signal(words: Sequence[str], location: Path, number: signal.Signals, **variables: object) -> None:
+    """Send a signal to a tune: it ends without a traceback, leaves no worker, and has kept each trial that ended."""
+    command = [sys.executable, "-m", "autotile", "tune", *words]
+    environment = environment_of(location, **variables)
+    with heeded_interrupts(), subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE) as process:
+        seen = wait_for_trials(location, 5)
+        process.send_signal(number)
+        errors = process.communicate(timeout=PATIENCE_S)[1]
+    assert process.returncode == (130 if number is signal.SIGINT else -number)
+    assert "Traceback" not in errors
+    wait_until(lambda: not workers_with(f"AUTOTILE_TEST_OF={location}"))
+    with Database.open(location) as database:
+        assert check_database(database).ok
+        kept = database.trials(1, phase="search")
+        # after Ctrl-C the best trials are still raced, after a killing signal they are not
+        assert bool(database.trials(1, phase="final")) is (number is signal.SIGINT)
+    assert len(kept) >= seen
+    assert set(count_configs(kept).values()) == {1}

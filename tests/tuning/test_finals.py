@@ -1,6 +1,6 @@
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, Literal
@@ -90,17 +90,10 @@ def by_tile(configs: Sequence[Config]) -> list[Trial]:
 
 
 def hold(
-    finalists: list[Trial],
-    racer: Racer,
-    default: Config = D,
-    incumbent: Config | None = None,
-    *,
-    hurried: bool = False,
-    limit_s: float = math.inf,
-    observe: Callable[[float], None] = lambda _: None,
+    finalists: list[Trial], racer: Racer, default: Config = D, incumbent: Config | None = None, **given: Any
 ) -> Finals:
     racing = [(trial, Candidate(trial.config, f"{trial.config}.cubin")) for trial in finalists]
-    rules = FinalRules(default, incumbent, hurried=hurried, limit_s=limit_s, observe=observe)
+    rules = FinalRules(default, incumbent, **given)
     return run_finals(racing, racer, rules)
 
 

@@ -73,13 +73,12 @@ def test_one_gpu_takes_them_in_order_in_this_thread() -> None:
 
 
 @pytest.mark.parametrize("devices", [(), (0, 1)])
-def test_an_error_is_a_result(devices: tuple[int, ...]) -> None:
+def test_an_error_of_a_job_is_raised(devices: tuple[int, ...]) -> None:
     def fail(lane: Lane) -> int:
         raise InputError("no")
 
-    ended = dict(run_jobs([fail, lambda lane: 1], Lane(devices)))
-    assert isinstance(ended[0], InputError)
-    assert ended[1] == 1
+    with pytest.raises(InputError, match="no"):
+        list(run_jobs([fail, lambda lane: 1], Lane(devices)))
 
 
 def test_no_other_begins_after_an_interrupt() -> None:

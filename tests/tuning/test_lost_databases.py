@@ -6,8 +6,6 @@ import resource
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -15,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from autotile.api.databases import db_merge as merge
+from autotile.cli.application import app
+from autotile.cli.progress import TuneProgress
 from autotile.core.model import config_key
 from autotile.database import engine, runs
 from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.errors import DatabaseError, InputError, RescuedRunError
-from autotile.settings import child_environment, read_settings
+from autotile.settings import read_settings
 from autotile.tuning.progress_state import Progress
 
 TRIALS = 12
@@ -176,22 +177,22 @@ class TestAccidents:
     def test_ctrl_c_while_a_trial_is_stored_loses_nothing(
         self, bench: Any, monkeypatch: pytest.MonkeyPatch, is_committed: bool
     ) -> None:
-        insert, places = runs.insert_trials, [*[""] * 4, "after" if is_committed else "before"]
+        insert, begun, stored = runs.insert_trials, Database.writing, list[Any]()
 
         @contextmanager
         def writing(database: Database, *given: Any) -> Iterator[Any]:
-            left = len(places)
+            before = len(stored)
             with begun(database, *given) as connection:
                 yield connection
-            if is_committed and left and not places:
+            if is_committed and before < len(stored) == 5:
                 raise KeyboardInterrupt
 
         def insert_trials(connection: Any, rows: Any) -> None:
-            if (places.pop(0) if places else "") == "before":
+            stored.append(rows)
+            if not is_committed and len(stored) == 5:
                 raise KeyboardInterrupt
             insert(connection, rows)
 
-        begun = Database.writing
         monkeypatch.setattr(Database, "writing", writing)
         monkeypatch.setattr(runs, "insert_trials", insert_trials)
         result = bench.tune(bench.record())
@@ -262,22 +263,6 @@ def _refuse(*_: object) -> None:
     raise DatabaseError("no room")
 
 
-HARMED = """
-import sys
-from pathlib import Path
-from autotile.cli import progress
-show = progress.TuneProgress.__call__
-location = sys.argv.pop(1)
-def harm(self, state):
-    show(self, state)
-    if state.done == 3: Path(location).unlink(missing_ok=True)
-progress.TuneProgress.__call__ = harm
-from autotile.cli.application import main
-sys.argv[0] = 'autotile'
-main()
-"""
-
-
 class TestErrorsOfTheDatabase:
     def test_a_lock_that_is_not_released(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         recording = bench.record()
@@ -309,16 +294,14 @@ class TestErrorsOfTheDatabase:
         with pytest.raises(RescuedRunError, match="disk"):
             bench.tune(recording, loss)
 
-    def test_the_command_line_exits_with_1(self, bench: Any, scale_toml: Path, tmp_path: Path) -> None:
-        """In a process of its own, whose database is deleted by another as soon as it exists."""
-        location = tmp_path / "store" / "tuning.db"
+    def test_the_command_line_exits_with_1(self, bench: Any, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        show, loss = TuneProgress.__call__, Loss(Path.unlink, 3)
+        monkeypatch.setattr(TuneProgress, "__call__", lambda *given: [show(*given), loss(given[1])])
         words = ["tune", str(scale_toml), "n=4096", f"--replay={bench.record()}", "--workers", "1", "--json"]
-        command = [sys.executable, "-c", HARMED, str(location), *words]
-        done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
-        assert done.returncode == 1, done.stderr
-        assert "Traceback" not in done.stderr
-        (message,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        answer = CliRunner().invoke(app, words)
+        assert (answer.exit_code, type(answer.exception)) == (1, SystemExit)
+        (message,) = [line for line in answer.stderr.splitlines() if line.startswith("error: ")]
         assert "was deleted or moved during the run" in message
-        (rescued,) = re.findall(r'"rescued": "(.*)"', done.stdout)
+        (rescued,) = re.findall(r'"rescued": "(.*)"', answer.stdout)
         assert rescued in message
         assert len(searched(rescued)) == 4

@@ -192,16 +192,20 @@ def test_a_result_comes_before_what_still_compiles(pipeline: Pipeline, pool: Poo
     assert pipeline.end_next()[0] is first
 
 
+@pytest.mark.parametrize(("source", "ready", "among"), [("cuda", 3, [0, 1, 2, 3]), ("replayed", 2, [0, 1])])
 def test_what_is_measured_is_chosen_among_what_is_compiled(
-    bench: Any, pipeline: Pipeline, pool: Pool, device: Device
+    bench: Any, pipeline: Pipeline, pool: Pool, device: Device, *, source: Any, ready: int, among: list[int]
 ) -> None:
-    proposals = ahead(pipeline, pool, InOrder(bench.configs(), ready=3, choice=2))
+    """In replay, among what is ready alone: the order does not depend on the compilers."""
+    device.source = source
+    proposals = ahead(pipeline, pool, InOrder(bench.configs(), ready, choice=ready - 1))
     row, trial = advance(pipeline, proposals)
-    assert (row, trial.outcome) == (2, Outcome.OK)
-    assert [config for config, _ in device.ran] == [bench.configs()[2]]
-    seen = [(one.stage, one.resources, one.measurement) for one in proposals.seen.values()]
-    assert seen == [("compile", SMALL, None)] * 4
-    assert all(one.occupancy is not None for one in proposals.seen.values())
+    assert (row, trial.outcome) == (ready - 1, Outcome.OK)
+    assert [config for config, _ in device.ran] == [bench.configs()[row]]
+    assert list(proposals.seen) == among
+    for one in proposals.seen.values():
+        assert (one.stage, one.resources, one.measurement) == ("compile", SMALL, None)
+        assert one.occupancy is not None
 
 
 def test_what_does_not_compile_comes_before_what_is_chosen(
@@ -227,15 +231,6 @@ def test_a_slow_compilation_holds_up_no_other_on_a_gpu(bench: Any, pipeline: Pip
     pool.finish()
     advance(pipeline, proposals)
     assert list(proposals.seen) == [0, 1, 3]
-
-
-def test_in_replay_the_order_does_not_depend_on_the_compilers(
-    bench: Any, pipeline: Pipeline, pool: Pool, device: Device
-) -> None:
-    device.source = "replayed"
-    proposals = ahead(pipeline, pool, InOrder(bench.configs(), ready=2, choice=1))
-    assert advance(pipeline, proposals)[0] == 1
-    assert list(proposals.seen) == [0, 1]
 
 
 def test_the_device_is_given_candidates_before_the_first_has_ended(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from autotile.workers.jobs import Candidate, Reading
 
 SESSION = """
 import sys
+from functools import partial
 from pathlib import Path
 from autotile.database import runs
 from autotile.kernel.library import load_kernel
@@ -37,11 +39,7 @@ from autotile.tuning import backend
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import tune
 
-class Slow(backend.SimulatedGpu):
-    def __init__(self, recording, notice="", *, uuid=""):
-        super().__init__(recording, notice, uuid=uuid, seconds=float(sys.argv[3]))
-
-backend.ReplayBackend = Slow
+backend.ReplayBackend = partial(backend.SimulatedGpu, seconds=float(sys.argv[3]))
 if sys.argv[4:]:
     runs.LEASE_S = float(sys.argv[4])
     runs.is_gone = lambda owner: False  # as for a process of another machine
@@ -72,12 +70,8 @@ def assert_each_once(bench: Any) -> None:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each candidate take 50 ms."""
-
-    class Slow(SimulatedGpu):
-        def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "") -> None:
-            super().__init__(recording, notice, uuid=uuid, seconds=0.05)
-
-    monkeypatch.setattr(import_module("autotile.tuning.backend"), "ReplayBackend", Slow)
+    replay = partial(SimulatedGpu, seconds=0.05)
+    monkeypatch.setattr(import_module("autotile.tuning.backend"), "ReplayBackend", replay)
 
 
 def both(run: Callable[[int], TuneResult]) -> list[TuneResult]:

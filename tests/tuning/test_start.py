@@ -46,10 +46,10 @@ def test_a_study_does_not_teach_itself_nor_one_without_a_size_in_common(bench: A
         assert find_sources(database, replace(key, sizes={"x": 1024})) == []
 
 
-def test_what_was_learnt_from_is_told(bench: Any) -> None:
-    bench.tune(bench.record(n=1024), n=1024, trials=8)
-    taught = bench.tune(bench.record(), trials=6, sampler="feasible")
-    assert taught.learnt_from == ("n=1024",)
+def test_a_taught_session_finds_the_best_at_once_and_tells_from_what(bench: Any) -> None:
+    bench.tune(bench.record(n=1024), n=1024, sampler="brute-force")
+    taught = bench.tune(bench.record(), trials=3, sampler="feasible")
+    assert (taught.winner.config, taught.learnt_from) == (BEST, ("n=1024",))
     assert taught.to_json()["learnt_from"] == ["n=1024"]
     assert bench.tune(bench.record(n=512), n=512, trials=6, sampler="feasible", transfer=False).learnt_from == ()
     assert bench.tune(bench.record(n=256), n=256, trials=6, sampler="random").learnt_from == ()
@@ -63,11 +63,6 @@ def test_a_study_that_misleads_is_named(bench: Any) -> None:
     assert (found.learnt_from, misleading.name) == ((), "n=1024")
     assert found.to_json()["not_learnt_from"] == [misleading.to_json()]
     assert misleading.correlation < 0
-
-
-def test_a_taught_session_finds_the_best_at_once(bench: Any) -> None:
-    bench.tune(bench.record(n=1024), n=1024, sampler="brute-force")
-    assert bench.tune(bench.record(), trials=3, sampler="feasible").winner.config == BEST
 
 
 @pytest.mark.parametrize(

@@ -215,9 +215,9 @@ def test_given_sizes_are_verified_without_a_miss(bench: Any, check: Any) -> None
     assert row.verdict == "confirmed"
 
 
-def test_aged_and_served_exclude_each_other(check: Any) -> None:
+def test_aged_and_served_exclude_each_other(again: Any) -> None:
     with pytest.raises(InputError, match="give one of them"):
-        check(by_threads, aged=True)
+        again(by_threads, aged=True, served=True)
 
 
 @pytest.mark.usefixtures("check")

@@ -7,9 +7,10 @@ import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,9 +56,13 @@ def block(budget: float = 60, **given: Any) -> blocks.TuningWindow:
     return autotile.tuning(budget, **{"options": OPTIONS, **given})
 
 
-def states(window: blocks.TuningWindow) -> dict[int, str]:
+def result_of(window: blocks.TuningWindow) -> PlanResult:
     assert window.result is not None
-    return {entry.planned.problem.sizes["n"]: entry.state for entry in window.result.entries}
+    return window.result
+
+
+def states(window: blocks.TuningWindow) -> dict[int, str]:
+    return {entry.planned.problem.sizes["n"]: entry.state for entry in result_of(window).entries}
 
 
 class TestOneBlock:
@@ -101,9 +106,8 @@ class TestOneBlock:
         own = Dispatcher(database=tmp_path / "own.db")
         with block() as window:
             kernel, other = ask(), own.get_best_kernel(str(scale_toml), n=4096)
-        assert window.result is not None
-        assert [entry.state for entry in window.result.entries] == ["tuned"] * 2
-        assert str(tmp_path / "own.db") in window.result.database
+        assert [entry.state for entry in result_of(window).entries] == ["tuned"] * 2
+        assert str(tmp_path / "own.db") in result_of(window).database
         assert kernel.tier == other.tier == "exact"
 
     def test_a_kernel_in_python_is_tuned_by_its_object(self, bench: Any, scale_toml: Path) -> None:
@@ -138,8 +142,7 @@ class TestOneBlock:
         path = str(scale_toml.with_name("scaling.toml"))
         with block() as window:
             kernel = autotile.get_best_kernel(path, n=4096)
-        assert window.result is not None
-        assert [str(entry.planned.problem) for entry in window.result.entries] == ["scaling n=4096 float32"]
+        assert [str(entry.planned.problem) for entry in result_of(window).entries] == ["scaling n=4096 float32"]
         assert (kernel.kernel, kernel.tier, kernel.config) == ("second", "exact", BEST)
 
     def test_what_is_deployed_with_a_hot_cache_is_measured_and_served_so(
@@ -327,9 +330,8 @@ class TestEnds:
 
         with pytest.warns(RuntimeWarning, match="2 problems: 1 tuned, 1 left"), block(progress=observe) as window:
             kernels = [ask(), ask(2048)]
-        assert window.result is not None
-        assert window.result.interrupted
-        (tuned,) = [entry.planned.problem for entry in window.result.entries if entry.state == "tuned"]
+        assert result_of(window).interrupted
+        (tuned,) = [entry.planned.problem for entry in result_of(window).entries if entry.state == "tuned"]
         assert [kernel.config for kernel in kernels if kernel.problem == tuned] == [BEST]
 
     def test_a_second_one_too(self, ask: Any) -> None:
@@ -367,6 +369,7 @@ class TestEnds:
 PROGRAM = """
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import autotile
@@ -375,11 +378,7 @@ from autotile.serving import dispatcher
 from autotile.settings import read_settings
 from autotile.tuning import backend
 
-class Slow(backend.SimulatedGpu):
-    def __init__(self, recording, notice="", *, uuid=""):
-        super().__init__(recording, notice, uuid=uuid, seconds=0.05)
-
-backend.ReplayBackend = Slow
+backend.ReplayBackend = partial(backend.SimulatedGpu, seconds=0.05)
 dispatcher.device_count = lambda: 0
 settings = replace(read_settings(), recording_folders=(Path(sys.argv[2]),))
 for module in (plans, targets, window):
@@ -435,19 +434,9 @@ class TestProcesses:
 
 
 def test_a_failure_for_want_of_memory_says_what_the_program_leaves(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Cuda:
-        class Device:
-            def __init__(self, index: int) -> None:
-                assert index == 1
-
-            def __enter__(self) -> None: ...
-
-            def __exit__(self, *_: object) -> None: ...
-
-        class runtime:  # noqa: N801 - as in CuPy
-            memGetInfo = staticmethod(lambda: (3 << 29, 141 << 30))  # noqa: N815
-
-    monkeypatch.setattr(blocks, "load_cupy", lambda: type("Cupy", (), {"cuda": Cuda}))
+    runtime = SimpleNamespace(memGetInfo=lambda: (3 << 29, 141 << 30))
+    cuda = SimpleNamespace(Device={1: nullcontext()}.__getitem__, runtime=runtime)
+    monkeypatch.setattr(blocks, "load_cupy", lambda: SimpleNamespace(cuda=cuda))
     planned = PlannedProblem("scale", bench.kernel, bench.problem(), (1,))
     entry = PlanEntry(planned, "NVIDIA H200", "failed", reason="the problem does not fit in the device's memory")
     assert "1.5 of 141.0 GiB are free beside the program" in blocks._with_memory(entry).reason
