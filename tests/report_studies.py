@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import structs
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Measurement, Outcome, Trial
@@ -61,12 +62,12 @@ def store_session(
     device = recorded.header.device
     assert device is not None
     trials = _trials(recorded, device, session)
-    key = replace(recorded.header.key, source=source)
+    key = structs.replace(recorded.header.key, source=source)
     if session.hostile:
         values = HOSTILE_VALUES * len(trials)
         trials = [replace(trial, config={**trial.config, SCRIPT: values[i]}) for i, trial in enumerate(trials)]
         hostile: dict[str, Any] = {"kernel": SCRIPT, "gpu_name": 'H200 <i>"x"</i>', "dtype": "float32&amp;"}
-        key = replace(key, sizes={"M<": 4, **key.sizes}, **hostile)
+        key = structs.replace(key, sizes={"M<": 4, **key.sizes}, **hostile)
     settings = {"objectives": list(session.objectives), "objective": None, "finals": 12, "sanitize": True}
     with Database.open(path) as database, database.writing() as connection:
         study_id = ensure_study(connection, key, replace(device, source=source))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from msgspec import structs
 from stored_runs import add_trial, end_run, record_miss, start_run
 
 import autotile
@@ -72,7 +73,7 @@ def make_database(path: Path) -> Path:
         record_miss(database, Problem(KERNEL, {**SIZES, "M": 900}, "float32"), DEVICE.name, "default")
         save_ceilings(database, CEILINGS)
         save_model(database, "matmul", "float32", DEVICE, {"format": 1, "candidates": []})
-        _add_families(database, replace(key, sizes={}), configs)
+        _add_families(database, structs.replace(key, sizes={}), configs)
     return path
 
 

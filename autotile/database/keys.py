@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from autotile.core.device import DeviceProperties
@@ -22,8 +22,7 @@ from autotile.kernel.spec import KernelSpec, Step
 ResultSource = Literal["cuda", "replayed"]
 
 
-@dataclass(frozen=True, slots=True)
-class TuningKey:
+class TuningKey(msgspec.Struct, frozen=True):
     """The key of a study: results are comparable, and interchangeable for serving, exactly if their keys are equal.
 
     The driver is not part of the key: it is recorded with each run, and a different one only causes a warning.
@@ -78,7 +77,7 @@ class TuningKey:
         return values | {"options": list(self.options), "sizes": dict(self.sizes)}
 
 
-_KEY_FIELDS = tuple(field.name for field in fields(TuningKey))
+_KEY_FIELDS = TuningKey.__struct_fields__
 
 
 def key_differences(tuned: TuningKey, requested: TuningKey) -> tuple[tuple[str, str, str], ...]:

@@ -14,7 +14,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgspec
+from msgspec import structs
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import (
@@ -53,7 +54,7 @@ MEASUREMENT_COLUMNS = ("time_us", "low_us", "high_us", "l2")
 RESOURCE_COLUMNS = Resources.__struct_fields__
 
 WINNER_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "studies": (*(field.name for field in fields(TuningKey)), "device"),
+    "studies": (*TuningKey.__struct_fields__, "device"),
     "trials": ("config", *RESOURCE_COLUMNS, *MEASUREMENT_COLUMNS, "created_at"),
     "runs": ("driver", "sampler"),
 }
@@ -75,8 +76,7 @@ _BUSY_TIMEOUT_S = 1.0
 """In WAL mode a reader never waits; in the other modes a commit takes milliseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Winner:
+class Winner(msgspec.Struct, frozen=True):
     """The best configuration of one tuned problem."""
 
     key: TuningKey
@@ -122,7 +122,7 @@ class Winner:
             "resources": part_of(row, RESOURCE_COLUMNS),
             "measurement": part_of(row, MEASUREMENT_COLUMNS),
         }
-        return replace(convert({"key": row, "device": None, **parts}, cls), device=device)
+        return structs.replace(convert({"key": row, "device": None, **parts}, cls), device=device)
 
 
 def part_of(row: Row, columns: Iterable[str]) -> Row | None:
@@ -165,8 +165,7 @@ class WinnerDocument(ResultDocument):
         return self.winner_of(self.key, self.device, shipped=self.shipped)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredVerdict:
+class StoredVerdict(msgspec.Struct, frozen=True):
     """Verdict of finals or of a verification on a configuration, by its `config_key`, that is not ranked."""
 
     key: TuningKey
@@ -174,8 +173,7 @@ class StoredVerdict:
     passed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRule:
+class StoredRule(msgspec.Struct, frozen=True):
     """The rule of a family with the key and device that it was learned on."""
 
     key: TuningKey
@@ -210,8 +208,7 @@ class StoredRuleDocument(msgspec.Struct):
         return StoredRule(self.key, self.device, rule, self.learned_at)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMiss:
+class StoredMiss(msgspec.Struct, frozen=True):
     """Number of calls of one problem on one GPU that a tier served in place of an exact result."""
 
     problem: Problem
@@ -284,7 +281,7 @@ RULES: Query[StoredRule] = Query(
 
 CHECKS: Query[StoredVerdict] = Query(
     f"""
-    SELECT {_names({"studies": (field.name for field in fields(TuningKey))})}, trials.id, trials.config_key,
+    SELECT {_names({"studies": TuningKey.__struct_fields__})}, trials.id, trials.config_key,
            trials.outcome
     FROM studies
     JOIN trials ON studies.id = trials.study_id

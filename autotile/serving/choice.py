@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -58,8 +57,7 @@ class Contender(msgspec.Struct, frozen=True, gc=False):
         return {name.removeprefix("is_"): to_document(getattr(self, name)) for name in self.__struct_fields__}
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(msgspec.Struct, frozen=True):
     """Comparison of a result of another problem, or GPU, with what an empty database would serve, the ``base``.
 
     ``base_tier`` is ``default``, or the tier of a result that ships with autotile. ``ratio`` is the expected time of
@@ -89,12 +87,11 @@ class Compared:
 
     def to_json(self) -> dict[str, Any]:
         """Return every field as JSON values; an interval without an upper end as null."""
-        document: dict[str, Any] = {field.name: to_document(getattr(self, field.name)) for field in fields(self)}
+        document: dict[str, Any] = {name: to_document(getattr(self, name)) for name in self.__struct_fields__}
         return document if math.isfinite(self.interval[1]) else {**document, "interval": None}
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """A configuration and its origin.
 
     ``tier`` is ``exact``: tuned for this problem on this GPU; ``family``: by a rule that was learned from other

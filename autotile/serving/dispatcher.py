@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial, wraps
 from numbers import Number
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
 from weakref import WeakSet
 
 import numpy as np
+from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.dtypes import dtype_name

@@ -13,11 +13,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from autotile.core.dtypes import DTYPES, output_tolerance
 from autotile.core.model import L2Mode, Measurement, Outcome, Trial

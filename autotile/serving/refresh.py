@@ -20,11 +20,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
+
+from msgspec.structs import replace
 
 from autotile.core.forks import FORK_LOCK
 from autotile.database.paths import looks_like_url

@@ -26,13 +26,12 @@ import random
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from msgspec import structs
+from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Text, convert
@@ -126,8 +125,7 @@ _FINALISTS: RecentCache[tuple[object, ...], Mapping[str, Winner]] = RecentCache(
 """Finalists of studies, by the state of the database's file."""
 
 
-@dataclass(frozen=True)
-class Shelf:
+class Shelf(msgspec.Struct, frozen=True):
     """Results of one kernel, whatever their sizes, as a bundle or a program states them.
 
     The user's own winners and the rules are newest first, the verdicts of ``checks`` on configurations that are not
@@ -619,7 +617,7 @@ def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | Non
         codes = codes[random.Random(0).sample(range(len(codes)), _MAX_ROWS)]  # numpy.random takes long to import
     if beside is not None:
         codes = np.concatenate([SearchSpace.of(spec, [beside]).codes.astype(codes.dtype), codes])
-    tried = structs.replace(space, codes=np.asfortranarray(codes))
+    tried = replace(space, codes=np.asfortranarray(codes))
     found = estimate_times(spec, problem.sizes, device, tried, problem.dtype)
     if found is None or (beside is not None and not found.is_declared):
         return None

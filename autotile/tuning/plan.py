@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from autotile.core.documents import Count, Name, convert, parse_toml, read_regular, toml_value
 from autotile.core.model import Problem
@@ -246,8 +246,7 @@ def plan_text(problems: Sequence[PlannedProblem], comments: Sequence[str] = ()) 
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class AssessedMiss(StoredMiss):
+class AssessedMiss(StoredMiss, frozen=True):
     """Calls of one problem on one GPU that were served by a fallback, with their cost as far as it is known."""
 
     kernel: Kernel | None
@@ -336,6 +335,6 @@ def assess_misses(database: Database, kernel: KernelName | None, gpu_name: str |
         version = (current.source_hash, space_hash(current.spec))
         stored = database.best(name, dtype=problem.dtype, sizes=problem.sizes, gpu_name=miss.gpu_name)
         tuned = any(best.confirmed and (best.key.template_hash, best.key.space_hash) == version for best in stored)
-        cost = estimators[name].cost(replace(miss, problem=problem))
+        cost = estimators[name].cost(structs.replace(miss, problem=problem))
         found.append(AssessedMiss(problem, *counts, current, cost, tuned))
     return found

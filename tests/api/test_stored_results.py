@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from stored_runs import add_trial, end_run, record_miss, start_run
 
 from autotile.api import databases, results
@@ -139,7 +140,7 @@ class TestLists:
     def test_families(self) -> None:
         file = data_folder("tuned") / "families" / "nvidia-h200.sgemm.json"
         rule = convert(json.loads(file.read_text())["rules"][0], StoredRuleDocument).stored_rule()
-        replayed = replace(rule, key=replace(rule.key, source="replayed"))
+        replayed = structs.replace(rule, key=structs.replace(rule.key, source="replayed"))
         found = FamilyList((TunedFamily(replayed, in_force=True),), "t.db")
         assert repr(found) == "<FamilyList: 1 family (replayed) in t.db>"
         assert (

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from answers import Run
+from msgspec import structs
 from sqlalchemy import update
 from stored_runs import add_trial, end_run, start_run
 
@@ -37,7 +38,7 @@ class Book:
     def key(self, n: int, gpu: str = "h200", **changes: Any) -> TuningKey:
         device = replace(device_profile(gpu), source="cuda")
         problem = Problem("scale", {"n": n}, "float32")
-        return replace(key_of(self._kernel, problem, device, nvrtc_version="13.0", l2_mode="cold"), **changes)
+        return structs.replace(key_of(self._kernel, problem, device, nvrtc_version="13.0", l2_mode="cold"), **changes)
 
     def put(self, n: int, winner: Config, time_us: float, *losers: Config, gpu: str = "h200", **key: Any) -> None:
         """A session: a search over the winner and the losers, and a final that the winner won."""

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from answers import Run
 from child_python import python
+from msgspec import structs
 from stored_runs import add_trial, record_miss, start_run
 
 from autotile.core.device import device_profile
@@ -161,7 +162,7 @@ def is_plain(text: str) -> bool:
 
 @pytest.fixture
 def odd(tmp_path: Path, key: TuningKey) -> Path:
-    odd_key = replace(key, kernel=ODD, gpu_name=f"GPU {ODD}", sizes={f"N{ODD}": 7}, nvrtc_version=ODD)
+    odd_key = structs.replace(key, kernel=ODD, gpu_name=f"GPU {ODD}", sizes={f"N{ODD}": 7}, nvrtc_version=ODD)
     with Database.open(tmp_path / "tuning.db") as database:
         study = database.study(odd_key, None)
         run = start_run(database, study, sampler=ODD, host=ODD)

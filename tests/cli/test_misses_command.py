@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from answers import Run
+from msgspec import structs
 from stored_runs import add_trial, end_run, record_miss, start_run
 
 from autotile.core.device import device_profile
@@ -34,7 +35,7 @@ def study(scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def put(n: int, times: list[tuple[Config, float]], gpu: str = "h200", **changes: Any) -> None:
         device = replace(device_profile(gpu), source="cuda")
         problem = Problem("scale", {"n": n}, "float32")
-        key = replace(key_of(kernel, problem, device, nvrtc_version="13.0", l2_mode="cold"), **changes)
+        key = structs.replace(key_of(kernel, problem, device, nvrtc_version="13.0", l2_mode="cold"), **changes)
         with Database.open(read_settings().database) as database:
             number = database.study(key, device)
             session = start_run(database, number, sampler="random")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from answers import Run
+from msgspec import structs
 from stored_runs import record_miss
 
 import autotile
@@ -379,7 +380,7 @@ def helpful(scale_toml, recording):
             measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
             trials.append(Trial(config, Outcome.OK, "", "measure", measurement=measurement))
         sizes = resolve_problem(spec, {"n": n}).sizes
-        header = replace(found.header, key=replace(found.header.key, sizes=sizes))
+        header = replace(found.header, key=structs.replace(found.header.key, sizes=sizes))
         write_recording(Path(recording).with_name(f"{n}.npz"), header, trials)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from sqlalchemy import JSON, update
 from stored_rows import CEILINGS, GPU
 from stored_runs import (
@@ -62,7 +63,7 @@ def run(database: Database, study: int) -> int:
 def test_a_key_has_one_study(database: Database, key: TuningKey, device: DeviceProperties, study: int) -> None:
     assert database.study(key, device) == study
     assert database.find_study(key) == study
-    other = replace(key, source="replayed")
+    other = structs.replace(key, source="replayed")
     assert database.find_study(other) is None
     assert database.study(other, device) != study
 
@@ -162,7 +163,7 @@ def test_what_the_finals_refused_is_best_no_more(database: Database, study: int,
 
 def test_best_is_one_a_study_and_can_be_narrowed(database: Database, key: TuningKey, device: DeviceProperties) -> None:
     others = {"sizes": {"M": 1, "N": 1, "K": 1}, "dtype": "float16", "gpu_name": "NVIDIA A100", "kernel": "stencil"}
-    keys = [key, *(replace(key, **{name: value}) for name, value in others.items())]
+    keys = [key, *(structs.replace(key, **{name: value}) for name, value in others.items())]
     for number, one in enumerate(keys):
         study, run = begin(database, one, device)
         add_trial(database, study, run, measured({"BM": number}, 10.0 + number))
@@ -176,7 +177,7 @@ def test_best_is_one_a_study_and_can_be_narrowed(database: Database, key: Tuning
 def test_studies_are_listed_with_the_configurations_that_were_tried(
     database: Database, key: TuningKey, study: int, run: int
 ) -> None:
-    database.study(replace(key, kernel="copy"), None)
+    database.study(structs.replace(key, kernel="copy"), None)
     add_trials(database, study, run, [measured({"BM": 64}, 12.5), Trial({"BM": 32}, Outcome.CRASHED)])
     add_trial(database, study, run, measured({"BM": 64}, 12.5), phase="final", rank=1)
     assert [(one.runs, one.trials, one.ok) for one in database.studies("sgemm")] == [(1, 2, 1)]
@@ -302,7 +303,7 @@ def winner(key: TuningKey, device: DeviceProperties) -> Winner:
     "changes", [{}, {"device": None, "resources": None, "measurement": None}, {"shipped": True}], ids=str
 )
 def test_a_winner_survives_json(winner: Winner, changes: dict[str, object]) -> None:
-    expected = replace(winner, **changes)  # type: ignore[arg-type]
+    expected = structs.replace(winner, **changes)  # type: ignore[arg-type]
     assert convert(expected.to_json(), winners.WinnerDocument).winner() == expected
     assert list(expected.to_json()) == ["key", "device", "config", "resources", "measurement", "tuned_at", "shipped"]
 
@@ -525,7 +526,7 @@ def a_rule(family: Family = FAMILY) -> FamilyRule:
 
 @pytest.fixture
 def family_key(key: TuningKey) -> TuningKey:
-    return replace(key, sizes={})
+    return structs.replace(key, sizes={})
 
 
 def store_rule(database: Database, key: TuningKey, family: Family = FAMILY) -> None:
@@ -565,7 +566,7 @@ class TestRules:
             assert [stored.rule for stored in found] == [a_rule(), a_rule(OTHER_FAMILY)]
             assert all((stored.key, stored.device) == (family_key, H200) for stored in found)
         assert fast_rules(database, family_key) == database.rules(family_key.kernel, family_key.dtype)
-        assert database.rules("other") == fast_rules(database, replace(family_key, kernel="other")) == []
+        assert database.rules("other") == fast_rules(database, structs.replace(family_key, kernel="other")) == []
 
     @pytest.mark.parametrize(
         "damage",

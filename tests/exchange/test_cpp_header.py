@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Measurement, Resources, config_key
@@ -204,7 +205,9 @@ def test_it_chooses_what_dispatch_chooses(device: str, targets: tuple[str, ...],
     chosen = random.Random(7)
     some = [{name: 2 ** chosen.randrange(5, 14) for name in "MNK"} for _ in range(12)]
     winners = winners_of(here, some[:8], 1) + winners_of(there, some[4:], 2)
-    winners += [replace(w, key=replace(w.key, source="replayed")) for w in winners_of(here, some[8:10], 3)]
+    winners += [
+        structs.replace(w, key=structs.replace(w.key, source="replayed")) for w in winners_of(here, some[8:10], 3)
+    ]
     configs = {config_key(c): c for c in (*(w.config for w in winners), kernel.spec.default)}
     numbered = [(number, config, target) for number, config in enumerate(configs.values()) for target in targets]
     cubins = [BundledCubin(t, "float32", {}, c, RESOURCES, f"{number}.{t}") for number, c, t in numbered]
@@ -257,7 +260,7 @@ def test_the_rule_of_a_family_is_the_same_tree(feature: Feature | None, tmp_path
     traits = Traits.of(kernel.spec, here, [c.config for c in bare.configs], [2, 2, 2], asked)
     thresholds = [float(np.median(traits.column(one))) for one in features]
     rule = rule_of(winners, features, thresholds)
-    stored = StoredRule(replace(winners[0].key, sizes={}), here, rule, datetime.now(UTC))
+    stored = StoredRule(structs.replace(winners[0].key, sizes={}), here, rule, datetime.now(UTC))
     cubins = [BundledCubin("sm_90", "float32", {}, c, RESOURCES, f"{n}.cubin") for n, c in enumerate(configs.values())]
     tiers, shelf = set(), Shelf(winners, rules=[stored], estimates=False, compares=False)
     got = chosen_in_cpp(tmp_path, here, asked, winners, cubins, rules=[stored])

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from mutations import altered, as_json
 from stored_rows import DEVICE, KERNEL, SIZES, make_database
 
@@ -73,7 +74,7 @@ def alter_text(source: Path, target: Path, seed: int) -> Path:
 
 def test_winners(folder: Path, winners: list[Winner]) -> None:
     source = folder / "winners.json"
-    write_winners(source, [replace(winner, device=DEVICE) for winner in winners])
+    write_winners(source, [structs.replace(winner, device=DEVICE) for winner in winners])
 
     def read(seed: int) -> None:
         with suppress(DataError, InputError):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from stored_runs import failed, measured
 
 from autotile.core.device import DeviceProperties
@@ -286,8 +287,8 @@ def test_a_recording_is_found_by_its_problem_and_the_newest_wins(
     tmp_path: Path, header: RecordingHeader, path: Path
 ) -> None:
     now = datetime.now(UTC)
-    other_gpu = replace(header, key=replace(header.key, gpu_name="A100"), created_at=now + timedelta(hours=2))
-    other_size = replace(header, key=replace(header.key, sizes={"M": 1, "N": 2, "K": 3}))
+    other_gpu = replace(header, key=structs.replace(header.key, gpu_name="A100"), created_at=now + timedelta(hours=2))
+    other_size = replace(header, key=structs.replace(header.key, sizes={"M": 1, "N": 2, "K": 3}))
     later = replace(header, created_at=now + timedelta(hours=1))
     for name, one in (("a100", other_gpu), ("small", other_size), ("later", later)):
         write_recording(tmp_path / "more" / f"{name}.npz", one, [])
@@ -318,7 +319,8 @@ def test_a_recordings_name_says_what_it_holds(header: RecordingHeader) -> None:
 @pytest.mark.parametrize("name", ["../x", "/abs", "a/b", "..", "", "a\0b", "a\nb", "x" * 900])
 def test_a_recordings_name_leads_to_no_other_folder(header: RecordingHeader, name: str) -> None:
     changed = replace(
-        header, key=replace(header.key, gpu_name=name, kernel=name, sizes=dict.fromkeys(map(str, range(99)), 4096))
+        header,
+        key=structs.replace(header.key, gpu_name=name, kernel=name, sizes=dict.fromkeys(map(str, range(99)), 4096)),
     )
     file = recording_name(changed)
     assert "/" not in file

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Problem, Resources
@@ -41,7 +42,7 @@ def winner(n: int, **changes: object) -> Winner:
     found = Winner(
         key, H200, {"THREADS": 64, "FAST": True}, Resources(24, 0, 8, 16, 32), Measurement(2.5, 2.4, 2.75), tuned_at
     )
-    return replace(found, **changes)  # type: ignore[arg-type]
+    return structs.replace(found, **changes)  # type: ignore[arg-type]
 
 
 def test_read_back_as_written_one_line_a_winner(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ RULE = FamilyRule(
 
 
 def test_rules_are_read_back_as_written(tmp_path: Path) -> None:
-    stored = StoredRule(replace(winner(1).key, sizes={}), H200, RULE, datetime.now(UTC))
+    stored = StoredRule(structs.replace(winner(1).key, sizes={}), H200, RULE, datetime.now(UTC))
     assert write_rules(tmp_path / "rules.json", [stored, stored]) == 2
     assert read_rules(tmp_path / "rules.json") == (stored, stored)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from report_studies import ROUNDS, SCRIPT, Session, read_one, recording_of, store_session
 from stored_runs import add_trial
 
@@ -98,7 +99,7 @@ def test_a_summary_of_any_shape_is_read(study: StudyData, wrong: Any) -> None:
 def test_a_kernel_that_a_database_names_by_a_path_is_not_read(hostile_database: Path, study: StudyData) -> None:
     assert read_one(hostile_database).kernel is None
     assert study.kernel is not None
-    assert replace(study, key=replace(study.key, kernel="/etc/passwd.toml")).kernel is None
+    assert replace(study, key=structs.replace(study.key, kernel="/etc/passwd.toml")).kernel is None
 
 
 def test_the_bound_is_the_ceiling_that_is_nearest(study: StudyData) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from stored_runs import add_trial, start_run
 
 from autotile.core.device import DeviceProperties, device_profile
@@ -51,7 +52,9 @@ class ResultStore:
         """
         device = device or replace(device_profile("h200"), source="cuda")
         problem = Problem(self.kernel.name, {"n": n}, "float32")
-        key = replace(key_of(self.kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold"), **changes)
+        key = structs.replace(
+            key_of(self.kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold"), **changes
+        )
         measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
         trial = Trial(config, Outcome.OK, "", "finals", resources=resources, measurement=measurement)
         location = Path(read_settings().database)

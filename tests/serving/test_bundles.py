@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 from child_python import python
+from msgspec import structs
 
 from autotile.api import exchange
 from autotile.cli.derivation import read_selections
@@ -139,11 +140,11 @@ class TestServing:
         with Database.open(read_settings().database) as database:
             device = database.best("scale")[0].winner.device
             if not came_along:
-                save_family_state(database, replace(key, sizes={}), family, device, FamilyState({}))
-                save_rule(database, replace(key, sizes={}), device, rule)
+                save_family_state(database, structs.replace(key, sizes={}), family, device, FamilyState({}))
+                save_rule(database, structs.replace(key, sizes={}), device, rule)
         if came_along:
             (tmp_path / "families").mkdir()
-            stored = StoredRule(replace(key, sizes={}), device, rule, datetime(2026, 1, 1, tzinfo=UTC))
+            stored = StoredRule(structs.replace(key, sizes={}), device, rule, datetime(2026, 1, 1, tzinfo=UTC))
             write_rules(tmp_path / "families" / "h200.scale.json", [stored])
             monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
         exchange.bundle(store.path, output=tmp_path / "x")
@@ -343,7 +344,7 @@ class TestOperations:
         few = sorted(own, key=lambda one: one.config["BM"] * one.config["BN"] * one.config["BK"])[:2]  # soon compiled
         model = replace(whole, candidates=tuple(few), ranges={**whole.ranges, "TRANS_A": (0, 0), "TRANS_B": (0, 0)})
         (winner,) = shipped_file.shipped_winners("sgemm", "float32")[:1]
-        winner = replace(winner, key=replace(winner.key, nvrtc_version=nvrtc_version()))
+        winner = structs.replace(winner, key=structs.replace(winner.key, nvrtc_version=nvrtc_version()))
         monkeypatch.setattr(bundles, "shipped_models", lambda operation, dtype: [(model, device)])
         monkeypatch.setattr(bundles, "shipped_winners", lambda kernel, dtype: [winner])
         monkeypatch.setattr(bundles, "shipped_rules", lambda kernel, dtype: [])

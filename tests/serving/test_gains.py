@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from autotile.serving.bound import BoundKernel
 from autotile.serving.gains import Gain, find_product, is_transposed, stored_transposed
@@ -52,14 +53,14 @@ class TestGain:
 
     def test_what_is_pinned_is_launched_whatever_is_expected(self) -> None:
         gain = gain_of(64, 512, 512, "float32")
-        pinned = replace(gain, choice=replace(gain.choice, pinned="choices.json"), library_us=None)
+        pinned = replace(gain, choice=structs.replace(gain.choice, pinned="choices.json"), library_us=None)
         assert not replace(gain, library_us=None).is_worthwhile()
         assert pinned.is_worthwhile(bias=True, recorded=True)
 
     def test_while_something_stands_in_what_was_chosen_decides(self) -> None:
         served, raced = (served_for(512, 4096, 4096, "float32") for _ in range(2))
         chosen, other = Gain.of(served), served_for(4096, 4096, 4096, "bfloat16")
-        other.choice = replace(other.choice, awaited="the kernel, which is being compiled")
+        other.choice = structs.replace(other.choice, awaited="the kernel, which is being compiled")
         raced.find_ways = other.find_ways = None
         assert served.adopt(raced)
         assert replace(Gain.of(served), choice=chosen.choice) == chosen

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from typing import Any
 
 import pytest
 from child_python import python
+from msgspec import structs
 from stored_runs import add_trial, start_run, store_default
 
 from autotile.core.device import device_profile
@@ -105,7 +105,7 @@ class TestKernels:
         key = store.put(8192, BEST)
         poll()
         with Database.open(read_settings().database) as database:
-            study = database.study(replace(key, sizes={"n": 4096}), device_profile("h200"))
+            study = database.study(structs.replace(key, sizes={"n": 4096}), device_profile("h200"))
             run = start_run(database, study, sampler="random")
             add_trial(database, study, run, Trial(BETTER, Outcome.OK, "", "measure"))
         assert (poll(), kernel.tier) == (0, "nearest")

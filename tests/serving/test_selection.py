@@ -14,6 +14,7 @@ import pytest
 from child_python import python
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from sqlalchemy import update
 from stored_runs import add_trial, add_trials, end_run, start_run
 
@@ -111,7 +112,7 @@ def learned(text: str = "n=1000..100000", device: DeviceProperties = H200, **cha
     def learn(store: Any) -> None:
         kernel: Kernel = store.kernel
         problem = Problem(kernel.name, {}, "float32")
-        key = replace(key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold"), **changes)
+        key = structs.replace(key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold"), **changes)
         rule = rule_of(parse_family(kernel.spec, text.split()), (SMALL, LARGE), BY_SIZE)
         with Database.open(read_settings().database) as database:
             save_family_state(database, key, rule.family, device, FamilyState({}))
@@ -674,7 +675,7 @@ class TestFamilies:
         rule = FamilyRule(self.family, (RuleConfig(config, None, 8),), Leaf((0,)), points)
         read = FamilyRule.from_json(rule.to_json())
         assert read == rule
-        return StoredRule(replace(self.key, sizes={}), H200, read, NOW)
+        return StoredRule(structs.replace(self.key, sizes={}), H200, read, NOW)
 
     def test_inside_the_family_the_rule_chooses(self, store: Any) -> None:
         learned()(store)
@@ -694,7 +695,9 @@ class TestFamilies:
         learned()(store)
         with Database.open(read_settings().database) as database:
             (stored,) = database.rules()
-        wide = replace(stored, rule=replace(stored.rule, family=parse_family(store.kernel.spec, ["n=1..1000000"])))
+        wide = structs.replace(
+            stored, rule=replace(stored.rule, family=parse_family(store.kernel.spec, ["n=1..1000000"]))
+        )
         (tmp_path / "families").mkdir()
         write_rules(tmp_path / "families" / "h200.scale.json", [wide])
         monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
@@ -752,19 +755,19 @@ class TestFamilies:
     @pytest.mark.parametrize(("registers", "expected"), [(64, SMALL), (400, DEFAULT)])
     def test_what_with_its_registers_does_not_fit(self, registers: int, expected: Config) -> None:
         rule = rule_of(self.family, (SMALL,), Leaf((0,)), Resources(registers, 0, 0, 0, 0))
-        assert self.choice(StoredRule(replace(self.key, sizes={}), H200, rule, NOW)).config == expected
+        assert self.choice(StoredRule(structs.replace(self.key, sizes={}), H200, rule, NOW)).config == expected
 
     def test_what_was_found_to_be_wrong_for_this_problem(self) -> None:
         rule = rule_of(self.family, (SMALL, LARGE), Leaf((0, 1)))
-        stored = StoredRule(replace(self.key, sizes={}), H200, rule, NOW)
+        stored = StoredRule(structs.replace(self.key, sizes={}), H200, rule, NOW)
         wrong = StoredVerdict(self.key, config_key(SMALL), passed=False)
         for checks, expected in (
             ([], SMALL),
             ([wrong], LARGE),
-            ([replace(wrong, key=replace(self.key, nvrtc_version="12.0"))], LARGE),
-            ([replace(wrong, key=replace(self.key, sizes={"n": 4098}))], SMALL),
-            ([replace(wrong, key=replace(self.key, template_hash="another"))], SMALL),
-            ([wrong, replace(wrong, passed=True)], SMALL),
+            ([structs.replace(wrong, key=structs.replace(self.key, nvrtc_version="12.0"))], LARGE),
+            ([structs.replace(wrong, key=structs.replace(self.key, sizes={"n": 4098}))], SMALL),
+            ([structs.replace(wrong, key=structs.replace(self.key, template_hash="another"))], SMALL),
+            ([wrong, structs.replace(wrong, passed=True)], SMALL),
             ([wrong, StoredVerdict(self.key, config_key(LARGE), passed=False)], DEFAULT),
         ):
             assert self.choice(stored, checks=checks).config == expected, checks
@@ -792,7 +795,7 @@ def test_whatever_the_sizes_and_the_order_what_a_rule_serves_is_valid(
     m: int, n: int, k: int, order: list[int], kind: Any
 ) -> None:
     problem = Problem("matmul_tiled", {"M": m, "N": n, "K": k}, "float32")
-    key = replace(key_of(TILED, problem, H200, nvrtc_version="13.0", l2_mode="cold"), sizes={})
+    key = structs.replace(key_of(TILED, problem, H200, nvrtc_version="13.0", l2_mode="cold"), sizes={})
     of_size = kind in ("size", "alignment")
     question = Feature(kind, "M") if of_size else Feature(kind, config=0, over=2 * (kind != "waves"))
     tree = Split(question, 1.0, Leaf(tuple(order)), Leaf(tuple(reversed(order))))

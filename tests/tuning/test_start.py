@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from judges import BEST, timed
+from msgspec import structs
 from step_kernels import APART_SPACE, APART_TEMPLATE, write_steps
 
 from autotile.core.device import device_profile
@@ -42,8 +43,8 @@ def test_a_study_does_not_teach_itself_nor_one_without_a_size_in_common(bench: A
     assert bench.tune(bench.record(), trials=10, sampler="feasible").learnt_from == ()
     with Database.open(read_settings().database) as database:
         key = next(study.key for study in database.studies())
-        assert find_sources(database, replace(key, sizes={"n": 1024}))
-        assert find_sources(database, replace(key, sizes={"x": 1024})) == []
+        assert find_sources(database, structs.replace(key, sizes={"n": 1024}))
+        assert find_sources(database, structs.replace(key, sizes={"x": 1024})) == []
 
 
 def test_a_taught_session_finds_the_best_at_once_and_tells_from_what(bench: Any) -> None:

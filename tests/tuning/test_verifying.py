@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from gpu_calls import raced
 from judges import BEST as WINNER
 from judges import DEFAULT, by_threads, failed, failing_if, timed
+from msgspec.structs import replace
 from sqlalchemy import update
 from stored_runs import record_miss
 
