@@ -198,13 +198,8 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 def toml_text(document: Mapping[str, Any]) -> str:
     """Return a document as TOML, which `tomllib` reads back as an equal document.
 
-    Raise `TypeError` if a value has another type.
-
-    Parameters
-    ----------
-    document
-        Tables by name, of strings, whole numbers, booleans, floats, lists and tables; a value that is a list of
-        tables is written as an array of tables. An entry of a table may be None, which is left out.
+    It is tables by name, of strings, whole numbers, booleans, floats, lists and tables; a list of tables is written as
+    an array of tables, and an entry of a table that is None is left out. Another type is a `TypeError`.
     """
     tables: list[tuple[str, Mapping[str, Any]]] = []
     for name, value in document.items():
