@@ -74,17 +74,8 @@ class OutputObserver(BenchmarkObserver):
 class NVMLObserver(BenchmarkObserver):
     """Adds quantities of NVML to the results: see ``observers`` in docs/from-kernel-tuner.md for those that there are.
 
-    Parameters
-    ----------
-    observables
-        Names of the quantities.
-    device, save_all, nvidia_smi_fallback, use_locked_clocks, continuous_duration
-        Accepted and ignored: the device is that of the session, and clocks are not changed.
-
-    Raises
-    ------
-    InputError
-        A quantity is unknown.
+    The further arguments are ignored: the device is that of the session, and clocks are not changed. An unknown
+    quantity is an `InputError`.
     """
 
     def __init__(

@@ -75,61 +75,34 @@ Check = Callable[[Params, Mapping[int, NDArray[Any]]], tuple[str, Mapping[str, f
 
 @dataclass(frozen=True)
 class ScriptKernel:
-    """A kernel as Kernel Tuner's arguments describe it.
-
-    Attributes
-    ----------
-    name
-        Name of the ``__global__`` function, with template arguments if it is a template.
-    given
-        ``kernel_source``: code, a file, a function that returns the code of a configuration, or a list of files of
-        which the first has the kernel and includes the others.
-    problem_size
-        A number, text, function of the parameters, or up to three numbers and texts.
-    arguments
-        Arrays of NumPy, CuPy or PyTorch, NumPy numbers, and None for a null pointer.
-    codec
-        The parameters.
-    block_names
-        Names of the block's extents, see `block_names`.
-    grid_div
-        ``grid_div_x``, ``grid_div_y`` and ``grid_div_z``.
-    smem_args
-        ``smem_args``: its ``size`` is the dynamic shared memory in bytes.
-    options
-        ``compiler_options``: a list, or a function of the configuration.
-    defines
-        Values, texts or functions by the name of a macro; None for all parameters and the extents of the launch.
-    restrictions
-        In any form that `restriction_rules` takes.
-    constants
-        Arrays for ``__constant__`` variables, by name.
-    answer
-        Expected content of each argument after a launch, None where it is not compared; None for no answer.
-    atol
-        Absolute tolerance of the comparison.
-    is_agreement
-        Whether configurations are compared with each other where there is no answer.
-    check
-        Check of the outputs by a function, which takes the place of the comparison; None for none.
-    """
+    """A kernel as Kernel Tuner's arguments describe it."""
 
     name: str
     given: Any
+    """``kernel_source``: code, a file, a function that returns the code of a configuration, or a list of files of which
+    the first has the kernel and includes the others."""
     problem_size: Any
+    """A number, text, function of the parameters, or up to three numbers and texts."""
     arguments: Sequence[Any]
+    """Arrays of NumPy, CuPy or PyTorch, NumPy numbers, and None for a null pointer."""
     codec: ParameterCodec
     block_names: tuple[str, str, str] = ("block_size_x", "block_size_y", "block_size_z")
     grid_div: tuple[Any, Any, Any] = (None, None, None)
     smem_args: Mapping[str, Any] | None = None
+    """Its ``size`` is the dynamic shared memory in bytes."""
     options: Sequence[str] | Callable[[Params], Sequence[str]] | None = None
     defines: Mapping[str, Any] | None = None
+    """Values, texts or functions by the name of a macro; None for all parameters and the extents of the launch."""
     restrictions: Any = None
     constants: Mapping[str, Any] | None = None
+    """Arrays for ``__constant__`` variables, by name."""
     answer: Sequence[Any] | None = None
+    """Expected content of each argument after a launch, None where it is not compared."""
     atol: float = 1e-6
     is_agreement: bool = False
+    """Whether configurations are compared with each other where there is no answer."""
     check: Check | None = None
+    """Takes the place of the comparison."""
 
     @property
     def _first(self) -> Any:
@@ -384,10 +357,7 @@ class ScriptKernel:
 
 
 def block_names(given: Sequence[str] | None, parameters: Iterable[str]) -> tuple[str, str, str]:
-    """Return the names of the parameters that are the block's extents.
-
-    They are those of ``block_size_names``, a list of at most three, else the default ones, in upper or lower case.
-    """
+    """Return the names of the block's extents: those of ``block_size_names``, else the default ones, in any case."""
     if given is not None:
         if not isinstance(given, list | tuple) or len(given) > 3 or not all(isinstance(name, str) for name in given):
             raise InputError(f"block_size_names is {given!r}, expected a list of at most three names")
@@ -442,9 +412,7 @@ def nvrtc_options(options: Sequence[str]) -> tuple[str, ...]:
             kept.append(f"-I{Path(option[2:]).absolute()}")
         elif option in ("-Xptxas", "--ptxas-options"):
             kept.append(f"--ptxas-options={next(words, '')}")
-        elif option not in _DROPPED and not (
-            option.startswith(_DROPPED_PREFIXES) and not option.startswith("-lineinfo")
-        ):
+        elif option.startswith("-lineinfo") or not (option in _DROPPED or option.startswith(_DROPPED_PREFIXES)):
             kept.append(option)
     return tuple(kept)
 

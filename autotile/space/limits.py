@@ -51,24 +51,11 @@ _CLIP_BYTES = 2**40
 
 @lru_cache(maxsize=4096)
 def occupancy(threads: int, registers: int, smem_bytes: int, device: DeviceProperties) -> Occupancy:
-    """Calculate the occupancy of a kernel at one block size.
+    """Calculate the occupancy of a kernel, given its threads per block and registers per thread.
 
-    Parameters
-    ----------
-    threads
-        Threads per block.
-    registers
-        Registers per thread, as reported by the compiler.
-    smem_bytes
-        Static and dynamic shared memory per block, in bytes, without the part reserved by the system.
-    device
-        Limits of the device.
-
-    Returns
-    -------
-    Occupancy
-        0 blocks if a block exceeds a hard limit (threads or registers per block, registers per thread, opt-in shared
-        memory per block), limited by that resource.
+    The shared memory is that per block, static and dynamic, without the part reserved by the system. There are 0 blocks
+    if a block exceeds a hard limit (threads or registers per block, registers per thread, opt-in shared memory per
+    block); the occupancy is then limited by that resource.
     """
     limits = {name: int(blocks) for name, blocks in block_limits(threads, registers, smem_bytes, device).items()}
     blocks_per_sm = min(limits.values())
@@ -97,11 +84,7 @@ def block_limits(
 ) -> dict[str, Blocks]:
     """Calculate the blocks per SM that each resource allows; parameters as for `max_blocks_per_sm`.
 
-    Returns
-    -------
-    dict
-        ``threads``, ``registers``, ``shared_memory`` and ``blocks``: ``int64`` arrays that broadcast against each
-        other; `UNLIMITED` where a block does not use the resource.
+    They are int64 arrays that broadcast against each other; `UNLIMITED` where a block does not use the resource.
     """
     thread_column, register_column, smem_column = (
         np.asarray(column, dtype=np.int64) for column in (threads, registers, smem_bytes)
@@ -201,9 +184,7 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
     spec: KernelSpec
     sizes: Mapping[str, int]
     dtype: str
-    """The problem."""
     evaluate: EvaluateWhere
-    """Function that evaluates an expression."""
 
     launch_count = cached_property(lambda self: reduce(operator.add, self._counts))
     """Launches of a call."""
@@ -542,12 +523,7 @@ def check_config(
 ) -> str:
     """Return why a configuration is not feasible, as one line; "" if it is.
 
-    Parameters
-    ----------
-    spec, sizes, device, dtype
-        See `autotile.space.search_space.feasible_space`.
-    config
-        Value of each parameter.
+    The other parameters are those of `autotile.space.search_space.feasible_space`.
     """
     if reason := unsupported_reason(spec, device):
         return reason
@@ -604,7 +580,7 @@ def compiled_steps(
         entry, geometry = spec.steps[step].entry, launches[step].geometry
         used = resources[entry]
         occupancy = compiled_occupancy(geometry, used, device)
-        fault = resource_violation(spec, geometry, used, occupancy, device)
+        fault = resource_violation(spec, geometry, used, device)
         resident = occupancy.blocks_per_sm * device.sm_count
         if not fault and launches[step].is_cooperative and geometry.blocks > resident:
             fault = _too_many_blocks(geometry.blocks, resident, device)
@@ -614,9 +590,10 @@ def compiled_steps(
 
 
 def resource_violation(
-    spec: KernelSpec, geometry: LaunchGeometry, resources: Resources, found: Occupancy, device: DeviceProperties
+    spec: KernelSpec, geometry: LaunchGeometry, resources: Resources, device: DeviceProperties
 ) -> str:
     """Return why a compiled candidate must not be launched, as one line; "" if it may."""
+    found = compiled_occupancy(geometry, resources, device)
     if found.blocks_per_sm == 0:
         smem_bytes = resources.static_smem_bytes + geometry.dynamic_smem_bytes
         needs = f"{geometry.threads} threads, {resources.registers} registers per thread"
