@@ -109,7 +109,7 @@ _SHORT = {
 
 
 def error_metric_from_name(user_key: str, EPS: float = 1e-8) -> Metric:
-    """Return the function of an error metric, such as ``"RMSE"`` or ``"mean relative error"``; a `ValueError` for another.
+    """Return the function of an error metric, such as ``"RMSE"`` or ``"mean relative error"``; else a `ValueError`.
 
     Case, the word "error" and the kind of separator do not matter. ``EPS`` is the least denominator of relative errors.
     """

@@ -56,7 +56,6 @@ class PythonKernel:
             "kernel_name": kernel_name,
             "kernel_source": kernel_string,
             "problem_size": problem_size,
-            "params": self.params,
             "grid_div_x": grid_div_x,
             "grid_div_y": grid_div_y,
             "grid_div_z": grid_div_z,
@@ -70,7 +69,7 @@ class PythonKernel:
         chosen = [
             new if is_input else old for new, old, is_input in zip(args, self._arguments, self._inputs, strict=True)
         ]
-        done = run_kernel(**self._call, arguments=chosen)
+        done = run_kernel(**self._call, arguments=chosen, params=self.params)
         self._arguments = [old if is_on_gpu(old) else new for old, new in zip(chosen, done, strict=True)]
         returned = zip(args, done, self._outputs, strict=True)
         return [
