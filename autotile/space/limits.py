@@ -210,15 +210,14 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def arrays(self) -> tuple[tuple[ArrayArgument, tuple[Column, ...]], ...]:
         """Buffers and workspaces with their extents; those of a workspace may be 0."""
-        evaluate = partial(self._evaluate, {}, True)
         arrays = (each for each in self.spec.arguments if isinstance(each, ArrayArgument))
-        return tuple((array, tuple(map(evaluate, array.shape))) for array in arrays)
+        return tuple((array, tuple(self.evaluate(each, {}, True) for each in array.shape)) for array in arrays)
 
     @cached_property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Tensor maps."""
-        evaluate = partial(self._evaluate, {}, True)
-        return tuple(one.tensor_map(self.dtype, self.sizes, evaluate) for one in self.spec.tensor_maps)
+        maps = self.spec.tensor_maps
+        return tuple(one.tensor_map(self.dtype, self.sizes, partial(self._evaluate, {}, True)) for one in maps)
 
     @cached_property
     def memory_bytes(self) -> Any:
@@ -286,11 +285,6 @@ def limit_violation(demand: Demand, device: DeviceProperties, limits: Sequence[L
 def is_met(mask: Mask) -> bool:
     """Return True if a condition holds for a single configuration."""
     return mask if isinstance(mask, bool) else bool(np.ravel(mask)[0])
-
-
-def _within(dimensions: tuple[Column, ...], maxima: tuple[int, ...]) -> Mask:
-    pairs = zip(dimensions, maxima, strict=False)
-    return reduce(operator.and_, [(dimension >= 1) & (dimension <= limit) for dimension, limit in pairs])
 
 
 def _product(dimensions: Iterable[Column]) -> Column:
@@ -388,6 +382,20 @@ def _launch_limit(
     )
 
 
+def _dimensions_limit(part: str, unit: str) -> Limit:
+    """Return the limit of the extents of a ``block`` or a ``grid`` along each axis."""
+
+    def fits(demand: LaunchDemand, device: DeviceProperties) -> Mask:
+        pairs = zip(getattr(demand, part), getattr(device, f"max_{part}_dim"), strict=False)
+        return reduce(operator.and_, [(extent >= 1) & (extent <= most) for extent, most in pairs])
+
+    def explain(demand: LaunchDemand, device: DeviceProperties) -> str:
+        found, allowed = extents_text(getattr(demand, part)), extents_text(getattr(device, f"max_{part}_dim"))
+        return f"a {part} of {found} {unit}, {device.name} allows 1 to {allowed}"
+
+    return _launch_limit(f"{part}_dims", fits, explain, parts=(part,))
+
+
 def _conditions_of_steps(spec: KernelSpec) -> Iterator[Expression]:
     return (part for step in spec.steps for part in (step.when, step.times) if part is not None)
 
@@ -438,24 +446,8 @@ LIMITS = (
         ),
         parts=("block",),
     ),
-    _launch_limit(
-        "block_dims",
-        lambda demand, device: _within(demand.block, device.max_block_dim),
-        lambda demand, device: (
-            f"a block of {extents_text(demand.block)} threads, {device.name} allows 1 to "
-            f"{extents_text(device.max_block_dim)}"
-        ),
-        parts=("block",),
-    ),
-    _launch_limit(
-        "grid_dims",
-        lambda demand, device: _within(demand.grid, device.max_grid_dim),
-        lambda demand, device: (
-            f"a grid of {extents_text(demand.grid)} blocks, {device.name} allows 1 to "
-            f"{extents_text(device.max_grid_dim)}"
-        ),
-        parts=("grid",),
-    ),
+    _dimensions_limit("block", "threads"),
+    _dimensions_limit("grid", "blocks"),
     _launch_limit(
         "cluster",
         _cluster_fits,
