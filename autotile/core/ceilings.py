@@ -189,9 +189,9 @@ class DeviceCeilings(Result):
     @property
     def table(self) -> ResultTable:
         """One row for each ceiling."""
-        clocks = [f"{one.clock_mhz:,.0f} MHz" if one.clock_mhz else NOTHING for one in self.ceilings]
         rows = [
-            (c.label, c.text, c.interval_text, clock, c.method) for c, clock in zip(self.ceilings, clocks, strict=True)
+            (c.label, c.text, c.interval_text, f"{c.clock_mhz:,.0f} MHz" if c.clock_mhz else NOTHING, c.method)
+            for c in self.ceilings
         ]
         headings = ("ceiling", f"{RIGHT}value", f"{RIGHT}95 % interval", f"{RIGHT}clock", "method")
         return ResultTable(headings, rows, ("method",))

@@ -174,9 +174,8 @@ def pack_arguments(
     """Return the arguments of a launch, in order; ``names`` are those that the function takes, None for all.
 
     Pointers are device addresses; those of empty workspaces are 0, and may be left out. The caller keeps the memory
-    alive. Scalars are encoded.
-    Raise `ArgumentError` if a buffer with a tensor map is not aligned to 16 bytes; `ToolchainError` if the driver
-    refuses a tensor map.
+    alive. Scalars are encoded. Raise `ArgumentError` if a buffer with a tensor map is not aligned to 16 bytes;
+    `ToolchainError` if the driver refuses a tensor map.
     """
     maps = {tensor_map.name: tensor_map for tensor_map in data.tensor_maps}
     structs = {struct.name: struct for struct in data.structs}

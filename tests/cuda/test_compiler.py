@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -12,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from cache_settings import cache_settings
+from child_python import python
 from feature_kernels import CLUSTER_SPACE, CLUSTER_TEMPLATE, SPLIT_SPACE, SPLIT_TEMPLATE, block_space, write_kernel
 from hypothesis import given
 from hypothesis import strategies as st
@@ -620,14 +621,19 @@ def change(cubin: Path, make: Callable[[dict[str, Any]], object]) -> None:
     description.write_text(json.dumps(document))
 
 
-def _hammer(folder: Path, fill: int) -> None:
-    cache = CubinCache(folder, 10**6)
-    for _ in range(50):
-        cache.put("shared", compilation(7))
-        cache.put(f"own{fill}", compilation(fill))
-        found = cache.get("shared")
-        assert found is not None
-        assert found.path.read_bytes() == bytes([7]) * 1000
+HAMMER = """
+import sys
+from pathlib import Path
+from autotile.core.model import Resources
+from autotile.cuda.compiler import Compilation, CompiledFunction, CubinCache
+cache, fill = CubinCache(Path(sys.argv[1]), 10**6), int(sys.argv[2])
+functions = {"f": CompiledFunction("_Z1fv", Resources(32, 0, 0, 0, 1024))}
+shared, own = (Compilation(bytes([byte]) * 1000, functions) for byte in (7, fill))
+for _ in range(50):
+    cache.put("shared", shared)
+    cache.put(f"own{fill}", own)
+    assert cache.get("shared").path.read_bytes() == shared.cubin
+"""
 
 
 class TestCubinCache:
@@ -740,11 +746,7 @@ class TestCubinCache:
         assert cache.size_bytes() <= 20_000 + 32 * 1_300
 
     def test_processes_share_it(self, tmp_path: Path) -> None:
-        context = multiprocessing.get_context("spawn")
-        writers = [context.Process(target=_hammer, args=(tmp_path, fill)) for fill in range(2)]
-        for writer in writers:
-            writer.start()
-        for writer in writers:
-            writer.join(60)
-        assert [writer.exitcode for writer in writers] == [0, 0]
+        with ThreadPoolExecutor(2) as writers:
+            for done in writers.map(lambda fill: python("-c", HAMMER, tmp_path, fill), ("0", "1")):
+                assert done.returncode == 0, done.stderr
         assert not list(tmp_path.rglob(".writing-*"))

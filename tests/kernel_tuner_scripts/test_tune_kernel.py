@@ -132,13 +132,14 @@ class Counter(BenchmarkObserver):
 
 
 def test_other_observers_are_called_where_they_can_be() -> None:
-    with pytest.warns(UserWarning, match="after_finish are not called"):
-        results, _ = tuned(observers=[lambda _: Counter()])
+    observers = [lambda _: Counter(), NVMLObserver(["gr_voltage"])]
+    with (
+        pytest.warns(UserWarning, match="after_finish are not called"),
+        pytest.warns(UserWarning, match="'gr_voltage' is not read"),
+        pytest.warns(UserWarning, match="nvml_gr_clock sets nothing"),
+    ):
+        results, _ = tuned(params={**SIZES, "nvml_gr_clock": [1000]}, observers=observers)
     assert sorted(result["count"] for result in results) == [1, 2, 3]
-    with pytest.warns(UserWarning, match="'gr_voltage' is not read"):
-        tuned(params={"block_size_x": [32]}, observers=[NVMLObserver(["gr_voltage"])])
-    with pytest.warns(UserWarning, match="nvml_gr_clock sets nothing"):
-        tuned(params={"block_size_x": [32], "nvml_gr_clock": [1000]})
     with pytest.raises(InputError, match="PMTObserver reads a power meter"):
         tuned(observers=[PMTObserver("rapl")])
 
