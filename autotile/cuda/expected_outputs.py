@@ -363,18 +363,13 @@ class ExpectedOutputs:
         try:
             buffers, given = new_buffers(), new_buffers()
             workspaces = new_workspaces()
-            pointers = {name: buffer.pointer for name, buffer in buffers.items()}
-            arguments = pack_arguments(
-                spec,
-                data,
-                pointers=pointers,
-                scalars={name: encode_value(name, values[name], kind) for name, kind in kinds.items()},
-                workspaces={name: buffer.pointer for name, buffer in workspaces.items()},
-            )
-            copies = constant_copies(spec, module_pointer, sizes, self.dtype)
-            copy_constants(copies, pointers, cuda.get_current_stream().ptr)
-            first = launch()
             guarded, read = {**buffers, **workspaces}, [b.name for b in spec.buffers if not b.is_written]
+            addresses = {name: buffer.pointer for name, buffer in guarded.items()}
+            encoded = {name: encode_value(name, values[name], kind) for name, kind in kinds.items()}
+            arguments = pack_arguments(spec, data, addresses=addresses, scalars=encoded)
+            copies = constant_copies(spec, module_pointer, sizes, self.dtype)
+            copy_constants(copies, addresses, cuda.get_current_stream().ptr)
+            first = launch()
             changes = (partial(buffers[name].count_unlike, given[name]) for name in read)
             counts = self.support.results([*(one.count_broken for one in guarded.values()), *changes])[:, 0]
             for name, words in zip(guarded, counts, strict=False):

@@ -172,9 +172,8 @@ class ProblemInstance:
             plan,
             data,
             self._dtype,
-            pointers={name: buffer.pointer for name, buffer in self._buffers.items()},
+            addresses={name: buffer.pointer for name, buffer in {**self._buffers, **workspaces}.items()},
             scalars=self._scalars,
-            workspaces={name: buffer.pointer for name, buffer in workspaces.items()},
         )
         zeroed = frozenset(w.name for w in data.workspaces if w.zeroed)
         key = launch_key(self._spec, config, plan) if self._spec.reference.is_agreement else None

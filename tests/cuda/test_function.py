@@ -56,10 +56,10 @@ def packed(kernel: Kernel, **sizes: int) -> tuple[LaunchPlan, tuple[tuple[Any, .
     spec, all_sizes = kernel.spec, {**kernel.spec.sizes, **sizes}
     plan = plan_of(kernel, **sizes)
     data = LaunchData.of(spec, "float32", known_names(spec, spec.default, all_sizes, H200))
-    arrays = {buffer.name: 1000 + number for number, buffer in enumerate(spec.buffers)}
-    memory = {workspace.name: 2000 + number for number, workspace in enumerate(data.workspaces)}
+    addresses = {buffer.name: 1000 + number for number, buffer in enumerate(spec.buffers)}
+    addresses |= {workspace.name: 2000 + number for number, workspace in enumerate(data.workspaces)}
     scalars = problem_scalars(spec, all_sizes, "float32", check=False)
-    return plan, pack_launches(spec, plan, data, "float32", pointers=arrays, scalars=scalars, workspaces=memory)
+    return plan, pack_launches(spec, plan, data, "float32", addresses=addresses, scalars=scalars)
 
 
 def call_arguments(spec: Any, config: Any, dtype: str) -> CallArguments:
