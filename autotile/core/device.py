@@ -99,11 +99,7 @@ EXPRESSION_NAMES = tuple(f.name for f in fields(DeviceProperties) if f.type in (
 """Names of ``device.*`` in expressions: all integer properties."""
 
 
-class _Profile(msgspec.Struct):
-    """Name and compute capability of a profile."""
-
-    name: Name
-    compute_capability: Capability
+_Names = msgspec.defstruct("_Names", [("name", Name), ("compute_capability", Capability)])
 
 
 class _Figure(msgspec.Struct, forbid_unknown_fields=True):
@@ -211,7 +207,8 @@ def parse_profile(text: str, source: str) -> DeviceProperties:
     names = {key: table.pop(key) for key in ("name", "compute_capability") if key in table}
     figures = _read_figures(table, sources, source, _CHIP_FIGURES)
     try:
-        limits = asdict(limits_for(convert(names, _Profile).compute_capability))
+        convert(names, _Names)
+        limits = asdict(limits_for(names["compute_capability"]))
         return convert({**names, **limits, **figures, "source": "profile"}, DeviceProperties)
     except DataError as error:
         raise InputError(f"{source}: {error}") from None

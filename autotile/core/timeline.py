@@ -52,7 +52,7 @@ class Timeline:
         """Record the values of a counter from now on."""
         if self.is_recording and len(self._events) < _MAX_EVENTS:
             now_s = time.perf_counter()
-            self._events.append(("C", "", name, now_s, now_s, dict(values)))
+            self._events.append(("C", "", name, now_s, now_s, values))
 
     def to_json(self) -> dict[str, Any]:
         """Return the timeline as a document in the trace event format."""

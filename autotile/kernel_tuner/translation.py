@@ -208,8 +208,8 @@ class ScriptKernel:
     @property
     def arrays(self) -> dict[int, NDArray[Any]]:
         """The arguments that are arrays, by position."""
-        found = {index: host_array(argument) for index, argument in enumerate(self.arguments)}
-        return {index: array for index, array in found.items() if array is not None}
+        found = enumerate(map(host_array, self.arguments))
+        return {index: array for index, array in found if array is not None}
 
     def build(self) -> Kernel:
         """Return the kernel for autotile; an `InputError` for an argument that cannot be used."""

@@ -117,7 +117,7 @@ class SearchSpace(msgspec.Struct, frozen=True, eq=False, dict=True):
         if computed := [each for each in self.computed if each.name in expression.names]:
             from autotile.kernel.python_kernel import map_rows  # few kernels have functions
 
-            columns = {each.name: self.column(each.name) for each in self.parameters}
+            columns = {name: self.column(name) for name in self._index}
             values = {each.name: map_rows(each.of, columns) for each in computed}
             return np.asarray(expression.evaluate({**fixed, **columns, **values}))
         named = [parameter for parameter in self.parameters if parameter.name in expression.names]
