@@ -86,7 +86,7 @@ class ScriptKernel:
     arguments: Sequence[Any]
     """Arrays of NumPy, CuPy or PyTorch, NumPy numbers, and None for a null pointer."""
     codec: ParameterCodec
-    block_names: tuple[str, str, str] = ("block_size_x", "block_size_y", "block_size_z")
+    block_names: Sequence[str] = tuple(default_block_size_names)
     grid_div: tuple[Any, Any, Any] = (None, None, None)
     smem_args: Mapping[str, Any] | None = None
     """Its ``size`` is the dynamic shared memory in bytes."""
@@ -143,13 +143,12 @@ class ScriptKernel:
         found = f"lang={lang!r}" if lang else f"the code looks like {language}, as it has no __global__ function"
         raise InputError(f"{found}: {_REFUSALS[language]}")
 
-    def block(self, params: Params) -> tuple[int, int, int]:
+    def block(self, params: Params) -> tuple[int, ...]:
         """Return the threads of a block along each axis."""
         extents = zip(self.block_names, _DEFAULT_BLOCK, strict=True)
-        x, y, z = (int(params.get(name, default)) for name, default in extents)
-        return x, y, z
+        return tuple(int(params.get(name, default)) for name, default in extents)
 
-    def grid(self, params: Params) -> tuple[int, int, int]:
+    def grid(self, params: Params) -> tuple[int, ...]:
         """Return the blocks of the grid along each axis: the problem size over the divisors, rounded up."""
         size = self.problem_size(params) if callable(self.problem_size) else self.problem_size
         if isinstance(size, str | Integral):
@@ -163,11 +162,8 @@ class ScriptKernel:
             extents.append(int(evaluate(each, params) if isinstance(each, str) else each))
         if not 1 <= len(extents) <= 3:
             raise InputError(f"problem_size has {len(extents)} extents, expected 1 to 3")
-        divisors = [_divisor(given, name, params) for given, name in zip(self.grid_div, self.block_names, strict=True)]
-        x, y, z = (
-            math.ceil(float(extent) / divisor) for extent, divisor in zip((*extents, 1, 1)[:3], divisors, strict=True)
-        )
-        return x, y, z
+        axes = zip((*extents, 1, 1)[:3], self.grid_div, self.block_names, strict=True)
+        return tuple(math.ceil(float(extent) / _divisor(given, name, params)) for extent, given, name in axes)
 
     def dynamic_smem_bytes(self, params: Params) -> int:
         """Return the dynamic shared memory of a block."""
@@ -356,17 +352,15 @@ class ScriptKernel:
         return digest.hexdigest()
 
 
-def block_names(given: Sequence[str] | None, parameters: Iterable[str]) -> tuple[str, str, str]:
+def block_names(given: Sequence[str] | None, parameters: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the block's extents: those of ``block_size_names``, else the default ones, in any case."""
     if given is not None:
         if not isinstance(given, list | tuple) or len(given) > 3 or not all(isinstance(name, str) for name in given):
             raise InputError(f"block_size_names is {given!r}, expected a list of at most three names")
-        x, y, z = list(given) + default_block_size_names[len(given) :]
-        return x, y, z
+        return (*given, *default_block_size_names[len(given) :])
     names = list(parameters)
     spelled = {name.lower(): name for name in names if name.lower() not in names}
-    x, y, z = (spelled.get(name, name) for name in default_block_size_names)
-    return x, y, z
+    return tuple(spelled.get(name, name) for name in default_block_size_names)
 
 
 def _divisor(given: Any, name: str, params: Params) -> float:
@@ -421,22 +415,24 @@ def host_array(value: Any) -> NDArray[Any] | None:
     """Return an array of NumPy, CuPy or PyTorch as one of NumPy; None if the value is no array."""
     if isinstance(value, np.ndarray):
         return value
-    if type(value).__module__.partition(".")[0] == "torch":
+    if _library(value) == "torch":
         return np.asarray(value.detach().cpu())
-    if type(value).__module__.partition(".")[0] == "cupy" and hasattr(value, "get"):
-        return np.asarray(value.get())
-    return None
+    return np.asarray(value.get()) if _library(value) == "cupy" and hasattr(value, "get") else None
+
+
+def _library(value: Any) -> str:
+    """Return the name of the package that the type of a value is from."""
+    return type(value).__module__.partition(".")[0]
 
 
 def is_on_gpu(value: Any) -> bool:
     """Test for an array of CuPy, or a CUDA tensor of PyTorch, on which a kernel works in place."""
-    library = type(value).__module__.partition(".")[0]
-    return (library == "cupy" and hasattr(value, "get")) or (library == "torch" and bool(value.is_cuda))
+    return bool(value.is_cuda) if _library(value) == "torch" else _library(value) == "cupy" and hasattr(value, "get")
 
 
 def _write_to_gpu(target: Any, content: NDArray[Any]) -> None:
     """Copy a content to an array for which `is_on_gpu` is true, of the same shape and type."""
-    if type(target).__module__.partition(".")[0] == "torch":
+    if _library(target) == "torch":
         import torch
 
         target.copy_(torch.from_numpy(content))
