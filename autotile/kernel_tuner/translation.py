@@ -220,8 +220,8 @@ class ScriptKernel:
         def extent(of: Callable[[Params], Sequence[int]], axis: int) -> ConfigFunction:
             return lambda config: of(codec.decode(config))[axis]
 
-        functions = {f"grid_{name}": extent(self.grid, axis) for axis, name in enumerate("xyz")}
-        functions |= {f"block_{name}": extent(self.block, axis) for axis, name in enumerate("xyz")}
+        parts = (("grid", self.grid), ("block", self.block))
+        functions = {f"{part}_{name}": extent(of, axis) for part, of in parts for axis, name in enumerate("xyz")}
         if self.smem_args:
             functions["smem"] = lambda config: self.dynamic_smem_bytes(codec.decode(config))
         extents = self.problem_size if isinstance(self.problem_size, tuple | list) else (self.problem_size,)
