@@ -299,9 +299,9 @@ def _read_npy_header(stream: BinaryIO, size_bytes: int) -> tuple[np.dtype[Any], 
     version = (start[-2], start[-1])
     if version not in _NPY_LENGTHS:
         raise DataError(f"it has version {version[0]}.{version[1]} of the .npy format, expected 1.0, 2.0 or 3.0")
-    prefix = stream.read(struct.calcsize(_NPY_LENGTHS[version]))
-    is_whole = len(prefix) == struct.calcsize(_NPY_LENGTHS[version])
-    length = struct.unpack(_NPY_LENGTHS[version], prefix)[0] if is_whole else -1
+    layout = struct.Struct(_NPY_LENGTHS[version])
+    prefix = stream.read(layout.size)
+    length = layout.unpack(prefix)[0] if len(prefix) == layout.size else -1
     if not 0 <= length <= _MAX_HEADER_BYTES:
         raise DataError(f"its header has a length of {length:,} bytes, expected at most {_MAX_HEADER_BYTES:,}")
     text = stream.read(length)

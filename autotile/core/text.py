@@ -163,7 +163,7 @@ def file_name(*words: str, separator: str = "-", suffix: str = "") -> str:
     """
     parts = []
     for word in words:
-        joined = "-".join(word.split(" "))
+        joined = word.replace(" ", "-")
         if not (_PLAIN.fullmatch(joined) and len(joined) <= _MAX_WORD):
             letters = _OTHERS.sub("-", joined).strip("-")[:_MAX_WORD]
             joined = "-".join(filter(None, (letters, _digest(word))))
