@@ -24,18 +24,11 @@ _MAX_SHOWN = 80
 
 
 def check_value(name: str, value: object, hint: Any) -> None:
-    """Raise if a value does not match a type hint.
+    """Raise an `InputError` if the value of an argument or an option does not match its type hint, or its bounds.
 
     Numbers of NumPy are accepted where those of Python are, a boolean is no number, any path is a `Path`, and a list is
-    a tuple. Of a mapping, only the keys are checked. Raise `InputError` if the value has another type, or is out of its
-    bounds.
-
-    Parameters
-    ----------
-    name
-        Name of the argument or the option.
-    hint
-        Its type hint. ``Annotated`` with a `msgspec.Meta` bounds a number; its ``description`` says what is expected.
+    a tuple. Of a mapping, only the keys are checked. In a hint, ``Annotated`` with a `msgspec.Meta` bounds a number;
+    its ``description`` says what is expected.
     """
     if _matches(value, hint):
         return
@@ -72,13 +65,12 @@ def checked_except(*names: str) -> Callable[[Callable[Arguments, Result]], Calla
     return decorate
 
 
-def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Check the arguments of a function against its type hints; decorator.
+checked = checked_except("device")
+"""Decorator that checks the arguments of a function against its type hints.
 
-    Sizes and parameters that are given by keyword (``**``) are left to the function, which knows their names. So are
-    hints that cannot be resolved, and the device, of which `autotile.api.targets` says what is expected.
-    """
-    return checked_except("device")(function)
+Sizes and parameters that are given by keyword (``**``) are left to the function, which knows their names. So are hints
+that cannot be resolved, and the device, of which `autotile.api.targets` says what is expected.
+"""
 
 
 @functools.cache
@@ -107,9 +99,10 @@ def _matches(value: object, hint: Any) -> bool:
     if origin is Literal:
         return any(isinstance(value, type(one)) and value == one for one in inner)
     known = origin or hint
-    test = _TESTS.get(known, None if isinstance(known, type) else _TESTS[Any])
-    if test is not None:
-        return test(value)
+    if known in _PLAIN:
+        return _PLAIN[known][0](value)
+    if known is Any or not isinstance(known, type):
+        return True
     if issubclass(known, os.PathLike):
         return isinstance(value, os.PathLike)
     if issubclass(known, Mapping):
@@ -123,26 +116,15 @@ def _matches(value: object, hint: Any) -> bool:
     return isinstance(value, Iterable if known is Iterable else Sequence) and not is_one
 
 
-_TESTS: Mapping[Any, Callable[[Any], bool]] = {
-    Any: lambda _: True,
-    None: lambda value: value is None,
-    types.NoneType: lambda value: value is None,
-    bool: lambda value: isinstance(value, bool | np.bool_),
-    int: lambda value: isinstance(value, Integral) and not isinstance(value, bool),
-    float: lambda value: isinstance(value, Real) and not isinstance(value, bool),
-    collections.abc.Callable: callable,
+_PLAIN: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys((None, types.NoneType), (lambda value: value is None, "None")),
+    bool: (lambda value: isinstance(value, bool | np.bool_), "True or False"),
+    int: (lambda value: isinstance(value, Integral) and not isinstance(value, bool), "a whole number"),
+    float: (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
+    str: (lambda value: isinstance(value, str), "a text"),
+    collections.abc.Callable: (callable, "a function"),
 }
-
-
-_WORDS: Mapping[Any, str] = {
-    None: "None",
-    types.NoneType: "None",
-    bool: "True or False",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    collections.abc.Callable: "a function",
-}
+"""Test and words of the hints that consist of nothing else."""
 
 
 def _expected(hint: Any) -> str:
@@ -159,8 +141,8 @@ def _expected(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(map(repr, inner))
     known = origin or hint
-    if known in _WORDS:
-        return _WORDS[known]
+    if known in _PLAIN:
+        return _PLAIN[known][1]
     if issubclass(known, os.PathLike):
         return "a path"
     if issubclass(known, Mapping):

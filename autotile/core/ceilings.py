@@ -149,30 +149,29 @@ class DeviceCeilings(Result):
     @property
     def memory(self) -> Ceiling | None:
         """The highest rate of DRAM: the slope of a roofline; None if it was not measured."""
-        return self._highest("dram_read", "dram_copy")
+        return next(iter(self._named("dram_read", "dram_copy")), None)
 
     @property
     def l2(self) -> Ceiling | None:
         """The highest rate of the L2 cache; None if it was not measured."""
-        return self._highest("l2_read", "l2_copy")
+        return next(iter(self._named("l2_read", "l2_copy")), None)
 
     def compute(self, dtype: str) -> tuple[Ceiling, ...]:
         """Return the roofs of kernels of an element type, the highest first; empty for integers.
 
         Kernels of float32 have two: one of tf32 tensor cores, which few of them use, and one of FMA.
         """
-        names = _ROOFS.get(dtype, ())
-        found = [ceiling for ceiling in self.ceilings if ceiling.name in names]
-        return tuple(sorted(found, key=lambda ceiling: -ceiling.value))
+        return self._named(*_ROOFS.get(dtype, ()))
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values, with the unit of each ceiling."""
         ceilings = [{**msgspec.to_builtins(one), "unit": one.unit} for one in self.ceilings]
         return {**msgspec.to_builtins(self), "ceilings": ceilings}
 
-    def _highest(self, *names: str) -> Ceiling | None:
+    def _named(self, *names: str) -> tuple[Ceiling, ...]:
+        """Return the ceilings of some names, the highest first."""
         found = [ceiling for ceiling in self.ceilings if ceiling.name in names]
-        return max(found, key=lambda ceiling: ceiling.value, default=None)
+        return tuple(sorted(found, key=lambda ceiling: -ceiling.value))
 
     def _headline(self) -> str:
         if self.source == "datasheet":
@@ -189,9 +188,9 @@ class DeviceCeilings(Result):
     @property
     def table(self) -> ResultTable:
         """One row for each ceiling."""
-        clocks = [f"{one.clock_mhz:,.0f} MHz" if one.clock_mhz else NOTHING for one in self.ceilings]
         rows = [
-            (c.label, c.text, c.interval_text, clock, c.method) for c, clock in zip(self.ceilings, clocks, strict=True)
+            (c.label, c.text, c.interval_text, f"{c.clock_mhz:,.0f} MHz" if c.clock_mhz else NOTHING, c.method)
+            for c in self.ceilings
         ]
         headings = ("ceiling", f"{RIGHT}value", f"{RIGHT}95 % interval", f"{RIGHT}clock", "method")
         return ResultTable(headings, rows, ("method",))

@@ -99,11 +99,7 @@ EXPRESSION_NAMES = tuple(f.name for f in fields(DeviceProperties) if f.type in (
 """Names of ``device.*`` in expressions: all integer properties."""
 
 
-class _Profile(msgspec.Struct):
-    """Name and compute capability of a profile."""
-
-    name: Name
-    compute_capability: Capability
+_Names = msgspec.defstruct("_Names", [("name", Name), ("compute_capability", Capability)])
 
 
 class _Figure(msgspec.Struct, forbid_unknown_fields=True):
@@ -153,15 +149,11 @@ _CHIP_FIGURES = frozenset({"sm_count", "clock_mhz", "memory_bytes", "memory_band
 
 
 def device_profile(name: str) -> DeviceProperties:
-    """Return the properties of a known GPU.
+    """Return the properties of a known GPU, by the name of its profile or that of the device in CUDA.
 
-    Raise `InputError` if there is no such profile; the message lists similar names and all names.
-
-    Parameters
-    ----------
-    name
-        Name of the profile, or name of the device in CUDA. Case, punctuation and the words NVIDIA, GeForce, Tesla and
-        RTX are ignored: ``"rtx-3060"``, ``"RTX 3060"`` and ``"NVIDIA GeForce RTX 3060"`` are equivalent.
+    Case, punctuation and the words NVIDIA, GeForce, Tesla and RTX are ignored: ``"rtx-3060"``, ``"RTX 3060"`` and
+    ``"NVIDIA GeForce RTX 3060"`` are equivalent. Raise `InputError` if there is no such profile; the message lists
+    similar names and all names.
     """
     files, plain_name = _files(), _plain(name)
     for key in files:
@@ -215,7 +207,8 @@ def parse_profile(text: str, source: str) -> DeviceProperties:
     names = {key: table.pop(key) for key in ("name", "compute_capability") if key in table}
     figures = _read_figures(table, sources, source, _CHIP_FIGURES)
     try:
-        limits = asdict(limits_for(convert(names, _Profile).compute_capability))
+        convert(names, _Names)
+        limits = asdict(limits_for(names["compute_capability"]))
         return convert({**names, **limits, **figures, "source": "profile"}, DeviceProperties)
     except DataError as error:
         raise InputError(f"{source}: {error}") from None
@@ -224,16 +217,9 @@ def parse_profile(text: str, source: str) -> DeviceProperties:
 def capability_limits(table: Mapping[str, Any], name: str, source: str) -> CapabilityLimits:
     """Return the limits in a row of a table of compute capabilities, which is checked, as a look-up needs only one.
 
-    Raise `InputError` if the row is malformed.
-
-    Parameters
-    ----------
-    table
-        Rows by compute capability, and ``sources``, the documents that their figures come from.
-    name
-        The row, which has its own figures and, for the rest, those of the row that it is ``like``.
-    source
-        Name of the file, for messages.
+    The table has rows by compute capability, and ``sources``, the documents that their figures come from. A row has its
+    own figures and, for the rest, those of the row that it is ``like``. Raise `InputError`, with the ``source`` of the
+    table, if the row is malformed.
     """
     rows = [one for one in table if one != "sources"]
     figures: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
 
@@ -122,11 +122,11 @@ def encode_json(value: Any, *, indent: int | str | None = None, compact: bool = 
     ``indent`` is text, or a number of spaces; None for one line. ``compact`` leaves out the spaces after commas and
     colons.
     """
-    separators = (",", ":") if compact else None
+    dump = partial(json.dumps, indent=indent, separators=(",", ":") if compact else None, allow_nan=False)
     try:
-        return json.dumps(value, indent=indent, separators=separators, allow_nan=False)
+        return dump(value)
     except ValueError:
-        return json.dumps(_finite(value), indent=indent, separators=separators, allow_nan=False)
+        return dump(_finite(value))
 
 
 def to_document(value: Any) -> Any:
@@ -198,13 +198,8 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 def toml_text(document: Mapping[str, Any]) -> str:
     """Return a document as TOML, which `tomllib` reads back as an equal document.
 
-    Raise `TypeError` if a value has another type.
-
-    Parameters
-    ----------
-    document
-        Tables by name, of strings, whole numbers, booleans, floats, lists and tables; a value that is a list of
-        tables is written as an array of tables. An entry of a table may be None, which is left out.
+    It is tables by name, of strings, whole numbers, booleans, floats, lists and tables; a list of tables is written as
+    an array of tables, and an entry of a table that is None is left out. Another type is a `TypeError`.
     """
     tables: list[tuple[str, Mapping[str, Any]]] = []
     for name, value in document.items():

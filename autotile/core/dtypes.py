@@ -102,7 +102,14 @@ class Dtype(msgspec.Struct, frozen=True):
                 rounded >>= 16
                 return rounded.astype(np.uint16)
             case "float8_e4m3fn" | "float8_e5m2" as name:
-                return _encode_fp8(values, name)
+                table, flat = _fp8_table(name), values.reshape(-1)
+                encoded = np.empty(flat.size, np.uint8)
+                for start in range(0, flat.size, _FP8_CHUNK):
+                    bits = flat[start : start + _FP8_CHUNK].astype(np.float64).view(np.uint64)
+                    has_lower = (bits & np.uint64((1 << _KEY_SHIFT) - 1)) != 0
+                    keys = ((bits >> np.uint64(_KEY_SHIFT)) << np.uint64(1)) | has_lower
+                    encoded[start : start + _FP8_CHUNK] = table[keys]
+                return encoded.reshape(values.shape)
             case _:
                 return values.astype(self.storage)
 
@@ -127,8 +134,6 @@ class Dtype(msgspec.Struct, frozen=True):
 
 
 _MAX_ALIGNMENT_BYTES = 16
-
-
 _FP8_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 """Largest finite value: 1.75 * 2**8 and 1.75 * 2**15 (OCP 8-bit Floating Point Specification)."""
 _FP8_NAN = 0x7F
@@ -139,21 +144,9 @@ _KEY_SHIFT = 48
 lower bit is set tells the rest."""
 
 
-def _encode_fp8(values: Array, name: str) -> Array:
-    """Round to nearest, ties to even."""
-    table, flat = _fp8_table(name), values.reshape(-1)
-    encoded = np.empty(flat.size, np.uint8)
-    for start in range(0, flat.size, _FP8_CHUNK):
-        bits = flat[start : start + _FP8_CHUNK].astype(np.float64).view(np.uint64)
-        has_lower = (bits & np.uint64((1 << _KEY_SHIFT) - 1)) != 0
-        keys = ((bits >> np.uint64(_KEY_SHIFT)) << np.uint64(1)) | has_lower
-        encoded[start : start + _FP8_CHUNK] = table[keys]
-    return encoded.reshape(values.shape)
-
-
 @cache
 def _fp8_table(name: str) -> NDArray[np.uint8]:
-    """Return the rounded bits of each key of `_encode_fp8`."""
+    """Return the bits of each key of `Dtype.encode`, rounded to nearest, ties to even."""
     keys = np.arange(1 << 17, dtype=np.uint64)
     values = ((keys >> np.uint64(1)) << np.uint64(_KEY_SHIFT) | (keys & np.uint64(1))).view(np.float64)
     finite = DTYPES[name].decode(np.arange(_FP8_NAN, dtype=np.uint8))
@@ -264,16 +257,7 @@ def output_tolerance(output: Dtype, inputs: Iterable[Dtype], reduction: int) -> 
     8 leaves a margin of three and still rejects TF32 (an error near 3e-4) in fp32 products of lengths up to 400,000.
 
     The accumulator is assumed to be fp32 or the widest input, whichever is wider. A narrower output adds the roundoff
-    of its final rounding. Integers must be exact.
-
-    Parameters
-    ----------
-    output
-        Element type of the output.
-    inputs
-        Element types of the buffers.
-    reduction
-        Number of terms summed into one output element.
+    of its final rounding. Integers must be exact. ``reduction`` is the number of terms of a sum.
     """
     if output.is_integer:
         return 0.0
@@ -315,9 +299,9 @@ def _read_npy_header(stream: BinaryIO, size_bytes: int) -> tuple[np.dtype[Any], 
     version = (start[-2], start[-1])
     if version not in _NPY_LENGTHS:
         raise DataError(f"it has version {version[0]}.{version[1]} of the .npy format, expected 1.0, 2.0 or 3.0")
-    prefix = stream.read(struct.calcsize(_NPY_LENGTHS[version]))
-    is_whole = len(prefix) == struct.calcsize(_NPY_LENGTHS[version])
-    length = struct.unpack(_NPY_LENGTHS[version], prefix)[0] if is_whole else -1
+    layout = struct.Struct(_NPY_LENGTHS[version])
+    prefix = stream.read(layout.size)
+    length = layout.unpack(prefix)[0] if len(prefix) == layout.size else -1
     if not 0 <= length <= _MAX_HEADER_BYTES:
         raise DataError(f"its header has a length of {length:,} bytes, expected at most {_MAX_HEADER_BYTES:,}")
     text = stream.read(length)
@@ -367,10 +351,8 @@ def map_npy(path: Path) -> Array:
             return np.memmap(stream, dtype, "r", offset, shape, order)
     except DataError:
         raise
-    except OSError as error:
-        raise DataError(error.strerror or str(error)) from None
-    except ValueError as error:  # a path with a null character
-        raise DataError(str(error)) from None
+    except (OSError, ValueError) as error:  # of a value: a path with a null character
+        raise DataError(getattr(error, "strerror", None) or str(error)) from None
 
 
 def load_npy(path: Path) -> Array:

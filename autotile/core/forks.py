@@ -24,16 +24,11 @@ _WAIT_S = 60.0
 
 
 class ForkGuard:
-    """Keeps forks and uses of databases apart; several threads may use databases at the same time.
-
-    Attributes
-    ----------
-    generation
-        Number of forks so far, of this process and those that it stems from: a connection is of one generation.
-    """
+    """Keeps forks and uses of databases apart; several threads may use databases at the same time."""
 
     def __init__(self) -> None:
         self.generation = 0
+        """Number of forks so far, of this process and those that it stems from: a connection is of one generation."""
         self._changed = threading.Condition(threading.Lock())
         self._active = 0
         """Number of threads that use a database."""
@@ -57,18 +52,17 @@ class ForkGuard:
     @contextmanager
     def use(self) -> Iterator[None]:
         """Use databases, or import modules, for the length of the block; a fork waits for its end."""
-        uses = self._uses
         depth = self._depth
         if not depth:
             with self._changed:
                 while self._is_forking:
                     self._changed.wait()
                 self._active += 1
-        uses.depth = depth + 1
+        self._uses.depth = depth + 1
         try:
             yield
         finally:
-            uses.depth = depth
+            self._uses.depth = depth
             if not depth:
                 with self._changed:
                     self._active -= 1

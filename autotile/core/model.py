@@ -181,9 +181,8 @@ class Measurement:
 
 def timed_config(config: Config, measurement: Measurement | None) -> dict[str, Any]:
     """Return a configuration with its time and the 95 % interval of that, in microseconds, as JSON values."""
-    time_us = measurement.time_us if measurement is not None else None
-    interval_us = [measurement.low_us, measurement.high_us] if measurement is not None else None
-    return {"config": dict(config), "time_us": time_us, "interval_us": interval_us}
+    found = {"time_us": None, "interval_us": None} if measurement is None else measurement.to_json()
+    return {"config": dict(config), "time_us": found["time_us"], "interval_us": found["interval_us"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,14 +256,8 @@ error of an output element, relative to the larger of its expected magnitude and
 def split_objectives(names: Iterable[str], metrics: Iterable[str] = ()) -> tuple[tuple[str, ...], str | None]:
     """Return the named objectives, each once and time first, and the expression among them, None if there is none.
 
-    Raise `InputError` if there is no such objective, or an expression is not the only one.
-
-    Parameters
-    ----------
-    names
-        Names of objectives, separated by commas too, or an expression of `autotile.kernel.spec`.
-    metrics
-        Names of metrics, each of which is an expression.
+    A name may be several, separated by commas. The name of a metric is an expression. Raise `InputError` if there is no
+    such objective, or an expression is not the only one.
     """
     given = [name.strip() for name in names]
     known = {*metrics}
@@ -306,17 +299,8 @@ def non_dominated(points: ArrayLike) -> NDArray[np.bool_]:
     """Return the points that no other point dominates, that is, equals or betters in all and betters in one objective.
 
     Equal points are either all included or all excluded. With two objectives, the cost is that of a sort; with more,
-    each retained point is compared with all remaining points once.
-
-    Parameters
-    ----------
-    points
-        Finite values to minimize, shape (points, objectives).
-
-    Returns
-    -------
-    numpy.ndarray
-        bool, shape (points,).
+    each retained point is compared with all remaining points once. ``points`` are finite values to minimize, shape
+    (points, objectives).
     """
     import numpy as np  # the help of the command line needs none
 

@@ -40,21 +40,11 @@ class Interval:
 
 
 def median_interval(samples: npt.ArrayLike) -> Interval:
-    """Return the median of independent samples with its 95 % confidence interval.
+    """Return the median of independent times or ratios, shape ``(n,)``, with its 95 % confidence interval.
 
-    Raise `ValueError` if there are no samples, several dimensions, or samples that are not positive and finite.
-
-    Parameters
-    ----------
-    samples
-        Shape ``(n,)``, positive times or ratios in any unit.
-
-    Returns
-    -------
-    Interval
-        In the unit of the samples. With 6 or more samples, it covers the true median with at least 95 % probability.
-        With n < 6, it extends from the minimum to the maximum, which covers it with probability ``1 - 2 ** (1 - n)``:
-        94 % for 5, 75 % for 3, 0 for 1.
+    From 6 samples on, it covers the true median with at least 95 % probability. With fewer, it extends from the minimum
+    to the maximum, which covers it with probability ``1 - 2 ** (1 - n)``: 94 % for 5, 75 % for 3, 0 for 1. Raise
+    `ValueError` if there are no samples, several dimensions, or samples that are not positive and finite.
     """
     ordered = np.sort(_checked(samples))
     rank = _lower_rank(ordered.size)
@@ -62,20 +52,10 @@ def median_interval(samples: npt.ArrayLike) -> Interval:
 
 
 def paired_ratio(a: npt.ArrayLike, b: npt.ArrayLike) -> Interval:
-    """Return the ratio of the times of ``b`` to those of ``a``, from rounds in which both were timed in succession.
+    """Return the median of ``b / a``, from the times of rounds in which both were timed in succession.
 
     Drift of clock and temperature affects both times of a round alike and cancels in their ratio. Raise `ValueError` if
     the lengths differ, or the samples are invalid for `median_interval`.
-
-    Parameters
-    ----------
-    a, b
-        Times by round, shape ``(rounds,)``, in the same unit.
-
-    Returns
-    -------
-    Interval
-        Median of ``b / a`` with its interval, as in `median_interval`; above 1 if ``b`` is slower.
     """
     times_a, times_b = _checked(a), _checked(b)
     if times_a.size != times_b.size:
@@ -91,38 +71,20 @@ most, see `widen_by_session_spread`."""
 def contenders(times: Sequence[Sequence[float]], racing: Sequence[int]) -> list[int]:
     """Return which candidates of a race may still win it or tie with the winner.
 
-    Parameters
-    ----------
-    times
-        Times of each candidate by round, in the same unit.
-    racing
-        Indices of the candidates that took part in all rounds, at least one.
-
-    Returns
-    -------
-    list of int
-        Those of ``racing`` of which it is not certain, by the interval of `paired_ratio`, that they are more than 2 %
-        slower than the fastest.
+    ``times`` are those of each candidate by round; ``racing``, at least one, are the candidates that took part in all
+    rounds. One that is certain to be more than 2 % slower than the fastest, by the interval of `paired_ratio`, is left
+    out.
     """
     leader = min(racing, key=lambda i: float(np.median(times[i])))
     return [i for i in racing if i == leader or paired_ratio(times[leader], times[i]).low <= _CLEARLY_SLOWER]
 
 
 def is_decided(times: Sequence[Sequence[float]], racing: Sequence[int], precision: float) -> bool:
-    """Return True if a race has shown all that more rounds would, to a precision.
+    """Return True if a race, see `contenders`, has shown all that more rounds would.
 
-    The arguments but the last are those of `contenders`.
-
-    Parameters
-    ----------
-    precision
-        Half width of an interval relative to its value, such as 0.005; 0 for never.
-
-    Returns
-    -------
-    bool
-        Whether the time of the fastest is known to the precision, and of each other one either the ratio of their
-        times, or that it is slower by more than that.
+    That is, the time of the fastest is known to the precision, and of each other one either the ratio of their times,
+    or that it is slower by more than that. A precision is the half width of an interval relative to its value, such as
+    0.005; 0 for never.
     """
     if not precision:
         return False

@@ -26,14 +26,7 @@ def shown_text(text: str, *, lines: bool = False) -> str:
     """Escape the characters of a text from outside that are not printable, as in a Python string.
 
     These move the cursor, reverse the direction of a text, cannot be seen or cannot be encoded. A line break with the
-    space around it becomes one space, as does a tab.
-
-    Parameters
-    ----------
-    text
-        Name, value or message, as it was stored.
-    lines
-        Whether line breaks are kept, as in a message of several lines.
+    space around it becomes one space, as does a tab; with ``lines``, line breaks are kept.
     """
     if text.isprintable():
         return text
@@ -165,25 +158,12 @@ def file_name(*words: str, separator: str = "-", suffix: str = "") -> str:
     """Return the name of a file: a single component of a path, which leads to no other folder.
 
     Plain words are kept, with hyphens for spaces. Any other, such as ``"../x"`` or one with a line break, is replaced
-    by its letters and digits and a hash, so that different words give different names.
-
-    Parameters
-    ----------
-    words
-        Names of the content, such as a kernel's and a GPU's.
-    separator, suffix
-        Text between the words and at the end, such as ``".json"``.
-
-    Examples
-    --------
-    >>> file_name("nvidia h200", "matmul", "float32", separator=".", suffix=".json")
-    'nvidia-h200.matmul.float32.json'
-    >>> file_name("../x", suffix=".json")
-    'x-d6b96a97d147.json'
+    by its letters and digits and a hash, so that different words give different names: ``"nvidia h200"`` and
+    ``"matmul"`` give ``"nvidia-h200-matmul"``, ``"../x"`` gives ``"x-d6b96a97d147"``.
     """
     parts = []
     for word in words:
-        joined = "-".join(word.split(" "))
+        joined = word.replace(" ", "-")
         if not (_PLAIN.fullmatch(joined) and len(joined) <= _MAX_WORD):
             letters = _OTHERS.sub("-", joined).strip("-")[:_MAX_WORD]
             joined = "-".join(filter(None, (letters, _digest(word))))

@@ -19,11 +19,8 @@ _PROCESS = 1
 class Timeline:
     """Records what each part of a session does, and when; nothing if ``is_recording`` is False.
 
-    Times are those of `time.perf_counter`, which all processes of a machine share. Recording is thread-safe.
-
-    References
-    ----------
-    Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+    Times are those of `time.perf_counter`, which all processes of a machine share. Recording is thread-safe. The format
+    is described at https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
     """
 
     def __init__(self, *, is_recording: bool = True) -> None:
@@ -55,7 +52,7 @@ class Timeline:
         """Record the values of a counter from now on."""
         if self.is_recording and len(self._events) < _MAX_EVENTS:
             now_s = time.perf_counter()
-            self._events.append(("C", "", name, now_s, now_s, dict(values)))
+            self._events.append(("C", "", name, now_s, now_s, values))
 
     def to_json(self) -> dict[str, Any]:
         """Return the timeline as a document in the trace event format."""

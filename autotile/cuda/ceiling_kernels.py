@@ -155,6 +155,14 @@ class CeilingKernels:
         yield [self._read(memory, size, blocks, "l2_read") for blocks in self._grids("read_words")]
         yield [self._copy(memory, size // 2, blocks, "l2_copy") for blocks in self._grids("copy_words")]
 
+    def _queue(
+        self, function: Function, grid: tuple[int, int, int], threads: int, given: Sequence[Any], *results: Any
+    ) -> Callable[[int], None]:
+        """Return a function that launches a kernel; the number of rounds lies between what is given and the results."""
+        return lambda rounds: function.launch(
+            grid, (threads, 1, 1), (*given, np.int32(rounds), *results, self._elapsed), 0
+        )
+
     def _grids(self, name: str) -> list[int]:
         """Return numbers of blocks per SM to try: all that fit, half of them, one."""
         most = self._functions[name].blocks_per_sm(_MEMORY_THREADS, 0)
@@ -163,11 +171,8 @@ class CeilingKernels:
     def _read(self, memory: Any, size: int, blocks: int, ceiling: str, prepare: Launch = no_work) -> CeilingLoop:
         grid, quads = (blocks * self._device.sm_count, 1, 1), np.uint64(size // 16)
         threads, sums = grid[0] * _MEMORY_THREADS, self._result
-        function, pointer = self._functions["read_words"], np.uint64(memory.ptr)
-
-        def queue(rounds: int) -> None:
-            arguments = (pointer, quads, np.int32(rounds), sums, self._elapsed)
-            function.launch(grid, (_MEMORY_THREADS, 1, 1), arguments, 0)
+        given = np.uint64(memory.ptr), quads
+        queue = self._queue(self._functions["read_words"], grid, _MEMORY_THREADS, given, sums)
 
         def fault(rounds: int) -> str:
             found = int(sums[:threads].get().sum(dtype=np.uint64)) % 2**32
@@ -181,11 +186,9 @@ class CeilingKernels:
     def _copy(self, memory: Any, size: int, blocks: int, ceiling: str) -> CeilingLoop:
         """Return a copy of the first bytes of a buffer to those that follow."""
         grid, quads = (blocks * self._device.sm_count, 1, 1), np.uint64(size // 16)
-        function, target = self._functions["copy_words"], memory + size
-
-        def queue(rounds: int) -> None:
-            arguments = (np.uint64(memory.ptr), np.uint64(target.ptr), quads, np.int32(rounds), self._elapsed)
-            function.launch(grid, (_MEMORY_THREADS, 1, 1), arguments, 0)
+        target = memory + size
+        given = np.uint64(memory.ptr), np.uint64(target.ptr), quads
+        queue = self._queue(self._functions["copy_words"], grid, _MEMORY_THREADS, given)
 
         def fault(rounds: int) -> str:
             target.memset(0, size)
@@ -205,9 +208,7 @@ class CeilingKernels:
         threads, is_pair = grid[0] * _THREADS, name == "float16"
         one = np.array([1, 1], np.float16).view(np.uint32)[0] if is_pair else number(1)
         result = self._result[: threads * _CHAINS] if is_pair else load_cupy().zeros(threads, name)
-
-        def queue(rounds: int) -> None:
-            function.launch(grid, (_THREADS, 1, 1), (one, one, np.int32(rounds), result, self._elapsed), 0)
+        queue = self._queue(function, grid, _THREADS, (one, one), result)
 
         def fault(rounds: int) -> str:
             found: Array = result.get()
@@ -250,9 +251,7 @@ class CeilingKernels:
         """Return the loop of a kernel of products; ``work`` is that of a block."""
         ceiling, grid = f"tensor_{name}", self._one_wave(function)
         found = load_cupy().zeros(expected.shape, "float64" if name == "float64" else "float32")
-
-        def queue(rounds: int) -> None:
-            function.launch(grid, (_THREADS, 1, 1), (*operands, np.int32(rounds), found, self._elapsed), 0)
+        queue = self._queue(function, grid, _THREADS, operands, found)
 
         def fault(rounds: int) -> str:
             error = np.abs(found.get() - expected).max() / np.abs(expected).max()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,7 @@ def checked_output(
     return ReferenceOutput(values, math.sqrt(squares / values.size))
 
 
+@dataclass(eq=False)
 class ReferenceSolution:
     """Evaluates the array expressions of a reference on the device, given float64 arrays and numbers by name.
 
@@ -88,10 +89,9 @@ class ReferenceSolution:
     ragged shape before it is relied on for the tuned one.
     """
 
-    def __init__(self, environment: Mapping[str, Any], support: SupportKernels) -> None:
-        self._environment = environment
-        self._support = support
-        self._largest_product_flops = 0
+    environment: Mapping[str, Any]
+    support: SupportKernels
+    _largest_product_flops: int = 0
 
     def output(
         self, name: str, expression: ArrayExpression, shape: tuple[int, ...], dtype: Dtype, place: str
@@ -103,13 +103,11 @@ class ReferenceSolution:
         """
         cupy = load_cupy()
         try:
-            values = cupy.asarray(_guarded(expression, self._environment, self._product, place))
+            values = cupy.asarray(_guarded(expression, self.environment, self._product, place))
         except (cupy.cuda.compiler.CompileException, cupy.cuda.memory.OutOfMemoryError):  # NumPy can do without
             values = cupy.asarray(_guarded(expression, self._on_host(), np.matmul, place))
-        output = checked_output(values, name, shape, dtype, place=place, support=self._support)
-        shapes = {
-            name: ShapeOnly(value.shape) if np.ndim(value) else value for name, value in self._environment.items()
-        }
+        output = checked_output(values, name, shape, dtype, place=place, support=self.support)
+        shapes = {name: ShapeOnly(value.shape) if np.ndim(value) else value for name, value in self.environment.items()}
         largest = getattr(expression.evaluate(shapes), "largest", 1)
         if largest <= _SMALL_ELEMENTS and self._largest_product_flops <= _SMALL_FLOPS:
             found, expected = output.values.get(), np.asarray(_guarded(expression, self._on_host(), np.matmul, place))
@@ -128,7 +126,7 @@ class ReferenceSolution:
         if "c" in (a.dtype.kind, b.dtype.kind) or min(a.ndim, b.ndim) < 2:
             return a @ b
         if a.dtype.kind + b.dtype.kind == "ff":
-            product = self._support.matmul(a, b)
+            product = self.support.matmul(a, b)
             self._largest_product_flops = max(self._largest_product_flops, 2 * product.size * a.shape[-1])
             return product
         # Whole numbers, or whole and real ones, are multiplied in float64 where that is exact, as it is faster.
@@ -140,7 +138,7 @@ class ReferenceSolution:
         return product.astype(np.int64) if of_whole else product
 
     def _on_host(self) -> dict[str, Any]:
-        return {name: value.get() if np.ndim(value) else value for name, value in self._environment.items()}
+        return {name: value.get() if np.ndim(value) else value for name, value in self.environment.items()}
 
 
 def _guarded(expression: ArrayExpression, environment: Mapping[str, Any], matmul: Matmul, place: str) -> Any:
@@ -190,6 +188,7 @@ def launch_key(spec: KernelSpec, config: Config, plan: LaunchPlan) -> Hashable:
     return tuple((launch.step, launch.geometry.grid, launch.geometry.block) for launch in plan.launches)
 
 
+@dataclass(eq=False)
 class ExpectedOutputs:
     """Computes, or reads, the outputs that a problem's inputs must give.
 
@@ -197,25 +196,14 @@ class ExpectedOutputs:
     Python function, or the outputs on which configurations agreed.
     """
 
-    def __init__(
-        self,
-        spec: KernelSpec,
-        dtype: str,
-        support: SupportKernels,
-        *,
-        device: DeviceProperties | None = None,
-        cache: CubinCache | None = None,
-        source: Kernel | None = None,
-        folder: Path | None = None,
-    ) -> None:
-        self._spec = spec
-        self._dtype = dtype
-        self._support = support
-        self._device = device
-        self._cache = cache
-        self._source = source
-        self._folder = folder
-        self._functions: dict[tuple[int, ...], tuple[Function, int]] = {}
+    spec: KernelSpec
+    dtype: str
+    support: SupportKernels
+    device: DeviceProperties | None = None
+    cache: CubinCache | None = None
+    source: Kernel | None = None
+    folder: Path | None = None
+    _functions: dict[tuple[int, ...], tuple[Function, int]] = field(default_factory=dict)
 
     def compute(
         self,
@@ -232,7 +220,7 @@ class ExpectedOutputs:
         reference cannot be computed, its shape is not the output's, or its value is not finite; `ToolchainError` if the
         reference values of the device and of NumPy differ.
         """
-        spec, reference = self._spec, self._spec.reference
+        spec, reference = self.spec, self.spec.reference
         at = sizes_text(sizes)
         expected: dict[str, ReferenceOutput] = {}
         if reference.outputs:
@@ -259,8 +247,8 @@ class ExpectedOutputs:
         self, sizes: Mapping[str, int], inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], at: str
     ) -> dict[str, ReferenceOutput]:
         """Return the values of the expressions; the decoded inputs are free again when this returns."""
-        spec, expected = self._spec, dict[str, ReferenceOutput]()
-        whole = {s.name for s in spec.scalars if DTYPES[s.element_type(self._dtype)].is_integer}
+        spec, expected = self.spec, dict[str, ReferenceOutput]()
+        whole = {s.name for s in spec.scalars if DTYPES[s.element_type(self.dtype)].is_integer}
         environment: dict[str, Any] = {
             name: int(value) if name in whole and np.ndim(value) == 0 else value for name, value in scalars.items()
         }
@@ -268,7 +256,7 @@ class ExpectedOutputs:
         for name, buffer in inputs.items():  # whole numbers stay whole, and exact
             kind = self._element_type(name, sizes)
             environment[name] = buffer.array if kind.component.is_integer else kind.decode(buffer.array)
-        solution = ReferenceSolution(environment, self._support)
+        solution = ReferenceSolution(environment, self.support)
         for name, expression in spec.reference.outputs.items():
             place = f"{spec.source}: [reference] outputs.{name} at {at}"
             shape = spec.buffer(name).array_shape(sizes)
@@ -277,27 +265,27 @@ class ExpectedOutputs:
 
     def keep(self, sizes: Mapping[str, int], outputs: Mapping[str, ReferenceOutput], *, seed: int, check: bool) -> None:
         """Keep outputs on which configurations agreed, for a worker that succeeds this one."""
-        if self._folder is None:
+        if self.folder is None:
             return
         for name, output in outputs.items():
-            path = expected_file(self._folder, name, sizes, seed, check=check)
+            path = expected_file(self.folder, name, sizes, seed, check=check)
             with suppress(OSError):  # without room or the folder, a successor compares anew
                 np.save(path, output.values.get(), allow_pickle=False)
 
     def _files(self, sizes: Mapping[str, int], seed: int, *, check: bool) -> dict[str, Path]:
         """Return the files of the outputs for these inputs: those that the author gives, or a function's results."""
-        reference = self._spec.reference
+        reference = self.spec.reference
         if reference.function is not None:
-            if self._folder is None:
+            if self.folder is None:
                 raise InputError(
-                    f"{self._spec.source}: [reference] function {reference.function!r} is a Python function; tune the "
+                    f"{self.spec.source}: [reference] function {reference.function!r} is a Python function; tune the "
                     "kernel from Python, with autotile.kernel(..., reference=...)"
                 )
-            folder, written = self._folder, [b.name for b in self._spec.buffers if b.is_written]
-            return {name: expected_file(folder, name, sizes, seed, check=check) for name in written}
-        if seed or any(sizes[name] != size for name, size in self._spec.sizes.items()):
+            written = [buffer.name for buffer in self.spec.buffers if buffer.is_written]
+            return {name: expected_file(self.folder, name, sizes, seed, check=check) for name in written}
+        if seed or any(sizes[name] != size for name, size in self.spec.sizes.items()):
             return {}  # a file holds the outputs for one set of inputs
-        base = Path(self._spec.folder) if self._spec.folder else Path(self._spec.source).parent
+        base = Path(self.spec.folder) if self.spec.folder else Path(self.spec.source).parent
         return {name: base / file for name, file in reference.files.items()}
 
     def _of_kernel(
@@ -308,39 +296,39 @@ class ExpectedOutputs:
         They are arrays on the device: float64, complex128, or an integer type. Raise `InputError` if the kernel fails,
         writes outside its outputs, changes an input, or gives different results in two launches.
         """
-        source, cache, device, declared = self._source, self._cache, self._device, self._spec.reference.kernel
+        source, cache, device, declared = self.source, self.cache, self.device, self.spec.reference.kernel
         assert source is not None
         assert cache is not None
         assert device is not None
         assert declared is not None
-        spec = reference_spec(self._spec, self._dtype, sizes)
+        spec = reference_spec(self.spec, self.dtype, sizes)
         config = {name: sizes.get(name, value) for name, value in spec.default.items()}
         names = known_names(spec, config, sizes, device)
         key = tuple(sizes.values())  # macros may depend on all
         if key not in self._functions:
             kernel = replace(source, spec=spec)
             macros = {**config, **declared.macros(names)}
-            job = compile_job(kernel, macros, declared.element_type or self._dtype, device.architecture, sizes)
+            job = compile_job(kernel, macros, declared.element_type or self.dtype, device.architecture, sizes)
             try:
                 cubin = cache.get_or_compile(job)
             except CompileError as error:
                 raise InputError(
-                    f"{self._spec.source}: the reference kernel {declared.entry} does not compile: {error}"
+                    f"{self.spec.source}: the reference kernel {declared.entry} does not compile: {error}"
                 ) from None
             compiled = cubin.functions[job.entry]
-            fault = signature_fault(spec, spec.steps[0], self._dtype, compiled.parameter_bytes, kernel.source)
+            fault = signature_fault(spec, spec.steps[0], self.dtype, compiled.parameter_bytes, kernel.source)
             if fault:
                 problem = fault.replace("[arguments]", "arguments of [reference]")
-                raise InputError(f"{self._spec.source}: [reference] kernel {declared.entry}: {problem}")
+                raise InputError(f"{self.spec.source}: [reference] kernel {declared.entry}: {problem}")
             module = Module(cubin.path)
             self._functions[key] = module.function(compiled.symbol), module.pointer
         function, module_pointer = self._functions[key]
-        data = LaunchData.of(spec, self._dtype, names)
+        data = LaunchData.of(spec, self.dtype, names)
         plan = LaunchPlan.of(spec, config, sizes, device)
         geometry = launch_geometry(spec, config, sizes, device)
-        kinds = {s.name: DTYPES[s.element_type(self._dtype)] for s in spec.scalars}
+        kinds = {s.name: DTYPES[s.element_type(self.dtype)] for s in spec.scalars}
         values = {**scalars, **dict(plan.main.scalars)}
-        types = {buffer.name: DTYPES[buffer.element_type(self._dtype, sizes)] for buffer in spec.buffers}
+        types = {buffer.name: DTYPES[buffer.element_type(self.dtype, sizes)] for buffer in spec.buffers}
         written = [buffer.name for buffer in spec.buffers if buffer.is_written]
 
         def new_buffers() -> dict[str, GuardedBuffer]:
@@ -348,7 +336,7 @@ class ExpectedOutputs:
             made: dict[str, GuardedBuffer] = {}
             for buffer in spec.buffers:
                 kind = types[buffer.name]
-                made[buffer.name] = GuardedBuffer(buffer.extents(sizes), kind, self._support)
+                made[buffer.name] = GuardedBuffer(buffer.extents(sizes), kind, self.support)
                 if buffer.is_initialized:
                     given = self._element_type(buffer.name, sizes)
                     if given == kind:
@@ -358,7 +346,7 @@ class ExpectedOutputs:
             return made
 
         def new_workspaces() -> dict[str, GuardedBuffer]:
-            return {w.name: workspace_buffer(w, self._support) for w in data.workspaces if w.size_bytes}
+            return {w.name: workspace_buffer(w, self.support) for w in data.workspaces if w.size_bytes}
 
         def launch() -> dict[str, Any]:
             """Launch, wait, and return copies of the outputs: integers exactly, other values decoded."""
@@ -375,20 +363,15 @@ class ExpectedOutputs:
         try:
             buffers, given = new_buffers(), new_buffers()
             workspaces = new_workspaces()
-            pointers = {name: buffer.pointer for name, buffer in buffers.items()}
-            arguments = pack_arguments(
-                spec,
-                data,
-                pointers=pointers,
-                scalars={name: encode_value(name, values[name], kind) for name, kind in kinds.items()},
-                workspaces={name: buffer.pointer for name, buffer in workspaces.items()},
-            )
-            copies = constant_copies(spec, module_pointer, sizes, self._dtype)
-            copy_constants(copies, pointers, cuda.get_current_stream().ptr)
-            first = launch()
             guarded, read = {**buffers, **workspaces}, [b.name for b in spec.buffers if not b.is_written]
+            addresses = {name: buffer.pointer for name, buffer in guarded.items()}
+            encoded = {name: encode_value(name, values[name], kind) for name, kind in kinds.items()}
+            arguments = pack_arguments(spec, data, addresses=addresses, scalars=encoded)
+            copies = constant_copies(spec, module_pointer, sizes, self.dtype)
+            copy_constants(copies, addresses, cuda.get_current_stream().ptr)
+            first = launch()
             changes = (partial(buffers[name].count_unlike, given[name]) for name in read)
-            counts = self._support.results([*(one.count_broken for one in guarded.values()), *changes])[:, 0]
+            counts = self.support.results([*(one.count_broken for one in guarded.values()), *changes])[:, 0]
             for name, words in zip(guarded, counts, strict=False):
                 if words:
                     raise InputError(f"{place}: the reference kernel wrote {words} words outside {name}")
@@ -410,11 +393,11 @@ class ExpectedOutputs:
         return first
 
     def _checked(self, name: str, values: Any, sizes: Mapping[str, int], place: str) -> ReferenceOutput:
-        dtype, shape = self._element_type(name, sizes), self._spec.buffer(name).array_shape(sizes)
-        return checked_output(values, name, shape, dtype, place=place, support=self._support)
+        dtype, shape = self._element_type(name, sizes), self.spec.buffer(name).array_shape(sizes)
+        return checked_output(values, name, shape, dtype, place=place, support=self.support)
 
     def _element_type(self, name: str, sizes: Mapping[str, int]) -> Dtype:
-        return DTYPES[self._spec.buffer(name).element_type(self._dtype, sizes)]
+        return DTYPES[self.spec.buffer(name).element_type(self.dtype, sizes)]
 
 
 _REPEATED = 1e-3

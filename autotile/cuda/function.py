@@ -146,11 +146,12 @@ class ParameterBlock:
         self.words = memory.data[start : start + end].cast("Q")
 
 
-def driver_launch(function_pointer: int, geometry: LaunchGeometry) -> Callable[[int, int, int], None]:
-    """Return a function of the stream handle, the address of a parameter block, and 0, which launches.
+DriverLaunch = Callable[[int, int, int], None]
+"""Launches on a stream, with the parameters at an address; the last argument is 0."""
 
-    It costs as much as the driver's own call; nothing is checked.
-    """
+
+def driver_launch(function_pointer: int, geometry: LaunchGeometry) -> DriverLaunch:
+    """Return a function that launches, which costs as much as the driver's own call; nothing is checked."""
     launch: Callable[..., None] = load_cupy().cuda.driver.launchKernel
     return partial(launch, function_pointer, *geometry.grid, *geometry.block, geometry.dynamic_smem_bytes)
 
@@ -225,10 +226,6 @@ def _captured(queue: Callable[[int], None], stream: int) -> Any:
     finally:
         graph = side_stream.end_capture()
     return graph
-
-
-DriverLaunch = Callable[[int, int, int], None]
-"""Launches on a stream, with the parameters at an address; the last argument is 0."""
 
 
 class StepFunctions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -172,9 +172,8 @@ class ProblemInstance:
             plan,
             data,
             self._dtype,
-            pointers={name: buffer.pointer for name, buffer in self._buffers.items()},
+            addresses={name: buffer.pointer for name, buffer in {**self._buffers, **workspaces}.items()},
             scalars=self._scalars,
-            workspaces={name: buffer.pointer for name, buffer in workspaces.items()},
         )
         zeroed = frozenset(w.name for w in data.workspaces if w.zeroed)
         key = launch_key(self._spec, config, plan) if self._spec.reference.is_agreement else None
@@ -360,6 +359,7 @@ MEMORY_SHARE = 0.25
 """Share of the device's memory that the instances of a problem may take together."""
 
 
+@dataclass(eq=False)
 class Instances:
     """Instances of a problem, made when they are first needed; the least recently used give way to new ones.
 
@@ -367,18 +367,11 @@ class Instances:
     sizes, flags, and the parameters of `KernelSpec.shaping`. One that is larger than the limit is kept alone.
     """
 
-    def __init__(
-        self,
-        spec: KernelSpec,
-        sizes: Mapping[str, int],
-        make: Callable[[Mapping[str, int]], ProblemInstance],
-        limit_bytes: float,
-    ) -> None:
-        self.sizes = dict(sizes)
-        self._spec = spec
-        self._make = make
-        self._limit_bytes = limit_bytes
-        self._kept: OrderedDict[tuple[int, ...], ProblemInstance] = OrderedDict()
+    spec: KernelSpec
+    sizes: Mapping[str, int]
+    make: Callable[[Mapping[str, int]], ProblemInstance]
+    limit_bytes: float
+    _kept: OrderedDict[tuple[int, ...], ProblemInstance] = field(default_factory=OrderedDict)
 
     def __iter__(self) -> Iterator[ProblemInstance]:
         """Iterate over the instances that exist."""
@@ -391,12 +384,12 @@ class Instances:
 
     def of(self, config: Config) -> ProblemInstance:
         """Return the instance that a configuration runs on; errors are those of `ProblemInstance`."""
-        names = self._spec.shaped_sizes(self.sizes, config)
-        key = tuple(names[name] for name in self._spec.shaping)
+        names = self.spec.shaped_sizes(self.sizes, config)
+        key = tuple(names[name] for name in self.spec.shaping)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        made = self._kept[key] = self._make(names)
-        while len(self._kept) > 1 and self.size_bytes > self._limit_bytes:
+        made = self._kept[key] = self.make(names)
+        while len(self._kept) > 1 and self.size_bytes > self.limit_bytes:
             self._kept.popitem(last=False)
         return made

@@ -148,9 +148,8 @@ def pack_launches(
     data: LaunchData,
     dtype: str,
     *,
-    pointers: Mapping[str, int],
+    addresses: Mapping[str, int],
     scalars: Mapping[str, Any],
-    workspaces: Mapping[str, int],
 ) -> tuple[tuple[Any, ...], ...]:
     """Return the arguments of every launch of a call; as for `pack_arguments`, but without the scalars of a launch."""
     known = {scalar.name: scalar for scalar in spec.scalars}
@@ -158,7 +157,7 @@ def pack_launches(
     for launch in plan.launches:
         own = {name: encode_scalar(known[name], value, dtype) for name, value in launch.scalars}
         values, names = {**scalars, **own}, launch.arguments
-        packed.append(pack_arguments(spec, data, pointers=pointers, scalars=values, workspaces=workspaces, names=names))
+        packed.append(pack_arguments(spec, data, addresses=addresses, scalars=values, names=names))
     return tuple(packed)
 
 
@@ -166,21 +165,19 @@ def pack_arguments(
     spec: KernelSpec,
     data: LaunchData,
     *,
-    pointers: Mapping[str, int],
+    addresses: Mapping[str, int],
     scalars: Mapping[str, Any],
-    workspaces: Mapping[str, int],
     names: Sequence[str] | None = None,
 ) -> tuple[Any, ...]:
     """Return the arguments of a launch, in order; ``names`` are those that the function takes, None for all.
 
-    Pointers are device addresses; those of empty workspaces are 0, and may be left out. The caller keeps the memory
-    alive. Scalars are encoded.
-    Raise `ArgumentError` if a buffer with a tensor map is not aligned to 16 bytes; `ToolchainError` if the driver
-    refuses a tensor map.
+    Addresses are those of buffers and workspaces; an empty workspace may be left out. The caller keeps the memory
+    alive. Scalars are encoded. Raise `ArgumentError` if a buffer with a tensor map is not aligned to 16 bytes;
+    `ToolchainError` if the driver refuses a tensor map.
     """
     maps = {tensor_map.name: tensor_map for tensor_map in data.tensor_maps}
     structs = {struct.name: struct for struct in data.structs}
-    addresses = {**dict.fromkeys((workspace.name for workspace in data.workspaces), 0), **pointers, **workspaces}
+    addresses = {**dict.fromkeys((workspace.name for workspace in data.workspaces), 0), **addresses}
     textures = {texture.name: texture for texture in data.textures}
     packed: list[Any] = []
     passed = spec.arguments if names is None else [spec.argument(name) for name in names]

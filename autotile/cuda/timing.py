@@ -324,17 +324,10 @@ class Timer:
         """Measure the median time and its interval, to half a percent or until the limits of time and samples.
 
         Kernels shorter than 50 us are timed in CUDA graphs of many launches. Return the measurement, and whether it was
-        stopped early as the candidate is clearly slower than the best.
+        stopped early, after three samples, as the candidate is clearly slower than the best time so far.
 
-        Parameters
-        ----------
-        launch
-            Function that queues one launch.
-        best_us
-            Best time so far, in microseconds; sampling stops after three samples of a clearly slower candidate.
-        prepare
-            Function that queues work before each launch, which is not timed: it overwrites the outputs, so that a
-            kernel gains nothing by leaving a result of an earlier launch as it is.
+        ``prepare`` queues work before each launch, which is not timed: it overwrites the outputs, so that a kernel
+        gains nothing by leaving a result of an earlier launch as it is.
         """
         times = self.samples(launch, _PROBE_SAMPLES, prepare)
         probe_us = float(np.median(times))

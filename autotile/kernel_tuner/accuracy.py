@@ -20,12 +20,8 @@ Metric = Callable[[NDArray[Any], NDArray[Any]], float]
 class Tunable(UserDict[Any, Any]):
     """An argument that is one of several arrays, by the value of a parameter.
 
-    Parameters
-    ----------
-    param_key
-        Name of the parameter, an expression over parameters, or a function of a dictionary of them.
-    arrays
-        The array for each value; a list stands for the values 0, 1, ...
+    ``param_key`` is the name of the parameter, an expression over parameters, or a function of a dictionary of them.
+    ``arrays`` has the array for each value; a list stands for the values 0, 1, ...
     """
 
     def __init__(
@@ -35,13 +31,7 @@ class Tunable(UserDict[Any, Any]):
         self.param_key = param_key
 
     def select_for_configuration(self, params: Mapping[str, Any]) -> Any:
-        """Return the array for a configuration.
-
-        Raises
-        ------
-        KeyError
-            There is none.
-        """
+        """Return the array for a configuration; a `KeyError` if there is none."""
         if callable(self.param_key):
             option = self.param_key(params)
         else:
@@ -51,9 +41,7 @@ class Tunable(UserDict[Any, Any]):
         chosen = self.data[option]
         return chosen.select_for_configuration(params) if isinstance(chosen, Tunable) else chosen
 
-    def __call__(self, params: Mapping[str, Any]) -> Any:
-        """Return the array for a configuration."""
-        return self.select_for_configuration(params)
+    __call__ = select_for_configuration
 
 
 _PRECISIONS: Mapping[str, str] = {
@@ -65,17 +53,10 @@ _BFLOAT16 = ("bfloat16", "bf16", "kbfloat16", "__nv_bfloat16")
 
 
 class TunablePrecision(Tunable):
-    """An argument whose element type is the value of a parameter.
+    """An argument, an array or a NumPy scalar, whose element type is the value of a parameter; see `Tunable`.
 
-    Parameters
-    ----------
-    param_key
-        As for `Tunable`.
-    array
-        Array or NumPy scalar, which is converted to each type.
-    dtypes
-        Types by the values of the parameter, or a list of names of types; None for ``half``, ``float`` and ``double``,
-        and ``bfloat16`` if the package ml_dtypes is installed.
+    ``dtypes`` are types by the values of the parameter, or a list of names of types; None for ``half``, ``float`` and
+    ``double``, and ``bfloat16`` if the package ml_dtypes is installed.
     """
 
     def __init__(
@@ -84,12 +65,8 @@ class TunablePrecision(Tunable):
         array: Any,
         dtypes: Mapping[str, Any] | Sequence[str] | None = None,
     ) -> None:
-        if not dtypes:
-            chosen: dict[str, Any] = {"half": np.float16, "float": np.float32, "double": np.float64}
-            bfloat16 = _bfloat16()
-            chosen |= {"bfloat16": bfloat16} if bfloat16 is not None else {}
-        else:
-            chosen = dict(dtypes) if isinstance(dtypes, Mapping) else {name: _dtype(name) for name in dtypes}
+        names = dtypes or ["half", "float", "double", *(["bfloat16"] if _bfloat16() is not None else [])]
+        chosen = dict(names) if isinstance(names, Mapping) else {name: _dtype(name) for name in names}
         values = array if isinstance(array, np.generic) else np.asarray(array)
         with np.errstate(over="ignore"):  # a value beyond a type's range is infinite in it
             super().__init__(param_key, {name: values.astype(dtype) for name, dtype in chosen.items()})
@@ -132,19 +109,9 @@ _SHORT = {
 
 
 def error_metric_from_name(user_key: str, EPS: float = 1e-8) -> Metric:
-    """Return the function of an error metric, such as ``"RMSE"`` or ``"mean relative error"``.
+    """Return the function of an error metric, such as ``"RMSE"`` or ``"mean relative error"``; else a `ValueError`.
 
-    Parameters
-    ----------
-    user_key
-        Name; case, the word "error" and the kind of separator do not matter.
-    EPS
-        Least denominator of relative errors.
-
-    Raises
-    ------
-    ValueError
-        There is no such metric.
+    Case, the word "error" and the kind of separator do not matter. ``EPS`` is the least denominator of relative errors.
     """
     words = re.split(r"[\s_-]+", user_key.lower().strip())
     key = " ".join(_SHORT.get(word, word) for word in words if word and word != "error")
@@ -155,16 +122,10 @@ def error_metric_from_name(user_key: str, EPS: float = 1e-8) -> Metric:
 
 
 class AccuracyObserver(OutputObserver):
-    """Records the greatest error of the outputs against the answer.
+    """Records the greatest error of the outputs against the answer, under a key of the results.
 
-    Parameters
-    ----------
-    metric
-        Name of a metric, see `error_metric_from_name`, or a function of answer and output; None for the RMSE.
-    key
-        Key of the error in the results.
-    atol
-        Least denominator of relative errors.
+    ``metric`` is a name, see `error_metric_from_name`, or a function of answer and output; None for the RMSE. ``atol``
+    is the least denominator of relative errors.
     """
 
     def __init__(self, metric: str | Metric | None = None, key: str = "error", *, atol: float = 1e-8) -> None:

@@ -158,6 +158,7 @@ def tune_kernel(
     size = "callable" if callable(problem_size) else size
     header = {"kernel_name": kernel_name, "problem_size": size, "objective": names[0]}
     call = _TuneCall(
+        codec=codec,
         file=CacheFile(cache, header, codec) if cache is not None else None,
         chosen=choose_strategy(strategy, strategy_options, len(codec), names),
         observation=Observation(observers),
@@ -178,7 +179,7 @@ def tune_kernel(
         env, groups = {}, list(_groups(kernel, answer))
         for number, (group, expected) in enumerate(groups, start=1):
             checked = _with_check(group, expected, verify if callable(verify) else None, call.observation)
-            part = replace(call, chosen=_share(call.chosen, number, len(groups)))
+            part = replace(call, codec=checked.codec, chosen=_share(call.chosen, number, len(groups)))
             used, extra = part.tune(checked)
             env = {
                 "device_name": used.name,
@@ -396,6 +397,7 @@ class _TuneCall:
     they became known, and are appended to the file.
     """
 
+    codec: ParameterCodec
     file: CacheFile | None
     chosen: StrategyChoice
     observation: Observation
@@ -413,7 +415,7 @@ class _TuneCall:
 
         Results in the cache are not measured again. Errors are those of `tune_kernel`.
         """
-        codec, kernel = described.codec, described.build()
+        codec, kernel = self.codec, described.build()
         if self.device >= device_count():
             raise InputError(
                 f"there is no CUDA device {self.device} here; to search results of an earlier call, pass "
@@ -426,9 +428,7 @@ class _TuneCall:
         self.observation.register_device(device, self.device)
         left = None
         if self.file is not None and self.file.entries:
-            left = self._left_of_cache(
-                codec, self.file, feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
-            )
+            left = self._left_of_cache(self.file, feasible_space(kernel.spec, problem.sizes, device, problem.dtype))
             if left is not None and not left:
                 return device, {}
         is_verified = described.answer is not None or described.check is not None or described.is_agreement
@@ -454,7 +454,7 @@ class _TuneCall:
             if progress.phase == "starting" and self.verbose:
                 print(f"{progress.gates['limits']} valid configurations of {progress.gates['combinations']}")
             if progress.last is not None:
-                self._add(codec, progress.last)
+                self._add(progress.last)
 
         with open_session(kernel, problem, read_settings(), options, observe) as session:
             if self.chosen.sampler is not None:
@@ -465,19 +465,19 @@ class _TuneCall:
 
                 def evaluate(wanted: Sequence[Params]) -> list[ConfigResult]:
                     for trial in session.evaluate([codec.encode(params) for params in wanted]):
-                        self._add(codec, trial)
+                        self._add(trial)
                     keys = [codec.key(params) for params in wanted]
                     return [self.results[key] for key in keys if key in self.results]
 
                 try:
                     configs = [dict(codec.decode(space.config(row))) for row in range(len(space))]
-                    self._run_strategy(configs, codec, evaluate, device.name, device.max_threads_per_block)
+                    self._run_strategy(configs, evaluate, device.name, device.max_threads_per_block)
                 except BaseException:
                     session.abort()
                     raise
                 result = session.finish()
             for trial in session.trials:
-                self._add(codec, trial)
+                self._add(trial)
         for notice in result.notices if not self.quiet else ():
             print(f"note: {notice}")
         winner = result.winner
@@ -498,7 +498,7 @@ class _TuneCall:
         from autotile.search.samplers import resolve_sampler
         from autotile.search.search import Search
 
-        codec = described.codec
+        codec = self.codec
         entries: list[tuple[Config, dict[str, Any]]] = []
         for entry in file.entries.values():
             try:
@@ -513,13 +513,11 @@ class _TuneCall:
         if self.chosen.sampler is None:
             known = {codec.key(entry): entry for _, entry in entries}
             configs = [{name: entry[name] for name in codec.values} for _, entry in entries]
-            self._run_strategy(
-                configs,
-                codec,
-                lambda wanted: [self._add_cached(codec, known[codec.key(params)]) for params in wanted],
-                file.device_name,
-                1024,
-            )
+
+            def evaluate(wanted: Sequence[Params]) -> list[ConfigResult]:
+                return [self._add_cached(known[codec.key(params)]) for params in wanted]
+
+            self._run_strategy(configs, evaluate, file.device_name, 1024)
             return env
         parameters = tuple(Parameter(name, tuple(values)) for name, values in codec.declared.items())
         empty = np.empty((0, len(parameters)), np.uint16, order="F")
@@ -536,7 +534,7 @@ class _TuneCall:
                 if proposed is None:
                     break
                 row, config = proposed
-                result = self._add_cached(codec, by_row[row])
+                result = self._add_cached(by_row[row])
                 trial = Trial(config, Outcome.CRASHED, source="replayed")
                 if "__error__" not in result:
                     time_us = 1e3 * float(result["time"])
@@ -550,7 +548,6 @@ class _TuneCall:
     def _run_strategy(
         self,
         configs: Sequence[Params],
-        codec: ParameterCodec,
         evaluate: Callable[[Sequence[Params]], Sequence[Params]],
         device_name: str,
         max_threads: int,
@@ -568,7 +565,7 @@ class _TuneCall:
             np.random.seed(self.seed)
         limits = {"max_fevals": self.chosen.trials, "time_limit": self.chosen.budget_s}
         given = {**self.chosen.options, **{name: value for name, value in limits.items() if value is not None}}
-        values = {name: list(listed) for name, listed in codec.values.items()}
+        values = {name: list(listed) for name, listed in self.codec.values.items()}
         cache = {str(number): dict(config) for number, config in enumerate(configs)}
         searchspace = searchspaces.Searchspace(None, None, None, from_cache={"tune_params": values, "cache": cache})
         max_fevals = min(given.get("max_fevals") or len(configs), len(configs))
@@ -593,36 +590,36 @@ class _TuneCall:
         )
         device = SimpleNamespace(name=device_name, max_threads=max_threads, env={"device_name": device_name})
         try:
-            strategy.tune(searchspace, TuneRunner(codec, evaluate, device), options)
+            strategy.tune(searchspace, TuneRunner(self.codec, evaluate, device), options)
         except util.StopCriterionReached as reached:
             if self.verbose:
                 print(reached)
 
-    def _left_of_cache(self, codec: ParameterCodec, file: CacheFile, space: SearchSpace) -> tuple[Config, ...] | None:
+    def _left_of_cache(self, file: CacheFile, space: SearchSpace) -> tuple[Config, ...] | None:
         """Take over the results in the cache; return the configurations that it lacks, None for no restriction."""
         if len(space) > _MAX_LISTED:
             return None
         left = []
         for config in map(space.config, range(len(space))):
-            entry = file.entries.get(codec.key(codec.decode(config)))
+            entry = file.entries.get(self.codec.key(self.codec.decode(config)))
             if entry is None:
                 left.append(config)
             else:
-                self._add_cached(codec, entry)
+                self._add_cached(entry)
         return tuple(left) if len(left) < len(space) else None
 
-    def _add_cached(self, codec: ParameterCodec, entry: Mapping[str, Any]) -> ConfigResult:
+    def _add_cached(self, entry: Mapping[str, Any]) -> ConfigResult:
         """Add a result that was measured by an earlier call; its compilation and measurement take no time now."""
         result = ConfigResult({**entry, "compile_time": 0, "verification_time": 0, "benchmark_time": 0})
         if "__error__" not in result:
             process_metrics(result, self.metrics)
-        self.results[codec.key(entry)] = result
+        self.results[self.codec.key(entry)] = result
         return result
 
-    def _add(self, codec: ParameterCodec, trial: Trial) -> None:
+    def _add(self, trial: Trial) -> None:
         """Add, print and store the result of a trial; a second trial of a configuration is left out."""
-        params = codec.decode(dict(trial.config))
-        if (key := codec.key(params)) in self.results:
+        params = self.codec.decode(dict(trial.config))
+        if (key := self.codec.key(params)) in self.results:
             return
         self.results[key] = result = ConfigResult(params)
         error: ErrorConfig | None = None
@@ -646,7 +643,7 @@ class _TuneCall:
             process_metrics(result, self.metrics)
         result["timestamp"] = str(datetime.now(UTC))
         if error is None and not self.quiet:
-            print(get_config_string(result, [*codec.values, "time", *(self.metrics or ())], _UNITS))
+            print(get_config_string(result, [*self.codec.values, "time", *(self.metrics or ())], _UNITS))
         elif self.verbose and not self.quiet:
             print(f"skipping config {'_'.join(map(str, params.values()))}, reason: {trial.outcome}: {trial.reason}")
         if self.file is not None:

@@ -19,19 +19,9 @@ class PythonKernel:
     not among the returned arrays. Each call starts a process, which is slow; `autotile.get_best_kernel` launches in
     this one.
 
-    Parameters
-    ----------
-    kernel_name, kernel_string, problem_size, arguments, params, device, block_size_names, grid_div_x, grid_div_y, \
-    grid_div_z, lang
-        As for `run_kernel`.
-    inputs
-        Whether each argument of a call is used; otherwise that of ``arguments`` is. None for all.
-    outputs
-        Whether each other array is returned; None for all.
-    platform, verbose
-        Accepted, without effect.
-    results_file
-        File of `store_results` to look the best configuration up in.
+    ``inputs`` states of each argument whether that of a call is used, else that of ``arguments`` is; ``outputs`` of
+    each other array whether it is returned; None for all. The best configuration is looked up in ``results_file``, a
+    file of `store_results`. ``platform`` and ``verbose`` have no effect; the others are those of `run_kernel`.
     """
 
     def __init__(
@@ -62,8 +52,10 @@ class PythonKernel:
         self._arguments = list(arguments)
         self._inputs = list(inputs or [True] * len(arguments))
         self._outputs = list(outputs or [True] * len(arguments))
-        self._call = {"kernel_name": kernel_name, "kernel_source": kernel_string, "problem_size": problem_size}
-        self._options = {
+        self._call = {
+            "kernel_name": kernel_name,
+            "kernel_source": kernel_string,
+            "problem_size": problem_size,
             "grid_div_x": grid_div_x,
             "grid_div_y": grid_div_y,
             "grid_div_z": grid_div_z,
@@ -77,7 +69,7 @@ class PythonKernel:
         chosen = [
             new if is_input else old for new, old, is_input in zip(args, self._arguments, self._inputs, strict=True)
         ]
-        done = run_kernel(**self._call, arguments=chosen, params=self.params, **self._options)
+        done = run_kernel(**self._call, arguments=chosen, params=self.params)
         self._arguments = [old if is_on_gpu(old) else new for old, new in zip(chosen, done, strict=True)]
         returned = zip(args, done, self._outputs, strict=True)
         return [

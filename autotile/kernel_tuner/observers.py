@@ -74,17 +74,8 @@ class OutputObserver(BenchmarkObserver):
 class NVMLObserver(BenchmarkObserver):
     """Adds quantities of NVML to the results: see ``observers`` in docs/from-kernel-tuner.md for those that there are.
 
-    Parameters
-    ----------
-    observables
-        Names of the quantities.
-    device, save_all, nvidia_smi_fallback, use_locked_clocks, continuous_duration
-        Accepted and ignored: the device is that of the session, and clocks are not changed.
-
-    Raises
-    ------
-    InputError
-        A quantity is unknown.
+    The further arguments are ignored: the device is that of the session, and clocks are not changed. An unknown
+    quantity is an `InputError`.
     """
 
     def __init__(
@@ -223,13 +214,9 @@ class Observation:
                 outputs[index] = restored_form(stored, arguments[index])
             for each in self.of_output:
                 each.process_output(answer, outputs)
-            observed: dict[str, Any] = {
-                name: value for each in self.of_output for name, value in each.get_results().items()
-            }
-            kept: dict[str, Any] = {
-                name: value for name, value in observed.items() if isinstance(value, Number | np.generic)
-            }
-            numbers = {name: float(value) for name, value in kept.items()}
+            observed = {name: value for each in self.of_output for name, value in each.get_results().items()}
+            kept = [name for name, value in observed.items() if isinstance(value, Number | np.generic)]
+            numbers = {name: float(observed[name]) for name in kept}
             telemetry = {name: value if math.isfinite(value) else str(value) for name, value in numbers.items()}
             is_right = verify is None or bool(verify(answer, outputs, **options))
             return "" if is_right else "the function verify returned False", telemetry

@@ -189,12 +189,8 @@ _METHODS = frozenset({"startswith", "endswith", "lower", "upper", "split", "stri
 def evaluate(text: str, values: Params) -> Any:
     """Return the value of an expression: arithmetic, comparisons, conditions, lists, functions of ``math`` and ``np``.
 
-    Raises
-    ------
-    InputError
-        The text is not such an expression, or names something unknown.
-    ArithmeticError, TypeError, ValueError
-        An operation has no result.
+    Raise `InputError` if the text is not such an expression, or names something unknown; `ArithmeticError`, `TypeError`
+    or `ValueError` if an operation has no result.
     """
 
     def refusal(tree: ast.expr, why: str) -> InputError:

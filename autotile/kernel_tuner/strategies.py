@@ -91,13 +91,9 @@ def choose_strategy(
     """Return the search for the arguments of `tune_kernel`, in a space of a number of combinations.
 
     None is autotile's own search. A strategy of Kernel Tuner with options of its own, or one that follows several
-    objectives, runs here, any other in a process of its own.
-
-    Raises
-    ------
-    InputError
-        There is no such strategy, it needs a package that is not installed, it has no such option, or a limit is not
-        positive. As Kernel Tuner's error for these, it is a `ValueError`.
+    objectives, runs here, any other in a process of its own. Raise `InputError`, which as Kernel Tuner's error is a
+    `ValueError`, if there is no such strategy, it needs a package that is not installed, it has no such option, or a
+    limit is not positive.
     """
     given = dict(options or {})
     limit, budget_s = _limit(given, "max_fevals"), _limit(given, "time_limit")

@@ -75,61 +75,34 @@ Check = Callable[[Params, Mapping[int, NDArray[Any]]], tuple[str, Mapping[str, f
 
 @dataclass(frozen=True)
 class ScriptKernel:
-    """A kernel as Kernel Tuner's arguments describe it.
-
-    Attributes
-    ----------
-    name
-        Name of the ``__global__`` function, with template arguments if it is a template.
-    given
-        ``kernel_source``: code, a file, a function that returns the code of a configuration, or a list of files of
-        which the first has the kernel and includes the others.
-    problem_size
-        A number, text, function of the parameters, or up to three numbers and texts.
-    arguments
-        Arrays of NumPy, CuPy or PyTorch, NumPy numbers, and None for a null pointer.
-    codec
-        The parameters.
-    block_names
-        Names of the block's extents, see `block_names`.
-    grid_div
-        ``grid_div_x``, ``grid_div_y`` and ``grid_div_z``.
-    smem_args
-        ``smem_args``: its ``size`` is the dynamic shared memory in bytes.
-    options
-        ``compiler_options``: a list, or a function of the configuration.
-    defines
-        Values, texts or functions by the name of a macro; None for all parameters and the extents of the launch.
-    restrictions
-        In any form that `restriction_rules` takes.
-    constants
-        Arrays for ``__constant__`` variables, by name.
-    answer
-        Expected content of each argument after a launch, None where it is not compared; None for no answer.
-    atol
-        Absolute tolerance of the comparison.
-    is_agreement
-        Whether configurations are compared with each other where there is no answer.
-    check
-        Check of the outputs by a function, which takes the place of the comparison; None for none.
-    """
+    """A kernel as Kernel Tuner's arguments describe it."""
 
     name: str
     given: Any
+    """``kernel_source``: code, a file, a function that returns the code of a configuration, or a list of files of which
+    the first has the kernel and includes the others."""
     problem_size: Any
+    """A number, text, function of the parameters, or up to three numbers and texts."""
     arguments: Sequence[Any]
+    """Arrays of NumPy, CuPy or PyTorch, NumPy numbers, and None for a null pointer."""
     codec: ParameterCodec
-    block_names: tuple[str, str, str] = ("block_size_x", "block_size_y", "block_size_z")
+    block_names: Sequence[str] = tuple(default_block_size_names)
     grid_div: tuple[Any, Any, Any] = (None, None, None)
     smem_args: Mapping[str, Any] | None = None
+    """Its ``size`` is the dynamic shared memory in bytes."""
     options: Sequence[str] | Callable[[Params], Sequence[str]] | None = None
     defines: Mapping[str, Any] | None = None
+    """Values, texts or functions by the name of a macro; None for all parameters and the extents of the launch."""
     restrictions: Any = None
     constants: Mapping[str, Any] | None = None
+    """Arrays for ``__constant__`` variables, by name."""
     answer: Sequence[Any] | None = None
+    """Expected content of each argument after a launch, None where it is not compared."""
     atol: float = 1e-6
     is_agreement: bool = False
+    """Whether configurations are compared with each other where there is no answer."""
     check: Check | None = None
+    """Takes the place of the comparison."""
 
     @property
     def _first(self) -> Any:
@@ -170,13 +143,12 @@ class ScriptKernel:
         found = f"lang={lang!r}" if lang else f"the code looks like {language}, as it has no __global__ function"
         raise InputError(f"{found}: {_REFUSALS[language]}")
 
-    def block(self, params: Params) -> tuple[int, int, int]:
+    def block(self, params: Params) -> tuple[int, ...]:
         """Return the threads of a block along each axis."""
         extents = zip(self.block_names, _DEFAULT_BLOCK, strict=True)
-        x, y, z = (int(params.get(name, default)) for name, default in extents)
-        return x, y, z
+        return tuple(int(params.get(name, default)) for name, default in extents)
 
-    def grid(self, params: Params) -> tuple[int, int, int]:
+    def grid(self, params: Params) -> tuple[int, ...]:
         """Return the blocks of the grid along each axis: the problem size over the divisors, rounded up."""
         size = self.problem_size(params) if callable(self.problem_size) else self.problem_size
         if isinstance(size, str | Integral):
@@ -190,11 +162,8 @@ class ScriptKernel:
             extents.append(int(evaluate(each, params) if isinstance(each, str) else each))
         if not 1 <= len(extents) <= 3:
             raise InputError(f"problem_size has {len(extents)} extents, expected 1 to 3")
-        divisors = [_divisor(given, name, params) for given, name in zip(self.grid_div, self.block_names, strict=True)]
-        x, y, z = (
-            math.ceil(float(extent) / divisor) for extent, divisor in zip((*extents, 1, 1)[:3], divisors, strict=True)
-        )
-        return x, y, z
+        axes = zip((*extents, 1, 1)[:3], self.grid_div, self.block_names, strict=True)
+        return tuple(math.ceil(float(extent) / _divisor(given, name, params)) for extent, given, name in axes)
 
     def dynamic_smem_bytes(self, params: Params) -> int:
         """Return the dynamic shared memory of a block."""
@@ -235,8 +204,8 @@ class ScriptKernel:
     @property
     def arrays(self) -> dict[int, NDArray[Any]]:
         """The arguments that are arrays, by position."""
-        found = {index: host_array(argument) for index, argument in enumerate(self.arguments)}
-        return {index: array for index, array in found.items() if array is not None}
+        found = enumerate(map(host_array, self.arguments))
+        return {index: array for index, array in found if array is not None}
 
     def build(self) -> Kernel:
         """Return the kernel for autotile; an `InputError` for an argument that cannot be used."""
@@ -251,8 +220,8 @@ class ScriptKernel:
         def extent(of: Callable[[Params], Sequence[int]], axis: int) -> ConfigFunction:
             return lambda config: of(codec.decode(config))[axis]
 
-        functions = {f"grid_{name}": extent(self.grid, axis) for axis, name in enumerate("xyz")}
-        functions |= {f"block_{name}": extent(self.block, axis) for axis, name in enumerate("xyz")}
+        parts = (("grid", self.grid), ("block", self.block))
+        functions = {f"{part}_{name}": extent(of, axis) for part, of in parts for axis, name in enumerate("xyz")}
         if self.smem_args:
             functions["smem"] = lambda config: self.dynamic_smem_bytes(codec.decode(config))
         extents = self.problem_size if isinstance(self.problem_size, tuple | list) else (self.problem_size,)
@@ -383,20 +352,15 @@ class ScriptKernel:
         return digest.hexdigest()
 
 
-def block_names(given: Sequence[str] | None, parameters: Iterable[str]) -> tuple[str, str, str]:
-    """Return the names of the parameters that are the block's extents.
-
-    They are those of ``block_size_names``, a list of at most three, else the default ones, in upper or lower case.
-    """
+def block_names(given: Sequence[str] | None, parameters: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the block's extents: those of ``block_size_names``, else the default ones, in any case."""
     if given is not None:
         if not isinstance(given, list | tuple) or len(given) > 3 or not all(isinstance(name, str) for name in given):
             raise InputError(f"block_size_names is {given!r}, expected a list of at most three names")
-        x, y, z = list(given) + default_block_size_names[len(given) :]
-        return x, y, z
+        return (*given, *default_block_size_names[len(given) :])
     names = list(parameters)
     spelled = {name.lower(): name for name in names if name.lower() not in names}
-    x, y, z = (spelled.get(name, name) for name in default_block_size_names)
-    return x, y, z
+    return tuple(spelled.get(name, name) for name in default_block_size_names)
 
 
 def _divisor(given: Any, name: str, params: Params) -> float:
@@ -442,9 +406,7 @@ def nvrtc_options(options: Sequence[str]) -> tuple[str, ...]:
             kept.append(f"-I{Path(option[2:]).absolute()}")
         elif option in ("-Xptxas", "--ptxas-options"):
             kept.append(f"--ptxas-options={next(words, '')}")
-        elif option not in _DROPPED and not (
-            option.startswith(_DROPPED_PREFIXES) and not option.startswith("-lineinfo")
-        ):
+        elif option.startswith("-lineinfo") or not (option in _DROPPED or option.startswith(_DROPPED_PREFIXES)):
             kept.append(option)
     return tuple(kept)
 
@@ -453,22 +415,24 @@ def host_array(value: Any) -> NDArray[Any] | None:
     """Return an array of NumPy, CuPy or PyTorch as one of NumPy; None if the value is no array."""
     if isinstance(value, np.ndarray):
         return value
-    if type(value).__module__.partition(".")[0] == "torch":
+    if _library(value) == "torch":
         return np.asarray(value.detach().cpu())
-    if type(value).__module__.partition(".")[0] == "cupy" and hasattr(value, "get"):
-        return np.asarray(value.get())
-    return None
+    return np.asarray(value.get()) if _library(value) == "cupy" and hasattr(value, "get") else None
+
+
+def _library(value: Any) -> str:
+    """Return the name of the package that the type of a value is from."""
+    return type(value).__module__.partition(".")[0]
 
 
 def is_on_gpu(value: Any) -> bool:
     """Test for an array of CuPy, or a CUDA tensor of PyTorch, on which a kernel works in place."""
-    library = type(value).__module__.partition(".")[0]
-    return (library == "cupy" and hasattr(value, "get")) or (library == "torch" and bool(value.is_cuda))
+    return bool(value.is_cuda) if _library(value) == "torch" else _library(value) == "cupy" and hasattr(value, "get")
 
 
 def _write_to_gpu(target: Any, content: NDArray[Any]) -> None:
     """Copy a content to an array for which `is_on_gpu` is true, of the same shape and type."""
-    if type(target).__module__.partition(".")[0] == "torch":
+    if _library(target) == "torch":
         import torch
 
         target.copy_(torch.from_numpy(content))

@@ -65,13 +65,7 @@ objective_default_map = {
 
 
 def get_objective_defaults(objective: str | None, objective_higher_is_better: bool | None) -> tuple[str, bool]:
-    """Return an objective and its direction; ``time`` if none is given.
-
-    Raises
-    ------
-    ValueError
-        The direction is neither given nor known.
-    """
+    """Return an objective, ``time`` if none is given, and its direction; a `ValueError` if that is not known."""
     objective = objective or "time"
     if objective_higher_is_better is None:
         if objective not in objective_default_map:
@@ -112,19 +106,9 @@ def get_instance_string(params: Mapping[str, Any]) -> str:
 
 
 def process_metrics(params: dict[str, Any], metrics: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Add metrics to a result, each of which may use those before it.
+    """Add metrics to the parameters and values of a configuration; each may use those before it.
 
-    Parameters
-    ----------
-    params
-        Parameters and measured values of one configuration.
-    metrics
-        String expressions, or functions of such a dictionary, by name.
-
-    Raises
-    ------
-    ValueError
-        ``metrics`` is no dictionary, or a metric is neither a string nor a function.
+    They are string expressions, or functions of such a dictionary, by name; anything else is a `ValueError`.
     """
     if not isinstance(metrics or {}, Mapping):
         raise ValueError(f"metrics is a {type(metrics).__name__}, expected a dictionary, whose order is kept")

@@ -392,9 +392,8 @@ class CallArguments(CallArrays):
             self.plan,
             self._data,
             self._problem.dtype,
-            pointers=pointers,
+            addresses={**pointers, **workspaces},
             scalars=values,
-            workspaces=workspaces,
         )
         return tuple(value for launch in launches for value in launch)
 

@@ -58,7 +58,7 @@ from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_device, runs_on, size_distance
 from autotile.serving.choice import Choice, Compared, Estimated, Tier
-from autotile.space.limits import check_config, compiled_occupancy, meets_heuristics, resource_violation
+from autotile.space.limits import check_config, meets_heuristics, resource_violation
 
 if TYPE_CHECKING:
     from autotile.cuda.function import PackedCubin
@@ -323,8 +323,7 @@ class KernelRequest:
         if choice.resources is None or not spec.has_one_launch:  # of several steps those of one are stored
             return True
         geometry = launch_geometry(spec, config, sizes, self.device)
-        found = compiled_occupancy(geometry, choice.resources, self.device)
-        return not resource_violation(spec, geometry, choice.resources, found, self.device)
+        return not resource_violation(spec, geometry, choice.resources, self.device)
 
     def is_near(self, sizes: Mapping[str, int]) -> bool:
         """Return True if sizes differ from those of the problem by a doubling at most, and no flag does."""

@@ -58,25 +58,10 @@ class SpaceStage(msgspec.Struct, frozen=True):
 def join(
     parameters: Sequence[Parameter], rules: Sequence[Rule], fixed: Mapping[str, Value], source: str = ""
 ) -> tuple[list[Codes], list[SpaceStage]]:
-    """Enumerate the combinations that meet the rules.
+    """Enumerate the combinations that meet the rules, conditions over parameters and the names in ``fixed``.
 
-    Parameters
-    ----------
-    parameters
-        Parameters with their values.
-    rules
-        Conditions over parameters and the names in ``fixed``.
-    fixed
-        Values of sizes and device properties.
-    source
-        Path of the file, for messages.
-
-    Returns
-    -------
-    list of numpy.ndarray
-        One column of codes per parameter, of equal length; the order of rows is that of the joins.
-    list of SpaceStage
-        Counts after each rule, in the order applied.
+    Return one column of codes per parameter, of equal length, with the rows in the order of the joins; and the counts
+    after each rule, in the order applied. ``source`` is the path of the file, for messages.
     """
     domains = {parameter.name: np.array(parameter.values) for parameter in parameters}
     conditions = [_Condition.of(rule, domains, fixed) for rule in rules]

@@ -51,24 +51,11 @@ _CLIP_BYTES = 2**40
 
 @lru_cache(maxsize=4096)
 def occupancy(threads: int, registers: int, smem_bytes: int, device: DeviceProperties) -> Occupancy:
-    """Calculate the occupancy of a kernel at one block size.
+    """Calculate the occupancy of a kernel, given its threads per block and registers per thread.
 
-    Parameters
-    ----------
-    threads
-        Threads per block.
-    registers
-        Registers per thread, as reported by the compiler.
-    smem_bytes
-        Static and dynamic shared memory per block, in bytes, without the part reserved by the system.
-    device
-        Limits of the device.
-
-    Returns
-    -------
-    Occupancy
-        0 blocks if a block exceeds a hard limit (threads or registers per block, registers per thread, opt-in shared
-        memory per block), limited by that resource.
+    The shared memory is that per block, static and dynamic, without the part reserved by the system. There are 0 blocks
+    if a block exceeds a hard limit (threads or registers per block, registers per thread, opt-in shared memory per
+    block); the occupancy is then limited by that resource.
     """
     limits = {name: int(blocks) for name, blocks in block_limits(threads, registers, smem_bytes, device).items()}
     blocks_per_sm = min(limits.values())
@@ -97,11 +84,7 @@ def block_limits(
 ) -> dict[str, Blocks]:
     """Calculate the blocks per SM that each resource allows; parameters as for `max_blocks_per_sm`.
 
-    Returns
-    -------
-    dict
-        ``threads``, ``registers``, ``shared_memory`` and ``blocks``: ``int64`` arrays that broadcast against each
-        other; `UNLIMITED` where a block does not use the resource.
+    They are int64 arrays that broadcast against each other; `UNLIMITED` where a block does not use the resource.
     """
     thread_column, register_column, smem_column = (
         np.asarray(column, dtype=np.int64) for column in (threads, registers, smem_bytes)
@@ -201,9 +184,7 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
     spec: KernelSpec
     sizes: Mapping[str, int]
     dtype: str
-    """The problem."""
     evaluate: EvaluateWhere
-    """Function that evaluates an expression."""
 
     launch_count = cached_property(lambda self: reduce(operator.add, self._counts))
     """Launches of a call."""
@@ -229,15 +210,14 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def arrays(self) -> tuple[tuple[ArrayArgument, tuple[Column, ...]], ...]:
         """Buffers and workspaces with their extents; those of a workspace may be 0."""
-        evaluate = partial(self._evaluate, {}, True)
         arrays = (each for each in self.spec.arguments if isinstance(each, ArrayArgument))
-        return tuple((array, tuple(map(evaluate, array.shape))) for array in arrays)
+        return tuple((array, tuple(self.evaluate(each, {}, True) for each in array.shape)) for array in arrays)
 
     @cached_property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Tensor maps."""
-        evaluate = partial(self._evaluate, {}, True)
-        return tuple(one.tensor_map(self.dtype, self.sizes, evaluate) for one in self.spec.tensor_maps)
+        maps = self.spec.tensor_maps
+        return tuple(one.tensor_map(self.dtype, self.sizes, partial(self._evaluate, {}, True)) for one in maps)
 
     @cached_property
     def memory_bytes(self) -> Any:
@@ -305,11 +285,6 @@ def limit_violation(demand: Demand, device: DeviceProperties, limits: Sequence[L
 def is_met(mask: Mask) -> bool:
     """Return True if a condition holds for a single configuration."""
     return mask if isinstance(mask, bool) else bool(np.ravel(mask)[0])
-
-
-def _within(dimensions: tuple[Column, ...], maxima: tuple[int, ...]) -> Mask:
-    pairs = zip(dimensions, maxima, strict=False)
-    return reduce(operator.and_, [(dimension >= 1) & (dimension <= limit) for dimension, limit in pairs])
 
 
 def _product(dimensions: Iterable[Column]) -> Column:
@@ -407,6 +382,20 @@ def _launch_limit(
     )
 
 
+def _dimensions_limit(part: str, unit: str) -> Limit:
+    """Return the limit of the extents of a ``block`` or a ``grid`` along each axis."""
+
+    def fits(demand: LaunchDemand, device: DeviceProperties) -> Mask:
+        pairs = zip(getattr(demand, part), getattr(device, f"max_{part}_dim"), strict=False)
+        return reduce(operator.and_, [(extent >= 1) & (extent <= most) for extent, most in pairs])
+
+    def explain(demand: LaunchDemand, device: DeviceProperties) -> str:
+        found, allowed = extents_text(getattr(demand, part)), extents_text(getattr(device, f"max_{part}_dim"))
+        return f"a {part} of {found} {unit}, {device.name} allows 1 to {allowed}"
+
+    return _launch_limit(f"{part}_dims", fits, explain, parts=(part,))
+
+
 def _conditions_of_steps(spec: KernelSpec) -> Iterator[Expression]:
     return (part for step in spec.steps for part in (step.when, step.times) if part is not None)
 
@@ -457,24 +446,8 @@ LIMITS = (
         ),
         parts=("block",),
     ),
-    _launch_limit(
-        "block_dims",
-        lambda demand, device: _within(demand.block, device.max_block_dim),
-        lambda demand, device: (
-            f"a block of {extents_text(demand.block)} threads, {device.name} allows 1 to "
-            f"{extents_text(device.max_block_dim)}"
-        ),
-        parts=("block",),
-    ),
-    _launch_limit(
-        "grid_dims",
-        lambda demand, device: _within(demand.grid, device.max_grid_dim),
-        lambda demand, device: (
-            f"a grid of {extents_text(demand.grid)} blocks, {device.name} allows 1 to "
-            f"{extents_text(device.max_grid_dim)}"
-        ),
-        parts=("grid",),
-    ),
+    _dimensions_limit("block", "threads"),
+    _dimensions_limit("grid", "blocks"),
     _launch_limit(
         "cluster",
         _cluster_fits,
@@ -542,12 +515,7 @@ def check_config(
 ) -> str:
     """Return why a configuration is not feasible, as one line; "" if it is.
 
-    Parameters
-    ----------
-    spec, sizes, device, dtype
-        See `autotile.space.search_space.feasible_space`.
-    config
-        Value of each parameter.
+    The other parameters are those of `autotile.space.search_space.feasible_space`.
     """
     if reason := unsupported_reason(spec, device):
         return reason
@@ -604,7 +572,7 @@ def compiled_steps(
         entry, geometry = spec.steps[step].entry, launches[step].geometry
         used = resources[entry]
         occupancy = compiled_occupancy(geometry, used, device)
-        fault = resource_violation(spec, geometry, used, occupancy, device)
+        fault = resource_violation(spec, geometry, used, device)
         resident = occupancy.blocks_per_sm * device.sm_count
         if not fault and launches[step].is_cooperative and geometry.blocks > resident:
             fault = _too_many_blocks(geometry.blocks, resident, device)
@@ -614,9 +582,10 @@ def compiled_steps(
 
 
 def resource_violation(
-    spec: KernelSpec, geometry: LaunchGeometry, resources: Resources, found: Occupancy, device: DeviceProperties
+    spec: KernelSpec, geometry: LaunchGeometry, resources: Resources, device: DeviceProperties
 ) -> str:
     """Return why a compiled candidate must not be launched, as one line; "" if it may."""
+    found = compiled_occupancy(geometry, resources, device)
     if found.blocks_per_sm == 0:
         smem_bytes = resources.static_smem_bytes + geometry.dynamic_smem_bytes
         needs = f"{geometry.threads} threads, {resources.registers} registers per thread"

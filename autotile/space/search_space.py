@@ -56,13 +56,11 @@ class SearchSpace(msgspec.Struct, frozen=True, eq=False, dict=True):
     def of(cls, spec: KernelSpec, configs: Sequence[Config]) -> SearchSpace:
         """Return a table of some configurations in their order, with declared values; equal ones have a row each."""
         parameters = spec.parameters
-        positions = [{value: code for code, value in enumerate(each.values)} for each in parameters]
-        codes = [
-            [known[config[each.name]] for each, known in zip(parameters, positions, strict=True)] for config in configs
-        ]
         dtype = code_dtype(max((len(each.values) for each in parameters), default=1))
-        table = np.array(codes, dtype).reshape(len(configs), len(parameters))
-        return cls(parameters, np.asfortranarray(table), len(configs), (), (), 0.0, spec.computed)
+        none = np.empty((0, len(parameters)), dtype, order="F")
+        space = cls(parameters, none, len(configs), (), (), 0.0, spec.computed)
+        table = np.array([*map(space._codes_of, configs)], dtype).reshape(len(configs), len(parameters))
+        return structs.replace(space, codes=np.asfortranarray(table))
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -97,15 +95,14 @@ class SearchSpace(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def including(self, configs: Iterable[Config]) -> SearchSpace:
         """Return the table with additional rows for configurations that are not in it, valid or not."""
-        added = {
-            tuple(codes[config[each.name]] for each, codes in zip(self.parameters, self._positions, strict=True)): None
-            for config in configs
-            if self.row_of(config) is None
-        }
+        added = dict.fromkeys(self._codes_of(config) for config in configs if self.row_of(config) is None)
         if not added:
             return self
         rows = np.concatenate([self.codes, np.array(list(added), self.codes.dtype)])
         return structs.replace(self, codes=_ordered(list(rows.T), [len(each.values) for each in self.parameters]))
+
+    def _codes_of(self, config: Config) -> tuple[int, ...]:
+        return tuple(codes[config[each.name]] for each, codes in zip(self.parameters, self._positions, strict=True))
 
     def rows_in(self, other: SearchSpace) -> NDArray[np.bool_]:
         """Return which rows are also in another table of the same parameters, shape (rows,)."""
@@ -114,20 +111,13 @@ class SearchSpace(msgspec.Struct, frozen=True, eq=False, dict=True):
     def evaluate(self, expression: Expression, fixed: Mapping[str, Value]) -> NDArray[np.generic]:
         """Return the value of an expression in every row, shape (rows,).
 
-        The expression is evaluated once for each occurring combination of the parameters in it, or for each row if
-        there are more combinations than rows.
-
-        Parameters
-        ----------
-        expression
-            Expression over parameters and the names in ``fixed``.
-        fixed
-            Values of sizes and device properties.
+        It is over parameters and the names in ``fixed``: sizes and device properties. It is evaluated once for each
+        occurring combination of the parameters in it, or for each row if there are more combinations than rows.
         """
         if computed := [each for each in self.computed if each.name in expression.names]:
             from autotile.kernel.python_kernel import map_rows  # few kernels have functions
 
-            columns = {each.name: self.column(each.name) for each in self.parameters}
+            columns = {name: self.column(name) for name in self._index}
             values = {each.name: map_rows(each.of, columns) for each in computed}
             return np.asarray(expression.evaluate({**fixed, **columns, **values}))
         named = [parameter for parameter in self.parameters if parameter.name in expression.names]
@@ -168,17 +158,7 @@ class SearchSpace(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> SearchSpace:
-    """Enumerate the configurations that meet the rules and the heuristics of a kernel.
-
-    Parameters
-    ----------
-    spec
-        The kernel.
-    sizes
-        Value of every size.
-    device
-        Device whose properties are ``device.*`` in rules.
-    """
+    """Enumerate the configurations that meet the rules and the heuristics of a kernel at given sizes."""
     started = time.perf_counter()
     check_device(spec, device)
     combinations = prod(len(parameter.values) for parameter in spec.parameters)
@@ -207,14 +187,7 @@ def feasible_space(
     """Enumerate the configurations that meet the rules, the heuristics, and the limits of the device.
 
     The limits are checked against the resources that the file declares. If the heuristics leave no configuration, they
-    are ignored.
-
-    Parameters
-    ----------
-    spec, sizes, device
-        See `enumerate_space`.
-    dtype
-        Element type of the problem, which its memory and tensor maps depend on; None for the kernel's first.
+    are ignored. The memory and the tensor maps depend on the element type of the problem, None for the kernel's first.
     """
     try:
         return _feasible(spec, sizes, device, dtype)

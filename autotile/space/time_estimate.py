@@ -110,27 +110,14 @@ def estimate_times(
 ) -> TimeEstimate | None:
     """Estimate the time of every row of a space.
 
-    Of several steps, the one with the most threads is estimated, and each further launch adds its latency.
-
-    Parameters
-    ----------
-    spec, sizes, device
-        Kernel, all of its sizes and flags, and device.
-    space
-        The configurations; a part of the valid ones is enough, see `SearchSpace.select`.
-    dtype
-        Element type of the problem; None for the kernel's first.
-
-    Returns
-    -------
-    TimeEstimate or None
-        None if the file does not say enough: its launch is computed by a function or cannot be evaluated, or does not
-        differ between several configurations.
+    Of several steps, the one with the most threads is estimated, and each further launch adds its latency. ``sizes``
+    are all sizes and flags; the space may be a part of the valid configurations, and a dtype of None is the kernel's
+    first. The result is None if the file does not say enough: its launch is computed by a function or cannot be
+    evaluated, or does not differ between several configurations.
     """
     found = _estimate(spec, sizes, device, space, dtype)
-    if found is None:
-        return None
-    return found if len(space) == 1 or float(np.ptp(found.time_us)) > 0 else None
+    is_told_apart = found is not None and (len(space) == 1 or float(np.ptp(found.time_us)) > 0)
+    return found if is_told_apart else None
 
 
 def estimate_configs(
@@ -140,11 +127,7 @@ def estimate_configs(
     configs: Sequence[Config],
     dtype: str | None = None,
 ) -> TimeEstimate | None:
-    """Estimate the times of some configurations, with declared values, in their order, which may be equal.
-
-    Parameters are as for `estimate_times`. The result is None if the file does not say enough: its launch is computed
-    by a function, or cannot be evaluated.
-    """
+    """Estimate the times of some configurations as `estimate_times` does, in their order; their times may be equal."""
     return _estimate(spec, sizes, device, SearchSpace.of(spec, configs), dtype)
 
 
@@ -212,22 +195,10 @@ def _smooth_maximum(first: Column, second: Column, power: float) -> Column:
 class _Launches:
     """The main step of every configuration, in numbers: columns of shape (rows,).
 
-    Attributes
-    ----------
-    blocks, threads, smem_bytes, min_registers
-        Of the launch; blocks without the limit of a persistent kernel.
-    launches
-        Launches of a call.
-    padding
-        Elements of all tiles over those of the problem.
-    items
-        See `TimeEstimate`, at least 0.25.
-    width
-        Contiguous elements of the output that a warp accesses, 1 to 32.
-    operations, memory_bytes, traffic_bytes
-        Work of the problem; bytes from memory, each once; bytes between L2 and the SMs.
-    hinted_speed
-        Relative speed by parameters that no launch shows.
+    ``blocks`` are without the limit of a persistent kernel. ``padding`` is the number of elements of all tiles over
+    those of the problem; ``items`` as in `TimeEstimate`, at least 0.25. Of the bytes, ``memory_bytes`` are those from
+    memory, each once, and ``traffic_bytes`` those between L2 and the SMs. ``hinted_speed`` is a relative speed, by
+    parameters that no launch shows.
     """
 
     def __init__(
@@ -238,23 +209,23 @@ class _Launches:
         self._space = space
         self._device = device
         self._unlimited = replace(device, sm_count=_UNLIMITED_SMS)
-        self._proper = [name for name in spec.sizes if name not in spec.flags]
+        self._ones = {name: 1 for name in spec.sizes if name not in spec.flags}
         self._dtype = dtype
-        fixed = self._names(device)
-        total = [self._product([*step.launch.block, *step.launch.grid], fixed).sum() for step in spec.main_steps]
+        self._fixed = self._names(device)
+        total = [self._product([*step.launch.block, *step.launch.grid]).sum() for step in spec.main_steps]
         self._main: Step = spec.main_steps[int(np.argmax(total))]
         launch = self._main.launch
-        self.threads = self._product(launch.block, fixed)
+        self.threads = self._product(launch.block)
         self.blocks = self._blocks(space)
-        self.smem_bytes = self._sum([launch.static_smem_bytes, launch.dynamic_smem_bytes], fixed)
-        self.min_registers = self._sum([launch.min_registers], fixed)
+        self.smem_bytes = self._optional(launch.static_smem_bytes) + self._optional(launch.dynamic_smem_bytes)
+        self.min_registers = self._optional(launch.min_registers)
         launches = np.zeros(len(space))
         for step in spec.steps:
-            times = self._column(step.times, fixed) if step.times is not None else 1.0
-            launches += times if step.when is None else np.where(self._column(step.when, fixed) != 0, times, 0.0)
+            times = self._optional(step.times, 1.0)
+            launches += np.where(self._optional(step.when, 1.0) != 0, times, 0.0)
         self.launches = np.maximum(launches, 1.0)
         self._measure_tiles()
-        self._count_bytes(fixed)
+        self._count_bytes()
         self.is_declared = spec.work.flops is not None and launch.min_registers is not None
         shown = {name for each in (*launch.block, *launch.grid) for name in each.names}
         logarithm = np.zeros(len(space))
@@ -273,25 +244,23 @@ class _Launches:
 
     def _measure_tiles(self) -> None:
         """Find the extent of a block's tile along each size, and what follows from it."""
-        space, sizes, proper = self._space, self._sizes, self._proper
-        ones = dict.fromkeys(proper, 1)
-        one = self._blocks(space, **ones)
+        space, sizes = self._space, self._sizes
+        one = self._blocks(space, **self._ones)
         self._along: dict[str, Column] = {}
         extents: dict[str, Column] = {}
         self.padding = np.ones(len(space))
-        for name in proper:
+        for name in self._ones:
             self._along[name] = np.maximum(self.blocks / self._blocks(space, **{name: 1}), 1.0)
             extents[name] = self._extent(space, name, one)
             covered = self._along[name] * extents[name] / sizes[name]
             self.padding *= np.where(np.isfinite(covered), np.maximum(covered, 1.0), 1.0)
         tiles = reduce(np.multiply, self._along.values(), np.ones(len(space)))
         self._replicas = np.maximum(self.blocks / tiles, 1.0)
-        fixed = self._names(self._device)
-        written = [self._product(each.shape, fixed) for each in self._spec.buffers if each.is_written]
+        written = [self._product(each.shape) for each in self._spec.buffers if each.is_written]
         self._outputs = reduce(np.add, written, np.zeros(len(space)))
         self.items = self._outputs * self.padding / tiles / self.threads
         if 2 * np.count_nonzero(self.items < _MIN_ITEMS) > len(space):  # a first median would import masked arrays
-            read = [self._product(each.shape, fixed) for each in self._spec.buffers if each.is_read]
+            read = [self._product(each.shape) for each in self._spec.buffers if each.is_read]
             inputs = reduce(np.maximum, read, self._outputs)
             self.items = inputs / (self.blocks * self.threads)
         self.items = np.maximum(self.items, 0.25)
@@ -299,8 +268,7 @@ class _Launches:
 
     def _extent(self, space: SearchSpace, name: str, one: Column) -> Column:
         """Return the elements of a block's tile along a size; infinite where the grid does not depend on it."""
-        ones = dict.fromkeys(self._proper, 1)
-        many = self._blocks(space, **{**ones, name: _LARGE_SIZE}) / one
+        many = self._blocks(space, **{**self._ones, name: _LARGE_SIZE}) / one
         return np.where(many > 1, _LARGE_SIZE / np.maximum(many, 1.0), np.inf)
 
     def _width(self, extents: Mapping[str, Column]) -> Column:
@@ -315,7 +283,7 @@ class _Launches:
         if inner is None:
             return np.full(len(self._space), warp)
         block = self._main.launch.block
-        block_x = self._product(block[:1], self._names(self._device))
+        block_x = self._product(block[:1])
         flat = np.clip(extents[inner], 1.0, warp)
         space = self._space
         along_inner, along_other = np.zeros((2, len(self._space)), np.bool_)
@@ -324,7 +292,7 @@ class _Launches:
                 doubled = tuple(2 * value for value in parameter.values if not isinstance(value, str))
                 changed = (each._replace(values=doubled) if each is parameter else each for each in space.parameters)
                 wider = structs.replace(space, parameters=tuple(changed))
-                one = self._blocks(wider, **dict.fromkeys(self._proper, 1))
+                one = self._blocks(wider, **self._ones)
                 for name, extent in extents.items():
                     grows = self._extent(wider, name, one) > 1.5 * extent
                     if name == inner:
@@ -335,16 +303,16 @@ class _Launches:
         lanes = np.where(lies_across, np.maximum(warp / block_x, 1.0), np.minimum(block_x, warp))
         return np.where(block_x == self.threads, flat, lanes)
 
-    def _count_bytes(self, fixed: Mapping[str, Value]) -> None:
+    def _count_bytes(self) -> None:
         """Count the operations, and the bytes that the SMs and the memory move."""
         spec, count = self._spec, len(self._space)
         arrays = np.zeros(count)
         self.traffic_bytes = np.zeros(count)
         elements_read = np.zeros(count)
-        element_bytes = [4]
+        element_bytes: list[int] = []
         for buffer in spec.buffers:
             size = DTYPES[buffer.element_type(self._dtype, self._sizes)].size_bytes
-            elements = self._product(buffer.shape, fixed)
+            elements = self._product(buffer.shape)
             arrays += elements * size
             if buffer.is_written:
                 self.traffic_bytes += elements * size * self._replicas
@@ -357,16 +325,12 @@ class _Launches:
         scratch = np.zeros(count)
         for workspace in spec.workspaces:
             size = DTYPES[workspace.element_type(self._dtype, self._sizes)].size_bytes
-            extents = [np.maximum(self._column(extent, fixed), 0.0) for extent in workspace.shape]
+            extents = [np.maximum(self._column(extent), 0.0) for extent in workspace.shape]
             scratch += size * reduce(np.multiply, extents)
         self.traffic_bytes += scratch
-        work = spec.work
-        stated = self._column(work.bytes, fixed) if work.bytes is not None else arrays
-        self.memory_bytes = stated + 2 * scratch
-        self.operations = (
-            self._column(work.flops, fixed) if work.flops is not None else 2 * (elements_read + self._outputs)
-        )
-        self.element_bytes = max(element_bytes[1:], default=4)
+        self.memory_bytes = self._optional(spec.work.bytes, arrays) + 2 * scratch
+        self.operations = self._optional(spec.work.flops, 2 * (elements_read + self._outputs))
+        self.element_bytes = max(element_bytes, default=4)
 
     def _names(self, device: DeviceProperties, **sizes: int) -> dict[str, Value]:
         return {STEP: 0, **fixed_names(self._spec, {**self._sizes, **sizes}, device)}
@@ -375,18 +339,19 @@ class _Launches:
         """Return the blocks of the main step at other sizes."""
         return self._product(self._main.launch.grid, self._names(self._unlimited, **sizes), space)
 
-    def _sum(self, expressions: Sequence[Expression | None], fixed: Mapping[str, Value]) -> Column:
-        found = [self._column(each, fixed) for each in expressions if each is not None]
-        return reduce(np.add, found, np.zeros(len(self._space)))
+    def _optional(self, expression: Expression | None, otherwise: Column | float = 0.0) -> Column:
+        return np.full(len(self._space), otherwise) if expression is None else self._column(expression)
 
     def _product(
-        self, expressions: Sequence[Expression], fixed: Mapping[str, Value], space: SearchSpace | None = None
+        self, extents: Sequence[Expression], names: Mapping[str, Value] | None = None, space: SearchSpace | None = None
     ) -> Column:
         """Return the product of extents, each at least 1."""
-        return reduce(np.multiply, (np.maximum(self._column(each, fixed, space), 1.0) for each in expressions))
+        return reduce(np.multiply, (np.maximum(self._column(each, names, space), 1.0) for each in extents))
 
-    def _column(self, expression: Expression, fixed: Mapping[str, Value], space: SearchSpace | None = None) -> Column:
-        return np.asarray((space or self._space).evaluate(expression, fixed), np.float64)
+    def _column(
+        self, expression: Expression, names: Mapping[str, Value] | None = None, space: SearchSpace | None = None
+    ) -> Column:
+        return np.asarray((space or self._space).evaluate(expression, names or self._fixed), np.float64)
 
 
 def _is_number(parameter: Parameter) -> bool:

@@ -300,17 +300,10 @@ class SanitizedCandidate:
             if workspace.size_bytes:
                 make, kind = cupy.zeros if workspace.zeroed else cupy.ndarray, DTYPES[workspace.dtype]
                 workspaces[workspace.name] = make(kind.array_shape(workspace.shape), kind.storage)
-        pointers = {name: buffer.data.ptr for name, buffer in buffers.items()}
-        arguments = pack_launches(
-            self._spec,
-            plan,
-            data,
-            dtype,
-            pointers=pointers,
-            scalars=problem_scalars(self._spec, sizes, dtype, check=check),
-            workspaces={name: workspace.data.ptr for name, workspace in workspaces.items()},
-        )
-        copy_constants(constant_copies(self._spec, functions.module, sizes, dtype), pointers, 0)
+        addresses = {name: array.data.ptr for name, array in {**buffers, **workspaces}.items()}
+        scalars = problem_scalars(self._spec, sizes, dtype, check=check)
+        arguments = pack_launches(self._spec, plan, data, dtype, addresses=addresses, scalars=scalars)
+        copy_constants(constant_copies(self._spec, functions.module, sizes, dtype), addresses, 0)
         notify("at", sizes_text(sizes))
         LaunchSequence(functions, plan, arguments)()
         cupy.cuda.runtime.deviceSynchronize()

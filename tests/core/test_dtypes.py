@@ -63,10 +63,6 @@ class TestDtypes:
         rounded = BFLOAT16.decode(BFLOAT16.encode(np.array([value])))[0]
         assert abs(rounded - value) <= BFLOAT16.unit_roundoff * abs(value) + 1e-40
 
-    def test_bfloat16_ties_go_to_even(self) -> None:
-        ties = np.array([1 + 2**-8, 1 + 3 * 2**-8])
-        np.testing.assert_array_equal(BFLOAT16.decode(BFLOAT16.encode(ties)), [1.0, 1 + 2**-6])
-
     @pytest.mark.parametrize("name", ["float16", "float32", "float64"])
     def test_unit_roundoff_is_half_an_ulp_of_one(self, name: str) -> None:
         assert DTYPES[name].unit_roundoff == np.finfo(name).eps / 2
@@ -88,7 +84,9 @@ class TestDtypes:
         rounded = dtype.decode(dtype.encode(np.array([value])))[0]
         assert abs(rounded - value) == np.abs(every - value).min()
 
-    def test_ties_of_8_bit_floats_go_to_even(self) -> None:
+    def test_ties_go_to_even(self) -> None:
+        ties = np.array([1 + 2**-8, 1 + 3 * 2**-8])
+        np.testing.assert_array_equal(BFLOAT16.decode(BFLOAT16.encode(ties)), [1.0, 1 + 2**-6])
         ties = np.array([1 + 1 / 16, 1 + 3 / 16, 2.0**-10, 3 * 2.0**-10, -(1 + 1 / 16)])
         e4m3 = DTYPES["float8_e4m3fn"]
         np.testing.assert_array_equal(e4m3.decode(e4m3.encode(ties)), [1, 1.25, 0, 2.0**-8, -1])
@@ -108,12 +106,10 @@ class TestDtypes:
         names = ("float3", "uchar4", "double4", "half2", "complex128")
         assert [DTYPES[name].alignment_bytes for name in names] == [4, 4, 16, 4, 16]
 
-    def test_complex_values_keep_both_parts(self) -> None:
+    def test_complex_values_keep_both_parts_and_names_of_other_libraries_are_known(self) -> None:
         single = DTYPES["complex64"]
         assert single.decode(single.encode(np.array([1 + 2j])))[0] == 1 + 2j
         assert (single.is_complex, single.is_integer) == (True, False)
-
-    def test_names_of_other_libraries_are_known(self) -> None:
         assert canonical_dtype("float8_e4m3") == "float8_e4m3fn"
         names = [dtype_name(one) for one in ("torch.float8_e5m2", np.complex64, bool)]
         assert names == ["float8_e5m2", "complex64", "bool"]
@@ -308,14 +304,13 @@ class TestNpyFiles:
             with pytest.raises(InputError):
                 InputFile(str(tmp_path / path)).read("x", (4,), DTYPES["float32"])
 
-    @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-    def test_altered_files_are_read_or_refused(self, tmp_path: Path, version: tuple[int, int]) -> None:
+    def test_altered_files_are_read_or_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "a.npy"
         read = rejected = 0
-        for number, dtype in enumerate(STORAGE):
+        for number, dtype in enumerate(STORAGE):  # of one of the three versions each
             array = sample(dtype, (3, 4), "CF"[number % 2])
             file = InputFile(str(path))
-            for data in mutations(written(array, version), 150, seed=number, head=100):
+            for data in mutations(written(array, (number % 3 + 1, 0)), 150, seed=number, head=100):
                 try:
                     found = parse_npy(data)
                     read += 1

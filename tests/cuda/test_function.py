@@ -56,10 +56,10 @@ def packed(kernel: Kernel, **sizes: int) -> tuple[LaunchPlan, tuple[tuple[Any, .
     spec, all_sizes = kernel.spec, {**kernel.spec.sizes, **sizes}
     plan = plan_of(kernel, **sizes)
     data = LaunchData.of(spec, "float32", known_names(spec, spec.default, all_sizes, H200))
-    arrays = {buffer.name: 1000 + number for number, buffer in enumerate(spec.buffers)}
-    memory = {workspace.name: 2000 + number for number, workspace in enumerate(data.workspaces)}
+    addresses = {buffer.name: 1000 + number for number, buffer in enumerate(spec.buffers)}
+    addresses |= {workspace.name: 2000 + number for number, workspace in enumerate(data.workspaces)}
     scalars = problem_scalars(spec, all_sizes, "float32", check=False)
-    return plan, pack_launches(spec, plan, data, "float32", pointers=arrays, scalars=scalars, workspaces=memory)
+    return plan, pack_launches(spec, plan, data, "float32", addresses=addresses, scalars=scalars)
 
 
 def call_arguments(spec: Any, config: Any, dtype: str) -> CallArguments:
@@ -313,13 +313,6 @@ class TestGraphs:
         make(cuda, stream=3)
         assert cuda.priorities == [0, -3]
 
-    def test_what_is_destroyed_is_so_where_captures_allow_it(self, cuda: Cuda) -> None:
-        made = make(cuda)
-        assert cuda.destroyed == [("Stream", True)]
-        del made
-        assert cuda.destroyed == [("Stream", True), ("Graph", True)]
-        assert not cuda.relaxed
-
     @pytest.mark.parametrize("step", ["stream", "begin", "launch", "end"])
     def test_where_cuda_refuses_there_is_no_graph_and_no_place_is_lost(self, cuda: Cuda, step: str) -> None:
         cuda.refused = step
@@ -328,12 +321,15 @@ class TestGraphs:
         made = [make(cuda) for _ in range(PLACES)]
         assert None not in made
 
-    def test_what_a_launch_needs_stays_as_long_as_its_graph(self, cuda: Cuda) -> None:
+    def test_what_a_launch_needs_stays_as_long_as_its_graph_which_ends_where_captures_allow_it(
+        self, cuda: Cuda
+    ) -> None:
         made = make_launch_graph(cuda.launch, 0, Module(cuda))
         gc.collect()
         assert cuda.destroyed == [("Stream", True)]
         del made
         assert cuda.destroyed == [("Stream", True), ("Graph", True), ("Module", False)]
+        assert not cuda.relaxed
 
     def test_there_are_so_many_at_most_and_what_goes_makes_room(self, cuda: Cuda) -> None:
         with ThreadPoolExecutor(8) as pool:
@@ -392,7 +388,7 @@ class TestScalars:
         assert type(stored) is kind
         assert decode_scalar(scalar("dtype"), stored, problem_dtype) == 1.5
 
-    def test_bound_free_and_check_values(self) -> None:
+    def test_bound_free_and_check_values_which_are_refused_instead_of_wrapped(self) -> None:
         bound = scalar("int32", parse_expression("M * 2", {"M": "number"}))
         assert scalar_value(bound, {"M": 21}, "float32", check=True) == 42
         free = scalar("float32", 1.0, 0.75)
@@ -400,8 +396,6 @@ class TestScalars:
         assert scalar_value(free, {}, "float32", check=True) == 0.75
         assert scalar_value(scalar("float32", 0.5), {}, "float32", check=True) == 0.5
         assert scalar_value(scalar("float32", 1.0, 0.0), {}, "float32", check=True) == 0.0
-
-    def test_what_does_not_fit_is_refused_instead_of_wrapped(self) -> None:
         product = scalar("int32", parse_expression("M * M", {"M": "number"}))
         with pytest.raises(ArgumentError, match=r"scalar alpha is 4294967296, which does not fit in int32"):
             scalar_value(product, {"M": 65536}, "float32", check=False)

@@ -67,23 +67,20 @@ def test_the_standard_headers_agree_with_the_toolkits() -> None:
         assert compile_cubin(job(source + checks)).cubin
 
 
-def test_cub_as_a_whole() -> None:
+def test_complex_numbers_of_thrust_and_cub_as_a_whole() -> None:
+    """The header of complex numbers declares stream operators, of which NVRTC has no streams."""
     source = """
+    #include <thrust/complex.h>
     #include <cub/cub.cuh>
-    template <int B> __global__ void k(int* x) {
+    template <int B> __global__ void k(int* x, thrust::complex<float>* y) {
         using Reduce = cub::BlockReduce<int, B>;
         __shared__ typename Reduce::TempStorage storage;
         int sum = Reduce(storage).Sum(x[threadIdx.x]);
         if (threadIdx.x == 0) x[0] = sum;
+        y[0] *= y[1];
     }
     """
     assert compile_cubin(job(source, entry="k<128>")).resources.static_smem_bytes > 0
-
-
-def test_complex_numbers_of_thrust() -> None:
-    """The header declares stream operators, of which NVRTC has no streams."""
-    source = "#include <thrust/complex.h>\n__global__ void k(thrust::complex<float>* x) { x[0] *= x[1]; }"
-    assert compile_cubin(job(source)).cubin
 
 
 def test_what_nvcc_declares_without_a_header() -> None:

@@ -45,16 +45,13 @@ def support(tmp_path_factory: pytest.TempPathFactory) -> SupportKernels:
 
 @pytest.mark.gpu
 class TestOnGpu:
-    def test_properties_are_whole(self) -> None:
-        device = live_device()
+    def test_properties_are_whole_and_those_of_the_runtime(self) -> None:
+        device, runtime = live_device(), cupy.cuda.runtime
         assert device.source == "cuda"
         assert device.sm_count > 0
         assert device.smem_per_block_optin_bytes >= device.smem_per_block_bytes == 48 * 1024
         assert device.peak_fp32_flops_per_s > 1e11
         assert device.memory_bandwidth_bytes_per_s > 1e10
-
-    def test_properties_are_those_of_the_runtime(self) -> None:
-        device, runtime = live_device(), cupy.cuda.runtime
         theirs = runtime.getDeviceProperties(0)
         assert device.name == theirs["name"].decode()
         assert device.compute_capability == f"{theirs['major']}.{theirs['minor']}"

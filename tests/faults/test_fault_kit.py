@@ -13,7 +13,7 @@ from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.errors import CompileError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
-from autotile.space.limits import check_config, compiled_occupancy, resource_violation
+from autotile.space.limits import check_config, resource_violation
 from autotile.space.search_space import feasible_space
 from autotile.workers.compile_pool import Compiled, CompilePool
 from faults.fault_kit import HEALTHY, fault_kernel, read_faults
@@ -41,7 +41,7 @@ def resources(kernel: Kernel, config: Config) -> Resources:
 def gate(kernel: Kernel, config: Config) -> str:
     """Return the verdict of the second gate."""
     geometry, used = launch_geometry(kernel.spec, config, kernel.spec.sizes, H200), resources(kernel, config)
-    return resource_violation(kernel.spec, geometry, used, compiled_occupancy(geometry, used, H200), H200)
+    return resource_violation(kernel.spec, geometry, used, H200)
 
 
 def compiled(kernel: Kernel, fault: str, folder: Path, *, deadline_s: float, memory_bytes: int) -> Compiled:

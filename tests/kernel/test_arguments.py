@@ -100,7 +100,7 @@ class TestKinds:
         assert data_of(first) == LaunchData((), ())
         scalars = {"M": 1, "alpha": 1}
         with pytest.raises(AssertionError, match=r"SeedArgument\(name='seed', seed=3\)"):
-            pack_arguments(first, data_of(first), pointers=dict.fromkeys("ABC", 0), scalars=scalars, workspaces={})
+            pack_arguments(first, data_of(first), addresses=dict.fromkeys("ABC", 0), scalars=scalars)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +229,8 @@ class TestStructs:
             'p = { struct = { n = { scalar = "int32", value = "N" }, x = { pointer = "x" }, w = { pointer = "w" } } }',
         )
         scalars = problem_scalars(spec, spec.sizes, "float32", check=False)
-        pointers = {"x": 0x1000, "y": 0x2000}
-        packed = pack_arguments(spec, data_of(spec), pointers=pointers, scalars=scalars, workspaces={"w": 0x3000})
+        addresses = {"x": 0x1000, "y": 0x2000, "w": 0x3000}
+        packed = pack_arguments(spec, data_of(spec), addresses=addresses, scalars=scalars)
         assert len(packed) == 3
         assert packed[-1].tobytes() == np.array([4096, 0x1000, 0x3000], np.uint64).tobytes()
 

@@ -163,7 +163,6 @@ class TestOfAWorkspace:
         spec = parse_spec(self.text("THREADS"), str(TRANSPOSE))
         data = LaunchData.of(spec, "float32", known_names(spec, DEFAULT, SIZES, H200))
         monkeypatch.setattr(packing, "encode_tensor_map", lambda tensor_map, pointer: (tensor_map.name, pointer))
-        packed = pack_arguments(
-            spec, data, pointers={"A": 16, "B": 32}, scalars={"M": 1000, "N": 520}, workspaces={"W": 256}
-        )
+        addresses = {"A": 16, "B": 32, "W": 256}
+        packed = pack_arguments(spec, data, addresses=addresses, scalars={"M": 1000, "N": 520})
         assert packed == (16, 32, ("A_map", 256), 1000, 520)

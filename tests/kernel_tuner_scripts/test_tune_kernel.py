@@ -62,8 +62,9 @@ def tuned(given: list[Any] | None = None, params: Any = None, **options: Any) ->
     return tune_kernel("add", ADD, N, given or arguments(), params or SIZES, **{"quiet": True, **options})
 
 
-def test_results_and_environment() -> None:
-    results, env = tuned(metrics={"rate": lambda p: 1 / p["time"], "double": "rate * 2"})
+def test_results_environment_and_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = {"rate": lambda p: 1 / p["time"], "double": "rate * 2"}
+    results, env = tuned(metrics=metrics, quiet=False, verbose=True)
     times = {result["block_size_x"]: result["time"] for result in results}
     assert times == pytest.approx({32: 31.25, 64: 15.625, 128: 7.8125})
     for result in results:
@@ -76,15 +77,11 @@ def test_results_and_environment() -> None:
     assert env["best_config"]["block_size_x"] == 128
     assert env["total_verification_time"] == 1500
     assert json.loads(json.dumps((results, env)))
-
-
-def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    tuned(quiet=False, verbose=True)
     printed = capsys.readouterr().out
     assert "Using: NVIDIA H200" in printed
     assert "block_size_x=32, time=31.250ms" in printed
     assert "the outputs of add are not verified" in printed
-    assert printed.rstrip().endswith("block_size_x=128, time=7.812ms")
+    assert printed.rstrip().endswith("block_size_x=128, time=7.812ms, rate=0.128, double=0.256")
 
 
 def test_a_function_verifies_each_configuration() -> None:
@@ -135,13 +132,14 @@ class Counter(BenchmarkObserver):
 
 
 def test_other_observers_are_called_where_they_can_be() -> None:
-    with pytest.warns(UserWarning, match="after_finish are not called"):
-        results, _ = tuned(observers=[lambda _: Counter()])
+    observers = [lambda _: Counter(), NVMLObserver(["gr_voltage"])]
+    with (
+        pytest.warns(UserWarning, match="after_finish are not called"),
+        pytest.warns(UserWarning, match="'gr_voltage' is not read"),
+        pytest.warns(UserWarning, match="nvml_gr_clock sets nothing"),
+    ):
+        results, _ = tuned(params={**SIZES, "nvml_gr_clock": [1000]}, observers=observers)
     assert sorted(result["count"] for result in results) == [1, 2, 3]
-    with pytest.warns(UserWarning, match="'gr_voltage' is not read"):
-        tuned(params={"block_size_x": [32]}, observers=[NVMLObserver(["gr_voltage"])])
-    with pytest.warns(UserWarning, match="nvml_gr_clock sets nothing"):
-        tuned(params={"block_size_x": [32], "nvml_gr_clock": [1000]})
     with pytest.raises(InputError, match="PMTObserver reads a power meter"):
         tuned(observers=[PMTObserver("rapl")])
 
@@ -158,6 +156,8 @@ def test_a_cache_is_continued_and_simulated(tmp_path: Path, cut: bool) -> None:
     results, _ = tuned(cache=file)
     assert {r["block_size_x"]: r["time"] for r in results} == pytest.approx({32: 99.0, 64: 15.625, 128: 7.8125})
     assert set(json.loads(file.read_text())["cache"]) == {"32", "64", "128"}
+    if cut:  # the file is the same from here on
+        return
     for strategy in (None, "random_sample", strategies.greedy_mls, strategy_map["mls"]):
         simulated, env = tuned(cache=file, simulation_mode=True, strategy=strategy, strategy_options={"max_fevals": 2})
         assert len(simulated) == 2
@@ -211,7 +211,7 @@ def test_a_time_limit_is_used_up_and_holds_the_finals(monkeypatch: pytest.Monkey
     assert asked == [(54.0, True), (None, False)]
 
 
-@pytest.mark.parametrize("choices", [(0, 1), (0.5, 1.5), ("a b", "c")])
+@pytest.mark.parametrize("choices", [(0, 1), (0.5, "a b")])
 def test_arguments_that_depend_on_a_parameter(choices: Any) -> None:
     given = arguments()
     answers = [[given[1] + given[2], None, None, None], [2 * given[1], None, None, None]]
@@ -224,9 +224,9 @@ def test_arguments_that_depend_on_a_parameter(choices: Any) -> None:
         verify=lambda a, o: np.allclose(a[0], o[0]),
         defines={"block_size_x": "block_size_x"},
     )
-    assert sorted((result["block_size_x"], result["which"]) for result in results) == [
-        (size, which) for size in sizes for which in choices
-    ]
+    tried = {(result["block_size_x"], result["which"]) for result in results}
+    assert tried == set(itertools.product(sizes, choices))
+    assert len(results) == len(tried)
     assert all("__error__" not in result for result in results)
     assert env["best_config"]["block_size_x"] == 128
 

@@ -354,8 +354,7 @@ RESOURCES = Resources(registers=64, spill_store_bytes=8, spill_load_bytes=16, st
 def fault(
     spec: KernelSpec = LENIENT, geometry: LaunchGeometry = GEOMETRY, resources: Resources = RESOURCES, gpu: str = "h200"
 ) -> str:
-    device = device_profile(gpu)
-    return resource_violation(spec, geometry, resources, compiled_occupancy(geometry, resources, device), device)
+    return resource_violation(spec, geometry, resources, device_profile(gpu))
 
 
 def test_static_and_dynamic_shared_memory_add_up() -> None:

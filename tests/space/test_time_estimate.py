@@ -31,9 +31,7 @@ def estimate(spec: KernelSpec, space: SearchSpace, **sizes: int) -> TimeEstimate
 
 
 def table(spec: KernelSpec, *configs: dict[str, Value]) -> SearchSpace:
-    """Return a space of given configurations, in their order."""
-    codes = [[p.values.index(config[p.name]) for p in spec.parameters] for config in configs]
-    return SearchSpace(spec.parameters, np.asfortranarray(np.array(codes, np.uint8)), 0, (), (), 0.0)
+    return SearchSpace.of(spec, configs)
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)

@@ -75,9 +75,8 @@ class TemplateOnDevice:
         arguments = pack_arguments(
             self._kernel.spec,
             data,
-            pointers={"A": a.data.ptr, "B": b.data.ptr, "C": c.data.ptr},
+            addresses={name: x.data.ptr if x.size else 0 for name, x in {"A": a, "B": b, "C": c, **workspaces}.items()},
             scalars={**bound, "alpha": np.float32(1), "beta": np.float32(0)},
-            workspaces={name: memory.data.ptr if memory.size else 0 for name, memory in workspaces.items()},
         )
         self.launch(self.compiled(config, "float16", sizes), config, sizes, arguments)
         wide_a, wide_b = a.astype(cp.float64), b.astype(cp.float64)
