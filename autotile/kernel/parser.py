@@ -11,7 +11,7 @@ from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
-from autotile.kernel.arguments import ArgumentScope, TensorMapArgument, TextureArgument, parse_arguments
+from autotile.kernel.arguments import ArgumentScope, DescriptorArgument, parse_arguments
 from autotile.kernel.functions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
@@ -76,20 +76,10 @@ def parse_spec(
 ) -> KernelSpec:
     """Parse and check a search-space file.
 
-    Raise `SpecError` if the file is malformed; the message gives the file, the line, the key and the remedy.
-
-    Parameters
-    ----------
-    text
-        Text of the file.
-    source
-        Path of the file, as the user gave it; for a kernel that is written in Python, `python_source`.
-    folder
-        Folder of the files that the arguments name; that of ``source`` if empty.
-    predicates, heuristic_predicates
-        Rules and heuristics of such a kernel that are functions, by their names; see `parse_predicate`.
-    functions
-        Functions of ``[computed]`` by name; None where they are not known.
+    ``source`` is the path of the file as the user gave it, or `python_source`; ``folder`` that of the files which the
+    arguments name, by default the folder of ``source``. A kernel that is written in Python has rules and heuristics
+    that are functions, by name (see `parse_predicate`), and the functions of ``[computed]``. Raise `SpecError` if the
+    file is malformed; the message gives the file, the line, the key and the remedy.
     """
     document = read_document(text, source)
     document.allow(SECTIONS, deprecated=(_FORMER_HEURISTICS,))
@@ -183,7 +173,7 @@ def parse_spec(
         folder=folder,
     )
     for argument in arguments:
-        if isinstance(argument, TensorMapArgument | TextureArgument):
+        if isinstance(argument, DescriptorArgument):
             table = document.table("arguments").table(argument.name)
             argument.check_ragged({**spec.ragged, **spec.default}, dtypes, table)
     if conflict := target_conflict(spec):

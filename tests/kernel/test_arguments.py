@@ -1,6 +1,6 @@
 """Each kind of argument: its table, its value in a launch, its part of the hash, and what is refused."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -103,11 +103,9 @@ class TestKinds:
             pack_arguments(first, data_of(first), pointers=dict.fromkeys("ABC", 0), scalars=scalars, workspaces={})
 
 
-@dataclass(frozen=True, slots=True)
-class SeedArgument(ArgumentKind):
+class SeedArgument(ArgumentKind, frozen=True):
     """``{ seed = 3 }``: a kind defined by a test."""
 
-    name: str
     seed: int
 
     @classmethod
