@@ -198,16 +198,9 @@ class LaunchData(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, spec: KernelSpec, dtype: str, names: Mapping[str, Value]) -> LaunchData:
-        """Evaluate the arguments of a kernel.
+        """Evaluate the arguments of a kernel with the values of `known_names`.
 
         Raise `ConfigError` if a workspace has a negative extent.
-
-        Parameters
-        ----------
-        spec, dtype
-            Kernel and element type of the problem.
-        names
-            Value of every size, flag, parameter and ``device.*``; see `known_names`.
         """
         data = cls(
             tuple(argument.workspace(dtype, names) for argument in spec.workspaces),

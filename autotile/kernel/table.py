@@ -292,17 +292,7 @@ def _key_lines(text: str) -> dict[str, int]:
 
 
 def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
-    """Check the names that the keys of a table define, and add them to ``taken``.
-
-    Parameters
-    ----------
-    table
-        Table whose keys are names.
-    what
-        Noun for each of them, such as ``"a parameter"``.
-    taken
-        Names that are already defined, with their nouns.
-    """
+    """Check the names that the keys of a table define, and add them to ``taken`` with a noun such as "a parameter"."""
     note = "; it need not be the name in the source" if what == "an argument" else ""
     for name in table.data:
         table.check_identifier(name)
