@@ -390,32 +390,17 @@ def compiled(node: Node) -> Callable[[Environment], Any]:
                 return not is_or
 
             return combined
-        case "compare":
-            compares = [_COMPARE[sign] for sign in value]
-            first, second = parts[:2]
-            if len(compares) == 1:
-                compare_two = compares[0]
-                return lambda env: compare_two(first(env), second(env))
-
-            def compared(env: Environment) -> bool:
-                left = first(env)
-                for compare, part in zip(compares, parts[1:], strict=True):
-                    right = part(env)
-                    if not compare(left, right):
-                        return False
-                    left = right
-                return True
-
-            return compared
+        case "compare" if len(parts) == 2:
+            compare, (first, second) = _COMPARE[value[0]], parts
+            return lambda env: compare(first(env), second(env))
         case "in":
             left, *others = parts
             return lambda env: left(env) in [other(env) for other in others]
         case "if":
             holds, chosen, otherwise = parts
             return lambda env: chosen(env) if holds(env) else otherwise(env)
-        case "function":
-            called: Callable[[Environment], Any] = value
-            return called
+        case "compare" | "function":  # a chain of comparisons, or a function of Python
+            return lambda env: evaluate(node, env, True)
     if len(parts) != 2:
         return lambda env: value(*[part(env) for part in parts], True)
     left, right = parts

@@ -84,7 +84,7 @@ class Buffer:
         shape = self.array.shape if self.shape is None and self.array is not None else self.shape
         table = {"buffer": _element_type(dtype), "shape": listed(shape), "access": self.access}
         given = {"init": self.init, "constant": self.constant, "restore": self.restore or None}
-        return table | {key: value for key, value in given.items() if value is not None} | dict(self.options)
+        return table | _present(given) | dict(self.options)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Scalar:
     def to_table(self) -> dict[str, Any]:
         """Return the argument as in a search-space file."""
         table = {"scalar": _element_type(self.dtype), "value": self.value}
-        return table | ({"check": self.check} if self.check is not None else {}) | dict(self.options)
+        return table | _present({"check": self.check}) | dict(self.options)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,12 @@ class Scratch:
     def to_table(self) -> dict[str, Any]:
         """Return the argument as in a search-space file."""
         table = {"workspace": _element_type(self.dtype), "shape": listed(self.shape)}
-        return table | ({"init": self.init} if self.init is not None else {}) | dict(self.options)
+        return table | _present({"init": self.init}) | dict(self.options)
+
+
+def _present(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries that are not None."""
+    return {key: value for key, value in table.items() if value is not None}
 
 
 def as_array(value: Any) -> NDArray[Any] | None:
@@ -461,8 +466,7 @@ def _mapping(value: Any, key: str, kernel: str) -> dict[str, Any]:
 
 def _given(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries that are neither None nor empty."""
-    given = {key: value for key, value in table.items() if value is not None}
-    return {key: value for key, value in given.items() if not isinstance(value, str | Mapping | Sequence) or len(value)}
+    return {k: v for k, v in _present(table).items() if not isinstance(v, str | Mapping | Sequence) or len(v)}
 
 
 def _named_arguments(arguments: Any, entry: str, source: str, kernel: str, *, has_steps: bool) -> dict[str, Any]:
@@ -554,7 +558,7 @@ def _launch(launch: Any, kernel: str) -> dict[str, Any]:
             source=python_source(kernel),
             key="launch",
         )
-    table = {key: value for key, value in (launch or {}).items() if value is not None}
+    table = _present(launch or {})
     return {key: listed(value) if key in ("block", "grid", "cluster") else value for key, value in table.items()}
 
 
