@@ -75,9 +75,7 @@ class TestKinds:
         [
             ('{ scalar = "int32", v', '{ scalar = "int32", buffer = "int32", v', "M", "one of the keys buffer, scalar"),
             ('K"], access = "in" }', 'K"], access = "in", acess = "in" }', "A.acess", "did you mean 'access'"),
-            ('init = "uniform"', 'intit = "uniform"', "B.intit", "did you mean 'init'"),
             ("check = 0.75", "chek = 0.75", "alpha.chek", "did you mean 'check'"),
-            ('value = "M" }', 'value = "M", valu = "M" }', "M.valu", "did you mean 'value'"),
             ("\nM = {", '\nw = { workspace = "float32", shape = ["M"], shap = ["M"] }\nM = {', "w.shap", "'shape'"),
             ('value = "M" }', 'value = "M // (M - 4096)" }', "M.value", "division by zero where M = 4096"),
             ('value = "M" }', 'value = "M // (M - 389)" }', "M.value", "division by zero where M = 389"),
