@@ -627,7 +627,6 @@ _Array = TypeVar("_Array", bound=ArrayArgument)
 def _named_array(
     table: Table, entry: str, known: Mapping[str, _Array], what: str = "names no buffer or workspace"
 ) -> _Array:
-    """Return the array that an entry names."""
     target = table.text(entry)
     table.check_known(entry, target, known, what)
     return known[target]

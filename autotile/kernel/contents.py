@@ -103,7 +103,6 @@ class InputExpression(msgspec.Struct, frozen=True):
     expression: ArrayExpression
     """The expression, with a name of its own for each generator."""
     generators: Mapping[str, Generator]
-    """Generators by these names."""
 
     @property
     def inputs(self) -> frozenset[str]:

@@ -249,7 +249,6 @@ class Node(NamedTuple):
     ``if`` (condition, value, other value); ``number`` or ``real``, a conversion; ``function``, of Python; or an
     operator or a function of the language, as a text spells it."""
     kind: Kind
-    """Kind of the result."""
     operands: tuple[Node, ...] = ()
     """Operands, which are all whole or all real numbers for an operator or a function of the language."""
     value: Any = None
@@ -608,7 +607,6 @@ class ExpressionParser:
 
 
 def _as_real(node: Node) -> Node:
-    """Return a number as a real number."""
     if node.operation == "constant":
         return Node("constant", "real", value=float(node.value))
     return node if node.kind == "real" else Node("real", "real", (node,))
@@ -625,11 +623,9 @@ class Expression:
     """A parsed scalar expression."""
 
     text: str
-    """Text, on one line."""
     names: frozenset[str]
     """All names in it; device properties as ``"device.sm_count"``."""
     kind: Kind
-    """Kind of the result: ``"number"``, ``"real"``, ``"boolean"`` or ``"string"``."""
     location: Location = field(repr=False, compare=False)
     node: Node = field(repr=False)
 
@@ -1051,9 +1047,7 @@ class ArrayExpression:
     """A parsed array expression."""
 
     text: str
-    """Text, on one line."""
     names: frozenset[str]
-    """All arrays and scalars in it."""
     location: Location = field(repr=False, compare=False)
     closure: Closure = field(repr=False, compare=False)
 

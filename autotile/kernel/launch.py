@@ -71,7 +71,6 @@ class StepLaunch(msgspec.Struct, frozen=True, gc=False):
     """One launch of a call."""
 
     step: int
-    """Index of the step."""
     geometry: LaunchGeometry
     arguments: tuple[str, ...]
     """Names of the arguments that are passed, in order; where arrays are swapped, those whose memory is passed."""
@@ -80,9 +79,7 @@ class StepLaunch(msgspec.Struct, frozen=True, gc=False):
     cluster: tuple[int, int, int] | None = None
     """Blocks of a cluster in x, y, z; None if the step declares none."""
     is_cooperative: bool = False
-    """Whether all blocks must be resident at once."""
     is_main: bool = False
-    """Whether the step is declared to be the main one."""
 
     @property
     def threads(self) -> int:

@@ -247,7 +247,6 @@ def _shaped(problem: ProblemSection, default: Table, parameters: Sequence[Parame
 
 
 def _computed(table: Table, functions: Mapping[str, ConfigFunction]) -> tuple[Computed, ...]:
-    """Parse the names and kinds of computed values."""
     kinds: Mapping[str, Kind] = {"number": "number", "string": "string"}
     found = []
     for name in table.data:

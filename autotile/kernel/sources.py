@@ -476,7 +476,6 @@ class OwnSources:
         return permitted_folders(self._template, self._include_folders)
 
     def _read_files(self) -> None:
-        """Read the template and all that it includes."""
         while self._waiting or self._headers:
             if self._headers:
                 header = self._headers.pop()

@@ -49,9 +49,7 @@ class Table(msgspec.Struct, frozen=True):
     """A table of the file. Methods that read a key raise `SpecError` if it is missing or has the wrong type."""
 
     source: str
-    """Name of the file."""
     lines: Mapping[str, int]
-    """Line of each key of the file."""
     key: str
     data: Mapping[str, Any]
 
@@ -314,9 +312,7 @@ class ProblemSection(msgspec.Struct, frozen=True):
     ragged: Mapping[str, int]
     """Default and ragged sizes, with the flags at their defaults."""
     flags: tuple[str, ...]
-    """Names that are 0 or 1."""
     dtypes: tuple[str, ...]
-    """Element types that the kernel supports."""
     parameters: Mapping[str, Kind] = {}
     """Kinds of the parameters that shapes and references may use; ``sizes`` and ``ragged`` hold a value of each."""
 
