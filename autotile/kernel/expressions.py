@@ -46,16 +46,9 @@ from autotile.kernel.functions import (
 )
 
 MAX_CHARACTERS = 1000
-"""Maximum length of an expression."""
-
-MAX_STATEMENT_CHARACTERS = 8000
-"""Maximum length of assignments that end in an expression."""
-
-MAX_DEPTH = 100
-"""Maximum nesting depth; a sum of n terms nests n deep."""
-
-MAX_SHOWN = 160
-"""Maximum length of an expression that a message repeats."""
+MAX_STATEMENT_CHARACTERS = 8000  # of assignments that end in an expression
+MAX_DEPTH = 100  # a sum of n terms nests n deep
+MAX_SHOWN = 160  # characters of an expression that a message repeats
 
 _BACKSLASH = chr(92)
 _WORD = re.compile(r"\w+")

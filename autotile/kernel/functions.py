@@ -38,12 +38,9 @@ Shape = tuple[int, ...]
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
-MAX_ARGUMENTS = 20
-"""Maximum number of arguments of a call."""
-MAX_EXPONENT = 63
-"""Every base except -1, 0 and 1 exceeds 64 bits beyond this exponent."""
-MAX_SHIFT = 62
-"""``1 << 63`` exceeds 64 bits."""
+MAX_ARGUMENTS = 20  # of a call
+MAX_EXPONENT = 63  # every base except -1, 0 and 1 exceeds 64 bits beyond it
+MAX_SHIFT = 62  # 1 << 63 exceeds 64 bits
 _TOO_LARGE = "the result does not fit in 64 bits"
 
 
@@ -306,13 +303,10 @@ PLAIN = {each.whole: each.plain for each in (*OPERATORS.values(), *FUNCTIONS.val
 """`ScalarFunction.plain` of each function of whole numbers that has one."""
 
 
-MAX_ELEMENTS = 2**32
-"""Maximum number of elements of an array of an expression: 32 GiB of float64."""
-MAX_OPERATIONS = 2**44
-"""Maximum number of multiplications of a product: minutes on a device."""
+MAX_ELEMENTS = 2**32  # of an array of an expression: 32 GiB of float64
+MAX_OPERATIONS = 2**44  # multiplications of a product: minutes on a device
 MAX_AXES = 16
-MAX_TAPS = 2**14
-"""Maximum number of elements of a filter."""
+MAX_TAPS = 2**14  # elements of a filter
 MAX_HOST_ELEMENTS = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
 """Maximum number of elements of an array on the host: half of the machine's memory, at 8 bytes each."""
 

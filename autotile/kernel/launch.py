@@ -31,11 +31,8 @@ from autotile.kernel.functions import Kind
 from autotile.kernel.spec import STEP, KernelSpec, Launch, Step, computed_values, is_entry
 from autotile.kernel.table import Table, describe
 
-MAX_LAUNCHES = 4096
-"""Maximum number of launches of a call."""
-
-MAX_STEPS = 64
-"""Maximum number of steps in a file."""
+MAX_LAUNCHES = 4096  # of a call
+MAX_STEPS = 64  # of a file
 
 _LAUNCH = ("block", "grid", "cluster", "dynamic_smem_bytes", "static_smem_bytes", "min_registers", "cooperative")
 

@@ -24,20 +24,11 @@ from autotile.kernel.expressions import (
 )
 from autotile.kernel.functions import Kind
 
-MAX_BYTES = 2**20
-"""Maximum size of a file."""
-
-MAX_ENTRIES = 1000
-"""Maximum number of entries in a table or list."""
-
+MAX_BYTES = 2**20  # of a file
+MAX_ENTRIES = 1000  # of a table or list
 MAX_KEY_CHARACTERS = 100
-"""Maximum length of a key."""
-
-_MAX_SHOWN_VALUE = 60
-"""Maximum length of a value that a message repeats."""
-
-MAX_WHOLE_NUMBER = 2**31 - 1
-"""Maximum size or number of bytes; by convention, sizes are passed to kernels as int32."""
+_MAX_SHOWN_VALUE = 60  # characters of a value that a message repeats
+MAX_WHOLE_NUMBER = 2**31 - 1  # by convention, sizes are passed to kernels as int32
 
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\-\"']+)\s*=")
 _Path: TypeAlias = "tuple[_Path, str] | None"
