@@ -157,12 +157,10 @@ class TestShapes:
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            ("sum(C, 2)", "axis 2 is out of bounds for an array of 2 axes"),
             ("sum(A @ B, 0)", "the result has the shape (4096,), but the buffer C has (4096, 4096), at M=4096"),
             ("transpose(A @ B)", "the result has the shape (277, 389), but the buffer C has (389, 277), at M=389"),
             ("A @ B + C / 0", "the divisor is zero"),
             ("A @ B + C * (1 / 0)", "an operand is inf, so the result is not finite"),
-            ("shift(C, 1)", "takes 2 offsets, got 1"),
             ("alpha", "the result has the shape ()"),
         ],
     )
