@@ -382,17 +382,32 @@ def compiled(node: Node) -> Callable[[Environment], Any]:
                 return not is_or
 
             return combined
-        case "compare" if len(parts) == 2:
-            compare, (first, second) = _COMPARE[value[0]], parts
-            return lambda env: compare(first(env), second(env))
+        case "compare":
+            compares = [_COMPARE[sign] for sign in value]
+            first, second = parts[:2]
+            if len(compares) == 1:
+                compare_two = compares[0]
+                return lambda env: compare_two(first(env), second(env))
+
+            def compared(env: Environment) -> bool:
+                left = first(env)
+                for compare, part in zip(compares, parts[1:], strict=True):
+                    right = part(env)
+                    if not compare(left, right):
+                        return False
+                    left = right
+                return True
+
+            return compared
         case "in":
             left, *others = parts
             return lambda env: left(env) in [other(env) for other in others]
         case "if":
             holds, chosen, otherwise = parts
             return lambda env: chosen(env) if holds(env) else otherwise(env)
-        case "compare" | "function":  # a chain of comparisons, or a function of Python
-            return lambda env: evaluate(node, env, True)
+        case "function":
+            called: Callable[[Environment], Any] = value
+            return called
     if len(parts) != 2:
         return lambda env: value(*[part(env) for part in parts], True)
     left, right = parts
@@ -738,15 +753,15 @@ def _shape_of(value: Any) -> language.Shape:
     return tuple(value.shape) if is_array(value) else ()
 
 
-def _result_of(context: Context, function: ArrayFunction, values: Sequence[Any]) -> Any:
+def _result_of(context: Context, function: ArrayFunction, kinds: Sequence[str], values: Sequence[Any]) -> Any:
     """Check the shape of a result, then compute it unless only shapes are known."""
     known: list[Any] = []
     operands: list[Any] = []
-    for (name, _, _), value in zip(function.operands, values, strict=True):
-        if name in ("*arrays", "arrays"):
+    for kind, value in zip(kinds, values, strict=True):
+        if kind == "arrays":
             known.append(tuple(map(_shape_of, value)))
             operands += value
-        elif name.startswith("*") or name in language.OPTION_TYPES or value is None:
+        elif kind == "option" or value is None:
             known.append(value)
         else:
             known.append(_shape_of(value))
@@ -922,11 +937,12 @@ class ArrayParser:
 
     def _applied(self, tree: ast.expr, function: ArrayFunction, operands: Sequence[Closure]) -> Closure:
         """Return the result of a function of operands, with errors at a node."""
+        kinds = function.kinds
 
         def result(context: Context) -> Any:
             values = [operand(context) for operand in operands]
             try:
-                return _result_of(context, function, values)
+                return _result_of(context, function, kinds, values)
             except (ValueError, TypeError, IndexError, ArithmeticError, MemoryError, AttributeError) as error:
                 if isinstance(error, MemoryError) and context.library is not np:
                     raise  # of the device's memory; the host's may suffice

@@ -408,6 +408,15 @@ class ArrayFunction(NamedTuple):
         """Name of each operand, "=" if it may be left out, and its default."""
         return [part.partition("=") for part in self.signature.split()]
 
+    @property
+    def kinds(self) -> list[str]:
+        """What each operand is: ``"array"``, which includes numbers, ``"arrays"`` or ``"option"``."""
+        options = {name for name, _, _ in self.operands if name.startswith("*") or name in OPTION_TYPES}
+        return [
+            "arrays" if name in ("*arrays", "arrays") else "option" if name in options else "array"
+            for name, _, _ in self.operands
+        ]
+
     def usage(self, name: str) -> str:
         """Return a call, for messages."""
         return f"{name}({self.signature.replace(' ', ', ')})"
