@@ -137,7 +137,8 @@ class ArgumentKind(msgspec.Struct, frozen=True):
 
     Its `parse` reads the argument's table. Its `meaning` is the argument's part of `autotile.database.keys.space_hash`,
     as JSON values: everything that a measured time depends on. A change invalidates recorded results; therefore, an
-    entry that is added later is omitted at its default.
+    entry that is added later is omitted at its default. Its `check_ragged`, if it has one, raises if the default
+    configuration cannot be launched, and so not be verified, at the ragged sizes.
     """
 
     is_given: ClassVar[bool] = False
@@ -158,7 +159,8 @@ class ArgumentKind(msgspec.Struct, frozen=True):
     @property
     def described_buffer(self) -> str:
         """Name of the buffer or workspace that the argument describes to the kernel; "" if there is none."""
-        return ""
+        buffer: ArrayArgument | None = getattr(self, "buffer", None)
+        return "" if buffer is None else buffer.name
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -169,6 +171,17 @@ class ArgumentKind(msgspec.Struct, frozen=True):
     def expressions(self) -> tuple[Expression, ...]:
         """All of its expressions, without those of a buffer that it describes."""
         return tuple(_expressions_in(msgspec.structs.astuple(self)))
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the argument's part of the space hash, by default all of its fields."""
+
+        def stated(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return list(map(stated, value))
+            return getattr(value, "canonical", getattr(value, "name", value))
+
+        (key,) = (key for key, kind in _KINDS.items() if isinstance(self, kind))
+        return {key: self.name, **{name: stated(getattr(self, name)) for name in self.__struct_fields__[1:]}}
 
     def parameter_bytes(self, problem_dtype: str) -> int:
         """Return the size of the parameter that it is passed as, in bytes; of a pointer by default."""
@@ -771,40 +784,10 @@ class TensorMap(msgspec.Struct, frozen=True):
         ]
 
 
-class DescriptorArgument(ArgumentKind, frozen=True):
-    """A description of a buffer or a workspace to the hardware, passed by value."""
-
-    key: ClassVar[str]
-    """Key that identifies its table."""
+class TensorMapArgument(ArgumentKind, frozen=True):
+    """A descriptor of a buffer or a workspace for the tensor memory accelerator, passed by value."""
 
     buffer: ArrayArgument
-
-    def meaning(self) -> dict[str, Any]:
-        """Return the description's part of the space hash: all of its fields."""
-
-        def stated(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return list(map(stated, value))
-            return value.canonical if isinstance(value, Expression) else value
-
-        further = {name: stated(getattr(self, name)) for name in self.__struct_fields__[2:]}
-        return {self.key: self.name, "buffer": self.buffer.name, **further}
-
-    @property
-    def described_buffer(self) -> str:
-        """Name of the buffer or workspace."""
-        return self.buffer.name
-
-    def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
-        """Raise if the default configuration cannot be launched, and so not be verified, at the ragged sizes."""
-        raise NotImplementedError
-
-
-class TensorMapArgument(DescriptorArgument, frozen=True):
-    """A descriptor of a buffer or a workspace for the tensor memory accelerator."""
-
-    key: ClassVar[str] = "tensor_map"
-
     box: tuple[Expression, ...]
     """Extents, in elements, that one copy moves along each axis of the array."""
     element_strides: tuple[Expression, ...]
@@ -905,11 +888,10 @@ class Texture(NamedTuple):
         return f"rows of {self.buffer} are {self.pitch_bytes} bytes apart, which textures cannot have; {hint}"
 
 
-class TextureArgument(DescriptorArgument, frozen=True):
+class TextureArgument(ArgumentKind, frozen=True):
     """A ``cudaTextureObject_t`` over a buffer: linear memory of one axis, or rows of two."""
 
-    key: ClassVar[str] = "texture"
-
+    buffer: ArrayArgument
     filter: Filter
     address: AddressMode
     read: ReadMode

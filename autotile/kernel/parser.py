@@ -11,7 +11,7 @@ from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
-from autotile.kernel.arguments import ArgumentScope, DescriptorArgument, parse_arguments
+from autotile.kernel.arguments import ArgumentScope, TensorMapArgument, TextureArgument, parse_arguments
 from autotile.kernel.functions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
@@ -173,7 +173,7 @@ def parse_spec(
         folder=folder,
     )
     for argument in arguments:
-        if isinstance(argument, DescriptorArgument):
+        if isinstance(argument, TensorMapArgument | TextureArgument):
             table = document.table("arguments").table(argument.name)
             argument.check_ragged({**spec.ragged, **spec.default}, dtypes, table)
     if conflict := target_conflict(spec):
