@@ -68,18 +68,11 @@ def clipped(value: Column, low: int, high: int) -> Column:
 
 
 class ElementType(msgspec.Struct, frozen=True):
-    """A declared type: ``float32``, ``dtype``, or ``float32 if OUT_FP32 else dtype``.
-
-    Attributes
-    ----------
-    chosen, otherwise
-        Names of types, or `PROBLEM_DTYPE`.
-    condition
-        Condition over flags that selects between the two; None if the type is always ``chosen``.
-    """
+    """A declared type: ``float32``, ``dtype``, or ``float32 if OUT_FP32 else dtype``."""
 
     chosen: str
     condition: Expression | None = None
+    """Condition over flags; None if the type is always ``chosen``."""
     otherwise: str = ""
 
     @property
@@ -139,7 +132,7 @@ class ArgumentScope(NamedTuple):
     """Folder of the files that arguments name; that of the search-space file if empty."""
 
 
-class ArgumentKind:
+class ArgumentKind(msgspec.Struct, frozen=True):
     """Base class of the kinds of arguments; a kind overrides what differs from the defaults here.
 
     Its `parse` reads the argument's table. Its `meaning` is the argument's part of `autotile.database.keys.space_hash`,
@@ -148,12 +141,15 @@ class ArgumentKind:
     configuration cannot be launched, and so not be verified, at the ragged sizes.
     """
 
-    __slots__ = ()
-
     is_given: ClassVar[bool] = False
     """Whether the caller passes an array for it."""
-    is_passed: bool = True
-    """Whether the argument is a parameter of the ``__global__`` function."""
+
+    name: str
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether the argument is a parameter of the ``__global__`` function."""
+        return True
 
     @property
     def is_operand(self) -> bool:
@@ -163,7 +159,8 @@ class ArgumentKind:
     @property
     def described_buffer(self) -> str:
         """Name of the buffer or workspace that the argument describes to the kernel; "" if there is none."""
-        return ""
+        buffer: ArrayArgument | None = getattr(self, "buffer", None)
+        return "" if buffer is None else buffer.name
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -172,8 +169,19 @@ class ArgumentKind:
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
-        """All of its expressions."""
-        return ()
+        """All of its expressions, without those of a buffer that it describes."""
+        return tuple(_expressions_in(msgspec.structs.astuple(self)))
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the argument's part of the space hash, by default all of its fields."""
+
+        def stated(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return list(map(stated, value))
+            return getattr(value, "canonical", getattr(value, "name", value))
+
+        (key,) = (key for key, kind in _KINDS.items() if isinstance(self, kind))
+        return {key: self.name, **{name: stated(getattr(self, name)) for name in self.__struct_fields__[1:]}}
 
     def parameter_bytes(self, problem_dtype: str) -> int:
         """Return the size of the parameter that it is passed as, in bytes; of a pointer by default."""
@@ -185,6 +193,14 @@ class ArgumentKind:
         With ``check``, a scalar has its check value.
         """
         raise NotImplementedError
+
+
+def _expressions_in(parts: tuple[Any, ...]) -> Iterator[Expression]:
+    for part in parts:
+        if isinstance(part, Expression):
+            yield part
+        elif isinstance(part, tuple):
+            yield from _expressions_in(part)
 
 
 class Workspace(msgspec.Struct, frozen=True, gc=False):
@@ -201,18 +217,12 @@ class Workspace(msgspec.Struct, frozen=True, gc=False):
         return math.prod(self.shape) * DTYPES[self.dtype].size_bytes
 
 
-class ArrayArgument(ArgumentKind, msgspec.Struct, frozen=True):
+class ArrayArgument(ArgumentKind, frozen=True):
     """A device array: a buffer of the caller's, or a workspace."""
 
-    name: str
     dtype: ElementType
     shape: tuple[Expression, ...]
     """Extents over sizes and flags; those of a workspace over parameters and ``device.*``, too."""
-
-    @property
-    def expressions(self) -> tuple[Expression, ...]:
-        """The extents."""
-        return self.shape
 
     def element_type(self, problem_dtype: str, names: Mapping[str, Value]) -> str:
         """Return the name of the element type for a problem of the given dtype, sizes and flags."""
@@ -341,18 +351,10 @@ class BufferArgument(ArrayArgument, frozen=True):
 
 
 class WorkspaceArgument(ArrayArgument, frozen=True):
-    """Device memory that a launch needs for itself and that the caller never sees.
-
-    Attributes
-    ----------
-    shape
-        Extents over sizes, flags, parameters and ``device.*``; if one is 0, a null pointer is passed.
-    zeroed
-        Whether the memory is zero before the first launch and left zero by every launch; otherwise its content is
-        undefined.
-    """
+    """Device memory that a launch needs for itself; if an extent is 0, a null pointer is passed."""
 
     zeroed: bool
+    """Whether it is zero before the first launch and left zero by every launch; otherwise its content is undefined."""
     is_passed: bool = True
     """Whether the kernel takes its address; False for one that is accessed through a tensor map or struct only."""
 
@@ -377,10 +379,9 @@ class WorkspaceArgument(ArrayArgument, frozen=True):
         return Workspace(self.name, self.element_type(problem_dtype, names), self.extents(names), self.zeroed)
 
 
-class ScalarArgument(ArgumentKind, msgspec.Struct, frozen=True):
+class ScalarArgument(ArgumentKind, frozen=True):
     """A value passed by the launch: bound (``M``, ``2 ** step``), or a default that a caller may override."""
 
-    name: str
     dtype: str
     """Name of an element type, or `PROBLEM_DTYPE`."""
     value: Expression | Number
@@ -433,11 +434,6 @@ class ScalarArgument(ArgumentKind, msgspec.Struct, frozen=True):
     def repeats_size(self) -> bool:
         """Whether its value is the size of the same name, so that the two may share the name."""
         return self.binding is not None and self.binding.text == self.name
-
-    @property
-    def expressions(self) -> tuple[Expression, ...]:
-        """The expression that binds it."""
-        return () if self.binding is None else (self.binding,)
 
     def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly | float | complex:
         """Return the value in a reference; the shape of a vector. With ``check``, the check value if there is one."""
@@ -551,10 +547,9 @@ class StructValue(NamedTuple):
     """Offset and target of each pointer."""
 
 
-class StructArgument(ArgumentKind, msgspec.Struct, frozen=True):
+class StructArgument(ArgumentKind, frozen=True):
     """A struct that is passed by value."""
 
-    name: str
     members: tuple[StructMember, ...]
 
     @classmethod
@@ -575,11 +570,6 @@ class StructArgument(ArgumentKind, msgspec.Struct, frozen=True):
 
     def _leaves(self, problem_dtype: str = "float32") -> Iterator[tuple[int, StructMember]]:
         return StructMember(self.name, members=self.members).placed(problem_dtype)
-
-    @property
-    def expressions(self) -> tuple[Expression, ...]:
-        """The expressions of all members."""
-        return tuple(value for _, leaf in self._leaves() for value in leaf.values if isinstance(value, Expression))
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -650,7 +640,6 @@ _Array = TypeVar("_Array", bound=ArrayArgument)
 def _named_array(
     table: Table, entry: str, known: Mapping[str, _Array], what: str = "names no buffer or workspace"
 ) -> _Array:
-    """Return the array that an entry names."""
     target = table.text(entry)
     table.check_known(entry, target, known, what)
     return known[target]
@@ -795,12 +784,10 @@ class TensorMap(msgspec.Struct, frozen=True):
         ]
 
 
-class TensorMapArgument(ArgumentKind, msgspec.Struct, frozen=True):
+class TensorMapArgument(ArgumentKind, frozen=True):
     """A descriptor of a buffer or a workspace for the tensor memory accelerator, passed by value."""
 
-    name: str
     buffer: ArrayArgument
-    """The array that it describes."""
     box: tuple[Expression, ...]
     """Extents, in elements, that one copy moves along each axis of the array."""
     element_strides: tuple[Expression, ...]
@@ -831,27 +818,6 @@ class TensorMapArgument(ArgumentKind, msgspec.Struct, frozen=True):
         swizzle_bytes = table.optional_expression("swizzle_bytes", scope.kinds) or zero
         l2_promotion_bytes = table.optional_expression("l2_promotion_bytes", scope.kinds) or zero
         return cls(name, buffer, box, strides, swizzle_bytes, l2_promotion_bytes)
-
-    def meaning(self) -> dict[str, Any]:
-        """Return the map's part of the space hash."""
-        return {
-            "tensor_map": self.name,
-            "buffer": self.buffer.name,
-            "box": _texts(self.box),
-            "element_strides": _texts(self.element_strides),
-            "swizzle_bytes": self.swizzle_bytes.canonical,
-            "l2_promotion_bytes": self.l2_promotion_bytes.canonical,
-        }
-
-    @property
-    def described_buffer(self) -> str:
-        """Name of the buffer or workspace."""
-        return self.buffer.name
-
-    @property
-    def expressions(self) -> tuple[Expression, ...]:
-        """Box, strides, swizzle and L2 promotion."""
-        return (*self.box, *self.element_strides, self.swizzle_bytes, self.l2_promotion_bytes)
 
     def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
         """Raise if rows of the buffer are not a multiple of 16 bytes apart at the ragged sizes."""
@@ -922,15 +888,14 @@ class Texture(NamedTuple):
         return f"rows of {self.buffer} are {self.pitch_bytes} bytes apart, which textures cannot have; {hint}"
 
 
-class TextureArgument(ArgumentKind, msgspec.Struct, frozen=True):
+class TextureArgument(ArgumentKind, frozen=True):
     """A ``cudaTextureObject_t`` over a buffer: linear memory of one axis, or rows of two."""
 
-    name: str
     buffer: ArrayArgument
     filter: Filter
     address: AddressMode
     read: ReadMode
-    is_normalized: bool
+    normalized: bool
 
     @classmethod
     def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
@@ -959,31 +924,15 @@ class TextureArgument(ArgumentKind, msgspec.Struct, frozen=True):
                 raise table.error("read", f"only integers of 8 and 16 bits are read as fractions, not {possible}")
             if texture.filter == "linear" and texture.read == "element" and dtype.is_integer:
                 raise table.error("filter", f'{possible} is filtered only with read = "normalized_float"')
-        is_fetched = texture.filter == "point" and not texture.is_normalized and texture.address in ("clamp", "border")
+        is_fetched = texture.filter == "point" and not texture.normalized and texture.address in ("clamp", "border")
         if axes == 1 and not is_fetched:
             hint = "a texture of one axis is read with tex1Dfetch, without filter, address and normalized"
             raise table.error("texture", f"{hint}; declare {target} with two axes, [1, n]")
-        if texture.address in ("wrap", "mirror") and not texture.is_normalized:
+        if texture.address in ("wrap", "mirror") and not texture.normalized:
             raise table.error("address", f'address = "{texture.address}" needs normalized = true')
         if fault := texture.texture(scope.problem.dtypes[0], scope.problem.sizes).misalignment:
             raise table.error("texture", fault)
         return texture
-
-    def meaning(self) -> dict[str, Any]:
-        """Return the texture's part of the space hash."""
-        return {
-            "texture": self.name,
-            "buffer": self.buffer.name,
-            "filter": self.filter,
-            "address": self.address,
-            "read": self.read,
-            "normalized": self.is_normalized,
-        }
-
-    @property
-    def described_buffer(self) -> str:
-        """Name of the buffer."""
-        return self.buffer.name
 
     def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
         """Raise if rows of the buffer are not a multiple of 32 bytes apart at the ragged sizes."""
@@ -994,8 +943,7 @@ class TextureArgument(ArgumentKind, msgspec.Struct, frozen=True):
     def texture(self, problem_dtype: str, names: Mapping[str, Value]) -> Texture:
         """Return the texture of a problem."""
         dtype, shape = self.buffer.element_type(problem_dtype, names), self.buffer.extents(names)
-        how = (self.filter, self.address, self.read, self.is_normalized)
-        return Texture(self.name, self.buffer.name, dtype, shape, *how)
+        return Texture(self.name, self.buffer.name, dtype, shape, *msgspec.structs.astuple(self)[2:])
 
 
 Argument = BufferArgument | ScalarArgument | WorkspaceArgument | TensorMapArgument | StructArgument | TextureArgument
@@ -1011,19 +959,13 @@ _KINDS: Mapping[str, type[Argument]] = {
 """Kinds of arguments by the key that identifies their tables."""
 
 _Kind = TypeVar("_Kind", bound=Argument)
+_Declared = TypeVar("_Declared", BufferArgument, WorkspaceArgument)
 
 
 def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]) -> tuple[Argument, ...]:
     """Parse ``[arguments]``, in the order of the kernel's parameters.
 
-    Parameters
-    ----------
-    table
-        The section.
-    scope
-        Names that the arguments may refer to, without the buffers.
-    taken
-        Names of sizes, flags and parameters. A scalar may have the name of the size that it passes.
+    ``taken`` holds the names of sizes, flags and parameters. A scalar may have the name of the size that it passes.
     """
     problem = scope.problem
     sizes = problem.own_names - {*problem.flags}  # a flag is a macro, which would replace the name of a parameter
@@ -1041,18 +983,14 @@ def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]
         if kind is ScalarArgument or (kind is BufferArgument and entries[name].data.get("access") != "out")
     }
     scope = scope._replace(operands=operands)
-    buffers = {
-        name: BufferArgument.parse(entries[name], name, scope)
-        for name, kind in kind_of.items()
-        if kind is BufferArgument
-    }
+
+    def all_of(kind: type[_Declared]) -> dict[str, _Declared]:
+        return {name: kind.parse(entry, name, scope) for name, entry in entries.items() if kind_of[name] is kind}
+
+    buffers = all_of(BufferArgument)
     if not any(buffer.is_written for buffer in buffers.values()):
         raise table.error("", 'no buffer is written; give one access = "out" or "inout"')
-    workspaces = {
-        name: WorkspaceArgument.parse(entries[name], name, scope)
-        for name, kind in kind_of.items()
-        if kind is WorkspaceArgument
-    }
+    workspaces = all_of(WorkspaceArgument)
     scope = scope._replace(buffers=buffers, workspaces=workspaces)
     known: dict[str, Argument] = {**buffers, **workspaces}
     arguments = tuple(known.get(name) or kind_of[name].parse(entry, name, scope) for name, entry in entries.items())
@@ -1104,22 +1042,9 @@ def encode_scalar(scalar: ScalarArgument, value: Any, problem_dtype: str) -> Any
 def encode_value(what: str, value: Any, dtype: Dtype) -> Any:
     """Convert a value to an element type.
 
-    Raise `ArgumentError` if the value is not a number, or does not fit in the type: it is too large, or not an integer
-    for an integer type.
-
-    Parameters
-    ----------
-    what
-        Name of the value, for messages.
-    value
-        A number; for a vector, its components; a complex number may be given as its two parts.
-    dtype
-        The type.
-
-    Returns
-    -------
-    numpy scalar or numpy.ndarray
-        A scalar of the type's storage, or an array of shape (components,).
+    The value is a number, the components of a vector, or the two parts of a complex number; ``what`` names it. The
+    result is a NumPy scalar of the type's storage, or an array of shape (components,). Raise `ArgumentError` if the
+    value is not a number, or does not fit in the type: it is too large, or not an integer for an integer type.
     """
     given = np.asarray(value)
     if dtype.is_complex and given.shape == (2,) and given.dtype.kind in "biuf":

@@ -103,7 +103,6 @@ class InputExpression(msgspec.Struct, frozen=True):
     expression: ArrayExpression
     """The expression, with a name of its own for each generator."""
     generators: Mapping[str, Generator]
-    """Generators by these names."""
 
     @property
     def inputs(self) -> frozenset[str]:
@@ -154,15 +153,10 @@ class InputFile(msgspec.Struct, frozen=True):
         return self.sha256 or self._hash()
 
     def read(self, name: str, shape: tuple[int, ...], dtype: Dtype) -> Array:
-        """Return the content of a buffer.
+        """Return the content of a buffer of a name, the shape of its array and its element type.
 
         Raise `InputError` if the file cannot be read, is no ``.npy`` file, has not the declared hash, or holds another
         type or too few elements.
-
-        Parameters
-        ----------
-        name, shape, dtype
-            Name of the buffer, shape of its array and its element type.
         """
         if self.sha256 and self._hash() != self.sha256:
             raise InputError(f"{self.path}: the SHA-256 is {self._hash()}, but sha256 of {name} is {self.sha256}")

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ from autotile.kernel.functions import (
     COMPARISONS,
     FUNCTIONS,
     OPERATORS,
+    ArrayFunction,
     ExpressionError,
     Kind,
     Operand,
@@ -45,16 +46,9 @@ from autotile.kernel.functions import (
 )
 
 MAX_CHARACTERS = 1000
-"""Maximum length of an expression."""
-
-MAX_STATEMENT_CHARACTERS = 8000
-"""Maximum length of assignments that end in an expression."""
-
-MAX_DEPTH = 100
-"""Maximum nesting depth; a sum of n terms nests n deep."""
-
-MAX_SHOWN = 160
-"""Maximum length of an expression that a message repeats."""
+MAX_STATEMENT_CHARACTERS = 8000  # of assignments that end in an expression
+MAX_DEPTH = 100  # a sum of n terms nests n deep
+MAX_SHOWN = 160  # characters of an expression that a message repeats
 
 _BACKSLASH = chr(92)
 _WORD = re.compile(r"\w+")
@@ -163,13 +157,7 @@ class ExpressionText(msgspec.Struct, frozen=True):
         return self._checked(statement)
 
     def parse_statements(self) -> tuple[list[tuple[str, ast.expr]], ast.expr]:
-        """Parse assignments that end in one expression, ``t = x @ w; maximum(t, 0)``.
-
-        Returns
-        -------
-        tuple
-            Names with the expressions that are assigned to them, in order, and the last expression.
-        """
+        """Parse assignments that end in one expression, ``t = x @ w; maximum(t, 0)``, which is the second result."""
         if ";" not in self.text:
             return [], self.parse()
         statements = self._parsed(
@@ -254,7 +242,6 @@ class Node(NamedTuple):
     ``if`` (condition, value, other value); ``number`` or ``real``, a conversion; ``function``, of Python; or an
     operator or a function of the language, as a text spells it."""
     kind: Kind
-    """Kind of the result."""
     operands: tuple[Node, ...] = ()
     """Operands, which are all whole or all real numbers for an operator or a function of the language."""
     value: Any = None
@@ -442,25 +429,13 @@ _LANGUAGE = (
 
 
 class ExpressionParser:
-    """Converts a syntax tree to nodes; methods raise `ExpressionError` for parts that are not in the language.
-
-    Parameters
-    ----------
-    text
-        Text of the tree, for messages.
-    kinds
-        Kind of each name that the expression may use.
-
-    Attributes
-    ----------
-    names
-        Names used so far.
-    """
+    """Converts a syntax tree to nodes; methods raise `ExpressionError` for parts that are not in the language."""
 
     def __init__(self, text: ExpressionText, kinds: Mapping[str, Kind]) -> None:
         self.text = text
         self.kinds = kinds
         self.names: set[str] = set()
+        """Names used so far."""
 
     def node(self, tree: ast.expr) -> Node:
         """Convert an expression of any kind."""
@@ -640,7 +615,6 @@ class ExpressionParser:
 
 
 def _as_real(node: Node) -> Node:
-    """Return a number as a real number."""
     if node.operation == "constant":
         return Node("constant", "real", value=float(node.value))
     return node if node.kind == "real" else Node("real", "real", (node,))
@@ -657,34 +631,18 @@ class Expression:
     """A parsed scalar expression."""
 
     text: str
-    """Text, on one line."""
     names: frozenset[str]
     """All names in it; device properties as ``"device.sm_count"``."""
     kind: Kind
-    """Kind of the result: ``"number"``, ``"real"``, ``"boolean"`` or ``"string"``."""
     location: Location = field(repr=False, compare=False)
     node: Node = field(repr=False)
 
     def evaluate(self, env: Mapping[str, Any]) -> Any:
-        """Evaluate over scalars or columns.
+        """Evaluate over the value of each of ``names``: Python scalars, or columns that broadcast against each other.
 
-        Parameters
-        ----------
-        env
-            Value of each of ``names``: Python scalars, or arrays of numbers, booleans or strings that broadcast
-            against each other.
-
-        Returns
-        -------
-        int, float, bool, str or numpy.ndarray
-            A Python scalar if all values are scalars, otherwise a read-only array (int64, float64, bool or string) of
-            the broadcast shape.
-
-        Raises
-        ------
-        SpecError
-            A division by zero, an exponent outside 0 to 63, a result that exceeds 64 bits, or a real one that is not
-            finite, in a row that is evaluated. The message gives the values of the names in that row.
+        The result is a Python scalar if all values are, otherwise a read-only array (int64, float64, bool or string) of
+        the broadcast shape. Raise `SpecError` on a division by zero, an exponent outside 0 to 63, a result that exceeds
+        64 bits, or a real one that is not finite, in a row that is evaluated, with the values of the names in that row.
         """
         try:
             value = evaluate(self.node, env, True)
@@ -722,17 +680,7 @@ class Expression:
 
 
 def parse_expression(text: str, kinds: Mapping[str, Kind], location: Location = UNKNOWN_LOCATION) -> Expression:
-    """Parse and check a scalar expression.
-
-    Parameters
-    ----------
-    text
-        The expression.
-    kinds
-        Kind of each name that it may use, including ``device.*``.
-    location
-        Location of the text, for messages.
-    """
+    """Parse and check a scalar expression over the names in ``kinds``, which include ``device.*``."""
     line_of_text = one_line(text)
     parser = ExpressionParser(ExpressionText(line_of_text), kinds)
     with location.reporting(line_of_text):
@@ -741,20 +689,7 @@ def parse_expression(text: str, kinds: Mapping[str, Kind], location: Location = 
 
 
 class ShapeOnly:
-    """Stand-in for an array of which only the shape is known; expressions of it are evaluated to shapes.
-
-    Parameters
-    ----------
-    shape
-        Shape of the array.
-    operands
-        Arrays that it is computed from.
-
-    Attributes
-    ----------
-    largest
-        Number of elements of the largest array among it and all that it is computed from.
-    """
+    """Stand-in for an array of which only the shape is known; expressions of it are evaluated to shapes."""
 
     __slots__ = ("largest", "shape")
 
@@ -762,6 +697,7 @@ class ShapeOnly:
         self.shape = shape
         largest = [operand.largest for operand in operands if isinstance(operand, ShapeOnly)]
         self.largest: int = max(math.prod(shape), *largest, 0)
+        """Number of elements of the largest array among it and all that it is computed from."""
 
     @property
     def ndim(self) -> int:
@@ -817,17 +753,8 @@ def _shape_of(value: Any) -> language.Shape:
     return tuple(value.shape) if is_array(value) else ()
 
 
-def _result_of(
-    context: Context,
-    rule: Callable[..., language.Shape],
-    compute: language.Compute,
-    values: Sequence[Any],
-    kinds: Sequence[str],
-    *,
-    divides: bool,
-    takes_infinity: bool,
-) -> Any:
-    """Check the shape of a result, then compute it unless only shapes are known; parameters as of `ArrayParser`."""
+def _result_of(context: Context, function: ArrayFunction, kinds: Sequence[str], values: Sequence[Any]) -> Any:
+    """Check the shape of a result, then compute it unless only shapes are known."""
     known: list[Any] = []
     operands: list[Any] = []
     for kind, value in zip(kinds, values, strict=True):
@@ -839,19 +766,19 @@ def _result_of(
         else:
             known.append(_shape_of(value))
             operands.append(value)
-    shape = rule(*known)
+    shape = function.shape(*known)
     language.check_size(shape)
     if context.only_shapes and (shape or any(isinstance(operand, ShapeOnly) for operand in operands)):
         for operand in operands:
-            if not is_array(operand) and not takes_infinity and not np.isfinite(operand):
+            if not is_array(operand) and not function.takes_infinity and not np.isfinite(operand):
                 raise ValueError(f"an operand is {operand}, so the result is not finite")
-        if divides and not is_array(operands[1]) and operands[1] == 0:
+        if function.divides and not is_array(operands[1]) and operands[1] == 0:
             raise ValueError("the divisor is zero")
         return ShapeOnly(shape, *operands)
     library = context.library if shape or any(map(is_array, operands)) else np
     if library is np and math.prod(shape) > language.MAX_HOST_ELEMENTS:
         raise ValueError(f"the result would have the shape {shape}, more than half of this machine's memory")
-    result = compute(library, *values)
+    result = function.compute(library, *values)
     if _shape_of(result) != shape:
         raise ValueError(f"the result has the shape {_shape_of(result)}, and not {shape} as expected")
     return result
@@ -870,28 +797,16 @@ _EXAMPLES = {"text": "'edge'", "boolean": "True"}
 
 
 class ArrayParser:
-    """Converts syntax trees to closures; raises `ExpressionError` for what is not in the language.
-
-    Parameters
-    ----------
-    text
-        Text of the tree, for messages.
-    known
-        Names of arrays and scalars.
-    kinds
-        Kind of each name that scalar expressions may use.
-
-    Attributes
-    ----------
-    used
-        Names used so far, without those that the text assigns.
-    """
+    """Converts syntax trees to closures; raises `ExpressionError` for what is not in the language."""
 
     def __init__(self, text: ExpressionText, known: tuple[str, ...], kinds: Mapping[str, Kind]) -> None:
         self.text = text
         self.known = known
+        """Names of arrays and scalars."""
         self.kinds = kinds
+        """Kind of each name that scalar expressions may use."""
         self.used: set[str] = set()
+        """Names used so far, without those that the text assigns."""
         self._locals: set[str] = set()
 
     def program(self) -> Closure:
@@ -937,8 +852,15 @@ class ArrayParser:
             case ast.Name(id=name):
                 hint = "; it is a function" if name in ARRAY_FUNCTIONS else nearest(name, self.known)
                 raise self.text.error(tree, f"unknown name {name!r}{hint} (known: {listing(self.known)})")
+            case ast.UnaryOp(op=ast.USub()):
+                return self._applied(tree, language.NEGATIVE, [self.closure(tree.operand)])
+            case ast.UnaryOp(op=ast.Invert()):
+                return self._applied(tree, language.INVERT, [self.closure(tree.operand)])
+            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+                return self.closure(operand)
             case ast.UnaryOp():
-                return self._unary(tree)
+                self.closure(tree.operand)  # whose errors come first
+                raise self.text.error(tree, "'not' takes a single condition; use ~ for arrays")
             case ast.BinOp():
                 return self._binary(tree)
             case ast.Compare():
@@ -953,37 +875,23 @@ class ArrayParser:
             case ast.Subscript():
                 return self._subscript(tree)
             case ast.Attribute(attr="T"):
-                array = self.closure(tree.value)
-                return self._applied(tree, lambda shape: shape[::-1], language.calls("transpose"), [array])
+                return self._applied(tree, language.REVERSED_AXES, [self.closure(tree.value)])
             case ast.BoolOp():
                 raise self.text.error(tree, "'and' and 'or' take single conditions; combine arrays with & and |")
             case _:
                 raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_ARRAY_LANGUAGE}")
 
-    def _unary(self, tree: ast.UnaryOp) -> Closure:
-        operand = self.closure(tree.operand)
-        match tree.op:
-            case ast.USub():
-                return self._applied(tree, language.same, lambda xp, x: -language.numeric(x), [operand])
-            case ast.UAdd():
-                return operand
-            case ast.Invert():
-                return self._applied(tree, language.same, language.inverted, [operand])
-            case _:
-                raise self.text.error(tree, "'not' takes a single condition; use ~ for arrays")
-
     def _binary(self, tree: ast.BinOp) -> Closure:
         operands = [self.closure(tree.left), self.closure(tree.right)]
         if isinstance(tree.op, ast.MatMult):
-            numeric = language.numeric
+            numeric, dot = language.numeric, ARRAY_FUNCTIONS["dot"]
             return lambda context: self._applied(
-                tree, language.product, lambda xp, a, b: context.matmul(numeric(a), numeric(b)), operands
+                tree, dot._replace(compute=lambda xp, a, b: context.matmul(numeric(a), numeric(b))), operands
             )(context)
-        compute = language.ARRAY_OPERATORS.get(type(tree.op))
-        if compute is None:
+        function = language.ARRAY_OPERATORS.get(type(tree.op))
+        if function is None:
             raise self.text.error(tree, f"this operator is not accepted; {_ARRAY_LANGUAGE}")
-        divides = OPERATORS[type(tree.op)].divides
-        return self._applied(tree, language.elementwise, compute, operands, divides=divides)
+        return self._applied(tree, function, operands)
 
     def _comparison(self, tree: ast.Compare) -> Closure:
         operands = [self.closure(operand) for operand in (tree.left, *tree.comparators)]
@@ -991,13 +899,8 @@ class ArrayParser:
         for comparison, *pair in zip(tree.ops, operands, operands[1:], strict=False):
             if type(comparison) not in COMPARISONS:
                 raise self.text.error(tree, f"'in' and 'is' are not accepted; {_ARRAY_LANGUAGE}")
-            compute = language.calls(COMPARISONS[type(comparison)][2], language.numeric)
-            links.append(self._applied(tree, language.elementwise, compute, pair, takes_infinity=True))
-        result = links[0]
-        for link in links[1:]:
-            both = [result, link]
-            result = self._applied(tree, language.elementwise, language.calls("logical_and"), both)
-        return result
+            links.append(self._applied(tree, language.ARRAY_COMPARISONS[type(comparison)], pair))
+        return reduce(lambda result, link: self._applied(tree, language.BOTH, [result, link]), links)
 
     def _scalar(self, tree: ast.expr, parser: ExpressionParser, node: Node) -> Closure:
         """Return the value of a parsed scalar expression."""
@@ -1032,45 +935,21 @@ class ArrayParser:
             return lambda context: None
         return self._tuple(tree.elts, self._wholes) if isinstance(tree, _LISTS) else self._whole(tree)
 
-    def _applied(
-        self,
-        tree: ast.expr,
-        rule: Callable[..., language.Shape],
-        compute: language.Compute,
-        operands: Sequence[Closure],
-        *,
-        kinds: Sequence[str] = (),
-        divides: bool = False,
-        takes_infinity: bool = False,
-    ) -> Closure:
-        """Return the result of an operation on operands.
-
-        Parameters
-        ----------
-        tree
-            Where errors are.
-        rule, compute
-            Shape of the result, and the result, as of `ArrayFunction`.
-        kinds
-            What each operand is: ``"array"``, which includes numbers, ``"arrays"`` or ``"option"``; by default arrays.
-        divides
-            Whether the last operand must not be a literal zero.
-        takes_infinity
-            Whether the result may be finite although an operand is infinite.
-        """
-        known = kinds or ("array",) * len(operands)
+    def _applied(self, tree: ast.expr, function: ArrayFunction, operands: Sequence[Closure]) -> Closure:
+        """Return the result of a function of operands, with errors at a node."""
+        kinds = function.kinds
 
         def result(context: Context) -> Any:
             values = [operand(context) for operand in operands]
             try:
-                return _result_of(context, rule, compute, values, known, divides=divides, takes_infinity=takes_infinity)
+                return _result_of(context, function, kinds, values)
             except (ValueError, TypeError, IndexError, ArithmeticError, MemoryError, AttributeError) as error:
                 if isinstance(error, MemoryError) and context.library is not np:
                     raise  # of the device's memory; the host's may suffice
                 numbers = int | float | complex | np.generic
                 shown = [x for x in values if is_array(x) or (isinstance(x, numbers) and not isinstance(x, bool))]
                 found = " and ".join(str(_shape_of(value)) for value in shown)
-                if rule in (language.elementwise, language.product):
+                if function.shape in (language.elementwise, language.product):
                     raise self.text.error(tree, f"operands of shape {found} are not compatible: {error}") from None
                 raise self.text.error(tree, f"{error}{f' (of shape {found})' if found else ''}") from None
 
@@ -1086,13 +965,10 @@ class ArrayParser:
         def result(context: Context) -> Any:
             index = [part(context) for part in indices]
             shapes = [_shape_of(part) if is_array(part) else part for part in index]
-            element = self._applied(
-                tree,
-                lambda shape: language.indexed(shape, shapes),
-                lambda xp, x: language.elements_at(xp, x, index),
-                [array],
+            element = ArrayFunction(
+                "x", lambda shape: language.indexed(shape, shapes), lambda xp, x: language.elements_at(xp, x, index)
             )
-            return element(context)
+            return self._applied(tree, element, [array])(context)
 
         return result
 
@@ -1121,25 +997,17 @@ class ArrayParser:
             hint = f"{nearest(called, ARRAY_FUNCTIONS)} (functions: {', '.join(ARRAY_FUNCTIONS)})"
             raise self.text.error(tree, f"{called!r} cannot be called{hint}")
         function = ARRAY_FUNCTIONS[name]
-        kinds: list[str] = []
-        operands: list[Closure] = []
-        for option, argument in self._arguments(tree, name, function):
-            operands.append(self._argument(name, option, argument))
-            is_option = option.startswith("*") or option in language.OPTION_TYPES
-            kinds.append("arrays" if option in ("*arrays", "arrays") else "option" if is_option else "array")
-        takes_infinity = name in language.FINITE_OF_INFINITE
-        return self._applied(
-            tree, function.shape, function.compute, operands, kinds=kinds, takes_infinity=takes_infinity
-        )
+        arguments = self._arguments(tree, name, function)
+        return self._applied(tree, function, [self._argument(name, *argument) for argument in arguments])
 
-    def _arguments(self, tree: ast.Call, name: str, function: language.ArrayFunction) -> list[tuple[str, Any]]:
+    def _arguments(self, tree: ast.Call, name: str, function: ArrayFunction) -> list[tuple[str, Any]]:
         """Return each operand of the signature with its syntax tree, or with the literal of its default."""
         refusal = self.text.error(tree, f"{name} is called as {function.usage(name)}")
         if any(isinstance(argument, ast.Starred) for argument in tree.args) or len(tree.args) > _MAX_ITEMS:
             raise refusal
         given: dict[str, Any] = {}
         positional = list(tree.args)
-        signature = [part.partition("=") for part in function.signature.split()]
+        signature = function.operands
         for option, _, _ in signature:
             if option.startswith("*"):
                 rest = positional[0].elts if len(positional) == 1 and isinstance(positional[0], _LISTS) else positional
@@ -1188,9 +1056,7 @@ class ArrayExpression:
     """A parsed array expression."""
 
     text: str
-    """Text, on one line."""
     names: frozenset[str]
-    """All arrays and scalars in it."""
     location: Location = field(repr=False, compare=False)
     closure: Closure = field(repr=False, compare=False)
 
@@ -1205,23 +1071,13 @@ class ArrayExpression:
         return found
 
     def evaluate(self, env: Mapping[str, Any], matmul: Matmul | None = None) -> Any:
-        """Evaluate the expression.
+        """Evaluate the expression over an array or number, of any dtype, for each of ``names``.
 
-        Raise `SpecError` if shapes are not compatible, an index is out of bounds, or an array would be too large.
-
-        Parameters
-        ----------
-        env
-            Array or number for each of ``names``, of any dtype. Arrays of CuPy are evaluated by CuPy, on their device.
-        matmul
-            Implementation of ``@`` for two matrices or stacks of matrices; None for that of the array library.
-
-        Returns
-        -------
-        numpy.ndarray
-            float64, complex128, int64, uint64 or bool, of the library of the arrays in ``env``; real numbers are
-            float64, and whole numbers exact. Divisions by zero, overflows and logarithms of negative numbers give
-            infinities and NaNs, as on the device. A `ShapeOnly` if one is in ``env``.
+        Arrays of CuPy are evaluated by CuPy, on their device, with ``matmul`` for ``@`` of matrices or stacks of them.
+        The result is an array of the same library: float64, complex128, int64, uint64 or bool, whole numbers exact;
+        or a `ShapeOnly` if one is in ``env``. Divisions by zero, overflows and logarithms of negative numbers give
+        infinities and NaNs, as on the device. Raise `SpecError` if shapes are not compatible, an index is out of
+        bounds, or an array would be too large.
         """
         values = list(env.values())
         library: ModuleType = sys.modules["cupy"] if any(map(_is_on_device, values)) else np
@@ -1237,16 +1093,8 @@ def parse_array_expression(
 ) -> ArrayExpression:
     """Parse and check an array expression, which may begin with assignments: ``t = x @ w; maximum(t, 0)``.
 
-    Parameters
-    ----------
-    text
-        The expression.
-    names
-        Arrays and scalars that the expression may use.
-    kinds
-        Kind of each name that scalar expressions may use: the condition of ``x if c else y``, bounds, shapes.
-    location
-        Location of the text, for messages.
+    ``names`` are the arrays and scalars that it may use, ``kinds`` the names that its scalar expressions may use: the
+    condition of ``x if c else y``, bounds and shapes.
     """
     line_of_text = one_line(text)
     parser = ArrayParser(ExpressionText(line_of_text), tuple(names), kinds or {})

@@ -38,12 +38,9 @@ Shape = tuple[int, ...]
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
-MAX_ARGUMENTS = 20
-"""Maximum number of arguments of a call."""
-MAX_EXPONENT = 63
-"""Every base except -1, 0 and 1 exceeds 64 bits beyond this exponent."""
-MAX_SHIFT = 62
-"""``1 << 63`` exceeds 64 bits."""
+MAX_ARGUMENTS = 20  # of a call
+MAX_EXPONENT = 63  # every base except -1, 0 and 1 exceeds 64 bits beyond it
+MAX_SHIFT = 62  # 1 << 63 exceeds 64 bits
 _TOO_LARGE = "the result does not fit in 64 bits"
 
 
@@ -306,13 +303,10 @@ PLAIN = {each.whole: each.plain for each in (*OPERATORS.values(), *FUNCTIONS.val
 """`ScalarFunction.plain` of each function of whole numbers that has one."""
 
 
-MAX_ELEMENTS = 2**32
-"""Maximum number of elements of an array of an expression: 32 GiB of float64."""
-MAX_OPERATIONS = 2**44
-"""Maximum number of multiplications of a product: minutes on a device."""
+MAX_ELEMENTS = 2**32  # of an array of an expression: 32 GiB of float64
+MAX_OPERATIONS = 2**44  # multiplications of a product: minutes on a device
 MAX_AXES = 16
-MAX_TAPS = 2**14
-"""Maximum number of elements of a filter."""
+MAX_TAPS = 2**14  # elements of a filter
 MAX_HOST_ELEMENTS = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
 """Maximum number of elements of an array on the host: half of the machine's memory, at 8 bytes each."""
 
@@ -393,21 +387,6 @@ _SHIFTS: Mapping[type[ast.operator], Compute] = {
     ast.RShift: lambda a, b: a >> max(b, 0),
 }
 
-ARRAY_OPERATORS: Mapping[type[ast.operator], Compute] = {
-    **{
-        kind: _array_operator(each.array, each.plain or _SHIFTS[kind], "" if each.real else each.usage)
-        for kind, each in OPERATORS.items()
-        if each.array
-    },
-    ast.Div: lambda xp, a, b: xp.divide(numeric(a), numeric(b)),
-    ast.Pow: _array_power,
-}
-
-
-def inverted(xp: ModuleType, x: Any) -> Any:
-    """``~x``: the negation of truth values, or the complement of whole numbers."""
-    return xp.logical_not(x) if has_kind(x, "b") else ~_whole(x, "~")
-
 
 class ArrayFunction(NamedTuple):
     """A function of array expressions."""
@@ -419,6 +398,24 @@ class ArrayFunction(NamedTuple):
     """Shape of the result, from the operands with shapes in place of arrays."""
     compute: Compute
     """The result, from the array library and the operands."""
+    divides: bool = False
+    """Whether the second operand must not be a literal zero."""
+    takes_infinity: bool = False
+    """Whether the result may be finite although an operand is infinite."""
+
+    @property
+    def operands(self) -> list[tuple[str, str, str]]:
+        """Name of each operand, "=" if it may be left out, and its default."""
+        return [part.partition("=") for part in self.signature.split()]
+
+    @property
+    def kinds(self) -> list[str]:
+        """What each operand is: ``"array"``, which includes numbers, ``"arrays"`` or ``"option"``."""
+        options = {name for name, _, _ in self.operands if name.startswith("*") or name in OPTION_TYPES}
+        return [
+            "arrays" if name in ("*arrays", "arrays") else "option" if name in options else "array"
+            for name, _, _ in self.operands
+        ]
 
     def usage(self, name: str) -> str:
         """Return a call, for messages."""
@@ -470,6 +467,32 @@ def calls(name: str, convert: Compute = lambda x: x) -> Compute:
     return lambda xp, *operands: getattr(xp, name)(*map(convert, operands))
 
 
+_choice = partial(ArrayFunction, shape=elementwise, takes_infinity=True)
+
+ARRAY_OPERATORS: Mapping[type[ast.operator], ArrayFunction] = {
+    **{
+        kind: ArrayFunction(
+            "a b",
+            elementwise,
+            _array_operator(each.array, each.plain or _SHIFTS[kind], "" if each.real else each.usage),
+            each.divides,
+        )
+        for kind, each in OPERATORS.items()
+        if each.array
+    },
+    ast.Div: ArrayFunction("a b", elementwise, lambda xp, a, b: xp.divide(numeric(a), numeric(b)), divides=True),
+    ast.Pow: ArrayFunction("a b", elementwise, _array_power),
+}
+ARRAY_COMPARISONS: Mapping[type[ast.cmpop], ArrayFunction] = {
+    kind: _choice("a b", compute=calls(name, numeric)) for kind, (_, _, name) in COMPARISONS.items()
+}
+BOTH = ArrayFunction("a b", elementwise, calls("logical_and"))
+NEGATIVE = ArrayFunction("x", same, lambda xp, x: -numeric(x))
+INVERT = ArrayFunction("x", same, lambda xp, x: xp.logical_not(x) if has_kind(x, "b") else ~_whole(x, "~"))
+"""The negation of truth values, or the complement of whole numbers."""
+REVERSED_AXES = ArrayFunction("x", lambda shape: shape[::-1], calls("transpose"))
+
+
 def _real(xp: ModuleType, x: Any) -> Any:
     return xp.asarray(numeric(x)).astype(np.float64, copy=False)
 
@@ -497,10 +520,7 @@ def _of_axes(name: str, rule: Callable[..., Shape], options: str, convert: Compu
 
 def _along(shape: Shape, axis: Any = None) -> Shape:
     """Return the shape of a scan or a sort along an axis; without an axis, that of the flattened array."""
-    if axis is None:
-        return (math.prod(shape),)
-    _axes(shape, axis)
-    return shape
+    return (math.prod(shape),) if axis is None else _flipped(shape, axis)
 
 
 def _flipped(shape: Shape, axis: Any = None) -> Shape:
@@ -840,10 +860,11 @@ _FLOAT_NAMES = (
     "arctanh floor ceil trunc sign conj real imag square isfinite isnan isinf"
 )
 _REDUCTION_NAMES = "sum prod mean max min std var argmax argmin"
-_BINARY_NAMES = "maximum minimum mod fmod floor_divide arctan2 hypot copysign"
+_BINARY_NAMES = "mod fmod floor_divide arctan2 hypot copysign"
 
 ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
     **{name: ArrayFunction("x", same, calls(name, numeric)) for name in _FLOAT_NAMES.split()},
+    **{name: _choice("a b", compute=calls(name, numeric)) for name in ("maximum", "minimum")},
     **{name: ArrayFunction("a b", elementwise, calls(name, numeric)) for name in _BINARY_NAMES.split()},
     **{name: ArrayFunction("x", same, partial(_special, name)) for name in ("erf", "erfc")},
     **{name: _of_axes(name, _reduced, "axis=None keepdims=False") for name in _REDUCTION_NAMES.split()},
@@ -857,13 +878,11 @@ ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
     "float": ArrayFunction("x", same, lambda xp, x: xp.asarray(x).astype(np.float64)),
     "float32": ArrayFunction("x", same, lambda xp, x: xp.asarray(x).astype(np.float32).astype(np.float64)),
     "pow": ArrayFunction("x exponent", elementwise, _array_power),
-    "where": ArrayFunction(
-        "condition a b", elementwise, lambda xp, condition, a, b: xp.where(xp.asarray(_truth(condition)), a, b)
+    "where": _choice(
+        "condition a b", compute=lambda xp, condition, a, b: xp.where(xp.asarray(_truth(condition)), a, b)
     ),
-    "clip": ArrayFunction(
-        "x low high",
-        elementwise,
-        lambda xp, x, low, high: xp.minimum(xp.maximum(numeric(x), numeric(low)), numeric(high)),
+    "clip": _choice(
+        "x low high", compute=lambda xp, x, low, high: xp.minimum(xp.maximum(numeric(x), numeric(low)), numeric(high))
     ),
     "sort": _of_axes("sort", _along, "axis=-1", lambda x: x),
     "argsort": ArrayFunction(
@@ -924,20 +943,9 @@ ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
 }
 """Functions of array expressions."""
 
-FINITE_OF_INFINITE = ("maximum", "minimum", "where", "clip")
-"""Functions whose result may be finite although an operand is infinite."""
-
 
 def indexed(shape: Shape, index: Sequence[Any]) -> Shape:
-    """Return the shape of ``x[index]``.
-
-    Parameters
-    ----------
-    shape
-        Shape of ``x``.
-    index
-        A whole number, a slice, None, Ellipsis, or the shape of an array of indices (a tuple), for each axis.
-    """
+    """Return the shape of ``x[index]``, whose arrays of indices are given by their shapes, as tuples."""
     parts = list(index) if any(part is ... for part in index) else [*index, ...]
     taken = sum(part is not None and part is not ... for part in parts)
     fits = taken <= len(shape) and sum(part is ... for part in parts) == 1

@@ -31,11 +31,8 @@ from autotile.kernel.functions import Kind
 from autotile.kernel.spec import STEP, KernelSpec, Launch, Step, computed_values, is_entry
 from autotile.kernel.table import Table, describe
 
-MAX_LAUNCHES = 4096
-"""Maximum number of launches of a call."""
-
-MAX_STEPS = 64
-"""Maximum number of steps in a file."""
+MAX_LAUNCHES = 4096  # of a call
+MAX_STEPS = 64  # of a file
 
 _LAUNCH = ("block", "grid", "cluster", "dynamic_smem_bytes", "static_smem_bytes", "min_registers", "cooperative")
 
@@ -71,7 +68,6 @@ class StepLaunch(msgspec.Struct, frozen=True, gc=False):
     """One launch of a call."""
 
     step: int
-    """Index of the step."""
     geometry: LaunchGeometry
     arguments: tuple[str, ...]
     """Names of the arguments that are passed, in order; where arrays are swapped, those whose memory is passed."""
@@ -80,9 +76,7 @@ class StepLaunch(msgspec.Struct, frozen=True, gc=False):
     cluster: tuple[int, int, int] | None = None
     """Blocks of a cluster in x, y, z; None if the step declares none."""
     is_cooperative: bool = False
-    """Whether all blocks must be resident at once."""
     is_main: bool = False
-    """Whether the step is declared to be the main one."""
 
     @property
     def threads(self) -> int:
@@ -198,16 +192,9 @@ class LaunchData(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, spec: KernelSpec, dtype: str, names: Mapping[str, Value]) -> LaunchData:
-        """Evaluate the arguments of a kernel.
+        """Evaluate the arguments of a kernel with the values of `known_names`.
 
         Raise `ConfigError` if a workspace has a negative extent.
-
-        Parameters
-        ----------
-        spec, dtype
-            Kernel and element type of the problem.
-        names
-            Value of every size, flag, parameter and ``device.*``; see `known_names`.
         """
         data = cls(
             tuple(argument.workspace(dtype, names) for argument in spec.workspaces),

@@ -222,17 +222,21 @@ def is_path(name: str) -> bool:
     return name.endswith(".toml") or "/" in name or "\\" in name
 
 
-def _find(name: str, folders: Sequence[Path]) -> Path:
+def find_file(name: str, folders: Sequence[Path]) -> Path | None:
+    """Return the path of the file that a path, or else a name in the folders, denotes; None if there is none."""
+    paths = [folder / f"{name}.toml" for folder in folders]
     if is_path(name):
-        path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises where there is no such user
-        if path.suffix == ".toml" and is_file(path):
-            return path
+        paths = [Path(os.path.expanduser(name))]  # noqa: PTH111 - Path.expanduser raises where there is no such user
+    return next(filter(is_file, paths), None)
+
+
+def _find(name: str, folders: Sequence[Path]) -> Path:
+    path = find_file(name, folders)
+    if path is not None and path.suffix == ".toml":
+        return path
+    if is_path(name):
         raise UnknownKernelError(f"no search-space file {name!r}: expected the path of a .toml file that exists")
-    for folder in folders:
-        path = folder / f"{name}.toml"
-        if is_file(path):
-            return path
-    if any(is_file(folder / f"{name}.toml") for folder in read_settings().operation_folders):
+    if find_file(name, read_settings().operation_folders) is not None:
         raise UnknownKernelError(f"{name} is an operation, not a kernel; name one of its kernels")
     names = kernel_names(folders)
     import difflib  # needed for errors only

@@ -24,10 +24,10 @@ from autotile.core.model import Problem
 from autotile.errors import ProblemError, SpecError, UnknownKernelError, nearest
 from autotile.kernel.expressions import Expression
 from autotile.kernel.functions import Kind
-from autotile.kernel.library import Kernel, is_path, kernel_names, load_kernel
+from autotile.kernel.library import Kernel, find_file, is_path, kernel_names, load_kernel
 from autotile.kernel.parser import KERNEL_NAME, NAME_RULE, parse_defaults, parse_dtypes
 from autotile.kernel.problem import completed_problem
-from autotile.kernel.sources import is_file, read_text
+from autotile.kernel.sources import read_text
 from autotile.kernel.table import Table, describe, read_document
 from autotile.settings import read_settings
 
@@ -52,7 +52,6 @@ class Member(msgspec.Struct, frozen=True):
     """A kernel of an operation."""
 
     name: str
-    """Name of the kernel."""
     kernel: str
     """Name of the kernel, or path of its search-space file."""
     when: Expression | None
@@ -62,7 +61,6 @@ class Member(msgspec.Struct, frozen=True):
     required: Mapping[str, int]
     """Sizes and flags that the kernel lacks, each with the only value for which it computes the operation."""
     dtypes: tuple[str, ...]
-    """Element types for which it is used."""
     measured_only: bool = False
     """Whether it is served only on a GPU on which it was measured."""
 
@@ -96,7 +94,6 @@ class Operation(msgspec.Struct, frozen=True):
 
     name: str
     summary: str
-    """Name, and description in one line."""
     sizes: Mapping[str, int]
     """Every size, flag and condition with its default."""
     flags: tuple[str, ...]
@@ -104,13 +101,9 @@ class Operation(msgspec.Struct, frozen=True):
     conditions: tuple[str, ...]
     """Names that limit how it is computed, 0 or 1."""
     dtypes: tuple[str, ...]
-    """Element types."""
     members: tuple[Member, ...]
-    """Kernels, in the order of the file."""
     libraries: tuple[str, ...]
-    """Names of `LIBRARIES` that compute it."""
     source: str
-    """Name of the file, for messages."""
     digest: str
     """SHA-256 of what is computed: name, sizes, flags and element types."""
 
@@ -216,7 +209,6 @@ def parse_operation(text: str, source: str, *, folder: Path = Path()) -> Operati
 
 
 def _member(table: Table, name: str, operation: Operation, kinds: Mapping[str, Kind], folder: Path) -> Member:
-    """Parse a kernel's table, whose expressions use names of the given kinds."""
     table.allow(("kernel", "when", "sizes", "dtypes", "measured_only"))
     given = table.text("kernel", name)
     path = os.path.expanduser(given)  # noqa: PTH111 - Path.expanduser raises where there is no such user
@@ -273,18 +265,16 @@ def find_operation(name: str) -> Path | None:
 
     A path denotes an operation if the file has a section ``[operation]``. A name that a kernel has denotes the kernel.
     """
-    if not is_path(name) and any(is_file(folder / f"{name}.toml") for folder in read_settings().kernel_folders):
+    if not is_path(name) and find_file(name, read_settings().kernel_folders) is not None:
         return None
     return _find(name)
 
 
 def _find(name: str) -> Path | None:
-    if not is_path(name):
-        found = (folder / f"{name}.toml" for folder in read_settings().operation_folders)
-        return next((path for path in found if is_file(path)), None)
-    path = Path(os.path.expanduser(name))  # noqa: PTH111
-    if is_file(path):
-        with suppress(SpecError):  # the parser of kernels reports what is wrong with it
-            if "operation" in read_document(read_text(path, "file"), str(path)).data:
-                return path
+    path = find_file(name, read_settings().operation_folders)
+    if path is None or not is_path(name):
+        return path
+    with suppress(SpecError):  # the parser of kernels reports what is wrong with it
+        if "operation" in read_document(read_text(path, "file"), str(path)).data:
+            return path
     return None

@@ -76,20 +76,10 @@ def parse_spec(
 ) -> KernelSpec:
     """Parse and check a search-space file.
 
-    Raise `SpecError` if the file is malformed; the message gives the file, the line, the key and the remedy.
-
-    Parameters
-    ----------
-    text
-        Text of the file.
-    source
-        Path of the file, as the user gave it; for a kernel that is written in Python, `python_source`.
-    folder
-        Folder of the files that the arguments name; that of ``source`` if empty.
-    predicates, heuristic_predicates
-        Rules and heuristics of such a kernel that are functions, by their names; see `parse_predicate`.
-    functions
-        Functions of ``[computed]`` by name; None where they are not known.
+    ``source`` is the path of the file as the user gave it, or `python_source`; ``folder`` that of the files which the
+    arguments name, by default the folder of ``source``. A kernel that is written in Python has rules and heuristics
+    that are functions, by name (see `parse_predicate`), and the functions of ``[computed]``. Raise `SpecError` if the
+    file is malformed; the message gives the file, the line, the key and the remedy.
     """
     document = read_document(text, source)
     document.allow(SECTIONS, deprecated=(_FORMER_HEURISTICS,))
@@ -257,7 +247,6 @@ def _shaped(problem: ProblemSection, default: Table, parameters: Sequence[Parame
 
 
 def _computed(table: Table, functions: Mapping[str, ConfigFunction]) -> tuple[Computed, ...]:
-    """Parse the names and kinds of computed values."""
     kinds: Mapping[str, Kind] = {"number": "number", "string": "string"}
     found = []
     for name in table.data:

@@ -218,22 +218,10 @@ def derived_default(
 ) -> dict[str, Value] | None:
     """Return the first valid configuration in the order of distance from the middle of each parameter's values.
 
-    The search is depth-first; a condition is checked as soon as its last parameter has a value.
-
-    Parameters
-    ----------
-    parameters, rules
-        Parameters, and the conditions to meet; those about ``device.*`` are left out.
-    blocks
-        Block dimensions of each step, whose product must be 1 to 1024 where it depends on parameters and sizes only.
-    sizes
-        Default sizes and flags.
-
-    Returns
-    -------
-    dict or None
-        Value of each parameter; None where none is found in the first 200,000 steps. If a rule had no value for a
-        configuration that was examined, its `SpecError` is raised instead.
+    The search is depth-first; a condition is checked as soon as its last parameter has a value. It meets the rules at
+    the default sizes, except those about ``device.*``; and the product of the block dimensions of each step is 1 to
+    1024 where it depends on parameters and sizes only. Return None where none is found in the first 200,000 steps. If a
+    rule had no value for a configuration that was examined, its `SpecError` is raised instead.
     """
     position = {parameter.name: index for index, parameter in enumerate(parameters)}
     known = {*sizes, *position}
@@ -328,14 +316,7 @@ class Workrate(msgspec.Struct, frozen=True):
 
         Operations are compared with the peak of their unit by the figures of the device, fp32 where it is not stated,
         and bytes with the memory bandwidth, as in the roofline model. The larger fraction belongs to the limiter, so
-        that rate is the one given.
-
-        Parameters
-        ----------
-        time_us
-            Time of one run, in microseconds; None if it was not measured.
-        device
-            Device that it was measured on; None if unknown, for a rate without a percentage.
+        that rate is the one given; without a percentage if the device is unknown.
         """
         if time_us is None:
             return NOTHING

@@ -84,7 +84,7 @@ class Buffer:
         shape = self.array.shape if self.shape is None and self.array is not None else self.shape
         table = {"buffer": _element_type(dtype), "shape": listed(shape), "access": self.access}
         given = {"init": self.init, "constant": self.constant, "restore": self.restore or None}
-        return table | {key: value for key, value in given.items() if value is not None} | dict(self.options)
+        return table | _present(given) | dict(self.options)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Scalar:
     def to_table(self) -> dict[str, Any]:
         """Return the argument as in a search-space file."""
         table = {"scalar": _element_type(self.dtype), "value": self.value}
-        return table | ({"check": self.check} if self.check is not None else {}) | dict(self.options)
+        return table | _present({"check": self.check}) | dict(self.options)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,12 @@ class Scratch:
     def to_table(self) -> dict[str, Any]:
         """Return the argument as in a search-space file."""
         table = {"workspace": _element_type(self.dtype), "shape": listed(self.shape)}
-        return table | ({"init": self.init} if self.init is not None else {}) | dict(self.options)
+        return table | _present({"init": self.init}) | dict(self.options)
+
+
+def _present(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries that are not None."""
+    return {key: value for key, value in table.items() if value is not None}
 
 
 def as_array(value: Any) -> NDArray[Any] | None:
@@ -207,16 +212,9 @@ def call_with(
 
 
 def arranged_outputs(returned: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return the outputs by name.
+    """Return the outputs that a function returned by name; raise `InputError` if there are too few or too many.
 
-    Raise `InputError` if there are too few or too many.
-
-    Parameters
-    ----------
-    returned
-        What the function returned: the array of the only output, a tuple or list with one for each, or a mapping.
-    names
-        Names of the outputs, in order.
+    It returns the array of the only output, a tuple or list with one for each of ``names``, or a mapping.
     """
     expected = ", ".join(names)
     if isinstance(returned, Mapping):
@@ -271,16 +269,9 @@ def names_read(function: ConfigFunction, configs: Iterable[Mapping[str, Any]]) -
 
 
 def map_rows(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Return the value of a function in each row of a table, shape (rows,).
+    """Return the value of a function of one row, with plain values, in each row of a table, shape (rows,).
 
     The function is called once for each combination of the values that it reads. It must depend on these alone.
-
-    Parameters
-    ----------
-    function
-        Function of one row: a mapping from each column's name to a plain value.
-    columns
-        Columns of equal length.
     """
     keys: tuple[str, ...] = ()
     rows = len(next(iter(columns.values()), [()]))
@@ -309,18 +300,10 @@ def map_rows(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> N
 def parse_predicate(function: Predicate, parameters: Sequence[str], location: Location) -> Expression:
     """Return a function of parameters as an expression.
 
-    Raise `SpecError` if an argument of the function is not a parameter.
-
-    Parameters
-    ----------
-    function
-        Function whose arguments are named as parameters, or that takes one mapping of all parameters by name. It is
-        called with arrays of equal length, shape (rows,), and returns one boolean for each row. A function that fails
-        with arrays, or returns something else, is called once for each row with plain values instead.
-    parameters
-        Names of all parameters.
-    location
-        Location for messages.
+    Its arguments are named as parameters, or it takes one mapping of all parameters by name. It is called with arrays
+    of equal length, shape (rows,), and returns one boolean for each row. A function that fails with arrays, or returns
+    something else, is called once for each row with plain values instead. Raise `SpecError` if an argument of the
+    function is not a parameter.
     """
     name = getattr(function, "__name__", type(function).__name__)
     shown = "a function" if name == "<lambda>" else f"{name}()"
@@ -380,7 +363,6 @@ class PythonDocument(NamedTuple):
     """A kernel as a search-space file would state it, and what such a file cannot hold."""
 
     document: dict[str, Any]
-    """Tables of the search-space file by name."""
     rules: dict[str, Predicate]
     heuristics: dict[str, Predicate]
     """Rules and heuristics that are functions, by name."""
@@ -418,16 +400,8 @@ def build_document(
 ) -> PythonDocument:
     """Return the document for the arguments of `autotile.kernel`.
 
+    ``kernel``, ``problem`` and ``work`` are further keys of these sections; those that are None or empty are left out.
     Raise `InputError` if an argument has a type that no search-space file could hold.
-
-    Parameters
-    ----------
-    kernel, problem, work
-        Further keys of these sections; those that are None or empty are left out.
-    sections
-        Further sections, which are merged with those that the other arguments make.
-    others
-        As for `autotile.kernel`.
     """
     text, template = _source(source)
     if not (isinstance(entry, str) or (entry is None and steps)):
@@ -492,8 +466,7 @@ def _mapping(value: Any, key: str, kernel: str) -> dict[str, Any]:
 
 def _given(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries that are neither None nor empty."""
-    given = {key: value for key, value in table.items() if value is not None}
-    return {key: value for key, value in given.items() if not isinstance(value, str | Mapping | Sequence) or len(value)}
+    return {k: v for k, v in _present(table).items() if not isinstance(v, str | Mapping | Sequence) or len(v)}
 
 
 def _named_arguments(arguments: Any, entry: str, source: str, kernel: str, *, has_steps: bool) -> dict[str, Any]:
@@ -585,7 +558,7 @@ def _launch(launch: Any, kernel: str) -> dict[str, Any]:
             source=python_source(kernel),
             key="launch",
         )
-    table = {key: value for key, value in (launch or {}).items() if value is not None}
+    table = _present(launch or {})
     return {key: listed(value) if key in ("block", "grid", "cluster") else value for key, value in table.items()}
 
 

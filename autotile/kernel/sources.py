@@ -432,28 +432,8 @@ class OwnSources:
     Files are found too often rather than too rarely: in both folders that the compiler searches before the toolkit's,
     and in branches that the preprocessor skips. The toolkit's headers are identified by the NVRTC version.
 
-    Parameters
-    ----------
-    template, source
-        Path and text of the template.
-    include_folders
-        Further folders of the author's headers, such as those of a library. What is included from them is hashed as it
-        is. Where a macro names an included file, all their text files are.
-    names
-        Identifiers to look for.
-    macro_texts
-        Texts of macros outside of the files, which may name an included file.
-
-    Attributes
-    ----------
-    digest
-        SHA-256 of the files.
-    template_names
-        Names of the template parameters that they declare, without those in folders of further headers.
-    used_names
-        Names of those asked for that are identifiers in them.
-    included
-        The files that the template can include, with the links of their folders resolved.
+    What is included from ``include_folders``, further folders of the author's headers, is hashed as it is; where a
+    macro names an included file, which those in ``macro_texts`` may too, all their text files are.
     """
 
     def __init__(
@@ -481,10 +461,14 @@ class OwnSources:
         self._has_embed_macro = False
         self._names = names
         self.template_names: frozenset[str] = frozenset()
+        """Names of the template parameters that they declare, without those in folders of further headers."""
         self.used_names: frozenset[str] = frozenset()
+        """Those of ``names`` that are identifiers in them."""
         self.included: set[Path] = set()
+        """The files that the template can include, with the links of their folders resolved."""
         self._read_files()
         self.digest = self._digest.hexdigest()
+        """SHA-256 of the files."""
 
     @cached_property
     def _permitted(self) -> tuple[Path, ...]:
@@ -492,7 +476,6 @@ class OwnSources:
         return permitted_folders(self._template, self._include_folders)
 
     def _read_files(self) -> None:
-        """Read the template and all that it includes."""
         while self._waiting or self._headers:
             if self._headers:
                 header = self._headers.pop()
@@ -598,7 +581,7 @@ class OwnSources:
             return
         self._add_tree(self._folder)
         for folder in self._libraries:
-            self._add_library(folder)
+            self._add_tree(folder, are_headers=True)
         while self._read:
             path, code = self._read.pop()
             if path.name.endswith(_NOT_CODE):
@@ -615,44 +598,34 @@ class OwnSources:
             for name in _raw_file(path, *_version(path))[1]:
                 self._add_included(path, name)
 
-    def _add_library(self, folder: Path) -> None:
-        """Add all text files below a folder of further headers."""
-        if any(_is_below(folder, tree) for tree in self._trees):
-            return
-        self._trees.add(folder)
-        total_bytes = 0
-        for path in _tree(folder, _MAX_LIBRARY_ENTRIES):
-            if _is_binary(path) and not self._has_embed_macro:
-                continue
-            version = _version(path)
-            total_bytes += version[1]
-            if total_bytes > _MAX_LIBRARY_BYTES:
-                raise _too_large(folder, f"{_MAX_LIBRARY_BYTES >> 20} MiB of text")
-            self.included.add(path)
-            self._read_headers.append(path)
-            digest, _ = _raw_file(path, *version)
-            self._digest.update(f"{path.relative_to(folder)}\0{digest}".encode(errors="surrogateescape"))
-
-    def _add_tree(self, folder: Path) -> None:
-        """Add all text files below a folder."""
+    def _add_tree(self, folder: Path, *, are_headers: bool = False) -> None:
+        """Add all text files below a folder; those of a folder of further headers as they are."""
         if not os.path.isdir(folder):  # noqa: PTH112 - never raises
             return
         folder = folder.resolve()
         if any(_is_below(folder, tree) for tree in self._trees):
             return
         self._trees.add(folder)
+        limits = (_MAX_LIBRARY_ENTRIES, _MAX_LIBRARY_BYTES) if are_headers else (_MAX_TREE_ENTRIES, _MAX_TREE_BYTES)
+        max_entries, max_bytes = limits
         total_bytes = 0
-        for path in _tree(folder, _MAX_TREE_ENTRIES):
-            if _is_binary(path):
+        for path in _tree(folder, max_entries):
+            name = path.relative_to(folder).as_posix()
+            if _is_binary(path) and not (are_headers and self._has_embed_macro):
                 if self._has_embed_macro:
-                    self._add_embedded(folder / "any", iter([path.relative_to(folder).as_posix()]))
+                    self._add_embedded(folder / "any", iter([name]))
                 continue
-            content = read_bytes(path, "file")
-            total_bytes += len(content)
-            if total_bytes > _MAX_TREE_BYTES:
-                raise _too_large(folder, f"{_MAX_TREE_BYTES >> 20} MiB of text")
+            version, content = _version(path), b"" if are_headers else read_bytes(path, "file")
+            total_bytes += version[1]
+            if total_bytes > max_bytes:
+                raise _too_large(folder, f"{max_bytes >> 20} MiB of text")
             self.included.add(path)
-            self._waiting.append((path, path.relative_to(folder).as_posix(), _text(content)))
+            if are_headers:
+                self._read_headers.append(path)
+                digest, _ = _raw_file(path, *version)
+                self._digest.update(f"{name}\0{digest}".encode(errors="surrogateescape"))
+            else:
+                self._waiting.append((path, name, _text(content)))
 
 
 _RECENT_NS = 2_000_000_000
@@ -791,14 +764,8 @@ def signature_fault(
 ) -> str:
     """Return how the arguments differ from the parameters, as one line; "" if they do not.
 
-    Parameters
-    ----------
-    spec, step, problem_dtype
-        The kernel, the step that launches the function, and the element type of the problem.
-    parameter_bytes
-        Size of each parameter of the compiled function; None if it is not known.
-    source
-        Text of the template, from which the types of the parameters are quoted where they can be read.
+    ``parameter_bytes`` has the size of each parameter of the function that the step launches, as compiled; None if
+    they are not known. The types of the parameters are quoted from the template's text where they can be read.
     """
     if parameter_bytes is None:
         return ""

@@ -268,7 +268,6 @@ class ReferenceKernel(NamedTuple):
     """A kernel that computes the expected outputs."""
 
     entry: str
-    """C++ name of the ``__global__`` function."""
     template: str | None
     """File name of its source, in the folder of the template; None for the template itself."""
     block: tuple[Expression, ...]
@@ -300,7 +299,6 @@ class ReferenceKernel(NamedTuple):
 
 
 def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mapping[str, Kind]) -> ReferenceKernel:
-    """Parse the keys of ``[reference]`` that describe a kernel."""
     entries = table.table("defines", optional=True)
     if len(entries.data) > _MAX_DEFINES:
         raise table.error("defines", f"at most {_MAX_DEFINES} macros are accepted")
@@ -423,11 +421,9 @@ class Reference(NamedTuple):
     reduction: Expression
     """Number of terms summed into each output element; the tolerance grows with its square root."""
     tolerance: float | None
-    """Tolerance that replaces the one computed from dtypes and ``reduction``."""
     tolerances: Mapping[str, Tolerance] = {}
     """Tolerances of single outputs, which take precedence."""
     kernel: ReferenceKernel | None = None
-    """Kernel that computes the outputs."""
     files: Mapping[str, str] = {}
     """File of the values of each output that is not an expression: a ``.npy`` file, at the default sizes."""
     function: str | None = None
@@ -670,7 +666,6 @@ class Step(msgspec.Struct, frozen=True):
     entry: str
     launch: Launch
     arguments: tuple[str, ...]
-    """Names of the arguments that the function takes, in order."""
     when: Expression | None = None
     """Condition on which it is launched; None for always."""
     times: Expression | None = None
@@ -750,12 +745,10 @@ class KernelSpec:
     name: str
     summary: str
     template: str
-    """File name of the template."""
     options: tuple[str, ...]
     build: Build
     """Options as they are given to the compiler, further macros, and the compiler itself."""
     include: tuple[str, ...]
-    """Folders of the author's headers, as written."""
     architecture: str | None
     """The only compilation target, such as ``sm_90a``; None for that of the device."""
     minimum_compute_capability: str | None
@@ -771,28 +764,22 @@ class KernelSpec:
     default: Mapping[str, Value]
     rules: tuple[Rule, ...]
     heuristics: tuple[Rule, ...]
-    """Conditions on the configurations that the search tries; see `Rule.is_heuristic`."""
     steps: tuple[Step, ...]
     """Launches of a call, in order; one step unless the file has ``[[steps]]``."""
     min_occupancy: float
-    """Least occupancy of a compiled candidate, as a fraction of 1."""
     max_spill_bytes: int | None
-    """Maximum of bytes that a compiled candidate spills; None for no limit."""
     arguments: tuple[Argument, ...]
     reference: Reference
     work: Work
     objective: Objective | None
     """Quantity that a search minimises or maximises; None for the time."""
     metrics: tuple[Metric, ...]
-    """Values that are computed for each trial."""
     score_kinds: Mapping[str, Kind]
     """Kind of each size, flag, and parameter that objectives and metrics may use."""
     source: str
     """Path of the file, as the user gave it."""
     text: str
-    """Text of the file."""
     computed: tuple[Computed, ...] = ()
-    """Values that functions compute from the configuration."""
     folder: str = ""
     """Folder of the files that the arguments name."""
 
@@ -873,13 +860,9 @@ class KernelSpec:
         return {argument.name: argument for argument in self.arguments}
 
     buffers = cached_property(lambda self: arguments_of_kind(self.arguments, BufferArgument))
-    """The buffers, in order."""
     scalars = cached_property(lambda self: arguments_of_kind(self.arguments, ScalarArgument))
-    """The scalars, in order."""
     workspaces = cached_property(lambda self: arguments_of_kind(self.arguments, WorkspaceArgument))
-    """The workspaces, in order."""
     tensor_maps = cached_property(lambda self: arguments_of_kind(self.arguments, TensorMapArgument))
-    """The tensor maps, in order."""
 
 
 class Metric(NamedTuple):

@@ -24,20 +24,11 @@ from autotile.kernel.expressions import (
 )
 from autotile.kernel.functions import Kind
 
-MAX_BYTES = 2**20
-"""Maximum size of a file."""
-
-MAX_ENTRIES = 1000
-"""Maximum number of entries in a table or list."""
-
+MAX_BYTES = 2**20  # of a file
+MAX_ENTRIES = 1000  # of a table or list
 MAX_KEY_CHARACTERS = 100
-"""Maximum length of a key."""
-
-_MAX_SHOWN_VALUE = 60
-"""Maximum length of a value that a message repeats."""
-
-MAX_WHOLE_NUMBER = 2**31 - 1
-"""Maximum size or number of bytes; by convention, sizes are passed to kernels as int32."""
+_MAX_SHOWN_VALUE = 60  # characters of a value that a message repeats
+MAX_WHOLE_NUMBER = 2**31 - 1  # by convention, sizes are passed to kernels as int32
 
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\-\"']+)\s*=")
 _Path: TypeAlias = "tuple[_Path, str] | None"
@@ -49,9 +40,7 @@ class Table(msgspec.Struct, frozen=True):
     """A table of the file. Methods that read a key raise `SpecError` if it is missing or has the wrong type."""
 
     source: str
-    """Name of the file."""
     lines: Mapping[str, int]
-    """Line of each key of the file."""
     key: str
     data: Mapping[str, Any]
 
@@ -292,17 +281,7 @@ def _key_lines(text: str) -> dict[str, int]:
 
 
 def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
-    """Check the names that the keys of a table define, and add them to ``taken``.
-
-    Parameters
-    ----------
-    table
-        Table whose keys are names.
-    what
-        Noun for each of them, such as ``"a parameter"``.
-    taken
-        Names that are already defined, with their nouns.
-    """
+    """Check the names that the keys of a table define, and add them to ``taken`` with a noun such as "a parameter"."""
     note = "; it need not be the name in the source" if what == "an argument" else ""
     for name in table.data:
         table.check_identifier(name)
@@ -324,9 +303,7 @@ class ProblemSection(msgspec.Struct, frozen=True):
     ragged: Mapping[str, int]
     """Default and ragged sizes, with the flags at their defaults."""
     flags: tuple[str, ...]
-    """Names that are 0 or 1."""
     dtypes: tuple[str, ...]
-    """Element types that the kernel supports."""
     parameters: Mapping[str, Kind] = {}
     """Kinds of the parameters that shapes and references may use; ``sizes`` and ``ragged`` hold a value of each."""
 

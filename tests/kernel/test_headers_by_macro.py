@@ -120,20 +120,19 @@ def test_a_changed_header_is_compiled(own: Own, text: str) -> None:
     assert cache.get_or_compile(second).cubin_hash != before.cubin_hash
 
 
-def test_a_header_of_one_value_of_a_parameter(own: Own) -> None:
-    """The configuration that is compiled need not be the default."""
-    own.write("#define STR(x) #x\n#define NAMED(x) STR(x)\n#include NAMED(NAME.h)")
-    (own.folder / "y.h").write_text("#define VALUE 3\n")
-    first = own.job(NAME="y")
-    (own.folder / "y.h").write_text("#define VALUE 4\n")
-    assert own.job(NAME="y").key != first.key
-
-
-def test_a_header_that_appears(own: Own) -> None:
-    own.write('#define H "new.h"\n#if __has_include(H)\n#define VALUE 2\n#else\n#define VALUE 1\n#endif')
-    before = own.job().key
-    (own.folder / "new.h").write_text("")
-    assert own.job().key != before
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        # chosen by a parameter: the configuration that is compiled need not be the default
+        ("y.h", "#define STR(x) #x\n#define NAMED(x) STR(x)\n#include NAMED(NAME.h)"),
+        ("new.h", '#define H "new.h"\n#if __has_include(H)\n#define VALUE 2\n#else\n#define VALUE 1\n#endif'),
+    ],
+)
+def test_a_header_that_appears(own: Own, name: str, text: str) -> None:
+    own.write(text)
+    before = own.job(NAME="y").key
+    (own.folder / name).write_text("#define VALUE 3\n")
+    assert own.job(NAME="y").key != before
 
 
 @pytest.mark.parametrize(

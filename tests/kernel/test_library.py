@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,47 +105,22 @@ def test_the_search_space_is_no_part_of_the_hash(scale_toml: Path) -> None:
     assert source_hash(scale_toml) == before
 
 
-class TestIncludes:
-    """A header of the author is hashed wherever the compiler finds it."""
-
-    @pytest.fixture
-    def header(self, scale_toml: Path) -> Path:
-        """``deep/inner.cuh`` includes ``outer.cuh``, which is in the folder of the template."""
-        folder = scale_toml.parent
-        (folder / "deep").mkdir()
-        (folder / "deep" / "inner.cuh").write_text('#pragma once\n#include "outer.cuh"\n')
-        (folder / "outer.cuh").write_text("#pragma once\n#define TWICE(x) (2 * (x))\n")
-        return folder / "outer.cuh"
-
-    @pytest.mark.parametrize(
-        "line", ['#include "deep/inner.cuh"', "#include <deep/inner.cuh>", '# include  "outer.cuh"']
-    )
-    def test_a_change_in_it_changes_the_hash(self, scale_toml: Path, header: Path, line: str) -> None:
-        template = scale_toml.with_suffix(".cu")
-        template.write_text(f"{line}\n{template.read_text()}")
-        before = source_hash(scale_toml)
-        header.write_text(header.read_text().replace("2 * (x)", "(x) + (x)"))
-        assert source_hash(scale_toml) != before
-        header.write_text("// a comment\n" + header.read_text().replace("(x) + (x)", "2 * (x)"))
-        assert source_hash(scale_toml) == before
-
-    @pytest.mark.parametrize("lines", ['#include "a.cuh"\n', "#include <cuda_fp16.h>\n#include <cuda/std/array>\n"])
-    def test_headers_that_include_each_other_end_and_the_toolkits_are_not_read(
-        self, scale_toml: Path, lines: str
-    ) -> None:
-        for name, other in ("ab", "ba"):
-            (scale_toml.parent / f"{name}.cuh").write_text(f'#pragma once\n#include "{other}.cuh"\n')
-        template = scale_toml.with_suffix(".cu")
-        template.write_text(lines + template.read_text())
-        assert len(source_hash(scale_toml)) == 64
-
-
 class TestFormsOfIncludes:
     """What the compiler reads is hashed, however the directive is spelled."""
 
     @pytest.fixture
     def folder(self, scale_toml: Path) -> Path:
         return scale_toml.parent
+
+    @pytest.mark.parametrize("lines", ['#include "a.cuh"\n', "#include <cuda_fp16.h>\n#include <cuda/std/array>\n"])
+    def test_headers_that_include_each_other_end_and_the_toolkits_are_not_read(
+        self, scale_toml: Path, folder: Path, lines: str
+    ) -> None:
+        for name, other in ("ab", "ba"):
+            (folder / f"{name}.cuh").write_text(f'#pragma once\n#include "{other}.cuh"\n')
+        template = scale_toml.with_suffix(".cu")
+        template.write_text(lines + template.read_text())
+        assert len(source_hash(scale_toml)) == 64
 
     @pytest.mark.parametrize(
         "lines",
@@ -174,6 +150,7 @@ class TestFormsOfIncludes:
             '#include "deep/inner.h"',
             "#include <deep/inner.h>",
             "#include <deep//x.h>",
+            '# include  "x.h"',
             '#define NUMBER 1\'000\n#define QUOTE \'"\'\n#define URL "/*"\n#include "x.h" // */',
             'inline constexpr char text[] = R"(/*)";\n#include "x.h"\nstatic_assert(sizeof(text) == 3 /* */);',
             'inline constexpr char text[] = R"a(\\")"/*)a";\n#include "x.h"\nstatic_assert(sizeof(text) == 7 /* */);',
@@ -195,6 +172,10 @@ class TestFormsOfIncludes:
             cubin = compile_cubin(CompileJob(source, "hash", str(template), "f", "sm_90", options)).cubin
             found.add((source_hash(scale_toml), cubin))
         assert len({key for key, _ in found}) == len({cubin for _, cubin in found}) == 2
+        before = source_hash(scale_toml)
+        for name in ("x.h", "deep/x.h", "outer.h"):
+            (folder / name).write_text("// a comment\n#define VALUE 2\n")
+        assert source_hash(scale_toml) == before
 
     def test_a_link_includes_what_is_beside_it(self, scale_toml: Path, folder: Path) -> None:
         for name in ("links", "deep"):
@@ -290,32 +271,33 @@ class TestFormsOfIncludes:
         with pytest.raises(InputError, match=r"the included file .*x\.h is larger than 16 MiB"):
             source_hash(scale_toml)
 
-    @pytest.mark.parametrize(
-        "line", ['#define HEADER "x.h"\n#include HEADER', '#define HEADER "/dev/zero"\n#include HEADER']
-    )
-    def test_only_regular_files_are_opened(self, scale_toml: Path, folder: Path, line: str) -> None:
+    @pytest.fixture
+    def special_files(self, folder: Path) -> Iterator[None]:
         os.mkfifo(folder / "x.h")
         (folder / "zero").symlink_to("/dev/zero")
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(os.path.relpath(folder / "socket.h"))
-            scale_toml.with_suffix(".cu").write_text(f"{line}\n")
-            assert len(source_hash(scale_toml)) == 64
+            yield
+
+    @pytest.mark.parametrize(
+        "line", ['#define HEADER "x.h"\n#include HEADER', '#define HEADER "/dev/zero"\n#include HEADER']
+    )
+    @pytest.mark.usefixtures("special_files")
+    def test_only_regular_files_are_opened(self, scale_toml: Path, line: str) -> None:
+        scale_toml.with_suffix(".cu").write_text(f"{line}\n")
+        assert len(source_hash(scale_toml)) == 64
 
     @pytest.mark.parametrize(
         "name", ["x.h", "zero", "/dev/zero", "socket.h", "/proc/self/environ", "link.h", "/etc/passwd"]
     )
-    def test_what_must_not_be_included(self, scale_toml: Path, folder: Path, tmp_path: Path, name: str) -> None:
+    @pytest.mark.usefixtures("special_files")
+    def test_what_must_not_be_included(self, scale_toml: Path, folder: Path, name: str) -> None:
         """A pipe would block the compiler, and an error shows lines of the file."""
-        os.mkfifo(folder / "x.h")
-        (folder / "zero").symlink_to("/dev/zero")
         (folder / "link.h").symlink_to("/etc/passwd")
-        template = scale_toml.with_suffix(".cu")
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(os.path.relpath(folder / "socket.h"))
-            template.write_text('\n#include "between.h"\n')
-            (folder / "between.h").write_text(f'// one\n// two\n#include "{name}"\n')
-            with pytest.raises(InputError, match=rf"between\.h:3: '{name}' is .*; (include a regular|copy it into)"):
-                source_hash(scale_toml)
+        scale_toml.with_suffix(".cu").write_text('\n#include "between.h"\n')
+        (folder / "between.h").write_text(f'// one\n// two\n#include "{name}"\n')
+        with pytest.raises(InputError, match=rf"between\.h:3: '{name}' is .*; (include a regular|copy it into)"):
+            source_hash(scale_toml)
 
     @pytest.mark.parametrize("around", [True, False])
     def test_hidden_files_and_the_home_folder_are_out_of_reach(

@@ -302,20 +302,6 @@ def test_an_out_buffer_holds_nothing_to_read() -> None:
         parse_spec(MINIMAL.replace('Y = "X"', 'Y = "X + Y"'), "copy.toml")
 
 
-@pytest.mark.parametrize("section", ["kernel", "problem", "parameters", "launch", "arguments", "reference"])
-def test_sections_that_must_be_there(section: str) -> None:
-    lines = SGEMM.split("\n\n")
-    without = "\n\n".join(block for block in lines if not block.startswith(f"[{section}]"))
-    assert f"the section [{section}] is missing" in refusal(without).problem
-
-
-def test_unknown_sections() -> None:
-    error = refusal(SGEMM + "\n[limit]\nx = 1\n")
-    assert error.key == "limit"
-    assert "unknown section 'limit'; did you mean 'limits'?" in error.problem
-    assert error.line == SGEMM.count("\n") + 2
-
-
 def test_a_fault_in_an_expression_has_a_line_a_column_and_a_caret() -> None:
     error = refusal(edited("max(BM, BN)", "max(BM, BQ)"))
     number = 1 + SGEMM[: SGEMM.index("squarish =")].count("\n")
@@ -353,6 +339,12 @@ def test_lines_are_found_in_every_way_of_writing_a_table_and_of_a_fault_of_the_s
 
 # --- texts that are not search-space files
 
+MUST_BE_THERE = ("kernel", "problem", "parameters", "launch", "arguments", "reference")
+
+
+def without(section: str) -> str:
+    return "\n\n".join(block for block in SGEMM.split("\n\n") if not block.startswith(f"[{section}]"))
+
 
 @pytest.mark.parametrize(
     ("text", "part"),
@@ -373,6 +365,12 @@ def test_lines_are_found_in_every_way_of_writing_a_table_and_of_a_fault_of_the_s
         ('"a\\u001b[2J" = 1', "'a\\x1b[2J' is not a valid key"),
         ("[kernel]\n" + "k" * 101 + " = 1", "at most 100 printable characters"),
         ('x = """\n[' + " " * 100_000 + '\n"""', "unknown section 'x'"),
+        (SGEMM + "\n[limit]\nx = 1\n", "unknown section 'limit'; did you mean 'limits'?"),
+        (
+            edited("[rules]\n", "[rules]\n" + "".join(f'r{n} = "BM > 0"\n' for n in range(1001))),
+            "1003 entries, at most",
+        ),
+        *((without(name), f"the section [{name}] is missing") for name in MUST_BE_THERE),
     ],
 )
 def test_what_is_no_such_file(text: str, part: str) -> None:
@@ -393,11 +391,6 @@ def test_a_file_whose_lines_look_like_long_keys_takes_little_memory() -> None:
         finally:
             tracemalloc.stop()
         assert peak < 20 * 2**20
-
-
-def test_too_many_entries() -> None:
-    rules = "".join(f'r{number} = "BM > 0"\n' for number in range(1001))
-    assert "1003 entries, at most 1000" in refusal(edited("[rules]\n", "[rules]\n" + rules)).problem
 
 
 @settings(deadline=None, max_examples=80)

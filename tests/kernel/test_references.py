@@ -110,7 +110,6 @@ def test_tolerances() -> None:
         (OUTPUTS + "\nblock = [16]", "block belongs to a reference kernel"),
         ('kernel = "naive; }"\nblock = [1]\ngrid = [1]', "the name of a __global__ function"),
         ('kernel = "naive"\nblock = [1]', "grid"),
-        ('kernel = "naive"\nblock = [1]\ngrid = ["K / 2"]', "ceil_div"),
         (KERNEL + '\ntemplate = "../naive.cu"', "a bare file name"),
         (KERNEL + '\nelement_type = "float32"', 'expected "float64"'),
         (KERNEL + '\narguments = ["A", "B"]', "the buffer 'C' is written by the kernel; add it"),
@@ -123,7 +122,6 @@ def test_tolerances() -> None:
         (OUTPUTS + "\ntolerance = { C = { absolute = -1.0 } }", "from 0"),
         (OUTPUTS + "\ntolerance = { C = 0 }", "above 0"),
         (OUTPUTS + '\nunchecked = ["X"]', "no buffer that is written"),
-        ("outputs = {}", "the buffer 'C' is written but has no reference"),
     ],
 )
 def test_refusals(reference: str, said: str) -> None:
@@ -159,12 +157,10 @@ class TestShapes:
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            ("sum(C, 2)", "axis 2 is out of bounds for an array of 2 axes"),
             ("sum(A @ B, 0)", "the result has the shape (4096,), but the buffer C has (4096, 4096), at M=4096"),
             ("transpose(A @ B)", "the result has the shape (277, 389), but the buffer C has (389, 277), at M=389"),
             ("A @ B + C / 0", "the divisor is zero"),
             ("A @ B + C * (1 / 0)", "an operand is inf, so the result is not finite"),
-            ("shift(C, 1)", "takes 2 offsets, got 1"),
             ("alpha", "the result has the shape ()"),
         ],
     )

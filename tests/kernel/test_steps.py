@@ -1,6 +1,7 @@
 """Several kernels that make up one computation: parsing, what a call launches, the limits, and the hash."""
 
 import pytest
+from spec_samples import refused
 
 from autotile.core.device import device_profile
 from autotile.core.model import Value
@@ -190,14 +191,9 @@ def test_the_hash_covers_a_step(old: str, new: str) -> None:
     ],
 )
 def test_errors_name_the_step_and_its_line(old: str, new: str, key: str, said: str) -> None:
-    text = HEAD + STEPS.replace(old, new) + TAIL
-    with pytest.raises(SpecError) as caught:
-        parse_spec(text, "scan.toml")
-    assert said in caught.value.problem
-    assert caught.value.key == key
-    number = caught.value.line
+    number = refused(HEAD + STEPS + TAIL, old, new, key, said).line
     assert number is not None
-    near = "\n".join(text.splitlines()[number - 1 : number + 2])
+    near = "\n".join((HEAD + STEPS.replace(old, new) + TAIL).splitlines()[number - 1 : number + 2])
     assert near.startswith("block =" if key == "arguments.block" else new.partition(" ")[0] or "[[steps]]")
 
 
