@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, cycle, pairwise
+from itertools import cycle, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -109,35 +109,32 @@ def finals_chart(study: StudyData) -> Chart:
             text = f"{with_units(label(measured_text(default.trial)))} \N{RIGHTWARDS ARROW}"
             place = {"x": 1, "xref": "paper", "xanchor": "right", "y": finalist_label(default), "yref": "y"}
             notes.append({**place, "text": text, "showarrow": False, "font": {"color": INK, "size": 12}})
-    traces = []
-    for name, symbol, color, belongs in (
-        ("winner", "circle", ACCENT, [one.rank == 1 for one in ranked]),
-        ("ties with the winner", "circle-open", ACCENT, [one.is_tie and not one.is_default for one in ranked]),
-        ("default", "diamond", INK, [one.is_default and one.rank > 1 for one in ranked]),
-        ("slower", "circle", MUTED, [not one.is_tie and not one.is_default and one.rank > 1 for one in ranked]),
-    ):
-        if chosen := list(compress(ranked, belongs)):
-            times = [(one.trial.time_us or 0.0, *_bounds(one.trial)) for one in chosen]
-            trace = points(
-                [time_us for time_us, _, _ in times],
-                [finalist_label(one) for one in chosen],
-                name=name,
-                symbol=symbol,
-                color=color,
-                size=8,
-                marker={"line": {"color": color, "width": 2}},
-                error_x=error_bars(times, color=color, thickness=3, width=7),
-                hover=[
-                    hover_text(
-                        finalist_label(one),
-                        measured_text(one.trial),
-                        f"{one.ratio.value:.4f} x the winner's time" if one.ratio is not None and one.rank > 1 else "",
-                        config_text(one.trial.config),
-                    )
-                    for one in chosen
-                ],
-            )
-            traces.append(trace)
+    marks = {}
+    for one in ranked:
+        ratio = f"{one.ratio.value:.4f} x the winner's time" if one.ratio is not None and one.rank > 1 else ""
+        hover = hover_text(finalist_label(one), measured_text(one.trial), ratio, config_text(one.trial.config))
+        marks[one.rank] = (one.trial.time_us or 0.0, finalist_label(one), hover)
+    kinds = (
+        ("winner", "circle", ACCENT, [one for one in ranked if one.rank == 1]),
+        ("ties with the winner", "circle-open", ACCENT, [one for one in ranked if one.is_tie and not one.is_default]),
+        ("default", "diamond", INK, [one for one in ranked if one.is_default and one.rank > 1]),
+        ("slower", "circle", MUTED, [one for one in ranked if not one.is_tie and not one.is_default and one.rank > 1]),
+    )
+    traces = [
+        points(
+            [marks[one.rank] for one in chosen],
+            name=name,
+            symbol=symbol,
+            color=color,
+            size=8,
+            width=2,
+            error_x=error_bars(
+                [(one.trial.time_us or 0.0, *_bounds(one.trial)) for one in chosen], color=color, thickness=3, width=7
+            ),
+        )
+        for name, symbol, color, chosen in kinds
+        if chosen
+    ]
     band = {"x0": low, "x1": high, "y0": 0, "y1": 1, "xref": "x", "yref": "paper", "layer": "below"}
     made = figure(
         traces,
@@ -327,22 +324,22 @@ def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "tr
     quantity = label(study.settings.objective) if study.settings.objective else TIME_AXIS
     outcomes = np.array([str(one.trial.outcome) for one in study.trials])
     above = np.full(len(xs), float(np.nanmax(scores)) * 1.08)  # where the failed trials are drawn
-    traces = []
+    traces, go = [], load_plotly()
     for chosen, text, symbol, color, ys in (
         (drawn & timed & (outcomes == str(Outcome.OK)), "measured", "circle", SOFT, scores),
         (drawn & timed & (outcomes == str(Outcome.PRUNED)), "dropped as slow", "circle-open", FAINT, scores),
         (drawn & ~timed, "failed", "x-thin-open", MUTED, above),
     ):
-        if chosen.any():
-            hover = []
-            for index in np.flatnonzero(chosen).tolist():
-                trial = study.trials[index].trial
-                failed = f"{str(trial.outcome).replace('_', ' ')}: {trial.reason}" if not trial.outcome.has_time else ""
-                lines = (f"trial {index + 1:,}", measured_text(trial), failed, config_text(trial.config))
-                hover.append(hover_text(*lines))
-            traces.append(points(xs[chosen], ys[chosen], name=text, symbol=symbol, color=color, size=6, hover=hover))
+        hover = []
+        for index in np.flatnonzero(chosen).tolist():
+            trial = study.trials[index].trial
+            failed = f"{str(trial.outcome).replace('_', ' ')}: {trial.reason}" if not trial.outcome.has_time else ""
+            lines = (f"trial {index + 1:,}", measured_text(trial), failed, config_text(trial.config))
+            hover.append(hover_text(*lines))
+        if hover:
+            marks = {"mode": "markers", "marker": {"symbol": symbol, "color": color, "size": 6}}
+            traces.append(go.Scatter(x=xs[chosen], y=ys[chosen], name=text, hovertext=hover, hoverinfo="text", **marks))
     line = {"color": ACCENT, "width": 2.5, "shape": "hv"}
-    go = load_plotly()
     traces.append(go.Scatter(x=xs, y=best, mode="lines", line=line, name="best so far", hoverinfo="skip"))
     expected, stopped = "", study.summary.stopped
     if stopped is not None and stopped.expected_gain is not None and stopped.more_trials:
@@ -509,17 +506,16 @@ def time_by_parameter_chart(study: StudyData, name: str) -> Chart:
         whiskerwidth=0.4,
         hoverinfo="y",
     )
+    hover = [
+        hover_text(f"{name} = {value}", f"fastest {low:,.6g} {MICRO_S}", plural(len(each), "trial"))
+        for value, low, each in zip(values, fastest, times, strict=True)
+    ]
     marks = points(
-        names,
-        fastest,
+        zip(names, fastest, hover, strict=True),
         name="",
         symbol="line-ew-open",
         color=[ACCENT if low == best else INK for low in fastest],
         size=8,
-        hover=[
-            hover_text(f"{name} = {value}", f"fastest {low:,.6g} {MICRO_S}", plural(len(each), "trial"))
-            for value, low, each in zip(values, fastest, times, strict=True)
-        ],
     )
     made = figure(
         [boxes, marks],
@@ -707,29 +703,17 @@ def front_chart(study: StudyData) -> Chart:
     axes = [_OBJECTIVE_AXES.get(name, name) for name in study.objectives]
     best = sorted(((trial, values) for trial, values, is_on_front in found if is_on_front), key=lambda pair: pair[1])
     others = [(trial, values) for trial, values, is_on_front in found if not is_on_front][:_MAX_POINTS]
-    traces = [
-        points(
-            [values[0] for _, values in chosen],
-            [values[1] for _, values in chosen],
-            name=name,
-            symbol="circle",
-            color=color,
-            size=size,
-            mode=mode,
-            line={"color": color, "shape": "hv", "width": 2},
-            hover=[
-                hover_text(
-                    *(f"{axis}: {value:.6g}" for axis, value in zip(axes, values, strict=True)),
-                    config_text(trial.config),
-                )
-                for trial, values in chosen
-            ],
-        )
-        for name, chosen, mode, color, size in (
-            ("dominated", others, "markers", FAINT, 6),
-            ("front", best, "lines+markers" if len(axes) == 2 else "markers", ACCENT, 9),
-        )
-    ]
+    traces = []
+    for name, chosen, mode, color, size in (
+        ("dominated", others, "markers", FAINT, 6),
+        ("front", best, "lines+markers" if len(axes) == 2 else "markers", ACCENT, 9),
+    ):
+        marks = []
+        for trial, values in chosen:
+            lines = (f"{axis}: {value:.6g}" for axis, value in zip(axes, values, strict=True))
+            marks.append((values[0], values[1], hover_text(*lines, config_text(trial.config))))
+        line = {"color": color, "shape": "hv", "width": 2}
+        traces.append(points(marks, name=name, symbol="circle", color=color, size=size, mode=mode, line=line))
     made = figure(traces, height=380, x={"title": axes[0]}, y={"title": axes[1]}, showlegend=True)
     rows = [(*(f"{value:.6g}" for value in values), config_text(trial.config)) for trial, values in best]
     more = f" The chart shows the first two of {len(axes)} objectives." if len(axes) > 2 else ""
@@ -781,17 +765,9 @@ def roofline_chart(studies: StudyData | Sequence[StudyData]) -> Chart:
         ("default", "diamond", INK),
         ("winner", "circle", ACCENT),
     ):
-        if chosen := [point for point in found if point[0] == name]:
-            trace = points(
-                [intensity for _, _, intensity, _, _ in chosen],
-                [rate for _, _, _, rate, _ in chosen],
-                name=name if alone else "winners",
-                symbol=symbol,
-                color=color,
-                size=10,
-                hover=[hover_text(text, measured_text(trial)) for _, trial, _, _, text in chosen],
-            )
-            traces.append(trace)
+        marks = [(x, y, hover_text(text, measured_text(trial))) for kind, trial, x, y, text in found if kind == name]
+        if marks:
+            traces.append(points(marks, name=name if alone else "winners", symbol=symbol, color=color, size=10))
     rates = [rate for trace in traces for rate in trace.y]
     made = figure(
         traces,
@@ -870,25 +846,18 @@ def family_loss_chart(stored: StoredRule) -> Chart:
     names = [name for name in rule.points[0].sizes if len({point.sizes[name] for point in rule.points}) > 1]
     placed = [(math.prod(point.sizes[name] for name in names), point) for point in rule.points]
     placed.sort(key=lambda pair: pair[0])
-    served = [(x, point, point.loss) for x, point in placed]
-    held_out = [(x, point, point.held_out) for x, point in placed if point.held_out is not None]
-    traces = [
-        points(
-            [x for x, _, _ in chosen],
-            [100 * loss for _, _, loss in chosen],
-            name=name,
-            symbol=symbol,
-            color=color,
-            size=9,
-            marker={"line": {"color": color, "width": 2}},
-            hover=[hover_text(sizes_text(point.sizes), f"loss {percent_text(loss)}") for _, point, loss in chosen],
-        )
-        for name, symbol, color, chosen in (
-            ("served by the rule", "circle", ACCENT, served),
-            ("of a rule learned without the size", "circle-open", MUTED, held_out),
-        )
-        if chosen
-    ]
+    traces = []
+    for name, symbol, color, losses in (
+        ("served by the rule", "circle", ACCENT, [point.loss for _, point in placed]),
+        ("of a rule learned without the size", "circle-open", MUTED, [point.held_out for _, point in placed]),
+    ):
+        marks = [
+            (x, 100 * loss, hover_text(sizes_text(point.sizes), f"loss {percent_text(loss)}"))
+            for (x, point), loss in zip(placed, losses, strict=True)
+            if loss is not None
+        ]
+        if marks:
+            traces.append(points(marks, name=name, symbol=symbol, color=color, size=9, width=2))
     across = " \N{MULTIPLICATION SIGN} ".join(names) if names else "problem"
     xs = [x for x, _ in placed]
     made = figure(

@@ -433,28 +433,19 @@ def changes_chart(found: DatabaseComparison) -> Chart:
     drawn = every if len(every) <= _MAX_DRAWN else [*every[:half], *every[-half:]]
     traces = []
     for verdict, (name, symbol, color) in _VERDICTS.items():
-        chosen = [(text, one, ratio) for text, (one, ratio) in drawn if one.verdict == verdict]
-        if not chosen:
-            continue
-        percent = [[100 * (value - 1) for value in (r.value, r.low, r.high)] for _, _, r in chosen]
-        hover = []
-        for _, one, ratio in chosen:
-            a, b = (config_text(side.trial.config) or NOTHING for side in (one.a, one.b))
-            times = with_units(f"{_best_time(one.a)} -> {_best_time(one.b)}: {_change_text(ratio)}")
-            configs = [a] if one.same_config else [f"A: {a}", f"B: {b}"]
-            hover.append(hover_text(f"{one.key.kernel} {key_text(one.key)}", one.devices_text, times, *configs))
-        trace = points(
-            [value for value, _, _ in percent],
-            [text for text, _, _ in chosen],
-            name=name,
-            symbol=symbol,
-            color=color,
-            size=9,
-            marker={"line": {"color": color, "width": 1.5}},
-            error_x=error_bars([(value, low, high) for value, low, high in percent], color=color, thickness=2, width=5),
-            hover=hover,
-        )
-        traces.append(trace)
+        marks, changes = [], []
+        for text, (one, ratio) in drawn:
+            if one.verdict == verdict:
+                a, b = (config_text(side.trial.config) or NOTHING for side in (one.a, one.b))
+                times = with_units(f"{_best_time(one.a)} -> {_best_time(one.b)}: {_change_text(ratio)}")
+                configs = [a] if one.same_config else [f"A: {a}", f"B: {b}"]
+                hover = hover_text(f"{one.key.kernel} {key_text(one.key)}", one.devices_text, times, *configs)
+                value, low, high = (100 * (each - 1) for each in (ratio.value, ratio.low, ratio.high))
+                marks.append((value, text, hover))
+                changes.append((value, low, high))
+        if marks:
+            bounds = error_bars(changes, color=color, thickness=2, width=5)
+            traces.append(points(marks, name=name, symbol=symbol, color=color, size=9, width=1.5, error_x=bounds))
     limit = found.limit
     lines = [(0.0, FAINT, "solid"), *([(100 * limit, INK, "dash")] if limit is not None else [])]
     across = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}

@@ -435,29 +435,16 @@ def registers_chart(survey: Survey) -> Chart:
     most, (least_px, most_px) = max(map(len, grouped.values())), _SIZES_PX
     traces = []
     for spilling, name, symbol, color in ((False, "no spills", "circle", SOFT), (True, "spills", "diamond", INK)):
-        chosen = {key: indices for key, indices in grouped.items() if key[2] == spilling}
-        if not chosen:
-            continue
-        counts = [len(indices) for indices in chosen.values()]
-        grown = [round(least_px + (most_px - least_px) * (count / most) ** 0.5, 1) for count in counts]
-        trace = points(
-            [key[0] for key in chosen],
-            [key[1] for key in chosen],
-            name=name,
-            symbol=symbol,
-            color=color,
-            size=grown if most > 1 else least_px,
-            marker={"opacity": 0.8, "line": {"width": 0}},
-            hover=[
-                hover_text(
-                    f"{key[0]} registers a thread, occupancy {key[1]:g} %, {name}",
-                    plural(len(indices), "configuration"),
-                    f"such as {config_text(survey.config(indices[0]))}",
-                )
-                for key, indices in chosen.items()
-            ],
-        )
-        traces.append(trace)
+        marks, grown = [], []
+        for (used, occupied, spills_too), indices in grouped.items():
+            if spills_too == spilling:
+                place = f"{used} registers a thread, occupancy {occupied:g} %, {name}"
+                example = f"such as {config_text(survey.config(indices[0]))}"
+                marks.append((used, occupied, hover_text(place, plural(len(indices), "configuration"), example)))
+                grown.append(round(least_px + (most_px - least_px) * (len(indices) / most) ** 0.5, 1))
+        if marks:
+            size, marker = grown if most > 1 else least_px, {"opacity": 0.8, "line": {"width": 0}}
+            traces.append(points(marks, name=name, symbol=symbol, color=color, size=size, marker=marker))
     made = figure(
         traces,
         height=380,
