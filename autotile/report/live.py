@@ -15,13 +15,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from itertools import count
 from pathlib import Path
 from threading import Condition, Event, Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, func, select
@@ -72,84 +72,82 @@ _WAITING_S = 2.0
 _DRAW_SHARE = 0.25
 """Share of the time that may be spent on drawing a session that runs."""
 _SERVER_TIMEOUT_S = 5.0
-_STATED: Any = tuple[Moment, Moment, Moment | None, str, Whole, Whole]
-"""Start, newest trial and end of a run, its host, and the number of its trials and the newest of these."""
+
+
+class LiveRun(msgspec.Struct):
+    """The newest run of a study, with what is stored of the trials of its search."""
+
+    id: int
+    study_id: int
+    started_at: Moment
+    ended_at: Moment | None
+    host: str
+    trials: Whole = 0
+    last_trial: Whole = 0
+    """Id of the newest trial; 0 if there is none."""
+    last_at: Moment | None = None
+
+
+class SearchProgress(NamedTuple):
+    """How far a running search is: the configurations that were tried, those of earlier sessions included."""
+
+    tried: int
+    target: int | None
+    budget_s: float | None
+    pace_s: float | None
+    """Expected time from one trial to the next; None before there is a basis for it."""
+
+    def to_json(self, passed_s: float, silent_s: float) -> dict[str, Any]:
+        """Return how far the search is, and about how long it takes yet."""
+        shares, left = [0.0], list[float]()
+        if self.target is not None:
+            shares.append(self.tried / max(self.target, 1))
+            if self.pace_s is not None:
+                left.append(self.pace_s * max(self.target - self.tried, 0) - min(silent_s, self.pace_s))
+        if self.budget_s is not None:
+            shares.append(passed_s / self.budget_s if self.budget_s else 0.0)
+            left.append(self.budget_s - passed_s)
+        share, of = min(max(shares), 1.0), f" of {self.target:,}" if self.target is not None else ""
+        ends = f"about {duration_text(max(0.0, min(left)))} left" if left else ""
+        return {
+            "share": share,
+            "text": f"{self.tried:,}{of} configurations tried",
+            "left": ends if share < 1.0 else "the search ends, then the finals",
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSession:
-    """The newest run of a study, as a page lists it.
-
-    Attributes
-    ----------
-    name
-        Identifies it among all that are followed.
-    opened
-        How often the database has been opened: another file may be in its place.
-    trials, last_trial
-        Number of stored trials of the run's search, and id of the newest trial; 0 if there is none.
-    tried, target, budget_s
-        Number of configurations that a running search tried, those of earlier sessions included, and the number and the
-        wall time at which it ends; ``tried`` is None if it has ended, or has no limit that is known.
-    pace_s
-        Expected time from one trial to the next; None before there is a basis for it.
-    """
+    """A study with its newest run, as a page lists it; its name is unique among all that are followed."""
 
     name: str
-    opened: int
-    run_id: int
+    version: str
+    """A text that changes with everything that a page shows of the session."""
     study: StoredStudy
     location: str
-    host: str
-    trials: int
-    last_trial: int
-    started_at: datetime
-    last_at: datetime
-    ended_at: datetime | None
-    tried: int | None = None
-    target: int | None = None
-    budget_s: float | None = None
-    pace_s: float | None = None
-
-    @property
-    def version(self) -> str:
-        """A text that changes with everything that a page shows of the session."""
-        return f"{self.opened}.{self.run_id}.{self.last_trial}.{self.ended_at is not None:d}"
+    run: LiveRun
+    progress: SearchProgress | None
+    """None if the search has ended, or has no limit that is known."""
 
     def to_json(self, now: datetime) -> dict[str, Any]:
         """Return the content of the list of a page; a session is silent if it has stored nothing for five minutes."""
-        silent_s = (now - self.last_at).total_seconds()
-        state = "ended" if self.ended_at is not None else "silent" if silent_s > _SILENT_S else "running"
-        last = self.ended_at or (self.last_at if state == "silent" else now)
-        key, progress = self.study.key, None
-        if self.tried is not None:  # how far the search is, and about how long it takes yet
-            passed_s, target, shares, left = (now - self.started_at).total_seconds(), self.target, [0.0], list[float]()
-            if target is not None:
-                shares.append(self.tried / max(target, 1))
-                if self.pace_s is not None:
-                    left.append(self.pace_s * max(target - self.tried, 0) - min(silent_s, self.pace_s))
-            if self.budget_s is not None:
-                shares.append(passed_s / self.budget_s if self.budget_s else 0.0)
-                left.append(self.budget_s - passed_s)
-            share, of = min(max(shares), 1.0), f" of {target:,}" if target is not None else ""
-            ends = f"about {duration_text(max(0.0, min(left)))} left" if left else ""
-            progress = {
-                "share": share,
-                "text": f"{self.tried:,}{of} configurations tried",
-                "left": ends if share < 1.0 else "the search ends, then the finals",
-            }
+        run, key = self.run, self.study.key
+        last_at = run.last_at or run.started_at
+        silent_s, passed_s = (now - last_at).total_seconds(), (now - run.started_at).total_seconds()
+        state = "ended" if run.ended_at is not None else "silent" if silent_s > _SILENT_S else "running"
+        last = run.ended_at or (last_at if state == "silent" else now)
         return {
             "name": self.name,
             "version": self.version,
             "kernel": key.kernel,
             "problem": f"{sizes_text(key.sizes)} {key.dtype}",
             "device": source_text(key.gpu_name, key.source),
-            "host": self.host,
+            "host": run.host,
             "database": self.location,
             "state": state,
-            "trials": self.trials,
-            "elapsed": duration_text(max((last - self.started_at).total_seconds(), 0.0)),
-            "progress": progress,
+            "trials": run.trials,
+            "elapsed": duration_text(max((last - run.started_at).total_seconds(), 0.0)),
+            "progress": self.progress.to_json(passed_s, silent_s) if self.progress is not None else None,
             "silent": duration_text(max(silent_s, 0.0)),
         }
 
@@ -276,63 +274,57 @@ class DatabaseFollower:
         columns = (RUNS.c.id, RUNS.c.study_id, RUNS.c.started_at, RUNS.c.ended_at, RUNS.c.host)
         query = select(*columns).where(RUNS.c.id.in_(newest)).order_by(RUNS.c.id.desc()).limit(_MAX_SESSIONS)
         found = list(connection.execute(query).mappings())
-        searched = func.count().filter(TRIALS.c.phase == "search")
-        counted = select(TRIALS.c.run_id, searched, func.max(TRIALS.c.id), func.max(TRIALS.c.created_at)).where(
-            TRIALS.c.run_id.in_([row["id"] for row in found])
-        )
-        counts = {row[0]: row[1:] for row in connection.execute(counted.group_by(TRIALS.c.run_id))}
+        counted = select(
+            TRIALS.c.run_id.label("id"),
+            func.count().filter(TRIALS.c.phase == "search").label("trials"),
+            func.max(TRIALS.c.id).label("last_trial"),
+            func.max(TRIALS.c.created_at).label("last_at"),
+        ).where(TRIALS.c.run_id.in_([row["id"] for row in found]))
+        counts = {row["id"]: row for row in connection.execute(counted.group_by(TRIALS.c.run_id)).mappings()}
         if missing := {row["study_id"] for row in found} - self._studies.keys():
             studies = select(STUDIES).where(STUDIES.c.id.in_(missing))
             self._studies |= {study.study_id: study for study in parsed_rows(connection, studies, stored_study)}
-        sessions = []
+        runs = []
         for row in found:
-            trials, last_trial, last_at = counts.get(row["id"], (0, 0, None))
-            stated = row["started_at"], last_at or row["started_at"], row["ended_at"], row["host"], trials, last_trial
-            study = self._studies.get(row["study_id"])
-            with suppress(DataError):  # a row that does not match its schema
-                started_at, newest_at, ended_at, host, trials, last_trial = convert(stated, _STATED)
-                if study is not None:
-                    session = LiveSession(
-                        f"{self._label}-{study.study_id}",
-                        self._opened,
-                        row["id"],
-                        study,
-                        self.location,
-                        host,
-                        trials,
-                        last_trial,
-                        started_at,
-                        newest_at,
-                        ended_at,
-                    )
-                    sessions.append(session)
-        ids = [session.run_id for session in sessions if session.ended_at is None]
-        runs = parsed_rows(connection, select(RUNS).where(RUNS.c.id.in_(ids)), stored_run) if ids else []
-        running = {run.run_id: run for run in runs}
+            if row["study_id"] in self._studies:
+                with suppress(DataError):  # a row that does not match its schema
+                    stated = {**row, **counts.get(row["id"], {})}
+                    runs.append(convert({str(name): value for name, value in stated.items()}, LiveRun))
+        ids = [run.id for run in runs if run.ended_at is None]
+        stored = parsed_rows(connection, select(RUNS).where(RUNS.c.id.in_(ids)), stored_run) if ids else []
+        running = {run.run_id: run for run in stored}
         return tuple(
-            _with_progress(connection, running[one.run_id], one) if one.run_id in running else one for one in sessions
+            LiveSession(
+                f"{self._label}-{run.study_id}",
+                f"{self._opened}.{run.id}.{run.last_trial}.{run.ended_at is not None:d}",
+                self._studies[run.study_id],
+                self.location,
+                run,
+                _progress(connection, running[run.id], run) if run.id in running else None,
+            )
+            for run in runs
         )
 
 
-def _with_progress(connection: Connection, run: StoredRun, session: LiveSession) -> LiveSession:
-    """Return a running session with how far its search is, unless no limit of it is known."""
-    settings = lenient(run.settings, RunSettings)
+def _progress(connection: Connection, stored: StoredRun, run: LiveRun) -> SearchProgress | None:
+    """Return how far the search of a running session is; None if no limit of it is known."""
+    settings = lenient(stored.settings, RunSettings)
     if settings.trial_target is None and settings.budget_s is None:
-        return session
-    target, valid = settings.trial_target, run.gates.get("limits")
+        return None
+    target, valid = settings.trial_target, stored.gates.get("limits")
     if target is not None and valid is not None:
         target = min(target, valid)
-    searched = TRIALS.c.run_id == session.run_id if settings.fresh else TRIALS.c.study_id == session.study.study_id
+    searched = TRIALS.c.run_id == run.id if settings.fresh else TRIALS.c.study_id == run.study_id
     counted = select(func.count(TRIALS.c.config_key.distinct())).where(searched, TRIALS.c.phase == "search")
     tried = int(connection.execute(counted).scalar_one())
-    newest = select(TRIALS.c.created_at).where(TRIALS.c.run_id == session.run_id, TRIALS.c.phase == "search")
+    newest = select(TRIALS.c.created_at).where(TRIALS.c.run_id == run.id, TRIALS.c.phase == "search")
     moments = connection.execute(newest.order_by(TRIALS.c.id.desc()).limit(_PACED)).scalars()
     pace = Pace()
     with suppress(DataError):
         for moment in sorted(convert(list(moments), list[Moment])):
-            pace.add((moment - session.started_at).total_seconds())
+            pace.add((moment - run.started_at).total_seconds())
     pace_s = pace.mean_s if len(pace) >= MIN_PACE_STEPS - 1 else None
-    return replace(session, tried=tried, target=target, budget_s=settings.budget_s, pace_s=pace_s)
+    return SearchProgress(tried, target, settings.budget_s, pace_s)
 
 
 _numbers = count(1)

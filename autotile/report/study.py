@@ -162,28 +162,9 @@ class FinalsData(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyData:
-    """One study as a report shows it.
+    """One study as a report shows it: its runs, the trials of the search, and those of finals and verifications.
 
-    Attributes
-    ----------
-    key
-        Key of the study.
-    device
-        Device that it was tuned on; None if an imported result does not state it.
-    location
-        Database or recording that it was read from.
-    runs
-        Runs, oldest first.
-    trials
-        Trials of the search, oldest first.
-    final_trials
-        Trials of finals and verifications, oldest first.
-    ceilings
-        Ceilings that were measured on such a GPU; None if none were.
-    study_id
-        Id in the database; 0 for a recording.
-    valid
-        Number of valid configurations, if no run states it; 0 if unknown.
+    All are oldest first. An imported result may not state its device, and a recording has the id 0.
     """
 
     key: TuningKey
@@ -193,8 +174,10 @@ class StudyData:
     trials: tuple[StoredTrial, ...]
     final_trials: tuple[StoredTrial, ...]
     ceilings: DeviceCeilings | None = None
+    """Those that were measured on such a GPU."""
     study_id: int = 0
     valid: int = 0
+    """Number of valid configurations, if no run states it; 0 if unknown."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -529,17 +512,12 @@ class FailureGroup:
 
 
 class FailureGroups:
-    """Groups of failures, to which failed trials are added one by one; memory does not grow with their number.
-
-    Attributes
-    ----------
-    numbered
-        The groups by their numbers.
-    """
+    """Groups of failures, to which failed trials are added one by one; memory does not grow with their number."""
 
     def __init__(self) -> None:
         self._index: dict[tuple[Outcome, str, str], int] = {}
         self.numbered: list[FailureGroup] = []
+        """The groups by their numbers."""
 
     def add(self, trial: Trial) -> int:
         """Add a failed trial, and return the number of its group, from 0."""
@@ -598,19 +576,13 @@ class Bound(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """The ceilings of a GPU for an element type, and when and how they were found.
-
-    Attributes
-    ----------
-    memory
-        Bandwidth of device memory; None if unknown.
-    compute, units
-        Rates of the arithmetic units of the element type, slowest first, and of all that are known by their names.
-    """
+    """The ceilings of a GPU for an element type, and when and how they were found."""
 
     memory: Roof | None
     compute: tuple[Roof, ...]
+    """Rates of the arithmetic units of the element type, slowest first."""
     units: Mapping[str, Roof]
+    """Rates of all arithmetic units that are known, by their names."""
     is_measured: bool
     origin: str
 
