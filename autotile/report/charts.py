@@ -101,7 +101,7 @@ def finals_chart(study: StudyData) -> Chart:
     default = next((one for one in ranked if one.is_default), None)
     others = [_bounds(one.trial) for one in ranked if not one.is_default]
     x: dict[str, Any] = {"title": TIME_AXIS}
-    notes: list[dict[str, Any]] = []
+    notes = []
     if default is not None and len(others) > 1:
         least, most = min(bounds[0] for bounds in others), max(bounds[1] for bounds in others)
         if (default.trial.time_us or 0.0) - low > _FAR * (most - low):  # the others' intervals could not be told apart
@@ -170,8 +170,8 @@ def finals_chart(study: StudyData) -> Chart:
 
 def finalist_label(one: Finalist) -> str:
     """Return the place of a finalist with what marks it: ``#2 tie``."""
-    marks = ("winner" if one.rank == 1 else "", "tie" if one.is_tie else "", "default" if one.is_default else "")
-    return " ".join(filter(None, [f"#{one.rank}", *marks]))
+    marks = {"winner": one.rank == 1, "tie": one.is_tie, "default": one.is_default}
+    return " ".join([f"#{one.rank}", *(name for name, holds in marks.items() if holds)])
 
 
 def _bounds(trial: Trial) -> tuple[float, float]:
@@ -557,7 +557,7 @@ def heat_map_chart(study: StudyData, x: str | None = None, y: str | None = None)
         x=[label(value, 14) for value in columns],
         y=[label(value, 14) for value in lines],
         z=found,
-        colorscale=[list(stop) for stop in FAST_TO_SLOW],
+        colorscale=FAST_TO_SLOW,
         zmin=float(np.nanmin(found)),
         zmax=float(np.nanquantile(found, _SLOWEST)),
         colorbar={
@@ -603,21 +603,22 @@ def parallel_coordinates_chart(study: StudyData) -> Chart:
     dimensions: list[dict[str, Any]] = []
     for parameter, listed in varied.items():
         codes = {_typed(value): code for code, value in enumerate(listed)}
-        every = max(1, math.ceil(len(listed) / 16))
-        dimension = {
-            "label": label(parameter, 16),
-            "values": np.array([codes[_typed(trial.config[parameter])] for trial in drawn]),
-            "range": [0, len(listed) - 1],
-            "tickvals": list(range(0, len(listed), every)),
-            "ticktext": [label(value, 12) for value in listed[::every]],
-        }
-        dimensions.append(dimension)
+        every = math.ceil(len(listed) / 16)
+        dimensions.append(
+            {
+                "label": label(parameter, 16),
+                "values": np.array([codes[_typed(trial.config[parameter])] for trial in drawn]),
+                "range": [0, len(listed) - 1],
+                "tickvals": list(range(0, len(listed), every)),
+                "ticktext": [label(value, 12) for value in listed[::every]],
+            }
+        )
     dimensions.append({"label": f"time, {MICRO_S}", "values": times})
     lines = load_plotly().Parcoords(
         dimensions=dimensions,
         line={
             "color": times,
-            "colorscale": [list(stop) for stop in FAST_TO_SLOW],
+            "colorscale": FAST_TO_SLOW,
             "cmin": float(times.min()),
             "cmax": float(np.quantile(times, _SLOWEST)),
         },
@@ -625,9 +626,8 @@ def parallel_coordinates_chart(study: StudyData) -> Chart:
         tickfont={"color": MUTED, "size": 11},
         rangefont={"color": MUTED, "size": 11},
     )
-    axes = [*({"name": each, "values": [str(one) for one in listed]} for each, listed in varied.items())]
-    meta = {"axes": [*axes, {"name": "time"}]}
-    made = figure([lines], height=400, margin={"l": 48, "r": 48, "t": 56, "b": 24}, meta=meta)
+    axes = [*({"name": each, "values": list(map(str, listed))} for each, listed in varied.items()), {"name": "time"}]
+    made = figure([lines], height=400, margin={"l": 48, "r": 48, "t": 56, "b": 24}, meta={"axes": axes})
     summary = f"Each of {len(drawn):,} lines is a configuration; the darkest are the fastest."
     left_out = f"{len(drawn):,} of {len(timed):,} configurations are drawn, the fastest among them."
     return Chart(name, title, made, summary, note=left_out if len(drawn) < len(timed) else "")

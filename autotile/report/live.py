@@ -38,6 +38,7 @@ from autotile.database.database import (
     database_location,
     location_text,
     parsed_rows,
+    rows_of,
     stored_run,
     stored_study,
 )
@@ -273,14 +274,14 @@ class DatabaseFollower:
             newest = newest.join(STUDIES, STUDIES.c.id == RUNS.c.study_id).where(STUDIES.c.kernel.in_(self._kernels))
         columns = (RUNS.c.id, RUNS.c.study_id, RUNS.c.started_at, RUNS.c.ended_at, RUNS.c.host)
         query = select(*columns).where(RUNS.c.id.in_(newest)).order_by(RUNS.c.id.desc()).limit(_MAX_SESSIONS)
-        found = list(connection.execute(query).mappings())
+        found = list(rows_of(connection, query))
         counted = select(
             TRIALS.c.run_id.label("id"),
             func.count().filter(TRIALS.c.phase == "search").label("trials"),
             func.max(TRIALS.c.id).label("last_trial"),
             func.max(TRIALS.c.created_at).label("last_at"),
         ).where(TRIALS.c.run_id.in_([row["id"] for row in found]))
-        counts = {row["id"]: row for row in connection.execute(counted.group_by(TRIALS.c.run_id)).mappings()}
+        counts = {row["id"]: row for row in rows_of(connection, counted.group_by(TRIALS.c.run_id))}
         if missing := {row["study_id"] for row in found} - self._studies.keys():
             studies = select(STUDIES).where(STUDIES.c.id.in_(missing))
             self._studies |= {study.study_id: study for study in parsed_rows(connection, studies, stored_study)}
@@ -288,8 +289,7 @@ class DatabaseFollower:
         for row in found:
             if row["study_id"] in self._studies:
                 with suppress(DataError):  # a row that does not match its schema
-                    stated = {**row, **counts.get(row["id"], {})}
-                    runs.append(convert({str(name): value for name, value in stated.items()}, LiveRun))
+                    runs.append(convert({**row, **counts.get(row["id"], {})}, LiveRun))
         ids = [run.id for run in runs if run.ended_at is None]
         stored = parsed_rows(connection, select(RUNS).where(RUNS.c.id.in_(ids)), stored_run) if ids else []
         running = {run.run_id: run for run in stored}

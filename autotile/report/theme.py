@@ -48,7 +48,7 @@ MICRO_S = "\N{MICRO SIGN}s"
 TIME_AXIS = f"time of a run, {MICRO_S}"
 """Title of an axis of times."""
 
-FAST_TO_SLOW = ((0.0, ACCENT), (0.5, SOFT), (1.0, FAINT_ACCENT))
+FAST_TO_SLOW = [[0.0, ACCENT], [0.5, SOFT], [1.0, FAINT_ACCENT]]
 """Colour scale of times: the fastest has the accent colour."""
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif"
