@@ -97,14 +97,14 @@ def finals_chart(study: StudyData) -> Chart:
     if finals is None:
         return Chart("finals", title, None, "No finals were held, so that times are those of the search.")
     ranked = finals.ranked
-    low, high = _bounds(ranked[0].trial)
+    _, low, high = ranked[0].times_us
     default = next((one for one in ranked if one.is_default), None)
-    others = [_bounds(one.trial) for one in ranked if not one.is_default]
+    others = [one.times_us for one in ranked if not one.is_default]
     x: dict[str, Any] = {"title": TIME_AXIS}
     notes = []
     if default is not None and len(others) > 1:
-        least, most = min(bounds[0] for bounds in others), max(bounds[1] for bounds in others)
-        if (default.trial.time_us or 0.0) - low > _FAR * (most - low):  # the others' intervals could not be told apart
+        least, most = min(low_us for _, low_us, _ in others), max(high_us for _, _, high_us in others)
+        if default.times_us[0] - low > _FAR * (most - low):  # the others' intervals could not be told apart
             x["range"] = [least - 0.06 * (most - least), most + 0.2 * (most - least)]
             text = f"{with_units(label(measured_text(default.trial)))} \N{RIGHTWARDS ARROW}"
             place = {"x": 1, "xref": "paper", "xanchor": "right", "y": finalist_label(default), "yref": "y"}
@@ -113,7 +113,7 @@ def finals_chart(study: StudyData) -> Chart:
     for one in ranked:
         ratio = f"{one.ratio.value:.4f} x the winner's time" if one.ratio is not None and one.rank > 1 else ""
         hover = hover_text(finalist_label(one), measured_text(one.trial), ratio, config_text(one.trial.config))
-        marks[one.rank] = (one.trial.time_us or 0.0, finalist_label(one), hover)
+        marks[one.rank] = (one.times_us[0], finalist_label(one), hover)
     kinds = (
         ("winner", "circle", ACCENT, [one for one in ranked if one.rank == 1]),
         ("ties with the winner", "circle-open", ACCENT, [one for one in ranked if one.is_tie and not one.is_default]),
@@ -128,9 +128,7 @@ def finals_chart(study: StudyData) -> Chart:
             color=color,
             size=8,
             width=2,
-            error_x=error_bars(
-                [(one.trial.time_us or 0.0, *_bounds(one.trial)) for one in chosen], color=color, thickness=3, width=7
-            ),
+            error_x=error_bars([one.times_us for one in chosen], color=color, thickness=3, width=7),
         )
         for name, symbol, color, chosen in kinds
         if chosen
@@ -159,7 +157,7 @@ def finals_chart(study: StudyData) -> Chart:
         (
             finalist_label(one),
             bare_time(one.trial),
-            interval_text(*_bounds(one.trial)),
+            interval_text(*one.times_us[1:]),
             f"{one.ratio.value:.4f} ({one.ratio.low:.4f} to {one.ratio.high:.4f})" if one.ratio else NOTHING,
             config_text(one.trial.config),
         )
@@ -172,11 +170,6 @@ def finalist_label(one: Finalist) -> str:
     """Return the place of a finalist with what marks it: ``#2 tie``."""
     marks = {"winner": one.rank == 1, "tie": one.is_tie, "default": one.is_default}
     return " ".join([f"#{one.rank}", *(name for name, holds in marks.items() if holds)])
-
-
-def _bounds(trial: Trial) -> tuple[float, float]:
-    measured = trial.measurement
-    return (measured.low_us, measured.high_us) if measured is not None else (math.nan, math.nan)
 
 
 def best_trials(study: StudyData) -> list[Trial]:
@@ -422,10 +415,9 @@ def study_effects(study: StudyData) -> StudyEffects:
     from autotile.search.importance import importance_of  # imports SciPy
     from autotile.space.search_space import SearchSpace
 
-    values = {name: values_of(timed, name) for name in timed[0].config}
-    codes = {name: {_typed(value): code for code, value in enumerate(each)} for name, each in values.items()}
-    rows = np.array([[codes[name][_typed(trial.config[name])] for name in values] for trial in timed], np.uint32)
-    parameters = tuple(Parameter(name, each) for name, each in values.items())
+    found_values = {name: coded(timed, name) for name in timed[0].config}
+    rows = np.column_stack([codes for _, codes in found_values.values()]).astype(np.uint32)
+    parameters = tuple(Parameter(name, values) for name, (values, _) in found_values.items())
     space = SearchSpace(parameters, rows, combinations=len(rows), rules=(), limits=(), seconds=0.0)
     found, doubt = importance_of(space, np.arange(len(rows)), [trial.cost or math.nan for trial in timed])
     effects = tuple(EffectEntry(one.parameter, one.share, one.alone, one.matters) for one in found)
@@ -439,16 +431,14 @@ def timed_trials(study: StudyData) -> list[Trial]:
     return sorted((trial for trial in timed if trial.config.keys() == names), key=lambda trial: trial.cost or 0.0)
 
 
-def values_of(trials: Sequence[Trial], name: str) -> tuple[Value, ...]:
-    """Return the values that a parameter had, numbers in ascending order."""
-    found = {_typed(trial.config[name]): trial.config[name] for trial in trials}
-    return tuple(
-        sorted(found.values(), key=lambda one: (1, 0.0, one) if isinstance(one, str) else (0, float(one), str(one)))
+def coded(trials: Sequence[Trial], name: str) -> tuple[tuple[Value, ...], NDArray[np.int64]]:
+    """Return the values that a parameter had, numbers in ascending order, and the place of that of each trial."""
+    typed = [(type(value), value) for value in (trial.config[name] for trial in trials)]  # True equals 1
+    found = sorted(
+        set(typed), key=lambda one: (1, 0.0, one[1]) if isinstance(one[1], str) else (0, float(one[1]), str(one[1]))
     )
-
-
-def _typed(value: Value) -> tuple[type, Value]:
-    return type(value), value  # True equals 1
+    places = {each: place for place, each in enumerate(found)}
+    return tuple(value for _, value in found), np.array([places[each] for each in typed], np.int64)
 
 
 def importance_chart(study: StudyData, effects: StudyEffects | None = None) -> Chart:
@@ -485,11 +475,10 @@ def time_by_parameter_chart(study: StudyData, name: str) -> Chart:
     timed = [trial for trial in timed_trials(study) if name in trial.config]
     if not timed:
         return Chart(chart, title, None, f"No trial with a time states {name}.")
-    grouped: dict[tuple[type, Value], list[float]] = {}
-    for trial in timed:
-        grouped.setdefault(_typed(trial.config[name]), []).append(trial.time_us or math.nan)
-    values = values_of(timed, name)[:_MAX_VALUES]
-    times = [grouped[_typed(value)] for value in values]
+    values, codes = coded(timed, name)
+    values = values[:_MAX_VALUES]
+    times_us = np.array([trial.time_us or math.nan for trial in timed])
+    times = [times_us[codes == place] for place in range(len(values))]
     quantiles = [np.quantile(each, (0.0, 0.25, 0.5, 0.75, _SLOWEST)).tolist() for each in times]
     fastest, lower, median, upper, slowest = (list(column) for column in zip(*quantiles, strict=True))
     best, names = min(fastest), [label(value, 14) for value in values]
@@ -541,18 +530,17 @@ def heat_map_chart(study: StudyData, x: str | None = None, y: str | None = None)
     name, title = "heat_map", "Best time by the two parameters that matter most"
     timed = timed_trials(study)
     if x is None or y is None:
-        varied = [each for each in study.parameters if timed and len(values_of(timed, each)) > 1]
+        varied = [each for each in study.parameters if timed and len(coded(timed, each)[0]) > 1]
         order = [each for each in study_effects(study).order(varied) if each not in (x, y)]
         x = x if x is not None else order.pop(0) if order else None
         y = y if y is not None else order.pop(0) if order else None
     if not timed or x is None or y is None or not {x, y} <= set(study.parameters):
         return Chart(name, title, None, "Fewer than two parameters were varied.")
-    columns, lines = values_of(timed, x)[:_MAX_VALUES], values_of(timed, y)[:_MAX_VALUES]
-    best: dict[tuple[Any, Any], float] = {}
-    for trial in timed:  # fastest first
-        best.setdefault((_typed(trial.config[x]), _typed(trial.config[y])), trial.time_us or math.nan)
-    cells = [[best.get((_typed(column), _typed(line))) for column in columns] for line in lines]
-    found = np.array(cells, np.float64)
+    (columns, across), (lines, down) = coded(timed, x), coded(timed, y)
+    found = np.full((len(lines), len(columns)), np.nan)
+    for trial, line, column in zip(reversed(timed), down[::-1], across[::-1], strict=True):  # the fastest last
+        found[line, column] = trial.time_us or math.nan
+    found, columns, lines = found[:_MAX_VALUES, :_MAX_VALUES], columns[:_MAX_VALUES], lines[:_MAX_VALUES]
     heat = load_plotly().Heatmap(
         x=[label(value, 14) for value in columns],
         y=[label(value, 14) for value in lines],
@@ -579,8 +567,8 @@ def heat_map_chart(study: StudyData, x: str | None = None, y: str | None = None)
         y={"title": label(y), "type": "category", "showgrid": False},
     )
     rows = [
-        (str(line), *(f"{cell:,.6g}" if cell is not None else NOTHING for cell in row))
-        for line, row in zip(lines, cells, strict=True)
+        (str(line), *(f"{cell:,.6g}" if np.isfinite(cell) else NOTHING for cell in row))
+        for line, row in zip(lines, found, strict=True)
     ]
     table = ResultTable((f"{y} \\ {x}", *map(str, columns)), rows)
     summary = "The best time of each pair; an empty cell was not tried."
@@ -591,23 +579,22 @@ def parallel_coordinates_chart(study: StudyData) -> Chart:
     """Return one line for each trial over all parameters and its time; ranges of the axes select lines."""
     name, title = "parallel", "All parameters at once"
     timed = timed_trials(study)
-    values = {each: values_of(timed, each) for each in study.parameters} if timed else {}
-    varied = {each: listed for each, listed in values.items() if len(listed) > 1}
+    values = {each: coded(timed, each) for each in study.parameters} if timed else {}
+    varied = {each: found for each, found in values.items() if len(found[0]) > 1}
     if not varied:
         return Chart(name, title, None, "No parameter was varied.")
-    drawn = timed
+    drawn = np.arange(len(timed))
     if len(timed) > _MAX_LINES:
         rest = np.linspace(_MAX_LINES // 4, len(timed) - 1, 3 * _MAX_LINES // 4).astype(np.int64)
-        drawn = [*timed[: _MAX_LINES // 4], *(timed[index] for index in dict.fromkeys(rest.tolist()))]
-    times = np.array([trial.time_us or math.nan for trial in drawn])
+        drawn = np.concatenate([drawn[: _MAX_LINES // 4], np.unique(rest)])
+    times = np.array([trial.time_us or math.nan for trial in timed])[drawn]
     dimensions: list[dict[str, Any]] = []
-    for parameter, listed in varied.items():
-        codes = {_typed(value): code for code, value in enumerate(listed)}
+    for parameter, (listed, codes) in varied.items():
         every = math.ceil(len(listed) / 16)
         dimensions.append(
             {
                 "label": label(parameter, 16),
-                "values": np.array([codes[_typed(trial.config[parameter])] for trial in drawn]),
+                "values": codes[drawn],
                 "range": [0, len(listed) - 1],
                 "tickvals": list(range(0, len(listed), every)),
                 "ticktext": [label(value, 12) for value in listed[::every]],
@@ -626,8 +613,9 @@ def parallel_coordinates_chart(study: StudyData) -> Chart:
         tickfont={"color": MUTED, "size": 11},
         rangefont={"color": MUTED, "size": 11},
     )
-    axes = [*({"name": each, "values": list(map(str, listed))} for each, listed in varied.items()), {"name": "time"}]
-    made = figure([lines], height=400, margin={"l": 48, "r": 48, "t": 56, "b": 24}, meta={"axes": axes})
+    axes = [*({"name": each, "values": list(map(str, listed))} for each, (listed, _) in varied.items())]
+    meta = {"axes": [*axes, {"name": "time"}]}
+    made = figure([lines], height=400, margin={"l": 48, "r": 48, "t": 56, "b": 24}, meta=meta)
     summary = f"Each of {len(drawn):,} lines is a configuration; the darkest are the fastest."
     left_out = f"{len(drawn):,} of {len(timed):,} configurations are drawn, the fastest among them."
     return Chart(name, title, made, summary, note=left_out if len(drawn) < len(timed) else "")

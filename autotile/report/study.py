@@ -151,6 +151,13 @@ class Finalist(NamedTuple):
     is_default: bool
     is_tie: bool
 
+    @property
+    def times_us(self) -> tuple[float, float, float]:
+        """Time in the race, and the bounds of its interval."""
+        measured = self.trial.measurement
+        assert measured is not None
+        return measured.time_us, measured.low_us, measured.high_us
+
 
 class FinalsData(NamedTuple):
     """Finals of one run: finalists by rank, those that failed the checks, and the speed-up over the default."""
