@@ -117,57 +117,34 @@ class SurveyTable:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Survey(Result):
-    """Configurations of a space as compiled, without a GPU.
-
-    Attributes
-    ----------
-    problem, device
-        Problem and device that they were compiled for.
-    space
-        All valid configurations.
-    rows
-        Rows of the space that were compiled, ascending: int64, shape (configurations,).
-    columns
-        Whole numbers of each configuration by name, int64, shape (configurations,), -1 for what is not known. Of a
-        kernel of several steps: those of the one with the most threads.
-    compile_s
-        Time that each compilation took, in seconds; about 0 if the cubin was in the cache.
-    estimated_us
-        Estimated time of each configuration in microseconds, of which the order counts; None if the search-space file
-        does not say enough.
-    failures
-        Configurations that cannot be launched, by reason, the most frequent first.
-    reasons
-        Reason of each value of the column ``failure``.
-    distinct
-        Number of distinct codes among the configurations that compiled.
-    planned
-        Number of configurations that were to be compiled.
-    seconds
-        Wall time, in seconds.
-    interrupted
-        Whether the user ended it before all of them were.
-    notices
-        Remarks for the user, one line each.
-    shown
-        Configurations in the table; 0 for none.
-    """
+    """Configurations of a space as compiled, without a GPU. All arrays are of shape (configurations,)."""
 
     problem: Problem
     device: DeviceProperties
     space: SearchSpace
+    """All valid configurations."""
     rows: NDArray[np.int64]
+    """Rows of the space that were compiled, ascending."""
     columns: Mapping[str, NDArray[np.int64]]
+    """Whole numbers of each configuration by name, -1 for what is not known. Of a kernel of several steps: those of the
+    one with the most threads."""
     compile_s: Figures
+    """About 0 if the cubin was in the cache."""
     estimated_us: Figures | None
+    """Estimated times, of which the order counts; None if the search-space file does not say enough."""
     failures: tuple[FailureGroup, ...]
+    """Configurations that cannot be launched, by reason, the most frequent first."""
     reasons: tuple[str, ...]
+    """Reason of each value of the column ``failure``."""
     distinct: int
+    """Number of distinct codes among the configurations that compiled."""
     planned: int
+    """Number of configurations that were to be compiled."""
     seconds: float
     interrupted: bool
     notices: tuple[str, ...] = ()
     shown: int = 12
+    """Configurations in the table; 0 for none."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -395,10 +372,9 @@ class Survey(Result):
         if self.is_compiled.any():
             charts = [page.chart(made) for made in (registers_chart(self), blocks_chart(self), limits_chart(self))]
             page.add("occupancy", "Registers and occupancy", charts, link="Occupancy")
-            of = "Medians are of the configurations that compiled with this value, whatever the others are."
-            about = tag("p", of)
+            about = "Medians are of the configurations that compiled with this value, whatever the others are."
             resources = page.data_table("survey-parameters", parameter_table(self))
-            page.add("parameters", "Resources by parameter", about, resources, link="Parameters")
+            page.add("parameters", "Resources by parameter", tag("p", about), resources, link="Parameters")
         page.add("failures", "What fails", page.chart(failures_chart(self.failures)), link="Failures")
         columns = self.table().columns
         # of very many configurations an even selection
