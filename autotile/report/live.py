@@ -15,13 +15,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from itertools import count
 from pathlib import Path
 from threading import Condition, Event, Lock, Thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sqlalchemy import Connection, func, select
@@ -75,11 +74,16 @@ _DRAW_SHARE = 0.25
 _SERVER_TIMEOUT_S = 5.0
 
 
-class LiveRun(msgspec.Struct):
-    """The newest run of a study, with what is stored of the trials of its search."""
+class LiveSession(msgspec.Struct):
+    """The newest run of a study, as a page lists it."""
 
+    name: str
+    """Identifies it among all that are followed."""
+    opened: int
+    """How often the database has been opened: another file may be in its place."""
+    study: StoredStudy
+    location: str
     id: int
-    study_id: int
     started_at: Moment
     ended_at: Moment | None
     host: str
@@ -87,68 +91,54 @@ class LiveRun(msgspec.Struct):
     last_trial: Whole = 0
     """Id of the newest trial; 0 if there is none."""
     last_at: Moment | None = None
-
-
-class SearchProgress(NamedTuple):
-    """How far a running search is: the configurations that were tried, those of earlier sessions included."""
-
-    tried: int
-    target: int | None
-    budget_s: float | None
-    pace_s: float | None
+    tried: int | None = None
+    """Number of configurations that a running search tried, those of earlier sessions included; None if it has ended,
+    or has no limit that is known."""
+    target: int | None = None
+    budget_s: float | None = None
+    pace_s: float | None = None
     """Expected time from one trial to the next; None before there is a basis for it."""
 
-    def to_json(self, passed_s: float, silent_s: float) -> dict[str, Any]:
-        """Return how far the search is, and about how long it takes yet."""
-        shares, left = [0.0], list[float]()
-        if self.target is not None:
-            shares.append(self.tried / max(self.target, 1))
-            if self.pace_s is not None:
-                left.append(self.pace_s * max(self.target - self.tried, 0) - min(silent_s, self.pace_s))
-        if self.budget_s is not None:
-            shares.append(passed_s / self.budget_s if self.budget_s else 0.0)
-            left.append(self.budget_s - passed_s)
-        share, of = min(max(shares), 1.0), f" of {self.target:,}" if self.target is not None else ""
-        ends = f"about {duration_text(max(0.0, min(left)))} left" if left else ""
-        return {
-            "share": share,
-            "text": f"{self.tried:,}{of} configurations tried",
-            "left": ends if share < 1.0 else "the search ends, then the finals",
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class LiveSession:
-    """A study with its newest run, as a page lists it; its name is unique among all that are followed."""
-
-    name: str
-    version: str
-    """A text that changes with everything that a page shows of the session."""
-    study: StoredStudy
-    location: str
-    run: LiveRun
-    progress: SearchProgress | None
-    """None if the search has ended, or has no limit that is known."""
+    @property
+    def version(self) -> str:
+        """A text that changes with everything that a page shows of the session."""
+        return f"{self.opened}.{self.id}.{self.last_trial}.{self.ended_at is not None:d}"
 
     def to_json(self, now: datetime) -> dict[str, Any]:
         """Return the content of the list of a page; a session is silent if it has stored nothing for five minutes."""
-        run, key = self.run, self.study.key
-        last_at = run.last_at or run.started_at
-        silent_s, passed_s = (now - last_at).total_seconds(), (now - run.started_at).total_seconds()
-        state = "ended" if run.ended_at is not None else "silent" if silent_s > _SILENT_S else "running"
-        last = run.ended_at or (last_at if state == "silent" else now)
+        last_at = self.last_at or self.started_at
+        silent_s = (now - last_at).total_seconds()
+        state = "ended" if self.ended_at is not None else "silent" if silent_s > _SILENT_S else "running"
+        last = self.ended_at or (last_at if state == "silent" else now)
+        key, progress = self.study.key, None
+        if self.tried is not None:  # how far the search is, and about how long it takes yet
+            passed_s, target, shares, left = (now - self.started_at).total_seconds(), self.target, [0.0], list[float]()
+            if target is not None:
+                shares.append(self.tried / max(target, 1))
+                if self.pace_s is not None:
+                    left.append(self.pace_s * max(target - self.tried, 0) - min(silent_s, self.pace_s))
+            if self.budget_s is not None:
+                shares.append(passed_s / self.budget_s if self.budget_s else 0.0)
+                left.append(self.budget_s - passed_s)
+            share, of = min(max(shares), 1.0), f" of {target:,}" if target is not None else ""
+            ends = f"about {duration_text(max(0.0, min(left)))} left" if left else ""
+            progress = {
+                "share": share,
+                "text": f"{self.tried:,}{of} configurations tried",
+                "left": ends if share < 1.0 else "the search ends, then the finals",
+            }
         return {
             "name": self.name,
             "version": self.version,
             "kernel": key.kernel,
             "problem": f"{sizes_text(key.sizes)} {key.dtype}",
             "device": source_text(key.gpu_name, key.source),
-            "host": run.host,
+            "host": self.host,
             "database": self.location,
             "state": state,
-            "trials": run.trials,
-            "elapsed": duration_text(max((last - run.started_at).total_seconds(), 0.0)),
-            "progress": self.progress.to_json(passed_s, silent_s) if self.progress is not None else None,
+            "trials": self.trials,
+            "elapsed": duration_text(max((last - self.started_at).total_seconds(), 0.0)),
+            "progress": progress,
             "silent": duration_text(max(silent_s, 0.0)),
         }
 
@@ -285,46 +275,39 @@ class DatabaseFollower:
         if missing := {row["study_id"] for row in found} - self._studies.keys():
             studies = select(STUDIES).where(STUDIES.c.id.in_(missing))
             self._studies |= {study.study_id: study for study in parsed_rows(connection, studies, stored_study)}
-        runs = []
+        sessions = []
         for row in found:
-            if row["study_id"] in self._studies:
+            if (study := self._studies.get(row["study_id"])) is not None:
+                of = {"name": f"{self._label}-{study.study_id}", "opened": self._opened, "study": study}
+                stated = {**of, "location": self.location, **row, **counts.get(row["id"], {})}
                 with suppress(DataError):  # a row that does not match its schema
-                    runs.append(convert({**row, **counts.get(row["id"], {})}, LiveRun))
-        ids = [run.id for run in runs if run.ended_at is None]
-        stored = parsed_rows(connection, select(RUNS).where(RUNS.c.id.in_(ids)), stored_run) if ids else []
-        running = {run.run_id: run for run in stored}
-        return tuple(
-            LiveSession(
-                f"{self._label}-{run.study_id}",
-                f"{self._opened}.{run.id}.{run.last_trial}.{run.ended_at is not None:d}",
-                self._studies[run.study_id],
-                self.location,
-                run,
-                _progress(connection, running[run.id], run) if run.id in running else None,
-            )
-            for run in runs
-        )
+                    sessions.append(convert(stated, LiveSession))
+        running = {one.id: one for one in sessions if one.ended_at is None}
+        if running:
+            for run in parsed_rows(connection, select(RUNS).where(RUNS.c.id.in_(list(running))), stored_run):
+                _add_progress(connection, run, running[run.run_id])
+        return tuple(sessions)
 
 
-def _progress(connection: Connection, stored: StoredRun, run: LiveRun) -> SearchProgress | None:
-    """Return how far the search of a running session is; None if no limit of it is known."""
-    settings = lenient(stored.settings, RunSettings)
+def _add_progress(connection: Connection, run: StoredRun, session: LiveSession) -> None:
+    """Let a running session state how far its search is, unless no limit of it is known."""
+    settings = lenient(run.settings, RunSettings)
     if settings.trial_target is None and settings.budget_s is None:
-        return None
-    target, valid = settings.trial_target, stored.gates.get("limits")
+        return
+    target, valid = settings.trial_target, run.gates.get("limits")
     if target is not None and valid is not None:
         target = min(target, valid)
-    searched = TRIALS.c.run_id == run.id if settings.fresh else TRIALS.c.study_id == run.study_id
+    searched = TRIALS.c.run_id == session.id if settings.fresh else TRIALS.c.study_id == session.study.study_id
     counted = select(func.count(TRIALS.c.config_key.distinct())).where(searched, TRIALS.c.phase == "search")
-    tried = int(connection.execute(counted).scalar_one())
-    newest = select(TRIALS.c.created_at).where(TRIALS.c.run_id == run.id, TRIALS.c.phase == "search")
+    session.tried = int(connection.execute(counted).scalar_one())
+    session.target, session.budget_s = target, settings.budget_s
+    newest = select(TRIALS.c.created_at).where(TRIALS.c.run_id == session.id, TRIALS.c.phase == "search")
     moments = connection.execute(newest.order_by(TRIALS.c.id.desc()).limit(_PACED)).scalars()
     pace = Pace()
     with suppress(DataError):
         for moment in sorted(convert(list(moments), list[Moment])):
-            pace.add((moment - run.started_at).total_seconds())
-    pace_s = pace.mean_s if len(pace) >= MIN_PACE_STEPS - 1 else None
-    return SearchProgress(tried, target, settings.budget_s, pace_s)
+            pace.add((moment - session.started_at).total_seconds())
+    session.pace_s = pace.mean_s if len(pace) >= MIN_PACE_STEPS - 1 else None
 
 
 _numbers = count(1)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial
@@ -20,6 +19,7 @@ from autotile.errors import EmptySpaceError, InputError, ProblemError
 from autotile.kernel.library import KernelName
 from autotile.kernel.operation import Member, Operation
 from autotile.kernel.problem import Workrate, resolve_problem, unsupported_reason
+from autotile.report.notebook import PageContent
 from autotile.report.study import StudyData, StudyReader, cost_ratio
 from autotile.space.search_space import feasible_space
 
@@ -87,37 +87,6 @@ class ReportData:
     """Path by which the user named the kernel or operation; empty for a name."""
 
 
-class _Wanted(NamedTuple):
-    """What a page is of; empty or None selects all kernels, sizes, element types and GPUs."""
-
-    kernel: str
-    sizes: Mapping[str, int]
-    dtype: str | None
-    gpu_name: str | None
-
-    def matches(self, study: StudySummary) -> bool:
-        key = study.key
-        same = all(key.sizes.get(name) == value for name, value in self.sizes.items())
-        return same and self.dtype in (None, key.dtype) and self.gpu_name in (None, key.gpu_name)
-
-    def nothing(self, location: str, listed: Sequence[StudySummary], matching: Sequence[StudySummary]) -> InputError:
-        """Return an error with the reason why a page would be empty, and the remedy."""
-        asked = " ".join(filter(None, [self.kernel, sizes_text(self.sizes)]))
-        if matching:
-            return InputError(
-                f"{location} has a study of {asked or 'a kernel'} but no trials yet; run `autotile tune` first"
-            )
-        if listed:
-            shown = ", ".join(dict.fromkeys(f"{study.key.kernel} {key_text(study.key)}" for study in listed[:_SHOWN]))
-            more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""
-            of = " ".join(filter(None, [asked, self.dtype]))
-            where = f"{f' of {of}' if of else ''}{f' on {self.gpu_name}' if self.gpu_name else ''}"
-            return InputError(f"{location} has no trials{where}; it has {shown}{more}")
-        hint = f"autotile tune {asked or 'KERNEL'}"
-        of = f" of {asked}" if asked else ""
-        return InputError(f"{location} has no trials{of}; run `{hint}` first, or name another with --db")
-
-
 def report_of_study(study: StudyData) -> ReportData:
     """Return the content of a page of one study."""
     return ReportData(study_title(study), study.location, datetime.now(UTC), (study,))
@@ -144,15 +113,15 @@ def read_report(
     """
     given = dict(sizes or {})
     if isinstance(kernel, Operation):
-        return _operation_report(database, kernel, _Wanted(kernel.name, given, dtype, gpu_name))
-    wanted = _Wanted(str(kernel or ""), given, dtype, gpu_name)
+        return _operation_report(database, kernel, PageContent(database.location, kernel.name, given, dtype, gpu_name))
+    wanted = PageContent(database.location, str(kernel or ""), given, dtype, gpu_name)
     # the times of a library are no study of a kernel; see `autotile.database.keys.library_key`
     listed = [study for study in rows_of_kernel(database.studies, kernel) if ":" not in study.key.kernel]
     check_sizes(given, listed)
-    matching = list(filter(wanted.matches, listed))
+    matching = [study for study in listed if _matches(study, wanted)]
     tried = [study for study in matching if study.trials]
     if not tried:
-        raise wanted.nothing(database.location, listed, matching)
+        raise _nothing(wanted, listed, matching)
     stored_name = None if kernel is None else tried[0].key.kernel  # its files may be gone
     families = () if given else tuple(database.rules(stored_name))
     families = tuple(one for one in families if dtype in (None, one.key.dtype))
@@ -161,9 +130,9 @@ def read_report(
     return _report(database, title, tried, families=families)
 
 
-def _operation_report(database: Database, operation: Operation, wanted: _Wanted) -> ReportData:
+def _operation_report(database: Database, operation: Operation, wanted: PageContent) -> ReportData:
     """Read what a page shows of an operation: its problems, and the studies of its kernels for them."""
-    listed = list(filter(wanted._replace(sizes={}).matches, database.studies()))
+    listed = [study for study in database.studies() if _matches(study, wanted._replace(sizes={}))]
     tried: dict[int, StudySummary] = {}
     found: list[OperationData] = []
     for problem in _problems(operation, wanted, listed):
@@ -177,7 +146,7 @@ def _operation_report(database: Database, operation: Operation, wanted: _Wanted)
         members = {member.name for member in operation.members}
         own = [study for study in listed if study.key.kernel in members and study.trials]
         if not own or wanted.sizes:
-            raise wanted.nothing(database.location, own, [])
+            raise _nothing(wanted, own, [])
         tried = {study.study_id: study for study in own}
     title = found[0].title if len(found) == 1 else " ".join(filter(None, [operation.name, sizes_text(wanted.sizes)]))
     return _report(database, title, list(tried.values()), operations=tuple(found))
@@ -224,7 +193,32 @@ def check_sizes(sizes: Iterable[str], studies: Sequence[StudySummary]) -> None:
             raise ProblemError(f"{studies[0].key.kernel} has no size {name!r}; its sizes are {known}")
 
 
-def _problems(operation: Operation, wanted: _Wanted, listed: Sequence[StudySummary]) -> list[Problem]:
+def _matches(study: StudySummary, wanted: PageContent) -> bool:
+    key = study.key
+    same = all(key.sizes.get(name) == value for name, value in wanted.sizes.items())
+    return same and wanted.dtype in (None, key.dtype) and wanted.gpu_name in (None, key.gpu_name)
+
+
+def _nothing(wanted: PageContent, listed: Sequence[StudySummary], matching: Sequence[StudySummary]) -> InputError:
+    """Return an error with the reason why a report would be empty, and the remedy."""
+    location, kernel, sizes, dtype, gpu_name = wanted
+    asked = " ".join(filter(None, [kernel, sizes_text(sizes)]))
+    if matching:
+        return InputError(
+            f"{location} has a study of {asked or 'a kernel'} but no trials yet; run `autotile tune` first"
+        )
+    if listed:
+        shown = ", ".join(dict.fromkeys(f"{study.key.kernel} {key_text(study.key)}" for study in listed[:_SHOWN]))
+        more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""
+        of = " ".join(filter(None, [asked, dtype]))
+        where = f"{f' of {of}' if of else ''}{f' on {gpu_name}' if gpu_name else ''}"
+        return InputError(f"{location} has no trials{where}; it has {shown}{more}")
+    hint = f"autotile tune {asked or 'KERNEL'}"
+    of = f" of {asked}" if asked else ""
+    return InputError(f"{location} has no trials{of}; run `{hint}` first, or name another with --db")
+
+
+def _problems(operation: Operation, wanted: PageContent, listed: Sequence[StudySummary]) -> list[Problem]:
     """Return the problem that is asked for, of each element type, or those of the stored studies."""
     sizes, dtype = wanted.sizes, wanted.dtype
     needed = [name for name in operation.sizes if not operation.is_optional(name)]
