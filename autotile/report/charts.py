@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle, pairwise
 from typing import Any, Literal
 
@@ -74,7 +73,7 @@ def study_charts(study: StudyData, parameters: int) -> Iterator[Chart]:
     yield limits_chart(study)
     effects = study_effects(study)
     yield importance_chart(study, effects)
-    names = effects.order(study.parameters)
+    names = ordered(study.parameters, effects)
     for name in names[:parameters]:
         yield time_by_parameter_chart(study, name)
     yield heat_map_chart(study, *names[:2])
@@ -379,24 +378,18 @@ def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "tr
     return Chart(name, title, made, summary, table, note)
 
 
-@dataclass(frozen=True, slots=True)
-class StudyEffects:
-    """The parameters that were varied, the most important first, and a summary in one sentence.
-
-    Where the trials do not support a statement there are no effects, and ``doubt`` is the reason.
-    """
-
-    effects: tuple[EffectEntry, ...]
-    doubt: str
-    insight: str = ""
-
-    def order(self, parameters: Sequence[str]) -> list[str]:
-        """Return parameters, the most important first."""
-        ranked = [effect.parameter for effect in self.effects if effect.parameter in parameters]
-        return [*ranked, *(name for name in parameters if name not in ranked)]
+Effects = tuple[tuple[EffectEntry, ...], str]
+"""The parameters that were varied, the most important first, and a summary in one sentence; where the trials do not
+support a statement, none and the reason."""
 
 
-def study_effects(study: StudyData) -> StudyEffects:
+def ordered(parameters: Sequence[str], effects: Effects) -> list[str]:
+    """Return parameters, the most important first."""
+    ranked = [effect.parameter for effect in effects[0] if effect.parameter in parameters]
+    return [*ranked, *(name for name in parameters if name not in ranked)]
+
+
+def study_effects(study: StudyData) -> Effects:
     """Return the effects that a session found, else those that the trials show."""
     stored = study.summary.importance
     if stored is not None:
@@ -406,11 +399,10 @@ def study_effects(study: StudyData) -> StudyEffects:
             for one in stored
             if one.parameter in known
         )
-        insight = study.summary.insight or ""
-        return StudyEffects(effects, "" if effects else insight, insight if effects else "")
+        return effects, study.summary.insight or ""
     timed = timed_trials(study)
     if not timed:
-        return StudyEffects((), "no trial has a time")
+        return (), "no trial has a time"
     from autotile.kernel.spec import Parameter
     from autotile.search.importance import importance_of  # imports SciPy
     from autotile.space.search_space import SearchSpace
@@ -421,7 +413,7 @@ def study_effects(study: StudyData) -> StudyEffects:
     space = SearchSpace(parameters, rows, combinations=len(rows), rules=(), limits=(), seconds=0.0)
     found, doubt = importance_of(space, np.arange(len(rows)), [trial.cost or math.nan for trial in timed])
     effects = tuple(EffectEntry(one.parameter, one.share, one.alone, one.matters) for one in found)
-    return StudyEffects(effects, doubt)
+    return effects, "" if effects else doubt
 
 
 def timed_trials(study: StudyData) -> list[Trial]:
@@ -441,13 +433,12 @@ def coded(trials: Sequence[Trial], name: str) -> tuple[tuple[Value, ...], NDArra
     return tuple(value for _, value in found), np.array([places[each] for each in typed], np.int64)
 
 
-def importance_chart(study: StudyData, effects: StudyEffects | None = None) -> Chart:
+def importance_chart(study: StudyData, effects: Effects | None = None) -> Chart:
     """Return the share of each parameter in the differences between the times."""
     name, title = "importance", "What matters: shares of the differences in time"
-    found = effects if effects is not None else study_effects(study)
-    if not found.effects:
-        return Chart(name, title, None, f"No statement on what matters: {found.doubt or 'there are too few trials'}.")
-    shown = found.effects
+    shown, said = effects or study_effects(study)
+    if not shown:
+        return Chart(name, title, None, f"No statement on what matters: {said or 'there are too few trials'}.")
     top = max(20.0, 100 * max(one.share for one in shown))
     made = bars(
         [label(one.parameter, 24) for one in shown],
@@ -464,7 +455,7 @@ def importance_chart(study: StudyData, effects: StudyEffects | None = None) -> C
         (one.parameter, percent_text(one.share), percent_text(one.alone), "yes" if one.matters else "not seen")
         for one in shown
     ]
-    summary = f"{found.insight[:1].upper()}{found.insight[1:]}." if found.insight else ""
+    summary = f"{said[0].upper()}{said[1:]}." if said else ""
     note = "" if study.summary.importance is not None else "Shares are of the configurations that were tried."
     return Chart(name, title, made, summary, ResultTable(("parameter", "share", "alone", "effect"), rows), note)
 
@@ -531,7 +522,7 @@ def heat_map_chart(study: StudyData, x: str | None = None, y: str | None = None)
     timed = timed_trials(study)
     if x is None or y is None:
         varied = [each for each in study.parameters if timed and len(coded(timed, each)[0]) > 1]
-        order = [each for each in study_effects(study).order(varied) if each not in (x, y)]
+        order = [each for each in ordered(varied, study_effects(study)) if each not in (x, y)]
         x = x if x is not None else order.pop(0) if order else None
         y = y if y is not None else order.pop(0) if order else None
     if not timed or x is None or y is None or not {x, y} <= set(study.parameters):

@@ -52,6 +52,9 @@ from autotile.kernel.library import Kernel, load_named_kernel
 from autotile.kernel.problem import Workrate
 
 
+_Natural = Annotated[int, Meta(ge=0)]
+
+
 class StoredRatio(msgspec.Struct):
     """A ratio with its interval, as a session stored it."""
 
@@ -88,15 +91,15 @@ class RunSummary(msgspec.Struct, frozen=True):
     speedup: StoredRatio | None = None
     ties: tuple[Config, ...] = ()
     default: StoredConfig | None = None
-    gates: Mapping[Name, Annotated[int, Meta(ge=0)]] = {}
+    gates: Mapping[Name, _Natural] = {}
     stopped: StopReason | None = None
     importance: tuple[EffectEntry, ...] | None = None
     insight: Text | None = None
     notices: tuple[Text, ...] = ()
-    flops: Annotated[int, Meta(ge=0)] | None = None
+    flops: _Natural | None = None
     unit: Name | None = None
     passes: Annotated[int, Meta(ge=1, le=1024)] = 1
-    bytes: Annotated[int, Meta(ge=0)] | None = None
+    bytes: _Natural | None = None
 
 
 class RunSettings(msgspec.Struct, frozen=True):
@@ -107,7 +110,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     maximize: bool = False
     verify_sizes: tuple[Any, ...] = ()
     sanitize: bool = False
-    trial_target: Annotated[int, Meta(ge=0)] | None = None
+    trial_target: _Natural | None = None
     budget_s: NonNegative | None = None
     fresh: bool = False
 
