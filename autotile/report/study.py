@@ -51,7 +51,6 @@ from autotile.exchange.recording import Recording
 from autotile.kernel.library import Kernel, load_named_kernel
 from autotile.kernel.problem import Workrate
 
-
 _Natural = Annotated[int, Meta(ge=0)]
 
 
