@@ -88,45 +88,29 @@ def _announced(_: Mapping[str, Any], __: ExitStack) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command, as far as its function does not say it.
-
-    Attributes
-    ----------
-    function
-        Module below `autotile`, and name of the function.
-    examples
-        Command lines for the end of the help.
-    panel
-        Panel in the help of all commands; empty for one of a group.
-    forms
-        As `_FORMS`, where the command differs.
-    own
-        Options that the command has beside the parameters of its function.
-    shown
-        Options that the help shows, where it only names the others; empty for all.
-    words
-        Metavar, name and reader of the words that take the place of kernel and sizes.
-    remark
-        What the help says beside the docstring, such as on exit codes.
-    code
-        Exit code of a result that was not interrupted.
-    has_notices
-        Whether the notices of the result are printed; otherwise they were, or are part of what is shown.
-    watched
-        Arguments with which the function reports its progress, made when it runs.
-    """
+    """A command, as far as its function does not say it."""
 
     function: str
+    """Module below `autotile`, and name of the function."""
     examples: Sequence[str]
     panel: str = ""
+    """Panel in the help of all commands; empty for one of a group."""
     forms: Mapping[str, str] = field(default_factory=dict)
+    """As `_FORMS`, where the command differs."""
     own: Sequence[Described] = ()
+    """Options beside the parameters of its function."""
     shown: frozenset[str] = frozenset()
+    """Options that the help shows, where it only names the others; empty for all."""
     words: tuple[str, Callable[[Sequence[str]], Mapping[str, Any]]] | None = None
+    """Metavar and reader of the words that take the place of kernel and sizes."""
     remark: str = ""
+    """For the help, beside the docstring, such as on exit codes."""
     code: Callable[[Any], int] = lambda _: 0
+    """Exit code of a result that was not interrupted."""
     has_notices: bool = False
+    """Whether the notices of the result are printed; otherwise they were, or are part of what is shown."""
     watched: Callable[[Mapping[str, Any], ExitStack], Mapping[str, Any]] = lambda _, __: {}
+    """Arguments with which the function reports its progress, made when it runs."""
     has_json: bool = True
 
 

@@ -46,26 +46,17 @@ PANELS = {
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A parameter as its function's signature and docstring state it.
-
-    Attributes
-    ----------
-    hint
-        Its type as text: the annotation, or what stands behind its name in ``Other Parameters``.
-    is_positional
-        Whether it is given by its place.
-    help
-        First sentence of its description.
-    unsaid
-        What None stands for.
-    """
+    """A parameter as its function's signature and docstring state it."""
 
     name: str
     hint: str
+    """Its type as text: the annotation, or what stands behind its name in ``Other Parameters``."""
     default: Any
     is_positional: bool
     help: str
+    """First sentence of its description."""
     unsaid: str
+    """The meaning of None."""
 
 
 def describe(path: str) -> tuple[str, list[Described]]:
@@ -359,11 +350,11 @@ def _values_of(name: str) -> Iterable[str]:
     if name == "dtype":
         from autotile.core.dtypes import DTYPES
 
-        return list(DTYPES)
+        return DTYPES
     if name == "outcome":
         from autotile.core.model import Outcome
 
-        return list(map(str, Outcome))
+        return map(str, Outcome)
     if name == "sampler":
         from autotile.search.samplers import sampler_names
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -201,26 +201,21 @@ class _OptionalStream:
 
     def write(self, text: str) -> int:
         """Write a text, or discard it."""
-        if self._stream is not None:
-            try:
-                self._stream.write(text)
-            except (OSError, ValueError):
-                self._discard()
+        self._attempt(lambda stream: stream.write(text))
         return len(text)
 
     def flush(self) -> None:
         """Flush the stream, or discard its buffer."""
-        if self._stream is not None:
-            try:
-                self._stream.flush()
-            except (OSError, ValueError):
-                self._discard()
+        self._attempt(lambda stream: stream.flush())
 
-    def _discard(self) -> None:
-        """Write nothing any more; Python would write the buffer again at exit, and fail with exit code 120."""
-        stream, self._stream = self._stream, None
-        with contextlib.suppress(OSError, ValueError):
-            discard_output(stream)
+    def _attempt(self, write: Callable[[IO[str]], object]) -> None:
+        if (stream := self._stream) is not None:
+            try:
+                write(stream)
+            except (OSError, ValueError):
+                self._stream = None
+                with contextlib.suppress(OSError, ValueError):
+                    discard_output(stream)  # Python would write the buffer again at exit, and fail with exit code 120
 
 
 def discard_output(stream: IO[str] | None) -> None:

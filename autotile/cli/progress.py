@@ -126,24 +126,18 @@ class TuneProgress(_LivePicture):
             return Text(shown_text(self._before))
         if progress.path and progress.path[0].of == "problem":
             place = progress.path[0]
-            head = Table.grid(padding=(0, 2, 0, 0))
-            bar = ProgressBar(total=place.count, completed=place.ended, width=_BAR_WIDTH)
             elapsed = f"{duration_text(now_s - self._begun_s)} elapsed"
-            head.add_row(bar, f"{place.ended} of {plural(place.count, 'problem')}", elapsed)
+            head = _bar_line(place.ended, place.count, f"{place.ended} of {plural(place.count, 'problem')}", elapsed)
             return Group(head, *(Text(shown_text(_problem_line(one))) for one in list(self._running.values())))
         if not progress.gates or progress.device is None:
             return Text(shown_text(plain_line(progress)))
         since_s = now_s - self._received_s
         title = Text.assemble((str(progress.problem), "bold"), f" on {device_text(progress.device)}")
-        line = Table.grid(padding=(0, 2, 0, 0))
         elapsed, left = f"{duration_text(progress.elapsed_s + since_s)} elapsed", left_text(progress, since_s)
         if progress.phase == "searching":
-            done, total = completion(progress, since_s)
-            line.add_row(
-                ProgressBar(total=total, completed=done, width=_BAR_WIDTH), count_text(progress), elapsed, left
-            )
+            line = _bar_line(*completion(progress, since_s), count_text(progress), elapsed, left)
         else:
-            line.add_row(progress.phase, elapsed, left)
+            line = _line(progress.phase, elapsed, left)
         return Group(
             title,
             *([Text(shown_text(progress.waiting), style="bold")] if progress.waiting else []),
@@ -151,6 +145,16 @@ class TuneProgress(_LivePicture):
             Text(shown_text(best_text(progress))),
             Text(funnel_text(progress.gates, progress.outcomes), style="dim"),
         )
+
+
+def _line(*cells: RenderableType) -> Table:
+    line = Table.grid(padding=(0, 2, 0, 0))
+    line.add_row(*cells)
+    return line
+
+
+def _bar_line(done: float, total: float | None, *texts: str) -> Table:
+    return _line(ProgressBar(total=total, completed=done, width=_BAR_WIDTH), *texts)
 
 
 def _problem_line(progress: Progress) -> str:
@@ -194,10 +198,7 @@ class CountProgress(_LivePicture):
         state = self._latest
         if state is None:
             return Text("enumerating the search space")
-        line = Table.grid(padding=(0, 2, 0, 0))
-        bar = ProgressBar(total=max(1, state.planned), completed=state.done, width=_BAR_WIDTH)
-        line.add_row(bar, *self._texts(state, time.monotonic() - self._received_s))
-        return line
+        return _bar_line(state.done, max(1, state.planned), *self._texts(state, time.monotonic() - self._received_s))
 
 
 def completion(progress: Progress, since_s: float) -> tuple[float, float | None]:

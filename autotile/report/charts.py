@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import compress, cycle, pairwise
+from itertools import cycle, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -74,7 +73,7 @@ def study_charts(study: StudyData, parameters: int) -> Iterator[Chart]:
     yield limits_chart(study)
     effects = study_effects(study)
     yield importance_chart(study, effects)
-    names = effects.order(study.parameters)
+    names = ordered(study.parameters, effects)
     for name in names[:parameters]:
         yield time_by_parameter_chart(study, name)
     yield heat_map_chart(study, *names[:2])
@@ -97,47 +96,42 @@ def finals_chart(study: StudyData) -> Chart:
     if finals is None:
         return Chart("finals", title, None, "No finals were held, so that times are those of the search.")
     ranked = finals.ranked
-    low, high = _bounds(ranked[0].trial)
+    _, low, high = ranked[0].times_us
     default = next((one for one in ranked if one.is_default), None)
-    others = [_bounds(one.trial) for one in ranked if not one.is_default]
+    others = [one.times_us for one in ranked if not one.is_default]
     x: dict[str, Any] = {"title": TIME_AXIS}
-    notes: list[dict[str, Any]] = []
+    notes = []
     if default is not None and len(others) > 1:
-        least, most = min(bounds[0] for bounds in others), max(bounds[1] for bounds in others)
-        if (default.trial.time_us or 0.0) - low > _FAR * (most - low):  # the others' intervals could not be told apart
+        least, most = min(low_us for _, low_us, _ in others), max(high_us for _, _, high_us in others)
+        if default.times_us[0] - low > _FAR * (most - low):  # the others' intervals could not be told apart
             x["range"] = [least - 0.06 * (most - least), most + 0.2 * (most - least)]
             text = f"{with_units(label(measured_text(default.trial)))} \N{RIGHTWARDS ARROW}"
             place = {"x": 1, "xref": "paper", "xanchor": "right", "y": finalist_label(default), "yref": "y"}
             notes.append({**place, "text": text, "showarrow": False, "font": {"color": INK, "size": 12}})
-    traces = []
-    for name, symbol, color, belongs in (
-        ("winner", "circle", ACCENT, [one.rank == 1 for one in ranked]),
-        ("ties with the winner", "circle-open", ACCENT, [one.is_tie and not one.is_default for one in ranked]),
-        ("default", "diamond", INK, [one.is_default and one.rank > 1 for one in ranked]),
-        ("slower", "circle", MUTED, [not one.is_tie and not one.is_default and one.rank > 1 for one in ranked]),
-    ):
-        if chosen := list(compress(ranked, belongs)):
-            times = [(one.trial.time_us or 0.0, *_bounds(one.trial)) for one in chosen]
-            trace = points(
-                [time_us for time_us, _, _ in times],
-                [finalist_label(one) for one in chosen],
-                name=name,
-                symbol=symbol,
-                color=color,
-                size=8,
-                marker={"line": {"color": color, "width": 2}},
-                error_x=error_bars(times, color=color, thickness=3, width=7),
-                hover=[
-                    hover_text(
-                        finalist_label(one),
-                        measured_text(one.trial),
-                        f"{one.ratio.value:.4f} x the winner's time" if one.ratio is not None and one.rank > 1 else "",
-                        config_text(one.trial.config),
-                    )
-                    for one in chosen
-                ],
-            )
-            traces.append(trace)
+    marks = {}
+    for one in ranked:
+        ratio = f"{one.ratio.value:.4f} x the winner's time" if one.ratio is not None and one.rank > 1 else ""
+        hover = hover_text(finalist_label(one), measured_text(one.trial), ratio, config_text(one.trial.config))
+        marks[one.rank] = (one.times_us[0], finalist_label(one), hover)
+    kinds = (
+        ("winner", "circle", ACCENT, [one for one in ranked if one.rank == 1]),
+        ("ties with the winner", "circle-open", ACCENT, [one for one in ranked if one.is_tie and not one.is_default]),
+        ("default", "diamond", INK, [one for one in ranked if one.is_default and one.rank > 1]),
+        ("slower", "circle", MUTED, [one for one in ranked if not one.is_tie and not one.is_default and one.rank > 1]),
+    )
+    traces = [
+        points(
+            [marks[one.rank] for one in chosen],
+            name=name,
+            symbol=symbol,
+            color=color,
+            size=8,
+            width=2,
+            error_x=error_bars([one.times_us for one in chosen], color=color, thickness=3, width=7),
+        )
+        for name, symbol, color, chosen in kinds
+        if chosen
+    ]
     band = {"x0": low, "x1": high, "y0": 0, "y1": 1, "xref": "x", "yref": "paper", "layer": "below"}
     made = figure(
         traces,
@@ -162,7 +156,7 @@ def finals_chart(study: StudyData) -> Chart:
         (
             finalist_label(one),
             bare_time(one.trial),
-            interval_text(*_bounds(one.trial)),
+            interval_text(*one.times_us[1:]),
             f"{one.ratio.value:.4f} ({one.ratio.low:.4f} to {one.ratio.high:.4f})" if one.ratio else NOTHING,
             config_text(one.trial.config),
         )
@@ -173,13 +167,8 @@ def finals_chart(study: StudyData) -> Chart:
 
 def finalist_label(one: Finalist) -> str:
     """Return the place of a finalist with what marks it: ``#2 tie``."""
-    marks = ("winner" if one.rank == 1 else "", "tie" if one.is_tie else "", "default" if one.is_default else "")
-    return " ".join(filter(None, [f"#{one.rank}", *marks]))
-
-
-def _bounds(trial: Trial) -> tuple[float, float]:
-    measured = trial.measurement
-    return (measured.low_us, measured.high_us) if measured is not None else (math.nan, math.nan)
+    marks = {"winner": one.rank == 1, "tie": one.is_tie, "default": one.is_default}
+    return " ".join([f"#{one.rank}", *(name for name, holds in marks.items() if holds)])
 
 
 def best_trials(study: StudyData) -> list[Trial]:
@@ -327,22 +316,22 @@ def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "tr
     quantity = label(study.settings.objective) if study.settings.objective else TIME_AXIS
     outcomes = np.array([str(one.trial.outcome) for one in study.trials])
     above = np.full(len(xs), float(np.nanmax(scores)) * 1.08)  # where the failed trials are drawn
-    traces = []
+    traces, go = [], load_plotly()
     for chosen, text, symbol, color, ys in (
         (drawn & timed & (outcomes == str(Outcome.OK)), "measured", "circle", SOFT, scores),
         (drawn & timed & (outcomes == str(Outcome.PRUNED)), "dropped as slow", "circle-open", FAINT, scores),
         (drawn & ~timed, "failed", "x-thin-open", MUTED, above),
     ):
-        if chosen.any():
-            hover = []
-            for index in np.flatnonzero(chosen).tolist():
-                trial = study.trials[index].trial
-                failed = f"{str(trial.outcome).replace('_', ' ')}: {trial.reason}" if not trial.outcome.has_time else ""
-                lines = (f"trial {index + 1:,}", measured_text(trial), failed, config_text(trial.config))
-                hover.append(hover_text(*lines))
-            traces.append(points(xs[chosen], ys[chosen], name=text, symbol=symbol, color=color, size=6, hover=hover))
+        hover = []
+        for index in np.flatnonzero(chosen).tolist():
+            trial = study.trials[index].trial
+            failed = f"{str(trial.outcome).replace('_', ' ')}: {trial.reason}" if not trial.outcome.has_time else ""
+            lines = (f"trial {index + 1:,}", measured_text(trial), failed, config_text(trial.config))
+            hover.append(hover_text(*lines))
+        if hover:
+            marks = {"mode": "markers", "marker": {"symbol": symbol, "color": color, "size": 6}}
+            traces.append(go.Scatter(x=xs[chosen], y=ys[chosen], name=text, hovertext=hover, hoverinfo="text", **marks))
     line = {"color": ACCENT, "width": 2.5, "shape": "hv"}
-    go = load_plotly()
     traces.append(go.Scatter(x=xs, y=best, mode="lines", line=line, name="best so far", hoverinfo="skip"))
     expected, stopped = "", study.summary.stopped
     if stopped is not None and stopped.expected_gain is not None and stopped.more_trials:
@@ -389,24 +378,18 @@ def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "tr
     return Chart(name, title, made, summary, table, note)
 
 
-@dataclass(frozen=True, slots=True)
-class StudyEffects:
-    """The parameters that were varied, the most important first, and a summary in one sentence.
-
-    Where the trials do not support a statement there are no effects, and ``doubt`` is the reason.
-    """
-
-    effects: tuple[EffectEntry, ...]
-    doubt: str
-    insight: str = ""
-
-    def order(self, parameters: Sequence[str]) -> list[str]:
-        """Return parameters, the most important first."""
-        ranked = [effect.parameter for effect in self.effects if effect.parameter in parameters]
-        return [*ranked, *(name for name in parameters if name not in ranked)]
+Effects = tuple[tuple[EffectEntry, ...], str]
+"""The parameters that were varied, the most important first, and a summary in one sentence; where the trials do not
+support a statement, none and the reason."""
 
 
-def study_effects(study: StudyData) -> StudyEffects:
+def ordered(parameters: Sequence[str], effects: Effects) -> list[str]:
+    """Return parameters, the most important first."""
+    ranked = [effect.parameter for effect in effects[0] if effect.parameter in parameters]
+    return [*ranked, *(name for name in parameters if name not in ranked)]
+
+
+def study_effects(study: StudyData) -> Effects:
     """Return the effects that a session found, else those that the trials show."""
     stored = study.summary.importance
     if stored is not None:
@@ -416,23 +399,21 @@ def study_effects(study: StudyData) -> StudyEffects:
             for one in stored
             if one.parameter in known
         )
-        insight = study.summary.insight or ""
-        return StudyEffects(effects, "" if effects else insight, insight if effects else "")
+        return effects, study.summary.insight or ""
     timed = timed_trials(study)
     if not timed:
-        return StudyEffects((), "no trial has a time")
+        return (), "no trial has a time"
     from autotile.kernel.spec import Parameter
     from autotile.search.importance import importance_of  # imports SciPy
     from autotile.space.search_space import SearchSpace
 
-    values = {name: values_of(timed, name) for name in timed[0].config}
-    codes = {name: {_typed(value): code for code, value in enumerate(each)} for name, each in values.items()}
-    rows = np.array([[codes[name][_typed(trial.config[name])] for name in values] for trial in timed], np.uint32)
-    parameters = tuple(Parameter(name, each) for name, each in values.items())
+    found_values = {name: coded(timed, name) for name in timed[0].config}
+    rows = np.column_stack([codes for _, codes in found_values.values()]).astype(np.uint32)
+    parameters = tuple(Parameter(name, values) for name, (values, _) in found_values.items())
     space = SearchSpace(parameters, rows, combinations=len(rows), rules=(), limits=(), seconds=0.0)
     found, doubt = importance_of(space, np.arange(len(rows)), [trial.cost or math.nan for trial in timed])
     effects = tuple(EffectEntry(one.parameter, one.share, one.alone, one.matters) for one in found)
-    return StudyEffects(effects, doubt)
+    return effects, "" if effects else doubt
 
 
 def timed_trials(study: StudyData) -> list[Trial]:
@@ -442,25 +423,22 @@ def timed_trials(study: StudyData) -> list[Trial]:
     return sorted((trial for trial in timed if trial.config.keys() == names), key=lambda trial: trial.cost or 0.0)
 
 
-def values_of(trials: Sequence[Trial], name: str) -> tuple[Value, ...]:
-    """Return the values that a parameter had, numbers in ascending order."""
-    found = {_typed(trial.config[name]): trial.config[name] for trial in trials}
-    return tuple(
-        sorted(found.values(), key=lambda one: (1, 0.0, one) if isinstance(one, str) else (0, float(one), str(one)))
+def coded(trials: Sequence[Trial], name: str) -> tuple[tuple[Value, ...], NDArray[np.int64]]:
+    """Return the values that a parameter had, numbers in ascending order, and the place of that of each trial."""
+    typed = [(type(value), value) for value in (trial.config[name] for trial in trials)]  # True equals 1
+    found = sorted(
+        set(typed), key=lambda one: (1, 0.0, one[1]) if isinstance(one[1], str) else (0, float(one[1]), str(one[1]))
     )
+    places = {each: place for place, each in enumerate(found)}
+    return tuple(value for _, value in found), np.array([places[each] for each in typed], np.int64)
 
 
-def _typed(value: Value) -> tuple[type, Value]:
-    return type(value), value  # True equals 1
-
-
-def importance_chart(study: StudyData, effects: StudyEffects | None = None) -> Chart:
+def importance_chart(study: StudyData, effects: Effects | None = None) -> Chart:
     """Return the share of each parameter in the differences between the times."""
     name, title = "importance", "What matters: shares of the differences in time"
-    found = effects if effects is not None else study_effects(study)
-    if not found.effects:
-        return Chart(name, title, None, f"No statement on what matters: {found.doubt or 'there are too few trials'}.")
-    shown = found.effects
+    shown, said = effects or study_effects(study)
+    if not shown:
+        return Chart(name, title, None, f"No statement on what matters: {said or 'there are too few trials'}.")
     top = max(20.0, 100 * max(one.share for one in shown))
     made = bars(
         [label(one.parameter, 24) for one in shown],
@@ -477,7 +455,7 @@ def importance_chart(study: StudyData, effects: StudyEffects | None = None) -> C
         (one.parameter, percent_text(one.share), percent_text(one.alone), "yes" if one.matters else "not seen")
         for one in shown
     ]
-    summary = f"{found.insight[:1].upper()}{found.insight[1:]}." if found.insight else ""
+    summary = f"{said[0].upper()}{said[1:]}." if said else ""
     note = "" if study.summary.importance is not None else "Shares are of the configurations that were tried."
     return Chart(name, title, made, summary, ResultTable(("parameter", "share", "alone", "effect"), rows), note)
 
@@ -488,11 +466,10 @@ def time_by_parameter_chart(study: StudyData, name: str) -> Chart:
     timed = [trial for trial in timed_trials(study) if name in trial.config]
     if not timed:
         return Chart(chart, title, None, f"No trial with a time states {name}.")
-    grouped: dict[tuple[type, Value], list[float]] = {}
-    for trial in timed:
-        grouped.setdefault(_typed(trial.config[name]), []).append(trial.time_us or math.nan)
-    values = values_of(timed, name)[:_MAX_VALUES]
-    times = [grouped[_typed(value)] for value in values]
+    values, codes = coded(timed, name)
+    values = values[:_MAX_VALUES]
+    times_us = np.array([trial.time_us or math.nan for trial in timed])
+    times = [times_us[codes == place] for place in range(len(values))]
     quantiles = [np.quantile(each, (0.0, 0.25, 0.5, 0.75, _SLOWEST)).tolist() for each in times]
     fastest, lower, median, upper, slowest = (list(column) for column in zip(*quantiles, strict=True))
     best, names = min(fastest), [label(value, 14) for value in values]
@@ -509,17 +486,16 @@ def time_by_parameter_chart(study: StudyData, name: str) -> Chart:
         whiskerwidth=0.4,
         hoverinfo="y",
     )
+    hover = [
+        hover_text(f"{name} = {value}", f"fastest {low:,.6g} {MICRO_S}", plural(len(each), "trial"))
+        for value, low, each in zip(values, fastest, times, strict=True)
+    ]
     marks = points(
-        names,
-        fastest,
+        zip(names, fastest, hover, strict=True),
         name="",
         symbol="line-ew-open",
         color=[ACCENT if low == best else INK for low in fastest],
         size=8,
-        hover=[
-            hover_text(f"{name} = {value}", f"fastest {low:,.6g} {MICRO_S}", plural(len(each), "trial"))
-            for value, low, each in zip(values, fastest, times, strict=True)
-        ],
     )
     made = figure(
         [boxes, marks],
@@ -545,23 +521,22 @@ def heat_map_chart(study: StudyData, x: str | None = None, y: str | None = None)
     name, title = "heat_map", "Best time by the two parameters that matter most"
     timed = timed_trials(study)
     if x is None or y is None:
-        varied = [each for each in study.parameters if timed and len(values_of(timed, each)) > 1]
-        order = [each for each in study_effects(study).order(varied) if each not in (x, y)]
+        varied = [each for each in study.parameters if timed and len(coded(timed, each)[0]) > 1]
+        order = [each for each in ordered(varied, study_effects(study)) if each not in (x, y)]
         x = x if x is not None else order.pop(0) if order else None
         y = y if y is not None else order.pop(0) if order else None
     if not timed or x is None or y is None or not {x, y} <= set(study.parameters):
         return Chart(name, title, None, "Fewer than two parameters were varied.")
-    columns, lines = values_of(timed, x)[:_MAX_VALUES], values_of(timed, y)[:_MAX_VALUES]
-    best: dict[tuple[Any, Any], float] = {}
-    for trial in timed:  # fastest first
-        best.setdefault((_typed(trial.config[x]), _typed(trial.config[y])), trial.time_us or math.nan)
-    cells = [[best.get((_typed(column), _typed(line))) for column in columns] for line in lines]
-    found = np.array(cells, np.float64)
+    (columns, across), (lines, down) = coded(timed, x), coded(timed, y)
+    found = np.full((len(lines), len(columns)), np.nan)
+    for trial, line, column in zip(reversed(timed), down[::-1], across[::-1], strict=True):  # the fastest last
+        found[line, column] = trial.time_us or math.nan
+    found, columns, lines = found[:_MAX_VALUES, :_MAX_VALUES], columns[:_MAX_VALUES], lines[:_MAX_VALUES]
     heat = load_plotly().Heatmap(
         x=[label(value, 14) for value in columns],
         y=[label(value, 14) for value in lines],
         z=found,
-        colorscale=[list(stop) for stop in FAST_TO_SLOW],
+        colorscale=FAST_TO_SLOW,
         zmin=float(np.nanmin(found)),
         zmax=float(np.nanquantile(found, _SLOWEST)),
         colorbar={
@@ -583,8 +558,8 @@ def heat_map_chart(study: StudyData, x: str | None = None, y: str | None = None)
         y={"title": label(y), "type": "category", "showgrid": False},
     )
     rows = [
-        (str(line), *(f"{cell:,.6g}" if cell is not None else NOTHING for cell in row))
-        for line, row in zip(lines, cells, strict=True)
+        (str(line), *(f"{cell:,.6g}" if np.isfinite(cell) else NOTHING for cell in row))
+        for line, row in zip(lines, found, strict=True)
     ]
     table = ResultTable((f"{y} \\ {x}", *map(str, columns)), rows)
     summary = "The best time of each pair; an empty cell was not tried."
@@ -595,33 +570,33 @@ def parallel_coordinates_chart(study: StudyData) -> Chart:
     """Return one line for each trial over all parameters and its time; ranges of the axes select lines."""
     name, title = "parallel", "All parameters at once"
     timed = timed_trials(study)
-    values = {each: values_of(timed, each) for each in study.parameters} if timed else {}
-    varied = {each: listed for each, listed in values.items() if len(listed) > 1}
+    values = {each: coded(timed, each) for each in study.parameters} if timed else {}
+    varied = {each: found for each, found in values.items() if len(found[0]) > 1}
     if not varied:
         return Chart(name, title, None, "No parameter was varied.")
-    drawn = timed
+    drawn = np.arange(len(timed))
     if len(timed) > _MAX_LINES:
         rest = np.linspace(_MAX_LINES // 4, len(timed) - 1, 3 * _MAX_LINES // 4).astype(np.int64)
-        drawn = [*timed[: _MAX_LINES // 4], *(timed[index] for index in dict.fromkeys(rest.tolist()))]
-    times = np.array([trial.time_us or math.nan for trial in drawn])
+        drawn = np.concatenate([drawn[: _MAX_LINES // 4], np.unique(rest)])
+    times = np.array([trial.time_us or math.nan for trial in timed])[drawn]
     dimensions: list[dict[str, Any]] = []
-    for parameter, listed in varied.items():
-        codes = {_typed(value): code for code, value in enumerate(listed)}
-        every = max(1, math.ceil(len(listed) / 16))
-        dimension = {
-            "label": label(parameter, 16),
-            "values": np.array([codes[_typed(trial.config[parameter])] for trial in drawn]),
-            "range": [0, len(listed) - 1],
-            "tickvals": list(range(0, len(listed), every)),
-            "ticktext": [label(value, 12) for value in listed[::every]],
-        }
-        dimensions.append(dimension)
+    for parameter, (listed, codes) in varied.items():
+        every = math.ceil(len(listed) / 16)
+        dimensions.append(
+            {
+                "label": label(parameter, 16),
+                "values": codes[drawn],
+                "range": [0, len(listed) - 1],
+                "tickvals": list(range(0, len(listed), every)),
+                "ticktext": [label(value, 12) for value in listed[::every]],
+            }
+        )
     dimensions.append({"label": f"time, {MICRO_S}", "values": times})
     lines = load_plotly().Parcoords(
         dimensions=dimensions,
         line={
             "color": times,
-            "colorscale": [list(stop) for stop in FAST_TO_SLOW],
+            "colorscale": FAST_TO_SLOW,
             "cmin": float(times.min()),
             "cmax": float(np.quantile(times, _SLOWEST)),
         },
@@ -629,7 +604,7 @@ def parallel_coordinates_chart(study: StudyData) -> Chart:
         tickfont={"color": MUTED, "size": 11},
         rangefont={"color": MUTED, "size": 11},
     )
-    axes = [*({"name": each, "values": [str(one) for one in listed]} for each, listed in varied.items())]
+    axes = [*({"name": each, "values": list(map(str, listed))} for each, (listed, _) in varied.items())]
     meta = {"axes": [*axes, {"name": "time"}]}
     made = figure([lines], height=400, margin={"l": 48, "r": 48, "t": 56, "b": 24}, meta=meta)
     summary = f"Each of {len(drawn):,} lines is a configuration; the darkest are the fastest."
@@ -707,29 +682,17 @@ def front_chart(study: StudyData) -> Chart:
     axes = [_OBJECTIVE_AXES.get(name, name) for name in study.objectives]
     best = sorted(((trial, values) for trial, values, is_on_front in found if is_on_front), key=lambda pair: pair[1])
     others = [(trial, values) for trial, values, is_on_front in found if not is_on_front][:_MAX_POINTS]
-    traces = [
-        points(
-            [values[0] for _, values in chosen],
-            [values[1] for _, values in chosen],
-            name=name,
-            symbol="circle",
-            color=color,
-            size=size,
-            mode=mode,
-            line={"color": color, "shape": "hv", "width": 2},
-            hover=[
-                hover_text(
-                    *(f"{axis}: {value:.6g}" for axis, value in zip(axes, values, strict=True)),
-                    config_text(trial.config),
-                )
-                for trial, values in chosen
-            ],
-        )
-        for name, chosen, mode, color, size in (
-            ("dominated", others, "markers", FAINT, 6),
-            ("front", best, "lines+markers" if len(axes) == 2 else "markers", ACCENT, 9),
-        )
-    ]
+    traces = []
+    for name, chosen, mode, color, size in (
+        ("dominated", others, "markers", FAINT, 6),
+        ("front", best, "lines+markers" if len(axes) == 2 else "markers", ACCENT, 9),
+    ):
+        marks = []
+        for trial, values in chosen:
+            lines = (f"{axis}: {value:.6g}" for axis, value in zip(axes, values, strict=True))
+            marks.append((values[0], values[1], hover_text(*lines, config_text(trial.config))))
+        line = {"color": color, "shape": "hv", "width": 2}
+        traces.append(points(marks, name=name, symbol="circle", color=color, size=size, mode=mode, line=line))
     made = figure(traces, height=380, x={"title": axes[0]}, y={"title": axes[1]}, showlegend=True)
     rows = [(*(f"{value:.6g}" for value in values), config_text(trial.config)) for trial, values in best]
     more = f" The chart shows the first two of {len(axes)} objectives." if len(axes) > 2 else ""
@@ -781,17 +744,9 @@ def roofline_chart(studies: StudyData | Sequence[StudyData]) -> Chart:
         ("default", "diamond", INK),
         ("winner", "circle", ACCENT),
     ):
-        if chosen := [point for point in found if point[0] == name]:
-            trace = points(
-                [intensity for _, _, intensity, _, _ in chosen],
-                [rate for _, _, _, rate, _ in chosen],
-                name=name if alone else "winners",
-                symbol=symbol,
-                color=color,
-                size=10,
-                hover=[hover_text(text, measured_text(trial)) for _, trial, _, _, text in chosen],
-            )
-            traces.append(trace)
+        marks = [(x, y, hover_text(text, measured_text(trial))) for kind, trial, x, y, text in found if kind == name]
+        if marks:
+            traces.append(points(marks, name=name if alone else "winners", symbol=symbol, color=color, size=10))
     rates = [rate for trace in traces for rate in trace.y]
     made = figure(
         traces,
@@ -870,25 +825,18 @@ def family_loss_chart(stored: StoredRule) -> Chart:
     names = [name for name in rule.points[0].sizes if len({point.sizes[name] for point in rule.points}) > 1]
     placed = [(math.prod(point.sizes[name] for name in names), point) for point in rule.points]
     placed.sort(key=lambda pair: pair[0])
-    served = [(x, point, point.loss) for x, point in placed]
-    held_out = [(x, point, point.held_out) for x, point in placed if point.held_out is not None]
-    traces = [
-        points(
-            [x for x, _, _ in chosen],
-            [100 * loss for _, _, loss in chosen],
-            name=name,
-            symbol=symbol,
-            color=color,
-            size=9,
-            marker={"line": {"color": color, "width": 2}},
-            hover=[hover_text(sizes_text(point.sizes), f"loss {percent_text(loss)}") for _, point, loss in chosen],
-        )
-        for name, symbol, color, chosen in (
-            ("served by the rule", "circle", ACCENT, served),
-            ("of a rule learned without the size", "circle-open", MUTED, held_out),
-        )
-        if chosen
-    ]
+    traces = []
+    for name, symbol, color, losses in (
+        ("served by the rule", "circle", ACCENT, [point.loss for _, point in placed]),
+        ("of a rule learned without the size", "circle-open", MUTED, [point.held_out for _, point in placed]),
+    ):
+        marks = [
+            (x, 100 * loss, hover_text(sizes_text(point.sizes), f"loss {percent_text(loss)}"))
+            for (x, point), loss in zip(placed, losses, strict=True)
+            if loss is not None
+        ]
+        if marks:
+            traces.append(points(marks, name=name, symbol=symbol, color=color, size=9, width=2))
     across = " \N{MULTIPLICATION SIGN} ".join(names) if names else "problem"
     xs = [x for x, _ in placed]
     made = figure(

@@ -77,7 +77,6 @@ _LABELS = {
 """Differences of two keys with the same subject, as shown to people."""
 _HASH_DIGITS = 12
 
-
 _MAX_DRAWN = 60
 """Problems that the chart draws: those that changed most in either direction."""
 _ROW_PX = 26
@@ -95,44 +94,28 @@ Difference = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class ComparedProblem:
-    """The results of two databases for one problem.
-
-    Attributes
-    ----------
-    a, b
-        Best result of each.
-    ratio
-        Time of ``b`` over time of ``a``, with an interval that holds at 95 % for all problems of the comparison
-        together; None if a time has no interval: it has fewer than 6 samples, or was imported without its spread.
-    same_config
-        Whether both have the same configuration.
-    retimed
-        The same ratio for the configuration of ``a`` in both, where ``b`` has measured it: what changed without a new
-        choice. None otherwise.
-    common
-        Median ratio of the times of all configurations that both have measured, with its 95 % interval; None if these
-        are fewer than 6.
-    common_count
-        Number of these configurations.
-    repeat_spread
-        Relative difference of repeated measurements of these configurations in one database, which the intervals cover.
-    clock_ratio
-        Time of the reference kernel in ``b`` over that in ``a``: 1.02 if the SM clock was 2 % lower. None if one of
-        them did not time it, or the GPUs are of different kinds.
-    differences
-        Devices, toolchains, versions and hosts that differ.
-    """
+    """The best results of two databases for one problem."""
 
     a: StoredBest
     b: StoredBest
     ratio: Interval | None
+    """Time of ``b`` over time of ``a``, with an interval that holds at 95 % for all problems of the comparison
+    together; None if a time has no interval: it has fewer than 6 samples, or was imported without its spread."""
     same_config: bool
     retimed: Interval | None
+    """The same ratio for the configuration of ``a`` in both, where ``b`` has measured it: what changed without a new
+    choice. None otherwise."""
     common: Interval | None
+    """Median ratio of the times of all configurations that both have measured, with its 95 % interval; None if these
+    are fewer than 6."""
     common_count: int
     repeat_spread: float
+    """Relative difference of repeated measurements of a configuration in one database, which the intervals cover."""
     clock_ratio: float | None
+    """Time of the reference kernel in ``b`` over that in ``a``: 1.02 if the SM clock was 2 % lower. None if one of them
+    did not time it, or the GPUs are of different kinds."""
     differences: tuple[Difference, ...]
+    """Devices, toolchains, versions and hosts that differ."""
 
     @property
     def key(self) -> TuningKey:
@@ -207,30 +190,19 @@ class UnmatchedStudy:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DatabaseComparison(Result):
-    """Comparison of the results of two databases.
-
-    Attributes
-    ----------
-    a, b
-        Locations, without passwords.
-    problems
-        Problems with a result in both, the one that got slower most first.
-    only_a, only_b
-        Problems with a result in one of them only.
-    superseded
-        Number of studies that are not compared, as there is a newer version of the kernel for the same problem and GPU
-        in the same database.
-    limit
-        Relative slow-down beyond which a problem is marked, 0.05 for 5 %; None for no mark.
-    """
+    """Comparison of the results of two databases, whose locations are without passwords."""
 
     a: str
     b: str
     problems: tuple[ComparedProblem, ...]
+    """Problems with a result in both, the one that got slower most first."""
     only_a: tuple[UnmatchedStudy, ...]
     only_b: tuple[UnmatchedStudy, ...]
     superseded: int
+    """Number of studies that are not compared, as there is a newer version of the kernel for the same problem and GPU
+    in the same database."""
     limit: float | None = None
+    """Relative slow-down beyond which a problem is marked, 0.05 for 5 %; None for no mark."""
 
     @property
     def broken(self) -> tuple[UnmatchedStudy, ...]:
@@ -433,28 +405,19 @@ def changes_chart(found: DatabaseComparison) -> Chart:
     drawn = every if len(every) <= _MAX_DRAWN else [*every[:half], *every[-half:]]
     traces = []
     for verdict, (name, symbol, color) in _VERDICTS.items():
-        chosen = [(text, one, ratio) for text, (one, ratio) in drawn if one.verdict == verdict]
-        if not chosen:
-            continue
-        percent = [[100 * (value - 1) for value in (r.value, r.low, r.high)] for _, _, r in chosen]
-        hover = []
-        for _, one, ratio in chosen:
-            a, b = (config_text(side.trial.config) or NOTHING for side in (one.a, one.b))
-            times = with_units(f"{_best_time(one.a)} -> {_best_time(one.b)}: {_change_text(ratio)}")
-            configs = [a] if one.same_config else [f"A: {a}", f"B: {b}"]
-            hover.append(hover_text(f"{one.key.kernel} {key_text(one.key)}", one.devices_text, times, *configs))
-        trace = points(
-            [value for value, _, _ in percent],
-            [text for text, _, _ in chosen],
-            name=name,
-            symbol=symbol,
-            color=color,
-            size=9,
-            marker={"line": {"color": color, "width": 1.5}},
-            error_x=error_bars([(value, low, high) for value, low, high in percent], color=color, thickness=2, width=5),
-            hover=hover,
-        )
-        traces.append(trace)
+        marks, changes = [], []
+        for text, (one, ratio) in drawn:
+            if one.verdict == verdict:
+                a, b = (config_text(side.trial.config) or NOTHING for side in (one.a, one.b))
+                times = with_units(f"{_best_time(one.a)} -> {_best_time(one.b)}: {_change_text(ratio)}")
+                configs = [a] if one.same_config else [f"A: {a}", f"B: {b}"]
+                hover = hover_text(f"{one.key.kernel} {key_text(one.key)}", one.devices_text, times, *configs)
+                value, low, high = (100 * (each - 1) for each in (ratio.value, ratio.low, ratio.high))
+                marks.append((value, text, hover))
+                changes.append((value, low, high))
+        if marks:
+            bounds = error_bars(changes, color=color, thickness=2, width=5)
+            traces.append(points(marks, name=name, symbol=symbol, color=color, size=9, width=1.5, error_x=bounds))
     limit = found.limit
     lines = [(0.0, FAINT, "solid"), *([(100 * limit, INK, "dash")] if limit is not None else [])]
     across = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}

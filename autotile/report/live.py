@@ -15,7 +15,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from itertools import count
@@ -38,6 +37,7 @@ from autotile.database.database import (
     database_location,
     location_text,
     parsed_rows,
+    rows_of,
     stored_run,
     stored_study,
 )
@@ -72,55 +72,44 @@ _WAITING_S = 2.0
 _DRAW_SHARE = 0.25
 """Share of the time that may be spent on drawing a session that runs."""
 _SERVER_TIMEOUT_S = 5.0
-_STATED: Any = tuple[Moment, Moment, Moment | None, str, Whole, Whole]
-"""Start, newest trial and end of a run, its host, and the number of its trials and the newest of these."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveSession:
-    """The newest run of a study, as a page lists it.
-
-    Attributes
-    ----------
-    name
-        Identifies it among all that are followed.
-    opened
-        How often the database has been opened: another file may be in its place.
-    trials, last_trial
-        Number of stored trials of the run's search, and id of the newest trial; 0 if there is none.
-    tried, target, budget_s
-        Number of configurations that a running search tried, those of earlier sessions included, and the number and the
-        wall time at which it ends; ``tried`` is None if it has ended, or has no limit that is known.
-    pace_s
-        Expected time from one trial to the next; None before there is a basis for it.
-    """
+class LiveSession(msgspec.Struct):
+    """The newest run of a study, as a page lists it."""
 
     name: str
+    """Identifies it among all that are followed."""
     opened: int
-    run_id: int
+    """How often the database has been opened: another file may be in its place."""
     study: StoredStudy
     location: str
+    id: int
+    started_at: Moment
+    ended_at: Moment | None
     host: str
-    trials: int
-    last_trial: int
-    started_at: datetime
-    last_at: datetime
-    ended_at: datetime | None
+    trials: Whole = 0
+    last_trial: Whole = 0
+    """Id of the newest trial; 0 if there is none."""
+    last_at: Moment | None = None
     tried: int | None = None
+    """Number of configurations that a running search tried, those of earlier sessions included; None if it has ended,
+    or has no limit that is known."""
     target: int | None = None
     budget_s: float | None = None
     pace_s: float | None = None
+    """Expected time from one trial to the next; None before there is a basis for it."""
 
     @property
     def version(self) -> str:
         """A text that changes with everything that a page shows of the session."""
-        return f"{self.opened}.{self.run_id}.{self.last_trial}.{self.ended_at is not None:d}"
+        return f"{self.opened}.{self.id}.{self.last_trial}.{self.ended_at is not None:d}"
 
     def to_json(self, now: datetime) -> dict[str, Any]:
         """Return the content of the list of a page; a session is silent if it has stored nothing for five minutes."""
-        silent_s = (now - self.last_at).total_seconds()
+        last_at = self.last_at or self.started_at
+        silent_s = (now - last_at).total_seconds()
         state = "ended" if self.ended_at is not None else "silent" if silent_s > _SILENT_S else "running"
-        last = self.ended_at or (self.last_at if state == "silent" else now)
+        last = self.ended_at or (last_at if state == "silent" else now)
         key, progress = self.study.key, None
         if self.tried is not None:  # how far the search is, and about how long it takes yet
             passed_s, target, shares, left = (now - self.started_at).total_seconds(), self.target, [0.0], list[float]()
@@ -275,64 +264,50 @@ class DatabaseFollower:
             newest = newest.join(STUDIES, STUDIES.c.id == RUNS.c.study_id).where(STUDIES.c.kernel.in_(self._kernels))
         columns = (RUNS.c.id, RUNS.c.study_id, RUNS.c.started_at, RUNS.c.ended_at, RUNS.c.host)
         query = select(*columns).where(RUNS.c.id.in_(newest)).order_by(RUNS.c.id.desc()).limit(_MAX_SESSIONS)
-        found = list(connection.execute(query).mappings())
-        searched = func.count().filter(TRIALS.c.phase == "search")
-        counted = select(TRIALS.c.run_id, searched, func.max(TRIALS.c.id), func.max(TRIALS.c.created_at)).where(
-            TRIALS.c.run_id.in_([row["id"] for row in found])
-        )
-        counts = {row[0]: row[1:] for row in connection.execute(counted.group_by(TRIALS.c.run_id))}
+        found = list(rows_of(connection, query))
+        counted = select(
+            TRIALS.c.run_id.label("id"),
+            func.count().filter(TRIALS.c.phase == "search").label("trials"),
+            func.max(TRIALS.c.id).label("last_trial"),
+            func.max(TRIALS.c.created_at).label("last_at"),
+        ).where(TRIALS.c.run_id.in_([row["id"] for row in found]))
+        counts = {row["id"]: row for row in rows_of(connection, counted.group_by(TRIALS.c.run_id))}
         if missing := {row["study_id"] for row in found} - self._studies.keys():
             studies = select(STUDIES).where(STUDIES.c.id.in_(missing))
             self._studies |= {study.study_id: study for study in parsed_rows(connection, studies, stored_study)}
         sessions = []
         for row in found:
-            trials, last_trial, last_at = counts.get(row["id"], (0, 0, None))
-            stated = row["started_at"], last_at or row["started_at"], row["ended_at"], row["host"], trials, last_trial
-            study = self._studies.get(row["study_id"])
-            with suppress(DataError):  # a row that does not match its schema
-                started_at, newest_at, ended_at, host, trials, last_trial = convert(stated, _STATED)
-                if study is not None:
-                    session = LiveSession(
-                        f"{self._label}-{study.study_id}",
-                        self._opened,
-                        row["id"],
-                        study,
-                        self.location,
-                        host,
-                        trials,
-                        last_trial,
-                        started_at,
-                        newest_at,
-                        ended_at,
-                    )
-                    sessions.append(session)
-        ids = [session.run_id for session in sessions if session.ended_at is None]
-        runs = parsed_rows(connection, select(RUNS).where(RUNS.c.id.in_(ids)), stored_run) if ids else []
-        running = {run.run_id: run for run in runs}
-        return tuple(
-            _with_progress(connection, running[one.run_id], one) if one.run_id in running else one for one in sessions
-        )
+            if (study := self._studies.get(row["study_id"])) is not None:
+                of = {"name": f"{self._label}-{study.study_id}", "opened": self._opened, "study": study}
+                stated = {**of, "location": self.location, **row, **counts.get(row["id"], {})}
+                with suppress(DataError):  # a row that does not match its schema
+                    sessions.append(convert(stated, LiveSession))
+        running = {one.id: one for one in sessions if one.ended_at is None}
+        if running:
+            for run in parsed_rows(connection, select(RUNS).where(RUNS.c.id.in_(list(running))), stored_run):
+                _add_progress(connection, run, running[run.run_id])
+        return tuple(sessions)
 
 
-def _with_progress(connection: Connection, run: StoredRun, session: LiveSession) -> LiveSession:
-    """Return a running session with how far its search is, unless no limit of it is known."""
+def _add_progress(connection: Connection, run: StoredRun, session: LiveSession) -> None:
+    """Let a running session state how far its search is, unless no limit of it is known."""
     settings = lenient(run.settings, RunSettings)
     if settings.trial_target is None and settings.budget_s is None:
-        return session
+        return
     target, valid = settings.trial_target, run.gates.get("limits")
     if target is not None and valid is not None:
         target = min(target, valid)
-    searched = TRIALS.c.run_id == session.run_id if settings.fresh else TRIALS.c.study_id == session.study.study_id
+    searched = TRIALS.c.run_id == session.id if settings.fresh else TRIALS.c.study_id == session.study.study_id
     counted = select(func.count(TRIALS.c.config_key.distinct())).where(searched, TRIALS.c.phase == "search")
-    tried = int(connection.execute(counted).scalar_one())
-    newest = select(TRIALS.c.created_at).where(TRIALS.c.run_id == session.run_id, TRIALS.c.phase == "search")
+    session.tried = int(connection.execute(counted).scalar_one())
+    session.target, session.budget_s = target, settings.budget_s
+    newest = select(TRIALS.c.created_at).where(TRIALS.c.run_id == session.id, TRIALS.c.phase == "search")
     moments = connection.execute(newest.order_by(TRIALS.c.id.desc()).limit(_PACED)).scalars()
     pace = Pace()
     with suppress(DataError):
         for moment in sorted(convert(list(moments), list[Moment])):
             pace.add((moment - session.started_at).total_seconds())
-    pace_s = pace.mean_s if len(pace) >= MIN_PACE_STEPS - 1 else None
-    return replace(session, tried=tried, target=target, budget_s=settings.budget_s, pace_s=pace_s)
+    session.pace_s = pace.mean_s if len(pace) >= MIN_PACE_STEPS - 1 else None
 
 
 _numbers = count(1)

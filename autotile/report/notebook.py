@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class PageContent(NamedTuple):
-    """Database of a result, and what selects its studies there."""
+    """Location of a database, and the studies of which a page is; empty or None selects all."""
 
     database: str
     kernel: str
     """Kernel or operation."""
     sizes: Mapping[str, int]
-    dtype: str
-    gpu_name: str
+    dtype: str | None
+    gpu_name: str | None
 
 
 class Reported:

@@ -19,6 +19,7 @@ from autotile.errors import EmptySpaceError, InputError, ProblemError
 from autotile.kernel.library import KernelName
 from autotile.kernel.operation import Member, Operation
 from autotile.kernel.problem import Workrate, resolve_problem, unsupported_reason
+from autotile.report.notebook import PageContent
 from autotile.report.study import StudyData, StudyReader, cost_ratio
 from autotile.space.search_space import feasible_space
 
@@ -31,19 +32,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class ContenderData:
-    """A kernel or a library that computes a problem of an operation, with its best trial.
-
-    Attributes
-    ----------
-    tried
-        Number of configurations that were tried.
-    source
-        ``cuda`` or ``replayed``.
-    ratio
-        Its time over that of the fastest; None where an interval is missing.
-    rate
-        Rate at which it computes the problem, such as ``781 TFLOP/s``.
-    """
+    """A kernel or a library that computes a problem of an operation, with its best trial."""
 
     name: str
     is_library: bool
@@ -52,7 +41,9 @@ class ContenderData:
     tried: int
     source: str
     ratio: Interval | None
+    """Its time over that of the fastest; None where an interval is missing."""
     rate: str
+    """Rate at which it computes the problem, such as ``781 TFLOP/s``."""
 
     @property
     def time_text(self) -> str:
@@ -82,21 +73,7 @@ class OperationData:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """Content of a page.
-
-    Attributes
-    ----------
-    made_at
-        Time at which it was read (UTC).
-    studies, others
-        Studies in detail, and those that are only listed, as there are too many.
-    families
-        Rules of families, newest first.
-    operations
-        Problems of operations with several contenders.
-    path
-        Path by which the user named the kernel or operation; empty for a name.
-    """
+    """Content of a page: studies in detail, and the others, which are only listed, as there are too many."""
 
     title: str
     location: str
@@ -107,6 +84,7 @@ class ReportData:
     operations: tuple[OperationData, ...] = ()
     notices: tuple[str, ...] = ()
     path: str = ""
+    """Path by which the user named the kernel or operation; empty for a name."""
 
 
 def report_of_study(study: StudyData) -> ReportData:
@@ -129,19 +107,21 @@ def read_report(
 ) -> ReportData:
     """Read what a page shows of a kernel or an operation; None selects all kernels, element types and GPUs.
 
-    Sizes that are not given are not compared. It is an `InputError` if there is no such kernel, it has no such size, or
+    Sizes that are not given are not compared; without any, a page of an operation is of all problems that a library was
+    raced at. It is an `InputError` if there is no such kernel, it has no such size, or
     nothing is stored of it, and a `DatabaseError` if the database cannot be read.
     """
     given = dict(sizes or {})
     if isinstance(kernel, Operation):
-        return read_operation_report(database, kernel, given, dtype=dtype, gpu_name=gpu_name)
+        return _operation_report(database, kernel, PageContent(database.location, kernel.name, given, dtype, gpu_name))
+    wanted = PageContent(database.location, str(kernel or ""), given, dtype, gpu_name)
     # the times of a library are no study of a kernel; see `autotile.database.keys.library_key`
     listed = [study for study in rows_of_kernel(database.studies, kernel) if ":" not in study.key.kernel]
     check_sizes(given, listed)
-    wanted = [study for study in listed if _matches(study, given, dtype, gpu_name)]
-    tried = [study for study in wanted if study.trials]
+    matching = [study for study in listed if _matches(study, wanted)]
+    tried = [study for study in matching if study.trials]
     if not tried:
-        raise _nothing(database.location, str(kernel or ""), given, listed, wanted, dtype=dtype, gpu_name=gpu_name)
+        raise _nothing(wanted, listed, matching)
     stored_name = None if kernel is None else tried[0].key.kernel  # its files may be gone
     families = () if given else tuple(database.rules(stored_name))
     families = tuple(one for one in families if dtype in (None, one.key.dtype))
@@ -150,22 +130,12 @@ def read_report(
     return _report(database, title, tried, families=families)
 
 
-def read_operation_report(
-    database: Database,
-    operation: Operation,
-    sizes: Mapping[str, int],
-    *,
-    dtype: str | None = None,
-    gpu_name: str | None = None,
-) -> ReportData:
-    """Read what a page shows of an operation: its problems, and the studies of its kernels for them.
-
-    Parameters and errors are those of `read_report`; without sizes, all problems that a library was raced at.
-    """
-    listed = [study for study in database.studies() if _matches(study, {}, dtype, gpu_name)]
+def _operation_report(database: Database, operation: Operation, wanted: PageContent) -> ReportData:
+    """Read what a page shows of an operation: its problems, and the studies of its kernels for them."""
+    listed = [study for study in database.studies() if _matches(study, wanted._replace(sizes={}))]
     tried: dict[int, StudySummary] = {}
     found: list[OperationData] = []
-    for problem in _problems(operation, sizes, dtype, listed):
+    for problem in _problems(operation, wanted, listed):
         for gpu in dict.fromkeys(study.key.gpu_name for study in listed):
             here = [study for study in listed if study.key.gpu_name == gpu and study.best_config is not None]
             one, used = _operation_data(database, operation, problem, gpu, here)
@@ -175,10 +145,10 @@ def read_operation_report(
     if not found:
         members = {member.name for member in operation.members}
         own = [study for study in listed if study.key.kernel in members and study.trials]
-        if not own or sizes:
-            raise _nothing(database.location, operation.name, sizes, own, [], dtype=dtype, gpu_name=gpu_name)
+        if not own or wanted.sizes:
+            raise _nothing(wanted, own, [])
         tried = {study.study_id: study for study in own}
-    title = found[0].title if len(found) == 1 else " ".join(filter(None, [operation.name, sizes_text(sizes)]))
+    title = found[0].title if len(found) == 1 else " ".join(filter(None, [operation.name, sizes_text(wanted.sizes)]))
     return _report(database, title, list(tried.values()), operations=tuple(found))
 
 
@@ -223,25 +193,17 @@ def check_sizes(sizes: Iterable[str], studies: Sequence[StudySummary]) -> None:
             raise ProblemError(f"{studies[0].key.kernel} has no size {name!r}; its sizes are {known}")
 
 
-def _matches(study: StudySummary, sizes: Mapping[str, int], dtype: str | None, gpu_name: str | None) -> bool:
+def _matches(study: StudySummary, wanted: PageContent) -> bool:
     key = study.key
-    same = all(key.sizes.get(name) == value for name, value in sizes.items())
-    return same and dtype in (None, key.dtype) and gpu_name in (None, key.gpu_name)
+    same = all(key.sizes.get(name) == value for name, value in wanted.sizes.items())
+    return same and wanted.dtype in (None, key.dtype) and wanted.gpu_name in (None, key.gpu_name)
 
 
-def _nothing(
-    location: str,
-    kernel: str,
-    sizes: Mapping[str, int],
-    listed: Sequence[StudySummary],
-    wanted: Sequence[StudySummary],
-    *,
-    dtype: str | None,
-    gpu_name: str | None,
-) -> InputError:
+def _nothing(wanted: PageContent, listed: Sequence[StudySummary], matching: Sequence[StudySummary]) -> InputError:
     """Return an error with the reason why a report would be empty, and the remedy."""
+    location, kernel, sizes, dtype, gpu_name = wanted
     asked = " ".join(filter(None, [kernel, sizes_text(sizes)]))
-    if wanted:
+    if matching:
         return InputError(
             f"{location} has a study of {asked or 'a kernel'} but no trials yet; run `autotile tune` first"
         )
@@ -256,10 +218,9 @@ def _nothing(
     return InputError(f"{location} has no trials{of}; run `{hint}` first, or name another with --db")
 
 
-def _problems(
-    operation: Operation, sizes: Mapping[str, int], dtype: str | None, listed: Sequence[StudySummary]
-) -> list[Problem]:
+def _problems(operation: Operation, wanted: PageContent, listed: Sequence[StudySummary]) -> list[Problem]:
     """Return the problem that is asked for, of each element type, or those of the stored studies."""
+    sizes, dtype = wanted.sizes, wanted.dtype
     needed = [name for name in operation.sizes if not operation.is_optional(name)]
     if sizes and all(name in sizes for name in needed):
         return [operation.resolve(sizes, each) for each in ((dtype,) if dtype else operation.dtypes)]
@@ -298,19 +259,13 @@ def _operation_data(
     work = next(((kernels[study.key.kernel], best) for study, best in timed if study.key.kernel in kernels), None)
     contenders = []
     for study, best in timed:
-        rate = NOTHING
+        rate, is_library = NOTHING, study.key.kernel not in kernels
         if work is not None and best.winner.device is not None and best.trial.time_us is not None:
             own = resolve_problem(work[0].spec, wanted[work[0].name], problem.dtype)
             rate = Workrate.of(work[0].spec, own, work[1].trial.config).text(best.trial.time_us, best.winner.device)
+        name, ratio = study.key.kernel.removeprefix(f"{operation.name}:"), _ratio(timed[0][1], best)
         contender = ContenderData(
-            study.key.kernel.removeprefix(f"{operation.name}:"),
-            study.key.kernel not in kernels,
-            best.trial,
-            study.study_id,
-            study.trials,
-            study.key.source,
-            _ratio(timed[0][1], best),
-            rate,
+            name, is_library, best.trial, study.study_id, study.trials, study.key.source, ratio, rate
         )
         contenders.append(contender)
     device = next((best.winner.device for _, best in timed if best.winner.device is not None), None)

@@ -76,7 +76,7 @@ def report_page(data: ReportData) -> str:
             break
         prefix = "" if alone else f"s{place}-"
         path = "" if of_operation else data.path
-        sections = study_sections(page, study, prefix, linked=alone, of_operation=of_operation, path=path)
+        sections = study_sections(page, study, prefix, of_operation=of_operation, path=path)
         if not alone:
             heading = tag("summary", tag("h2", study_title(study)))
             sections = [tag("details", heading, sections, class_="study", id=f"s{place}", open=place == 1)]
@@ -98,13 +98,11 @@ def write_report_of(content: PageContent, output: str | Path) -> Path:
     return path
 
 
-def study_sections(
-    page: Page, study: StudyData, prefix: str, *, linked: bool, of_operation: bool, path: str
-) -> list[Markup]:
+def study_sections(page: Page, study: StudyData, prefix: str, *, of_operation: bool, path: str) -> list[Markup]:
     """Return the sections of one study in the order of a report.
 
-    The prefix makes all anchors unique on the page, whose navigation leads to them if they are ``linked``. A kernel of
-    an operation has another answer above its own; ``path`` is how the user named it, empty for a name.
+    The prefix makes all anchors unique on the page; the navigation leads to those of the only study, which has none. A
+    kernel of an operation has another answer above its own; ``path`` is how the user named it, empty for a name.
     """
     charts = {chart.name: chart for chart in study_charts(study, _MAX_PARAMETERS)}
 
@@ -154,7 +152,7 @@ def study_sections(
     if len(study.objectives) > 1:
         parts.append(("front", "Several objectives", "Front", drawn("front")))
     return [
-        page.section(f"{prefix}{anchor}", heading, content, link=link if linked else "")
+        page.section(f"{prefix}{anchor}", heading, content, link="" if prefix else link)
         for anchor, heading, link, content in parts
     ]
 
@@ -272,10 +270,8 @@ def trial_table(study: StudyData) -> DataTable:
         number("trial"),
         *words("outcome"),
         *(number(name, MICRO_S) for name in ("time", "low", "high")),
-        *(
-            number(name, unit)
-            for name, unit in (("registers", ""), ("spills", "B"), ("occupancy", "%"), ("after", "s"))
-        ),
+        number("registers"),
+        *(number(name, unit) for name, unit in (("spills", "B"), ("occupancy", "%"), ("after", "s"))),
         *words(*study.parameters, "reason"),
     ]
     newest = {one.trial_id for one in study.newest}

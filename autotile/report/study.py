@@ -51,6 +51,8 @@ from autotile.exchange.recording import Recording
 from autotile.kernel.library import Kernel, load_named_kernel
 from autotile.kernel.problem import Workrate
 
+_Natural = Annotated[int, Meta(ge=0)]
+
 
 class StoredRatio(msgspec.Struct):
     """A ratio with its interval, as a session stored it."""
@@ -88,15 +90,15 @@ class RunSummary(msgspec.Struct, frozen=True):
     speedup: StoredRatio | None = None
     ties: tuple[Config, ...] = ()
     default: StoredConfig | None = None
-    gates: Mapping[Name, Annotated[int, Meta(ge=0)]] = {}
+    gates: Mapping[Name, _Natural] = {}
     stopped: StopReason | None = None
     importance: tuple[EffectEntry, ...] | None = None
     insight: Text | None = None
     notices: tuple[Text, ...] = ()
-    flops: Annotated[int, Meta(ge=0)] | None = None
+    flops: _Natural | None = None
     unit: Name | None = None
     passes: Annotated[int, Meta(ge=1, le=1024)] = 1
-    bytes: Annotated[int, Meta(ge=0)] | None = None
+    bytes: _Natural | None = None
 
 
 class RunSettings(msgspec.Struct, frozen=True):
@@ -107,7 +109,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     maximize: bool = False
     verify_sizes: tuple[Any, ...] = ()
     sanitize: bool = False
-    trial_target: Annotated[int, Meta(ge=0)] | None = None
+    trial_target: _Natural | None = None
     budget_s: NonNegative | None = None
     fresh: bool = False
 
@@ -151,6 +153,13 @@ class Finalist(NamedTuple):
     is_default: bool
     is_tie: bool
 
+    @property
+    def times_us(self) -> tuple[float, float, float]:
+        """Time in the race, and the bounds of its interval."""
+        measured = self.trial.measurement
+        assert measured is not None
+        return measured.time_us, measured.low_us, measured.high_us
+
 
 class FinalsData(NamedTuple):
     """Finals of one run: finalists by rank, those that failed the checks, and the speed-up over the default."""
@@ -162,28 +171,9 @@ class FinalsData(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyData:
-    """One study as a report shows it.
+    """One study as a report shows it: its runs, the trials of the search, and those of finals and verifications.
 
-    Attributes
-    ----------
-    key
-        Key of the study.
-    device
-        Device that it was tuned on; None if an imported result does not state it.
-    location
-        Database or recording that it was read from.
-    runs
-        Runs, oldest first.
-    trials
-        Trials of the search, oldest first.
-    final_trials
-        Trials of finals and verifications, oldest first.
-    ceilings
-        Ceilings that were measured on such a GPU; None if none were.
-    study_id
-        Id in the database; 0 for a recording.
-    valid
-        Number of valid configurations, if no run states it; 0 if unknown.
+    All are oldest first. An imported result may not state its device, and a recording has the id 0.
     """
 
     key: TuningKey
@@ -193,8 +183,10 @@ class StudyData:
     trials: tuple[StoredTrial, ...]
     final_trials: tuple[StoredTrial, ...]
     ceilings: DeviceCeilings | None = None
+    """Those that were measured on such a GPU."""
     study_id: int = 0
     valid: int = 0
+    """Number of valid configurations, if no run states it; 0 if unknown."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -529,17 +521,12 @@ class FailureGroup:
 
 
 class FailureGroups:
-    """Groups of failures, to which failed trials are added one by one; memory does not grow with their number.
-
-    Attributes
-    ----------
-    numbered
-        The groups by their numbers.
-    """
+    """Groups of failures, to which failed trials are added one by one; memory does not grow with their number."""
 
     def __init__(self) -> None:
         self._index: dict[tuple[Outcome, str, str], int] = {}
         self.numbered: list[FailureGroup] = []
+        """The groups by their numbers."""
 
     def add(self, trial: Trial) -> int:
         """Add a failed trial, and return the number of its group, from 0."""
@@ -598,19 +585,13 @@ class Bound(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """The ceilings of a GPU for an element type, and when and how they were found.
-
-    Attributes
-    ----------
-    memory
-        Bandwidth of device memory; None if unknown.
-    compute, units
-        Rates of the arithmetic units of the element type, slowest first, and of all that are known by their names.
-    """
+    """The ceilings of a GPU for an element type, and when and how they were found."""
 
     memory: Roof | None
     compute: tuple[Roof, ...]
+    """Rates of the arithmetic units of the element type, slowest first."""
     units: Mapping[str, Roof]
+    """Rates of all arithmetic units that are known, by their names."""
     is_measured: bool
     origin: str
 

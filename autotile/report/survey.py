@@ -117,57 +117,34 @@ class SurveyTable:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Survey(Result):
-    """Configurations of a space as compiled, without a GPU.
-
-    Attributes
-    ----------
-    problem, device
-        Problem and device that they were compiled for.
-    space
-        All valid configurations.
-    rows
-        Rows of the space that were compiled, ascending: int64, shape (configurations,).
-    columns
-        Whole numbers of each configuration by name, int64, shape (configurations,), -1 for what is not known. Of a
-        kernel of several steps: those of the one with the most threads.
-    compile_s
-        Time that each compilation took, in seconds; about 0 if the cubin was in the cache.
-    estimated_us
-        Estimated time of each configuration in microseconds, of which the order counts; None if the search-space file
-        does not say enough.
-    failures
-        Configurations that cannot be launched, by reason, the most frequent first.
-    reasons
-        Reason of each value of the column ``failure``.
-    distinct
-        Number of distinct codes among the configurations that compiled.
-    planned
-        Number of configurations that were to be compiled.
-    seconds
-        Wall time, in seconds.
-    interrupted
-        Whether the user ended it before all of them were.
-    notices
-        Remarks for the user, one line each.
-    shown
-        Configurations in the table; 0 for none.
-    """
+    """Configurations of a space as compiled, without a GPU. All arrays are of shape (configurations,)."""
 
     problem: Problem
     device: DeviceProperties
     space: SearchSpace
+    """All valid configurations."""
     rows: NDArray[np.int64]
+    """Rows of the space that were compiled, ascending."""
     columns: Mapping[str, NDArray[np.int64]]
+    """Whole numbers of each configuration by name, -1 for what is not known. Of a kernel of several steps: those of the
+    one with the most threads."""
     compile_s: Figures
+    """About 0 if the cubin was in the cache."""
     estimated_us: Figures | None
+    """Estimated times, of which the order counts; None if the search-space file does not say enough."""
     failures: tuple[FailureGroup, ...]
+    """Configurations that cannot be launched, by reason, the most frequent first."""
     reasons: tuple[str, ...]
+    """Reason of each value of the column ``failure``."""
     distinct: int
+    """Number of distinct codes among the configurations that compiled."""
     planned: int
+    """Number of configurations that were to be compiled."""
     seconds: float
     interrupted: bool
     notices: tuple[str, ...] = ()
     shown: int = 12
+    """Configurations in the table; 0 for none."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -395,10 +372,9 @@ class Survey(Result):
         if self.is_compiled.any():
             charts = [page.chart(made) for made in (registers_chart(self), blocks_chart(self), limits_chart(self))]
             page.add("occupancy", "Registers and occupancy", charts, link="Occupancy")
-            of = "Medians are of the configurations that compiled with this value, whatever the others are."
-            about = tag("p", of)
+            about = "Medians are of the configurations that compiled with this value, whatever the others are."
             resources = page.data_table("survey-parameters", parameter_table(self))
-            page.add("parameters", "Resources by parameter", about, resources, link="Parameters")
+            page.add("parameters", "Resources by parameter", tag("p", about), resources, link="Parameters")
         page.add("failures", "What fails", page.chart(failures_chart(self.failures)), link="Failures")
         columns = self.table().columns
         # of very many configurations an even selection
@@ -435,29 +411,16 @@ def registers_chart(survey: Survey) -> Chart:
     most, (least_px, most_px) = max(map(len, grouped.values())), _SIZES_PX
     traces = []
     for spilling, name, symbol, color in ((False, "no spills", "circle", SOFT), (True, "spills", "diamond", INK)):
-        chosen = {key: indices for key, indices in grouped.items() if key[2] == spilling}
-        if not chosen:
-            continue
-        counts = [len(indices) for indices in chosen.values()]
-        grown = [round(least_px + (most_px - least_px) * (count / most) ** 0.5, 1) for count in counts]
-        trace = points(
-            [key[0] for key in chosen],
-            [key[1] for key in chosen],
-            name=name,
-            symbol=symbol,
-            color=color,
-            size=grown if most > 1 else least_px,
-            marker={"opacity": 0.8, "line": {"width": 0}},
-            hover=[
-                hover_text(
-                    f"{key[0]} registers a thread, occupancy {key[1]:g} %, {name}",
-                    plural(len(indices), "configuration"),
-                    f"such as {config_text(survey.config(indices[0]))}",
-                )
-                for key, indices in chosen.items()
-            ],
-        )
-        traces.append(trace)
+        marks, grown = [], []
+        for (used, occupied, spills_too), indices in grouped.items():
+            if spills_too == spilling:
+                place = f"{used} registers a thread, occupancy {occupied:g} %, {name}"
+                example = f"such as {config_text(survey.config(indices[0]))}"
+                marks.append((used, occupied, hover_text(place, plural(len(indices), "configuration"), example)))
+                grown.append(round(least_px + (most_px - least_px) * (len(indices) / most) ** 0.5, 1))
+        if marks:
+            size, marker = grown if most > 1 else least_px, {"opacity": 0.8, "line": {"width": 0}}
+            traces.append(points(marks, name=name, symbol=symbol, color=color, size=size, marker=marker))
     made = figure(
         traces,
         height=380,

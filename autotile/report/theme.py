@@ -6,7 +6,7 @@ The charts at the end need no study: what rules and limits leave of a search spa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,7 +48,7 @@ MICRO_S = "\N{MICRO SIGN}s"
 TIME_AXIS = f"time of a run, {MICRO_S}"
 """Title of an axis of times."""
 
-FAST_TO_SLOW = ((0.0, ACCENT), (0.5, SOFT), (1.0, FAINT_ACCENT))
+FAST_TO_SLOW = [[0.0, ACCENT], [0.5, SOFT], [1.0, FAINT_ACCENT]]
 """Colour scale of times: the fastest has the accent colour."""
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif"
@@ -56,20 +56,9 @@ _MAX_LABEL = 60
 
 
 class Chart(NamedTuple):
-    """A chart, with all that stands in for it where it cannot be seen.
+    """A chart, in the light theme, with all that stands in for it where it cannot be seen.
 
-    Attributes
-    ----------
-    name
-        Short name, unique within a study.
-    figure
-        Plotly figure in the light theme; None where there is nothing to draw.
-    summary
-        What the chart shows, in one sentence; without a figure, why there is none.
-    table
-        The numbers behind it.
-    note
-        What was left out; empty if nothing was.
+    The name is unique within a study. Without a figure the summary says why there is none.
     """
 
     name: str
@@ -77,7 +66,9 @@ class Chart(NamedTuple):
     figure: go.Figure | None
     summary: str
     table: ResultTable = ResultTable((), ())
+    """The numbers behind it."""
     note: str = ""
+    """What was left out."""
 
 
 def load_plotly() -> Any:
@@ -134,10 +125,23 @@ def merged(properties: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, 
 
 
 def points(
-    x: Any, y: Any, *, name: str, symbol: str, color: Any, size: Any, hover: Sequence[str], **more: Any
+    marks: Iterable[tuple[Any, Any, str]],
+    *,
+    name: str,
+    symbol: str,
+    color: Any,
+    size: Any,
+    width: float = 0,
+    **more: Any,
 ) -> go.Scatter:
-    """Return markers with texts that are shown beside them; ``more`` are properties of the trace."""
+    """Return markers, each at x and y with a text that is shown beside it; ``more`` are properties of the trace.
+
+    The ``width`` is that of their outline; where it is 0 they have none of their own.
+    """
+    x, y, hover = map(list, zip(*marks, strict=True))
     marker = {"symbol": symbol, "color": color, "size": size, **more.pop("marker", {})}
+    if width:
+        marker["line"] = {"color": color, "width": width}
     more = {"mode": "markers", **more}
     return load_plotly().Scatter(x=x, y=y, name=name, marker=marker, hovertext=hover, hoverinfo="text", **more)
 

@@ -59,9 +59,8 @@ class TestProtocol:
         assert told == {"id": 7, "told": 2}
         assert result["result"]["winner"]["config"] == {"THREADS": 256, "WORK": 4}
 
-    @pytest.mark.parametrize(
-        ("line", "kind", "message"),
-        [
+    def test_a_bad_line_is_an_error_and_the_session_goes_on(self, converse):
+        cases = [
             (b"nonsense\n", "DataError", "JSON is malformed"),
             (b"\xff\xfe\n", "DataError", "malformed"),
             (b"[" * 5000 + b"\n", "DataError", ""),
@@ -75,19 +74,15 @@ class TestProtocol:
             ({"evaluate": [{"THREAD": 1}]}, "ConfigError", "did you mean 'THREADS'"),
             ({"evaluate": [{}] * 1001}, "InputError", "at most 1000"),
             ({"tell": [{"config": {"THREADS": 48}, "time_us": 1}]}, "InputError", "not in the space"),
-        ],
-    )
-    def test_a_bad_line_is_an_error_and_the_session_goes_on(self, converse, line, kind, message):
-        code, answers = converse(line, {"ask": 1})
+        ]
+        numbered = {"id": 3, "ask": "two"}
+        code, answers = converse(*(line for line, _, _ in cases), numbered, b'{"ask": 1}')  # a last line needs no end
         assert code == 0
-        _, error, asked, _ = answers
-        assert error["error"]["kind"] == kind
-        assert message.lower() in error["error"]["message"].lower()
-        assert asked["asked"] == [{"THREADS": 128, "WORK": 1}]
-
-    def test_an_error_has_the_id_of_its_request_and_a_last_line_needs_no_end(self, converse):
-        _, (_, error, asked, _) = converse({"id": 3, "ask": "two"}, b'{"ask": 1}')
-        assert error["id"] == 3
+        _, *errors, last, asked, _ = answers
+        for (line, kind, message), found in zip(cases, errors, strict=True):
+            assert found["error"]["kind"] == kind, line
+            assert message.lower() in found["error"]["message"].lower()
+        assert last["id"] == 3
         assert asked["asked"] == [{"THREADS": 128, "WORK": 1}]
 
     def test_a_program_that_stops_reading_loses_nothing(self, run, scale_toml, recording):

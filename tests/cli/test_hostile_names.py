@@ -70,16 +70,16 @@ def test_a_dtype_is_no_path(run: Run, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "deep").iterdir()} == {"out"}
 
 
-@pytest.mark.parametrize("is_dangling", [False, True])
-def test_a_link_in_the_folder_is_not_followed(run: Run, tmp_path: Path, is_dangling: bool) -> None:
+def test_a_link_in_the_folder_is_not_followed(run: Run, tmp_path: Path) -> None:
     database = stored(tmp_path, "NVIDIA H200")
     target, folder = tmp_path / "precious", tmp_path / "out"
-    if not is_dangling:
-        target.write_text("kept")
     folder.mkdir()
     (folder / "nvidia-h200.matmul.float32.json").symlink_to(target)
     run("export", "matmul", "-o", folder, "--db", database).is_refused("symbolic link")
-    assert (not target.exists()) if is_dangling else target.read_text() == "kept"
+    assert not target.exists()
+    target.write_text("kept")
+    run("export", "matmul", "-o", folder, "--db", database).is_refused("symbolic link")
+    assert target.read_text() == "kept"
 
 
 @pytest.mark.parametrize("name", ["../sums", "/tmp/sums", "a/b", "..", ".", "", "a\\u0000b", "a\\nb", "x y"])
@@ -109,17 +109,16 @@ def test_a_machine_of_the_farm_takes_only_a_digest_for_a_folder(files: str) -> N
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-@pytest.mark.parametrize("name", ['a"; int x; //', 'a\nb"', "a\\", "tab\t", "é", "\u2028", "\ud800", "\x7f"])
-def test_a_name_stays_in_its_cpp_string(tmp_path: Path, name: str) -> None:
-    text = literal(name)
-    assert text.isprintable()
-    source = tmp_path / "one.cpp"
-    source.write_text(
-        f"#include <cstdio>\nint main() {{ const char s[] = {text}; fwrite(s, 1, sizeof s - 1, stdout); }}"
-    )
-    program = tmp_path / "one"
+def test_a_name_stays_in_its_cpp_string(tmp_path: Path) -> None:
+    names = ['a"; int x; //', 'a\nb"', "a\\", "tab\t", "é", "\u2028", "\ud800", "\x7f"]
+    texts = list(map(literal, names))
+    assert all(text.isprintable() for text in texts)
+    source, program = tmp_path / "one.cpp", tmp_path / "one"
+    written = "\n".join(f"{{ const char s[] = {text}; fwrite(s, 1, sizeof s, stdout); }}" for text in texts)
+    source.write_text(f"#include <cstdio>\nint main() {{\n{written}\n}}")
     subprocess.run(["g++", "-o", program, source], check=True)
-    assert subprocess.run([program], capture_output=True, check=True).stdout == name.encode(errors="surrogatepass")
+    *printed, _ = subprocess.run([program], capture_output=True, check=True).stdout.split(b"\0")
+    assert printed == [name.encode(errors="surrogatepass") for name in names]
 
 
 @pytest.mark.parametrize(

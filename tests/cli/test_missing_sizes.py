@@ -29,26 +29,30 @@ def tuned(run: Run, scale_toml: Path, recording: Path) -> Path:
 
 
 class TestOfAKernel:
-    def test_best(self, run: Run, tuned: Path) -> None:
-        answer = run("best", tuned, "--device", "h200", "--json")
-        assert SAID in answer.err
-        assert (answer.document["problem"], answer.document["tier"]) == ({"n": 1048576}, "exact")
+    def test_where_it_is_tuned(self, run: Run, tuned: Path, recording: Path, tmp_path: Path) -> None:
+        bundle, plan = tmp_path / "b.bundle", tmp_path / "plan.toml"
+        assert run("export", "--format", "bundle", tuned, "-o", bundle).code == 0
+        tiers = []
+        for words in (
+            ("best", tuned, "--device", "h200"),
+            ("best", "scale", "--bundle", bundle, "--device", "h200"),
+            ("export", tuned, "-o", tmp_path / "scale.json"),
+        ):
+            answer = run(*words, "--json")
+            assert SAID in answer.err
+            assert answer.document["problem"] == {"n": 1048576}
+            tiers.append(answer.document.get("tier"))
+        assert tiers[0] == "exact"
         assert "not given" not in run("best", tuned, "n=1048576", "--device", "h200").err
-
-    def test_best_in_a_bundle(self, run: Run, tuned: Path, tmp_path: Path) -> None:
-        assert run("export", "--format", "bundle", tuned, "-o", tmp_path / "b.bundle").code == 0
-        answer = run("best", "scale", "--bundle", tmp_path / "b.bundle", "--device", "h200", "--json")
-        assert SAID in answer.err
-        assert answer.document["problem"] == {"n": 1048576}
-
-    def test_export(self, run: Run, tuned: Path, tmp_path: Path) -> None:
-        answer = run("export", tuned, "-o", tmp_path / "scale.json", "--json")
-        assert SAID in answer.err
-        assert answer.document["problem"] == {"n": 1048576}
-
-    def test_a_report_and_trials_are_of_all_that_is_stored(self, run: Run, tuned: Path, tmp_path: Path) -> None:
+        with pytest.raises(autotile.ProblemError, match="needs the size n"):  # a program that serves gives its sizes
+            autotile.get_best_kernel(tuned, device="h200")
+        # a report and trials are of all that is stored
         assert run("report", tuned, "-o", tmp_path / "r.html", "--json").document["studies"] == 1
         assert {one["problem"]["n"] for one in run("trials", tuned, "--json").document} == {1048576}
+        plan.write_text(f'[[tune]]\nkernel = "{tuned}"\ntrials = 1\n')
+        answer = run("tune", "--plan", plan, "--replay", recording, "--json")
+        assert answer.code == 0
+        assert [one["problem"] for one in answer.document["problems"]] == [{"n": 1048576}]
 
     def test_on_a_gpu_only(self, run: Run, scale_toml: Path) -> None:
         for words in (
@@ -66,17 +70,6 @@ class TestOfAKernel:
         assert (result.problem.sizes, result.notices) == ({"n": 1048576}, (SAID,))
         with autotile.session(tuned, options=autotile.TuneOptions(replay=recording)) as session:
             assert session.evaluate({"THREADS": 64, "WORK": 1})
-
-    def test_a_program_that_serves_gives_its_sizes(self, tuned: Path) -> None:
-        with pytest.raises(autotile.ProblemError, match="needs the size n"):
-            autotile.get_best_kernel(tuned, device="h200")
-
-    def test_a_plan(self, run: Run, tuned: Path, recording: Path, tmp_path: Path) -> None:
-        plan = tmp_path / "plan.toml"
-        plan.write_text(f'[[tune]]\nkernel = "{tuned}"\ntrials = 1\n')
-        answer = run("tune", "--plan", plan, "--replay", recording, "--json")
-        assert answer.code == 0
-        assert [one["problem"] for one in answer.document["problems"]] == [{"n": 1048576}]
 
 
 class TestPartlyGiven:

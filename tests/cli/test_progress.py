@@ -4,7 +4,7 @@ import io
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -55,16 +55,17 @@ class TestProgress:
         assert completion(PROGRESS, 0.0) == (50, 200)
 
     def test_elsewhere_than_on_a_terminal_lines_are_rare(self):
-        stream = io.StringIO()
-        with TuneProgress(Console(file=stream, width=200, markup=False)) as progress:
+        console = elsewhere()
+        with TuneProgress(console) as progress:
             for phase in ("starting", "searching", "searching", "searching", "finals"):
                 progress(replace(PROGRESS, phase=phase))
-        assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == ["starting", "searching", "finals"]
+        lines = console.file.getvalue().splitlines()
+        assert [line.split(":")[0] for line in lines] == ["starting", "searching", "finals"]
 
     @pytest.mark.parametrize("budget_s", [None, 60.0])
     @pytest.mark.parametrize("phase", ["starting", "searching", "finals"])
     def test_a_terminal_shows_a_live_picture(self, phase, budget_s):
-        console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None, markup=False)
+        console = terminal()
         target = None if budget_s else 200
         with TuneProgress(console) as progress:
             progress(replace(PROGRESS, phase=phase, budget_s=budget_s, target=target))
@@ -119,6 +120,10 @@ def terminal(width: int = 120) -> Console:
     return Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, markup=False)
 
 
+def elsewhere(width: int = 400) -> Console:
+    return Console(file=io.StringIO(), width=width, markup=False)
+
+
 def settles(is_true: Callable[[], bool]) -> bool:
     """Return whether a condition comes to hold."""
     end = time.monotonic() + 60
@@ -141,7 +146,7 @@ class TestWaiting:
 
     @pytest.mark.parametrize("name", ["tune", "plan"])
     def test_elsewhere_a_line_says_so_at_once(self, name: str) -> None:
-        console = Console(file=io.StringIO(), width=400, markup=False)
+        console = elsewhere()
         display, state = DISPLAYS[name](console)
         with display as observe:
             for waiting in ("", "", WAITING, WAITING, WAITING):
@@ -158,21 +163,14 @@ class TestClosing:
     def test_the_picture_ends_with_its_block(self, name: str, error: type[BaseException] | None) -> None:
         console, before = terminal(), {*threading.enumerate()}
         display, state = DISPLAYS[name](console)
-
-        def show(display: AbstractContextManager[Any]) -> None:
-            with display as observe:
-                observe(state)
-                assert {*threading.enumerate()} - before
-                assert HIDE_CURSOR in console.file.getvalue()
-                assert SHOW_CURSOR not in console.file.getvalue()
-                if error is not None:
-                    raise error("it ends early")
-
-        if error is None:
-            show(display)
-        else:
-            with pytest.raises(error, match="it ends early"):
-                show(display)
+        ending = pytest.raises(error, match="it ends early") if error is not None else nullcontext()
+        with ending, display as observe:
+            observe(state)
+            assert {*threading.enumerate()} - before
+            assert HIDE_CURSOR in console.file.getvalue()
+            assert SHOW_CURSOR not in console.file.getvalue()
+            if error is not None:
+                raise error("it ends early")
         drawn = console.file.getvalue()
         assert drawn.rindex(SHOW_CURSOR) > drawn.rindex(HIDE_CURSOR)
         assert settles(lambda: {*threading.enumerate()} <= before)
@@ -195,7 +193,7 @@ class TestSchedules:
 
     @pytest.mark.parametrize(("name", "heading"), [("family", "tuning point 2 of 2"), ("operation", "round 2 of 2")])
     def test_each_session_has_a_heading(self, name: str, heading: str) -> None:
-        console = Console(file=io.StringIO(), width=300, markup=False)
+        console = elsewhere()
         display, _ = DISPLAYS[name](console)
         for number in (1, 2, 2):
             display(STEPS[name](number))
@@ -204,7 +202,7 @@ class TestSchedules:
         assert len(lines) == 4
 
     def test_of_sessions_at_the_same_time_the_last_is_shown(self) -> None:
-        console = Console(file=io.StringIO(), width=300, markup=False)
+        console = elsewhere()
         display = TuneProgress(console)
         for number, phase in [(1, "starting"), (2, "starting"), (1, "searching"), (2, "searching")]:
             display(STEPS["family"](number, phase))
@@ -212,7 +210,7 @@ class TestSchedules:
         assert shown == ["tuning point 1 of 2", "starting", "tuning point 2 of 2", "starting", "searching"]
 
     def test_the_end_of_a_problem_of_a_plan_is_said(self) -> None:
-        console = Console(file=io.StringIO(), width=300, markup=False)
+        console = elsewhere()
         display = TuneProgress(console)
         display(STEPS["plan"](1))
         ended = replace(PROGRESS, phase="ended", ending="failed: it does not fit")
@@ -245,7 +243,7 @@ class TestThrottling:
 
     @pytest.mark.parametrize("name", ["tune", "family", "operation", "sweep"])
     def test_lines_of_a_phase(self, clock: SimpleNamespace, name: str) -> None:
-        console = Console(file=io.StringIO(), width=300, markup=False)
+        console = elsewhere()
         observe, state = DISPLAYS[name](console)
         headings = 1 if name in {"family", "operation"} else 0
         counts = []
@@ -257,7 +255,7 @@ class TestThrottling:
 
     @pytest.mark.parametrize("name", ["count", "plan"])
     def test_lines_of_a_whole(self, clock: SimpleNamespace, name: str) -> None:
-        console = Console(file=io.StringIO(), width=300, markup=False)
+        console = elsewhere()
         observe, state = DISPLAYS[name](console)
         counts = []
         for intervals in (0.0, 0.99, 1.01, 1.1, 2.0, 2.02, 2.1):
@@ -267,7 +265,7 @@ class TestThrottling:
         assert counts == [0, 0, 1, 1, 1, 2, 2]
 
     def test_a_line_of_a_whole_says_how_much_time_is_left(self, clock: SimpleNamespace) -> None:
-        console = Console(file=io.StringIO(), width=40, markup=False)
+        console = elsewhere(width=40)
         observe, _ = DISPLAYS["count"](console)
         for done in range(1, 11):
             clock.s = 1000.0 + 2.0 * done
@@ -276,8 +274,7 @@ class TestThrottling:
         assert line == "compiling 8/100, 3 cannot be launched, 16.0 s elapsed, about 3 min 04 s left"
 
     def test_a_line_of_a_plan_has_no_target_below_what_was_tried(self, clock: SimpleNamespace) -> None:
-        console = Console(file=io.StringIO(), width=300, markup=False)
-        clock.s = 1000.0
+        console = elsewhere()
         observe, _ = DISPLAYS["plan"](console)
         clock.s = 1031.0
         observe(STEPS["plan"](target=1))

@@ -128,7 +128,9 @@ def test_two_sessions_one_of_hostile_names_one_of_one_trial(watch: Any, tmp_path
 PARALLEL = '.session figure[data-chart="parallel"]'
 
 
-def test_all_parameters_are_drawn_without_webgl(watch: Any, tmp_path: Path) -> None:
+def test_all_parameters_are_drawn_without_webgl_and_a_phone_need_not_scroll_sideways(
+    watch: Any, tmp_path: Path
+) -> None:
     """With the canvas of the report, whose selected ranges stay when trials are added."""
     path = tmp_path / "a.db"
     store_session(path, Session(trials=60, ended=False, finals=False))
@@ -158,6 +160,18 @@ def test_all_parameters_are_drawn_without_webgl(watch: Any, tmp_path: Path) -> N
     kept = f"return document.querySelectorAll('{PARALLEL} select')[0].selectedOptions[0].textContent"
     assert page.browser.execute_script(kept) == value
     page.check()
+    metrics = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page.browser.refresh()
+    page.wait(lambda: page.count(f"{PARALLEL} .plot") == 1 and len(page.drawn()) > 6, "not drawn")
+    assert page.browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    overlapping = """
+        const found = [...document.querySelectorAll('figure[data-chart="limits"] .annotation')].map(
+            (one) => one.getBoundingClientRect());
+        return found.length < 3 || found.some((one, place) => found.slice(place + 1).some(
+            (other) => Math.abs(one.top - other.top) < 5 && one.left < other.right && other.left < one.right));
+    """
+    page.wait(lambda: not page.browser.execute_script(overlapping), "the titles of the panels overlap")
 
 
 def test_progress_and_the_time_left(watch: Any, tmp_path: Path) -> None:
@@ -181,20 +195,3 @@ def test_progress_and_the_time_left(watch: Any, tmp_path: Path) -> None:
     hidden = "return document.querySelector('.session .progress').hidden"
     page.wait(lambda: page.browser.execute_script(hidden), "the progress is still shown")
     page.check()
-
-
-def test_a_phone_shows_it_without_scrolling_sideways(watch: Any, tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    store_session(path, Session(trials=60, ended=False, finals=False))
-    page = watch(path)
-    metrics = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
-    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    page.wait(lambda: page.count(f"{PARALLEL} .plot") == 1 and len(page.drawn()) > 6, "not drawn")
-    assert page.browser.execute_script("return document.documentElement.scrollWidth") <= 390
-    overlapping = """
-        const found = [...document.querySelectorAll('figure[data-chart="limits"] .annotation')].map(
-            (one) => one.getBoundingClientRect());
-        return found.length < 3 || found.some((one, place) => found.slice(place + 1).some(
-            (other) => Math.abs(one.top - other.top) < 5 && one.left < other.right && other.left < one.right));
-    """
-    page.wait(lambda: not page.browser.execute_script(overlapping), "the titles of the panels overlap")

@@ -109,45 +109,38 @@ def name(client: Client, session: Session) -> str:
 
 
 class TestGuard:
-    @pytest.mark.parametrize(
-        "target", ["/", "/state", "/wrong/state", f"/{TOKEN}x/state", f"/{TOKEN[:-1]}/", f"//{TOKEN}/"]
-    )
-    def test_without_the_token_nothing_is_answered(self, client: Client, target: str) -> None:
-        answer = client.http.get(f"http://127.0.0.1:8000{target}")
-        assert answer.status_code == 403
-        assert TOKEN not in answer.text
-        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    def test_without_the_token_nothing_is_answered(self, client: Client) -> None:
+        for target in ("/", "/state", "/wrong/state", f"/{TOKEN}x/state", f"/{TOKEN[:-1]}/", f"//{TOKEN}/"):
+            answer = client.http.get(f"http://127.0.0.1:8000{target}")
+            assert answer.status_code == 403, target
+            assert TOKEN not in answer.text
+            assert answer.headers["content-security-policy"].startswith("default-src 'none'")
 
-    @pytest.mark.parametrize(
-        ("hosts", "status"),
-        [
-            (("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "10.0.0.1", ""), 400),
-            (("127.0.0.1", "127.0.0.1:8000", "localhost:1234"), 200),
-        ],
-    )
-    def test_this_machine_alone_is_answered(self, client: Client, hosts: tuple[str, ...], status: int) -> None:
-        for host in hosts:
-            assert client.http.get(f"/{TOKEN}/state", headers={"host": host}).status_code == status
+    def test_this_machine_alone_is_answered(self, client: Client) -> None:
+        strangers = ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "10.0.0.1", "")
+        for host in (*strangers, "127.0.0.1", "127.0.0.1:8000", "localhost:1234"):
+            answer = client.http.get(f"/{TOKEN}/state", headers={"host": host})
+            assert answer.status_code == (400 if host in strangers else 200), host
 
-    @pytest.mark.parametrize("target", ["", "state", "session/d0-1", "page.js"])
-    def test_nothing_but_reading(self, client: Client, target: str) -> None:
-        methods = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
-        assert {client.http.request(method, f"/{TOKEN}/{target}").status_code for method in methods} == {405}
+    def test_nothing_but_reading(self, client: Client) -> None:
+        for target in ("", "state", "session/d0-1", "page.js"):
+            for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
+                assert client.http.request(method, f"/{TOKEN}/{target}").status_code == 405, (method, target)
 
-    @pytest.mark.parametrize("target", ["", "state", "page.js", "none"])
-    def test_headers_of_every_answer(self, client: Client, target: str) -> None:
-        headers = client.http.get(f"/{TOKEN}/{target}").headers
-        policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
-        assert policy["default-src"] == "'none'"
-        assert policy["script-src"] == policy["connect-src"] == "'self'"
-        assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
-        assert headers["referrer-policy"] == "no-referrer"
-        assert headers["x-content-type-options"] == "nosniff"
-        assert headers["cross-origin-resource-policy"] == "same-origin"
+    def test_headers_of_every_answer(self, client: Client) -> None:
+        for target in ("", "state", "page.js", "none"):
+            headers = client.http.get(f"/{TOKEN}/{target}").headers
+            policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+            assert policy["default-src"] == "'none'"
+            assert policy["script-src"] == policy["connect-src"] == "'self'"
+            assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+            assert headers["referrer-policy"] == "no-referrer"
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["cross-origin-resource-policy"] == "same-origin"
 
-    @pytest.mark.parametrize("target", ["live.py", "%2e%2e%2flive.py", "assets/page.js", "session", "session/"])
-    def test_other_paths(self, client: Client, target: str) -> None:
-        assert client.http.get(f"/{TOKEN}/{target}").status_code == 404
+    def test_other_paths(self, client: Client) -> None:
+        for target in ("live.py", "%2e%2e%2flive.py", "assets/page.js", "session", "session/"):
+            assert client.http.get(f"/{TOKEN}/{target}").status_code == 404, target
 
     def test_the_page_names_nothing_elsewhere(self, client: Client) -> None:
         page = client.http.get(f"/{TOKEN}/")
@@ -180,11 +173,11 @@ class TestState:
         (found,) = client.state()["sessions"]
         assert (found["state"], found["silent"]) == ("silent", "1 h 00 min")
 
-    @pytest.mark.parametrize(("kernel", "count"), [("sgemm", 1), ("other", 0)])
-    def test_only_some_kernels(self, path: Path, session: Session, kernel: str, count: int) -> None:
-        client = Client(path, (kernel,))
-        assert len(client.state()["sessions"]) == count
-        client.follower.close()
+    def test_only_some_kernels(self, path: Path, session: Session) -> None:
+        for kernel, count in (("sgemm", 1), ("other", 0)):
+            client = Client(path, (kernel,))
+            assert len(client.state()["sessions"]) == count
+            client.follower.close()
 
     def test_a_row_that_does_not_match_its_schema(self, client: Client, session: Session) -> None:
         session.add(2)

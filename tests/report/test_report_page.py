@@ -37,7 +37,7 @@ from autotile.report.charts import (
     tree_lines,
 )
 from autotile.report.page import Page, joined, tag, write_page
-from autotile.report.report_data import ReportData, read_operation_report, read_report, report_of_study
+from autotile.report.report_data import ReportData, read_report, report_of_study
 from autotile.report.sections import report_page, trial_table
 from autotile.report.study import StudyData
 from autotile.report.theme import DARK, LIGHT, figure, hover_text, label, log_axis, themed
@@ -250,7 +250,7 @@ def report_of(path: Path, kernel: str | None = None, *, matmul: dict[str, int] |
     """Report of a kernel or of all, or of the operation at some sizes."""
     with Database.open_readonly(path) as opened:
         if matmul is not None:
-            return read_operation_report(opened, load_operation("matmul"), matmul)
+            return read_report(opened, load_operation("matmul"), matmul)
         return read_report(opened, kernel)
 
 
