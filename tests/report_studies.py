@@ -70,7 +70,7 @@ def store_session(
         key = structs.replace(key, sizes={"M<": 4, **key.sizes}, **hostile)
     settings = {"objectives": list(session.objectives), "objective": None, "finals": 12, "sanitize": True}
     with Database.open(path) as database, database.writing() as connection:
-        study_id = ensure_study(connection, key, replace(device, source=source))
+        study_id = ensure_study(connection, key, structs.replace(device, source=source))
         run_id = insert_run(connection, {**RUN, "study_id": study_id, "seed": session.seed, "settings": settings})
         position = {"study_id": study_id, "run_id": run_id}
         searched = [

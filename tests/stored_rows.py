@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from msgspec import structs
+from msgspec.structs import replace
 from stored_runs import add_trial, end_run, record_miss, start_run
 
 import autotile

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,8 +23,7 @@ Capability = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,3}\.[0-9]{1,3}\Z")]
 """Compute capability, such as ``"9.0"``."""
 
 
-@dataclass(frozen=True, slots=True)
-class CapabilityLimits:
+class CapabilityLimits(msgspec.Struct, frozen=True):
     """Limits and rates of all devices of a compute capability, as the CUDA occupancy calculation uses them."""
 
     warp_size: Positive
@@ -54,8 +52,7 @@ class CapabilityLimits:
     """fp32 fused multiply-adds per SM and clock cycle."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceProperties(CapabilityLimits):
+class DeviceProperties(CapabilityLimits, frozen=True):
     """Properties of a GPU, from a live device, a profile file or a recording."""
 
     name: Name
@@ -87,7 +84,7 @@ class DeviceProperties(CapabilityLimits):
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
-        return asdict(self)
+        return msgspec.structs.asdict(self)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -95,7 +92,12 @@ class DeviceProperties(CapabilityLimits):
         return {"name": self.name, "source": self.source}
 
 
-EXPRESSION_NAMES = tuple(f.name for f in fields(DeviceProperties) if f.type in ("Positive", "Bytes"))
+EXPRESSION_NAMES = tuple(
+    name
+    for kind in (CapabilityLimits, DeviceProperties)
+    for name, hint in kind.__annotations__.items()
+    if hint in {"Positive", "Bytes"}
+)
 """Names of ``device.*`` in expressions: all integer properties."""
 
 
@@ -144,7 +146,7 @@ def _read_figures(table: Any, sources: Any, location: str, known: Collection[str
 _FOLDER = Path(__file__).parent
 _CAPABILITIES = _FOLDER / "compute_capabilities.toml"
 
-_LIMITS = frozenset(field.name for field in fields(CapabilityLimits))
+_LIMITS = frozenset(CapabilityLimits.__struct_fields__)
 _CHIP_FIGURES = frozenset({"sm_count", "clock_mhz", "memory_bytes", "memory_bandwidth_bytes_per_s", "l2_bytes"})
 
 
@@ -208,7 +210,7 @@ def parse_profile(text: str, source: str) -> DeviceProperties:
     figures = _read_figures(table, sources, source, _CHIP_FIGURES)
     try:
         convert(names, _Names)
-        limits = asdict(limits_for(names["compute_capability"]))
+        limits = msgspec.structs.asdict(limits_for(names["compute_capability"]))
         return convert({**names, **limits, **figures, "source": "profile"}, DeviceProperties)
     except DataError as error:
         raise InputError(f"{source}: {error}") from None

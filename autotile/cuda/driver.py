@@ -6,11 +6,12 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, fields
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
+
+from msgspec import structs
 
 from autotile.core.device import DeviceProperties, limits_for
 from autotile.core.model import LaunchGeometry, Outcome, Value
@@ -130,7 +131,7 @@ _ATTRIBUTES = {
     "smem_reserved_per_block_bytes": 111,
 }
 """``CUdevice_attribute``, cuda.h."""
-_OWN_FIELDS = {field.name for field in fields(DeviceProperties)} & _ATTRIBUTES.keys()
+_OWN_FIELDS = _ATTRIBUTES.keys() & set(DeviceProperties.__struct_fields__)
 """Properties that are an attribute as it is."""
 
 
@@ -155,7 +156,7 @@ def live_device(index: int = 0) -> DeviceProperties:
         check(driver.cuDeviceGetAttribute(ctypes.byref(number), code, device))
         found[attribute] = number.value
     capability = f"{found['major']}.{found['minor']}"
-    figures = asdict(limits_for(capability)) | {field: found[field] for field in _OWN_FIELDS}
+    figures = structs.asdict(limits_for(capability)) | {field: found[field] for field in _OWN_FIELDS}
     figures |= {f"max_{each}_dim": tuple(found[f"max_{each}_{axis}"] for axis in "xyz") for each in ("block", "grid")}
     return DeviceProperties(
         name=name.value.decode(),

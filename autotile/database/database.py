@@ -17,6 +17,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from msgspec import structs
 from sqlalchemy import (
     JSON,
     ColumnElement,
@@ -489,7 +490,7 @@ def _next_best(connection: Connection, study: StoredStudy, bad: list[BadRowError
 def _stored_best(study: StoredStudy, stored: StoredTrial, run: StoredRun) -> StoredBest:
     trial, device = stored.trial, study.device
     if device is not None and run.driver:  # a study may outlive the driver that it was started with
-        device = replace(device, driver=run.driver)
+        device = structs.replace(device, driver=run.driver)
     measurement = replace(trial.measurement, samples_us=()) if trial.measurement is not None else None
     winner = Winner(study.key, device, trial.config, trial.resources, measurement, stored.created_at)
     return StoredBest(study.study_id, winner, trial, stored.phase == "final", run)

@@ -14,7 +14,6 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +22,7 @@ from urllib.parse import quote
 
 import msgspec
 from msgspec import structs
+from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import (

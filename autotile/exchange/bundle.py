@@ -16,13 +16,14 @@ import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from autotile.core.device import device_profile
 from autotile.core.documents import Bytes, Count, Format, Name, canonical_json, decode_json, encode_json, to_document

@@ -13,12 +13,12 @@ order of the estimates agrees with measurements of several kernels and GPUs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import reduce
 
 import msgspec
 import numpy as np
 from msgspec import structs
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties

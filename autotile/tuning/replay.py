@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
@@ -36,7 +37,7 @@ class ReplayBackend(Backend):
     source: Literal["cuda", "replayed"] = "replayed"
 
     def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "") -> None:
-        self.device = replace(_recorded_device(recording), source="replayed")
+        self.device = structs.replace(_recorded_device(recording), source="replayed")
         self.notice = notice
         self.uuid = uuid
         self._recording = recording

@@ -9,13 +9,13 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 from child_python import python
+from msgspec.structs import replace
 from stored_rows import CEILINGS
 
 import autotile

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from answers import Run
 from msgspec import structs
+from msgspec.structs import replace
 from sqlalchemy import update
 from stored_runs import add_trial, end_run, start_run
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from answers import Run
 from msgspec import structs
+from msgspec.structs import replace
 from stored_runs import add_trial, end_run, record_miss, start_run
 
 from autotile.core.device import device_profile

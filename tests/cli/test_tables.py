@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from rich.console import Console, RenderableType
 from stored_rows import CEILINGS
 
@@ -291,7 +292,7 @@ UNTIL = "0.43 % was expected of 128 more trials, less than --until asks for"
             ["best so far  none: no configuration ran", "cut short after 0 configurations"],
             ["serve it"],
         ),
-        ({"device": replace(H200, source="replayed")}, ["NVIDIA H200 (replayed)"], []),
+        ({"device": structs.replace(H200, source="replayed")}, ["NVIDIA H200 (replayed)"], []),
     ],
 )
 def test_a_result_of_tuning_says(changes: dict[str, Any], said: list[str], unsaid: list[str]) -> None:

@@ -228,7 +228,7 @@ class TestDevice:
     @pytest.fixture
     def used(self, monkeypatch):
         """Two GPUs, an H100 and an A100; each session adds the index of the one that it would run on."""
-        gpus = [replace(device_profile(name), source="cuda") for name in ("h100", "a100")]
+        gpus = [structs.replace(device_profile(name), source="cuda") for name in ("h100", "a100")]
         monkeypatch.setattr("autotile.api.targets.device_count", lambda: len(gpus))
         monkeypatch.setattr("autotile.api.targets.live_device", lambda index: gpus[index])
         indices: list[int] = []

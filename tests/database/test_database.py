@@ -325,8 +325,8 @@ def test_no_two_columns_of_a_winner_have_one_name() -> None:
 def test_the_driver_is_that_of_the_run(winner: Winner, device: DeviceProperties, driver: str, expected: str) -> None:
     row = winner.key.to_json() | dict.fromkeys([*winners.RESOURCE_COLUMNS, "time_us", "low_us", "high_us", "l2"])
     row |= {"config": winner.config, "created_at": winner.tuned_at.isoformat(), "driver": driver}
-    found = Winner.from_row(row, replace(device, driver="13.0"))
-    assert found.device == replace(device, driver=expected)
+    found = Winner.from_row(row, structs.replace(device, driver="13.0"))
+    assert found.device == structs.replace(device, driver=expected)
     assert (found.key, found.resources, found.measurement) == (winner.key, None, None)
     assert Winner.from_row(row, None).device is None
 
@@ -436,7 +436,7 @@ def test_a_model_replaces_the_older_one_of_its_gpu_and_a_fast_read_notices(
     of = {"operation": "matmul", "dtype": "float32", "gpu_name": device.name}
     assert read_file(database.location, winners.MODEL, **of) == []
     seen = [read_file(database.location, winners.CHANGES)]
-    for number, one in enumerate((device, replace(device, name="Other"), device), 1):
+    for number, one in enumerate((device, structs.replace(device, name="Other"), device), 1):
         save_model(database, "matmul", "float32", one, {"format": 1, "number": number})
         seen.append(read_file(database.location, winners.CHANGES))
     assert all(after != before for before, after in pairwise(seen))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.dtypes import DTYPES, output_tolerance
@@ -234,7 +234,7 @@ def test_the_emulator_sees_a_missing_barrier(missing: int, launcher: Path, tmp_p
     parts = kernel.source.split(barrier)
     racing = tmp_path / "racing.cu"
     racing.write_text(barrier.join(parts[:missing]) + barrier.join(parts[missing:]))
-    kernel = dataclasses.replace(kernel, template_path=racing)
+    kernel = structs.replace(kernel, template_path=racing)
     program = CpuKernel(kernel, kernel.spec.default, launcher, tmp_path)
     with pytest.raises(AssertionError, match="off by"):
         expect_right(kernel, program, {"M": 40, "N": 40, "K": 40})

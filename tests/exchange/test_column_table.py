@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from autotile.core.device import device_profile
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial
@@ -21,7 +22,7 @@ from autotile.exchange.column_table import ColumnTable, TypedColumn, trial_table
 
 KEY = TuningKey.for_device(
     Problem("scale", {"M": 64, "N": 32}, "float32"),
-    replace(device_profile("h200"), source="cuda"),
+    structs.replace(device_profile("h200"), source="cuda"),
     template_hash="t",
     space_hash="s",
     options=(),

@@ -4,7 +4,6 @@ import random
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Measurement, Resources, config_key

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Problem, Resources

@@ -1,12 +1,12 @@
 """Each kind of argument: its table, its value in a launch, its part of the hash, and what is refused."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytest
 from feature_kernels import CLUSTER_SPACE, SPLIT_SPACE
+from msgspec.structs import replace
 from spec_samples import SGEMM, copy_spec, refused
 
 from autotile.core.device import device_profile

@@ -1,7 +1,6 @@
 """Problems: sizes, flags and types, the devices that support them, the memory that they take, and rates."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,6 +9,7 @@ import pytest
 from feature_kernels import CLUSTER_SPACE, SPLIT_SPACE
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from spec_samples import SGEMM, refused
 
 from autotile.core.device import device_profile

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from sqlalchemy import update
 from stored_runs import add_trial, end_run, start_run
 from typer.testing import CliRunner
@@ -58,7 +59,7 @@ class Book:
 
     def put(self, n: int, *trials: Trial, gpu: str = "h200", driver: str = "580.65", **changes: Any) -> None:
         """A session; the first trial won its finals, if it has a time."""
-        device = replace(device_profile(gpu), source="cuda")
+        device = structs.replace(device_profile(gpu), source="cuda")
         problem = Problem(changes.pop("kernel", "scale"), {"n": n}, "float32")
         key = TuningKey.for_device(problem, device, **{**VERSIONS, **changes})
         with Database.open(self.path) as database:

@@ -1,13 +1,13 @@
 """Results in notebooks: charts are Plotly figures in either theme, trials are typed data frames, HTML is escaped."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 import plotly.io
 import pytest
+from msgspec.structs import replace
 from report_studies import SCRIPT, Session, store_session
 
 import autotile

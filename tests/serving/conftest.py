@@ -50,7 +50,7 @@ class ResultStore:
 
         The default is the other finalist, and takes ``default_ratio`` times as long; with None, it was not measured.
         """
-        device = device or replace(device_profile("h200"), source="cuda")
+        device = device or structs.replace(device_profile("h200"), source="cuda")
         problem = Problem(self.kernel.name, {"n": n}, "float32")
         key = structs.replace(
             key_of(self.kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold"), **changes
@@ -102,7 +102,7 @@ def torch() -> Any:
 def live_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with an H200, as far as serving queries it; nothing can be launched."""
     monkeypatch.setattr(default_dispatcher, "current_device", lambda: 0)
-    monkeypatch.setattr(serving, "live_device", lambda _: replace(device_profile("h200"), source="cuda"))
+    monkeypatch.setattr(serving, "live_device", lambda _: structs.replace(device_profile("h200"), source="cuda"))
 
 
 @pytest.fixture

@@ -235,7 +235,7 @@ class TestMaking:
         assert {json.dumps(c.config) for c in held.cubins} == {json.dumps(SLOW), '{"THREADS": 128, "WORK": 1}'}
 
     def test_a_winner_of_a_gpu_that_is_compiled_for_elsewhere(self, store: Any, tmp_path: Path) -> None:
-        store.put(4096, FAST, device=replace(device_profile("a100"), source="cuda"))
+        store.put(4096, FAST, device=structs.replace(device_profile("a100"), source="cuda"))
         exchange.bundle(store.path, output=tmp_path / "x")
         assert ask(tmp_path / "x", 4096, device="a100").tier == "exact"
 

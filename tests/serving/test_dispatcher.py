@@ -10,7 +10,6 @@ import pickle
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from child_python import python
+from msgspec import structs
 
 from autotile.core.device import device_profile
 from autotile.core.model import LaunchGeometry, Resources
@@ -56,7 +56,7 @@ class TestLookUp:
         monkeypatch.setattr(serving, "device_count", lambda: 1)
         runtime = SimpleNamespace(getDevice=lambda: 0)
         monkeypatch.setattr(serving, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
-        monkeypatch.setattr(serving, "live_device", lambda _: replace(device_profile("h200"), source="cuda"))
+        monkeypatch.setattr(serving, "live_device", lambda _: structs.replace(device_profile("h200"), source="cuda"))
         store.put(4096, BEST)
         kernels = [get_best_kernel(str(store.path), n=4096, device=device) for device in (None, None, 0)]
         assert len(set(map(id, kernels))) == 1
@@ -144,7 +144,7 @@ class TestDevices:
             assert store.ask(4096, device=name).tier == "exact"
 
     def test_a_device_that_only_the_database_knows(self, store: Any) -> None:
-        device = replace(device_profile("h200"), name="NVIDIA GH200 480GB", source="cuda")
+        device = structs.replace(device_profile("h200"), name="NVIDIA GH200 480GB", source="cuda")
         store.put(4096, BEST, device=device)
         kernel = store.ask(4096, device="NVIDIA GH200 480GB")
         assert (kernel.tier, kernel.device) == ("exact", device)
@@ -152,7 +152,7 @@ class TestDevices:
     @pytest.mark.usefixtures("no_gpu")
     def test_without_a_gpu_the_one_that_was_tuned_last(self, store: Any) -> None:
         assert store.ask(4096, device=None).device.name == "NVIDIA H200"
-        store.put(4096, BEST, device=replace(device_profile("rtx-4090"), source="cuda"))
+        store.put(4096, BEST, device=structs.replace(device_profile("rtx-4090"), source="cuda"))
         kernel = store.ask(4096, device=None)
         assert (kernel.device.name, kernel.tier) == ("NVIDIA GeForce RTX 4090", "exact")
 
@@ -161,7 +161,7 @@ class TestDevices:
     @pytest.mark.parametrize("source", ["cuda", "replayed"])
     def test_it_cannot_be_launched_there(self, store: Any, device: str | None, source: Any) -> None:
         """Not even if the result was measured on a real device of another machine."""
-        store.put(4096, BEST, device=replace(device_profile("h200"), source=source))
+        store.put(4096, BEST, device=structs.replace(device_profile("h200"), source=source))
         kernel = store.ask(4096, device=device)
         with pytest.raises(ToolchainError, match="for NVIDIA H200, not for a CUDA device of this machine"):
             kernel(np.zeros(4096, np.float32))
@@ -258,12 +258,12 @@ class TestStrict:
 
     @pytest.mark.usefixtures("no_gpu")
     def test_an_imported_result_does_not_choose_the_gpu(self, store: Any) -> None:
-        store.put(4096, BEST, device=replace(device_profile("h200"), source="replayed"))
+        store.put(4096, BEST, device=structs.replace(device_profile("h200"), source="replayed"))
         store.put(7, BEST, template_hash="", space_hash="")
         assert store.ask(4096, device=None, strict=True).tier == "exact"
 
     def test_another_gpu(self, store: Any) -> None:
-        store.put(4096, BEST, device=replace(device_profile("a100"), source="cuda"))
+        store.put(4096, BEST, device=structs.replace(device_profile("a100"), source="cuda"))
         said = "gpu_name: tuned NVIDIA A100-SXM4-80GB, requested NVIDIA H200"
         with pytest.raises(NotTunedError, match=said) as caught:
             store.ask(4096, strict=True)
@@ -273,9 +273,9 @@ class TestStrict:
 class TestAge:
     def test_another_driver_is_told_and_served(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(default_dispatcher, "current_device", lambda: 0)
-        now = replace(device_profile("h200"), source="cuda", driver="13.0")
+        now = structs.replace(device_profile("h200"), source="cuda", driver="13.0")
         monkeypatch.setattr(serving, "live_device", lambda _: now)
-        store.put(4096, BEST, device=replace(now, driver="12.4"))
+        store.put(4096, BEST, device=structs.replace(now, driver="12.4"))
         kernel = store.ask(4096, device=None)
         assert (kernel.tier, kernel.choice.aged) == ("exact", ("driver 12.4, now 13.0",))
         assert "It has aged (driver 12.4, now 13.0); `autotile verify scale` measures it again." in kernel.explain()
@@ -355,7 +355,7 @@ class TestDocument:
 
     def test_resources_of_another_gpu_are_not_passed_off(self, store: Any) -> None:
         """The number of registers depends on the compiler target."""
-        a100 = replace(device_profile("a100"), source="cuda")
+        a100 = structs.replace(device_profile("a100"), source="cuda")
         store.put(4096, BEST, device=a100, resources=Resources(99, 0, 0, 0, 0))
         kernel = store.ask(4096)
         assert kernel.tier == "transferred"
@@ -589,7 +589,7 @@ CEILING = 33
 """Modules without ``__init__``, which hold a line each. Lower it with the number."""
 PROGRAM = """
 import sys
-from dataclasses import replace
+from msgspec.structs import replace
 import autotile
 from autotile.serving import dispatcher
 from autotile.core.device import device_profile

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_models import Model, expect
+from msgspec.structs import replace
 from stored_runs import store_default, store_winner
 
 import autotile

@@ -296,7 +296,7 @@ class TestDatabase:
 
 ON_AN_H200 = """
 import multiprocessing, os, signal, sys, threading, time
-from dataclasses import replace
+from msgspec.structs import replace
 from types import SimpleNamespace
 from autotile.core.device import device_profile
 from autotile.serving import dispatcher as serving

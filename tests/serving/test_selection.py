@@ -48,8 +48,8 @@ from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs, est
 
 SMALL, LARGE, DEFAULT = ({"THREADS": threads, "WORK": work} for threads, work in ((64, 1), (256, 4), (128, 1)))
 PROFILE = device_profile("h200")
-H200, A100, H100 = (replace(device_profile(name), source="cuda") for name in ("h200", "a100", "h100"))
-REPLAYED = replace(PROFILE, source="replayed")
+H200, A100, H100 = (structs.replace(device_profile(name), source="cuda") for name in ("h200", "a100", "h100"))
+REPLAYED = structs.replace(PROFILE, source="replayed")
 NOW = datetime.now(UTC)
 BY_SIZE = Split(Feature("size", "n"), 10_000, Leaf((0, 1)), Leaf((1, 0)))
 FOLDER = Path(__file__).parents[2] / "recordings"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from msgspec.structs import replace as change
 from spec_samples import make_spec
 
@@ -57,8 +58,8 @@ CAPABILITIES = ["5.2", "6.1", "7.0", "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "
 
 def device_of(capability: str) -> DeviceProperties:
     limits = limits_for(capability)
-    return replace(
-        H200, compute_capability=capability, **{name: getattr(limits, name) for name in limits.__dataclass_fields__}
+    return structs.replace(
+        H200, compute_capability=capability, **{name: getattr(limits, name) for name in limits.__struct_fields__}
     )
 
 
@@ -84,7 +85,7 @@ def test_textbook_tiles(device, kernel, limits, limited_by, share):
 def test_the_systems_reserve_costs_the_rtx_3060_a_block_and_a_block_may_use_all_that_it_may_opt_in_to():
     assert occupancy(128, 32, H200.smem_per_block_optin_bytes, H200).blocks_per_sm == 1
     assert 16 * TILE_32 == 128 * 1024 > RTX_3060.smem_per_sm_bytes
-    without_reserve = replace(RTX_3060, smem_reserved_per_block_bytes=0)
+    without_reserve = structs.replace(RTX_3060, smem_reserved_per_block_bytes=0)
     assert occupancy(32 * 32, 32, TILE_32, without_reserve).limits["shared_memory"] == 12
 
 

@@ -1,12 +1,12 @@
 """Estimated times against recordings, and what they must do for any kernel."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from spec_samples import SGEMM
 
 from autotile.core.device import device_profile, profile_names

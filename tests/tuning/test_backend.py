@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from faults.traces import no_traces
 from judges import BEST, FakeGpu, ending_at, failing_if
+from msgspec import structs
 
 from autotile.core.model import Config, Outcome, config_key
 from autotile.database.database import Database
@@ -65,7 +66,7 @@ def one_gpu(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with one GPU."""
     monkeypatch.setattr(backends, "has_driver", lambda: True)
     monkeypatch.setattr(backends, "device_count", lambda: 1)
-    monkeypatch.setattr(backends, "live_device", lambda index: replace(bench.device, source="cuda"))
+    monkeypatch.setattr(backends, "live_device", lambda index: structs.replace(bench.device, source="cuda"))
 
 
 @pytest.mark.usefixtures("one_gpu")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from judges import timed
+from msgspec import structs
 
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Trial
@@ -260,7 +261,7 @@ class TestLastRace:
         with Database.open(read_settings().database) as database:
             (best,) = database.best("scaling:mine")
         assert (best.trial.time_us, best.trial.config) == (2.0, {})
-        of = operation, operation.resolve({"n": 4096}), replace(device_profile("h200"), source="replayed")
+        of = operation, operation.resolve({"n": 4096}), structs.replace(device_profile("h200"), source="replayed")
         assert best.key == library_key(*of, "mine", "1.2", nvrtc_version=best.key.nvrtc_version)
 
     def test_a_wrong_library_does_not_win(self, raced: Any) -> None:
