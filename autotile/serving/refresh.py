@@ -60,8 +60,12 @@ _EXIT_TIMEOUT_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """A kernel whose calls are counted for a database, which has ``written`` of them."""
+    """A kernel whose calls are counted for a database, which has ``written`` of them.
 
+    It is itself what a call of the kernel reports to: each further object of a size is one that the collector visits.
+    """
+
+    counter: MissCounter
     location: str
     kernel: BoundKernel
     written: int
@@ -71,6 +75,20 @@ class _Watched:
     def calls(self) -> int:
         """Number of calls so far; a kernel that was requested and never called counts as one."""
         return max(1, self.kernel.calls)
+
+    def __call__(self, calls: int) -> int:
+        """Write the counts after a call of the kernel, unless this is a pause or another thread is writing.
+
+        Return the number of calls at which to do so again.
+        """
+        counter = self.counter
+        if not self.is_listed:
+            counter._list(self)
+        if time.monotonic() >= counter._resume_s:
+            counter._write(counter._watched, _CALL_TIMEOUT_S, wait_s=0.0)
+        elif calls == 1 and not counter._failed:
+            counter._write([self], _CALL_TIMEOUT_S, wait_s=0.0)
+        return 2 * calls
 
 
 class MissCounter:
@@ -97,9 +115,9 @@ class MissCounter:
 
     def watch(self, location: str, kernel: BoundKernel) -> None:
         """Count the calls of a kernel from now on, for the database at ``location``; none is created."""
-        watched = _Watched(location, kernel, kernel.calls)
+        watched = _Watched(self, location, kernel, kernel.calls)
         self._list(watched)
-        kernel.report_calls(partial(self._report, watched))
+        kernel.report_calls(watched)
 
     def release(self, kernel: BoundKernel) -> None:
         """Write the counts of a kernel, if it is counted, and count its calls no longer."""
@@ -118,19 +136,6 @@ class MissCounter:
     def kernels(self) -> tuple[BoundKernel, ...]:
         """Kernels whose calls are counted."""
         return tuple(watched.kernel for watched in self._watched)
-
-    def _report(self, watched: _Watched, calls: int) -> int:
-        """Write the counts after a call of a kernel, unless this is a pause or another thread is writing.
-
-        Return the number of calls at which to do so again.
-        """
-        if not watched.is_listed:
-            self._list(watched)
-        if time.monotonic() >= self._resume_s:
-            self._write(self._watched, _CALL_TIMEOUT_S, wait_s=0.0)
-        elif calls == 1 and not self._failed:
-            self._write([watched], _CALL_TIMEOUT_S, wait_s=0.0)
-        return 2 * calls
 
     def _list(self, watched: _Watched) -> None:
         """List a kernel; of too many, the older half is written and leaves the list until it is called again."""

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -101,35 +101,26 @@ class _Waiting:
     """Whether the farm has given it back: it runs here."""
 
 
-class _CompileTimes:
-    """Compile times that are expected of jobs, from those of others: log-linear in the options, as macros are.
+def _longest_first(waiting: Iterable[_Waiting], known: Sequence[tuple[frozenset[str], float]]) -> list[_Waiting]:
+    """Return compilations, that which is expected to take longest first; as they are while little is known.
 
-    With a ridge of one, an option that was met once counts half of what it seems to.
+    ``known`` are the options and the logarithm of the time of others. The fit is log-linear in the options, such as
+    macros, with a ridge of one, so that an option that was met once counts half of what it seems to.
     """
+    jobs = list(waiting)
+    if len(known) < _MIN_TIMES or len(jobs) < 2:
+        return jobs
+    import numpy as np  # which a compile worker does without
 
-    def __init__(self) -> None:
-        self._known: list[tuple[frozenset[str], float]] = []
-
-    def add(self, job: CompileJob, seconds: float) -> None:
-        """Learn from a compilation."""
-        self._known.append((frozenset(job.options), math.log(seconds)))
-
-    def longest_first(self, waiting: Iterable[_Waiting]) -> list[_Waiting]:
-        """Return compilations, that which is expected to take longest first; as they are while little is known."""
-        jobs, known = list(waiting), self._known[-_MAX_TIMES:]
-        if len(known) < _MIN_TIMES or len(jobs) < 2:
-            return jobs
-        import numpy as np  # which a compile worker does without
-
-        options = sorted(frozenset().union(*(one for one, _ in known)))
-        met, wanted = (
-            np.array([[option in each for option in options] for each in rows], float)
-            for rows in ([one for one, _ in known], [frozenset(each.job.options) for each in jobs])
-        )
-        met, wanted = met - met.mean(axis=0), wanted - met.mean(axis=0)
-        times = np.array([seconds for _, seconds in known])
-        weights = np.linalg.solve(met.T @ met + np.eye(len(options)), met.T @ (times - times.mean()))
-        return [jobs[place] for place in np.argsort(-(wanted @ weights), kind="stable")]
+    options = sorted(frozenset().union(*(one for one, _ in known)))
+    met, wanted = (
+        np.array([[option in each for option in options] for each in rows], float)
+        for rows in ([one for one, _ in known], [frozenset(each.job.options) for each in jobs])
+    )
+    met, wanted = met - met.mean(axis=0), wanted - met.mean(axis=0)
+    times = np.array([seconds for _, seconds in known])
+    weights = np.linalg.solve(met.T @ met + np.eye(len(options)), met.T @ (times - times.mean()))
+    return [jobs[place] for place in np.argsort(-(wanted @ weights), kind="stable")]
 
 
 class CompilePool:
@@ -173,7 +164,7 @@ class CompilePool:
         self.longest_first = False
         """Whether the compilations that are expected to take longest begin first, so that none is left at the end; for
         callers that want all results and none before another."""
-        self._times = _CompileTimes()
+        self._times: deque[tuple[frozenset[str], float]] = deque(maxlen=_MAX_TIMES)
         self._cache = CubinCache(settings.cache, settings.cache_limit_bytes)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="compile")
         self._thread_data = threading.local()
@@ -270,7 +261,7 @@ class CompilePool:
 
     def _next(self, *, elsewhere: bool) -> _Waiting | None:
         """Take the next compilation that may begin here or elsewhere and was not cancelled."""
-        for one in self._times.longest_first(self._waiting) if self.longest_first else list(self._waiting):
+        for one in _longest_first(self._waiting, list(self._times)) if self.longest_first else list(self._waiting):
             if elsewhere and (one.is_returned or self._farm is None or not self._farm.accepts(one.job)):
                 continue
             self._waiting.remove(one)
@@ -330,7 +321,7 @@ class CompilePool:
                             break
                     number = threading.current_thread().name.rpartition("_")[2]
                     seconds = self._record(f"compiler {int(number) + 1}", "compile", start, one.job)
-                    self._times.add(one.job, seconds)
+                    self._times.append((frozenset(one.job.options), math.log(max(seconds, 1e-6))))
                 finally:
                     self._update_busy(-1)
         except BaseException as error:  # whoever waits raises it
