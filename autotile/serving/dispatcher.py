@@ -164,7 +164,10 @@ class Dispatcher:
 
         What was chosen before stays until it is chosen again.
         """
-        return self._l2 or ("eager" if read_settings().deployment == "eager" else read_settings().l2)
+        if self._l2:
+            return self._l2
+        settings = read_settings()
+        return "eager" if settings.deployment == "eager" else settings.l2
 
     @l2.setter
     def l2(self, mode: L2Mode) -> None:
