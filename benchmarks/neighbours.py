@@ -24,12 +24,13 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from provenance import provenance
 from rich.console import Console
 from rich.table import Table
@@ -187,7 +188,7 @@ def tune(path: Path, problem: Recorded, trials: int, seed: int) -> Config:
     ran = sorted((row for row in drawn.tolist() if np.isfinite(times_us[row])), key=lambda row: times_us[row])
     finalists = {*ran[:_FINALISTS]} | ({default} if default is not None else set())
     ranked = sorted(finalists, key=lambda row: times_us[row])
-    device = replace(problem.device, source="cuda")
+    device = structs.replace(problem.device, source="cuda")
     key = key_of(problem.kernel, problem.problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
     with Database.open(path) as database:
         searched, finals = map(problem.trial, drawn.tolist()), map(problem.trial, ranked)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from unseen_sizes import Bench, losses, show, summary
 
 from autotile.core.model import Config, Problem, config_key
@@ -47,7 +48,7 @@ def main() -> None:
         rule = relearned(bench, stored.rule)
         rows = [_again(bench, rule, row) for row in earlier["rows"]]
     family = {**earlier["family"], "rule": rule.to_json(), "loss": rule.mean_loss}
-    write_rules(arguments.rules, [replace(stored, rule=rule)])
+    write_rules(arguments.rules, [structs.replace(stored, rule=rule)])
     bench.write(family, rows)
     show(rows)
     print("\n".join(rule.lines()), summary(rows)["family"], sep="\n")

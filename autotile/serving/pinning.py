@@ -14,11 +14,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
+from msgspec import structs
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Bytes, Count, Format, Name, Text, canonical_json, decode_json, read_regular
@@ -245,7 +246,7 @@ class Pin:
             found = way.code.library.version
             if found != pinned.library_version:
                 _warn(f"{self.origin} was made with {pinned.kernel} {pinned.library_version}, and {found} is here")
-            return way._replace(choice=replace(way.choice, pinned=self.origin))
+            return way._replace(choice=structs.replace(way.choice, pinned=self.origin))
         if pinned.kernel not in shelf.members:
             raise PinError(f"{self.origin} pins {pinned} to {pinned.kernel}, which is no kernel of {problem.kernel}")
         request = shelf.request_for(pinned.kernel, pinned.kernel_sizes)

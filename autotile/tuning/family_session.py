@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
@@ -206,7 +207,7 @@ def tune_family(
             )
         first = members[0][0]
         points = select_points_from(family, [sizes for device, sizes in members if device == first], plan.points)
-        return _Spread(kernel, family, dtype, schedule, plan, replace(first, source="replayed"), points).run()
+        return _Spread(kernel, family, dtype, schedule, plan, structs.replace(first, source="replayed"), points).run()
 
 
 @dataclass

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from report_studies import COMPILER_WORDS, SCRIPT, SGEMM, Session, read_one, recording_of, store_session
 from stored_rows import CEILINGS
 from stored_runs import add_trial, end_run, start_run
@@ -399,7 +400,7 @@ def test_tensor_cores_bind_the_kernels_that_use_them(tmp_path: Path, recording: 
 def test_a_memory_without_a_rate_of_arithmetic_ends_at_the_last_point(tmp_path: Path) -> None:
     store_session(tmp_path / "a.db", Session(trials=40))
     study = read_one(tmp_path / "a.db")
-    unknown = replace(study, device=replace(study.device, fp32_lanes_per_sm=1, clock_mhz=0.0))
+    unknown = replace(study, device=structs.replace(study.device, fp32_lanes_per_sm=1, clock_mhz=0.0))
     (memory, *_) = roofline_chart(unknown).figure.data
     work = study.work_of(study.winner)
     assert max(memory.x) == pytest.approx(work.flops / work.bytes)
