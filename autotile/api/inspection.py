@@ -159,7 +159,7 @@ class Explanation(Result):
     data: LaunchData | None
     """Workspaces and tensor maps; None if they cannot be evaluated."""
     launches: tuple[StepLaunch, ...]
-    """What a call launches, in order; empty if it cannot be evaluated. With several steps, the fields above are those
+    """The launches of a call, in order; empty if it cannot be evaluated. With several steps, the fields above are those
     of the main launch, see `LaunchPlan.main`."""
     steps: tuple[CompiledStep, ...]
     """Each step as compiled, the main one first; empty if the configuration was not compiled."""

@@ -410,7 +410,7 @@ class ArrayFunction(NamedTuple):
 
     @property
     def kinds(self) -> list[str]:
-        """What each operand is: ``"array"``, which includes numbers, ``"arrays"`` or ``"option"``."""
+        """The kind of each operand: ``"array"``, which includes numbers, ``"arrays"`` or ``"option"``."""
         options = {name for name, _, _ in self.operands if name.startswith("*") or name in OPTION_TYPES}
         return [
             "arrays" if name in ("*arrays", "arrays") else "option" if name in options else "array"

@@ -68,7 +68,7 @@ class Chart(NamedTuple):
     table: ResultTable = ResultTable((), ())
     """The numbers behind it."""
     note: str = ""
-    """What was left out."""
+    """Remark on what the figure leaves out."""
 
 
 def load_plotly() -> Any:

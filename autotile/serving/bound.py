@@ -303,7 +303,7 @@ class BoundKernel:
         self.operation: Problem | None = None
         self.library_allowed = True
         self.lookup: Lookup | None = None
-        """What was asked of the dispatcher that keeps it."""
+        """The look-up of the dispatcher that keeps it."""
         self._code = code
         self._device_index = device_index
         """CUDA device to launch on; None if it can only be inspected."""

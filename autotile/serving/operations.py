@@ -477,7 +477,7 @@ def _nearest_first(
     find: Callable[[str, Sizes], Found],
     problem_of: Callable[[Found], Problem],
 ) -> list[Found]:
-    """Return what is found for each kernel, that which was measured for the nearest problem first."""
+    """Return a choice for each kernel, that which was measured for the nearest problem first."""
     found: list[tuple[tuple[Any, ...], Found]] = []
     refusals = []
     for member, sizes in fits:

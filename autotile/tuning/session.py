@@ -639,7 +639,7 @@ class Session:
         return claimed
 
     def _inherited(self, *, now: bool = False) -> list[Config]:
-        """Return what sessions that died were trying, which is now this session's; not often unless ``now``."""
+        """Return the candidates of sessions that died, which are now this session's; not often unless ``now``."""
         if not now and time.monotonic() - self._looked_at < _INHERIT_S:
             return []
         self._looked_at = time.monotonic()

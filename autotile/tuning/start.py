@@ -248,7 +248,7 @@ def find_served(database: Database, study_id: int, options: TuneOptions) -> Conf
 
 
 class SearchPlan:
-    """What is known before the first candidate of a session, and the decisions about its search that follow from it.
+    """The results that a session knows before its first candidate, and the decisions about its search that follow.
 
     Of the earlier trials of the study, those that need to be repeated are left out: pruned ones if this session prunes
     nothing, those that lack a value of an objective, those whose compiler the system killed, and those of
