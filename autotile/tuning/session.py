@@ -183,13 +183,15 @@ def open_session(
         for sizes in (problem.sizes, *options.verify_sizes):
             check_memory(kernel.spec, replace(problem, sizes=sizes), backend.device)
         timeline = Timeline(is_recording=options.trace is not None)
-        workers, is_local = worker_count(options.workers), options.replay is None and not options.scheduler
+        workers = worker_count(options.workers)
+        # sessions that share workers may open at the same time, and would start as many each
+        is_alone = worker_pool is None and options.replay is None and not options.scheduler
         candidates = min(options.trial_target or workers, workers if options.only is None else len(options.only))
         compile_pool = CompilePool(
             settings,
             workers,
             options.compile_deadline_s,
-            ready=min(candidates, ready_workers(workers)) if is_local else 0,
+            ready=min(candidates, ready_workers(workers)) if is_alone else 0,
             worker_pool=worker_pool,
             timeline=timeline,
             farm=backend.farm,
