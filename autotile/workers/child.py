@@ -515,11 +515,6 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
             self._semaphore.release()
         return is_free
 
-    def idle_count(self, module: str, place: str = "") -> int:
-        """Return the number of idle children that run a module at a place."""
-        with self._lock:
-            return len(self._idle.get((module, place), ()))
-
     def acquire_idle(self, module: str, place: str = "") -> Child | None:
         """Return an idle child that runs a module at a place; None if there is none."""
         found, dead = None, []

@@ -179,7 +179,7 @@ class CompilePool:
         self._updated_at = time.perf_counter()
         self.begun_at = self._updated_at
         """Start of the newest compilation, by `time.perf_counter`."""
-        for _ in range(min(ready, workers) - self._worker_pool.idle_count(module)):
+        for _ in range(min(ready, workers)):
             self._threads.submit(self._start_worker)
 
     @property
