@@ -224,11 +224,16 @@ class KernelCode:
 
 
 class LibraryCode:
-    """A library for a problem of an operation; a kernel of it declares the arrays, for the ``problem`` by its names."""
+    """A library for a problem of an operation; a kernel of it declares the arrays, and ``sizes`` are by its names."""
 
-    def __init__(self, library: Library, asked: Problem, definition: Kernel, problem: Problem) -> None:
-        self.name, self.library, self.asked = library.name, library, asked
-        self.definition, self.problem = definition, problem
+    def __init__(self, library: Library, asked: Problem, definition: Kernel, sizes: Mapping[str, int]) -> None:
+        self.name, self.library, self.asked, self.definition = library.name, library, asked, definition
+        self._sizes = sizes
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The problem by the names of the kernel, made at the first call rather than within a look-up."""
+        return Problem(self.definition.name, {**self.definition.spec.sizes, **self._sizes}, self.asked.dtype)
 
     def load(self, device_index: int) -> LibraryLauncher:
         """Return a launcher for a device."""

@@ -164,10 +164,8 @@ class Dispatcher:
 
         What was chosen before stays until it is chosen again.
         """
-        if self._l2:
-            return self._l2
         settings = read_settings()
-        return "eager" if settings.deployment == "eager" else settings.l2
+        return self._l2 or ("eager" if settings.deployment == "eager" else settings.l2)
 
     @l2.setter
     def l2(self, mode: L2Mode) -> None:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from threading import local
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -76,6 +76,11 @@ class WorkspaceSet:
     pointers: Mapping[str, int]
 
 
+@lru_cache
+def _without_memory(names: tuple[str, ...]) -> WorkspaceSet:
+    return WorkspaceSet(None, (), dict.fromkeys(names, 0))
+
+
 class StreamWorkspaces:
     """Workspaces of a kernel, allocated at its first launch on each stream and kept."""
 
@@ -84,7 +89,7 @@ class StreamWorkspaces:
     def __init__(self, workspaces: tuple[Workspace, ...]) -> None:
         self._fixed: WorkspaceSet | None = None
         if not any(one.size_bytes for one in workspaces):
-            self._fixed = WorkspaceSet(None, (), {one.name: 0 for one in workspaces})
+            self._fixed = _without_memory(tuple([one.name for one in workspaces]))
             return
         self._workspaces = workspaces
         self._sets: OrderedDict[tuple[int, int], WorkspaceSet] = OrderedDict()

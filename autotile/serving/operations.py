@@ -391,7 +391,7 @@ class OperationRequest:
     def library_way(self, library: Library, choice: Choice, time_us: float | None, doubt: float | None = None) -> Way:
         """Return a library as a way to compute the problem."""
         name = next(iter(self.fits))
-        code = LibraryCode(library, self.problem, self.shelf.members[name].kernel, self.problem_of(name))
+        code = LibraryCode(library, self.problem, self.shelf.members[name].kernel, self.fits[name])
         return Way(code, choice, time_us, doubt)
 
 

@@ -60,10 +60,7 @@ _EXIT_TIMEOUT_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """A kernel whose calls are counted for a database, which has ``written`` of them.
-
-    It is itself what a call of the kernel reports to: each further object of a size is one that the collector visits.
-    """
+    """A kernel whose calls are counted for a database, which has ``written`` of them; what these calls report to."""
 
     counter: MissCounter
     location: str

@@ -184,14 +184,13 @@ def open_session(
             check_memory(kernel.spec, replace(problem, sizes=sizes), backend.device)
         timeline = Timeline(is_recording=options.trace is not None)
         workers = worker_count(options.workers)
-        # sessions that share workers may open at the same time, and would start as many each
-        is_alone = worker_pool is None and options.replay is None and not options.scheduler
-        candidates = min(options.trial_target or workers, workers if options.only is None else len(options.only))
+        # those that share workers may open at the same time, and would start as many each
+        starts = worker_pool is None and options.replay is None and not options.scheduler
         compile_pool = CompilePool(
             settings,
             workers,
             options.compile_deadline_s,
-            ready=min(candidates, ready_workers(workers)) if is_alone else 0,
+            ready=starts * min(options.trial_target or workers, ready_workers(workers)),
             worker_pool=worker_pool,
             timeline=timeline,
             farm=backend.farm,

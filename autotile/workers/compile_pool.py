@@ -108,18 +108,17 @@ def _longest_first(waiting: Iterable[_Waiting], known: Sequence[tuple[frozenset[
     macros, with a ridge of one, so that an option that was met once counts half of what it seems to.
     """
     jobs = list(waiting)
-    if len(known) < _MIN_TIMES or len(jobs) < 2:
+    if len(known) < _MIN_TIMES or not jobs:
         return jobs
     import numpy as np  # which a compile worker does without
 
-    options = sorted(frozenset().union(*(one for one, _ in known)))
-    met, wanted = (
-        np.array([[option in each for option in options] for each in rows], float)
-        for rows in ([one for one, _ in known], [frozenset(each.job.options) for each in jobs])
-    )
-    met, wanted = met - met.mean(axis=0), wanted - met.mean(axis=0)
-    times = np.array([seconds for _, seconds in known])
-    weights = np.linalg.solve(met.T @ met + np.eye(len(options)), met.T @ (times - times.mean()))
+    met, times = zip(*known, strict=True)
+    options = sorted(frozenset().union(*met))
+    every = [*met, *(frozenset(one.job.options) for one in jobs)]
+    rows = np.array([[option in one for option in options] for one in every], float)
+    rows -= rows[: len(met)].mean(axis=0)
+    own, wanted = rows[: len(met)], rows[len(met) :]
+    weights = np.linalg.solve(own.T @ own + np.eye(len(options)), own.T @ (np.array(times) - np.mean(times)))
     return [jobs[place] for place in np.argsort(-(wanted @ weights), kind="stable")]
 
 
@@ -162,8 +161,7 @@ class CompilePool:
         self._owns_workers = worker_pool is None
         self._timeline = timeline
         self.longest_first = False
-        """Whether the compilations that are expected to take longest begin first, so that none is left at the end; for
-        callers that want all results and none before another."""
+        """Whether those that are expected to take longest begin first, as the caller wants all results in any order."""
         self._times: deque[tuple[frozenset[str], float]] = deque(maxlen=_MAX_TIMES)
         self._cache = CubinCache(settings.cache, settings.cache_limit_bytes)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="compile")
