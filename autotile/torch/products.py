@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -115,12 +116,17 @@ def _join_traced() -> bool:
 _products = default_dispatcher.products
 _notes = _products.notes
 """Calls that are left to PyTorch, by kind: the kernel that is served while that is so, and its choice. Such a call
-looks it up, and does no more. Also the `Gain` of each served kernel, and what autograd records, by kind."""
+looks it up, and does no more. Also the `Gain` of each served kernel, and what autograd records, by kind.
+
+Those of `linear` are also found by the `id` of the weight, which takes less time: a weak reference to it, the dtype,
+whether there is no bias, and the above by the shape of the input."""
+_MAX_SHAPES = 64
+"""Shapes that are kept for a weight."""
 _OPTIONS = {emulate: (True, emulate, True, None, False, False) for emulate in (False, True)}
 """Options of `autotile.matmul` but the database, in order: all but ``emulate`` have their defaults."""
 
 
-_UNSERVED = SimpleNamespace(choice=None, count_call=lambda: None)
+_UNSERVED = SimpleNamespace(choice=None, is_library=True, count_call=lambda: None)
 """Stands for what is served where no kernel computes a product."""
 
 
@@ -249,14 +255,27 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, emulate
         _join_traced()
         return _torch_linear(input, weight, bias)
     try:
-        key = (input.shape, weight.shape, input.dtype, emulate, bias is None, _is_grad_enabled())
+        shape, dtype = input.shape, input.dtype
+        of_weight = _notes.get(id(weight))
+        if of_weight is not None and of_weight[0]() is weight and of_weight[1] is dtype and emulate:
+            left = of_weight[3].get(shape) if of_weight[2] is (bias is None) else None
+            if left is not None and left[0].choice is left[1]:
+                left[0].count_call()
+                return _torch_linear(input, weight, bias)
+        key = (shape, weight.shape, dtype, emulate, bias is None, _is_grad_enabled())
         left = _notes.get(key)
     except (AttributeError, TypeError):  # no tensors, or symbolic sizes
         return _torch_linear(input, weight, bias)
-    if left is not None and left[0].choice is left[1]:
-        left[0].count_call()
-        return _torch_linear(input, weight, bias)
-    return _decided_linear(input, weight, bias, emulate, key)
+    if left is None or left[0].choice is not left[1]:
+        return _decided_linear(input, weight, bias, emulate, key)
+    if emulate and (left[0].is_library or not key[-1]):  # what autograd records may gain where nothing does
+        if of_weight is None or of_weight[0]() is not weight or of_weight[1:3] != (dtype, bias is None):
+            of_weight = _products.note(id(weight), (weakref.ref(weight), dtype, bias is None, {}))
+        elif len(of_weight[3]) == _MAX_SHAPES:
+            of_weight[3].clear()
+        of_weight[3][tuple(shape)] = left
+    left[0].count_call()
+    return _torch_linear(input, weight, bias)
 
 
 def _decided_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool, key: tuple[Any, ...]) -> Tensor:

@@ -207,13 +207,26 @@ class TestLeftToPytorch:
         served = autotile.get_best_kernel("matmul", M=4, N=48, K=64, dtype="float32", device="h200")
         calls, key = served.calls, (x.shape, w.shape, x.dtype, True, True, torch.is_grad_enabled())
         products._products.note(key, (served, served.choice))
-        autotile.torch.linear(x, w)
-        assert served.calls == calls + 1
+        for number in range(1, 4):  # from the second on, by the weight
+            autotile.torch.linear(x, w)
+            assert served.calls == calls + number
+        for others in (
+            (x, w, torch.randn(48)),
+            (torch.randn(5, 64), w),
+            (x.double(), w.double()),
+            (x, torch.randn(48, 64)),
+        ):
+            expected = served.calls + (len(others) == 2 and others[0] is x)
+            assert torch.equal(autotile.torch.linear(*others), nn.functional.linear(*others))
+            assert served.calls == expected
+        autotile.torch.linear(x, w, emulate=False)
+        assert served.calls == expected
         served.choice = copy.copy(served.choice)
         autotile.torch.linear(x, w)
-        assert served.calls == calls + 1
+        assert served.calls == expected
         default_dispatcher.clear()
         assert key not in products._notes
+        assert id(w) not in products._notes
 
 
 class TestRecorded:
