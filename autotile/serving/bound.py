@@ -51,7 +51,7 @@ from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel, KernelName
 from autotile.serving.aside import compilations
-from autotile.serving.choice import Choice, Contender, Tier, resources_document
+from autotile.serving.choice import EPOCH, Choice, Contender, Tier, resources_document
 from autotile.serving.choice import explain as explain_choice
 from autotile.serving.selection import RecentCache
 from autotile.settings import Numerics, absolute_path, read_settings
@@ -701,6 +701,7 @@ class BoundKernel:
                 self._launcher = other._launcher if other._first_use is None else None  # a race is of one kernel
                 self._code, self._first_use = other._code, other._first_use
             self.choice, self.find_ways = other.choice, other.find_ways or self.find_ways
+        EPOCH.renew()
         return True
 
     def _launch_device(self) -> int:

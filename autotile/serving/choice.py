@@ -16,6 +16,25 @@ from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, 
 Tier = Literal["exact", "family", "model", "library", "nearest", "transferred", "default"]
 
 
+class Epoch:
+    """The time for which all choices that a process serves stay as they are, to compare what is known of them by.
+
+    ``now`` is another object after a choice may have changed.
+    """
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin another one."""
+        self.now = object()
+
+
+EPOCH = Epoch()
+
+
 class Estimated(msgspec.Struct, frozen=True):
     """Reason to serve another configuration than the default: how their launches differ, as a clause.
 

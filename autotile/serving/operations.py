@@ -39,7 +39,7 @@ from autotile.serving.arrays import (
 )
 from autotile.serving.aside import choices, compilations
 from autotile.serving.bound import BoundKernel, FirstUseRace, KernelCode, LibraryCode
-from autotile.serving.choice import Choice, Contender
+from autotile.serving.choice import EPOCH, Choice, Contender
 from autotile.serving.selection import (
     DatabaseShelf,
     KernelRequest,
@@ -598,6 +598,7 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
 
     def clear(self) -> None:
         """Forget the products and the kernels."""
+        EPOCH.renew()
         super().clear()
         self.kernels.clear()
         self.notes.clear()

@@ -30,7 +30,7 @@ from autotile.database.paths import atomic_write
 from autotile.errors import AutotileError, DataError, PinError, PinWarning, SpecError, ToolchainError
 from autotile.serving.aside import wait_for_compilations
 from autotile.serving.bound import BoundKernel, KernelCode
-from autotile.serving.choice import Choice, Tier
+from autotile.serving.choice import EPOCH, Choice, Tier
 from autotile.serving.selection import KernelRequest, same_bits
 from autotile.settings import Numerics, absolute_path, read_settings, user_path
 from autotile.space.limits import check_config
@@ -374,6 +374,7 @@ class Pins:
         if self._pin is not None:
             self._pin.flush_quietly()
         self._pin, self._is_decided = None, False
+        EPOCH.renew()
 
     def served_choices(self) -> list[PinnedChoice]:
         """Return the served kernels, except those of bundles."""
@@ -402,6 +403,7 @@ class Pins:
         """Serve pinned choices from now on, given what `_checked` returned for them."""
         self.forget()
         self._pin, self._is_decided = pin, True
+        EPOCH.renew()
         for location, kernel, fresh in checked:
             self._refresher.exchange(location, kernel, fresh)
 

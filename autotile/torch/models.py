@@ -13,11 +13,14 @@ from autotile.core.argument_types import check_value
 from autotile.core.device import device_profile
 from autotile.core.text import NOTHING, Part, Result, ResultTable, plain_heading, plural, time_text
 from autotile.errors import InputError
+from autotile.serving.choice import EPOCH
 from autotile.serving.gains import Gain, find_product, is_transposed
 from autotile.torch.products import DTYPES, PLAIN, Linear
 
 _ROWS = (1, 16, 128, 1024, 4096)
-"""Numbers of rows that are shown; all powers of two up to the last are judged."""
+"""Numbers of rows that are shown."""
+_JUDGED = (*(2**power for power in range(15)), *(3 * 2**power for power in range(7, 13)))
+"""Numbers of rows that are judged, up to 16,384; between them where a launch may take longer than the host's part."""
 
 
 class LayerGain(NamedTuple):
@@ -69,6 +72,7 @@ class Acceleration(Result):
         for module in self._modules:
             if type(module) is Linear:
                 module.__class__ = torch.nn.Linear
+                module.__dict__.pop("_left", None)
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +138,9 @@ def accelerate(model: torch.nn.Module, *, rows: Iterable[int] = (), device: str 
 
     A layer keeps its parameters, hooks, names and ``state_dict``: only its class is changed. It is replaced if a kernel
     is known or expected to be faster than PyTorch's own function at any of some numbers of rows; each call is then
-    computed as `linear` does it. Nothing is compiled or launched here.
+    computed as `linear` does it. Where a kernel would gain at none of them but in a graph of ``torch.compile``, eager
+    calls are PyTorch's own until a choice in the process changes, or `autotile.tuning` asks. Nothing is compiled or
+    launched here.
 
     Parameters
     ----------
@@ -142,7 +148,7 @@ def accelerate(model: torch.nn.Module, *, rows: Iterable[int] = (), device: str 
         Any module. Exact ``torch.nn.Linear`` are replaced, with plain parameters in float32, float16 or bfloat16, also
         within FSDP.
     rows
-        Numbers of rows, batch times sequence, that matter besides the powers of two up to 4096.
+        Numbers of rows, batch times sequence, that matter besides some up to 16,384.
     device
         Name of a GPU, such as ``"h200"``, that the layers are judged for, wherever they are; None for the one that each
         is on.
@@ -170,7 +176,8 @@ def accelerate(model: torch.nn.Module, *, rows: Iterable[int] = (), device: str 
     if not all(isinstance(count, int) and count > 0 for count in extra):
         raise InputError(f"rows are {extra!r:.80}, expected positive whole numbers")
     shown = sorted({*_ROWS, *extra})
-    judged = sorted({*shown, *(2**power for power in range(_ROWS[-1].bit_length()))})
+    judged = sorted({*shown, *_JUDGED})
+    epoch = EPOCH.now
     known: dict[tuple[Any, ...], tuple[LayerGain, ...]] = {}
     replaced: dict[tuple[Any, ...], list[str]] = {}
     left: dict[str, str] = {}
@@ -187,6 +194,8 @@ def accelerate(model: torch.nn.Module, *, rows: Iterable[int] = (), device: str 
                 known[key] = tuple(_gain(count, key) for count in judged)
             if any(gain.in_graph for gain in known[key]):
                 module.__class__ = Linear
+                if not any(gain.launched for gain in known[key]):
+                    module.leave(epoch)  # it gains in graphs alone
                 modules.append(module)
                 replaced.setdefault(key, []).append(name)
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from autotile.serving.arrays import VECTOR_BYTES
 from autotile.serving.aside import choices
 from autotile.serving.bound import BoundKernel
+from autotile.serving.choice import EPOCH
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.dispatcher import matmul as _matmul
 from autotile.serving.gains import Gain, find_product, is_transposed, stored_transposed
@@ -116,12 +116,7 @@ def _join_traced() -> bool:
 _products = default_dispatcher.products
 _notes = _products.notes
 """Calls that are left to PyTorch, by kind: the kernel that is served while that is so, and its choice. Such a call
-looks it up, and does no more. Also the `Gain` of each served kernel, and what autograd records, by kind.
-
-Those of `linear` are also found by the `id` of the weight, which takes less time: a weak reference to it, the dtype,
-whether there is no bias, and the above by the shape of the input."""
-_MAX_SHAPES = 64
-"""Shapes that are kept for a weight."""
+looks it up, and does no more. Also the `Gain` of each served kernel, and what autograd records, by kind."""
 _OPTIONS = {emulate: (True, emulate, True, None, False, False) for emulate in (False, True)}
 """Options of `autotile.matmul` but the database, in order: all but ``emulate`` have their defaults."""
 
@@ -251,30 +246,28 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, emulate
     RuntimeError
         By PyTorch: shapes, dtypes or devices do not match.
     """
+    return _known_linear(input, weight, bias, emulate)
+
+
+def _known_linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool = True, layer: Linear | None = None
+) -> Tensor:
+    """Compute `linear`, by PyTorch where it is known to; a ``layer`` remembers that."""
     if _is_compiling():
         _join_traced()
         return _torch_linear(input, weight, bias)
+    now = EPOCH.now
     try:
-        shape, dtype = input.shape, input.dtype
-        of_weight = _notes.get(id(weight))
-        if of_weight is not None and of_weight[0]() is weight and of_weight[1] is dtype and emulate:
-            left = of_weight[3].get(shape) if of_weight[2] is (bias is None) else None
-            if left is not None and left[0].choice is left[1]:
-                left[0].count_call()
-                return _torch_linear(input, weight, bias)
-        key = (shape, weight.shape, dtype, emulate, bias is None, _is_grad_enabled())
+        key = (input.shape, weight.shape, input.dtype, emulate, bias is None, _is_grad_enabled())
         left = _notes.get(key)
     except (AttributeError, TypeError):  # no tensors, or symbolic sizes
         return _torch_linear(input, weight, bias)
     if left is None or left[0].choice is not left[1]:
         return _decided_linear(input, weight, bias, emulate, key)
-    if emulate and (left[0].is_library or not key[-1]):  # what autograd records may gain where nothing does
-        if of_weight is None or of_weight[0]() is not weight or of_weight[1:3] != (dtype, bias is None):
-            of_weight = _products.note(id(weight), (weakref.ref(weight), dtype, bias is None, {}))
-        elif len(of_weight[3]) == _MAX_SHAPES:
-            of_weight[3].clear()
-        of_weight[3][tuple(shape)] = left
-    left[0].count_call()
+    kernel = left[0]
+    if layer is not None and (kernel.is_library or not key[-1]):  # a kernel may gain where autograd records nothing
+        layer.leave(now, input.numel(), kernel)
+    kernel.count_call()
     return _torch_linear(input, weight, bias)
 
 
@@ -419,8 +412,16 @@ class _RecordedLinear(torch.autograd.Function):  # type: ignore[misc]
         )
 
 
+_MAX_LEFT = 64
+"""Inputs that a layer remembers to leave to PyTorch, by their numbers of elements."""
+
+
 class Linear(torch.nn.Linear):  # type: ignore[misc]
     """`torch.nn.Linear` that computes by `linear`; parameters, initialization and ``state_dict`` are the same."""
+
+    _left: tuple[object, dict[int, Any] | None] | None = None
+    """The `EPOCH`, and the kernels that are served for inputs that are left to PyTorch in it, by numbers of elements;
+    None for all inputs. A look-up by shapes and dtypes takes 3 us in a model, a tenth of PyTorch's call."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input @ weight.T + bias``."""
@@ -428,4 +429,30 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]
             weight, bias = self._parameters["weight"], self._parameters["bias"]
         except KeyError:  # FSDP and parametrizations keep them elsewhere
             weight, bias = self.weight, self.bias
-        return linear(input, weight, bias)
+        if not _is_compiling() and (left := self._left) is not None and left[0] is EPOCH.now:
+            known = left[1]
+            if known is None:
+                return _torch_linear(input, weight, bias)
+            kernel = known.get(input.numel())
+            if kernel is not None:
+                kernel.count_call()
+                return _torch_linear(input, weight, bias)
+        return _known_linear(input, weight, bias, layer=self)
+
+    def leave(self, epoch: object, elements: int | None = None, kernel: Any = None) -> None:
+        """Leave inputs of so many elements, or all, to PyTorch until the choices in force change."""
+        left = self._left
+        if elements is None:
+            self._left = epoch, None
+        elif left is None or left[0] is not epoch or left[1] is None or len(left[1]) == _MAX_LEFT:
+            self._left = epoch, {elements: kernel}
+        else:
+            left[1][elements] = kernel
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Linear:
+        self._left = None  # the parameters may get another dtype or device
+        made: Linear = super()._apply(fn, recurse)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_left"}
