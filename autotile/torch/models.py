@@ -15,6 +15,7 @@ from autotile.core.text import NOTHING, Part, Result, ResultTable, plain_heading
 from autotile.errors import InputError
 from autotile.serving.choice import EPOCH
 from autotile.serving.gains import Gain, find_product, is_transposed
+from autotile.settings import read_settings
 from autotile.torch.products import DTYPES, PLAIN, Linear
 
 _ROWS = (1, 16, 128, 1024, 4096)
@@ -194,7 +195,7 @@ def accelerate(model: torch.nn.Module, *, rows: Iterable[int] = (), device: str 
                 known[key] = tuple(_gain(count, key) for count in judged)
             if any(gain.in_graph for gain in known[key]):
                 module.__class__ = Linear
-                if not any(gain.launched for gain in known[key]):
+                if not any(gain.launched for gain in known[key]) and read_settings().capture is None:
                     module.leave(epoch)  # it gains in graphs alone
                 modules.append(module)
                 replaced.setdefault(key, []).append(name)
