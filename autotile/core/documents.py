@@ -50,7 +50,7 @@ Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 Moment = Annotated[datetime, Meta(tz=True)]
 """Date and time with an offset from UTC."""
 
-_PLACE = re.compile(r" - at (`key` in )?`\$\.?(.*)`\Z", re.DOTALL)
+_PLACE = r"(?s) - at (`key` in )?`\$\.?(.*)`\Z"
 _SHOWN_CHARACTERS = 300
 _first_use = threading.Lock()
 
@@ -184,7 +184,7 @@ def _data_error(error: Exception) -> DataError:
     if isinstance(error, UnicodeError):
         return DataError("it is not UTF-8 text")
     message = str(error)
-    place = _PLACE.search(message)
+    place = re.search(_PLACE, message)
     fault = (message[: place.start()] if place else message).replace("`", "")[:_SHOWN_CHARACTERS]
     fault = fault.replace("got ellipsis", "got something that is not JSON")
     field = (f"a key of {place[2]}" if place[1] else place[2]) if place else ""
@@ -192,7 +192,7 @@ def _data_error(error: Exception) -> DataError:
     return DataError(fault[:1].lower() + fault[1:] if is_word else fault, field=field[:_SHOWN_CHARACTERS])
 
 
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_BARE_KEY = r"[A-Za-z0-9_-]+"
 
 
 def toml_text(document: Mapping[str, Any]) -> str:
@@ -233,7 +233,7 @@ def toml_value(value: Any) -> str:
 
 
 def _key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else toml_value(name)
+    return name if re.fullmatch(_BARE_KEY, name) else toml_value(name)
 
 
 MAX_KEY_PARTS = 16

@@ -19,7 +19,7 @@ NOTHING = "-"
 """Placeholder for a missing value."""
 
 
-_BREAK = re.compile(r" *[\n\t\r\v\f][\n\t\r\v\f ]*")
+_BREAK = r" *[\n\t\r\v\f][\n\t\r\v\f ]*"
 
 
 def shown_text(text: str, *, lines: bool = False) -> str:
@@ -31,7 +31,7 @@ def shown_text(text: str, *, lines: bool = False) -> str:
     if text.isprintable():
         return text
     kept = "\n" if lines else ""
-    text = text.replace("\r\n", "\n").expandtabs(4) if lines else _BREAK.sub(" ", text)
+    text = text.replace("\r\n", "\n").expandtabs(4) if lines else re.sub(_BREAK, " ", text)
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -146,8 +146,8 @@ def _significant(value: float) -> str:
     return f"{value:.{decimals}f}"
 
 
-_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
-_OTHERS = re.compile(r"[^A-Za-z0-9_]+")
+_PLAIN = r"[A-Za-z0-9_][A-Za-z0-9_.+-]*"
+_OTHERS = r"[^A-Za-z0-9_]+"
 _MAX_WORD = 100
 _MAX_STEM = 180
 """With a suffix and the marks of an unfinished file, a name stays below the 255 bytes that file systems allow."""
@@ -164,8 +164,8 @@ def file_name(*words: str, separator: str = "-", suffix: str = "") -> str:
     parts = []
     for word in words:
         joined = word.replace(" ", "-")
-        if not (_PLAIN.fullmatch(joined) and len(joined) <= _MAX_WORD):
-            letters = _OTHERS.sub("-", joined).strip("-")[:_MAX_WORD]
+        if not (re.fullmatch(_PLAIN, joined) and len(joined) <= _MAX_WORD):
+            letters = re.sub(_OTHERS, "-", joined).strip("-")[:_MAX_WORD]
             joined = "-".join(filter(None, (letters, _digest(word))))
         parts.append(joined)
     stem = separator.join(parts)

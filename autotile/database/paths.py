@@ -33,46 +33,42 @@ EXAMPLE_CREDENTIALS = "user:password@"
 MASK = "***"
 """Replacement of a secret, as in SQLAlchemy."""
 
-_SECRET_KEY = re.compile(r"password|passwd|passphrase|secret|^(pwd|dsn|conninfo)$", re.IGNORECASE)
+_SECRET_KEY = r"(?i)password|passwd|passphrase|secret|^(pwd|dsn|conninfo)$"
 """Names of connection parameters whose values are or contain secrets, such as libpq's ``password`` and ``sslpassword``:
 https://www.postgresql.org/docs/current/libpq-connect.html, "Parameter Key Words"."""
 
-_KEY = re.compile(r"(?<![\w%-])([\w%-]+)\s*=\s*")
+_KEY = r"(?<![\w%-])([\w%-]+)\s*=\s*"
 """Name of a parameter of a URL's query, or of a connection string of libpq, JDBC or ADO."""
 
-_VALUE = re.compile(r"'[^']*'|[^&\s'\"]*")
+_VALUE = r"'[^']*'|[^&\s'\"]*"
 """Value after a name; it extends over what may separate parameters elsewhere, since a password may hold that."""
 
-_SCHEME = re.compile(r"[a-z][\w+.-]*:/+|(postgres|sqlite)[\w+]*(//|:)", re.IGNORECASE)
+_SCHEME = r"(?i)[a-z][\w+.-]*:/+|(postgres|sqlite)[\w+]*(//|:)"
 """Start of a URL, also of one that lacks a slash or the colon. A path that starts so can be written with ``./``."""
 
-_CREDENTIALS = re.compile(r"(?![./~]).*:.*@|//.*@", re.DOTALL)
+_CREDENTIALS = r"(?s)(?![./~]).*:.*@|//.*@"
 """Start of a URL without its scheme: user, password and ``@``."""
 
-_URL_IN_TEXT = re.compile(r"[a-z][\w+.-]*(?::/+|//)[^\s:/@]*:[^\s'\"]*|[^\s:/@'\"]*:[^\s'\"]+@", re.IGNORECASE)
+_URL_IN_TEXT = r"(?i)[a-z][\w+.-]*(?::/+|//)[^\s:/@]*:[^\s'\"]*|[^\s:/@'\"]*:[^\s'\"]+@"
 """Text inside a message that may be a URL with a password."""
 
 
-_SHOWN_SCHEME = re.compile(
-    r"\s*((jdbc:)?([a-z][\w+.-]*(?=://)|(postgres|sqlite)[\w+]*(?=//|:)))", re.IGNORECASE | re.ASCII
-)
+_SHOWN_SCHEME = r"(?ai)\s*((jdbc:)?([a-z][\w+.-]*(?=://)|(postgres|sqlite)[\w+]*(?=//|:)))"
 """Scheme of a URL that may be malformed; before a single colon or without one, the text could be a user instead."""
 
-_NO_USER = re.compile(r"\s*(jdbc:)?(\w[\w+.-]*:/+|(postgres|sqlite)[\w+]*(//|:)(?!.*@))", re.IGNORECASE | re.DOTALL)
+_NO_USER = r"(?is)\s*(jdbc:)?(\w[\w+.-]*:/+|(postgres|sqlite)[\w+]*(//|:)(?!.*@))"
 """Start of a URL before the user; what stands before a single colon may be the user itself if an ``@`` follows."""
 
-_PORT_OR_IPV6 = re.compile(
-    r":[0-9]{1,5}(?=[/?,&][^@]*$|$)|(?<![^@,=])\[[0-9a-f:.]+(%\w+)?\]", re.IGNORECASE | re.DOTALL
-)
+_PORT_OR_IPV6 = r"(?is):[0-9]{1,5}(?=[/?,&][^@]*$|$)|(?<![^@,=])\[[0-9a-f:.]+(%\w+)?\]"
 """Colons of a host; digits before a later ``@`` may be the start of a password instead of a port."""
 
-_OPTION = re.compile(r"^(--[^=]*=?|-.=?)", re.DOTALL)
+_OPTION = r"(?s)^(--[^=]*=?|-.=?)"
 
 
 def looks_like_url(location: str) -> bool:
     """Return True if a location is a URL or can only be meant as one, so that it must not become a path."""
     return any(
-        "://" in text or _SCHEME.match(text) or _CREDENTIALS.match(text) or _has_secret_parameter(text)
+        "://" in text or re.match(_SCHEME, text) or re.match(_CREDENTIALS, text) or _has_secret_parameter(text)
         for text in {location, _decoded(location)}
     )
 
@@ -80,7 +76,7 @@ def looks_like_url(location: str) -> bool:
 def _has_secret_parameter(text: str) -> bool:
     # Only a query makes an absolute path a URL: a folder may be named "secret=1".
     searched = "".join(re.split("[?;#&]", text, maxsplit=1)[1:]) if text.startswith(("/", ".", "~")) else text
-    return any(_SECRET_KEY.search(_decoded(found[1])) for found in _KEY.finditer(searched))
+    return any(re.search(_SECRET_KEY, _decoded(found[1])) for found in re.finditer(_KEY, searched))
 
 
 def _decoded(text: str) -> str:
@@ -90,7 +86,7 @@ def _decoded(text: str) -> str:
 
 def unparsed_text(location: str) -> str:
     """Describe a location that is not understood by its scheme and length: any other part may be a password."""
-    scheme = _SHOWN_SCHEME.match(location)
+    scheme = re.match(_SHOWN_SCHEME, location)
     return f"'{scheme[1] + ':' if scheme else ''}...' ({len(location):,} characters)"
 
 
@@ -100,14 +96,14 @@ def has_password(argument: str) -> bool:
     Where a password is misplaced, the argument cannot be told from one that has none, so a colon after the scheme
     counts, except before a port.
     """
-    text = _OPTION.sub("", argument)
+    text = re.sub(_OPTION, "", argument)
     if not looks_like_url(text):
         return False
     decoded = _decoded(text)
     if MASK in decoded or _has_secret_parameter(decoded):
         return True
-    scheme = _NO_USER.match(decoded)
-    return ":" in _PORT_OR_IPV6.sub("", decoded[scheme.end() :] if scheme is not None else decoded)
+    scheme = re.match(_NO_USER, decoded)
+    return ":" in re.sub(_PORT_OR_IPV6, "", decoded[scheme.end() :] if scheme is not None else decoded)
 
 
 _SQLITE = "sqlite:///"
@@ -123,11 +119,11 @@ def absolute_location(location: str) -> str:
 
 def masked_message(message: str) -> str:
     """Return a message in which the passwords of what may be URLs are masked; other text is unchanged."""
-    message = _URL_IN_TEXT.sub(_masked_url, message)
+    message = re.sub(_URL_IN_TEXT, _masked_url, message)
     parts, end = [], 0
-    for found in _KEY.finditer(message):
-        if found.start() >= end and _SECRET_KEY.search(_decoded(found[1])):
-            value = _VALUE.match(message, found.end())
+    for found in re.finditer(_KEY, message):
+        if found.start() >= end and re.search(_SECRET_KEY, _decoded(found[1])):
+            value = re.compile(_VALUE).match(message, found.end())
             parts += [message[end : found.end()], MASK]
             end = value.end() if value is not None else found.end()
     return "".join([*parts, message[end:]])
@@ -140,7 +136,7 @@ def _masked_url(found: re.Match[str]) -> str:
     has_password = at >= 0 or (end and not end[0].isdigit())  # digits are a port
     if not has_password or EXAMPLE_CREDENTIALS in location:
         return location
-    scheme = _SCHEME.match(location)
+    scheme = re.match(_SCHEME, location)
     # "postgres:password@host" starts with a user rather than a scheme.
     start = scheme.end() if scheme is not None and (scheme[0].endswith("/") or at < 0) else 0
     colon = location.find(":", start)

@@ -41,7 +41,7 @@ Mask = NDArray[np.bool_]
 Indices = NDArray[np.int64]
 
 _MAX_SIZE = 2**31 - 1
-_PART = re.compile(r"(\d{1,10})(?:\.\.(\d{1,10}))?", re.ASCII)
+_PART = r"(?a)(\d{1,10})(?:\.\.(\d{1,10}))?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def parse_extent(name: str, text: str, *, is_flag: bool = False) -> Extent:
     least, most = (0, 1) if is_flag else (1, _MAX_SIZE)
     parts = []
     for piece in text.split(","):
-        match = _PART.fullmatch(piece)
+        match = re.fullmatch(_PART, piece)
         if match is None:
             raise ProblemError(
                 f"{name}={text} cannot be read; expected a whole number, a range such as 1..8192, or several joined by "

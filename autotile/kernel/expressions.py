@@ -51,7 +51,7 @@ MAX_DEPTH = 100  # a sum of n terms nests n deep
 MAX_SHOWN = 160  # characters of an expression that a message repeats
 
 _BACKSLASH = chr(92)
-_WORD = re.compile(r"\w+")
+_WORD = r"\w+"
 
 _PYTHON_ARGUMENTS = {
     "kernel.template": "source",
@@ -199,7 +199,7 @@ class ExpressionText(msgspec.Struct, frozen=True):
 
     def _checked(self, tree: ast.expr) -> ast.expr:
         """Return a tree that is not nested too deeply."""
-        if len(_WORD.sub("", self.text)) < MAX_DEPTH - 1:
+        if len(re.sub(_WORD, "", self.text)) < MAX_DEPTH - 1:
             return tree  # every level except the innermost takes an operator, a bracket or a space: ----x, (not(x))
         level: list[ast.AST] = [tree]
         for _ in range(MAX_DEPTH):

@@ -27,28 +27,28 @@ SPLICE = "\\\n"
 _S = r"(?:\\\n)*"  # a line can be continued within any token
 _QUOTED = "|".join(rf"{q}[^{q}\\\n]*(?:(?:\\\n|\\{_S}[^\n]|\\)[^{q}\\\n]*)*{q}?" for q in "\"'")
 _COMMENT = rf"/{_S}/[^\\\n]*(?:\\\n?[^\\\n]*)*|/{_S}\*.*?(?:\*{_S}/|\Z)"
-_TOKEN = re.compile(rf"({_QUOTED})|{_COMMENT}", re.DOTALL)
-_RARE_TOKEN = re.compile(
-    rf"((?<!\w)\.?\d(?:[\w.]|'{_S}\w|\\\n)*|"  # 1'000
+# Patterns are compiled at their first use: a look-up in a new process needs few of them.
+_TOKEN = rf"(?s)({_QUOTED})|{_COMMENT}"
+_RARE_TOKEN = (
+    rf"(?ms)((?<!\w)\.?\d(?:[\w.]|'{_S}\w|\\\n)*|"  # 1'000
     r"^[^\S\n]*(?:#|%:)[^\S\n]*include(?:_next)?[^\S\n]*<[^>\n]*>)|"  # <a//b.h>
     rf'((?<!\w)(?:(?:u{_S}8|[uUL]){_S})?R{_S}"(?P<delimiter>[^()\\\s"]{{0,16}})\(.*?(?:\)(?P=delimiter)"|\Z))|'
-    rf"({_QUOTED})|{_COMMENT}",
-    re.DOTALL | re.MULTILINE,
+    rf"({_QUOTED})|{_COMMENT}"
 )
-_RAW = re.compile(rf'R{_S}"')
-_HEADER_NAME = re.compile(r"include(?:_next)?[^\S\n]*<([^>\n]*)")
-_SEPARATOR_BACKWARDS = re.compile(r"'[\w.]*(?:\n\\|(?<=[\d.])(?![\w.]))")
+_RAW = rf'R{_S}"'
+_HEADER_NAME = r"include(?:_next)?[^\S\n]*<([^>\n]*)"
+_SEPARATOR_BACKWARDS = r"'[\w.]*(?:\n\\|(?<=[\d.])(?![\w.]))"
 """A single quote after a number, in a reversed text: to search for what begins with a quote is four times as fast."""
 _REST = r"\b[^\S\n]*([^\n]*)"
-_DIRECTIVE = re.compile(rf"(?:#|%:)[^\S\n]*(?:include_next|include|import){_REST}")
-_EMBED = re.compile(rf"(?:#|%:)[^\S\n]*embed{_REST}")
+_DIRECTIVE = rf"(?:#|%:)[^\S\n]*(?:include_next|include|import){_REST}"
+_EMBED = rf"(?:#|%:)[^\S\n]*embed{_REST}"
 _OPERATOR_OPERAND = r"\b[^\S\n]*(?:\([^\S\n]*(\"[^\"\n]*\"?|<[^>\n]*>?|))?"
-_HAS_INCLUDE = re.compile(rf"__has_include(?:_next)?{_OPERATOR_OPERAND}")
-_HAS_EMBED = re.compile(rf"__has_embed{_OPERATOR_OPERAND}")
-_IS_DEFINED = re.compile(r"(?:\bdefined[\s(]*|\b(?:ifn?def|elifn?def|undef)\s+)\Z")
+_HAS_INCLUDE = rf"__has_include(?:_next)?{_OPERATOR_OPERAND}"
+_HAS_EMBED = rf"__has_embed{_OPERATOR_OPERAND}"
+_IS_DEFINED = r"(?:\bdefined[\s(]*|\b(?:ifn?def|elifn?def|undef)\s+)\Z"
 _DEFINED_CHARACTERS = 40  # searched for ``defined``
-_OPERAND = re.compile(r'"([^"\n]*)"|<([^>\n]*)>')
-_CONTINUED = re.compile(r"\\\s")
+_OPERAND = r'"([^"\n]*)"|<([^>\n]*)>'
+_CONTINUED = r"\\\s"
 
 
 def included_names(code: str) -> Iterator[str | None]:
@@ -61,18 +61,18 @@ def embedded_names(code: str) -> Iterator[str | None]:
     return _named_files(code, _EMBED, _HAS_EMBED) if "embed" in code else iter(())
 
 
-def _named_files(code: str, directive: re.Pattern[str], operator: re.Pattern[str]) -> Iterator[str | None]:
+def _named_files(code: str, directive: str, operator: str) -> Iterator[str | None]:
     def operand(text: str) -> str | None:
-        match = _OPERAND.match(text)
+        match = re.match(_OPERAND, text)
         return (match[1] or match[2] or "") if match else None
 
-    for match in directive.finditer(code):
+    for match in re.finditer(directive, code):
         if not code[code.rfind("\n", 0, match.start()) + 1 : match.start()].strip():
             yield operand(match[1])
-    for match in operator.finditer(code):
+    for match in re.finditer(operator, code):
         if match[1] is not None:
             yield operand(match[1])
-        elif not _IS_DEFINED.search(code, max(0, match.start() - _DEFINED_CHARACTERS), match.start()):
+        elif not re.compile(_IS_DEFINED).search(code, max(0, match.start() - _DEFINED_CHARACTERS), match.start()):
             yield None
 
 
@@ -86,16 +86,18 @@ def strip_comments(text: str) -> str:
 
     Line continuations stay. An unclosed literal ends with its line, an unclosed comment or raw string with the file.
     """
-    has_header_comment = any("//" in name or "/*" in name for name in _HEADER_NAME.findall(text))
-    if not (_RAW.search(text) or has_header_comment or ("'" in text and _SEPARATOR_BACKWARDS.search(text[::-1]))):
-        return _TOKEN.sub(lambda match: match[1] or " ", text)
+    has_header_comment = any("//" in name or "/*" in name for name in re.findall(_HEADER_NAME, text))
+    if not (
+        re.search(_RAW, text) or has_header_comment or ("'" in text and re.search(_SEPARATOR_BACKWARDS, text[::-1]))
+    ):
+        return re.sub(_TOKEN, lambda match: match[1] or " ", text)
     # The groups are a number or the name of a header, a raw string, its delimiter, and a quoted text.
-    return _RARE_TOKEN.sub(lambda m: repr(m[2]).replace(" ", r"\x20") if m[2] else m[1] or m[4] or " ", text)
+    return re.sub(_RARE_TOKEN, lambda m: repr(m[2]).replace(" ", r"\x20") if m[2] else m[1] or m[4] or " ", text)
 
 
 def normalize(code: str) -> str:
     """Return the code without indentation and blank lines, except where they end or follow a continued line."""
-    if not _CONTINUED.search(code):
+    if not re.search(_CONTINUED, code):
         return "\n".join(filter(None, (" ".join(line.split()) for line in code.split("\n"))))
     lines: list[str] = []
     before = ""
@@ -112,11 +114,11 @@ def normalize(code: str) -> str:
     return "\n".join(lines)
 
 
-_COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*"', re.DOTALL)
-_GLOBAL = re.compile(r"\b__global__\b")
-_TEMPLATE = re.compile(r"\btemplate\s*<")
-_NAME = re.compile(r"([A-Za-z_]\w*)\s*\Z")
-_ATTRIBUTE = re.compile(
+_COMMENT_OR_LITERAL = r'(?s)//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*"'
+_GLOBAL = r"\b__global__\b"
+_TEMPLATE = r"\btemplate\s*<"
+_NAME = r"([A-Za-z_]\w*)\s*\Z"
+_ATTRIBUTE = (
     r"\b(?:__launch_bounds__|__cluster_dims__|__block_size__|__maxnreg__|__attribute__|__declspec|alignas)\s*\("
 )
 _MAX_DECLARATION = 20_000
@@ -144,25 +146,25 @@ def global_functions(source: str) -> list[GlobalFunction]:
 
     Macros are not expanded and included files are not read, so that functions may be missing.
     """
-    code = _COMMENT_OR_LITERAL.sub(lambda match: '""' if match[0].startswith('"') else " ", source)
+    code = re.sub(_COMMENT_OR_LITERAL, lambda match: '""' if match[0].startswith('"') else " ", source)
     code = re.sub(r"^[^\S\n]*#(?:[^\\\n]|\\\n|\\)*", "", code, flags=re.MULTILINE)  # directives
     found = []
-    for match in _GLOBAL.finditer(code):
+    for match in re.finditer(_GLOBAL, code):
         text = code[match.end() : match.end() + _MAX_DECLARATION]
-        while attribute := _ATTRIBUTE.search(text):  # __launch_bounds__(...) and the like before the parameters
+        while attribute := re.search(_ATTRIBUTE, text):  # __launch_bounds__(...) and the like before the parameters
             inside = _inside(text, attribute.end() - 1)
             if inside is None or text.find("(") < attribute.end() - 1:
                 break
             text = text[: attribute.start()] + " " + text[attribute.end() + len(inside) + 1 :]
         opening = text.find("(")
-        name = _NAME.search(text[:opening]) if opening >= 0 else None
+        name = re.search(_NAME, text[:opening]) if opening >= 0 else None
         if name is None or set(text[:opening]) & set(";{}="):
             continue
         parameters = _inside(text, opening)
         if parameters is None:
             continue
         declared = max(code.rfind(mark, 0, match.start()) for mark in ";}{") + 1
-        before = _TEMPLATE.search(code, declared, match.start())
+        before = re.compile(_TEMPLATE).search(code, declared, match.start())
         template = _inside(code[before.end() - 1 : match.start()], 0) if before else None
         parts = tuple(filter(None, _split(template or "")))
         found.append(GlobalFunction(name[1], parts, tuple(_parameters(parameters))))
@@ -173,12 +175,12 @@ def template_names(source: str) -> frozenset[str]:
     """Return the names of all template parameters that a source declares; comments are skipped, macros not expanded."""
     if "template" not in source:
         return frozenset()
-    code = _COMMENT_OR_LITERAL.sub(" ", source)
+    code = re.sub(_COMMENT_OR_LITERAL, " ", source)
     names = set()
-    for match in _TEMPLATE.finditer(code):
+    for match in re.finditer(_TEMPLATE, code):
         inside = _inside(code[match.end() - 1 : match.end() + _MAX_DECLARATION], 0)
         for part in _split(inside or ""):
-            if name := _NAME.search(part.partition("=")[0].rstrip()):
+            if name := re.search(_NAME, part.partition("=")[0].rstrip()):
                 names.add(name[1])
     return frozenset(names)
 
@@ -230,19 +232,16 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-_MASKED = re.compile(
-    r"//[^\n]*|/\*.*?(?:\*/|\Z)|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'|^[^\S\n]*#(?:[^\\\n]|\\\n|\\)*",
-    re.DOTALL | re.MULTILINE,
-)
-_DEVICE = re.compile(r"\b(?:__global__|__device__|__constant__|__shared__|__managed__|constexpr|consteval)\b")
-_TRANSPARENT = re.compile(r"\s*(?:(?:inline\s+)?namespace\b[^()=;]*|extern\s+)\Z")
-_NOT_A_FUNCTION = re.compile(r"\b(?:struct|class|union|enum|typedef|using|static_assert|operator|asm|concept|friend)\b")
-_NAME_AND_PARAMETERS = re.compile(r"[\w>&*\]:]\s*[\s&*>]\s*[A-Za-z_][\w:]*\s*\Z|\bmain\s*\Z")
-_MACRO = re.compile(r"^[^\S\n]*#[^\S\n]*define[^\S\n]+(\w+)", re.MULTILINE)
-_MACRO_LIKE = re.compile(r"\b[A-Z][A-Z0-9_]{2,}\b")
-_BLANKED = re.compile(r"(^[^\S\n]*#(?:[^\\\n]|\\\n|\\)*|\n)|[^\n]", re.MULTILINE)
+_MASKED = r"(?ms)//[^\n]*|/\*.*?(?:\*/|\Z)|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'|^[^\S\n]*#(?:[^\\\n]|\\\n|\\)*"
+_DEVICE = r"\b(?:__global__|__device__|__constant__|__shared__|__managed__|constexpr|consteval)\b"
+_TRANSPARENT = r"\s*(?:(?:inline\s+)?namespace\b[^()=;]*|extern\s+)\Z"
+_NOT_A_FUNCTION = r"\b(?:struct|class|union|enum|typedef|using|static_assert|operator|asm|concept|friend)\b"
+_NAME_AND_PARAMETERS = r"[\w>&*\]:]\s*[\s&*>]\s*[A-Za-z_][\w:]*\s*\Z|\bmain\s*\Z"
+_MACRO = r"(?m)^[^\S\n]*#[^\S\n]*define[^\S\n]+(\w+)"
+_MACRO_LIKE = r"\b[A-Z][A-Z0-9_]{2,}\b"
+_BLANKED = r"(?m)(^[^\S\n]*#(?:[^\\\n]|\\\n|\\)*|\n)|[^\n]"
 """A directive, which stays as it may open or close a condition, or a line break; or a character to blank."""
-_HOST_TYPE = re.compile(
+_HOST_TYPE = (
     r"\bstd\s*::\s*(?:vector|deque|list|map|set|unordered_map|unordered_set|string|string_view|unique_ptr|shared_ptr"
     r"|[io]?f?stream|[io]?stringstream|thread|mutex|condition_variable|future|random_device|mt19937(?:_64)?)\b"
 )
@@ -256,22 +255,22 @@ def without_host_functions(source: str) -> str:
     What cannot be told for sure, such as a function that a macro annotates, stays. The source is returned as it is if
     its braces are not balanced, as where an ``#if`` chooses between two openings.
     """
-    code = _MASKED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
-    macros = set(_MACRO.findall(source))
+    code = re.sub(_MASKED, lambda match: re.sub(r"[^\n]", " ", match[0]), source)
+    macros = set(re.findall(_MACRO, source))
     blanked: list[tuple[int, int]] = []
     position = start = depth = 0
     while position < len(code):
         character = code[position]
         if character == ";":
             declaration = code[start:position]
-            is_host_data = _HOST_TYPE.search(declaration) and not _DEVICE.search(declaration)
+            is_host_data = re.search(_HOST_TYPE, declaration) and not re.search(_DEVICE, declaration)
             if is_host_data or _is_host_function(declaration, macros):
                 blanked.append((start, position + 1))
             start = position + 1
         elif character == "}":
             depth -= 1
             start = position + 1
-        elif character == "{" and _TRANSPARENT.fullmatch(code, start, position):
+        elif character == "{" and re.compile(_TRANSPARENT).fullmatch(code, start, position):
             depth += 1
             start = position + 1
         elif character in "{(":
@@ -281,25 +280,25 @@ def without_host_functions(source: str) -> str:
             if character == "{" and "(" in code[start:position]:
                 if _is_host_function(code[start:position], macros):
                     blanked.append((start, end + 1))
-                if not _NOT_A_FUNCTION.search(_head(code[start:position])):
+                if not re.search(_NOT_A_FUNCTION, _head(code[start:position])):
                     start = end + 1
             position = end
         position += 1
     if depth != 0:
         return source
     for begin, end in reversed(blanked):
-        source = source[:begin] + _BLANKED.sub(lambda match: match[1] or " ", source[begin:end]) + source[end:]
+        source = source[:begin] + re.sub(_BLANKED, lambda match: match[1] or " ", source[begin:end]) + source[end:]
     return source
 
 
 def _is_host_function(declaration: str, macros: set[str]) -> bool:
-    if "(" not in declaration or _DEVICE.search(declaration):
+    if "(" not in declaration or re.search(_DEVICE, declaration):
         return False
     head = _head(declaration)
     before = head[: head.find("(")] if "(" in head else ""
-    if "=" in before or _NOT_A_FUNCTION.search(before) or _NAME_AND_PARAMETERS.search(before.strip()) is None:
+    if "=" in before or re.search(_NOT_A_FUNCTION, before) or re.search(_NAME_AND_PARAMETERS, before.strip()) is None:
         return False
-    return not any(name in macros or _MACRO_LIKE.fullmatch(name) for name in re.findall(r"\w+", before))
+    return not any(name in macros or re.fullmatch(_MACRO_LIKE, name) for name in re.findall(r"\w+", before))
 
 
 def _head(declaration: str) -> str:
@@ -338,15 +337,15 @@ def is_permitted(path: Path, folders: Sequence[Path]) -> bool:
     return any(not any(part.startswith(".") for part in rest.parts) for rest in below)
 
 
-_PATH = re.compile(r'[^\s"<>(),;#]+')
+_PATH = r'[^\s"<>(),;#]+'
 
-_UPWARD = re.compile(rb'[^\s"<>(),;#]*\.\./[^\s"<>(),;#]*')
-_ABSOLUTE = re.compile(rb'[\s"<(,](/[\w.][^\s"<>(),;#]*)')
-_INCLUDE = re.compile(rb'^[^\S\n]*#[^\S\n]*include(?:_next)?[^\S\n]*["<]([^">\n]+)[">]', re.MULTILINE)
-_INCLUDE_WORD = re.compile(rb"(\binclude(?:_next)?\b|\bimport\b|\bembed\b)|__has_(?:include|embed)|%:|\?\?[=/]")
+_UPWARD = rb'[^\s"<>(),;#]*\.\./[^\s"<>(),;#]*'
+_ABSOLUTE = rb'[\s"<(,](/[\w.][^\s"<>(),;#]*)'
+_INCLUDE = rb'(?m)^[^\S\n]*#[^\S\n]*include(?:_next)?[^\S\n]*["<]([^">\n]+)[">]'
+_INCLUDE_WORD = rb"(\binclude(?:_next)?\b|\bimport\b|\bembed\b)|__has_(?:include|embed)|%:|\?\?[=/]"
 """Whatever may belong to the name of a file, in a text without line continuations."""
 _RARE_MARKS = (b"%:", b"??", b"import", b"embed")
-_CONDITION = re.compile(r"^[^\S\n]*#[^\S\n]*(if|endif|define)(?:\w*[^\S\n]+(\w+))?([^\n]*)", re.MULTILINE)
+_CONDITION = r"(?m)^[^\S\n]*#[^\S\n]*(if|endif|define)(?:\w*[^\S\n]+(\w+))?([^\n]*)"
 
 _MAX_FILE_BYTES = 16 << 20
 _FIRST_READ_BYTES = 1 << 16
@@ -586,7 +585,7 @@ class OwnSources:
             path, code = self._read.pop()
             if path.name.endswith(_NOT_CODE):
                 continue
-            for word in sorted(set(_PATH.findall(code))):
+            for word in sorted(set(re.findall(_PATH, code))):
                 is_upward = ".." in word.split("/")
                 if not (is_upward or word.startswith((".", "/")) or "/." in word):
                     continue
@@ -656,12 +655,12 @@ def _header(
     """
     content = read_bytes(path, "included file")
     digest = hashlib.sha256(content).hexdigest()
-    found = _INCLUDE.findall(content)
+    found = re.findall(_INCLUDE, content)
     names = dict.fromkeys(name.decode(errors="surrogateescape") for name in found)
     spliced = content.replace(b"\\\r\n", b"").replace(b"\\\n", b"")
     words = spliced.count(b"include") - sum(name.count(b"include") for name in found)
     if words != len(found) or any(mark in spliced for mark in _RARE_MARKS):  # else the search takes the longest
-        words = sum(_may_name(match, spliced) for match in _INCLUDE_WORD.finditer(spliced))
+        words = sum(_may_name(match, spliced) for match in re.finditer(_INCLUDE_WORD, spliced))
     if words == len(found):
         return digest, tuple(names), (), False
     text = _text(content)
@@ -690,7 +689,7 @@ def _raw_file(path: Path, _mtime_ns: int, _size: int, _now_ns: int) -> tuple[str
     It is read again when its status changes.
     """
     content = read_bytes(path, "file")
-    words = {*_ABSOLUTE.findall(content), *(_UPWARD.findall(content) if b"../" in content else ())}
+    words = {*re.findall(_ABSOLUTE, content), *(re.findall(_UPWARD, content) if b"../" in content else ())}
     return hashlib.sha256(content).hexdigest(), tuple(os.fsdecode(word) for word in sorted(words))
 
 
@@ -746,7 +745,7 @@ def check_source(spec: KernelSpec, source: str) -> None:
     names = [*(parameter.name for parameter in spec.parameters), *spec.flags, *spec.build.defines]
     defined = {name for name in names if re.search(rf"#\s*define\s+{name}\b", source)}
     depth = 0
-    for match in _CONDITION.finditer(strip_comments(source)) if defined else ():
+    for match in re.finditer(_CONDITION, strip_comments(source)) if defined else ():
         if match[1] != "define":
             depth += 1 if match[1] == "if" else -1
         elif depth == 0 and match[2] in defined and only.get(match[2]) != match[3].strip():  # the same has no effect

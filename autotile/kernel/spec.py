@@ -81,14 +81,14 @@ _NOT_OWN = (
     "options that read or write files, define macros, or choose the output or the target are not; use the keys "
     "defines, include or architecture"
 )
-_ATTACHED = re.compile(r"-[IDULl](?!ineinfo\b)")
+_ATTACHED = r"-[IDULl](?!ineinfo\b)"
 """An option of one letter with its value attached."""
-_OPTION = re.compile(r"-{1,2}([A-Za-z][\w-]*)(?:=(.*))?", re.ASCII | re.DOTALL)
-_SAFE_VALUE = re.compile(r"[\w.,+:%-]*", re.ASCII)
-_FILE_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
-_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_OPTION = r"(?as)-{1,2}([A-Za-z][\w-]*)(?:=(.*))?"
+_SAFE_VALUE = r"(?a)[\w.,+:%-]*"
+_FILE_NAME = r"(?a)\w[\w.-]*"
+_PLACEHOLDER = r"\{([^{}]*)\}"
 _MAX_TEXT = 1000
-_MACRO_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_MACRO_NAME = r"(?a)[A-Za-z_]\w*"
 _MISSPELLED = 0.9
 """Similarity above which an unknown option is taken for a known one that is misspelled."""
 
@@ -123,7 +123,7 @@ class Build(msgspec.Struct, frozen=True):
                 raise ConfigError(f"the compiler option {text!r} becomes {filled!r:.200}: {error}") from None
         if self.compiler == "nvcc":
             return tuple(found)
-        named = ((one, _OPTION.fullmatch(one)) for one in found)
+        named = ((one, re.fullmatch(_OPTION, one)) for one in found)
         return tuple(one for one, match in named if match is None or match[1] not in _NVCC_ONLY)
 
     def macros(self, names: Mapping[str, Value]) -> dict[str, str]:
@@ -161,7 +161,7 @@ def parse_build(kernel: Table, kinds: Mapping[str, Kind], macros: Sequence[str])
     table = kernel.table("defines", optional=True)
     defines: dict[str, Expression | str] = {}
     for name, value in table.data.items():
-        if _MACRO_NAME.fullmatch(name) is None:
+        if re.fullmatch(_MACRO_NAME, name) is None:
             raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
         if name in macros or name == "DTYPE":
             raise table.error(name, f"{name!r} is a macro already, as every parameter and flag; use another name")
@@ -189,7 +189,7 @@ def _option(kernel: Table, text: str, kinds: Mapping[str, Kind]) -> tuple[str | 
         raise kernel.error("options", f"{text[:60]!r} is not accepted: {expected}")
     pieces: list[str | Expression] = []
     position = 0
-    for match in _PLACEHOLDER.finditer(text):
+    for match in re.finditer(_PLACEHOLDER, text):
         pieces += [text[position : match.start()], parse_expression(match[1], kinds, kernel.location("options"))]
         position = match.end()
     pieces.append(text[position:])
@@ -214,28 +214,28 @@ def _normalized(text: str) -> Iterator[str]:
     words = text.split()
     if len(words) == 2 and "=" not in words[0]:
         words = ["=".join(words)]
-    match = _OPTION.fullmatch(words[0]) if len(words) == 1 else None
+    match = re.fullmatch(_OPTION, words[0]) if len(words) == 1 else None
     if match is None:
         raise ValueError("expected one option, such as '--maxrregcount=64' or '-Xptxas -dlcm=cg'")
     name, value = match[1], match[2]
     if name in ("Xptxas", "ptxas-options"):
         for inner in (value or "").split(","):
-            if (match := _OPTION.fullmatch(inner)) is None:
+            if (match := re.fullmatch(_OPTION, inner)) is None:
                 raise ValueError(f"{inner!r} is not an option of the assembler, such as -dlcm=cg")
             name, value = match[1], match[2]
             if name in _FORBIDDEN:
                 raise ValueError(_NOT_OWN)
             if name == _CONTROLS:
-                if _FILE_NAME.fullmatch(value or "") is None:
+                if re.fullmatch(_FILE_NAME, value or "") is None:
                     raise ValueError("expected the name of a file in the kernel's folder, without directories")
                 inner = f"--{_CONTROLS}={value}"  # noqa: PLW2901 - with two dashes
-            elif value is not None and (_SAFE_VALUE.fullmatch(value) is None or ".." in value):
+            elif value is not None and (re.fullmatch(_SAFE_VALUE, value) is None or ".." in value):
                 raise ValueError(f"the value of {name} may hold letters, digits and '_.,+:%-' only")
             yield f"--ptxas-options={inner}"
         return
-    if _ATTACHED.match(words[0]) or name in _FORBIDDEN:
+    if re.match(_ATTACHED, words[0]) or name in _FORBIDDEN:
         raise ValueError(_NOT_OWN)
-    if value is not None and (_SAFE_VALUE.fullmatch(value) is None or ".." in value):
+    if value is not None and (re.fullmatch(_SAFE_VALUE, value) is None or ".." in value):
         raise ValueError("its value may hold letters, digits and '_.,+:%-' only")
     if name in _FLAGS and value in ("true", "false"):
         if value == "true":
@@ -304,7 +304,7 @@ def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mappin
         raise table.error("defines", f"at most {_MAX_DEFINES} macros are accepted")
     defines: dict[str, Expression | str] = {}
     for name, value in entries.data.items():
-        if not _MACRO_NAME.fullmatch(name):
+        if not re.fullmatch(_MACRO_NAME, name):
             raise entries.error(name, f"{name!r} is not the name of a macro")
         text = repr(value) if isinstance(value, bool | float) else value
         is_plain = isinstance(text, str) and text not in kinds and text not in ("True", "False")
@@ -908,9 +908,9 @@ _MAX_ENTRY_CHARACTERS = 1000
 _QUALIFIED = r"(?a:(?:::\s*)?[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*)"
 _CAST = r"\(\s*void\s*\(\s*\*\s*\)\s*\((?P<types>[^;{}]*?)\)\s*\)\s*&?"
 """An overloaded function with its type."""
-_OTHER = re.compile(r"[^\w\s:,<>()\[\]*&+\-/%!=|^~.?']|//|/\*|\n", re.ASCII)
+_OTHER = r"(?a)[^\w\s:,<>()\[\]*&+\-/%!=|^~.?']|//|/\*|\n"
 """Characters that no template argument contains."""
-_IDENTIFIER = re.compile(r"(?<![\w:])[A-Za-z_]\w*(?!\w|\s*::)", re.ASCII)
+_IDENTIFIER = r"(?a)(?<![\w:])[A-Za-z_]\w*(?!\w|\s*::)"
 
 
 def is_entry(text: str) -> bool:
@@ -920,7 +920,7 @@ def is_entry(text: str) -> bool:
     or an overloaded name with its type, ``(void (*)(float*, int))name``. The compiler reads it as an expression, so it
     must not be able to end it.
     """
-    if len(text) > _MAX_ENTRY_CHARACTERS or _OTHER.search(text):
+    if len(text) > _MAX_ENTRY_CHARACTERS or re.search(_OTHER, text):
         return False
     if match := re.match(_CAST, text.lstrip()):
         return _is_balanced(match["types"]) and is_entry(text.lstrip()[match.end() :])
@@ -932,7 +932,7 @@ def is_entry(text: str) -> bool:
 
 def names_in(entry: str) -> frozenset[str]:
     """Return the identifiers in the template arguments of an entry, without those that a namespace or class holds."""
-    return frozenset(_IDENTIFIER.findall(entry.partition("<")[2].rpartition(">")[0]))
+    return frozenset(re.findall(_IDENTIFIER, entry.partition("<")[2].rpartition(">")[0]))
 
 
 def with_values(entry: str, values: Mapping[str, str]) -> str:
@@ -940,7 +940,7 @@ def with_values(entry: str, values: Mapping[str, str]) -> str:
     name, opening, rest = entry.partition("<")
     if not opening:
         return entry
-    arguments = _IDENTIFIER.sub(lambda match: values.get(match[0], match[0]), rest.rpartition(">")[0])
+    arguments = re.sub(_IDENTIFIER, lambda match: values.get(match[0], match[0]), rest.rpartition(">")[0])
     return f"{name}<{arguments}>"
 
 

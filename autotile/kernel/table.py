@@ -30,7 +30,7 @@ MAX_KEY_CHARACTERS = 100
 _MAX_SHOWN_VALUE = 60  # characters of a value that a message repeats
 MAX_WHOLE_NUMBER = 2**31 - 1  # by convention, sizes are passed to kernels as int32
 
-_KEY = re.compile(r"\s*([A-Za-z0-9_.\-\"']+)\s*=")
+_KEY = r"\s*([A-Za-z0-9_.\-\"']+)\s*="
 _Path: TypeAlias = "tuple[_Path, str] | None"
 """Path of a table from its innermost name outwards, which shares the names of the tables around it."""
 _POSITION = r" \(at line (\d+), column \d+\)$"
@@ -274,7 +274,7 @@ def _key_lines(text: str) -> dict[str, int]:
                 tables[section] = tables.get(section, -1) + 1
                 section = f"{section}[{tables[section]}]"
                 lines.setdefault(section, number)
-        elif entry := _KEY.match(line):
+        elif entry := re.match(_KEY, line):
             key = entry[1].translate(unquoted)
             lines.setdefault(f"{section}.{key}" if section else key, number)
     return lines
