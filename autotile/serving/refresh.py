@@ -15,7 +15,9 @@ for a CUDA device, and ends with the process. A forked child has none until it i
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -137,12 +139,13 @@ class MissCounter:
     def _list(self, watched: _Watched) -> None:
         """List a kernel; of too many, the older half is written and leaves the list until it is called again."""
         if self._process != os.getpid():
-            # Unlike functions of `atexit`, finalizers of `multiprocessing` also run in the children that it forks, and
-            # never in a child of the process that made them.
-            from multiprocessing.util import Finalize
+            self._process = process = os.getpid()
+            if "multiprocessing.process" in sys.modules:  # of its children, which run no function of `atexit`
+                from multiprocessing.util import Finalize
 
-            self._process = os.getpid()
-            Finalize(None, self.flush, exitpriority=0)
+                Finalize(None, self.flush, exitpriority=0)
+            else:  # the import takes 5 ms of a first look-up
+                atexit.register(lambda: self.flush() if os.getpid() == process else None)
         if len(self._watched) >= _MAX_WATCHED:
             self._write(self._watched, _CALL_TIMEOUT_S, wait_s=0.0)
             for one in self._watched[: _MAX_WATCHED // 2]:

@@ -295,7 +295,7 @@ class TestDatabase:
 
 
 ON_AN_H200 = """
-import multiprocessing, os, signal, sys, threading, time
+import os, signal, sys, threading, time
 from msgspec.structs import replace
 from types import SimpleNamespace
 from autotile.core.device import device_profile
@@ -428,6 +428,7 @@ def start(method, n):
             sys.exit()
         os.waitpid(number, 0)
         return
+    import multiprocessing  # not before: what is counted then is written by `atexit`
     context = multiprocessing.get_context(method)
     workers = [context.Process(target=served, args=(n, calls)) for calls in (10, 100)]
     for worker in workers:
