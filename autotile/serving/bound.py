@@ -25,12 +25,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -830,8 +830,7 @@ _folders: dict[tuple[Path, int, int], CaptureFolder] = {}
 """Folder of the settings, one for all kernels."""
 
 
-@dataclass(eq=False)
-class CapturingLauncher:
+class CapturingLauncher(msgspec.Struct, eq=False):
     """A launcher that captures calls before it launches, until the limits are reached; ``plain`` is that without it."""
 
     plain: Launcher

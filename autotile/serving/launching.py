@@ -11,10 +11,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from threading import local
 from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
@@ -67,8 +68,7 @@ _MAX_WORKSPACE_SETS = 32
 """Workspace sets of a kernel; beyond that the least recently used is freed, in the order of its stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceSet:
+class WorkspaceSet(msgspec.Struct, frozen=True, eq=False):
     """The workspaces of a stream. It refers to the stream, so that CUDA does not reuse its handle meanwhile."""
 
     stream: Any
@@ -201,8 +201,7 @@ class LaunchGraphs(dict[tuple[Any, ...], LaunchGraph]):
             self[signature] = graph
 
 
-@dataclass(slots=True, eq=False)
-class StreamState:
+class StreamState(msgspec.Struct, eq=False):
     """Launch parameters of one thread on one stream, and graphs of launches that came again.
 
     ``_keep_alive`` holds what the launches need: the kernel's module, memory that the parameters point to.
@@ -212,8 +211,8 @@ class StreamState:
     block: ParameterBlock
     layout: ParameterLayout
     _keep_alive: object
-    graphs: LaunchGraphs = field(default_factory=LaunchGraphs)
-    _mapped: dict[int, int] = field(default_factory=dict)
+    graphs: LaunchGraphs = msgspec.field(default_factory=LaunchGraphs)
+    _mapped: dict[int, int] = msgspec.field(default_factory=dict)
     """Buffer address of each encoded tensor map, by the map's first word."""
 
     def launch(self, stream: int, pointers: Pointers, signature: tuple[Any, ...] | None = None) -> None:

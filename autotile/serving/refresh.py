@@ -22,12 +22,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+import msgspec
 from msgspec.structs import replace
 
 from autotile.core.forks import FORK_LOCK
@@ -60,8 +60,7 @@ _EXIT_TIMEOUT_S = 5.0
 """Maximum wait for a locked database, and for another thread that is writing, when the process ends."""
 
 
-@dataclass(slots=True, eq=False)
-class _Watched:
+class _Watched(msgspec.Struct, eq=False):
     """A kernel whose calls are counted for a database, which has ``written`` of them; what these calls report to."""
 
     counter: MissCounter
@@ -219,8 +218,7 @@ _SHARE = 0.1
 """Maximum share of the time in which the thread chooses, since it holds the interpreter's lock meanwhile."""
 
 
-@dataclass(slots=True, eq=False)
-class WatchedDatabase:
+class WatchedDatabase(msgspec.Struct, eq=False):
     """Decisions in a database when it was last read (``changes``); None before."""
 
     _location: str
