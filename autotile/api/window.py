@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal, Self
 
+from msgspec import structs
+
 from autotile.api.plans import PlanEntry, PlanResult, PlanRun
 from autotile.api.progress import observing
 from autotile.api.targets import read_duration
@@ -251,7 +253,7 @@ class TuningWindow:
             known |= dict.fromkeys(sizes)
             given = {name: values for name, values in self._sizes.items() if name in sizes}
             for row in itertools.product(*given.values()) if given else ():
-                lookup = one.lookup._replace(sizes={**one.lookup.sizes, **dict(zip(given, row, strict=True))})
+                lookup = structs.replace(one.lookup, sizes={**one.lookup.sizes, **dict(zip(given, row, strict=True))})
                 if isinstance(target, Operation):
                     problem = target.resolve(lookup.sizes, one.problem.dtype)
                 else:

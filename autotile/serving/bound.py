@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     Launcher: TypeAlias = "KernelLauncher | LibraryLauncher | FirstUseRace | CapturingLauncher"
 
 
-class Lookup(NamedTuple):
+class Lookup(msgspec.Struct, frozen=True, gc=False):
     """A look-up with its arguments in one form, in which it can be made again.
 
     ``place`` is a CUDA device index, or the name of a GPU; None if there is no GPU. ``location`` is the path or URL of

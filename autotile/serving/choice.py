@@ -110,7 +110,7 @@ class Compared(msgspec.Struct, frozen=True):
         return document if math.isfinite(self.interval[1]) else {**document, "interval": None}
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """A configuration and its origin.
 
     ``tier`` is ``exact``: tuned for this problem on this GPU; ``family``: by a rule that was learned from other

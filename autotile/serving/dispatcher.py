@@ -364,7 +364,7 @@ class Dispatcher:
             return served
         else:
             problem, like = served.problem, served.choice if must_match else None
-            own = lookup._replace(name=served.definition, sizes=problem.sizes, dtype=problem.dtype, is_operation=False)
+            own = replace(lookup, name=served.definition, sizes=problem.sizes, dtype=problem.dtype, is_operation=False)
             fresh = self.find(own, like=like)
         is_same = fresh.kernel == served.kernel and fresh.config == served.config
         must_stay = pin is not None and (not fresh.choice.pinned or (pin.is_recording and is_same))
@@ -475,10 +475,10 @@ class Dispatcher:
         problem = operation.resolve(lookup.sizes, lookup.dtype, defaults=defaults)
         shelf = self._shelf_for(operation, problem.dtype, lookup, anew=anew)
         if lookup.bundle is not None:
-            of_kernel = lookup._replace(dtype=problem.dtype, is_operation=False)
+            of_kernel = replace(lookup, dtype=problem.dtype, is_operation=False)
             try:
                 nearest = serve_bundled(
-                    operation, problem, lambda kernel, own: self.find(of_kernel._replace(name=kernel, sizes=own))
+                    operation, problem, lambda kernel, own: self.find(replace(of_kernel, name=kernel, sizes=own))
                 )
             except InputError:
                 if (served := shelf.serve_packed(problem, library=library)) is None:

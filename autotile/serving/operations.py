@@ -16,6 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties
@@ -529,7 +530,7 @@ def takes_product(kernel: BoundKernel) -> bool:
     return expected == list(declared)
 
 
-class KnownProduct(NamedTuple):
+class KnownProduct(msgspec.Struct, frozen=True, gc=False):
     """Products of arrays of one kind: what computes them, the function that allocates the result, and the device.
 
     ``starts`` is that of `BoundKernel.launch_at`.
