@@ -81,7 +81,10 @@ def html(shown: Result) -> str:
 
 
 class TestBest:
-    def test_an_exact_result(self, stored: Any, scale_toml: Path) -> None:
+    def test_an_exact_result_and_before_it_the_default(self, stored: Any, scale_toml: Path) -> None:
+        before = results.best(scale_toml, n=4096, device="h200")
+        assert (before.tier, before.time_us, before.measurement) == ("default", None, None)
+        assert repr(before) == "<BestResult: scale n=4096 float32 on NVIDIA H200: default, THREADS=128 WORK=1>"
         stored(4096, FAST, SLOW)
         found = results.best(scale_toml, n=4096, device="h200", database=read_settings().database)
         assert (found.tier, found.config, found.time_us, found.source) == ("exact", FAST, 10.0, "cuda")
@@ -93,11 +96,6 @@ class TestBest:
         found = results.best(scale_toml, {"n": 4096}, device="rtx-3090")
         assert found.device_label == "NVIDIA GeForce RTX 3090"
         assert repr(found).endswith("transferred, THREADS=256 WORK=4, 10.00 us on NVIDIA H200 (replayed)>")
-
-    def test_the_default_has_no_time(self, scale_toml: Path) -> None:
-        found = results.best(scale_toml, n=4096, device="h200")
-        assert (found.tier, found.time_us, found.measurement) == ("default", None, None)
-        assert repr(found) == "<BestResult: scale n=4096 float32 on NVIDIA H200: default, THREADS=128 WORK=1>"
 
     def test_an_unreadable_database_and_an_unknown_device_are_errors(self, scale_toml: Path, tmp_path: Path) -> None:
         (tmp_path / "notes.db").write_text("not a database")
@@ -186,18 +184,13 @@ class TestLists:
         assert "<td>scale</td><td>n=4096 float32</td>" in html(found)
 
 
-class TestDatabase:
-    def test_check(self, stored: Any) -> None:
-        stored(4096, FAST)
-        found = databases.db_check()
-        assert found.whole
-        assert repr(found) == f"<CheckResult: {read_settings().database}: whole>"
-        assert "studies 1, " in html(found)
-
-    def test_path(self, tmp_path: Path) -> None:
-        assert databases.db_path() == str(tmp_path / "tuning.db")
-        assert databases.db_path(tmp_path / "other.db") == str(tmp_path / "other.db")
-        assert "secret" not in databases.db_path("postgresql://me:secret@host/tuning")
+def test_check_and_path(stored: Any, tmp_path: Path) -> None:
+    stored(4096, FAST)
+    found = databases.db_check()
+    assert found.whole
+    assert repr(found) == f"<CheckResult: {read_settings().database}: whole>"
+    assert "studies 1, " in html(found)
+    assert databases.db_path(tmp_path / "other.db") == str(tmp_path / "other.db")
 
 
 def test_diff(stored: Any, sides: tuple[Path, Path]) -> None:

@@ -16,7 +16,7 @@ from autotile import Buffer, Scalar, Scratch
 from autotile.api import tunable
 from autotile.core.dtypes import DTYPES
 from autotile.database.keys import space_hash
-from autotile.errors import InputError, SpecError, UnknownKernelError
+from autotile.errors import InputError, ProblemError, SpecError, UnknownKernelError
 from autotile.kernel import python_kernel
 from autotile.kernel.library import load_kernel
 from autotile.kernel.python_kernel import parameter_names
@@ -301,9 +301,13 @@ class TestEveryFunction:
         assert autotile.list(kernel).studies == ()
         assert autotile.trials(kernel).trials == ()
 
-    def test_tuning_needs_a_gpu_or_a_recording(self):
+    def test_tuning_needs_a_gpu_or_a_recording_and_known_words(self):
         with pytest.raises(InputError, match="no recording of scale n=77"):
             scale().tune(n=77, progress=False, options=autotile.TuneOptions(replay="auto"))
+        with pytest.raises(ProblemError, match="scale has no size 'trails'"):
+            scale().tune(trails=3)
+        with pytest.raises(InputError, match="trials is 0"):
+            scale().tune(trials=0)
 
     def test_sizes_have_their_defaults(self):
         assert scale().best().problem.sizes == {"n": 4096}
