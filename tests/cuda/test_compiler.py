@@ -85,41 +85,21 @@ __global__ void __launch_bounds__(BLOCK) softmax(float* x) { x[threadIdx.x] = SC
 SMALL_JOB = CompileJob('extern "C" __global__ void k(float* x) { x[0] = 1; }', "a" * 64, "/tmp/k.cu", "k", "sm_90", ())
 
 
-class TestStatuses:
-    """What NVRTC returns besides success, and besides errors of the source; the statuses are its own."""
-
-    @pytest.mark.parametrize(
-        ("function", "instead", "error", "said"),
-        [
-            (
-                "nvrtcGetLoweredName",
-                lambda nvrtc, real: lambda program, _: real(program, b"another"),
-                ToolchainError,
-                r"^NVRTC [0-9.]+ failed with NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID$",
-            ),
-            (
-                "nvrtcGetCUBINSize",
-                lambda nvrtc, real: lambda _: real(0),
-                ToolchainError,
-                r"failed with NVRTC_ERROR_INVALID_PROGRAM$",
-            ),
-            (
-                "nvrtcCompileProgram",  # without a log
-                lambda nvrtc, real: (
-                    lambda program, *_: real(program, 0, []) and (nvrtc.nvrtcResult.NVRTC_ERROR_OUT_OF_MEMORY,)
-                ),
-                CompileError,
-                "NVRTC returned NVRTC_ERROR_OUT_OF_MEMORY",
-            ),
-        ],
-    )
-    def test_one_that_is_not_expected_is_named(
-        self, monkeypatch: pytest.MonkeyPatch, function: str, instead: Any, error: type[Exception], said: str
-    ) -> None:
-        nvrtc = load_nvrtc()
-        monkeypatch.setattr(nvrtc, function, instead(nvrtc, getattr(nvrtc, function)))
-        with pytest.raises(error, match=said):
-            compile_cubin(SMALL_JOB)
+@pytest.mark.parametrize(
+    ("function", "status", "error", "said"),
+    [
+        ("GetLoweredName", "NAME_EXPRESSION_NOT_VALID", ToolchainError, r"^NVRTC [0-9.]+ failed with {}$"),
+        ("GetCUBINSize", "INVALID_PROGRAM", ToolchainError, "failed with {}$"),
+        ("CompileProgram", "OUT_OF_MEMORY", CompileError, "NVRTC returned {}"),  # without a log
+    ],
+)
+def test_a_status_that_is_not_expected_is_named(
+    monkeypatch: pytest.MonkeyPatch, function: str, status: str, error: type[Exception], said: str
+) -> None:
+    nvrtc, name = load_nvrtc(), f"NVRTC_ERROR_{status}"
+    monkeypatch.setattr(nvrtc, f"nvrtc{function}", lambda *_: (getattr(nvrtc.nvrtcResult, name),))
+    with pytest.raises(error, match=said.format(name)):
+        compile_cubin(SMALL_JOB)
 
 
 class TestCompiling:

@@ -424,15 +424,9 @@ class TestInputs:
         assert not np.array_equal(first, make_input(buffer("normal", "y"), (64, 32), "float32"))
         assert not np.array_equal(first, make_input(buffer("normal"), (64, 32), "float32", seed=1))
 
-    @pytest.mark.parametrize("name", DTYPES)
-    def test_every_type_has_random_inputs_that_are_not_zeros(self, name: str) -> None:
-        stored = make_input(buffer("normal"), (1000,), name)
-        assert stored.dtype == DTYPES[name].storage
-        values = DTYPES[name].decode(stored)
-        assert np.isfinite(values).all()
-        assert values.std() > 0.4
-
-    def test_plain_distributions(self) -> None:
+    def test_distributions(self) -> None:
+        normal = {name: DTYPES[name].decode(make_input(buffer("normal"), (1000,), name)) for name in DTYPES}
+        assert [name for name, values in normal.items() if not np.isfinite(values).all() or values.std() < 0.4] == []
         assert not make_input(buffer("zeros"), (8,), "float32").any()
         assert (make_input(buffer("ones"), (8,), "float32") == 1).all()
         np.testing.assert_array_equal(make_input(buffer("arange"), (2, 4), "int32"), np.arange(8).reshape(2, 4))
