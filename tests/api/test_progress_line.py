@@ -97,11 +97,11 @@ class TestTune:
         tune()
         assert capsys.readouterr() == ("", "")
 
-    @pytest.mark.parametrize("name", ["progress", "observe"])
-    def test_a_callable_observes(self, tune: Any, terminal: Terminal, name: str) -> None:
-        seen: list[Progress] = []
-        tune(**{name: seen.append})
-        assert {one.phase for one in seen} == {"starting", "searching", "finals"}
+    def test_a_callable_observes(self, tune: Any, terminal: Terminal) -> None:
+        for name in ("progress", "observe"):
+            seen: list[Progress] = []
+            tune(**{name: seen.append}, fresh=True)
+            assert {one.phase for one in seen} == {"starting", "searching", "finals"}
         tune(progress=False)
         assert terminal.getvalue() == ""
 

@@ -309,7 +309,6 @@ class TestEveryFunction:
         with pytest.raises(InputError, match="trials is 0"):
             scale().tune(trials=0)
 
-    def test_sizes_have_their_defaults(self):
         assert scale().best().problem.sizes == {"n": 4096}
         assert scale().best({"n": 512}).problem.sizes == {"n": 512}
         with pytest.raises(InputError, match="n is given twice"):
@@ -321,14 +320,6 @@ class TestEveryFunction:
         assert second.best(n=1000).config == {"THREADS": 64, "WORK": 2}
         with pytest.raises(UnknownKernelError):
             autotile.space("scale")
-
-    def test_replayed_results_are_bundled_and_cleaned(self, recording, tmp_path):
-        kernel = scale(parameters={"THREADS": [32, 64, 128, 256], "WORK": [1, 2, 4]})
-        options = autotile.TuneOptions(replay=recording, trials=3, finals=1)
-        assert kernel.tune(n=1048576, progress=False, options=options).winner is not None
-        written = autotile.bundle([(kernel, {"n": 1048576})], output=tmp_path / "a.bundle", architectures=["sm_90"])
-        assert "scale" in repr(written)
-        assert autotile.db_clean(kernel, stale=True, dry_run=True).studies == ()
 
 
 class TestDisplay:
@@ -347,11 +338,13 @@ class TestDisplay:
 
 def test_rules_that_are_functions_hold_for_one_configuration_and_for_what_is_exported(recording, tmp_path):
     kernel = scale(rules=[lambda WORK: WORK < 4])
-    scale().tune(n=1048576, replay=recording)  # WORK = 4 is the fastest
+    assert scale().tune(n=1048576, replay=recording).winner.config["WORK"] == 4
+    assert autotile.db_clean(scale(), stale=True, dry_run=True).studies == ()
     for one, problems in ((scale(), 1), (kernel, 0)):
         file = {"output": tmp_path / "scale.hpp", "architectures": ["sm_90"]}
         assert autotile.export(one, **file, format="c-header").problems == problems
         assert [each.problems for each in autotile.bundle(one, **file).kernels] == [problems]
+    assert "scale" in repr(autotile.bundle([(scale(), {"n": 1048576})], **file))
     assert kernel.explain(THREADS=64, WORK=2, device="h200").fault == ""
     assert kernel.explain(THREADS=64, WORK=4, device="h200").fault != ""
 

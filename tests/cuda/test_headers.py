@@ -90,10 +90,13 @@ def test_what_nvcc_declares_without_a_header() -> None:
     assert compile_cubin(job(source.replace("M_PI", "T + value"), options=("-DT=16", "-Dvalue"))).cubin  # NVRTC's own
 
 
-def test_a_header_that_options_include_first_sees_the_macros(tmp_path: Path) -> None:
+def test_folders_of_the_author_and_a_header_that_options_include_first_which_sees_the_macros(tmp_path: Path) -> None:
+    """Without host code, the folders are the compiler's own business."""
+    (tmp_path / "scale.h").write_text("#define SCALE 3\n")
     (tmp_path / "first.h").write_text("constexpr int twice = 2 * TILE;\n")
     options = "-DTILE=8", f"--pre-include={tmp_path}/first.h"
-    assert compile_cubin(job("__global__ void k(int* y) { y[0] = twice; }", options=options)).cubin
+    source = "#include <scale.h>\n__global__ void k(int* y) { y[0] = SCALE * twice; }"
+    assert compile_cubin(job(source, options=options, include_folders=(str(tmp_path),))).cubin
 
 
 def test_a_whole_program() -> None:
@@ -163,13 +166,6 @@ def test_lines_are_those_of_the_source() -> None:
     source = "#warning first\n#include <vector>\nint main()\n{\n\n}\n__global__ void k(float* x) { x[0] = y; }"
     with pytest.raises(CompileError, match=r'^x\.cu\(7\): error: identifier "y" is undefined'):
         compile_cubin(job(source))
-
-
-def test_folders_of_the_author(tmp_path: Path) -> None:
-    """Without host code, the folders are the compiler's own business."""
-    (tmp_path / "scale.h").write_text("#define SCALE 3\n")
-    source = "#include <scale.h>\n__global__ void k(int* x) { x[0] = SCALE; }"
-    assert compile_cubin(job(source, include_folders=(str(tmp_path),))).cubin
 
 
 def test_a_toolkit_of_another_major_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
