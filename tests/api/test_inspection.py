@@ -71,7 +71,6 @@ class TestDisplay:
             assert repr(result) == line
             assert [cell for cell in cells if cell not in result._repr_html_()] == []
 
-    def test_a_fault_is_in_the_repr_and_its_reason_in_the_html(self, scale_toml):
         found = inspection.explain(scale_toml, device="h200", THREADS=256, n=100)
         assert "cannot be used" in repr(found)
         assert "the rule &#x27;enough_blocks&#x27; is broken" in found._repr_html_()
@@ -88,12 +87,8 @@ print([name for name in ("rich", "typer") if name in sys.modules])
     assert python("-c", code, check=True).stdout.split() == ["[]"] * 2
 
 
-def test_the_examples_of_the_docstrings():
-    failed, attempted = doctest.testmod(inspection)
-    assert (failed, attempted) == (0, 3)
-
-
-def test_heuristics_are_distinguished_from_rules():
+def test_examples_and_heuristics_which_are_distinguished_from_rules():
+    assert doctest.testmod(inspection) == (0, 3)
     funnel = inspection.space("gemm_mma", device="a100").funnel()
     assert {stage.split()[0] for stage, _ in funnel} == {"all", "rule", "heuristic", "limit"}
     assert "are ignored" in inspection.space("sgemm_ws", device="h200", M=8, N=8, K=8).notices[-1]

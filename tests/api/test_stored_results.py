@@ -193,7 +193,7 @@ def test_check_and_path(stored: Any, tmp_path: Path) -> None:
     assert databases.db_path(tmp_path / "other.db") == str(tmp_path / "other.db")
 
 
-def test_diff(stored: Any, sides: tuple[Path, Path]) -> None:
+def test_diff(stored: Any, sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = sides
     stored(2048, FAST, name="a.db")
     found = databases.db_diff(a, b)
@@ -204,11 +204,8 @@ def test_diff(stored: Any, sides: tuple[Path, Path]) -> None:
     counts = "0 same, 1 different, 1 only in A, 0 only in B"
     assert repr(found) == f"<DatabaseDiff: A {a}, B {b}: 2 problems, 1 (replayed): {counts}>"
     assert "<td>A is faster</td>" in found._repr_html_()
-
-
-def test_a_password_is_not_shown(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(databases, "open_existing", lambda place: Database.open(sides[0]))
-    found = databases.db_diff(sides[0], "postgresql://me:secret@host/tuning")
+    monkeypatch.setattr(databases, "open_existing", lambda place: Database.open(a))
+    found = databases.db_diff(a, "postgresql://me:secret@host/tuning")
     assert "secret" not in repr(found) + found.b
     assert "me:***@host" in found.b
 

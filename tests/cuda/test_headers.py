@@ -219,15 +219,14 @@ class TestSeveralInstallations:
         yield
         headers.toolkit_headers.cache_clear()
 
-    ALGORITHM = "#include <algorithm>\n__global__ void k(int* x) { x[0] = std::max(x[1], 2); }"
-
     @pytest.mark.parametrize("layout", ["cu13/include/cccl", "cuda_cccl/include"])
     def test_an_older_one_that_is_first(self, wheel: Callable[..., Path], layout: str) -> None:
         newest = headers.cccl_folders()[0]
         older = wheel("torch", "2.8.2", layout)
         assert headers.cccl_folders()[0] == newest
         assert ("2.8.2", str(older)) in headers.cccl_folders() or layout == "cuda_cccl/include"
-        assert compile_cubin(job(self.ALGORITHM)).cubin
+        source = "#include <cuda/std/__cccl/version.h>\n__global__ void k() { static_assert(CCCL_VERSION > 2008002); }"
+        assert compile_cubin(job(source)).cubin
 
     @pytest.mark.parametrize("first", [True, False])
     def test_the_newest_of_several(self, wheel: Callable[..., Path], first: bool) -> None:
