@@ -220,7 +220,7 @@ class TestSurvey:
         assert all(found.reason(int(index)) in reasons for index in failed)
         assert np.isnan(found.occupancy[failed]).all()
 
-    def test_a_sample_is_a_part_of_a_larger_one(self, scale_toml):
+    def test_a_sample_is_a_part_of_a_larger_one_and_another_device_has_other_limits(self, scale_toml):
         few, more = (survey(scale_toml, device="h200", n=4096, sample=count, seed=3) for count in (4, 8))
         assert len(few) == 4
         assert set(few.rows) < set(more.rows)
@@ -228,7 +228,6 @@ class TestSurvey:
             "there are 12 valid configurations: all are compiled"
         )
 
-    def test_another_device_has_other_limits(self, scale_toml):
         found = survey(scale_toml, device="rtx-3060", n=4096, sample=2)
         assert found.device.compute_capability == "8.6"
         assert (found.columns["warps_per_sm"] <= found.device.max_warps_per_sm).all()
