@@ -121,12 +121,10 @@ class TestCompiling:
     """
         assert compile_cubin(replace(JOB, source=source)).resources.spill_bytes > 0
 
-    def test_the_compilers_own_message_is_kept(self) -> None:
+    def test_messages_of_the_compiler_and_what_is_missing_or_refused(self) -> None:
         with pytest.raises(CompileError, match=r'sum\.cu\(\d+\): error: identifier "TILE" is undefined') as caught:
             compile_cubin(replace(JOB, options=("-DDTYPE=float",)))
         assert "error" in caught.value.log
-
-    def test_a_missing_entry_an_option_and_an_architecture_that_are_refused(self) -> None:
         with pytest.raises(CompileError, match=r"'total': identifier \"total\" is undefined.*found: sum\)"):
             compile_cubin(replace(JOB, entry="total"))
         with pytest.raises(CompileError, match="unrecognized option --no-such"):
