@@ -23,7 +23,7 @@ def tuned(scale_toml: Path, recording: Path) -> Path:
 
 
 class TestExport:
-    def test_trials(self, tuned: Path, tmp_path: Path) -> None:
+    def test_trials_and_a_header(self, tuned: Path, tmp_path: Path) -> None:
         assert autotile.export(tuned, {"n": N}, output=tmp_path / "x", device="h200").configurations == 12
         made = autotile.export(tuned, n=N, output=tmp_path / "results.json")
         assert (made.configurations, made.device, made.file_format) == (12, "NVIDIA H200 (replayed)", "t4")
@@ -33,8 +33,6 @@ class TestExport:
             f"{tmp_path / 'results.json'} (t4)>"
         )
         assert "<th>study</th>" in made._repr_html_()
-
-    def test_a_header(self, tuned: Path, tmp_path: Path) -> None:
         made = autotile.export(tuned, output=str(tmp_path / "scale.hpp"), format="c-header")
         assert isinstance(made, ExportedHeader)
         assert (made.namespace, made.problems, len(made.cubins)) == ("autotile::scale", 1, 2)

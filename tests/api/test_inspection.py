@@ -110,12 +110,10 @@ class TestExplain:
         with pytest.raises(ConfigError, match=f"{name} = {value!r} is not among its values"):
             inspection.explain("matmul_tiled", {name: value}, device="h200")
 
-    def test_a_value_that_is_not_listed_is_a_failed_check(self, scale_toml):
+    def test_compiled_resources_and_a_value_that_is_not_listed(self, scale_toml, monkeypatch):
         found = inspection.explain(scale_toml, device="h200", THREADS=96)
         assert [(check.kind, check.name) for check in found.checks if not check.holds] == [("value", "THREADS")]
         assert (found.resources, found.not_compiled) == (None, "it would not be compiled")
-
-    def test_compiled_resources(self, scale_toml, monkeypatch):
         found = inspection.explain(scale_toml, device="h200", THREADS=64)
         assert found.block == inspection.BlockResources(64, found.resources.registers, 0)
         assert found.occupancy.limited_by == ("threads", "blocks")

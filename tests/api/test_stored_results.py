@@ -210,7 +210,7 @@ def test_diff(stored: Any, sides: tuple[Path, Path], monkeypatch: pytest.MonkeyP
     assert "me:***@host" in found.b
 
 
-def test_merge(sides: tuple[Path, Path], tmp_path: Path) -> None:
+def test_merge_and_clean(sides: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "out.db"
     found = databases.db_merge(sides, out)
     (study,) = found.studies
@@ -218,9 +218,6 @@ def test_merge(sides: tuple[Path, Path], tmp_path: Path) -> None:
     assert [rows.trials for _, rows in found.copied] == [2, 2]
     assert repr(found) == f"<MergeResult: 4 new trials in {out}, 1 study (replayed) with several winners>"
     assert "<td>THREADS=64 WORK=2</td><td>12.00 us</td><td>taken</td>" in found._repr_html_()
-
-
-def test_clean(sides: tuple[Path, Path]) -> None:
     path, tomorrow = sides[0], datetime.now(UTC) + timedelta(days=1)
     for dry_run, done in ((True, "would be deleted"), (False, "deleted")):
         found = databases.db_clean("scale", before=tomorrow, dry_run=dry_run, database=path)
