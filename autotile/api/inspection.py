@@ -27,7 +27,7 @@ from autotile.api.targets import (
 )
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import to_document
+from autotile.core.documents import attributes, to_document
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Problem, Resources, Value, config_text
 from autotile.core.text import (
     NOTHING,
@@ -229,13 +229,14 @@ class Explanation(Result):
         """Return everything, with null for what is unknown."""
         data, several = self.data, len(self.launches) > 1
         launches = [
-            {"step": one.step, **_fields(one.geometry, _GEOMETRY), "arguments": one.arguments} for one in self.launches
+            {"step": one.step, **attributes(one.geometry, *_GEOMETRY), "arguments": one.arguments}
+            for one in self.launches
         ]
         steps = [
             {
                 "entry": step.entry,
-                **_fields(step.geometry, _GEOMETRY),
-                "resources": _fields(step.resources, _RESOURCES),
+                **attributes(step.geometry, *_GEOMETRY),
+                "resources": attributes(step.resources, *_RESOURCES),
                 "occupancy": step.occupancy,
             }
             for step in self.steps
@@ -245,22 +246,17 @@ class Explanation(Result):
             "device": {**self.device.identity, "compute_capability": self.device.compute_capability},
             "config": self.config,
             "valid": not self.fault,
-            "fault": self.fault,
-            "checks": self.checks,
-            "geometry": self.geometry and _fields(self.geometry, _GEOMETRY),
+            **attributes(self, "fault", "checks"),
+            "geometry": self.geometry and attributes(self.geometry, *_GEOMETRY),
             **({"launches": launches, "steps": steps} if several else {}),
             "workspaces": data
             and [{**msgspec.structs.asdict(one), "bytes": one.size_bytes} for one in data.workspaces],
             "tensor_maps": data and [msgspec.structs.asdict(one) for one in data.tensor_maps],
-            "resources": self.resources and _fields(self.resources, _RESOURCES),
+            "resources": self.resources and attributes(self.resources, *_RESOURCES),
             "not_compiled": self.not_compiled,
             "occupancy": self.occupancy and {**to_document(self.occupancy), "compiled": self.resources is not None},
         }
         return to_document(document)
-
-
-def _fields(value: LaunchGeometry | Resources, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in names}
 
 
 _GEOMETRY = ("grid", "block", "blocks", "threads", "dynamic_smem_bytes")
@@ -310,10 +306,7 @@ class OperationExplanation(Result):
                 "device": self.device.identity,
                 "served": self.served,
                 "library": self.is_library,
-                "tier": self.tier,
-                "config": self.config,
-                "contenders": self.contenders,
-                "kernels": self.kernels,
+                **attributes(self, "tier", "config", "contenders", "kernels"),
                 "explain": self.text,
             }
         )
@@ -432,8 +425,7 @@ class SpaceSummary(Result):
             {
                 **problem_document(self.problem),
                 "device": self.device.identity,
-                "combinations": self.combinations,
-                "valid": self.valid,
+                **attributes(self, "combinations", "valid"),
                 "rules": rules,
                 "limits": limits,
                 "parameters": self.parameters,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from autotile.api.targets import merge_sizes, named_operation, problem_document, resolve_served_device, sizes_notice
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.documents import to_document
+from autotile.core.documents import attributes, to_document
 from autotile.core.dtypes import known_dtype
 from autotile.core.model import (
     Config,
@@ -129,14 +129,11 @@ class StudyList(Result):
                     "study": study.study_id,
                     **study_document(study.key),
                     "nvrtc_version": study.key.nvrtc_version,
-                    "runs": study.runs,
-                    "trials": study.trials,
-                    "ok": study.ok,
+                    **attributes(study, "runs", "trials", "ok"),
                     "best": {"config": study.best_config, "time_us": study.best_time_us}
                     if study.best_config is not None
                     else None,
-                    "created_at": study.created_at,
-                    "last_at": study.last_at,
+                    **attributes(study, "created_at", "last_at"),
                 }
                 for study in self.studies
             ]
@@ -349,7 +346,7 @@ class TrialList(Result, StudyPlots):
 
     def to_json(self) -> Any:
         """Return one entry for each trial."""
-        documents = []
+        documents, used = [], ("registers", "spill_bytes", "static_smem_bytes")
         for key, stored in self.trials:
             trial = stored.trial
             measured, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
@@ -359,22 +356,14 @@ class TrialList(Result, StudyPlots):
                     "study": stored.study_id,
                     "run": stored.run_id,
                     **study_document(key),
-                    "phase": stored.phase,
-                    "rank": stored.rank,
-                    "config": trial.config,
-                    "outcome": str(trial.outcome),
-                    "stage": trial.stage,
-                    "reason": trial.reason,
-                    "time_us": trial.time_us,
+                    **attributes(stored, "phase", "rank"),
+                    **attributes(trial, "config", "outcome", "stage", "reason", "time_us"),
                     "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
                     "samples": len(measured.samples_us) if measured is not None else 0,
-                    "registers": resources and resources.registers,
-                    "spill_bytes": resources and resources.spill_bytes,
-                    "static_smem_bytes": resources and resources.static_smem_bytes,
+                    **(attributes(resources, *used) if resources is not None else dict.fromkeys(used)),
                     "occupancy": occupancy and occupancy.occupancy,
                     "limited_by": occupancy.limited_by if occupancy is not None else [],
-                    "seconds": trial.seconds,
-                    "telemetry": trial.telemetry,
+                    **attributes(trial, "seconds", "telemetry"),
                     "created_at": stored.created_at,
                 }
             )
@@ -424,13 +413,7 @@ class MissList(Result):
                 {
                     **problem_document(miss.problem),
                     "device": miss.gpu_name,
-                    "tier": miss.tier,
-                    "count": miss.count,
-                    "last_at": miss.last_at,
-                    "call_us": miss.call_us,
-                    "lost_s": miss.lost_s,
-                    "measured": miss.measured,
-                    "tuned": miss.tuned,
+                    **attributes(miss, "tier", "count", "last_at", "call_us", "lost_s", "measured", "tuned"),
                 }
                 for miss in self.misses
             ]
@@ -548,13 +531,7 @@ class BestResult(Result):
                 "tier": self.tier,
                 **timed_config(self.config, self.measurement),
                 "device": self.device.identity,
-                "source": self.source,
-                "tuned_on": self.tuned_on,
-                "tuned_at": self.tuned_at,
-                "contenders": self.contenders,
-                "differences": self.differences,
-                "aged": self.aged,
-                "shipped": self.shipped,
+                **attributes(self, "source", "tuned_on", "tuned_at", "contenders", "differences", "aged", "shipped"),
                 "bundle": self.bundle or None,
                 "resources": resources_document(self.resources, self.geometry, self.occupancy),
                 "compared": self.compared,

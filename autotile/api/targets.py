@@ -86,16 +86,13 @@ def resolve_device(device: int | str | None = None) -> tuple[DeviceProperties, s
     if device is None and device_count() == 0:
         profile = device_profile(_FALLBACK_PROFILE)
         return profile, f"no CUDA device here: the answer is for the {profile.name}; --device names another"
-    index = 0 if device is None else _parse_index(device)
-    if index is None:
+    if device is not None and _parse_index(device) is None:
         try:
             return device_profile(str(device)), ""
         except InputError:
-            index = _find_gpu(str(device))
-            if index is None:
+            if _find_gpu(str(device)) is None:
                 raise
-    check_device_index(index)
-    return live_device(index), ""
+    return live_device(resolve_gpu(device)), ""
 
 
 def resolve_served_device(device: int | str | None) -> int | str | None:

@@ -231,7 +231,7 @@ class TunableKernel(Result):
     ) -> None:
         self.document = described.document
         self._described = described
-        self._folder = _private_folder() if described.arrays or described.template is None else None
+        self._folder = private_folder() if described.arrays or described.template is None else None
         for file, array in described.arrays.items():
             np.save(Path(str(self._folder)) / file, array, allow_pickle=False)
         self.document["default"] = dict(self._parse().default)
@@ -241,7 +241,7 @@ class TunableKernel(Result):
             template.write_text(str(described.source))
         self._functions: Any = {  # that no search-space file can hold
             "reference_function": ReferenceFunction(described.reference, reference_on) if described.reference else None,
-            "inspection": comparison_of(spec, verify, _private_folder()) if verify is not None else None,
+            "inspection": comparison_of(spec, verify, private_folder()) if verify is not None else None,
         }
         self._kernel = replace(make_kernel(spec, template, described.source), **self._functions)
         check_source(spec, self._kernel.source)
@@ -385,7 +385,7 @@ def _session_folder() -> Path:
     return folder
 
 
-def _private_folder() -> Path:
+def private_folder() -> Path:
     """Return a new folder for a kernel; the one around it holds only such folders, as templates may include from it."""
     return Path(tempfile.mkdtemp(dir=_session_folder()))
 

@@ -20,7 +20,7 @@ from autotile.api.targets import (
     sizes_notice,
 )
 from autotile.core.argument_types import checked
-from autotile.core.documents import to_document
+from autotile.core.documents import attributes, to_document
 from autotile.core.dtypes import known_dtype
 from autotile.core.model import Config, Measurement, Problem, config_key, config_text, timed_config
 from autotile.core.statistics import Interval
@@ -125,11 +125,7 @@ class VerifyResult(Result):
             [
                 {
                     **problem_document(one.problem),
-                    "device": one.device,
-                    "aged": one.aged,
-                    "verdict": one.verdict,
-                    "reason": one.reason,
-                    "tied": one.tied,
+                    **attributes(one, "device", "aged", "verdict", "reason", "tied"),
                     "before": timed_config(one.before, one.before_measurement),
                     "after": timed_config(one.after, one.after_measurement) if one.after is not None else None,
                     "speedup": one.speedup,

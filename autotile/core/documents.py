@@ -155,6 +155,11 @@ def to_document(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
+def attributes(value: object, *names: str) -> dict[str, Any]:
+    """Return attributes of a value by their names, as entries of a document."""
+    return {name: getattr(value, name) for name in names}
+
+
 def to_fields(value: Any) -> Any:
     """Return the JSON values of all fields of a message, for a schema to parse; methods ``to_json`` are not called."""
     return msgspec.to_builtins(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -87,9 +86,7 @@ def outside_of_captures() -> Iterator[None]:
 
 @lru_cache
 def has_driver() -> bool:
-    """Return True if the NVIDIA driver is installed; true on systems where this cannot be checked quickly."""
-    if not sys.platform.startswith("linux"):
-        return True
+    """Return True if the NVIDIA driver is installed."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

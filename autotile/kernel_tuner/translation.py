@@ -19,6 +19,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from autotile.api.tunable import private_folder
 from autotile.core.documents import toml_text
 from autotile.core.dtypes import DTYPES, dtype_name, load_npy
 from autotile.core.model import Outcome, config_text
@@ -484,14 +485,8 @@ def _scalar_table(index: int, argument: Any) -> dict[str, Any]:
     return {"scalar": _element_type(value), "value": plain}
 
 
-@cache
-def _private() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="autotile-kernel-tuner-")
-
-
-def session_folder() -> Path:
-    """Return a folder of this process, which is removed when it ends."""
-    return Path(_private().name)
+session_folder = cache(private_folder)
+"""Returns a folder of this process, which is removed when it ends."""
 
 
 def save_array(array: NDArray[Any]) -> str:

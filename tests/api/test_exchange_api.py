@@ -23,7 +23,8 @@ def tuned(scale_toml: Path, recording: Path) -> Path:
 
 
 class TestExport:
-    def test_trials(self, tuned: Path, tmp_path: Path) -> None:
+    def test_trials_and_a_header(self, tuned: Path, tmp_path: Path) -> None:
+        assert autotile.export(tuned, {"n": N}, output=tmp_path / "x", device="h200").configurations == 12
         made = autotile.export(tuned, n=N, output=tmp_path / "results.json")
         assert (made.configurations, made.device, made.file_format) == (12, "NVIDIA H200 (replayed)", "t4")
         assert json.loads((tmp_path / "results.json").read_text())["results"]
@@ -32,17 +33,12 @@ class TestExport:
             f"{tmp_path / 'results.json'} (t4)>"
         )
         assert "<th>study</th>" in made._repr_html_()
-
-    def test_a_header(self, tuned: Path, tmp_path: Path) -> None:
         made = autotile.export(tuned, output=str(tmp_path / "scale.hpp"), format="c-header")
         assert isinstance(made, ExportedHeader)
         assert (made.namespace, made.problems, len(made.cubins)) == ("autotile::scale", 1, 2)
         assert all((tmp_path / name).is_file() for name in made.cubins)
         assert repr(made) == f"<ExportedHeader: autotile::scale: 1 tuned problem, 2 cubins, {tmp_path / 'scale.hpp'}>"
         assert "2 cubins beside the header" in made._repr_html_()
-
-    def test_of_a_gpu_by_a_profile(self, tuned: Path, tmp_path: Path) -> None:
-        assert autotile.export(tuned, {"n": N}, output=tmp_path / "x", device="h200").configurations == 12
 
     def test_what_cannot_be_exported(self, tuned: Path, tmp_path: Path) -> None:
         refused: list[tuple[dict[str, Any], str]] = [
@@ -76,7 +72,6 @@ class TestImport:
         assert made.details == {"recording": str(recording)}
         assert recording.is_file()
 
-    def test_what_cannot_be_imported(self, tmp_path: Path) -> None:
         for given, said in (({}, r"nothing\.json"), ({"format": "csv"}, "no format 'csv'; expected kernel-tuner")):
             with pytest.raises(autotile.InputError, match=said):
                 autotile.import_(tmp_path / "nothing.json", **given)

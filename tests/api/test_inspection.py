@@ -71,7 +71,6 @@ class TestDisplay:
             assert repr(result) == line
             assert [cell for cell in cells if cell not in result._repr_html_()] == []
 
-    def test_a_fault_is_in_the_repr_and_its_reason_in_the_html(self, scale_toml):
         found = inspection.explain(scale_toml, device="h200", THREADS=256, n=100)
         assert "cannot be used" in repr(found)
         assert "the rule &#x27;enough_blocks&#x27; is broken" in found._repr_html_()
@@ -79,23 +78,17 @@ class TestDisplay:
 
 def test_importing_the_functions_loads_no_library_that_they_do_not_need():
     code = f"""
-from importlib import import_module
 import sys
-import_module("autotile.api.inspection")
+import autotile.api.inspection
 print([name for name in {HEAVY} if name in sys.modules])
-for module in ("results", "databases", "verification"):
-    import_module(f"autotile.api.{{module}}")
-    print([name for name in ("rich", "typer") if name in sys.modules])
+import autotile.api.databases, autotile.api.results, autotile.api.verification
+print([name for name in ("rich", "typer") if name in sys.modules])
 """
-    assert python("-c", code, check=True).stdout.split() == ["[]"] * 4
+    assert python("-c", code, check=True).stdout.split() == ["[]"] * 2
 
 
-def test_the_examples_of_the_docstrings():
-    failed, attempted = doctest.testmod(inspection)
-    assert (failed, attempted) == (0, 3)
-
-
-def test_heuristics_are_distinguished_from_rules():
+def test_examples_and_heuristics_which_are_distinguished_from_rules():
+    assert doctest.testmod(inspection) == (0, 3)
     funnel = inspection.space("gemm_mma", device="a100").funnel()
     assert {stage.split()[0] for stage, _ in funnel} == {"all", "rule", "heuristic", "limit"}
     assert "are ignored" in inspection.space("sgemm_ws", device="h200", M=8, N=8, K=8).notices[-1]
@@ -117,12 +110,10 @@ class TestExplain:
         with pytest.raises(ConfigError, match=f"{name} = {value!r} is not among its values"):
             inspection.explain("matmul_tiled", {name: value}, device="h200")
 
-    def test_a_value_that_is_not_listed_is_a_failed_check(self, scale_toml):
+    def test_compiled_resources_and_a_value_that_is_not_listed(self, scale_toml, monkeypatch):
         found = inspection.explain(scale_toml, device="h200", THREADS=96)
         assert [(check.kind, check.name) for check in found.checks if not check.holds] == [("value", "THREADS")]
         assert (found.resources, found.not_compiled) == (None, "it would not be compiled")
-
-    def test_compiled_resources(self, scale_toml, monkeypatch):
         found = inspection.explain(scale_toml, device="h200", THREADS=64)
         assert found.block == inspection.BlockResources(64, found.resources.registers, 0)
         assert found.occupancy.limited_by == ("threads", "blocks")
@@ -161,15 +152,13 @@ class TestExplain:
 
 
 class TestOccupancy:
-    def test_a_resource_that_is_not_used_is_no_limit(self):
-        shown = inspection.occupancy(32, device="h200")._repr_html_()
-        assert "<td>not known</td><td>65,536</td><td>no limit</td>" in shown
-
     @pytest.mark.parametrize("resources", [(1024, 255, 232448), (1025, 0, 0), (32, 256, 0), (32, 0, 232449)])
     def test_a_block_that_cannot_be_launched_has_a_reason(self, resources):
         allows = "a block has at most 1,024 threads, 255 registers a thread and 232,448 bytes on NVIDIA H200"
-        found = inspection.occupancy(*resources, device="h200").notices
-        assert found == (() if resources == (1024, 255, 232448) else (allows,))
+        found = inspection.occupancy(*resources, device="h200")
+        assert found.notices == (() if resources == (1024, 255, 232448) else (allows,))
+        unused = "<td>not known</td><td>65,536</td><td>no limit</td>"
+        assert (unused in found._repr_html_()) == (resources[1] == 0)
 
     @pytest.mark.parametrize("resources", [(0, 0, 0), (-1, 0, 0), (32, -1, 0), (32, 0, -1), (32, 0, 2**31)])
     def test_impossible_blocks(self, resources):
@@ -229,7 +218,7 @@ class TestSurvey:
         assert all(found.reason(int(index)) in reasons for index in failed)
         assert np.isnan(found.occupancy[failed]).all()
 
-    def test_a_sample_is_a_part_of_a_larger_one(self, scale_toml):
+    def test_a_sample_is_a_part_of_a_larger_one_and_another_device_has_other_limits(self, scale_toml):
         few, more = (survey(scale_toml, device="h200", n=4096, sample=count, seed=3) for count in (4, 8))
         assert len(few) == 4
         assert set(few.rows) < set(more.rows)
@@ -237,7 +226,6 @@ class TestSurvey:
             "there are 12 valid configurations: all are compiled"
         )
 
-    def test_another_device_has_other_limits(self, scale_toml):
         found = survey(scale_toml, device="rtx-3060", n=4096, sample=2)
         assert found.device.compute_capability == "8.6"
         assert (found.columns["warps_per_sm"] <= found.device.max_warps_per_sm).all()
@@ -281,21 +269,28 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[DeviceProperties]:
     return present
 
 
-class TestInspectedDevice:
-    @pytest.mark.parametrize(("device", "index"), [(None, 0), (0, 0), (1, 1), ("2", 2), ("acme g1", 2)])
+class TestDevice:
+    @pytest.mark.parametrize(
+        ("device", "index"), [(None, 0), (0, 0), (1, 1), ("1", 1), ("2", 2), ("acme g1", 2), ("Acme G1", 2)]
+    )
     def test_gpus_of_this_machine(self, gpus, device, index):
         assert targets.resolve_device(device) == (gpus[index], "")
+        assert targets.resolve_gpu(device) == index
 
     @pytest.mark.usefixtures("gpus")
-    @pytest.mark.parametrize("name", ["h100", "NVIDIA H100 80GB HBM3", "rtx-3060"])
-    def test_the_profile_of_a_name_is_preferred(self, name):
-        assert targets.resolve_device(name) == (device_profile(name), "")
+    @pytest.mark.parametrize("name", ["h100", "H100", "NVIDIA H100 80GB HBM3", "nvidia h100 80gb hbm3"])
+    def test_the_profile_of_a_name_is_preferred_where_nothing_runs(self, name):
+        assert targets.resolve_device(name) == (device_profile("h100"), "")
+        assert targets.resolve_gpu(name) == 0
 
-    def test_without_a_gpu_the_assumed_device_is_stated(self, monkeypatch):
+    @pytest.mark.parametrize("device", [None, 0, "0", "h200"])
+    def test_without_a_gpu_the_assumed_device_is_stated(self, monkeypatch, device):
         monkeypatch.setattr(targets, "device_count", lambda: 0)
-        device, notice = targets.resolve_device()
-        assert device == device_profile("h200")
+        found, notice = targets.resolve_device()
+        assert found == device_profile("h200")
         assert notice.startswith("no CUDA device here: the answer is for the NVIDIA H200")
+        with pytest.raises(InputError, match="there is none"):
+            targets.resolve_gpu(device)
 
     @pytest.mark.usefixtures("gpus")
     @pytest.mark.parametrize(
@@ -312,28 +307,9 @@ class TestInspectedDevice:
     def test_refusals(self, device, said):
         with pytest.raises(InputError, match=said):
             targets.resolve_device(device)
-
-
-class TestGpu:
-    @pytest.mark.usefixtures("gpus")
-    @pytest.mark.parametrize(
-        ("device", "index"),
-        [(None, 0), (1, 1), ("1", 1), ("h100", 0), ("nvidia h100 80gb hbm3", 0), ("H100", 0), ("Acme G1", 2)],
-    )
-    def test_by_index_and_by_name(self, device, index):
-        assert targets.resolve_gpu(device) == index
-
-    @pytest.mark.usefixtures("gpus")
-    @pytest.mark.parametrize("name", ["h200", "no such gpu"])
-    def test_a_name_must_be_that_of_a_gpu_here(self, name):
-        with pytest.raises(InputError, match=f"is named '{name}': 0 is NVIDIA H100 80GB HBM3, 1 is .*, 2 is Acme G1"):
-            targets.resolve_gpu(name)
-
-    @pytest.mark.parametrize("device", [None, 0, "0", "h200"])
-    def test_without_a_gpu(self, monkeypatch, device):
-        monkeypatch.setattr(targets, "device_count", lambda: 0)
-        with pytest.raises(InputError, match="there is none"):
-            targets.resolve_gpu(device)
+        for name in ("h200", "no such gpu"):  # of no GPU here
+            with pytest.raises(InputError, match=f"named '{name}': 0 is NVIDIA H100 80GB HBM3, 1 is .*, 2 is Acme G1"):
+                targets.resolve_gpu(name)
 
 
 def test_a_path_and_its_text_name_the_same_kernel_whose_sizes_have_defaults(scale_toml: Path):
@@ -343,49 +319,38 @@ def test_a_path_and_its_text_name_the_same_kernel_whose_sizes_have_defaults(scal
         targets.open_problem("no_such_kernel", {})
 
 
-class TestOutputFile:
-    @pytest.mark.parametrize("output", ["", ".", "..", "/", Path(), "~autotile-nobody/file", "~"])
-    def test_what_is_no_file(self, output: str | Path) -> None:
+def test_the_path_of_an_output_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for output in ("", ".", "..", "/", Path(), "~autotile-nobody/file", "~"):
         with pytest.raises(InputError, match=r"names a folder|expected the path of a file|there is no home folder"):
             output_path(output)
-
-    def test_the_home_folder_is_expanded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HOME", str(tmp_path))
-        assert output_path("~/results.json") == tmp_path / "results.json"
-
-    def test_a_source_file_is_kept(self, tmp_path: Path) -> None:
-        source = tmp_path / "mine.toml"
-        assert output_path(source) == source
-        source.touch()
-        with pytest.raises(InputError, match="it is a source file, which is not overwritten"):
-            output_path(source)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert output_path("~/results.json") == tmp_path / "results.json"
+    source = tmp_path / "mine.toml"
+    assert output_path(source) == source
+    source.touch()
+    with pytest.raises(InputError, match="it is a source file, which is not overwritten"):
+        output_path(source)
 
 
-def test_profiles_and_gpus_are_listed() -> None:
-    found = autotile.devices()
+def test_gpus_profiles_and_stored_ceilings_are_listed_and_a_gpu_that_is_not_there_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, path = autotile.devices(), tmp_path / "own.db"
     assert list(found.profiles) == profile_names()
     assert len(found.gpus) == targets.device_count()
     assert found.ceilings == ()
     assert repr(found).endswith(f"on this machine, {len(profile_names())} profiles>")
     assert "<td>rtx-3060</td><td>NVIDIA GeForce RTX 3060</td><td>8.6</td>" in found._repr_html_()
-
-
-def test_stored_ceilings_are_listed(tmp_path: Path) -> None:
-    path = tmp_path / "tuning.db"
+    monkeypatch.setattr(targets, "device_count", lambda: 0)
+    with pytest.raises(InputError):
+        autotile.measure_device(7, database=path)
+    with pytest.raises(DatabaseError, match="there is no database"):
+        autotile.devices(database=path)
     with Database.open(path) as database:
         save_ceilings(database, CEILINGS)
     found = autotile.devices(database=path)
     assert found.ceilings == (CEILINGS,)
     assert "<td>DRAM, read</td><td>4,200 GB/s</td>" in found._repr_html_()
-    with pytest.raises(DatabaseError, match="there is no database"):
-        autotile.devices(database=tmp_path / "other.db")
-
-
-def test_a_gpu_that_is_not_there_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "device_count", lambda: 0)
-    with pytest.raises(InputError):
-        autotile.measure_device(7, database=tmp_path / "tuning.db")
-    assert not (tmp_path / "tuning.db").exists()
 
 
 def test_a_warning_is_no_failure_and_the_display_is_the_verdict_and_a_row_for_each_check():

@@ -97,11 +97,11 @@ class TestTune:
         tune()
         assert capsys.readouterr() == ("", "")
 
-    @pytest.mark.parametrize("name", ["progress", "observe"])
-    def test_a_callable_observes(self, tune: Any, terminal: Terminal, name: str) -> None:
-        seen: list[Progress] = []
-        tune(**{name: seen.append})
-        assert {one.phase for one in seen} == {"starting", "searching", "finals"}
+    def test_a_callable_observes(self, tune: Any, terminal: Terminal) -> None:
+        for name in ("progress", "observe"):
+            seen: list[Progress] = []
+            tune(**{name: seen.append}, fresh=True)
+            assert {one.phase for one in seen} == {"starting", "searching", "finals"}
         tune(progress=False)
         assert terminal.getvalue() == ""
 
@@ -148,16 +148,8 @@ class TestTune:
         assert cell.shown == []
         assert "searching" in terminal.getvalue()
 
-    def test_a_closed_standard_error_or_none_at_all(
-        self, tune: Any, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        terminal.close()
-        assert tune().winner.config == {"THREADS": 256, "WORK": 4}
-        monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=None, modules={}))
-        assert tune().winner.config == {"THREADS": 256, "WORK": 4}
-
     @pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), ValueError("I/O operation on closed file")])
-    def test_a_terminal_that_is_gone_does_not_end_the_session(
+    def test_a_terminal_that_is_gone_or_none_at_all_does_not_end_the_session(
         self, tune: Any, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, error: Exception
     ) -> None:
         attempts = []
@@ -169,6 +161,10 @@ class TestTune:
         monkeypatch.setattr(terminal, "write", write)
         assert tune().winner.config == {"THREADS": 256, "WORK": 4}
         assert len(attempts) == 1
+        terminal.close()
+        for stream in (terminal, None):
+            monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=stream, modules={}))
+            assert default_display() is None
 
 
 def test_a_family_names_its_points(scale_toml: Path, recording: Path, terminal: Terminal, monkeypatch: Any) -> None:
@@ -180,33 +176,29 @@ def test_a_family_names_its_points(scale_toml: Path, recording: Path, terminal: 
     assert lines[1].startswith("scale tuning point 1/1, n=1048576: finals 12/12, ")
 
 
-class TestClosing:
-    """A display is closed at the end of its block, also after an error, with the last state."""
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"path": (Place("round", 1, 1),)}, "12/200"),
+        ({"phase": "measuring", "target": None, "gates": {}, "best": None}, "12 times"),
+    ],
+)
+def test_the_line_ends_with_its_block_and_the_last_state(
+    terminal: Terminal, changes: dict[str, Any], shown: str, error: type[BaseException] | None
+) -> None:
+    def show() -> None:
+        with module.observing(True) as observe:
+            for tried in range(3):
+                observe(replace(PROGRESS, outcomes={Outcome.OK: 10 + tried}, **changes))
+            assert terminal.getvalue()[-1] != "\n"
+            if error is not None:
+                raise error("it ends early")
 
-    @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
-    @pytest.mark.parametrize("kind", ["session", "family", "operation", "sweep"])
-    def test_the_line_ends_with_its_block(
-        self, terminal: Terminal, kind: str, error: type[BaseException] | None
-    ) -> None:
-        state = {
-            "session": PROGRESS,
-            "family": replace(PROGRESS, path=(Place("tuning point", 1, 1),)),
-            "operation": replace(PROGRESS, path=(Place("round", 1, 1),)),
-            "sweep": replace(PROGRESS, phase="measuring", target=None, gates={}, best=None),
-        }[kind]
-
-        def show() -> None:
-            with module.observing(True) as observe:
-                for tried in range(3):
-                    observe(replace(state, outcomes={Outcome.OK: 10 + tried}))
-                assert terminal.getvalue()[-1] != "\n"
-                if error is not None:
-                    raise error("it ends early")
-
-        with nullcontext() if error is None else pytest.raises(error, match="it ends early"):
-            show()
-        assert terminal.getvalue()[-1] == "\n"
-        assert "12/200" in terminal.screen[1] or kind == "sweep"
+    with nullcontext() if error is None else pytest.raises(error, match="it ends early"):
+        show()
+    assert terminal.getvalue()[-1] == "\n"
+    assert shown in terminal.screen[1]
 
 
 class TestLine:

@@ -81,7 +81,10 @@ def html(shown: Result) -> str:
 
 
 class TestBest:
-    def test_an_exact_result(self, stored: Any, scale_toml: Path) -> None:
+    def test_an_exact_result_and_before_it_the_default(self, stored: Any, scale_toml: Path) -> None:
+        before = results.best(scale_toml, n=4096, device="h200")
+        assert (before.tier, before.time_us, before.measurement) == ("default", None, None)
+        assert repr(before) == "<BestResult: scale n=4096 float32 on NVIDIA H200: default, THREADS=128 WORK=1>"
         stored(4096, FAST, SLOW)
         found = results.best(scale_toml, n=4096, device="h200", database=read_settings().database)
         assert (found.tier, found.config, found.time_us, found.source) == ("exact", FAST, 10.0, "cuda")
@@ -93,11 +96,6 @@ class TestBest:
         found = results.best(scale_toml, {"n": 4096}, device="rtx-3090")
         assert found.device_label == "NVIDIA GeForce RTX 3090"
         assert repr(found).endswith("transferred, THREADS=256 WORK=4, 10.00 us on NVIDIA H200 (replayed)>")
-
-    def test_the_default_has_no_time(self, scale_toml: Path) -> None:
-        found = results.best(scale_toml, n=4096, device="h200")
-        assert (found.tier, found.time_us, found.measurement) == ("default", None, None)
-        assert repr(found) == "<BestResult: scale n=4096 float32 on NVIDIA H200: default, THREADS=128 WORK=1>"
 
     def test_an_unreadable_database_and_an_unknown_device_are_errors(self, scale_toml: Path, tmp_path: Path) -> None:
         (tmp_path / "notes.db").write_text("not a database")
@@ -186,21 +184,16 @@ class TestLists:
         assert "<td>scale</td><td>n=4096 float32</td>" in html(found)
 
 
-class TestDatabase:
-    def test_check(self, stored: Any) -> None:
-        stored(4096, FAST)
-        found = databases.db_check()
-        assert found.whole
-        assert repr(found) == f"<CheckResult: {read_settings().database}: whole>"
-        assert "studies 1, " in html(found)
-
-    def test_path(self, tmp_path: Path) -> None:
-        assert databases.db_path() == str(tmp_path / "tuning.db")
-        assert databases.db_path(tmp_path / "other.db") == str(tmp_path / "other.db")
-        assert "secret" not in databases.db_path("postgresql://me:secret@host/tuning")
+def test_check_and_path(stored: Any, tmp_path: Path) -> None:
+    stored(4096, FAST)
+    found = databases.db_check()
+    assert found.whole
+    assert repr(found) == f"<CheckResult: {read_settings().database}: whole>"
+    assert "studies 1, " in html(found)
+    assert databases.db_path(tmp_path / "other.db") == str(tmp_path / "other.db")
 
 
-def test_diff(stored: Any, sides: tuple[Path, Path]) -> None:
+def test_diff(stored: Any, sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = sides
     stored(2048, FAST, name="a.db")
     found = databases.db_diff(a, b)
@@ -211,16 +204,13 @@ def test_diff(stored: Any, sides: tuple[Path, Path]) -> None:
     counts = "0 same, 1 different, 1 only in A, 0 only in B"
     assert repr(found) == f"<DatabaseDiff: A {a}, B {b}: 2 problems, 1 (replayed): {counts}>"
     assert "<td>A is faster</td>" in found._repr_html_()
-
-
-def test_a_password_is_not_shown(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(databases, "open_existing", lambda place: Database.open(sides[0]))
-    found = databases.db_diff(sides[0], "postgresql://me:secret@host/tuning")
+    monkeypatch.setattr(databases, "open_existing", lambda place: Database.open(a))
+    found = databases.db_diff(a, "postgresql://me:secret@host/tuning")
     assert "secret" not in repr(found) + found.b
     assert "me:***@host" in found.b
 
 
-def test_merge(sides: tuple[Path, Path], tmp_path: Path) -> None:
+def test_merge_and_clean(sides: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "out.db"
     found = databases.db_merge(sides, out)
     (study,) = found.studies
@@ -228,9 +218,6 @@ def test_merge(sides: tuple[Path, Path], tmp_path: Path) -> None:
     assert [rows.trials for _, rows in found.copied] == [2, 2]
     assert repr(found) == f"<MergeResult: 4 new trials in {out}, 1 study (replayed) with several winners>"
     assert "<td>THREADS=64 WORK=2</td><td>12.00 us</td><td>taken</td>" in found._repr_html_()
-
-
-def test_clean(sides: tuple[Path, Path]) -> None:
     path, tomorrow = sides[0], datetime.now(UTC) + timedelta(days=1)
     for dry_run, done in ((True, "would be deleted"), (False, "deleted")):
         found = databases.db_clean("scale", before=tomorrow, dry_run=dry_run, database=path)

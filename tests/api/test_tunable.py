@@ -16,7 +16,7 @@ from autotile import Buffer, Scalar, Scratch
 from autotile.api import tunable
 from autotile.core.dtypes import DTYPES
 from autotile.database.keys import space_hash
-from autotile.errors import InputError, SpecError, UnknownKernelError
+from autotile.errors import InputError, ProblemError, SpecError, UnknownKernelError
 from autotile.kernel import python_kernel
 from autotile.kernel.library import load_kernel
 from autotile.kernel.python_kernel import parameter_names
@@ -301,11 +301,14 @@ class TestEveryFunction:
         assert autotile.list(kernel).studies == ()
         assert autotile.trials(kernel).trials == ()
 
-    def test_tuning_needs_a_gpu_or_a_recording(self):
+    def test_tuning_needs_a_gpu_or_a_recording_and_known_words(self):
         with pytest.raises(InputError, match="no recording of scale n=77"):
             scale().tune(n=77, progress=False, options=autotile.TuneOptions(replay="auto"))
+        with pytest.raises(ProblemError, match="scale has no size 'trails'"):
+            scale().tune(trails=3)
+        with pytest.raises(InputError, match="trials is 0"):
+            scale().tune(trials=0)
 
-    def test_sizes_have_their_defaults(self):
         assert scale().best().problem.sizes == {"n": 4096}
         assert scale().best({"n": 512}).problem.sizes == {"n": 512}
         with pytest.raises(InputError, match="n is given twice"):
@@ -317,14 +320,6 @@ class TestEveryFunction:
         assert second.best(n=1000).config == {"THREADS": 64, "WORK": 2}
         with pytest.raises(UnknownKernelError):
             autotile.space("scale")
-
-    def test_replayed_results_are_bundled_and_cleaned(self, recording, tmp_path):
-        kernel = scale(parameters={"THREADS": [32, 64, 128, 256], "WORK": [1, 2, 4]})
-        options = autotile.TuneOptions(replay=recording, trials=3, finals=1)
-        assert kernel.tune(n=1048576, progress=False, options=options).winner is not None
-        written = autotile.bundle([(kernel, {"n": 1048576})], output=tmp_path / "a.bundle", architectures=["sm_90"])
-        assert "scale" in repr(written)
-        assert autotile.db_clean(kernel, stale=True, dry_run=True).studies == ()
 
 
 class TestDisplay:
@@ -343,11 +338,13 @@ class TestDisplay:
 
 def test_rules_that_are_functions_hold_for_one_configuration_and_for_what_is_exported(recording, tmp_path):
     kernel = scale(rules=[lambda WORK: WORK < 4])
-    scale().tune(n=1048576, replay=recording)  # WORK = 4 is the fastest
+    assert scale().tune(n=1048576, replay=recording).winner.config["WORK"] == 4
+    assert autotile.db_clean(scale(), stale=True, dry_run=True).studies == ()
     for one, problems in ((scale(), 1), (kernel, 0)):
         file = {"output": tmp_path / "scale.hpp", "architectures": ["sm_90"]}
         assert autotile.export(one, **file, format="c-header").problems == problems
         assert [each.problems for each in autotile.bundle(one, **file).kernels] == [problems]
+    assert "scale" in repr(autotile.bundle([(scale(), {"n": 1048576})], **file))
     assert kernel.explain(THREADS=64, WORK=2, device="h200").fault == ""
     assert kernel.explain(THREADS=64, WORK=4, device="h200").fault != ""
 

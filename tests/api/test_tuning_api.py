@@ -14,9 +14,7 @@ from stored_runs import record_miss
 import autotile
 from autotile.api import targets, tuning
 from autotile.cli.derivation import describe
-from autotile.core.device import device_profile
 from autotile.core.model import Problem
-from autotile.core.text import Result
 from autotile.database.database import Database
 from autotile.exchange.recording import read_recording_header
 from autotile.families.family import FamilyRule
@@ -32,7 +30,7 @@ def options(recording: Path) -> autotile.TuneOptions:
 
 
 class TestTune:
-    def test_a_path_is_a_kernel_and_a_database(
+    def test_a_path_is_a_kernel_and_a_database_and_a_repr_is_one_line(
         self, scale_toml: Path, options: autotile.TuneOptions, tmp_path: Path
     ) -> None:
         database = tmp_path / "own.db"
@@ -44,11 +42,6 @@ class TestTune:
             assert found.winner.config == {"THREADS": 256, "WORK": 4}
         kernel = autotile.get_best_kernel(scale_toml, n=N, device="h200", database=database)
         assert (kernel.tier, kernel.config) == ("exact", {"THREADS": 256, "WORK": 4})
-
-    def test_its_repr_is_one_line_with_a_winner_or_without(
-        self, scale_toml: Path, options: autotile.TuneOptions
-    ) -> None:
-        result = autotile.tune(scale_toml, n=N, options=options)
         assert repr(result) == (
             "<TuneResult: scale n=1048576 float32 on NVIDIA H200 (replayed): "
             f"4.406 us, {result.speedup.value:.3f}x over the default>"
@@ -76,25 +69,6 @@ class TestTune:
         with pytest.raises(autotile.InputError, match=said):
             autotile.tune(scale_toml, given.pop("sizes", None), **given)
 
-    @pytest.mark.parametrize(("device", "index"), [(1, 1), ("1", 1), ("a100", 1), (None, 0)])
-    def test_a_device_is_an_index_or_a_name(
-        self, scale_toml: Path, monkeypatch: pytest.MonkeyPatch, device: int | str | None, index: int
-    ) -> None:
-        gpus = [device_profile("h100"), device_profile("a100")]
-        monkeypatch.setattr("autotile.api.targets.device_count", lambda: 2)
-        monkeypatch.setattr("autotile.api.targets.live_device", lambda number: gpus[number])
-        chosen: list[int] = []
-        monkeypatch.setattr(targets, "served_so_far", lambda *_: None)
-
-        def refuse(*given: Any) -> None:
-            chosen.append(given[3].device_index)
-            raise autotile.WorkerError("no GPU at all")
-
-        monkeypatch.setattr(import_module("autotile.tuning.session"), "tune", refuse)
-        with pytest.raises(autotile.WorkerError):
-            autotile.tune(scale_toml, n=4, device=device)
-        assert chosen == [index]
-
 
 def test_a_family(scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = replace(read_settings(), recording_folders=(recording.parent,))
@@ -115,51 +89,40 @@ def test_a_family(scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyP
     assert "before there was a rule" in interrupted._repr_html_()
 
 
-class TestMisses:
-    @pytest.fixture
-    def missed(self, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
-        with Database.open(read_settings().database) as database:
-            for n, times in ((N, 2), (2048, 1)):
-                record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
-
-    def test_none(self) -> None:
-        assert autotile.tune_misses().is_complete
-
-    @pytest.mark.usefixtures("missed")
-    def test_each_is_tuned_and_failures_are_kept(self, options: autotile.TuneOptions) -> None:
-        tuned = autotile.tune_misses(options=options)
-        found = [(entry.planned.problem.sizes["n"], entry.state) for entry in tuned.entries]
-        assert found == [(N, "tuned"), (2048, "failed")]
-        assert repr(tuned).startswith("<MissesResult: plan misses: 2 problems: 1 tuned, 1 failed, in ")
-        assert "expected scale n=2048 float32" in tuned.entries[1].reason
-
-    @pytest.mark.usefixtures("missed")
-    def test_of_one_kernel(self, options: autotile.TuneOptions, scale_toml: Path) -> None:
-        assert autotile.tune_misses("sgemm_2d", options=options).entries == ()
-        assert autotile.tune_misses(scale_toml, options=options).count("tuned") == 1
+def test_misses_of_one_kernel_are_tuned_and_failures_are_kept(
+    options: autotile.TuneOptions, scale_toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert autotile.tune_misses().is_complete  # there are none
+    monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+    with Database.open(read_settings().database) as database:
+        for n, times in ((N, 2), (2048, 1)):
+            record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
+    assert autotile.tune_misses("sgemm_2d", options=options).entries == ()
+    tuned = autotile.tune_misses(scale_toml, options=options)
+    found = [(entry.planned.problem.sizes["n"], entry.state) for entry in tuned.entries]
+    assert found == [(N, "tuned"), (2048, "failed")]
+    assert repr(tuned).startswith("<MissesResult: plan misses: 2 problems: 1 tuned, 1 failed, in ")
+    assert "expected scale n=2048 float32" in tuned.entries[1].reason
 
 
-class TestRecord:
-    def test_its_arguments_reach_the_session(
-        self, scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        header = read_recording_header(recording)
-        given: dict[str, Any] = {}
+def test_arguments_of_a_recording_reach_the_session(
+    scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    header = read_recording_header(recording)
+    given: dict[str, Any] = {}
 
-        def record(*_: object, **named: Any) -> Recorded:
-            given.update(named)
-            return Recorded(named["output"], header, 7, 1.0)
+    def record(*_: object, **named: Any) -> Recorded:
+        given.update(named)
+        return Recorded(named["output"], header, 7, 1.0)
 
-        monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
-        monkeypatch.setattr(import_module("autotile.tuning.session"), "record", record)
-        recorded = autotile.record(scale_toml, n=N, sample=7, output=str(tmp_path / "x.npz"))
-        assert (given["sample"], given["output"]) == (7, tmp_path / "x.npz")
-        assert isinstance(recorded, Result)
-        assert repr(recorded) == (
-            f"<Recorded: scale n=1048576 float32 on NVIDIA H200: 7 configurations, {tmp_path / 'x.npz'}>"
-        )
-        assert "interrupted" in repr(replace(recorded, path=None))
+    monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
+    monkeypatch.setattr(import_module("autotile.tuning.session"), "record", record)
+    recorded = autotile.record(scale_toml, n=N, sample=7, output=str(tmp_path / "x.npz"))
+    assert (given["sample"], given["output"]) == (7, tmp_path / "x.npz")
+    assert repr(recorded) == (
+        f"<Recorded: scale n=1048576 float32 on NVIDIA H200: 7 configurations, {tmp_path / 'x.npz'}>"
+    )
+    assert "interrupted" in repr(replace(recorded, path=None))
 
 
 class TestModes:
@@ -258,21 +221,9 @@ class TestKeywords:
         with pytest.raises(autotile.InputError, match=said):
             autotile.tune(scale_toml, n=N, **given)
 
-    def test_of_an_operation_and_of_a_kernel_in_python(self) -> None:
+    def test_of_an_operation(self) -> None:
         with pytest.raises(autotile.ProblemError, match=r"matmul has no size 'trails', .* did you mean 'trials'"):
             autotile.tune("matmul", M=8, N=8, K=8, trails=3)
-        kernel = autotile.kernel(
-            'extern "C" __global__ void twice(float* y, int n) { y[threadIdx.x] = BLOCK; }',
-            "twice",
-            sizes={"n": 64},
-            parameters={"BLOCK": [32, 64]},
-            arguments={"y": autotile.Buffer("float32", "n", "out"), "n": autotile.Scalar("int32", "n")},
-            launch={"block": "BLOCK", "grid": "1"},
-        )
-        with pytest.raises(autotile.ProblemError, match="twice has no size 'trails'"):
-            kernel.tune(trails=3)
-        with pytest.raises(autotile.InputError, match="trials is 0"):
-            kernel.tune(trials=0)
 
 
 def test_other_functions_take_them_too(scale_toml: Path, recording: Path) -> None:

@@ -110,11 +110,6 @@ class TestProfiles:
         with pytest.raises(InputError, match=re.escape(f"{text!r}: expected major and minor")):
             limits_for(text)
 
-    def test_a_profile_reads_back(self):
-        device = parse_profile(PROFILE, "example.toml")
-        assert (device.name, device.sm_count, device.l2_bytes) == ("NVIDIA Example", 132, 0)
-        assert device.max_threads_per_sm == limits_for("9.0").max_threads_per_sm
-
     @pytest.mark.parametrize(
         ("old", "new", "message"),
         [
@@ -138,6 +133,9 @@ class TestProfiles:
         ],
     )
     def test_a_malformed_profile_says_what_is_wrong(self, old, new, message):
+        device = parse_profile(PROFILE, "example.toml")
+        assert (device.name, device.sm_count, device.l2_bytes) == ("NVIDIA Example", 132, 0)
+        assert device.max_threads_per_sm == limits_for("9.0").max_threads_per_sm
         assert old in PROFILE
         with pytest.raises(InputError, match=re.escape(message)):
             parse_profile(PROFILE.replace(old, new), "example.toml")
@@ -162,24 +160,20 @@ def named(name: str, value: float, half: float = 0.0) -> DeviceCeilings:
 
 
 class TestCeilings:
-    def test_the_slope_of_a_roofline_is_the_faster_of_reading_and_copying(self) -> None:
+    def test_a_roofline_has_the_faster_of_reading_and_copying_and_the_units_of_the_element_type(self) -> None:
         assert CEILINGS.memory == CEILINGS.find("dram_read")
         assert CEILINGS.l2 is None
-
-    def test_an_element_type_has_the_roofs_of_its_units(self) -> None:
         assert [one.name for one in CEILINGS.compute("float32")] == ["tensor_tf32", "fma_float32"]
         assert [one.name for one in CEILINGS.compute("bfloat16")] == ["fma_float32"]
         assert CEILINGS.compute("int32") == ()
 
-    def test_texts_have_units(self) -> None:
+    def test_texts_have_units_and_json_is_read_back(self) -> None:
         texts = {one.name: (one.label, one.text, one.interval_text) for one in CEILINGS.ceilings}
         assert texts["dram_read"] == ("DRAM, read", "4,200 GB/s", "4,100 to 4,300 GB/s")
         assert texts["fma_float32"] == ("fp32 FMA", "59 TFLOP/s", "58 to 60 TFLOP/s")
         assert texts["launch_graph"] == ("empty kernel in a graph", "1.5 us", "1.4 to 1.6 us")
         assert Ceiling("fma_float64", 1e12, 0.9e12, 1.1e12, "").interval_text == "900 GFLOP/s to 1.1 TFLOP/s"
         assert "2 other processes use the GPU" in CEILINGS._repr_html_()
-
-    def test_json_is_read_back(self) -> None:
         text = encode_json(CEILINGS.to_json())
         assert decode_json(text, DeviceCeilings) == CEILINGS
         assert CEILINGS.to_json()["ceilings"][0]["unit"] == "B/s"
@@ -210,7 +204,7 @@ class TestCeilings:
         with pytest.raises(DataError, match=fault):
             check_ceilings(replace(CEILINGS, ceilings=ceilings))
 
-    def test_a_rate_above_what_the_units_can_do_is_found(self) -> None:
+    def test_a_rate_above_what_the_units_can_do_is_found_and_a_wide_interval_is_a_warning(self) -> None:
         assert impossible(CEILINGS, DEVICE) == ()
         peak = DEVICE.peak_fp32_flops_per_s
         assert impossible(named("fma_float32", peak), DEVICE) == ()
@@ -218,8 +212,6 @@ class TestCeilings:
         assert "1,980 MHz" in line
         (line,) = impossible(named("dram_read", 1.05 * DEVICE.memory_bandwidth_bytes_per_s), DEVICE)
         assert "clock and bus" in line
-
-    def test_a_wide_interval_is_a_warning(self) -> None:
         assert imprecise(named("dram_read", 4e12, 0.19e12)) == ()
         (line,) = imprecise(named("dram_read", 4e12, 0.4e12))
         assert "10.0 %" in line
@@ -232,6 +224,8 @@ class TestCeilings:
         assert impossible(figures, DEVICE) == ()
         with pytest.raises(DataError, match="UUID"):
             check_ceilings(figures)
+        assert datasheet_ceilings(device_profile("v100")).find("tensor_bfloat16") is None  # it has no such cores
+        assert [one.name for one in datasheet_ceilings(device_profile("g80")).ceilings] == ["dram_copy", "fma_float32"]
 
     @pytest.mark.parametrize(
         ("gpu", "name", "tflops"),
@@ -252,10 +246,6 @@ class TestCeilings:
         found = datasheet_ceilings(device_profile(gpu)).find(name)
         assert found is not None
         assert found.value / 1e12 == pytest.approx(tflops, rel=0.015)
-
-    def test_a_gpu_without_such_cores_has_no_such_peak(self) -> None:
-        assert datasheet_ceilings(device_profile("v100")).find("tensor_bfloat16") is None
-        assert [one.name for one in datasheet_ceilings(device_profile("g80")).ceilings] == ["dram_copy", "fma_float32"]
 
     @pytest.mark.parametrize(
         ("unit", "dtype", "name"),

@@ -340,14 +340,18 @@ class TestFileNames:
 
 
 class TestTimeline:
-    def test_a_span_has_its_track_start_duration_and_arguments(self) -> None:
+    def test_a_span_has_its_track_start_duration_and_arguments_and_a_counter_its_values(self) -> None:
         timeline = Timeline()
         timeline.add("compiler 1", "compile", 10.0, 10.25, options="-DBM=64")
-        (name, order, span) = timeline.to_json()["traceEvents"]
+        timeline.count("candidates", waiting=3, compiling=2)
+        document = json.loads(json.dumps(timeline.to_json()))
+        (name, order, span, count) = document["traceEvents"]
         assert (name["ph"], name["name"], name["args"]) == ("M", "thread_name", {"name": "compiler 1"})
         assert (order["name"], order["args"]) == ("thread_sort_index", {"sort_index": 0})
         assert (span["ph"], span["name"], span["tid"], span["dur"]) == ("X", "compile", name["tid"], 250_000.0)
         assert span["args"] == {"options": "-DBM=64"}
+        assert (count["ph"], count["name"], count["args"]) == ("C", "candidates", {"waiting": 3, "compiling": 2})
+        assert document["displayTimeUnit"] == "ms"
 
     def test_spans_of_a_with_statement_nest_and_are_recorded_where_the_body_fails(self) -> None:
         timeline = Timeline()
@@ -364,14 +368,6 @@ class TestTimeline:
             list(threads.map(lambda n: timeline.add(f"compiler {n}", "compile", n, n + 1), range(4)))
         spans = [event for event in timeline.to_json()["traceEvents"] if event["ph"] == "X"]
         assert len({span["tid"] for span in spans}) == 4
-
-    def test_counters_are_recorded_and_the_document_is_json(self) -> None:
-        timeline = Timeline()
-        timeline.count("candidates", waiting=3, compiling=2)
-        document = json.loads(json.dumps(timeline.to_json()))
-        (event,) = document["traceEvents"]
-        assert (event["ph"], event["name"], event["args"]) == ("C", "candidates", {"waiting": 3, "compiling": 2})
-        assert document["displayTimeUnit"] == "ms"
 
     def test_nothing_is_recorded_where_it_is_not_wanted(self) -> None:
         timeline = Timeline(is_recording=False)

@@ -20,13 +20,8 @@ def test_a_product_has_the_sizes_and_flags_of_the_operation() -> None:
     expected = GemmLayout(3, 5, 7, 2, transpose_a=True, transpose_b=False, factors="bfloat16", result="float32")
     assert GemmLayout.of(sizes, "bfloat16") == expected
     assert GemmLayout.of({"M": 3, "N": 5, "K": 7}, "float16").result == "float16"
-
-
-@pytest.mark.parametrize(
-    ("size", "dtype", "expected"), [(2**31, "float32", False), (8, "int8", False), (8, "float16", True)]
-)
-def test_which_products_cublas_computes(size: int, dtype: str, expected: bool) -> None:
-    assert GemmLayout.of({"M": size, "N": 8, "K": 8}, dtype).is_supported is expected
+    for size, dtype, expected in ((2**31, "float32", False), (8, "int8", False), (8, "float16", True)):
+        assert GemmLayout.of({"M": size, "N": 8, "K": 8}, dtype).is_supported is expected
 
 
 def test_what_is_described_is_destroyed_again_where_a_product_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,10 +90,13 @@ def test_what_nvcc_declares_without_a_header() -> None:
     assert compile_cubin(job(source.replace("M_PI", "T + value"), options=("-DT=16", "-Dvalue"))).cubin  # NVRTC's own
 
 
-def test_a_header_that_options_include_first_sees_the_macros(tmp_path: Path) -> None:
+def test_folders_of_the_author_and_a_header_that_options_include_first_which_sees_the_macros(tmp_path: Path) -> None:
+    """Without host code, the folders are the compiler's own business."""
+    (tmp_path / "scale.h").write_text("#define SCALE 3\n")
     (tmp_path / "first.h").write_text("constexpr int twice = 2 * TILE;\n")
     options = "-DTILE=8", f"--pre-include={tmp_path}/first.h"
-    assert compile_cubin(job("__global__ void k(int* y) { y[0] = twice; }", options=options)).cubin
+    source = "#include <scale.h>\n__global__ void k(int* y) { y[0] = SCALE * twice; }"
+    assert compile_cubin(job(source, options=options, include_folders=(str(tmp_path),))).cubin
 
 
 def test_a_whole_program() -> None:
@@ -165,13 +168,6 @@ def test_lines_are_those_of_the_source() -> None:
         compile_cubin(job(source))
 
 
-def test_folders_of_the_author(tmp_path: Path) -> None:
-    """Without host code, the folders are the compiler's own business."""
-    (tmp_path / "scale.h").write_text("#define SCALE 3\n")
-    source = "#include <scale.h>\n__global__ void k(int* x) { x[0] = SCALE; }"
-    assert compile_cubin(job(source, include_folders=(str(tmp_path),))).cubin
-
-
 def test_a_toolkit_of_another_major_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, version in (("old", 11080), ("near", 13990), ("same", 0)):
         folder = tmp_path / name / "include"
@@ -223,15 +219,14 @@ class TestSeveralInstallations:
         yield
         headers.toolkit_headers.cache_clear()
 
-    ALGORITHM = "#include <algorithm>\n__global__ void k(int* x) { x[0] = std::max(x[1], 2); }"
-
     @pytest.mark.parametrize("layout", ["cu13/include/cccl", "cuda_cccl/include"])
     def test_an_older_one_that_is_first(self, wheel: Callable[..., Path], layout: str) -> None:
         newest = headers.cccl_folders()[0]
         older = wheel("torch", "2.8.2", layout)
         assert headers.cccl_folders()[0] == newest
         assert ("2.8.2", str(older)) in headers.cccl_folders() or layout == "cuda_cccl/include"
-        assert compile_cubin(job(self.ALGORITHM)).cubin
+        source = "#include <cuda/std/__cccl/version.h>\n__global__ void k() { static_assert(CCCL_VERSION > 2008002); }"
+        assert compile_cubin(job(source)).cubin
 
     @pytest.mark.parametrize("first", [True, False])
     def test_the_newest_of_several(self, wheel: Callable[..., Path], first: bool) -> None:

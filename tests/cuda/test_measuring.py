@@ -225,13 +225,10 @@ IDLE_W = 100.0
 class SimulatedGpu:
     """Clock, board and NVML; the energy counter is updated every tenth of a second."""
 
-    def __init__(self, *, counts: bool = True, has_power: bool = True) -> None:
-        self.now_s = 0.0
-        self.used_mj = 0.0
-        self.shown_mj = 5.0
-        self.power = IDLE_W
-        self.counts = counts
-        self.has_power = has_power
+    def __init__(self, *, has_counter: bool = True, counts: bool = True, has_power: bool = True) -> None:
+        self.now_s = self.used_mj = 0.0
+        self.shown_mj, self.power = 5.0, IDLE_W
+        self.has_counter, self.counts, self.has_power = has_counter, counts, has_power
 
     def sleep(self, seconds: float) -> None:
         for _ in range(round(seconds / 1e-4)):
@@ -241,15 +238,10 @@ class SimulatedGpu:
                 self.shown_mj = 5.0 + float(int(self.used_mj))
 
     def energy_mj(self) -> float | None:
-        return self.shown_mj
+        return self.shown_mj if self.has_counter else None
 
     def power_w(self) -> float | None:
         return self.power if self.has_power else None
-
-
-class WithoutCounter(SimulatedGpu):
-    def energy_mj(self) -> float | None:
-        return None
 
 
 class SimulatedTimer:
@@ -296,11 +288,12 @@ def meter(gpu: SimulatedGpu, l2: str, monkeypatch: pytest.MonkeyPatch) -> tuple[
 
 class TestEnergy:
     @pytest.mark.parametrize("l2", ["cold", "hot"])
-    @pytest.mark.parametrize(("gpu", "source"), [(SimulatedGpu, "counter"), (WithoutCounter, "power")])
+    @pytest.mark.parametrize(("has_counter", "source"), [(True, "counter"), (False, "power")])
     def test_the_energy_is_that_of_the_run_alone(
-        self, gpu: type[SimulatedGpu], source: str, l2: str, monkeypatch: pytest.MonkeyPatch
+        self, has_counter: bool, source: str, l2: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        found = meter(gpu(), l2, monkeypatch)[0].read(lambda: None, LAUNCH_US)
+        gpu = SimulatedGpu(has_counter=has_counter)
+        found = meter(gpu, l2, monkeypatch)[0].read(lambda: None, LAUNCH_US)
         assert found == {"energy_mj": pytest.approx(1e-3 * LAUNCH_US * LAUNCH_W, rel=0.01), "energy_source": source}
 
     def test_a_flush_is_measured_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,13 +302,13 @@ class TestEnergy:
         assert first["energy_mj"] == pytest.approx(second["energy_mj"], rel=0.01)
         assert timer.ran == [1, 2, 2]
 
-    def test_a_counter_that_stands_still_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_counter_that_stands_still_is_none_and_without_power_either_there_is_no_meter(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         found = meter(SimulatedGpu(counts=False), "hot", monkeypatch)[0].read(lambda: None, LAUNCH_US)
         assert found["energy_source"] == "power"
-
-    def test_without_power_either_there_is_no_meter(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InputError, match="neither the energy nor the power of this GPU; leave the objective"):
-            meter(WithoutCounter(has_power=False), "cold", monkeypatch)
+            meter(SimulatedGpu(has_counter=False, has_power=False), "cold", monkeypatch)
 
     def test_a_counter_that_stops_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
         gpu = SimulatedGpu()
@@ -456,30 +449,21 @@ def test_what_expressions_are_evaluated_with_is_freed_before_the_pool(monkeypatc
     assert alive == [None]
 
 
-class Results:
-    """Offers plain numbers as outputs."""
-
-    def __init__(self) -> None:
-        self.waiting: Any = []
-
-    def offer(self, launch: object, value: float) -> Any:
-        of_result: Any = (lambda other: other == value, lambda: value)
-        return agreed_outputs(self.waiting, launch, *of_result)
+def offer(waiting: Any, launch: object, value: Any) -> Any:
+    """Offer a plain number as the outputs of a launch."""
+    return agreed_outputs(waiting, launch, lambda other: other == value, lambda: value)
 
 
 class TestAgreement:
-    def test_two_launches_must_agree(self) -> None:
-        results = Results()
-        assert results.offer("64", 1.0) is None
-        assert results.offer("64", 1.0) is None  # the same launch confirms nothing
-        assert results.offer("128", 2.0) is None
-        assert results.offer("256", 1.0) == 1.0
-
-    def test_wrong_results_give_way(self) -> None:
-        results = Results()
-        assert [results.offer(str(n), float(n)) for n in range(20)] == [None] * 20
-        assert results.offer("again", 3.0) is None
-        assert results.offer("again", 19.0) == 19.0
+    def test_two_launches_must_agree_and_wrong_results_give_way(self) -> None:
+        waiting: list[Any] = []
+        assert offer(waiting, "64", 1.0) is None
+        assert offer(waiting, "64", 1.0) is None  # the same launch confirms nothing
+        assert offer(waiting, "128", 2.0) is None
+        assert offer(waiting, "256", 1.0) == 1.0
+        assert [offer(waiting, str(n), float(n)) for n in range(20)] == [None] * 20
+        assert offer(waiting, "again", 3.0) is None
+        assert offer(waiting, "again", 19.0) == 19.0
 
     def test_the_launch_tells_configurations_apart(self) -> None:
         spec, device = parse_spec(SGEMM, "sgemm.toml"), device_profile("h100")

@@ -59,13 +59,10 @@ def test_the_grid_is_theirs(problem_size: Any, grid_div: Any) -> None:
     assert launch.block(PARAMS) == threads
 
 
-@pytest.mark.parametrize("size", [100, "block_size_x*4", lambda p: p["block_size_y"] * 8])
-def test_shared_memory_is_theirs(size: Any) -> None:
-    given = {"size": size}
-    assert script(1, smem_args=given).dynamic_smem_bytes(PARAMS) == util.get_smem_args(given, PARAMS)["size"]
-
-
-def test_block_names_in_any_case_and_in_part() -> None:
+def test_shared_memory_is_theirs_and_block_names_in_any_case_and_in_part() -> None:
+    for size in (100, "block_size_x*4", lambda p: p["block_size_y"] * 8):
+        given: dict[str, Any] = {"size": size}
+        assert script(1, smem_args=given).dynamic_smem_bytes(PARAMS) == util.get_smem_args(given, PARAMS)["size"]
     assert block_names(None, ["BLOCK_SIZE_Y", "Block_Size_X"]) == ("Block_Size_X", "BLOCK_SIZE_Y", "block_size_z")
     assert block_names(["bx"], ["bx"]) == ("bx", "block_size_y", "block_size_z")
     with pytest.raises(InputError, match="at most three names"):
