@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from autotile.cuda.driver import live_device, make_context, rejected
-from autotile.workers.child import Channel, FinalReply, Stage, files_of_any_size, serve
+from autotile.workers.child import Channel, Stage, files_of_any_size, serve
 
 if __name__ == "__main__":  # while the imports below run: the context and the kernels that verify take as long
     _CHANNEL = Channel()
@@ -812,13 +812,10 @@ class GpuWorker:
                 case unknown:
                     raise InputError(f"unknown request {unknown!r}")
         except TaintedError:  # there is no telling which entry of a race is at fault
-            raise FinalReply({"error": "a candidate overwrote the worker's data in the race", "last": True}) from None
+            return {"error": "a candidate overwrote the worker's data in the race", "last": True}
         except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
             outcome, reason = _fault(error)
-            reply = {"error": reason, "kind": "cuda", "stage": self._entered}
-            if outcome is None:
-                raise FinalReply({**reply, "last": True}) from None
-            return reply
+            return {"error": reason, "kind": "cuda", "stage": self._entered, "last": outcome is None}
         except cuda.memory.OutOfMemoryError as error:
             if message["op"] == "open":
                 raise InputError(f"the problem does not fit in the device's memory: {error}") from None
@@ -843,7 +840,7 @@ class GpuWorker:
                 entered, fault = self._entered.partition(" ")[0], Outcome.RESOURCE_EXCEEDED
                 readings.append(Reading(fault, f"{error} in stage {entered}", entered))
             if fault is None:
-                raise FinalReply({"readings": readings, "is_complete": False, "last": True})
+                return {"readings": readings, "last": True}
         return {"readings": readings}
 
 

@@ -147,17 +147,9 @@ def parsed_reply(reply: Mapping[str, Any], schema: type[_Parsed]) -> _Parsed:
 Stage = Callable[[str], None]
 """Called with the name of a stage before the worker enters it."""
 Handler = Callable[[Mapping[str, Any], Stage], Mapping[str, Any]]
-"""Returns the reply to a request, of values that `to_fields` takes."""
+"""Returns the reply to a request, of values that `to_fields` takes; with a true ``last``, the process ends then."""
 
 _PARENT_CHECK_S = 1.0
-
-
-class FinalReply(Exception):  # noqa: N818 - it is a reply, not an error
-    """Raised by a handler to reply and then end the process, such as one whose CUDA context is corrupt."""
-
-    def __init__(self, reply: Mapping[str, Any]) -> None:
-        self.reply = reply
-        super().__init__("the worker ends itself after this reply")
 
 
 class Channel:
@@ -215,12 +207,11 @@ def serve(handler: Handler, prepare: Callable[[], object] = lambda: None, channe
     while (request := channel.receive()) is not None:
         try:
             reply = handler(request, channel.enter)
-        except FinalReply as final:
-            channel.reply(final.reply)
-            os._exit(0)  # a regular exit would wait for the corrupt context
         except AutotileError as error:
             reply = {"error": str(error), "kind": "input" if isinstance(error, InputError) else "toolchain"}
         channel.reply(reply)
+        if reply.get("last"):
+            os._exit(0)  # a regular exit would wait for a corrupt CUDA context
 
 
 def exit_with_parent() -> None:

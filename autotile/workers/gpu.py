@@ -338,7 +338,7 @@ class Gpu(Backend):
             found = reply.readings
             if not found:
                 continue
-            if reply.is_complete or len(found) == 1:
+            if not reply.last or len(found) == 1:
                 return found
             # the fastest of those before the one that broke the worker was not verified repeatedly
             before = self._part(replace(job, entries=job.entries[: len(found) - 1]))
@@ -397,7 +397,7 @@ class Gpu(Backend):
                 reply = child.receive(deadline_s)
             else:
                 reply = child.request(job_message(job), deadline_s, stage_limits_s)
-            last = reply.pop("last", False)
+            last = reply.get("last", False)
             parsed = parsed_reply(reply, Readings)
             if last and parsed.readings and (broken := parsed.readings[-1]).outcome is Outcome.CRASHED:
                 # an assertion in a kernel is printed, not returned; after it come complaints of what CuPy destroys

@@ -296,11 +296,11 @@ def read_job(message: Mapping[str, Any]) -> Job:
 class Readings(msgspec.Struct):
     """Reply of the GPU worker to a job: readings in the order of its entries.
 
-    They end at the entry that broke the worker, if one did; the worker ends then, and the job is not complete.
+    They end at the entry that broke the worker, if one did; the worker ends with this reply then, its ``last``.
     """
 
     readings: list[Reading]
-    is_complete: bool = True
+    last: bool = False
 
 
 def loaded(candidate: Candidate, spec: KernelSpec) -> SizedFunctions:

@@ -139,8 +139,6 @@ DEEDS: dict[str, Deed] = {
     "exit": (partial(os._exit, 3),),
     "leave_a_grandchild": (leave_a_grandchild,),
     "slow_repeats": (*(enter_verify, partial(time.sleep, 0.3)) * 4, *reading({**EVALUATION, "measurement": None})),
-    "die_in_load": (partial(die, "load", signal.SIGKILL),),
-    "die_in_verify": (partial(die, "verify", signal.SIGKILL),),
     "die_in_measure": (partial(die, "measure", signal.SIGKILL),),
     "killed": (partial(os.kill, os.getpid(), signal.SIGKILL),),
     "killed_once": (die_once, *answering(COMPILED)),
@@ -163,18 +161,11 @@ DEEDS: dict[str, Deed] = {
         *answering({"error": "an illegal address", "kind": "cuda", "stage": "check 0", "last": True}),
         leave,
     ),
-    "times_of_wrong_shape": reading(raced(5)),
     "no_keys": answering({}),
-    "unknown_outcome": reading({**EVALUATION, "outcome": "splendid"}),
-    "measurement_of_wrong_shape": reading({**EVALUATION, "measurement": [1, 2]}),
     "error_of_no_kind": answering({"error": "something"}),
     "setup_error": answering({"error": "too large", "kind": "input"}),
-    # replies of a compile worker, valid and malformed
+    # reply of a compile worker
     "compiled": answering(COMPILED),
-    "resources_of_wrong_shape": answering(
-        {"path": "p", "cubin_hash": "h", "functions": {"f": {"symbol": "f", "resources": {"registers": 1}}}}
-    ),
-    "setup_error_without_text": answering({"kind": "setup"}),
 }
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from autotile.workers.child import FinalReply, Stage, serve
+from autotile.workers.child import Stage, serve
 
 
 def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
@@ -23,10 +23,8 @@ def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
             stage("abort")
             os.write(2, b"about to abort\n")
             os.abort()
-        case "exit":
-            os._exit(3)
         case "last":
-            raise FinalReply({"bye": True})
+            return {"bye": True, "last": True}
         case "raise":
             raise RuntimeError("an unexpected fault")
         case "limits":

@@ -62,16 +62,12 @@ def test_a_healthy_worker_serves_all_candidates(start: Start, tmp_path: Path) ->
         ("sleep", Outcome.TIMED_OUT, "verify", r"no answer within 0\.5 s while in stage verify"),
         ("endless_stages", Outcome.TIMED_OUT, "verify", "no answer within"),
         ("be_late", Outcome.TIMED_OUT, "", r"no answer within 0\.5 s while in stage start"),
-        ("die_in_load", Outcome.CRASHED, "load", "the worker died with signal SIGKILL in stage load"),
-        ("die_in_verify", Outcome.CRASHED, "verify", "SIGKILL in stage verify"),
-        ("die_in_measure", Outcome.CRASHED, "measure", "SIGKILL in stage measure"),
+        ("die_in_measure", Outcome.CRASHED, "measure", "the worker died with signal SIGKILL in stage measure"),
         ("fault_in_verify", Outcome.CRASHED, "verify", "SIGSEGV"),
         ("exit", Outcome.CRASHED, "", "exit code 3 in stage start"),
         ("close_output", Outcome.CRASHED, "verify", "the worker closed its input or output without a reply"),
         ("not_json", Outcome.CRASHED, "", "malformed reply from bad_worker: .*hello"),
         ("no_keys", Outcome.CRASHED, "", "is malformed: object missing required field"),
-        ("unknown_outcome", Outcome.CRASHED, "", "outcome: invalid enum value 'splendid'"),
-        ("measurement_of_wrong_shape", Outcome.CRASHED, "", "is malformed: .*measurement: expected object"),
         ("error_of_no_kind", Outcome.CRASHED, "", "something in stage start"),
         ("assertion", Outcome.CRASHED, "verify", "ASSERT: faults.cu:7: Assertion `i < n` failed"),
         ("spent", Outcome.OUT_OF_BOUNDS, "verify", ""),
@@ -117,7 +113,7 @@ def test_an_uncertain_result_is_repeated_in_a_new_worker(start: Start, tmp_path:
 
 def test_five_deaths_in_a_row_with_none_before_that_ran_stop_the_run(start: Start) -> None:
     gpu = start()
-    for deed in ("exit", "no_keys", "die_in_load", "sleep", "exit"):
+    for deed in ("exit", "no_keys", "die_in_measure", "sleep", "exit"):
         assert run(gpu, deed).outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
     with pytest.raises(WorkerError, match=r"5 GPU workers died one after another, the last with: .*exit code 3"):
         run(gpu, "ok")
@@ -147,7 +143,7 @@ def test_a_device_that_cannot_be_reopened_at_all_is_told(start: Start) -> None:
         run(gpu, "ok")
 
 
-@pytest.mark.parametrize("trouble", ["sleep", "exit", "binary", "no_keys", "close_output"])
+@pytest.mark.parametrize("trouble", ["sleep", "exit", "no_keys"])
 def test_a_worker_that_cannot_open_is_told_at_once(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
@@ -213,7 +209,7 @@ class TestChecksBeforeARace:
             self.race(start(), "exit", "exit")
 
 
-@pytest.mark.parametrize("deed", ["exit", "not_json", "no_keys", "times_of_wrong_shape", "error_of_no_kind"])
+@pytest.mark.parametrize("deed", ["exit", "no_keys"])
 def test_a_race_that_breaks_the_worker_is_told_and_blamed_on_no_later_candidate(start: Start, deed: str) -> None:
     gpu = start()
     with pytest.raises(WorkerError):

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from child_python import python
@@ -16,7 +17,9 @@ from faults.traces import settles
 
 from autotile.errors import WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.settings import child_environment
-from autotile.workers.child import Child
+from autotile.workers.child import Child, parsed_reply
+from autotile.workers.compile_pool import CompiledCubin
+from autotile.workers.jobs import Readings
 
 DEADLINE_S = 0.6
 GRACE_S = 0.5
@@ -77,6 +80,25 @@ def test_a_malformed_message_is_reported_with_an_excerpt(child: Child, deed: str
     assert error.args[0].startswith("malformed reply from bad_worker: ")
     assert re.search(words, str(error))
     assert len(str(error)) < 250
+
+
+READING = {"outcome": "ok", "stage": "measure"}
+FUNCTION = {"symbol": "f", "resources": {"registers": 1}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reply", "words"),
+    [
+        (Readings, {"readings": [{**READING, "outcome": "splendid"}]}, "outcome: invalid enum value 'splendid'"),
+        (Readings, {"readings": [{**READING, "measurement": [1, 2]}]}, "is malformed: .*measurement: expected object"),
+        (Readings, {"readings": [{**READING, "rounds_us": 5}]}, "is malformed: .*rounds_us: expected array"),
+        (CompiledCubin, {"path": "p", "cubin_hash": "h", "functions": {"f": FUNCTION}}, "].resources: object missing"),
+        (CompiledCubin, {"kind": "setup"}, "is malformed"),
+    ],
+)
+def test_a_reply_of_a_wrong_shape_is_an_error(schema: type, reply: dict[str, Any], words: str) -> None:
+    with pytest.raises(WorkerError, match=words):
+        parsed_reply(reply, schema)
 
 
 @pytest.mark.parametrize("deed", ["sleep", "be_late", "half_a_line", "endless_stages"])
@@ -176,7 +198,6 @@ def test_requests_are_answered_without_core_dumps_full_disks_or_ctrl_c_of_the_te
     [
         ("hang", WorkerTimeoutError, r"no answer within 0\.5 s", "hang"),
         ("abort", WorkerCrashError, "SIGABRT: about to abort", "abort"),
-        ("exit", WorkerCrashError, "exit code 3", "begin"),
         ("raise", WorkerCrashError, "an unexpected fault", "begin"),
     ],
 )
@@ -192,7 +213,7 @@ def test_an_end_is_told_with_its_stage_and_nothing_more_is_answered(
 
 
 def test_a_final_reply_is_received(echo: Child) -> None:
-    assert echo.request({"do": "last"}, 10) == {"bye": True}
+    assert echo.request({"do": "last"}, 10) == {"bye": True, "last": True}
     with pytest.raises(WorkerCrashError):
         echo.request({"do": "echo", "value": 1}, 10)
 

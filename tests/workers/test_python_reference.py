@@ -78,26 +78,6 @@ def hangs(A: np.ndarray) -> None:
     time.sleep(100)
 
 
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        (fails, "raises LinAlgError: .*in fails, .*test_python_reference.py, line [0-9]+: return np.linalg.inv"),
-        (lambda A: os._exit(7), "ended its process, with status 7"),
-        (lambda A: os.kill(os.getpid(), 9), "ended its process, with status -9"),
-        (hangs, "did not return within 0.3 s"),
-        (lambda A: None, "returns nothing, expected 1: C"),
-        (lambda A: (A, A), "returns 2 arrays, expected 1: C"),
-        (lambda A: {"D": A}, "a mapping that lacks C; expected C"),
-        (lambda A: A, r"returns an array of shape \(5, 3\) and type float64 for C, expected numbers of shape \(5, 4\)"),
-        (lambda A, B: "text", "expected numbers of shape"),
-        (lambda p, q: p, "it takes p, q; name its arguments after the kernel's"),
-    ],
-)
-def test_faults_are_told(function: Callable[..., Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        results(function, limit_s=0.3 if function is hangs else 30.0)
-
-
 class UnprintableError(Exception):
     """Its text raises an error, of whatever kind."""
 
@@ -191,6 +171,16 @@ def interrupted(A: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
+        (fails, "raises LinAlgError: .*in fails, .*test_python_reference.py, line [0-9]+: return np.linalg.inv"),
+        (lambda A: os._exit(7), "ended its process, with status 7"),
+        (lambda A: os.kill(os.getpid(), 9), "ended its process, with status -9"),
+        (hangs, "did not return within 0.3 s"),
+        (lambda A: None, "returns nothing, expected 1: C"),
+        (lambda A: (A, A), "returns 2 arrays, expected 1: C"),
+        (lambda A: {"D": A}, "a mapping that lacks C; expected C"),
+        (lambda A: A, r"returns an array of shape \(5, 3\) and type float64 for C, expected numbers of shape \(5, 4\)"),
+        (lambda A, B: "text", "expected numbers of shape"),
+        (lambda p, q: p, "it takes p, q; name its arguments after the kernel's"),
         (raising(UnprintableError), "raises UnprintableError: .its text cannot be made."),
         (raising(ExitsError), "raises ExitsError: .its text cannot be made."),
         (raising(InterruptsError), "cannot be computed: KeyboardInterrupt"),
@@ -226,7 +216,7 @@ def interrupted(A: np.ndarray) -> None:
         (interrupted, "ended its process, with status -10"),
     ],
 )
-def test_the_child_ends_whatever_the_function_does(
+def test_the_child_ends_and_tells_why_whatever_the_function_does(
     function: Callable[..., Any], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def handler(*_: object) -> None:
@@ -238,7 +228,7 @@ def test_the_child_ends_whatever_the_function_does(
     KNOWN.update(int(one.name) for one in Path("/proc/self/fd").iterdir())
     try:
         with pytest.raises(InputError, match=said) as caught:
-            results(function)
+            results(function, limit_s=0.3 if function is hangs else 30.0)
     finally:
         if os.getpid() != program:  # the child came back
             os._exit((tmp_path / "returned").write_text("the child returned"))
