@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
-from stored_runs import add_trial, add_trials, end_run, failed, measured, record_miss, start_run
+from stored_runs import KEY, add_trial, add_trials, begin, end_run, failed, measured, record_miss, start_run
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Problem
+from autotile.core.model import Outcome, Problem
 from autotile.database import engine
 from autotile.database.care import check_database
 from autotile.database.database import Database, open_existing
@@ -233,20 +234,15 @@ def test_options_do_not_show_the_location() -> None:
     assert SECRET not in repr(TuneOptions(database=f"postgresql://u:{SECRET}@h/d"))
 
 
-@pytest.fixture
-def server(server_url: str) -> Iterator[Database]:
-    with Database.open(server_url) as database:
-        yield database
-
-
 def test_trials_come_back_and_the_finals_decide(
     shared: Database, location: str, fresh_key: TuningKey, device: DeviceProperties
 ) -> None:
     study = shared.study(fresh_key, device)
     assert shared.study(fresh_key, device) == study
+    assert shared.find_study(structs.replace(fresh_key, source="replayed")) is None
     run = start_run(shared, study, sampler="tpe", seed=2**40)
     fast, winner = measured({"BM": 64, "WIDE": True, "KIND": "float4"}, 10.0), measured({"BM": 32}, 11.0)
-    strange = failed({"BM": 1}, "compile_failed", "error:\0 bad byte \udcff")  # as no database takes it
+    strange = failed({"BM": 1}, Outcome.COMPILE_FAILED, "error:\0 bad byte \udcff")  # as no database takes it
     add_trials(shared, study, run, [fast, strange])
     add_trial(shared, study, run, winner, phase="final", rank=1)
     assert shared.trials(study) == [fast, replace(strange, reason="error: bad byte ?"), winner]
@@ -257,6 +253,16 @@ def test_trials_come_back_and_the_finals_decide(
     assert [summary.best_time_us for summary in shared.studies() if summary.study_id == study] == [11.0]
     with open_existing(location) as reader:
         assert reader.find_study(fresh_key) == study
+        with pytest.raises(DatabaseError, match="reading only"):
+            record_miss(reader, fresh_key.problem, "H200", "default")
+
+
+def test_a_trial_needs_its_study_and_run(shared: Database, fresh_key: TuningKey) -> None:
+    study, run = begin(shared, fresh_key)
+    for study_id, run_id in ((study, 2**30), (2**30, run)):
+        with pytest.raises(DatabaseError, match=r"(?i)foreign key constraint"):
+            add_trial(shared, study_id, run_id, failed({"BM": 1}, Outcome.CRASHED))
+    assert check_database(shared).ok
 
 
 def test_misses_are_counted_a_problem_a_gpu_and_a_tier(shared: Database) -> None:
@@ -271,33 +277,24 @@ def test_misses_are_counted_a_problem_a_gpu_and_a_tier(shared: Database) -> None
     assert shared.misses("other") == []
 
 
+@pytest.mark.parametrize("location", ["postgresql"], indirect=True)
 def test_a_connection_that_the_server_closed_is_replaced(
-    server: Database, server_url: str, monkeypatch: pytest.MonkeyPatch
+    shared: Database, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def end_connections() -> None:
-        server.find_study(fresh)
-        with Database.open(server_url) as other, other.reading() as connection:
+        shared.find_study(KEY)
+        with Database.open(location) as other, other.reading() as connection:
             where = "WHERE datname = current_database() AND pid <> pg_backend_pid()"
             connection.execute(text(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity {where}"))
 
-    fresh = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
     monkeypatch.setattr(engine, "_IDLE_S", -1.0)
     end_connections()
-    assert server.find_study(fresh) is None
+    assert shared.find_study(KEY) is None
     monkeypatch.setattr(engine, "_IDLE_S", 60.0)  # it was used just now, and is not checked
     end_connections()
     with pytest.raises(engine.LostServerError):
-        server.find_study(fresh)
-    assert server.find_study(fresh) is None
-
-
-def test_the_check_is_whole_and_errors_hide_the_password(server: Database) -> None:
-    assert check_database(server).ok
-    with pytest.raises(DatabaseError, match="foreign key constraint"):
-        add_trial(server, 2**30, 2**30, measured({"BM": 1}, 1.0))
-    with pytest.raises(DatabaseError) as caught:
-        Database.open("postgresql://user:secret@127.0.0.1:1/name")
-    assert "secret" not in str(caught.value)
+        shared.find_study(KEY)
+    assert shared.find_study(KEY) is None
 
 
 @pytest.fixture
@@ -334,7 +331,10 @@ def silent_pooler() -> Iterator[str]:
         thread.join()
 
 
-def test_a_pooler_without_a_server_is_reported(silent_pooler: str) -> None:
+def test_a_pooler_without_a_server_is_reported_and_no_server_at_all(silent_pooler: str) -> None:
+    with pytest.raises(DatabaseError) as caught:
+        Database.open("postgresql://user:secret@127.0.0.1:1/name")
+    assert "secret" not in str(caught.value)
     start_s = time.monotonic()
     expected = "no answer to the first statement for 2 s: the server does not answer"
     with pytest.raises(engine.LostServerError, match=expected):
