@@ -19,6 +19,7 @@ from autotile.database.database import StoredTrial
 from autotile.errors import ToolchainError
 from autotile.exchange.column_table import ColumnTable, TypedColumn, trial_table
 
+SIZED = structs.replace(KEY, sizes={"M": 64, "N": 32})
 OK = Trial(
     {"BM": 64, "FAST": True, "SCALE": 1, "T": "half"},
     Outcome.OK,
@@ -38,10 +39,7 @@ FAILED = Trial(
 
 def table(*trials: Trial) -> ColumnTable:
     moment = datetime(2026, 1, 2, 3, 4, 5, 600000, UTC)
-    return trial_table(
-        (structs.replace(KEY, sizes={"M": 64, "N": 32}), StoredTrial(n, 1, 1, "search", None, moment, t))
-        for n, t in enumerate(trials, 1)
-    )
+    return trial_table((SIZED, StoredTrial(n, 1, 1, "search", None, moment, t)) for n, t in enumerate(trials, 1))
 
 
 def csv_text(columns: ColumnTable) -> str:

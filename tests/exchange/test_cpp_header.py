@@ -14,13 +14,13 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import Measurement, Resources, config_key
+from autotile.core.model import Config, Measurement, Resources, config_key
 from autotile.cuda.headers import toolkit_headers
 from autotile.database.keys import key_of
 from autotile.database.winners import StoredRule, Winner
 from autotile.exchange.bundle import BundledCubin
 from autotile.exchange.cpp_header import literal, to_cpp, write_header
-from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree
+from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split
 from autotile.families.features import Feature, Traits
 from autotile.kernel.expressions import parse_expression
 from autotile.kernel.library import load_kernel
@@ -193,6 +193,7 @@ def winners_of(device: DeviceProperties, sizes: Sequence[dict[str, int]], seed: 
 
 
 RESOURCES = Resources(64, 0, 0, 0, 1024)
+SIZES = (1, 17, 64, 100, 1000, 4096, 9000)
 TIERS = ("exact", "family", "nearest", "transferred", "default")
 
 
@@ -211,7 +212,7 @@ def test_it_chooses_what_dispatch_chooses(device: str, targets: tuple[str, ...],
     configs = {config_key(c): c for c in (*(w.config for w in winners), kernel.spec.default)}
     numbered = [(number, config, target) for number, config in enumerate(configs.values()) for target in targets]
     cubins = [BundledCubin(t, "float32", {}, c, RESOURCES, f"{number}.{t}") for number, c, t in numbered]
-    asked = some + [{name: chosen.choice((1, 17, 64, 100, 1000, 4096, 9000)) for name in "MNK"} for _ in range(60)]
+    asked = some + [{name: chosen.choice(SIZES) for name in "MNK"} for _ in range(60)]
     order = list(configs)
     for sizes, got in zip(asked, chosen_in_cpp(tmp_path, here, asked, winners, cubins), strict=True):
         problem = resolve_problem(kernel.spec, sizes)
@@ -233,37 +234,34 @@ FEATURES = [
 ]
 
 
-def rule_of(winners: Sequence[Winner], features: Sequence[Feature], thresholds: Sequence[float]) -> FamilyRule:
-    """Return a rule whose tree tests one feature after the other, with made-up times."""
-    configs = list({config_key(w.config): w.config for w in winners}.values())[:3]
-    tree: Tree = Leaf((2, 0, 1))
-    for number, (feature, threshold) in enumerate(zip(features, thresholds, strict=True)):
-        order = ((0, 1, 2), (1, 2, 0), (2, 1, 0))[number % 3]
-        tree = Split(feature, threshold, Leaf(order), tree)
-    family = Family({"M": Extent(((1, 4096), (9000, 9000))), "N": Extent(((1, 8192),)), "K": Extent(((17, 4096),))})
-    point = RulePoint({"M": 64, "N": 64, "K": 64}, ((1.0, 0.9, 1.1),) * 3, 1.0, 0.0, None)
+def rule_of(configs: Sequence[Config], n: int, feature: Feature, threshold: float) -> FamilyRule:
+    """Return a rule of the problems with a value of N, whose tree tests a feature and then a size."""
+    tree = Split(
+        feature, threshold, Leaf((0, 1, 2)), Split(Feature("size", "M"), 100, Leaf((1, 2, 0)), Leaf((2, 0, 1)))
+    )
+    family = Family({"M": Extent(((1, 4096), (9000, 9000))), "N": Extent(((n, n),)), "K": Extent(((17, 4096),))})
+    point = RulePoint({"M": 64, "N": n, "K": 64}, ((1.0, 0.9, 1.1),) * 3, 1.0, 0.0, None)
     return FamilyRule(family, tuple(RuleConfig(config, RESOURCES, 2) for config in configs), tree, (point,))
 
 
 @needs_compiler
-@pytest.mark.parametrize("feature", [FEATURES[0], None], ids=str)
-def test_the_rule_of_a_family_is_the_same_tree(feature: Feature | None, tmp_path: Path) -> None:
+def test_the_rule_of_a_family_is_the_same_tree(tmp_path: Path) -> None:
     kernel = load_kernel("sgemm_2d")
     here = replace(device_profile("h200"), source="cuda")
     some = [{"M": 64, "N": 128, "K": 64}, {"M": 4096, "N": 4096, "K": 4096}, {"M": 512, "N": 2048, "K": 128}]
     winners = winners_of(here, some, 3)
-    chosen = random.Random(str(feature))
-    asked = some + [{name: chosen.choice((1, 17, 64, 100, 1000, 4096, 9000)) for name in "MNK"} for _ in range(80)]
     configs = {config_key(c): c for c in (*(w.config for w in winners), kernel.spec.default)}
-    features = [feature] if feature is not None else FEATURES
-    bare = rule_of(winners, [], [])
-    traits = Traits.of(kernel.spec, here, [c.config for c in bare.configs], [2, 2, 2], asked)
-    thresholds = [float(np.median(traits.column(one))) for one in features]
-    rule = rule_of(winners, features, thresholds)
-    stored = StoredRule(structs.replace(winners[0].key, sizes={}), here, rule, datetime.now(UTC))
+    chosen = random.Random(1)
+    asked, rules = list(some), []
+    for n, feature in zip(SIZES, FEATURES, strict=True):  # each in a family of its own
+        these = [{"M": chosen.choice(SIZES), "N": n, "K": chosen.choice(SIZES)} for _ in range(25)]
+        traits = Traits.of(kernel.spec, here, list(configs.values())[:3], [2, 2, 2], these)
+        rule = rule_of(list(configs.values())[:3], n, feature, float(np.median(traits.column(feature))))
+        rules.append(StoredRule(structs.replace(winners[0].key, sizes={}), here, rule, datetime.now(UTC)))
+        asked += these
     cubins = [BundledCubin("sm_90", "float32", {}, c, RESOURCES, f"{n}.cubin") for n, c in enumerate(configs.values())]
-    tiers, shelf = set(), Shelf(winners, rules=[stored], estimates=False, compares=False)
-    got = chosen_in_cpp(tmp_path, here, asked, winners, cubins, rules=[stored])
+    tiers, shelf = set(), Shelf(winners, rules=rules, estimates=False, compares=False)
+    got = chosen_in_cpp(tmp_path, here, asked, winners, cubins, rules=rules)
     for sizes, words in zip(asked, got, strict=True):
         choice = choose(KernelRequest(kernel, resolve_problem(kernel.spec, sizes), here, "13.0", shelf))
         number = list(configs).index(config_key(choice.config))
