@@ -40,7 +40,6 @@ from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.database import learned, winners
 from autotile.database.care import check_database, copy_missing_rows
 from autotile.database.database import Database, insert_trials, trial_row
-from autotile.database.engine import CEILINGS as TABLE
 from autotile.database.engine import METADATA, RUNS, TRIALS, now_text
 from autotile.database.keys import TuningKey
 from autotile.database.learned import FamilyState, save_family_state, save_model
@@ -465,24 +464,6 @@ def test_a_merge_keeps_the_newer_one_unless_its_date_has_yet_to_come(
     assert numbers(database, kind) == [2]
 
 
-@pytest.mark.parametrize(
-    "altered",
-    [
-        {"gpu_uuid": "<script>"},
-        {"measured_at": "soon"},
-        {"ceilings": [{"name": "warp", "value": 1.0, "low": 1.0, "high": 1.0, "method": ""}]},
-        {"ceilings": {"dram_read": 1e12}},
-        {"warnings": [1]},
-    ],
-)
-def test_an_altered_row_is_skipped_and_named(database: Database, altered: dict[str, object]) -> None:
-    learned.save_ceilings(database, CEILINGS)
-    change(database, update(TABLE).values(**altered))
-    with pytest.warns(DataWarning, match="ceilings 1"):
-        assert learned.read_ceilings(database) == []
-    assert [row.table for row in check_database(database).bad_rows] == ["ceilings"]
-
-
 H200 = device_profile("h200")
 FAMILY = Family({"M": Extent(((1, 8192),)), "N": Extent(((4096, 4096), (7168, 7168)))})
 OTHER_FAMILY = Family({**FAMILY.extents, "M": Extent(((1, 2),))})
@@ -576,35 +557,3 @@ def test_lines_and_figures_of_a_rule() -> None:
     nearest = rule.nearest_point(1, {"M": 2, "N": 4096})
     assert nearest is not None
     assert nearest.sizes == {"M": 8192, "N": 7168}  # it was not timed at the nearer one
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("family", '{"M": "2..1"}'),
-        ("family", '{"M": "1..x"}'),
-        ("family", "[]"),
-        ("family", "{"),
-        ("digest", "x"),
-        ("digest", "A" * 64),
-        ("device", '{"name": "H200"}'),
-        ("key", '{"kernel": "sgemm"}'),
-        ("kernel", "k" * 2000),
-        ("progress", '{"tuned": "x"}'),
-        ("rule", '{"format": 99}'),
-        ("learned_at", "yesterday"),
-    ],
-)
-@pytest.mark.parametrize("has_rule", [False, True])
-def test_a_check_of_the_database_finds_a_damaged_family(
-    database: Database, family_key: TuningKey, column: str, value: str, has_rule: bool
-) -> None:
-    save_family_state(database, family_key, FAMILY, H200, FamilyState({}))
-    if has_rule:
-        learned.save_rule(database, family_key, H200, a_rule())
-    assert check_database(database).bad_rows == ()
-    with sqlite3.connect(str(database.path)) as connection:
-        connection.execute(f"UPDATE families SET {column} = ?", (value,))
-    (row,) = check_database(database).bad_rows
-    assert row.table == "families"
-    assert row.field.startswith(column if has_rule or column != "rule" else "learned_at")  # a rule has its date

@@ -30,6 +30,7 @@ from autotile.database.care import _PARSERS, check_database
 from autotile.database.database import Database, open_existing, rows_of
 from autotile.database.engine import METADATA, _FileConnection
 from autotile.database.keys import TuningKey
+from autotile.database.learned import read_ceilings
 from autotile.database.paths import atomic_write, network_file_system
 from autotile.database.winners import SCHEMA_REVISION, WINNERS, read_file
 from autotile.errors import DatabaseError, DataError, DataWarning
@@ -137,6 +138,12 @@ def _damaged(path: Path, key: TuningKey, where: str) -> bytes:
 def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(tmp_path: Path, key: TuningKey, damage: str) -> None:
     path = tmp_path / "tuning.db"
     data = _damaged(path, key, damage)
+    if damage == "middle":  # it is found while reading
+        with open_existing(path) as reader:
+            with pytest.raises(DatabaseError, match="damaged; `autotile db check` says where"):
+                reader.trials(1)
+            assert not check_database(reader).ok
+        assert path.read_bytes() == data
     with Database.open(path) as database:
         assert database.studies() == []
         (notice,) = database.notices
@@ -145,17 +152,6 @@ def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(tmp_path: Path, key: T
     assert kept.read_bytes() == data
     with Database.open(path) as again:
         assert again.notices == ()
-
-
-def test_damage_found_while_reading_says_what_to_do(tmp_path: Path, key: TuningKey) -> None:
-    path = tmp_path / "tuning.db"
-    data = _damaged(path, key, "middle")
-    with open_existing(path) as reader:
-        with pytest.raises(DatabaseError, match="damaged; `autotile db check` says where"):
-            reader.trials(1)
-        report = check_database(reader)
-    assert not report.ok
-    assert path.read_bytes() == data
 
 
 def test_a_lock_that_is_never_released_is_explained(
@@ -178,13 +174,6 @@ def test_network_file_systems_are_told_from_local_ones(tmp_path: Path, monkeypat
     assert network_file_system(tmp_path / "tuning.db") == "nfs4"
     assert network_file_system(tmp_path / "scratch" / "tuning.db") == ""
     assert network_file_system(Path("/tuning.db")) == ""
-
-
-def test_on_a_network_file_system_the_log_is_not_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotile.database.engine.network_file_system", lambda path: "nfs4")
-    with Database.open(tmp_path / "tuning.db") as database:
-        assert check_database(database).ok
-        assert [entry.name for entry in tmp_path.iterdir()] == ["tuning.db"]
 
 
 def test_keys_do_not_load_sqlalchemy_and_an_up_to_date_database_opens_without_alembic(tuning_db: Path) -> None:
@@ -442,23 +431,48 @@ def test_a_kernel_is_served_whatever_a_row_holds(case: Path, statement: str, is_
     assert (kernel.tier == "exact") == bool(best) == is_exact
 
 
-def test_bad_rows_are_listed_and_left_as_they_are(case: Path) -> None:
-    change_file(
-        case,
-        "UPDATE runs SET driver = CAST(x'fffe' AS TEXT) WHERE id = 2",
-        "UPDATE trials SET time_us = 9e999, reason = x'00ff' WHERE id = 1",
-        "UPDATE misses SET sizes = 'null' WHERE id = 1",
-    )
-    before = content(case)
-    found = autotile.db_check(case)
-    assert found.check is not None
-    assert not found.whole
-    assert [(row.table, row.row_id, row.field) for row in found.check.bad_rows] == [
-        ("runs", 2, "driver"),
-        ("trials", 1, "reason"),
-        ("misses", 1, "sizes"),
-    ]
-    assert content(case) == before
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("runs", "driver", b"\xff\xfe"),
+        ("trials", "time_us", float("inf")),
+        ("trials", "reason", b"\0\xff"),
+        ("misses", "sizes", "null"),
+        ("ceilings", "gpu_uuid", "<script>"),
+        ("ceilings", "measured_at", "soon"),
+        ("ceilings", "ceilings", '[{"name": "warp", "value": 1.0, "low": 1.0, "high": 1.0, "method": ""}]'),
+        ("ceilings", "ceilings", '{"dram_read": 1e12}'),
+        ("ceilings", "warnings", "[1]"),
+        ("families", "family", '{"M": "2..1"}'),
+        ("families", "family", '{"M": "1..x"}'),
+        ("families", "family", "[]"),
+        ("families", "family", "{"),
+        ("families", "digest", "x"),
+        ("families", "digest", "A" * 64),
+        ("families", "device", '{"name": "H200"}'),
+        ("families", "key", '{"kernel": "sgemm"}'),
+        ("families", "kernel", "k" * 2000),
+        ("families", "progress", '{"tuned": "x"}'),
+        ("families", "rule", '{"format": 99}'),
+        ("families", "learned_at", "yesterday"),
+    ],
+)
+def test_a_bad_row_is_listed_and_left_as_it_is(case: Path, table: str, column: str, value: object) -> None:
+    for row_id in (1, 3) if table == "families" else (1,):  # the first has a rule, the last has none
+        shutil.copy(case.with_name("template.db"), case)
+        with closing(sqlite3.connect(case)) as connection, connection:
+            connection.execute(f"UPDATE {table} SET {column} = ? WHERE id = ?", (value, row_id))
+        before = content(case)
+        found = autotile.db_check(case)
+        assert found.check is not None
+        assert not found.whole
+        (row,) = found.check.bad_rows
+        assert (row.table, row.row_id) == (table, row_id)
+        assert row.field.startswith("learned_at" if (column, row_id) == ("rule", 3) else column)  # a rule has its date
+        if table == "ceilings":
+            with Database.open(case) as database, pytest.warns(DataWarning, match="ceilings 1"):
+                assert read_ceilings(database) == []
+        assert content(case) == before
 
 
 VIEW = "SELECT 1 AS study_id, 1 AS trial_id"
