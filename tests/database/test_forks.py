@@ -42,13 +42,9 @@ def _read_and_write(path: Path) -> bool:
     return winners == [] and rules == [] and write_file(path, ADD_MISSES, [miss_of(4096)], timeout_s=10.0)
 
 
-def _look_up(database: Path | str) -> bool:
-    kernel = Dispatcher(database=database).get_best_kernel("matmul_naive", M=64, N=64, K=64, device="a100")
+def _look_up(path: Path) -> bool:
+    kernel = Dispatcher(database=path).get_best_kernel("matmul_naive", M=64, N=64, K=64, device="a100")
     return not kernel.choice.unread
-
-
-def _look_up_with_an_sql_engine(path: Path) -> bool:
-    return _look_up(f"sqlite:///{path}")
 
 
 def _fork(work: Callable[[Path], bool], path: Path) -> int:
@@ -81,7 +77,7 @@ def path(tuning_db: Path) -> Path:
     return tuning_db
 
 
-@pytest.mark.parametrize("work", [_read_and_write, _look_up, _look_up_with_an_sql_engine])
+@pytest.mark.parametrize("work", [_read_and_write, _look_up])
 def test_children_work_that_were_forked_during_look_ups(work: Callable[[Path], bool], path: Path) -> None:
     stop = threading.Event()
     done = [work(path)]

@@ -9,7 +9,7 @@ import os
 import signal
 import tracemalloc
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from autotile.core.model import Resources
 from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.database.paths import check_readable
-from autotile.database.winners import Winner
+from autotile.database.winners import StoredRule, Winner
 from autotile.errors import BundleError, DataError, InputError, RecordingError
 from autotile.exchange import bundle as bundles
 from autotile.exchange.bundle import (
@@ -72,31 +72,27 @@ def alter_text(source: Path, target: Path, seed: int) -> Path:
     return target
 
 
-def test_winners(folder: Path, winners: list[Winner]) -> None:
-    source = folder / "winners.json"
-    write_winners(source, [structs.replace(winner, device=DEVICE) for winner in winners])
+@pytest.mark.parametrize("read", [read_winners, read_rules])
+def test_winners_and_rules(
+    folder: Path, winners: list[Winner], read: Callable[[Path], Sequence[Winner | StoredRule]]
+) -> None:
+    source = folder / f"{read.__name__}.json"
+    if read is read_winners:
+        write_winners(source, [structs.replace(winner, device=DEVICE) for winner in winners])
+    else:
+        source = next((data_folder("tuned") / "families").glob("*.json"))
 
-    def read(seed: int) -> None:
-        with suppress(DataError, InputError):
-            encode_json([winner.to_json() for winner in read_winners(alter_text(source, folder / "w.json", seed))])
-
-    assert read_winners(source)
-    with_many_seeds(read)
-
-
-def test_rules(folder: Path) -> None:
-    source = next((data_folder("tuned") / "families").glob("*.json"))
-    spec = load_kernel(source.stem.partition(".")[2]).spec
-
-    def read(seed: int) -> None:
+    def read_altered(seed: int) -> None:
         read_rules.cache_clear()
         with suppress(DataError):
-            for stored in read_rules(alter_text(source, folder / "r.json", seed)):
-                assert list(stored.rule.lines())
-                if stored.rule.family.extents.keys() == spec.sizes.keys():
-                    stored.rule.nearest_point(0, stored.rule.family.largest)
+            for one in read(alter_text(source, folder / "altered.json", seed)):
+                encode_json(one.to_json())
+                if isinstance(one, StoredRule):
+                    assert list(one.rule.lines())
+                    one.rule.nearest_point(0, one.rule.points[0].sizes)
 
-    with_many_seeds(read)
+    assert read(source)
+    with_many_seeds(read_altered)
 
 
 def test_bundles(folder: Path, winners: list[Winner]) -> None:
@@ -255,6 +251,9 @@ def test_a_pipe_or_device_is_refused_at_once(tmp_path: Path, what: str, kind: st
         READERS[what](path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
+    if kind == "pipe":
+        (listed,) = list_recordings([path.rename(tmp_path / "a.npz").parent])
+        assert "it is a named pipe" in listed.problem
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
@@ -293,12 +292,6 @@ def test_config_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_text(text)
         with pytest.raises(InputError, match=problem):
             read_settings()
-
-
-def test_a_pipe_among_the_recordings_is_listed_with_its_problem(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "a.npz")
-    (found,) = list_recordings([tmp_path])
-    assert "it is a named pipe" in found.problem
 
 
 # --- archives that unpack to much more than they are
