@@ -1,6 +1,7 @@
 import contextlib
 import io
 import json
+import os
 import random
 import zipfile
 from dataclasses import replace
@@ -283,11 +284,13 @@ def test_a_recording_is_found_by_its_problem_and_the_newest_wins(
     for name, one in (("a100", other_gpu), ("small", other_size), ("later", later)):
         write_recording(tmp_path / "more" / f"{name}.npz", one, [])
     (tmp_path / "broken.npz").write_bytes(b"PK")
+    os.mkfifo(tmp_path / "pipe.npz")
     folders = [tmp_path, tmp_path / "more", tmp_path / "nowhere"]
 
     found = list_recordings(folders)
-    assert [one.path.stem for one in found] == ["broken", "space", "a100", "later", "small"]
-    assert [bool(one.problem) for one in found] == [True, False, False, False, False]
+    assert [one.path.stem for one in found] == ["broken", "pipe", "space", "a100", "later", "small"]
+    assert [bool(one.problem) for one in found] == [True, True, False, False, False, False]
+    assert "it is a named pipe" in found[1].problem
 
     def find(dtype: str = "float32", **sizes: int) -> str | None:
         one = find_recording(folders, "sgemm", sizes, dtype)
