@@ -86,7 +86,9 @@ def test_the_newest_trial_of_a_configuration_counts_for_resuming(database: Datab
     assert [trial.time_us for trial in database.trials(study, run_id=second)] == [50.0]
 
 
-def test_before_any_finals_the_fastest_ok_trial_is_best(database: Database, study: int, run: int) -> None:
+def test_before_any_finals_the_fastest_ok_trial_is_best_and_what_they_refuse_no_more(
+    database: Database, study: int, run: int
+) -> None:
     assert database.best("sgemm") == []
     add_trial(database, study, run, failed({"BM": 8}, Outcome.WRONG_RESULT))
     assert database.best("sgemm") == []
@@ -95,6 +97,12 @@ def test_before_any_finals_the_fastest_ok_trial_is_best(database: Database, stud
     (best,) = database.best("sgemm")
     assert best.trial.config == {"BM": 20}
     assert not best.confirmed
+    database.add_run(study, [best.trial], sampler="tpe", phase="final", is_ranked=True)
+    again = start_run(database, study, sampler="tpe")
+    add_trial(database, study, again, failed({"BM": 20}, Outcome.WRONG_RESULT), phase="final")
+    assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 25}]
+    add_trial(database, study, again, measured({"BM": 20}, 11.0))  # measured again since
+    assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 20}]
 
 
 def test_the_winner_of_the_newest_finished_finals_is_best(
@@ -133,17 +141,6 @@ def test_the_clock_of_a_run_does_not_make_it_the_newest(database: Database, key:
     assert database.best("sgemm")[0].trial.config == {"BM": 2}
     (winner,) = read_file(database.location, WINNERS, kernel=key.kernel, dtype=key.dtype) or []
     assert winner.config == {"BM": 2}
-
-
-def test_what_the_finals_refused_is_best_no_more(database: Database, study: int, run: int) -> None:
-    fast, slow = measured({"BM": 64}, 10.0), measured({"BM": 128}, 20.0)
-    add_trials(database, study, run, [fast, slow])
-    database.add_run(study, [fast], sampler="tpe", phase="final", is_ranked=True)
-    again = start_run(database, study, sampler="tpe")
-    add_trial(database, study, again, failed({"BM": 64}, Outcome.WRONG_RESULT), phase="final")
-    assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 128}]
-    add_trial(database, study, again, measured({"BM": 64}, 11.0))  # measured again since
-    assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 64}]
 
 
 def test_best_is_one_a_study_and_can_be_narrowed(database: Database, key: TuningKey, device: DeviceProperties) -> None:

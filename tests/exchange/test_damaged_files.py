@@ -281,10 +281,8 @@ def test_config_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_settings()
     path.rmdir()
     for text, problem in (
-        (".".join("a" * 30_000) + " = 1", "a dotted key has more than 16 parts"),
         ("# " * 2**16, "it has more than 65,536 bytes"),
         ("x = " + "[" * 5000, "nested too deeply"),
-        ("x = " + "9" * 10_000, "integer string conversion"),
     ):
         path.write_text(text)
         with pytest.raises(InputError, match=problem):

@@ -66,29 +66,41 @@ TEXT = st.text(max_size=20)
 SMALL = st.integers(0, 2**16 - 1)
 LARGE = st.integers(0, 2**32 - 1)
 TIMES = st.floats(2.0**-10, 2.0**30, width=32)
-TRIALS = st.builds(
-    Trial,
-    config=st.sampled_from(SPACE),
-    outcome=st.sampled_from([outcome for outcome in Outcome if outcome is not Outcome.OK]),
-    reason=TEXT,
-    stage=TEXT,
-    geometry=st.builds(LaunchGeometry, st.just((1, 1, 1)), st.just((32, 1, 1)), LARGE),
-    resources=st.none() | st.builds(Resources, st.integers(1, 255), LARGE, LARGE, LARGE, LARGE),
-    occupancy=st.builds(Occupancy, SMALL, SMALL, st.floats(0, 1, width=32), st.just(()), st.just({})),
-    measurement=st.none() | st.builds(Measurement, TIMES, TIMES, TIMES, st.lists(TIMES, max_size=3).map(tuple)),
-    seconds=st.fixed_dictionaries({"compile": st.floats(0, 100, width=32)}),
-)
+MANY = Parameter("BM", tuple(range(257)))
+"""Parameter of more values than a byte has."""
 
 
-@settings(max_examples=40, deadline=None)
-@given(trials=st.lists(TRIALS, max_size=12))
-def test_results_come_back_as_they_were_recorded(tmp_path_factory: pytest.TempPathFactory, trials: list[Trial]) -> None:
+def trials_of(configs: list[dict[str, Any]]) -> st.SearchStrategy[Trial]:
+    return st.builds(
+        Trial,
+        config=st.sampled_from(configs),
+        outcome=st.sampled_from([outcome for outcome in Outcome if outcome is not Outcome.OK]),
+        reason=TEXT,
+        stage=TEXT,
+        geometry=st.builds(LaunchGeometry, st.just((1, 1, 1)), st.just((32, 1, 1)), LARGE),
+        resources=st.none() | st.builds(Resources, st.integers(1, 255), LARGE, LARGE, LARGE, LARGE),
+        occupancy=st.builds(Occupancy, SMALL, SMALL, st.floats(0, 1, width=32), st.just(()), st.just({})),
+        measurement=st.none() | st.builds(Measurement, TIMES, TIMES, TIMES, st.lists(TIMES, max_size=3).map(tuple)),
+        seconds=st.fixed_dictionaries({"compile": st.floats(0, 100, width=32)}),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), several=st.sampled_from([PARAMETERS, (), (Parameter("BM", (32, 64)),), (MANY,)]))
+def test_results_come_back_as_they_were_recorded(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, several: tuple[Parameter, ...]
+) -> None:
+    parameters = (Parameter("LAYOUT", ("row",)), *several, Parameter("FAST", (True,)))  # also of a single value
+    space = space_of(parameters)
+    trials = data.draw(st.lists(trials_of(space[-1:]), max_size=1)) + data.draw(st.lists(trials_of(space), max_size=9))
     path = tmp_path_factory.mktemp("recordings") / "space.npz"
-    write_recording(path, RecordingHeader(KEY, PARAMETERS, None), trials)
+    write_recording(path, RecordingHeader(KEY, parameters, None), trials)
     recording = read_recording(path, kernel="k")
     newest = {tuple(trial.config.values()): trial for trial in trials}
-    assert len(recording) == len(newest)
-    for config in SPACE:
+    assert recording.header.parameters == parameters
+    expected = [config for config in space if tuple(config.values()) in newest]
+    assert [recording.config(row) for row in range(len(recording))] == expected
+    for config in space:
         result, trial = recording.lookup(config), newest.get(tuple(config.values()))
         if trial is None or trial.geometry is None or trial.occupancy is None:
             assert result is None
@@ -142,27 +154,6 @@ def test_twenty_thousand_configurations_are_small(tmp_path: Path, header: Record
     write_recording(path, replace(header, parameters=parameters), trials)
     assert path.stat().st_size < 500_000
     assert len(read_recording(path)) > 19_000
-
-
-@pytest.mark.parametrize(
-    "several",
-    [(), (Parameter("BM", (32, 64)),), (Parameter("BM", tuple(range(257))),)],
-    ids=["alone", "among others", "of more values than a byte has"],
-)
-def test_parameters_of_a_single_value_are_recorded(
-    tmp_path: Path, header: RecordingHeader, several: tuple[Parameter, ...]
-) -> None:
-    parameters = (Parameter("KIND", ("float",)), *several, Parameter("FAST", (True,)))
-    space = space_of(parameters)
-    trials = [measured(config, 10.0 + number) for number, config in enumerate(space)]
-    write_recording(tmp_path / "single.npz", replace(header, parameters=parameters), trials)
-    recording = read_recording(tmp_path / "single.npz")
-    assert recording.header.parameters == parameters
-    assert [recording.config(row) for row in range(len(recording))] == space
-    found = [recording.lookup(config) for config in space]
-    times = [each.measurement.time_us for each in found if each is not None and each.measurement is not None]
-    assert times == [trial.time_us for trial in trials]
-    assert recording.lookup({**space[0], "FAST": 1}) is None
 
 
 def test_a_configuration_of_another_space_or_a_place_that_cannot_be_written_says_so(
