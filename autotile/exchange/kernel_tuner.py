@@ -22,7 +22,7 @@ from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import Count, Name, NonNegative, Text, convert, decode_json, encode_json, read_regular
 from autotile.core.dtypes import known_dtype
 from autotile.core.model import Outcome, Trial, Value, config_key
-from autotile.database.database import Database, StoredTrial, standing_trials
+from autotile.database.database import Database, StoredTrial
 from autotile.database.keys import TuningKey
 from autotile.database.paths import write_output
 from autotile.errors import DataError, InputError
@@ -61,8 +61,8 @@ never tried, and are left out."""
 def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], trials: Sequence[StoredTrial]) -> None:
     """Write trials as a cache file that ``kernel_tuner.interface.tune_cache`` replays.
 
-    One trial of each configuration is written, as `standing_trials` chooses it. Raise `InputError` if a parameter has a
-    name that Kernel Tuner reserves, or the file cannot be written.
+    There is one trial of each configuration. Raise `InputError` if a parameter has a name that Kernel Tuner reserves,
+    or the file cannot be written.
     """
     names = [parameter.name for parameter in parameters]
     if taken := sorted(_RESERVED.intersection(names)):
@@ -76,7 +76,7 @@ def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], tri
         "objective": "time",
     }
     entries = []
-    for one in standing_trials(trials):
+    for one in trials:
         trial = one.trial
         if trial.outcome not in _WORDS:
             continue

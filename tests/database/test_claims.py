@@ -274,27 +274,22 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
     record._release()
 
 
-def test_a_run_just_begun_keeps_its_trials_and_its_study(shared: Database, key: TuningKey) -> None:
+def test_a_run_just_begun_keeps_its_trials_and_its_study_but_one_that_ended_none(
+    shared: Database, key: TuningKey
+) -> None:
     study, run = begin(shared, key)
     assert clean_database(shared, None, **EVERYTHING, keep_gpus=("another",)) == []
     assert [one.run_id for one in shared.runs(study)] == [run]  # which has no trial yet
-    add_trial(shared, study, run, measured({"BM": 1}, 10.0))
-    assert clean_database(shared, None, **EVERYTHING) == []
-    assert len(shared.trials(study)) == 1
+    ended = start_run(shared, study, sampler="random")
+    for number, one in enumerate((ended, run)):
+        add_trial(shared, study, one, measured({"BM": number}, 10.0))
+    end_run(shared, ended)
+    clean_database(shared, None, **EVERYTHING)
+    assert [one.run_id for one in shared.stored_trials(study)] == [run]
+    assert [one.run_id for one in shared.runs(study)] == [run]
     change(shared, update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))  # killed long ago
     (cleaned,) = clean_database(shared, None, **EVERYTHING)
     assert (cleaned.deleted, cleaned.emptied) == (1, True)
-
-
-def test_a_run_that_ended_is_cleaned_however_young_it_is(shared: Database, key: TuningKey) -> None:
-    study = shared.study(key, None)
-    ended, going, begun = (start_run(shared, study, sampler="random") for _ in range(3))
-    for number, run in enumerate((ended, going)):
-        add_trial(shared, study, run, measured({"BM": number}, 10.0))
-    end_run(shared, ended)
-    clean_database(shared, None, **EVERYTHING)
-    assert [one.run_id for one in shared.stored_trials(study)] == [going]
-    assert [one.run_id for one in shared.runs(study)] == [going, begun]
 
 
 def test_interrupted_it_leaves_a_whole_database_and_is_repeated(

@@ -83,7 +83,7 @@ def test_the_newest_trial_of_a_configuration_counts_for_resuming(database: Datab
         model.config_key({"BM": 64, "BN": 32}): Outcome.OK,
         model.config_key({"BM": 128, "BN": 32}): Outcome.INFEASIBLE,
     }
-    assert [trial.time_us for trial in database.trials(study, run_id=second)] == [50.0]
+    assert [one.trial.time_us for one in database.stored_trials(study) if one.run_id == second] == [50.0]
 
 
 def test_before_any_finals_the_fastest_ok_trial_is_best_and_what_they_refuse_no_more(
@@ -226,7 +226,7 @@ def test_a_trial_comes_back_as_it_was_stored(database: Database, study: int) -> 
         for trial in trials:
             add_trial(database, study, run, trial)
         add_trials(database, study, run, trials)
-        back = database.trials(study, run_id=run)
+        back = [one.trial for one in database.stored_trials(study) if one.run_id == run]
         assert back == trials + trials
         for trial, stored in zip(trials, back, strict=False):
             assert list(stored.config) == list(trial.config)

@@ -97,26 +97,6 @@ def test_a_database_on_a_read_only_medium_can_be_read(
         assert [*study_db.parent.iterdir()] == [study_db]
 
 
-@pytest.mark.parametrize(
-    ("location", "message"),
-    [
-        ("mysql://user:secret@host/name", "kind 'mysql' is not supported; expected the path"),
-        ("postgresql+nosuchdriver://user:secret@host/name", "nosuchdriver"),
-        ("postgresql://user:secret@host:port/name", "is not a database URL"),
-    ],
-)
-def test_a_url_that_cannot_be_used_says_so_without_the_password(location: str, message: str) -> None:
-    with pytest.raises(DatabaseError, match=message) as caught:
-        Database.open(location)
-    assert "secret" not in str(caught.value)
-
-
-def test_a_missing_driver_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(DatabaseError, match=r"user:\*\*\*@host/name needs .*pip install 'psycopg\[binary\]'"):
-        Database.open("postgresql://user:secret@host/name")
-
-
 def _damaged(path: Path, key: TuningKey, where: str) -> bytes:
     """Make a database, damage its start or its middle or cut it in half, and return what the file holds then."""
     with Database.open(path) as database:

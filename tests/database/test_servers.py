@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -60,7 +61,6 @@ REFUSED = [
     f"postgresql://u:a@{SECRET}@h/d",
     f"postgresql://h/u:{SECRET}@h/d",
     f"POSTGRESQL://u:{SECRET}@h/d",
-    f"mysql://u:{SECRET}@h/d",
     f"jdbc:postgresql://u:{SECRET}@h/d",
     f" postgresql://u:{SECRET}@h/d",
     f"//u:{SECRET}@h/d",
@@ -119,12 +119,6 @@ def test_what_is_neither_a_path_nor_a_url_is_refused_in_one_line(location: str) 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("location", [f"postgresql:/u:{SECRET}@h", f"postgresql://u:{SECRET}@h/d"])
-def test_a_url_in_a_path_object_is_refused(location: str) -> None:
-    with pytest.raises(DatabaseError, match=r"'postgresql:\.\.\.' \(2\d characters\) is not a database URL"):
-        parse_location(Path(location))
-
-
 @pytest.mark.parametrize(
     ("location", "path"),
     [
@@ -140,8 +134,11 @@ def test_a_url_in_a_path_object_is_refused(location: str) -> None:
         (Path("postgresql"), "postgresql"),
     ],
 )
-def test_a_path_stays_a_path(location: str | Path, path: str) -> None:
+def test_a_url_in_a_path_object_is_refused_and_a_path_stays_a_path(location: str | Path, path: str) -> None:
     assert parse_location(location) == Path(path)
+    for url in (f"postgresql:/u:{SECRET}@h", f"postgresql://u:{SECRET}@h/d"):
+        with pytest.raises(DatabaseError, match=r"'postgresql:\.\.\.' \(2\d characters\) is not a database URL"):
+            parse_location(Path(url))
 
 
 class TestErrors:
@@ -217,7 +214,16 @@ def test_a_url_in_any_message_is_masked(message: str, shown: str) -> None:
     assert masked_message(message) == shown
 
 
-def test_options_do_not_show_the_location() -> None:
+def test_a_server_that_cannot_be_used_says_why_and_options_do_not_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    for url, message in (
+        ("mysql://", "kind 'mysql' is not supported; expected the path"),
+        ("postgresql+nosuch://", r"no driver is available for postgresql\+nosuch://u:\*\*\*@h/d"),
+        ("postgresql://", r"u:\*\*\*@h/d needs .*pip install 'psycopg\[binary\]'"),
+    ):
+        with pytest.raises(DatabaseError, match=message) as caught:
+            Database.open(f"{url}u:{SECRET}@h/d")
+        assert SECRET not in str(caught.value)
     assert SECRET not in repr(TuneOptions(database=f"postgresql://u:{SECRET}@h/d"))
 
 

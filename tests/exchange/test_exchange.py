@@ -14,7 +14,7 @@ from stored_runs import add_trial, begin, measured
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Measurement, Outcome, Trial, config_key
-from autotile.database.database import Database, StoredTrial
+from autotile.database.database import Database, StoredTrial, standing_trials
 from autotile.database.keys import TuningKey
 from autotile.errors import InputError
 from autotile.exchange.kernel_tuner import (
@@ -96,7 +96,7 @@ class TestExport:
     def test_kernel_tuner_replays_our_results_finds_our_best_and_searches(
         self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]
     ) -> None:
-        write_cache(tmp_path / "ours.json", key, PARAMETERS, stored)
+        write_cache(tmp_path / "ours.json", key, PARAMETERS, standing_trials(stored))
         results, environment = simulate(tmp_path / "ours.json")
         assert len(results) == 3
         best = environment["best_config"]
@@ -189,7 +189,7 @@ class TestImport:
         assert recording.lookup({"block_size_x": 32, "vector": True, "kind": "b"}) is None
 
     def test_what_we_wrote_comes_back(self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]) -> None:
-        write_cache(tmp_path / "ours.json", key, PARAMETERS, stored)
+        write_cache(tmp_path / "ours.json", key, PARAMETERS, standing_trials(stored))
         cache = read_cache(tmp_path / "ours.json")
         assert cache.parameters == PARAMETERS
         assert cache.key(key.sizes).problem == key.problem
