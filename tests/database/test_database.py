@@ -34,6 +34,7 @@ from stored_runs import (
 
 from autotile import __version__
 from autotile.core import model
+from autotile.core.ceilings import DeviceCeilings
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import convert
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
@@ -430,35 +431,24 @@ def test_a_measurement_replaces_the_older_one_of_its_gpu(database: Database) -> 
     assert learned.read_ceilings(database, gpu_name="None") == []
 
 
-def store(database: Database, kind: str, number: int, device: DeviceProperties) -> None:
-    """Store the first or the second of what is learned."""
-    if kind == "models":
-        save_model(database, "matmul", "float32", device, {"format": 1, "number": number})
-    else:
-        learned.save_ceilings(database, CEILINGS if number == 1 else NEWER)
-
-
-def numbers(database: Database, kind: str) -> list[int]:
-    if kind == "models":
-        return [one.model["number"] for one in learned.read_models(database)]
-    return [1 if one == CEILINGS else 2 for one in learned.read_ceilings(database)]
-
-
-@pytest.mark.parametrize("kind", ["models", "ceilings"])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_merge_keeps_the_newer_one_unless_its_date_has_yet_to_come(
-    database: Database, device: DeviceProperties, tmp_path: Path, kind: str, ahead: bool
+    database: Database, device: DeviceProperties, tmp_path: Path, ahead: bool
 ) -> None:
-    store(database, kind, 1, device)
+    def known(of: Database) -> tuple[list[int], list[DeviceCeilings]]:
+        return [one.model["number"] for one in learned.read_models(of)], learned.read_ceilings(of)
+
     with Database.open(tmp_path / "other.db") as other:
-        store(other, kind, 2, device)
+        for one, number, measured_ceilings in ((database, 1, CEILINGS), (other, 2, NEWER)):
+            save_model(one, "matmul", "float32", device, {"format": 1, "number": number})
+            learned.save_ceilings(one, measured_ceilings)
         if ahead:
-            date = "measured_at" if kind == "ceilings" else "learned_at"
-            change(database, f"UPDATE {kind} SET {date} = '2140-01-01T00:00:00.000000+00:00'")
+            for table, date in (("models", "learned_at"), ("ceilings", "measured_at")):
+                change(database, f"UPDATE {table} SET {date} = '2140-01-01T00:00:00.000000+00:00'")
         copy_missing_rows(database, other)
-        assert numbers(other, kind) == [2]
+        assert known(other) == ([2], [NEWER])
         copy_missing_rows(other, database)
-    assert numbers(database, kind) == [2]
+    assert known(database) == ([2], [NEWER])
 
 
 H200 = device_profile("h200")
