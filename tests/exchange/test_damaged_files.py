@@ -280,13 +280,9 @@ def test_config_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"config\.toml: Is a directory"):
         read_settings()
     path.rmdir()
-    for text, problem in (
-        ("# " * 2**16, "it has more than 65,536 bytes"),
-        ("x = " + "[" * 5000, "nested too deeply"),
-    ):
-        path.write_text(text)
-        with pytest.raises(InputError, match=problem):
-            read_settings()
+    path.write_text("# " * 2**16)
+    with pytest.raises(InputError, match="it has more than 65,536 bytes"):
+        read_settings()
 
 
 # --- archives that unpack to much more than they are
@@ -328,18 +324,6 @@ class TestBundles:
         declare_size(path, 12_345, 65 * MIB)
         with little_memory(10 * MIB), pytest.raises(BundleError, match=f"{member} is longer than expected"):
             Bundle(path).read(member)
-
-    def test_a_member_that_the_manifest_lacks(self, tmp_path: Path) -> None:
-        write_zip(tmp_path / "b", {MANIFEST: manifest_of({}), "cubins/c": b""})
-        with pytest.raises(BundleError, match="its members are not those of its manifest"):
-            Bundle(tmp_path / "b")
-
-    def test_a_document_that_is_nested_too_deeply(self, tmp_path: Path) -> None:
-        path = tmp_path / "b"
-        members = {"kernels/k.json": b"[" * 100_000, "kernels/k.toml": b""}
-        write_zip(path, {MANIFEST: manifest_of(members)} | members)
-        with pytest.raises(BundleError, match="the entry of k is malformed"):
-            Bundle(path).kernel("k")
 
     def test_what_would_not_be_read_is_not_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / "b"
