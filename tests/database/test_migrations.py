@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import op
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, Inspector, create_engine, inspect, text, update
@@ -27,6 +28,8 @@ from autotile.database.migrations.versions.v0002_refused import BEST_VIEW as VIE
 from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE, VIEW_DIGESTS, view_digest
 from autotile.errors import DatabaseError
 from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 NEWER = '''
 """Add a column."""
@@ -196,28 +199,28 @@ def test_the_order_of_rules_is_upgraded(tmp_path: Path, key: TuningKey, device: 
         assert family_state(database, key, families[0]) == FamilyState({}, tuned=1)
 
 
-UPGRADE = """
-import sys
-from alembic import op
-from autotile.database.care import check_database
-from autotile.database.database import Database
+def upgrade(location: str, pipe: Connection) -> None:
+    """Open a database, and wait for a message half way through its upgrade."""
+    drop_index = op.drop_index
 
-drop_index = op.drop_index
-def pause(*given):
-    print("half way", flush=True)
-    sys.stdin.readline()
-    drop_index(*given)
-op.drop_index = pause
+    def pause(*given: Any) -> None:
+        pipe.send("half way")
+        pipe.recv()
+        drop_index(*given)
 
-print("opening", flush=True)
-with Database.open(sys.argv[1]) as database:
-    print(check_database(database).revision, flush=True)
-"""
+    op.drop_index = pause
+    pipe.send("opening")
+    with Database.open(location) as database:
+        pipe.send(check_database(database).revision)
 
 
-def start(location: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", UPGRADE, location]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def start(location: str) -> Connection:
+    """Start a process that upgrades a database, and return the end of its pipe."""
+    forks = multiprocessing.get_context("fork")
+    ours, theirs = forks.Pipe()
+    forks.Process(target=upgrade, args=(location, theirs), daemon=True).start()
+    theirs.close()  # so that the end of the process is seen
+    return ours
 
 
 def test_one_upgrades_another_waits_a_reader_reads_and_a_writer_goes_on(
@@ -228,19 +231,17 @@ def test_one_upgrades_another_waits_a_reader_reads_and_a_writer_goes_on(
         add_trial(older, study, run, measured({"BM": 1}, 10.0))
         make_older(older)
         first = start(location)
-        assert first.stdout is not None
-        assert [first.stdout.readline() for _ in range(2)] == ["opening\n", "half way\n"]
+        assert [first.recv() for _ in range(2)] == ["opening", "half way"]
         second = start(location)
-        assert second.stdout is not None
-        assert second.stdout.readline() == "opening\n"
+        assert second.recv() == "opening"
         writing = threading.Thread(target=add_trial, args=(older, study, run, measured({"BM": 2}, 9.0)))
         writing.start()
         assert [best.trial.config for best in older.best(study_id=study)] == [{"BM": 1}]
         assert older.winner(key) is not None
         writing.join(0.1)
         assert writing.is_alive()
-        assert first.communicate("go\n", timeout=60)[0] == f"{SCHEMA_REVISION}\n"
-        assert second.communicate("go\n", timeout=60)[0] == f"{SCHEMA_REVISION}\n"
+        first.send("go on")
+        assert [first.recv(), second.recv()] == [SCHEMA_REVISION] * 2
         writing.join(60)
         assert [best.trial.config for best in older.best(study_id=study)] == [{"BM": 2}]
         monkeypatch.setattr(engine, "SCHEMA_REVISION", "0007")
