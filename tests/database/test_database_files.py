@@ -38,25 +38,21 @@ from autotile.errors import DatabaseError, DataError, DataWarning
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 
-def test_the_folder_is_made_and_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
-    (tmp_path / "tuning.db").touch()
-    with Database.open(tmp_path / "tuning.db") as database:
+def test_reading_makes_nothing_and_opening_makes_a_folder_or_a_database_of_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.db"
+    for location in (path, tmp_path / "nowhere" / "tuning.db"):
+        assert Database.open_readonly(location) is None
+    assert not [*tmp_path.iterdir()]
+    path.touch()
+    assert Database.open_readonly(path) is None
+    assert [*tmp_path.iterdir()] == [path]
+    with Database.open(path) as database:
         assert check_database(database).ok
     with Database.open(tmp_path / "a" / "b" / "tuning.db") as database:
         assert database.notices == ()
         assert database.studies() == []
     with Database.open(f"sqlite:///{tmp_path}/a/b/tuning.db") as again:
         assert check_database(again).ok
-
-
-@pytest.mark.parametrize("content", [None, b""])
-def test_reading_what_is_not_there_gives_none_and_makes_nothing(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "tuning.db"
-    if content is not None:
-        path.write_bytes(content)
-    assert Database.open_readonly(path) is None
-    assert Database.open_readonly(tmp_path / "nowhere" / "tuning.db") is None
-    assert sorted(tmp_path.iterdir()) == ([path] if content is not None else [])
 
 
 @pytest.mark.parametrize("opening", [Database.open, Database.open_readonly])
