@@ -145,7 +145,7 @@ def postgresql() -> Iterator[PostgresqlServer]:
 def server_url(request: pytest.FixtureRequest) -> str:
     """URL of the database that AUTOTILE_TEST_POSTGRESQL names, else of an empty one on the tests' own server."""
     given = os.environ.get("AUTOTILE_TEST_POSTGRESQL")
-    return given or str(request.getfixturevalue("postgresql").new_database())
+    return given or str(request.getfixturevalue("postgresql").emptied_database())
 
 
 @pytest.fixture(autouse=True)

@@ -35,6 +35,7 @@ class PostgresqlServer:
         self._programs, self._folder, self._user = programs, folder, user
         self._settings = (*_SETTINGS, *settings)
         self._process: subprocess.Popen[bytes] | None = None
+        self._emptied: str | None = None
         self.password = secrets.token_hex(12)
         with closing(socket.create_server(("127.0.0.1", 0))) as listening:
             self.port = listening.getsockname()[1]
@@ -92,6 +93,17 @@ class PostgresqlServer:
         name = f"test_{secrets.token_hex(6)}"
         self.execute(f"CREATE DATABASE {name}")
         return self.url(database=name)
+
+    def emptied_database(self) -> str:
+        """Return the URL of the same database each time, emptied: to create one takes ten times as long."""
+        if self._emptied is None:
+            self._emptied = self.new_database()
+        else:
+            others = "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            end = f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity {others}"
+            name = self._emptied.rpartition("/")[2]
+            self.execute(end, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public", database=name)
+        return self._emptied
 
     def log(self) -> str:
         """Return the server's log."""

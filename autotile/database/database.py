@@ -719,12 +719,9 @@ class Database(AbstractContextManager["Database"]):
             query = select(RUNS).where(RUNS.c.study_id == study_id).order_by(RUNS.c.id)
             return parsed_rows(connection, query, stored_run)
 
-    def stored_trials(
-        self, study_id: int, *, run_id: int | None = None, phase: Phase | None = None
-    ) -> list[StoredTrial]:
+    def stored_trials(self, study_id: int, *, phase: Phase | None = None) -> list[StoredTrial]:
         """Return the trials of a study with their positions in the database and times, oldest first."""
-        in_order = select(TRIALS).order_by(TRIALS.c.id)
-        query = matching(in_order, TRIALS, study_id=study_id, run_id=run_id, phase=phase)
+        query = matching(select(TRIALS).order_by(TRIALS.c.id), TRIALS, study_id=study_id, phase=phase)
         with self.reading() as connection:
             return parsed_rows(connection, query, stored_trial)
 
@@ -732,9 +729,9 @@ class Database(AbstractContextManager["Database"]):
         """Return one trial of each configuration, as it is shown and exported; see `standing_trials`."""
         return standing_trials(self.stored_trials(study_id))
 
-    def trials(self, study_id: int, *, run_id: int | None = None, phase: Phase | None = None) -> list[Trial]:
+    def trials(self, study_id: int, *, phase: Phase | None = None) -> list[Trial]:
         """Return the trials of a study, oldest first."""
-        return [stored.trial for stored in self.stored_trials(study_id, run_id=run_id, phase=phase)]
+        return [stored.trial for stored in self.stored_trials(study_id, phase=phase)]
 
     def tried(self, study_id: int) -> dict[str, Trial]:
         """Return the newest trial of each configuration, by `config_key`, from which a killed run is resumed."""

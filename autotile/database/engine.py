@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, quote_plus, unquote
 
 from sqlalchemy import (
-    JSON,
     URL,
     BigInteger,
     Column,
@@ -59,7 +58,7 @@ from sqlalchemy.schema import CreateTable, SchemaItem
 
 from autotile.core.documents import json_cell, json_text
 from autotile.core.forks import fork_guard
-from autotile.database.migrations import BEST_VIEW
+from autotile.database.migrations import BEST_VIEW, JSON_VALUE, columns
 from autotile.database.paths import (
     EXAMPLE_CREDENTIALS,
     MASK,
@@ -71,7 +70,7 @@ from autotile.database.paths import (
     network_file_system,
     unparsed_text,
 )
-from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE, VIEW_DIGESTS, foreign_object
+from autotile.database.winners import RESOURCE_COLUMNS, SCHEMA_REVISION, VERSION_TABLE, VIEW_DIGESTS, foreign_object
 from autotile.errors import DatabaseError, InputError
 from autotile.settings import expand_path
 
@@ -85,25 +84,18 @@ def _table(name: str, *parts: Column[Any] | SchemaItem) -> Table:
     return Table(name, METADATA, Column("id", Integer, primary_key=True), *parts)
 
 
-def _columns(kind: Any, *names: str, nullable: bool = False) -> list[Column[Any]]:
-    return [Column(name, kind, nullable=nullable) for name in names]
-
-
-_JSON = JSON(none_as_null=True)
-
 STUDIES = _table(
     "studies",
     Column("digest", String(64), nullable=False, unique=True),
-    *_columns(Text, "kernel", "template_hash", "space_hash"),
-    *_columns(_JSON, "options"),
-    *_columns(Text, "dtype"),
-    *_columns(_JSON, "sizes"),
-    *_columns(Text, "gpu_name", "compute_capability"),
-    Column("sm_count", Integer, nullable=False),
-    Column("smem_per_block_optin_bytes", Integer, nullable=False),
-    *_columns(Text, "nvrtc_version", "l2_mode", "source"),
-    *_columns(_JSON, "device", nullable=True),
-    *_columns(Text, "created_at"),
+    *columns(Text, "kernel", "template_hash", "space_hash"),
+    *columns(JSON_VALUE, "options"),
+    *columns(Text, "dtype"),
+    *columns(JSON_VALUE, "sizes"),
+    *columns(Text, "gpu_name", "compute_capability"),
+    *columns(Integer, "sm_count", "smem_per_block_optin_bytes"),
+    *columns(Text, "nvrtc_version", "l2_mode", "source"),
+    *columns(JSON_VALUE, "device", nullable=True),
+    *columns(Text, "created_at"),
     Index("studies_by_kernel", "kernel"),
 )
 """One row for each `TuningKey`, with the device's properties (null if an imported result does not state them)."""
@@ -111,13 +103,13 @@ STUDIES = _table(
 RUNS = _table(
     "runs",
     Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
-    *_columns(Text, "started_at"),
-    *_columns(Text, "ended_at", nullable=True),
-    *_columns(Text, "sampler"),
+    *columns(Text, "started_at"),
+    *columns(Text, "ended_at", nullable=True),
+    *columns(Text, "sampler"),
     Column("seed", BigInteger),
-    *_columns(_JSON, "settings"),
-    *_columns(Text, "driver", "host", "autotile_version"),
-    *_columns(_JSON, "gates", "summary"),
+    *columns(JSON_VALUE, "settings"),
+    *columns(Text, "driver", "host", "autotile_version"),
+    *columns(JSON_VALUE, "gates", "summary"),
     Index("runs_by_study", "study_id"),
 )
 """One row for each run; ``ended_at`` is null during the run, and stays null if it was killed."""
@@ -126,32 +118,23 @@ TRIALS = _table(
     "trials",
     Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
     Column("run_id", Integer, ForeignKey("runs.id"), nullable=False),
-    *_columns(Text, "phase"),
-    *_columns(Integer, "rank", nullable=True),
-    *_columns(Text, "config_key"),
-    *_columns(_JSON, "config"),
-    *_columns(Text, "outcome", "stage", "reason"),
-    *_columns(_JSON, "grid", "block", nullable=True),
-    *_columns(
-        Integer,
-        "dynamic_smem_bytes",
-        "registers",
-        "spill_store_bytes",
-        "spill_load_bytes",
-        "stack_bytes",
-        nullable=True,
-    ),
-    *_columns(Integer, "static_smem_bytes", "blocks_per_sm", "warps_per_sm", nullable=True),
-    *_columns(Float(53), "occupancy", nullable=True),
-    *_columns(_JSON, "limited_by", "limits", nullable=True),
-    *_columns(Float(53), "time_us", "low_us", "high_us", nullable=True),
-    *_columns(_JSON, "samples_us", nullable=True),
-    *_columns(Text, "l2", nullable=True),
-    *_columns(Text, "cubin_hash"),
-    *_columns(_JSON, "telemetry", "seconds"),
-    *_columns(Text, "source"),
+    *columns(Text, "phase"),
+    *columns(Integer, "rank", nullable=True),
+    *columns(Text, "config_key"),
+    *columns(JSON_VALUE, "config"),
+    *columns(Text, "outcome", "stage", "reason"),
+    *columns(JSON_VALUE, "grid", "block", nullable=True),
+    *columns(Integer, "dynamic_smem_bytes", *RESOURCE_COLUMNS, "blocks_per_sm", "warps_per_sm", nullable=True),
+    *columns(Float(53), "occupancy", nullable=True),
+    *columns(JSON_VALUE, "limited_by", "limits", nullable=True),
+    *columns(Float(53), "time_us", "low_us", "high_us", nullable=True),
+    *columns(JSON_VALUE, "samples_us", nullable=True),
+    *columns(Text, "l2", nullable=True),
+    *columns(Text, "cubin_hash"),
+    *columns(JSON_VALUE, "telemetry", "seconds"),
+    *columns(Text, "source"),
     Column("gpu", Text, nullable=False, server_default=""),
-    *_columns(Text, "created_at"),
+    *columns(Text, "created_at"),
     Index("trials_by_time", "study_id", "outcome", "time_us"),
     Index("trials_by_rank", "study_id", "phase", "rank"),
     Index("trials_of_run", "run_id", "id"),
@@ -162,7 +145,7 @@ _OF_FINALS = Index("trials_of_finals", TRIALS.c.study_id, TRIALS.c.id)  # its co
 CLAIMS = _table(
     "claims",
     Column("study_id", Integer, nullable=False),
-    *_columns(Text, "config_key", "owner"),
+    *columns(Text, "config_key", "owner"),
     Column("expires_at", Float(53), nullable=False),
     UniqueConstraint("study_id", "config_key", name="one_claim_a_configuration"),
 )
@@ -171,9 +154,9 @@ session may try it."""
 
 MISSES = _table(
     "misses",
-    *_columns(Text, "kernel", "sizes", "dtype", "gpu_name", "tier"),
+    *columns(Text, "kernel", "sizes", "dtype", "gpu_name", "tier"),
     Column("count", Integer, nullable=False),
-    *_columns(Text, "last_at"),
+    *columns(Text, "last_at"),
     UniqueConstraint("kernel", "sizes", "dtype", "gpu_name", "tier", name="one_row_a_miss"),
 )
 """Requested problems that could not be served exactly; ``sizes`` is canonical JSON."""
@@ -181,10 +164,10 @@ MISSES = _table(
 FAMILIES = _table(
     "families",
     Column("digest", String(64), nullable=False, unique=True),
-    *_columns(Text, "kernel", "dtype"),
-    *_columns(_JSON, "key", "device", "family"),
-    *_columns(_JSON, "progress", "rule", nullable=True),
-    *_columns(Text, "learned_at", nullable=True),
+    *columns(Text, "kernel", "dtype"),
+    *columns(JSON_VALUE, "key", "device", "family"),
+    *columns(JSON_VALUE, "progress", "rule", nullable=True),
+    *columns(Text, "learned_at", nullable=True),
     Index("families_by_kernel", "kernel"),
 )
 """One row for each family of problems and device: ``key`` is a `TuningKey` without sizes, ``progress`` is null if no
@@ -192,9 +175,9 @@ tuning is unfinished, ``rule`` is null before the first rule is learned."""
 
 MODELS = _table(
     "models",
-    *_columns(Text, "operation", "dtype", "gpu_name"),
-    *_columns(_JSON, "device", "model"),
-    *_columns(Text, "learned_at"),
+    *columns(Text, "operation", "dtype", "gpu_name"),
+    *columns(JSON_VALUE, "device", "model"),
+    *columns(Text, "learned_at"),
     UniqueConstraint("operation", "dtype", "gpu_name", name="one_model_a_gpu"),
 )
 """One row for each operation, element type and GPU: its newest model of time."""
@@ -202,8 +185,8 @@ MODELS = _table(
 CEILINGS = _table(
     "ceilings",
     Column("gpu_uuid", Text, nullable=False, unique=True),
-    *_columns(Text, "gpu_name", "compute_capability", "driver", "measured_at"),
-    *_columns(_JSON, "ceilings", "warnings"),
+    *columns(Text, "gpu_name", "compute_capability", "driver", "measured_at"),
+    *columns(JSON_VALUE, "ceilings", "warnings"),
 )
 """One row for each GPU: the newest measurement of its ceilings."""
 

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, delete, func, select, text, update
+from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotile.core.device import DeviceProperties
@@ -94,7 +94,7 @@ _CLAIM_AND_LOOK = (  # on a server, where each statement is a round trip, during
 _LOCK = "SELECT pg_advisory_xact_lock(:kind, :study), CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 _LOCK_UNFLUSHED = _LOCK + ", set_config('synchronous_commit', 'off', true)"
 """The commit waits for no disk: a crash of the server may undo claims, and a trial is not stored twice for that."""
-_SERVER_TIME = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
+_SERVER_TIME = "SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 _RENEW = "UPDATE claims SET expires_at = :until WHERE study_id = :study AND owner = :owner"
 _RELEASE_ALL = "DELETE FROM claims WHERE study_id = :study AND owner = :owner"
 _RELEASE = f"{_RELEASE_ALL} AND config_key IN (SELECT value FROM {{}}) RETURNING config_key"
@@ -313,7 +313,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 
     def _take(self, connection: Connection, keys: Sequence[str], room: int | None = None) -> Claimed:
         """Claim configurations in a transaction, see `claim`."""
-        now = self._lock(connection, _LOCK_UNFLUSHED)
+        now = _lock(connection, self.study_id, _LOCK_UNFLUSHED)
         mine = {"study": self.study_id, "owner": self._owner, "now": now, "until": now + LEASE_S}
         if _is_server(connection):
             where = {**mine, "keys": list(keys), "run": self.run_id, "first": self._looked_at(connection)}
@@ -367,7 +367,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 
         Not those whose claim was lost if another session has claimed or tried the configuration since.
         """
-        self._lock(connection)
+        _lock(connection, self.study_id)
         mine = self._release_claims(connection, keys)
         for key in keys:
             where = {"study": self.study_id, "key": key, "first": self._first_id, "run": self.run_id}
@@ -385,15 +385,6 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         where = {"study": self.study_id, "owner": self._owner, "keys": listed}
         return {row[0] for row in run_text(connection, statement, where)}
 
-    def _lock(self, connection: Connection, statement: str = _LOCK) -> float:
-        """Let one session at a time claim and store; return the time in seconds since 1970, as `_now` does.
-
-        A server's transactions do not see each other's rows before they end. A writer of an SQLite file is alone.
-        """
-        if _is_server(connection):
-            return float(run_text(connection, statement, {"kind": _LOCK_KIND, "study": self.study_id})[0][1])
-        return time.time()
-
     def _renew(self) -> None:
         """Renew the session's leases until it ends.
 
@@ -402,7 +393,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         """
         while not self._ended.wait(LEASE_S / _RENEWALS):
             with suppress(DatabaseError), self._database.writing() as connection:  # the session meets the same error
-                until = self._lock(connection) + LEASE_S
+                until = _lock(connection, self.study_id) + LEASE_S
                 run_text(connection, _RENEW, {"study": self.study_id, "owner": self._owner, "until": until})
 
     def _end_claims(self) -> None:
@@ -414,7 +405,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             own = {"study": self.study_id, "owner": self._owner}
 
             def release_all(connection: Connection) -> None:
-                self._lock(connection)
+                _lock(connection, self.study_id)
                 run_text(connection, _RELEASE_ALL, own)
 
             with suppress(DatabaseError):
@@ -511,8 +502,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 
 def forget_dead(connection: Connection, study_id: int) -> int:
     """Delete the claims of processes of this machine that are gone; return how many others are left."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(text(_LOCK), {"kind": _LOCK_KIND, "study": study_id})
+    _lock(connection, study_id)
     query = select(CLAIMS.c.id, CLAIMS.c.owner, CLAIMS.c.expires_at).where(CLAIMS.c.study_id == study_id)
     rows = connection.execute(query).all()
     gone = [row[0] for row in rows if is_gone(row[1])]
@@ -543,8 +533,16 @@ def _is_server(connection: Connection) -> bool:
 
 def _now(connection: Connection) -> float:
     """Return the time in seconds since 1970: a server's own, so that clocks of its clients do not matter."""
+    return float(run_text(connection, _SERVER_TIME, {})[0][0]) if _is_server(connection) else time.time()
+
+
+def _lock(connection: Connection, study_id: int, statement: str = _LOCK) -> float:
+    """Let one session at a time claim and store; return the time, as `_now` does.
+
+    A server's transactions do not see each other's rows before they end. A writer of an SQLite file is alone.
+    """
     if _is_server(connection):
-        return float(connection.execute(_SERVER_TIME).scalar_one())
+        return float(run_text(connection, statement, {"kind": _LOCK_KIND, "study": study_id})[0][1])
     return time.time()
 
 

@@ -14,8 +14,8 @@ import hashlib
 import io
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -160,11 +160,8 @@ class Bundle:
         self.kernels = manifest.kernels
         self._members = manifest.members
         self._known: dict[str, BundledKernel] = {}
-        try:
-            with open_archive(self.path, MAX_BYTES) as archive:
-                members = archive.namelist()
-        except ARCHIVE_FAULTS as error:
-            raise self._unreadable(error) from None
+        with self._opened() as archive:
+            members = archive.namelist()
         if sorted(members) != sorted([MANIFEST, *self._members]):
             raise self._damaged("its members are not those of its manifest")
 
@@ -205,17 +202,21 @@ class Bundle:
 
     def _read(self, member: str, max_bytes: int) -> bytes:
         try:
-            with open_archive(self.path, MAX_BYTES) as archive:
+            with self._opened() as archive:
                 return read_member(archive, member, min(max_bytes, _max_bytes(member)))
         except KeyError:
             raise self._damaged(f"it lacks {member}") from None
-        except ARCHIVE_FAULTS as error:
-            raise self._unreadable(error) from None
 
-    def _unreadable(self, error: Exception) -> BundleError:
-        if isinstance(error, OSError) and error.strerror:
-            return BundleError(f"cannot read the bundle {self.path}: {error.strerror}. {FALLBACK}")
-        return self._damaged(str(error))
+    @contextmanager
+    def _opened(self) -> Iterator[zipfile.ZipFile]:
+        """Open the archive; a `BundleError` if it, or what is read of it, is damaged."""
+        try:
+            with open_archive(self.path, MAX_BYTES) as archive:
+                yield archive
+        except ARCHIVE_FAULTS as error:
+            if isinstance(error, OSError) and error.strerror:
+                raise BundleError(f"cannot read the bundle {self.path}: {error.strerror}. {FALLBACK}") from None
+            raise self._damaged(str(error)) from None
 
     def _damaged(self, fault: str) -> BundleError:
         return BundleError(f"{self.path} is damaged, changed or not a bundle: {fault}; fetch it again. {FALLBACK}")

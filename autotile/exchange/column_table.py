@@ -87,14 +87,8 @@ class ColumnTable:
             raise ToolchainError(
                 "Parquet files need pyarrow; install it with `pip install 'autotile[parquet]'`"
             ) from None
-        types = {
-            "whole": pa.int64(),
-            "real": pa.float64(),
-            "flag": pa.bool_(),
-            "text": pa.string(),
-            "moment": pa.timestamp("us", tz="UTC"),
-            "reals": pa.list_(pa.float64()),
-        }
+        types = {"whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_(), "text": pa.string()}
+        types |= {"moment": pa.timestamp("us", tz="UTC"), "reals": pa.list_(pa.float64())}
         arrays = {
             column.name: pa.array(
                 [None if v is None else storable(v) for v in column.values] if column.kind == "text" else column.values,
@@ -115,14 +109,8 @@ class ColumnTable:
             raise ToolchainError(
                 "data frames need pandas; install it with `pip install 'autotile[notebook]'`"
             ) from None
-        types = {
-            "whole": "Int64",
-            "real": "float64",
-            "flag": "boolean",
-            "text": "string",
-            "moment": "datetime64[us, UTC]",
-            "reals": "object",
-        }
+        types = {"whole": "Int64", "real": "float64", "flag": "boolean", "text": "string"}
+        types |= {"moment": "datetime64[us, UTC]", "reals": "object"}
         series = {c.name: pd.Series(list(c.values), dtype=types[c.kind]) for c in self.columns}
         return pd.DataFrame(series)
 

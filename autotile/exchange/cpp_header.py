@@ -219,36 +219,6 @@ def _is_constant(node: Node) -> bool:
     return node.operation == "constant" or (callable(node.value) and all(map(_is_constant, node.operands)))
 
 
-_WORKSPACE_METHOD = """
-    struct Workspace {
-        CUdeviceptr address;
-        std::size_t bytes;
-    };
-
-    /// Workspace of a stream, kept until a larger one is needed; null if its size is 0.
-    CUdeviceptr workspace(CUstream stream, const std::string& name, std::size_t bytes, bool zeroed) {
-        if (bytes == 0) return 0;
-        const std::lock_guard<std::mutex> lock(mutex_);
-        Workspace& kept = workspaces_[{stream, name}];
-        if (kept.bytes < bytes) {
-            if (kept.address != 0) {
-                detail::check(cuStreamSynchronize(stream), "waiting for a workspace");
-                detail::check(cuMemFree(kept.address), "freeing a workspace");
-            }
-            kept = {};
-            detail::check(cuMemAlloc(&kept.address, bytes), "allocating a workspace");
-            kept.bytes = bytes;
-            if (zeroed) detail::check(cuMemsetD8Async(kept.address, 0, bytes, stream), "clearing a workspace");
-        }
-        return kept.address;
-    }
-"""
-
-
-_WORKSPACE_MEMBER = "\n    std::map<std::pair<CUstream, std::string>, Workspace> workspaces_;"
-_FREE_WORKSPACES = "        for (const auto& [key, workspace] : workspaces_) cuMemFree(workspace.address);\n"
-
-
 class _LaunchCode:
     """C++ code of the arguments of a kernel's launch."""
 
@@ -514,6 +484,8 @@ def _branch(spec: KernelSpec, stored: StoredRule, configs: Sequence[int]) -> Ite
 
 _lines = "\n".join
 _PLACEHOLDER = re.compile(r"@@(\w+)@@")
+_OF_WORKSPACES = re.compile(r"@@if workspaces@@\n(.*?)@@end@@\n", re.DOTALL)
+"""Part of the template that only a kernel with workspaces has."""
 _KINDS = {bool: "bool", int: "std::int64_t", float: "double", str: "std::string_view"}
 _QUERIED = {
     "sm_count": "MULTIPROCESSOR_COUNT",
@@ -636,12 +608,10 @@ def write_header(
         **_device(spec, [cubin.target for cubin in cubins]),
         "values": _lines(f"        {line}" for line in code.values()),
         "value_pointers": ", ".join(f"&value_{argument.name}" for argument in passed),
-        "workspace_methods": _WORKSPACE_METHOD if spec.workspaces else "",
-        "workspace_members": _WORKSPACE_MEMBER if spec.workspaces else "",
-        "free_workspaces": _FREE_WORKSPACES if spec.workspaces else "",
         **_family_code(spec, rules, numbers),
     }
     template = files("autotile.exchange").joinpath("header_template.hpp").read_text(encoding="utf-8")
+    template = _OF_WORKSPACES.sub(r"\1" if spec.workspaces else "", template)
     return _PLACEHOLDER.sub(lambda match: filled[match[1]], template)
 
 

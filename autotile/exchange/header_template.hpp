@@ -280,7 +280,10 @@ public:
     Kernel& operator=(const Kernel&) = delete;
     ~Kernel() {
         for (const auto& [file, loaded] : loaded_) cuModuleUnload(loaded.module);
-@@free_workspaces@@    }
+@@if workspaces@@
+        for (const auto& [key, workspace] : workspaces_) cuMemFree(workspace.address);
+@@end@@
+    }
 
     const Device& device() const { return device_; }
 
@@ -353,11 +356,39 @@ private:
         detail::check(cuModuleGetFunction(&loaded.function, loaded.module, cubin.symbol), "the entry of " + path);
         return loaded;
     }
-@@workspace_methods@@
+@@if workspaces@@
+
+    struct Workspace {
+        CUdeviceptr address;
+        std::size_t bytes;
+    };
+
+    /// Workspace of a stream, kept until a larger one is needed; null if its size is 0.
+    CUdeviceptr workspace(CUstream stream, const std::string& name, std::size_t bytes, bool zeroed) {
+        if (bytes == 0) return 0;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        Workspace& kept = workspaces_[{stream, name}];
+        if (kept.bytes < bytes) {
+            if (kept.address != 0) {
+                detail::check(cuStreamSynchronize(stream), "waiting for a workspace");
+                detail::check(cuMemFree(kept.address), "freeing a workspace");
+            }
+            kept = {};
+            detail::check(cuMemAlloc(&kept.address, bytes), "allocating a workspace");
+            kept.bytes = bytes;
+            if (zeroed) detail::check(cuMemsetD8Async(kept.address, 0, bytes, stream), "clearing a workspace");
+        }
+        return kept.address;
+    }
+@@end@@
+
     std::string folder_;
     Device device_;
     std::mutex mutex_;
-    std::map<std::string, Loaded> loaded_;@@workspace_members@@
+    std::map<std::string, Loaded> loaded_;
+@@if workspaces@@
+    std::map<std::pair<CUstream, std::string>, Workspace> workspaces_;
+@@end@@
 };
 
 }  // namespace autotile::@@namespace@@

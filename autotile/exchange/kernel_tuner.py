@@ -22,7 +22,7 @@ from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import Count, Name, NonNegative, Text, convert, decode_json, encode_json, read_regular
 from autotile.core.dtypes import known_dtype
 from autotile.core.model import Outcome, Trial, Value, config_key
-from autotile.database.database import Database, StoredTrial, standing_trials
+from autotile.database.database import Database, StoredTrial
 from autotile.database.keys import TuningKey
 from autotile.database.paths import write_output
 from autotile.errors import DataError, InputError
@@ -43,22 +43,26 @@ STAGES: Mapping[str, str] = {
 _RESERVED = frozenset({"grid_size_x", "grid_size_y", "grid_size_z", "time"})
 """Names that Kernel Tuner rejects for parameters: ``check_tune_params_list`` in its util.py."""
 
-_ERRORS: Mapping[Outcome, str] = {
-    Outcome.INFEASIBLE: "InvalidConfig",
-    Outcome.COMPILE_FAILED: "CompilationFailedConfig",
-    Outcome.RESOURCE_EXCEEDED: "RuntimeFailedConfig",
-    Outcome.WRONG_RESULT: "RuntimeFailedConfig",
-    Outcome.OUT_OF_BOUNDS: "RuntimeFailedConfig",
-    Outcome.CRASHED: "RuntimeFailedConfig",
-    Outcome.TIMED_OUT: "RuntimeFailedConfig",
+_WORDS: Mapping[Outcome, tuple[str, str]] = {
+    Outcome.OK: ("correct", ""),
+    Outcome.PRUNED: ("correct", ""),
+    Outcome.INFEASIBLE: ("constraints", "InvalidConfig"),
+    Outcome.RESOURCE_EXCEEDED: ("constraints", "RuntimeFailedConfig"),
+    Outcome.COMPILE_FAILED: ("compile", "CompilationFailedConfig"),
+    Outcome.WRONG_RESULT: ("correctness", "RuntimeFailedConfig"),
+    Outcome.OUT_OF_BOUNDS: ("correctness", "RuntimeFailedConfig"),
+    Outcome.CRASHED: ("runtime", "RuntimeFailedConfig"),
+    Outcome.TIMED_OUT: ("timeout", "RuntimeFailedConfig"),
 }
+"""Term of the T4 schema for each outcome, and error mark of a cache file; configurations of any other outcome were
+never tried, and are left out."""
 
 
 def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], trials: Sequence[StoredTrial]) -> None:
     """Write trials as a cache file that ``kernel_tuner.interface.tune_cache`` replays.
 
-    One trial of each configuration is written, as `standing_trials` chooses it. Raise `InputError` if a parameter has a
-    name that Kernel Tuner reserves, or the file cannot be written.
+    There is one trial of each configuration. Raise `InputError` if a parameter has a name that Kernel Tuner reserves,
+    or the file cannot be written.
     """
     names = [parameter.name for parameter in parameters]
     if taken := sorted(_RESERVED.intersection(names)):
@@ -72,13 +76,13 @@ def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], tri
         "objective": "time",
     }
     entries = []
-    for one in standing_trials(trials):
+    for one in trials:
         trial = one.trial
-        if not trial.outcome.is_finding:
+        if trial.outcome not in _WORDS:
             continue
         entry: dict[str, Any] = dict(trial.config)
-        if trial.outcome in _ERRORS:
-            entry["__error__"] = _ERRORS[trial.outcome]
+        if mark := _WORDS[trial.outcome][1]:
+            entry["__error__"] = mark
         elif trial.measurement is not None:
             entry["time"] = trial.measurement.time_us / 1e3
             entry["times"] = [time_us / 1e3 for time_us in trial.measurement.samples_us]
@@ -305,19 +309,6 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 SCHEMA_VERSION = "1.0.0"
 
-_INVALIDITY: Mapping[Outcome, str] = {
-    Outcome.OK: "correct",
-    Outcome.PRUNED: "correct",
-    Outcome.INFEASIBLE: "constraints",
-    Outcome.RESOURCE_EXCEEDED: "constraints",
-    Outcome.COMPILE_FAILED: "compile",
-    Outcome.WRONG_RESULT: "correctness",
-    Outcome.OUT_OF_BOUNDS: "correctness",
-    Outcome.CRASHED: "runtime",
-    Outcome.TIMED_OUT: "timeout",
-}
-"""The schema's term for each outcome; configurations that a recording lacks were never tried, and are left out."""
-
 _TIMES = {"compile": "compilation", "verify": "validation", "measure": "benchmark", "search": "search_algorithm"}
 """Names under which Kernel Tuner 1.5.0 writes the time of each stage; it calls all others ``framework``."""
 
@@ -325,7 +316,7 @@ _TIMES = {"compile": "compilation", "verify": "validation", "measure": "benchmar
 def t4_results(trials: Iterable[StoredTrial]) -> dict[str, Any]:
     """Return trials as a T4 results document; times are in milliseconds, as in Kernel Tuner."""
     return {
-        "results": [_result(stored) for stored in trials if stored.trial.outcome in _INVALIDITY],
+        "results": [_result(stored) for stored in trials if stored.trial.outcome in _WORDS],
         "schema_version": SCHEMA_VERSION,
         "metadata": {"timeunit": "milliseconds"},
     }
@@ -358,6 +349,7 @@ def write_t4(path: Path, trials: Iterable[StoredTrial], device: DeviceProperties
 
 def _result(stored: StoredTrial) -> dict[str, Any]:
     trial = stored.trial
+    invalidity, _ = _WORDS[trial.outcome]
     times = _stage_times(trial, _TIMES, "framework")
     samples_us = trial.measurement.samples_us if trial.measurement else ()
     found: list[tuple[str, float | int | str, str]] = []
@@ -378,8 +370,8 @@ def _result(stored: StoredTrial) -> dict[str, Any]:
         "timestamp": str(stored.created_at),
         "configuration": dict(trial.config),
         "times": {**times, **more},
-        "invalidity": _INVALIDITY[trial.outcome],
-        "correctness": 0 if _INVALIDITY[trial.outcome] == "correctness" else 1,
+        "invalidity": invalidity,
+        "correctness": 0 if invalidity == "correctness" else 1,
         "measurements": [{"name": name, "value": value, "unit": unit} for name, value, unit in found],
         "objectives": ["time"],
     }

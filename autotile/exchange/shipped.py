@@ -163,15 +163,9 @@ def read_winners(path: Path) -> list[Winner]:
     document = _read(path, "winners", WinnersFile)
     winners = []
     for entry in document.winners:
-        key = TuningKey.for_device(
-            Problem(entry.kernel, entry.sizes, entry.dtype),
-            document.device,
-            template_hash=entry.template_hash,
-            space_hash=entry.space_hash,
-            options=entry.options,
-            nvrtc_version=entry.nvrtc_version,
-            l2_mode=entry.l2_mode,
-        )
+        problem = Problem(entry.kernel, entry.sizes, entry.dtype)
+        others = ("template_hash", "space_hash", "options", "nvrtc_version", "l2_mode")
+        key = TuningKey.for_device(problem, document.device, **{name: getattr(entry, name) for name in others})
         winners.append(entry.winner_of(key, document.device, shipped=False))
     return winners
 

@@ -53,7 +53,9 @@ def session(location: str, fresh_key: TuningKey, device: DeviceProperties) -> It
         record._database.close()
 
 
-def test_one_session_at_a_time_tries_a_configuration(session: Open) -> None:
+def test_one_session_at_a_time_tries_a_configuration_unless_it_does_not_share(
+    session: Open, location: str, fresh_key: TuningKey, device: DeviceProperties
+) -> None:
     first, second = session(), session()
     assert first.claim({"BM": 1}).ours[0]
     refused = second.claim({"BM": 1})
@@ -66,6 +68,10 @@ def test_one_session_at_a_time_tries_a_configuration(session: Open) -> None:
     other = second.claim({"BM": 2})
     assert (other.ours[0], list(other.news)) == (True, [])
     assert session().claim({"BM": 1}).ours[0]  # earlier trials do not count: it leaves out what it need not repeat
+    alone = record_of(location, fresh_key, device, shares=False)
+    assert alone.claim({"BM": 1}, {"BM": 3}).ours == (True, True)
+    assert second.claim({"BM": 3}).ours[0]
+    alone._database.close()
 
 
 def test_several_are_claimed_and_stored_at_once(session: Open) -> None:
@@ -164,22 +170,16 @@ def claim_and_die(location: str, key: TuningKey, device: DeviceProperties, *numb
     child.join()
 
 
-def test_the_claims_of_a_dead_process_do_not_wait_for_their_lease(
+def test_the_claims_of_a_dead_process_do_not_wait_and_a_new_session_counts_those_of_the_living(
     session: Open, location: str, fresh_key: TuningKey, device: DeviceProperties
 ) -> None:
     first = session()
     claim_and_die(location, fresh_key, device, 1, 2)
     assert first.claim({"BM": 1}).ours[0]
     assert first.inherit()[0] == [config_key({"BM": 2})]
-
-
-def test_a_new_session_forgets_the_dead_and_counts_the_living(
-    session: Open, location: str, fresh_key: TuningKey, device: DeviceProperties
-) -> None:
-    session().claim({"BM": 5})
-    claim_and_die(location, fresh_key, device, 1)
+    claim_and_die(location, fresh_key, device, 3)
     with Database.open(location) as database, database.writing() as connection:
-        assert runs.forget_dead(connection, database.find_study(fresh_key) or 0) == 1
+        assert runs.forget_dead(connection, database.find_study(fresh_key) or 0) == 2  # those of the first
 
 
 def test_many_sessions_try_each_configuration_once(
@@ -202,15 +202,6 @@ def test_many_sessions_try_each_configuration_once(
     with Database.open(location) as database:
         trials = database.trials(database.find_study(fresh_key) or 0)
         assert Counter(config_key(trial.config) for trial in trials) == Counter(tried)
-
-
-def test_a_session_without_sharing_claims_nothing(
-    location: str, fresh_key: TuningKey, device: DeviceProperties, session: Open
-) -> None:
-    record = record_of(location, fresh_key, device, shares=False)
-    assert session().claim({"BM": 1}).ours[0]
-    assert record.claim({"BM": 1}).ours[0]
-    record._database.close()
 
 
 @pytest.mark.parametrize("owner", ["", "1 2 3", "x", "1 1 5 elsewhere"])
@@ -283,27 +274,22 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
     record._release()
 
 
-def test_a_run_just_begun_keeps_its_trials_and_its_study(shared: Database, key: TuningKey) -> None:
+def test_a_run_just_begun_keeps_its_trials_and_its_study_but_one_that_ended_none(
+    shared: Database, key: TuningKey
+) -> None:
     study, run = begin(shared, key)
     assert clean_database(shared, None, **EVERYTHING, keep_gpus=("another",)) == []
     assert [one.run_id for one in shared.runs(study)] == [run]  # which has no trial yet
-    add_trial(shared, study, run, measured({"BM": 1}, 10.0))
-    assert clean_database(shared, None, **EVERYTHING) == []
-    assert len(shared.trials(study)) == 1
+    ended = start_run(shared, study, sampler="random")
+    for number, one in enumerate((ended, run)):
+        add_trial(shared, study, one, measured({"BM": number}, 10.0))
+    end_run(shared, ended)
+    clean_database(shared, None, **EVERYTHING)
+    assert [one.run_id for one in shared.stored_trials(study)] == [run]
+    assert [one.run_id for one in shared.runs(study)] == [run]
     change(shared, update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))  # killed long ago
     (cleaned,) = clean_database(shared, None, **EVERYTHING)
     assert (cleaned.deleted, cleaned.emptied) == (1, True)
-
-
-def test_a_run_that_ended_is_cleaned_however_young_it_is(shared: Database, key: TuningKey) -> None:
-    study = shared.study(key, None)
-    ended, going, begun = (start_run(shared, study, sampler="random") for _ in range(3))
-    for number, run in enumerate((ended, going)):
-        add_trial(shared, study, run, measured({"BM": number}, 10.0))
-    end_run(shared, ended)
-    clean_database(shared, None, **EVERYTHING)
-    assert [one.run_id for one in shared.stored_trials(study)] == [going]
-    assert [one.run_id for one in shared.runs(study)] == [going, begun]
 
 
 def test_interrupted_it_leaves_a_whole_database_and_is_repeated(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import shutil
@@ -11,6 +12,8 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import closing, suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
 
@@ -20,37 +23,36 @@ from hypothesis import strategies as st
 from mutations import alter_rows, altered
 from sqlalchemy import select
 from stored_rows import KERNEL, SIZES, make_database, sweep
-from stored_runs import add_trials, begin, change_file, measured, start_run
+from stored_runs import KEY, add_trial, add_trials, begin, change_file, measured, start_run
 
 import autotile
 from autotile.database.care import _PARSERS, check_database
 from autotile.database.database import Database, open_existing, rows_of
 from autotile.database.engine import METADATA, _FileConnection
 from autotile.database.keys import TuningKey
+from autotile.database.learned import read_ceilings
 from autotile.database.paths import atomic_write, network_file_system
 from autotile.database.winners import SCHEMA_REVISION, WINNERS, read_file
 from autotile.errors import DatabaseError, DataError, DataWarning
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
-def test_the_folder_is_made_and_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
-    (tmp_path / "tuning.db").touch()
-    with Database.open(tmp_path / "tuning.db") as database:
+
+def test_reading_makes_nothing_and_opening_makes_a_folder_or_a_database_of_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.db"
+    for location in (path, tmp_path / "nowhere" / "tuning.db"):
+        assert Database.open_readonly(location) is None
+    assert not [*tmp_path.iterdir()]
+    path.touch()
+    assert Database.open_readonly(path) is None
+    assert [*tmp_path.iterdir()] == [path]
+    with Database.open(path) as database:
         assert check_database(database).ok
     with Database.open(tmp_path / "a" / "b" / "tuning.db") as database:
         assert database.notices == ()
         assert database.studies() == []
     with Database.open(f"sqlite:///{tmp_path}/a/b/tuning.db") as again:
         assert check_database(again).ok
-
-
-@pytest.mark.parametrize("content", [None, b""])
-def test_reading_what_is_not_there_gives_none_and_makes_nothing(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "tuning.db"
-    if content is not None:
-        path.write_bytes(content)
-    assert Database.open_readonly(path) is None
-    assert Database.open_readonly(tmp_path / "nowhere" / "tuning.db") is None
-    assert sorted(tmp_path.iterdir()) == ([path] if content is not None else [])
 
 
 @pytest.mark.parametrize("opening", [Database.open, Database.open_readonly])
@@ -75,19 +77,11 @@ def test_a_place_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pyt
     for path in (tmp_path / "file" / "tuning.db", "/proc/tuning/autotile.db"):
         with pytest.raises(DatabaseError, match="cannot create the folder"):
             Database.open(path)
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    with pytest.raises(DatabaseError, match=rf"cannot write {re.escape(str(tmp_path))}: change its permissions"):
-        Database.open(tmp_path / "tuning.db")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-@pytest.mark.parametrize("closed", ["", "tuning.db"])
-def test_a_folder_or_file_without_permission_says_so(tmp_path: Path, closed: str) -> None:
     (tmp_path / "tuning.db").touch()
-    (tmp_path / closed).chmod(0o500)
-    with pytest.raises(DatabaseError, match=r"cannot write .*change its permissions"):
-        Database.open(tmp_path / "tuning.db")
-    (tmp_path / closed).chmod(0o700)
+    for closed in (tmp_path, tmp_path / "tuning.db"):  # as root may write everywhere
+        monkeypatch.setattr(os, "access", lambda path, mode, closed=closed: mode != os.W_OK or path != closed)
+        with pytest.raises(DatabaseError, match=rf"cannot write {re.escape(str(closed))}: change its permissions"):
+            Database.open(tmp_path / "tuning.db")
 
 
 def test_a_database_on_a_read_only_medium_can_be_read(
@@ -97,26 +91,6 @@ def test_a_database_on_a_read_only_medium_can_be_read(
     with open_existing(study_db) as reader:
         assert reader.find_study(key) == 1
         assert [*study_db.parent.iterdir()] == [study_db]
-
-
-@pytest.mark.parametrize(
-    ("location", "message"),
-    [
-        ("mysql://user:secret@host/name", "kind 'mysql' is not supported; expected the path"),
-        ("postgresql+nosuchdriver://user:secret@host/name", "nosuchdriver"),
-        ("postgresql://user:secret@host:port/name", "is not a database URL"),
-    ],
-)
-def test_a_url_that_cannot_be_used_says_so_without_the_password(location: str, message: str) -> None:
-    with pytest.raises(DatabaseError, match=message) as caught:
-        Database.open(location)
-    assert "secret" not in str(caught.value)
-
-
-def test_a_missing_driver_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(DatabaseError, match=r"user:\*\*\*@host/name needs .*pip install 'psycopg\[binary\]'"):
-        Database.open("postgresql://user:secret@host/name")
 
 
 def _damaged(path: Path, key: TuningKey, where: str) -> bytes:
@@ -140,6 +114,12 @@ def _damaged(path: Path, key: TuningKey, where: str) -> bytes:
 def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(tmp_path: Path, key: TuningKey, damage: str) -> None:
     path = tmp_path / "tuning.db"
     data = _damaged(path, key, damage)
+    if damage == "middle":  # it is found while reading
+        with open_existing(path) as reader:
+            with pytest.raises(DatabaseError, match="damaged; `autotile db check` says where"):
+                reader.trials(1)
+            assert not check_database(reader).ok
+        assert path.read_bytes() == data
     with Database.open(path) as database:
         assert database.studies() == []
         (notice,) = database.notices
@@ -148,17 +128,6 @@ def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(tmp_path: Path, key: T
     assert kept.read_bytes() == data
     with Database.open(path) as again:
         assert again.notices == ()
-
-
-def test_damage_found_while_reading_says_what_to_do(tmp_path: Path, key: TuningKey) -> None:
-    path = tmp_path / "tuning.db"
-    data = _damaged(path, key, "middle")
-    with open_existing(path) as reader:
-        with pytest.raises(DatabaseError, match="damaged; `autotile db check` says where"):
-            reader.trials(1)
-        report = check_database(reader)
-    assert not report.ok
-    assert path.read_bytes() == data
 
 
 def test_a_lock_that_is_never_released_is_explained(
@@ -183,27 +152,17 @@ def test_network_file_systems_are_told_from_local_ones(tmp_path: Path, monkeypat
     assert network_file_system(Path("/tuning.db")) == ""
 
 
-def test_on_a_network_file_system_the_log_is_not_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotile.database.engine.network_file_system", lambda path: "nfs4")
-    with Database.open(tmp_path / "tuning.db") as database:
-        assert check_database(database).ok
-        assert [entry.name for entry in tmp_path.iterdir()] == ["tuning.db"]
+VISIT = """
+import sys, autotile.database.keys
+assert "sqlalchemy" not in sys.modules
+from autotile.database.database import Database
+Database.open(sys.argv[1]).close()
+Database.open_readonly(sys.argv[1]).close()
+assert not {"alembic", "sqlalchemy.dialects.postgresql"} & {*sys.modules}
+"""
 
 
-def test_keys_do_not_load_sqlalchemy_and_an_up_to_date_database_opens_without_alembic(tuning_db: Path) -> None:
-    code = (
-        "import sys, autotile.database.keys; assert 'sqlalchemy' not in sys.modules\n"
-        "from autotile.database.database import Database\n"
-        "Database.open(sys.argv[1]).close(); Database.open_readonly(sys.argv[1]).close()\n"
-        "assert not {'alembic', 'sqlalchemy.dialects.postgresql'} & {*sys.modules}"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tuning_db)], check=True)
-
-
-VISIT = "import sys; from autotile.database.database import Database; Database.open(sys.argv[1]).close()"
-
-
-def test_opening_it_again_in_one_process_loses_nothing(tmp_path: Path, key: TuningKey) -> None:
+def test_opening_it_again_loses_nothing_and_needs_no_alembic(tmp_path: Path, key: TuningKey) -> None:
     """Closing the file outside of SQLite would drop this process's locks, and others would delete its log."""
     path = tmp_path / "tuning.db"
     with Database.open(path) as first:
@@ -218,7 +177,14 @@ def test_opening_it_again_in_one_process_loses_nothing(tmp_path: Path, key: Tuni
         assert len(last.runs(study)) == 2
 
 
-def test_a_file_is_replaced_whole_or_not_at_all_and_what_is_no_file_never(tmp_path: Path) -> None:
+def test_a_file_is_replaced_whole_or_not_at_all_and_what_is_no_file_or_a_database_never(
+    tmp_path: Path, study_db: Path
+) -> None:
+    before = study_db.read_bytes()  # naming it as an output by mistake would lose all measurements
+    with pytest.raises(OSError, match="is a database"), atomic_write(study_db) as stream:
+        stream.write(b"a bundle")
+    assert study_db.read_bytes() == before
+    study_db.unlink()
     path = tmp_path / "results.json"
     path.write_text("old")
     link = tmp_path / "link.json"
@@ -270,14 +236,6 @@ def test_a_written_file_has_the_mode_of_the_umask(tmp_path: Path, mask: int, mod
     assert (tmp_path / ("long" * 60)).stat().st_mode & 0o777 == mode
 
 
-def test_a_database_is_never_replaced(study_db: Path) -> None:
-    """Naming the database as an output by mistake would otherwise lose all measurements."""
-    before = study_db.read_bytes()
-    with pytest.raises(OSError, match="is a database"), atomic_write(study_db) as stream:
-        stream.write(b"a bundle")
-    assert study_db.read_bytes() == before
-
-
 def test_reading_needs_no_room_beside_the_file(study_db: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a log beside the file, it is read without the files that SQLite would have to create."""
     connect = sqlite3.connect
@@ -295,56 +253,57 @@ def test_reading_needs_no_room_beside_the_file(study_db: Path, key: TuningKey, m
         assert reader.find_study(key) == 1
 
 
-WRITER = """
-import os, sys
-from stored_runs import add_trial, measured, start_run
-from autotile.database.database import Database
-from autotile.database.keys import TuningKey
-import autotile.database.migrations.versions.v0001_first_tables
-
-key = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
-print("ready", flush=True)
-sys.stdin.readline()
-with Database.open(sys.argv[1]) as database:
-    study = database.study(key, None)
-    run = start_run(database, study, sampler="random")
-    for number in range(int(sys.argv[2])):
-        add_trial(database, study, run, measured({"worker": os.getpid(), "BM": number}, 1.0))
-        print(number, flush=True)
-"""
+Writer = tuple[BaseProcess, "Connection[None, int]"]
+"""A process that stores trials, and the end of a pipe that receives the number of each."""
 
 
-def _start(path: Path, count: int, processes: int = 1) -> list[subprocess.Popen[str]]:
-    """Start processes that store trials, once all have finished importing."""
-    words = [sys.executable, "-c", WRITER, str(path), str(count)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    started = [subprocess.Popen(words, text=True, env=environment, **pipes) for _ in range(processes)]
-    for process in started:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in started:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
+def _start(path: Path, count: int, processes: int = 1) -> list[Writer]:
+    """Start processes that open a database together, and store trials in it."""
+    forks = multiprocessing.get_context("fork")
+    barrier = forks.Barrier(processes)
+
+    def write(pipe: Connection[int, None]) -> None:
+        barrier.wait()
+        with Database.open(path) as database:
+            study, run = begin(database, KEY)
+            for number in range(count):
+                add_trial(database, study, run, measured({"worker": os.getpid(), "BM": number}, 1.0))
+                pipe.send(number)
+
+    started: list[Writer] = []
+    for _ in range(processes):
+        receiving, sending = forks.Pipe(duplex=False)
+        process = forks.Process(target=write, args=(sending,))
+        process.start()
+        sending.close()  # so that its end is seen
+        started.append((process, receiving))
     return started
+
+
+def _received(pipe: Connection[None, int], count: int | None = None) -> int:
+    """Return the number of messages until a process ends, or ``count`` of them have come."""
+    number = 0
+    with suppress(EOFError):
+        while number != count:
+            pipe.recv()
+            number += 1
+    return number
 
 
 def test_processes_killed_at_any_moment_leave_a_whole_database_with_all_trials_that_had_ended(tmp_path: Path) -> None:
     path, before = tmp_path / "tuning.db", 0
     for killed in (1, 2):
-        (started,) = _start(path, 100_000)
-        with started as process:
-            assert process.stdout is not None
-            seen = [process.stdout.readline() for _ in range(60)]
-            process.kill()
-            seen += process.stdout.read().split()
+        ((process, pipe),) = _start(path, 100_000)
+        seen = _received(pipe, 60)
+        process.kill()
+        seen += _received(pipe)
+        process.join()
         with Database.open(path) as database:
             assert database.notices == ()
             report = check_database(database)
             assert (report.ok, report.unfinished_runs) == (True, killed)
             stored = len(database.trials(1)) - before
-        assert len(seen) <= stored <= len(seen) + 1
+        assert seen <= stored <= seen + 1
         before += stored
 
 
@@ -353,9 +312,10 @@ def test_processes_that_begin_together_share_one_database(tmp_path: Path, key: T
     path = tmp_path / "tuning.db"
     if damaged:  # it is set aside once
         _damaged(path, key, "cut")
-    for process in _start(path, 50, processes=3):
-        process.communicate(timeout=60)
-        assert process.returncode == 0
+    for process, pipe in _start(path, 50, processes=3):
+        assert _received(pipe) == 50
+        process.join()
+        assert process.exitcode == 0
     assert len(list(tmp_path.glob("tuning.db.corrupt-*[0-9]"))) == damaged
     with Database.open(path) as database:
         assert database.notices == ()
@@ -444,23 +404,48 @@ def test_a_kernel_is_served_whatever_a_row_holds(case: Path, statement: str, is_
     assert (kernel.tier == "exact") == bool(best) == is_exact
 
 
-def test_bad_rows_are_listed_and_left_as_they_are(case: Path) -> None:
-    change_file(
-        case,
-        "UPDATE runs SET driver = CAST(x'fffe' AS TEXT) WHERE id = 2",
-        "UPDATE trials SET time_us = 9e999, reason = x'00ff' WHERE id = 1",
-        "UPDATE misses SET sizes = 'null' WHERE id = 1",
-    )
-    before = content(case)
-    found = autotile.db_check(case)
-    assert found.check is not None
-    assert not found.whole
-    assert [(row.table, row.row_id, row.field) for row in found.check.bad_rows] == [
-        ("runs", 2, "driver"),
-        ("trials", 1, "reason"),
-        ("misses", 1, "sizes"),
-    ]
-    assert content(case) == before
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("runs", "driver", b"\xff\xfe"),
+        ("trials", "time_us", float("inf")),
+        ("trials", "reason", b"\0\xff"),
+        ("misses", "sizes", "null"),
+        ("ceilings", "gpu_uuid", "<script>"),
+        ("ceilings", "measured_at", "soon"),
+        ("ceilings", "ceilings", '[{"name": "warp", "value": 1.0, "low": 1.0, "high": 1.0, "method": ""}]'),
+        ("ceilings", "ceilings", '{"dram_read": 1e12}'),
+        ("ceilings", "warnings", "[1]"),
+        ("families", "family", '{"M": "2..1"}'),
+        ("families", "family", '{"M": "1..x"}'),
+        ("families", "family", "[]"),
+        ("families", "family", "{"),
+        ("families", "digest", "x"),
+        ("families", "digest", "A" * 64),
+        ("families", "device", '{"name": "H200"}'),
+        ("families", "key", '{"kernel": "sgemm"}'),
+        ("families", "kernel", "k" * 2000),
+        ("families", "progress", '{"tuned": "x"}'),
+        ("families", "rule", '{"format": 99}'),
+        ("families", "learned_at", "yesterday"),
+    ],
+)
+def test_a_bad_row_is_listed_and_left_as_it_is(case: Path, table: str, column: str, value: object) -> None:
+    for row_id in (1, 3) if table == "families" else (1,):  # the first has a rule, the last has none
+        shutil.copy(case.with_name("template.db"), case)
+        with closing(sqlite3.connect(case)) as connection, connection:
+            connection.execute(f"UPDATE {table} SET {column} = ? WHERE id = ?", (value, row_id))
+        before = content(case)
+        found = autotile.db_check(case)
+        assert found.check is not None
+        assert not found.whole
+        (row,) = found.check.bad_rows
+        assert (row.table, row.row_id) == (table, row_id)
+        assert row.field.startswith("learned_at" if (column, row_id) == ("rule", 3) else column)  # a rule has its date
+        if table == "ceilings":
+            with Database.open(case) as database, pytest.warns(DataWarning, match="ceilings 1"):
+                assert read_ceilings(database) == []
+        assert content(case) == before
 
 
 VIEW = "SELECT 1 AS study_id, 1 AS trial_id"

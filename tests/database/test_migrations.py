@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic.autogenerate import compare_metadata
+from alembic import op
 from alembic.config import Config
-from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, Inspector, create_engine, inspect, text, update
 from stored_runs import add_trial, begin, change, measured, start_run
@@ -30,6 +29,8 @@ from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE, VIEW_DIGES
 from autotile.errors import DatabaseError
 from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
 NEWER = '''
 """Add a column."""
 import sqlalchemy as sa
@@ -42,22 +43,6 @@ down_revision = "0008"
 def upgrade() -> None:
     op.add_column("studies", sa.Column("note", sa.Text))
 '''
-
-
-@pytest.fixture
-def migrated(tmp_path: Path) -> Engine:
-    """An empty file after all migrations."""
-    made = create_engine(f"sqlite:///{tmp_path}/migrated.db")
-    with made.begin() as connection:
-        engine._migrate(connection)
-    return made
-
-
-def test_the_migrations_make_the_declared_tables(migrated: Engine) -> None:
-    with migrated.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-        assert compare_metadata(context, engine.METADATA) == []
-    migrated.dispose()
 
 
 def _indexes(found: Inspector, table: str) -> list[dict[str, Any]]:
@@ -90,7 +75,10 @@ def structure_of(opened: Engine) -> dict[str, Any]:
     return {"columns": columns, "keys": keys, "views": views, "revision": revision}
 
 
-def test_a_new_database_is_what_the_migrations_leave(database: Database, migrated: Engine) -> None:
+def test_a_new_database_is_what_the_migrations_leave(database: Database, tmp_path: Path) -> None:
+    migrated = create_engine(f"sqlite:///{tmp_path}/migrated.db")
+    with migrated.begin() as connection:
+        engine._migrate(connection)
     assert structure_of(create_engine(f"sqlite:///{database.path}")) == structure_of(migrated)
 
 
@@ -118,28 +106,21 @@ def add_migration(folder: Path, patch: pytest.MonkeyPatch, text: str) -> None:
 
 
 @pytest.mark.parametrize("opening", [Database.open, Database.open_readonly])
-def test_an_older_database_is_brought_up_to_date(
+def test_an_older_database_is_brought_up_to_date_or_stays_as_it_was_if_that_fails(
     study_db: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch, opening: Callable[[Path], Database | None]
 ) -> None:
+    before = structure_of(create_engine(f"sqlite:///{study_db}"))
+    with monkeypatch.context() as patch:
+        add_migration(study_db.parent / "migrations", patch, NEWER + '    raise RuntimeError("half way")\n')
+        with pytest.raises(RuntimeError, match="half way"):
+            opening(study_db)
+    assert structure_of(create_engine(f"sqlite:///{study_db}")) == before
     add_migration(study_db.parent / "100% migrations", monkeypatch, NEWER)
     opened = opening(study_db)
     assert opened is not None
     with opened:
         assert [study.key for study in opened.studies()] == [key]
         assert check_database(opened).revision == "0009"
-
-
-def test_a_migration_that_fails_leaves_the_database_as_it_was(
-    study_db: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = structure_of(create_engine(f"sqlite:///{study_db}"))
-    with monkeypatch.context() as patch:
-        add_migration(study_db.parent / "migrations", patch, NEWER + '    raise RuntimeError("half way")\n')
-        with pytest.raises(RuntimeError, match="half way"):
-            Database.open(study_db)
-    assert structure_of(create_engine(f"sqlite:///{study_db}")) == before
-    with Database.open(study_db) as database:
-        assert database.find_study(key) == 1
 
 
 def make_older(database: Database, revision: str = "0007") -> None:
@@ -218,28 +199,28 @@ def test_the_order_of_rules_is_upgraded(tmp_path: Path, key: TuningKey, device: 
         assert family_state(database, key, families[0]) == FamilyState({}, tuned=1)
 
 
-UPGRADE = """
-import sys
-from alembic import op
-from autotile.database.care import check_database
-from autotile.database.database import Database
+def upgrade(location: str, pipe: Connection) -> None:
+    """Open a database, and wait for a message half way through its upgrade."""
+    drop_index = op.drop_index
 
-drop_index = op.drop_index
-def pause(*given):
-    print("half way", flush=True)
-    sys.stdin.readline()
-    drop_index(*given)
-op.drop_index = pause
+    def pause(*given: Any) -> None:
+        pipe.send("half way")
+        pipe.recv()
+        drop_index(*given)
 
-print("opening", flush=True)
-with Database.open(sys.argv[1]) as database:
-    print(check_database(database).revision, flush=True)
-"""
+    op.drop_index = pause
+    pipe.send("opening")
+    with Database.open(location) as database:
+        pipe.send(check_database(database).revision)
 
 
-def start(location: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", UPGRADE, location]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def start(location: str) -> Connection:
+    """Start a process that upgrades a database, and return the end of its pipe."""
+    forks = multiprocessing.get_context("fork")
+    ours, theirs = forks.Pipe()
+    forks.Process(target=upgrade, args=(location, theirs), daemon=True).start()
+    theirs.close()  # so that the end of the process is seen
+    return ours
 
 
 def test_one_upgrades_another_waits_a_reader_reads_and_a_writer_goes_on(
@@ -250,19 +231,17 @@ def test_one_upgrades_another_waits_a_reader_reads_and_a_writer_goes_on(
         add_trial(older, study, run, measured({"BM": 1}, 10.0))
         make_older(older)
         first = start(location)
-        assert first.stdout is not None
-        assert [first.stdout.readline() for _ in range(2)] == ["opening\n", "half way\n"]
+        assert [first.recv() for _ in range(2)] == ["opening", "half way"]
         second = start(location)
-        assert second.stdout is not None
-        assert second.stdout.readline() == "opening\n"
+        assert second.recv() == "opening"
         writing = threading.Thread(target=add_trial, args=(older, study, run, measured({"BM": 2}, 9.0)))
         writing.start()
         assert [best.trial.config for best in older.best(study_id=study)] == [{"BM": 1}]
         assert older.winner(key) is not None
         writing.join(0.1)
         assert writing.is_alive()
-        assert first.communicate("go\n", timeout=60)[0] == f"{SCHEMA_REVISION}\n"
-        assert second.communicate("go\n", timeout=60)[0] == f"{SCHEMA_REVISION}\n"
+        first.send("go on")
+        assert [first.recv(), second.recv()] == [SCHEMA_REVISION] * 2
         writing.join(60)
         assert [best.trial.config for best in older.best(study_id=study)] == [{"BM": 2}]
         monkeypatch.setattr(engine, "SCHEMA_REVISION", "0007")

@@ -14,13 +14,13 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import Measurement, Resources, config_key
+from autotile.core.model import Config, Measurement, Resources, config_key
 from autotile.cuda.headers import toolkit_headers
 from autotile.database.keys import key_of
 from autotile.database.winners import StoredRule, Winner
 from autotile.exchange.bundle import BundledCubin
 from autotile.exchange.cpp_header import literal, to_cpp, write_header
-from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree
+from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split
 from autotile.families.features import Feature, Traits
 from autotile.kernel.expressions import parse_expression
 from autotile.kernel.library import load_kernel
@@ -81,22 +81,21 @@ ROWS = [
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 
 
-def compile_program(source: str, folder: Path, *options: str) -> Path:
-    """Compile a program, with warnings as errors, and return its path."""
+def compile_program(source: str, folder: Path, option: str = "-Wl,--unresolved-symbols=ignore-all") -> Path:
+    """Compile a program, with warnings as errors, and return its path.
+
+    It is linked without the driver, which is not installed everywhere, so it must not call the driver.
+    """
     includes = [f"-isystem{path}" for path in toolkit_headers()]
     program = folder / "program"
-    command = [str(COMPILER), *FLAGS, *includes, "-I", str(folder), "-x", "c++", "-", "-o", str(program), *options]
+    command = [str(COMPILER), *FLAGS, *includes, "-I", str(folder), "-x", "c++", "-", "-o", str(program), option]
     built = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     return program
 
 
-def run(source: str, folder: Path, *arguments: str, given: str = "") -> list[str]:
-    """Compile and run a program, and return the lines of its output.
-
-    It is linked without the driver, which is not installed everywhere, so it must not call the driver.
-    """
-    program = compile_program(source, folder, "-Wl,--unresolved-symbols=ignore-all")
+def run(program: Path, *arguments: str, given: str = "") -> list[str]:
+    """Run a program, and return the lines of its output."""
     done = subprocess.run([str(program), *arguments], input=given, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -128,7 +127,7 @@ int main() {{
     }}
 }}
 """
-    got = iter(run(source, tmp_path))
+    got = iter(run(compile_program(source, tmp_path)))
     for row in ROWS:
         environment = dict(zip(KINDS, row, strict=True))
         for expression in parsed:
@@ -167,15 +166,18 @@ int main(int, char** words) {
 """
 
 
-def chosen_in_cpp(
-    folder: Path, device: DeviceProperties, asked: Sequence[dict[str, int]], *stored: Any, **rules: Any
-) -> list[list[str]]:
-    """Return the words that the program prints for each of some sizes."""
+def chooser(folder: Path, *stored: Any, **rules: Any) -> Path:
+    """Compile a program that prints what a header chooses."""
     text = write_header(load_kernel("sgemm_2d").spec, "float32", *stored, **rules, stem="sgemm_2d")
     (folder / "sgemm_2d.hpp").write_text(text)
+    return compile_program(CHOOSE, folder)
+
+
+def chosen_in_cpp(program: Path, device: DeviceProperties, asked: Sequence[dict[str, int]]) -> list[list[str]]:
+    """Return the words that a program of `chooser` prints for each of some sizes."""
     words = (device.name, device.compute_capability.replace(".", ""), str(device.smem_per_block_optin_bytes))
     given = "\n".join(f"{sizes['M']} {sizes['N']} {sizes['K']}" for sizes in asked)
-    return [line.split() for line in run(CHOOSE, folder, *words, given=given)]
+    return [line.split() for line in run(program, *words, given=given)]
 
 
 def winners_of(device: DeviceProperties, sizes: Sequence[dict[str, int]], seed: int) -> list[Winner]:
@@ -193,33 +195,33 @@ def winners_of(device: DeviceProperties, sizes: Sequence[dict[str, int]], seed: 
 
 
 RESOURCES = Resources(64, 0, 0, 0, 1024)
+SIZES = (1, 17, 64, 100, 1000, 4096, 9000)
 TIERS = ("exact", "family", "nearest", "transferred", "default")
 
 
 @needs_compiler
-@pytest.mark.parametrize(("device", "targets"), [("h200", ("sm_90",)), ("rtx-4090", ("sm_80", "sm_86", "sm_90"))])
-def test_it_chooses_what_dispatch_chooses(device: str, targets: tuple[str, ...], tmp_path: Path) -> None:
+def test_it_chooses_what_dispatch_chooses(tmp_path: Path) -> None:
     kernel = load_kernel("sgemm_2d")
-    here = replace(device_profile(device), source="cuda")
-    there = replace(device_profile("a100"), source="cuda")
+    hopper, ada, ampere = (replace(device_profile(name), source="cuda") for name in ("h200", "rtx-4090", "a100"))
     chosen = random.Random(7)
     some = [{name: 2 ** chosen.randrange(5, 14) for name in "MNK"} for _ in range(12)]
-    winners = winners_of(here, some[:8], 1) + winners_of(there, some[4:], 2)
+    winners = winners_of(hopper, some[:8], 1) + winners_of(ampere, some[4:], 2) + winners_of(ada, some[2:6], 4)
     winners += [
-        structs.replace(w, key=structs.replace(w.key, source="replayed")) for w in winners_of(here, some[8:10], 3)
+        structs.replace(w, key=structs.replace(w.key, source="replayed")) for w in winners_of(hopper, some[8:10], 3)
     ]
     configs = {config_key(c): c for c in (*(w.config for w in winners), kernel.spec.default)}
+    targets = ("sm_80", "sm_86", "sm_90")
     numbered = [(number, config, target) for number, config in enumerate(configs.values()) for target in targets]
     cubins = [BundledCubin(t, "float32", {}, c, RESOURCES, f"{number}.{t}") for number, c, t in numbered]
-    asked = some + [{name: chosen.choice((1, 17, 64, 100, 1000, 4096, 9000)) for name in "MNK"} for _ in range(60)]
-    order = list(configs)
-    for sizes, got in zip(asked, chosen_in_cpp(tmp_path, here, asked, winners, cubins), strict=True):
-        problem = resolve_problem(kernel.spec, sizes)
-        choice = choose(KernelRequest(kernel, problem, here, "13.0", Shelf(winners, estimates=False, compares=False)))
-        number = order.index(config_key(choice.config))
-        assert (sizes, int(got[0]), TIERS[int(got[1])]) == (sizes, number, choice.tier)
-        newest = max(t for t in targets if t[3] == here.architecture[3] and t <= here.architecture)
-        assert got[5] == f"{number}.{newest}"
+    asked = some + [{name: chosen.choice(SIZES) for name in "MNK"} for _ in range(60)]
+    order, shelf = list(configs), Shelf(winners, estimates=False, compares=False)
+    program = chooser(tmp_path, winners, cubins)
+    for here, target in ((hopper, "sm_90"), (ada, "sm_86")):
+        for sizes, got in zip(asked, chosen_in_cpp(program, here, asked), strict=True):
+            choice = choose(KernelRequest(kernel, resolve_problem(kernel.spec, sizes), here, "13.0", shelf))
+            number = order.index(config_key(choice.config))
+            assert (sizes, int(got[0]), TIERS[int(got[1])]) == (sizes, number, choice.tier)
+            assert got[5] == f"{number}.{target}"
 
 
 FEATURES = [
@@ -233,37 +235,34 @@ FEATURES = [
 ]
 
 
-def rule_of(winners: Sequence[Winner], features: Sequence[Feature], thresholds: Sequence[float]) -> FamilyRule:
-    """Return a rule whose tree tests one feature after the other, with made-up times."""
-    configs = list({config_key(w.config): w.config for w in winners}.values())[:3]
-    tree: Tree = Leaf((2, 0, 1))
-    for number, (feature, threshold) in enumerate(zip(features, thresholds, strict=True)):
-        order = ((0, 1, 2), (1, 2, 0), (2, 1, 0))[number % 3]
-        tree = Split(feature, threshold, Leaf(order), tree)
-    family = Family({"M": Extent(((1, 4096), (9000, 9000))), "N": Extent(((1, 8192),)), "K": Extent(((17, 4096),))})
-    point = RulePoint({"M": 64, "N": 64, "K": 64}, ((1.0, 0.9, 1.1),) * 3, 1.0, 0.0, None)
+def rule_of(configs: Sequence[Config], n: int, feature: Feature, threshold: float) -> FamilyRule:
+    """Return a rule of the problems with a value of N, whose tree tests a feature and then a size."""
+    tree = Split(
+        feature, threshold, Leaf((0, 1, 2)), Split(Feature("size", "M"), 100, Leaf((1, 2, 0)), Leaf((2, 0, 1)))
+    )
+    family = Family({"M": Extent(((1, 4096), (9000, 9000))), "N": Extent(((n, n),)), "K": Extent(((17, 4096),))})
+    point = RulePoint({"M": 64, "N": n, "K": 64}, ((1.0, 0.9, 1.1),) * 3, 1.0, 0.0, None)
     return FamilyRule(family, tuple(RuleConfig(config, RESOURCES, 2) for config in configs), tree, (point,))
 
 
 @needs_compiler
-@pytest.mark.parametrize("feature", [FEATURES[0], None], ids=str)
-def test_the_rule_of_a_family_is_the_same_tree(feature: Feature | None, tmp_path: Path) -> None:
+def test_the_rule_of_a_family_is_the_same_tree(tmp_path: Path) -> None:
     kernel = load_kernel("sgemm_2d")
     here = replace(device_profile("h200"), source="cuda")
     some = [{"M": 64, "N": 128, "K": 64}, {"M": 4096, "N": 4096, "K": 4096}, {"M": 512, "N": 2048, "K": 128}]
     winners = winners_of(here, some, 3)
-    chosen = random.Random(str(feature))
-    asked = some + [{name: chosen.choice((1, 17, 64, 100, 1000, 4096, 9000)) for name in "MNK"} for _ in range(80)]
     configs = {config_key(c): c for c in (*(w.config for w in winners), kernel.spec.default)}
-    features = [feature] if feature is not None else FEATURES
-    bare = rule_of(winners, [], [])
-    traits = Traits.of(kernel.spec, here, [c.config for c in bare.configs], [2, 2, 2], asked)
-    thresholds = [float(np.median(traits.column(one))) for one in features]
-    rule = rule_of(winners, features, thresholds)
-    stored = StoredRule(structs.replace(winners[0].key, sizes={}), here, rule, datetime.now(UTC))
+    chosen = random.Random(1)
+    asked, rules = list(some), []
+    for n, feature in zip(SIZES, FEATURES, strict=True):  # each in a family of its own
+        these = [{"M": chosen.choice(SIZES), "N": n, "K": chosen.choice(SIZES)} for _ in range(25)]
+        traits = Traits.of(kernel.spec, here, list(configs.values())[:3], [2, 2, 2], these)
+        rule = rule_of(list(configs.values())[:3], n, feature, float(np.median(traits.column(feature))))
+        rules.append(StoredRule(structs.replace(winners[0].key, sizes={}), here, rule, datetime.now(UTC)))
+        asked += these
     cubins = [BundledCubin("sm_90", "float32", {}, c, RESOURCES, f"{n}.cubin") for n, c in enumerate(configs.values())]
-    tiers, shelf = set(), Shelf(winners, rules=[stored], estimates=False, compares=False)
-    got = chosen_in_cpp(tmp_path, here, asked, winners, cubins, rules=[stored])
+    tiers, shelf = set(), Shelf(winners, rules=rules, estimates=False, compares=False)
+    got = chosen_in_cpp(chooser(tmp_path, winners, cubins, rules=rules), here, asked)
     for sizes, words in zip(asked, got, strict=True):
         choice = choose(KernelRequest(kernel, resolve_problem(kernel.spec, sizes), here, "13.0", shelf))
         number = list(configs).index(config_key(choice.config))
@@ -304,7 +303,7 @@ int main() {
     std::cout << lacks(sizes) << '\\n';
 }
 """
-    assert run(source, tmp_path) == ["1.cubin 16256 3", "1 1 1 0 1"]
+    assert run(compile_program(source, tmp_path)) == ["1.cubin 16256 3", "1 1 1 0 1"]
     launching = '#include "everything.hpp"\nvoid go(autotile::every_thing_bfloat16::Kernel& k) { k.launch({}, {}); }\n'
     compile_program(launching, tmp_path, "-c")
 

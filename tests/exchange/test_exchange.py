@@ -13,8 +13,8 @@ import pytest
 from stored_runs import add_trial, begin, measured
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Measurement, Occupancy, Outcome, Trial, config_key
-from autotile.database.database import Database, StoredTrial
+from autotile.core.model import Measurement, Outcome, Trial, config_key
+from autotile.database.database import Database, StoredTrial, standing_trials
 from autotile.database.keys import TuningKey
 from autotile.errors import InputError
 from autotile.exchange.kernel_tuner import (
@@ -61,6 +61,8 @@ class TestT4:
         self, tmp_path: Path, stored: Sequence[StoredTrial], device: DeviceProperties
     ) -> None:
         file_utils = pytest.importorskip("kernel_tuner.file_utils")
+        with pytest.raises(InputError, match=r"cannot write .*nowhere"):
+            write_t4(tmp_path / "nowhere" / "x.json", [], None)
         results, metadata = write_t4(tmp_path / "sgemm.json", stored, device)
         assert metadata.name == "sgemm-metadata.json"
         for path, target in ((results, "results"), (metadata, "metadata")):
@@ -68,15 +70,6 @@ class TestT4:
             document = json.loads(path.read_text())
             assert document["schema_version"] == version
             jsonschema.validate(document, schema)
-
-    def test_times_are_in_milliseconds(self, stored: Sequence[StoredTrial]) -> None:
-        first = t4_results(stored)["results"][0]
-        assert first["configuration"] == configs()[0]
-        assert {"name": "time", "value": 0.05, "unit": "ms"} in first["measurements"]
-        assert {"name": "registers", "value": 96, "unit": ""} in first["measurements"]
-        assert first["times"]["runtimes"] == [0.05, pytest.approx(0.0505)]
-        assert (first["times"]["compilation"], first["times"]["benchmark"]) == (250.0, 50.0)
-        assert (first["invalidity"], first["correctness"]) == ("correct", 1)
 
     def test_each_failure_has_the_schemas_word_and_its_reason(self, stored: Sequence[StoredTrial]) -> None:
         results = t4_results(stored)["results"]
@@ -87,25 +80,23 @@ class TestT4:
         assert reasons == [[]] * 3 + [[{"name": "reason", "value": "why", "unit": ""}]] * 7 + [[]]
 
     def test_everything_that_was_measured_is_there_with_its_unit(self, stored: Sequence[StoredTrial]) -> None:
-        occupancy = Occupancy(2, 16, 0.25, ("registers",), {"registers": 2})
         measurement = Measurement(50.0, 49.0, 51.0, (50.0, 50.5))
-        trial = replace(stored[0].trial, occupancy=occupancy, telemetry={"power_w": 402.5}, measurement=measurement)
-        (result,) = t4_results([replace(stored[0], trial=trial)])["results"]
+        (result,) = t4_results([replace(stored[0], trial=replace(stored[0].trial, measurement=measurement))])["results"]
         found = {entry["name"]: (entry["value"], entry["unit"]) for entry in result["measurements"]}
         expected = {"time": (0.05, "ms"), "time_low": (0.049, "ms"), "time_high": (0.051, "ms")}
-        expected |= {"occupancy": (0.25, ""), "power_w": (402.5, "")}
+        expected |= {"registers": (96, ""), "occupancy": (0.25, ""), "power_w": (512.5, "")}
         assert {name: found[name] for name in expected} == expected
-
-    def test_a_place_that_cannot_be_written_says_so(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match=r"cannot write .*nowhere"):
-            write_t4(tmp_path / "nowhere" / "x.json", [], None)
+        assert result["configuration"] == configs()[0]
+        assert result["times"]["runtimes"] == [0.05, 0.0505]
+        assert (result["times"]["compilation"], result["times"]["benchmark"]) == (250.0, 50.0)
+        assert (result["invalidity"], result["correctness"]) == ("correct", 1)
 
 
 class TestExport:
     def test_kernel_tuner_replays_our_results_finds_our_best_and_searches(
         self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]
     ) -> None:
-        write_cache(tmp_path / "ours.json", key, PARAMETERS, stored)
+        write_cache(tmp_path / "ours.json", key, PARAMETERS, standing_trials(stored))
         results, environment = simulate(tmp_path / "ours.json")
         assert len(results) == 3
         best = environment["best_config"]
@@ -115,12 +106,12 @@ class TestExport:
         results, _ = simulate(tmp_path / "ours.json", strategy="random_sample", strategy_options={"max_fevals": 2})
         assert len(results) == 2
 
-    def test_an_empty_cache_file_can_be_read(self, tmp_path: Path, key: TuningKey) -> None:
+    def test_an_empty_cache_file_can_be_read_and_a_name_of_its_own_is_refused(
+        self, tmp_path: Path, key: TuningKey
+    ) -> None:
         write_cache(tmp_path / "empty.json", key, PARAMETERS, [])
         util = pytest.importorskip("kernel_tuner.util")
         assert util.read_cache(tmp_path / "empty.json", open_cache=False)["cache"] == {}
-
-    def test_a_name_that_kernel_tuner_keeps_is_refused(self, tmp_path: Path, key: TuningKey) -> None:
         with pytest.raises(InputError, match="reserves the name 'time'; rename"):
             write_cache(tmp_path / "x.json", key, [Parameter("time", (1, 2))], [])
 
@@ -174,22 +165,17 @@ class TestImport:
         assert unknown.key({"N": 7}, "float16").sizes == {"N": 7}
         assert unknown.key().gpu_name == "Unheard-of 9"
 
-    def test_results_go_into_the_database(self, theirs: Path, database: Database) -> None:
-        cache = read_cache(theirs)
-        study = import_into_database(database, cache, cache.key())
-        assert tuple(database.trials(study)) == cache.trials
-        (best,) = database.best("add")
-        assert best.trial.config == {"block_size_x": 128, "vector": False, "kind": "b"}
-        assert best.run.settings == {"imported_from": "theirs.json"}
-        assert best.winner.device == cache.device
-
-    def test_only_what_is_new_is_stored_again(self, theirs: Path, database: Database) -> None:
+    def test_results_go_into_the_database_those_that_are_new(self, theirs: Path, database: Database) -> None:
         cache = read_cache(theirs)
         shorter = replace(cache, trials=cache.trials[:1])
         stored = [import_into_database(database, each, cache.key()) for each in (shorter, cache, cache)]
         assert len({*stored}) == 1
         assert tuple(database.trials(stored[0])) == cache.trials
         assert [run.summary["trials"] for run in database.runs(stored[0])] == [1, len(cache.trials) - 1]
+        (best,) = database.best("add")
+        assert best.trial.config == {"block_size_x": 128, "vector": False, "kind": "b"}
+        assert best.run.settings == {"imported_from": "theirs.json"}
+        assert best.winner.device == cache.device
 
     def test_results_become_a_recording(self, theirs: Path, tmp_path: Path) -> None:
         cache = read_cache(theirs)
@@ -203,7 +189,7 @@ class TestImport:
         assert recording.lookup({"block_size_x": 32, "vector": True, "kind": "b"}) is None
 
     def test_what_we_wrote_comes_back(self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]) -> None:
-        write_cache(tmp_path / "ours.json", key, PARAMETERS, stored)
+        write_cache(tmp_path / "ours.json", key, PARAMETERS, standing_trials(stored))
         cache = read_cache(tmp_path / "ours.json")
         assert cache.parameters == PARAMETERS
         assert cache.key(key.sizes).problem == key.problem
@@ -213,14 +199,13 @@ class TestImport:
             assert trial.time_us == pytest.approx(ours.time_us)
             assert trial.outcome.has_time == ours.outcome.has_time
 
-    @pytest.mark.parametrize("end", [b"\n", b"\r\n"])  # as on Linux and on Windows
-    def test_a_line_that_was_cut_short_loses_only_itself(self, theirs: Path, end: bytes) -> None:
-        theirs.write_bytes(theirs.read_bytes()[:-40].replace(b"\n", end))
-        assert len(read_cache(theirs).trials) == 4
-
-    def test_a_finished_file_is_read(self, theirs: Path) -> None:
+    def test_a_finished_file_is_read_and_a_line_that_was_cut_short_loses_only_itself(self, theirs: Path) -> None:
+        unfinished = theirs.read_bytes()
         pytest.importorskip("kernel_tuner.util").close_cache(str(theirs))
         assert len(read_cache(theirs).trials) == 5
+        for end in (b"\n", b"\r\n"):  # as on Linux and on Windows
+            theirs.write_bytes(unfinished[:-40].replace(b"\n", end))
+            assert len(read_cache(theirs).trials) == 4
 
     def test_what_an_observer_could_not_measure_is_left_out(self, theirs: Path) -> None:
         theirs.write_text(theirs.read_text().replace('"time": 0.5', '"time": 0.5, "power_w": NaN, "energy_j": 2.5', 1))

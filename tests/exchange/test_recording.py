@@ -1,6 +1,7 @@
 import contextlib
 import io
 import json
+import os
 import random
 import zipfile
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from stored_runs import failed, measured
+from stored_runs import KEY, failed, measured
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial
@@ -65,30 +66,41 @@ TEXT = st.text(max_size=20)
 SMALL = st.integers(0, 2**16 - 1)
 LARGE = st.integers(0, 2**32 - 1)
 TIMES = st.floats(2.0**-10, 2.0**30, width=32)
-TRIALS = st.builds(
-    Trial,
-    config=st.sampled_from(SPACE),
-    outcome=st.sampled_from([outcome for outcome in Outcome if outcome is not Outcome.OK]),
-    reason=TEXT,
-    stage=TEXT,
-    geometry=st.builds(LaunchGeometry, st.just((1, 1, 1)), st.just((32, 1, 1)), LARGE),
-    resources=st.none() | st.builds(Resources, st.integers(1, 255), LARGE, LARGE, LARGE, LARGE),
-    occupancy=st.builds(Occupancy, SMALL, SMALL, st.floats(0, 1, width=32), st.just(()), st.just({})),
-    measurement=st.none() | st.builds(Measurement, TIMES, TIMES, TIMES, st.lists(TIMES, max_size=3).map(tuple)),
-    seconds=st.fixed_dictionaries({"compile": st.floats(0, 100, width=32)}),
-)
+MANY = Parameter("BM", tuple(range(257)))
+"""Parameter of more values than a byte has."""
 
 
-@settings(max_examples=40, deadline=None)
-@given(trials=st.lists(TRIALS, max_size=12))
-def test_results_come_back_as_they_were_recorded(tmp_path_factory: pytest.TempPathFactory, trials: list[Trial]) -> None:
-    key = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
+def trials_of(configs: list[dict[str, Any]]) -> st.SearchStrategy[Trial]:
+    return st.builds(
+        Trial,
+        config=st.sampled_from(configs),
+        outcome=st.sampled_from([outcome for outcome in Outcome if outcome is not Outcome.OK]),
+        reason=TEXT,
+        stage=TEXT,
+        geometry=st.builds(LaunchGeometry, st.just((1, 1, 1)), st.just((32, 1, 1)), LARGE),
+        resources=st.none() | st.builds(Resources, st.integers(1, 255), LARGE, LARGE, LARGE, LARGE),
+        occupancy=st.builds(Occupancy, SMALL, SMALL, st.floats(0, 1, width=32), st.just(()), st.just({})),
+        measurement=st.none() | st.builds(Measurement, TIMES, TIMES, TIMES, st.lists(TIMES, max_size=3).map(tuple)),
+        seconds=st.fixed_dictionaries({"compile": st.floats(0, 100, width=32)}),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), several=st.sampled_from([PARAMETERS, (), (Parameter("BM", (32, 64)),), (MANY,)]))
+def test_results_come_back_as_they_were_recorded(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, several: tuple[Parameter, ...]
+) -> None:
+    parameters = (Parameter("LAYOUT", ("row",)), *several, Parameter("FAST", (True,)))  # also of a single value
+    space = space_of(parameters)
+    trials = data.draw(st.lists(trials_of(space[-1:]), max_size=1)) + data.draw(st.lists(trials_of(space), max_size=9))
     path = tmp_path_factory.mktemp("recordings") / "space.npz"
-    write_recording(path, RecordingHeader(key, PARAMETERS, None), trials)
+    write_recording(path, RecordingHeader(KEY, parameters, None), trials)
     recording = read_recording(path, kernel="k")
     newest = {tuple(trial.config.values()): trial for trial in trials}
-    assert len(recording) == len(newest)
-    for config in SPACE:
+    assert recording.header.parameters == parameters
+    expected = [config for config in space if tuple(config.values()) in newest]
+    assert [recording.config(row) for row in range(len(recording))] == expected
+    for config in space:
         result, trial = recording.lookup(config), newest.get(tuple(config.values()))
         if trial is None or trial.geometry is None or trial.occupancy is None:
             assert result is None
@@ -144,37 +156,12 @@ def test_twenty_thousand_configurations_are_small(tmp_path: Path, header: Record
     assert len(read_recording(path)) > 19_000
 
 
-@pytest.mark.parametrize(
-    "several",
-    [(), (Parameter("BM", (32, 64)),), (Parameter("BM", tuple(range(257))),)],
-    ids=["alone", "among others", "of more values than a byte has"],
-)
-def test_parameters_of_a_single_value_are_recorded(
-    tmp_path: Path, header: RecordingHeader, several: tuple[Parameter, ...]
+def test_a_configuration_of_another_space_or_a_place_that_cannot_be_written_says_so(
+    tmp_path: Path, header: RecordingHeader
 ) -> None:
-    parameters = (Parameter("KIND", ("float",)), *several, Parameter("FAST", (True,)))
-    space = space_of(parameters)
-    trials = [measured(config, 10.0 + number) for number, config in enumerate(space)]
-    write_recording(tmp_path / "single.npz", replace(header, parameters=parameters), trials)
-    recording = read_recording(tmp_path / "single.npz")
-    assert recording.header.parameters == parameters
-    assert [recording.config(row) for row in range(len(recording))] == space
-    for config, trial in zip(space, trials, strict=True):
-        found = recording.lookup(config)
-        assert found is not None
-        assert found.measurement is not None
-        assert trial.measurement is not None
-        assert found.measurement.time_us == trial.measurement.time_us
-    assert recording.lookup({**space[0], "FAST": 1}) is None
-
-
-def test_a_configuration_of_another_space_cannot_be_recorded(tmp_path: Path, header: RecordingHeader) -> None:
     with pytest.raises(RecordingError, match=r"BM=48 .* is not a configuration of the recorded space"):
         write_recording(tmp_path / "x.npz", header, [measured(SPACE[0] | {"BM": 48}, 1.0)])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_place_that_cannot_be_written_says_so(tmp_path: Path, header: RecordingHeader) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecordingError, match="cannot write the recording"):
         write_recording(tmp_path / "file" / "x.npz", header, [])
@@ -203,9 +190,7 @@ def test_a_damaged_file_is_refused_or_harmless(recorded: Path, start: float, pat
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("damaged") / "good.npz"
-    key = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
-    trials = [Trial(config, Outcome.OK, measurement=Measurement(2.0, 1.0, 3.0)) for config in SPACE]
-    write_recording(path, RecordingHeader(key, PARAMETERS, None), trials)
+    write_recording(path, RecordingHeader(KEY, PARAMETERS, None), [measured(config, 2.0) for config in SPACE])
     return path
 
 
@@ -262,7 +247,10 @@ def test_a_recording_that_contradicts_itself_is_refused(path: Path, place: Any, 
     assert str(path) in str(caught.value)
 
 
-def test_a_file_that_claims_too_much_is_refused_before_it_is_read(path: Path) -> None:
+def test_a_pickle_and_a_file_that_claims_too_much_are_refused_before_they_are_read(path: Path) -> None:
+    np.savez(path, header=np.array([{}], dtype=object))
+    with pytest.raises(RecordingError, match=r"'header' cannot be read .its elements are of type '.O'"):
+        read_recording(path)
     bomb = io.BytesIO()
     np.lib.format.write_array_header_1_0(bomb, {"descr": "|u1", "fortran_order": False, "shape": (2**40,)})
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -277,12 +265,6 @@ def test_a_file_that_claims_too_much_is_refused_before_it_is_read(path: Path) ->
         read_recording(path)
 
 
-def test_a_pickle_is_refused(path: Path) -> None:
-    np.savez(path, header=np.array([{}], dtype=object))
-    with pytest.raises(RecordingError, match=r"'header' cannot be read .its elements are of type '.O'"):
-        read_recording(path)
-
-
 def test_a_recording_is_found_by_its_problem_and_the_newest_wins(
     tmp_path: Path, header: RecordingHeader, path: Path
 ) -> None:
@@ -293,11 +275,13 @@ def test_a_recording_is_found_by_its_problem_and_the_newest_wins(
     for name, one in (("a100", other_gpu), ("small", other_size), ("later", later)):
         write_recording(tmp_path / "more" / f"{name}.npz", one, [])
     (tmp_path / "broken.npz").write_bytes(b"PK")
+    os.mkfifo(tmp_path / "pipe.npz")
     folders = [tmp_path, tmp_path / "more", tmp_path / "nowhere"]
 
     found = list_recordings(folders)
-    assert [one.path.stem for one in found] == ["broken", "space", "a100", "later", "small"]
-    assert [bool(one.problem) for one in found] == [True, False, False, False, False]
+    assert [one.path.stem for one in found] == ["broken", "pipe", "space", "a100", "later", "small"]
+    assert [bool(one.problem) for one in found] == [True, True, False, False, False, False]
+    assert "it is a named pipe" in found[1].problem
 
     def find(dtype: str = "float32", **sizes: int) -> str | None:
         one = find_recording(folders, "sgemm", sizes, dtype)
@@ -312,19 +296,15 @@ def test_a_recording_is_found_by_its_problem_and_the_newest_wins(
     assert find("float16", M=1, N=2, K=3) is None
 
 
-def test_a_recordings_name_says_what_it_holds(header: RecordingHeader) -> None:
-    assert recording_name(header) == "sgemm-nvidia-h200-4096x2048x1024-float32.npz"
-
-
 @pytest.mark.parametrize("name", ["../x", "/abs", "a/b", "..", "", "a\0b", "a\nb", "x" * 900])
-def test_a_recordings_name_leads_to_no_other_folder(header: RecordingHeader, name: str) -> None:
+def test_a_recordings_name_says_what_it_holds_and_leads_to_no_other_folder(header: RecordingHeader, name: str) -> None:
+    assert recording_name(header) == "sgemm-nvidia-h200-4096x2048x1024-float32.npz"
     changed = replace(
         header,
         key=structs.replace(header.key, gpu_name=name, kernel=name, sizes=dict.fromkeys(map(str, range(99)), 4096)),
     )
     file = recording_name(changed)
-    assert "/" not in file
-    assert "\0" not in file
+    assert not {"/", "\0"} & {*file}
     assert file.isprintable()
     assert len(file) < 255
     assert file.endswith(".npz")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 from msgspec.structs import replace
+from stored_runs import KEY
 
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Problem, Resources
@@ -29,19 +30,11 @@ H200 = replace(device_profile("h200"), source="cuda")
 
 
 def winner(n: int, **changes: object) -> Winner:
-    key = TuningKey.for_device(
-        Problem("scale", {"n": n, "T": 0}, "float32"),
-        H200,
-        template_hash="a" * 64,
-        space_hash="b" * 64,
-        options=("--use_fast_math",),
-        nvrtc_version="13.0",
-        l2_mode="cold",
-    )
-    tuned_at = datetime(2026, 5, 1, 12, 30, 15, tzinfo=UTC)
-    found = Winner(
-        key, H200, {"THREADS": 64, "FAST": True}, Resources(24, 0, 8, 16, 32), Measurement(2.5, 2.4, 2.75), tuned_at
-    )
+    problem = Problem("scale", {"n": n, "T": 0}, "float32")
+    others = {name: getattr(KEY, name) for name in ("template_hash", "space_hash", "nvrtc_version", "l2_mode")}
+    key = TuningKey.for_device(problem, H200, options=("--use_fast_math",), **others)
+    config, tuned_at = {"THREADS": 64, "FAST": True}, datetime(2026, 5, 1, 12, 30, 15, tzinfo=UTC)
+    found = Winner(key, H200, config, Resources(24, 0, 8, 16, 32), Measurement(2.5, 2.4, 2.75), tuned_at)
     return structs.replace(found, **changes)  # type: ignore[arg-type]
 
 
@@ -53,7 +46,12 @@ def test_read_back_as_written_one_line_a_winner(tmp_path: Path) -> None:
     assert sum('"config"' in line for line in path.read_text().splitlines()) == 3
 
 
-def test_winners_of_two_gpus_are_refused(tmp_path: Path) -> None:
+def test_winners_of_two_gpus_and_a_newer_format_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "h200.json"
+    write_winners(path, [winner(4)])
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(InputError, match=r"^\S+ has format 2, this version of autotile reads 1: upgrade autotile$"):
+        read_winners(path)
     other = winner(8, device=device_profile("a100"))
     with pytest.raises(InputError, match="got 2 GPUs"):
         write_winners(tmp_path / "both.json", [winner(4), other])
@@ -78,30 +76,19 @@ def test_damage_is_reported(tmp_path: Path, damage: object) -> None:
         read_winners(path)
 
 
-def test_a_newer_format_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "h200.json"
-    write_winners(path, [winner(4)])
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(InputError, match=r"^\S+ has format 2, this version of autotile reads 1: upgrade autotile$"):
-        read_winners(path)
-
-
 @pytest.mark.parametrize(("read", "message"), [(read_winners, "the winners in"), (read_rules, "the rules in")])
 def test_a_missing_file_is_refused(tmp_path: Path, read: Callable[[Path], object], message: str) -> None:
     with pytest.raises(InputError, match=f"cannot read {message}"):
         read(tmp_path / "absent.json")
 
 
-RULE = FamilyRule(
-    Family({"n": Extent(((1, 8192),)), "T": Extent(((0, 0),))}),
-    (RuleConfig({"THREADS": 64}, Resources(32, 0, 0, 0, 1024), 4),),
-    Leaf((0,)),
-    (RulePoint({"n": 4096, "T": 0}, ((3.0, 2.9, 3.1),), 3.0, 0.0, None),),
-)
-
-
 def test_rules_are_read_back_as_written(tmp_path: Path) -> None:
-    stored = StoredRule(structs.replace(winner(1).key, sizes={}), H200, RULE, datetime.now(UTC))
+    family = Family({"n": Extent(((1, 8192),)), "T": Extent(((0, 0),))})
+    configs = (RuleConfig({"THREADS": 64}, Resources(32, 0, 0, 0, 1024), 4),)
+    rule = FamilyRule(
+        family, configs, Leaf((0,)), (RulePoint({"n": 4096, "T": 0}, ((3.0, 2.9, 3.1),), 3.0, 0.0, None),)
+    )
+    stored = StoredRule(structs.replace(winner(1).key, sizes={}), H200, rule, datetime.now(UTC))
     assert write_rules(tmp_path / "rules.json", [stored, stored]) == 2
     assert read_rules(tmp_path / "rules.json") == (stored, stored)
 

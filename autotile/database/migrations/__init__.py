@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from sqlalchemy import JSON, Column
+
+JSON_VALUE = JSON(none_as_null=True)
+
+
+def columns(kind: Any, *names: str, nullable: bool = False) -> list[Column[Any]]:
+    """Return columns of one type."""
+    return [Column(name, kind, nullable=nullable) for name in names]
+
+
 _NOT_REFUSED = """
     NOT EXISTS
         (SELECT 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from autotile.database.migrations import JSON_VALUE, columns
+
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -34,99 +36,65 @@ JOIN trials ON trials.id = COALESCE(
 
 def upgrade() -> None:
     """Create the tables and the view."""
-    _studies()
-    _runs()
-    _trials()
-    _misses()
-    op.execute(BEST_VIEW)
-
-
-def _text(*names: str) -> list[sa.Column[str]]:
-    return [sa.Column(name, sa.Text, nullable=False) for name in names]
-
-
-def _integers(*names: str) -> list[sa.Column[int]]:
-    return [sa.Column(name, sa.Integer) for name in names]
-
-
-def _floats(*names: str) -> list[sa.Column[float]]:
-    return [sa.Column(name, sa.Float(53)) for name in names]
-
-
-def _json(*names: str, nullable: bool = False) -> list[sa.Column[object]]:
-    return [sa.Column(name, sa.JSON(none_as_null=True), nullable=nullable) for name in names]
-
-
-def _studies() -> None:
     op.create_table(
         "studies",
         sa.Column("id", sa.Integer, primary_key=True),
         sa.Column("digest", sa.String(64), nullable=False, unique=True),
-        *_text("kernel", "template_hash", "space_hash"),
-        *_json("options"),
-        *_text("dtype"),
-        *_json("sizes"),
-        *_text("gpu_name", "compute_capability"),
-        sa.Column("sm_count", sa.Integer, nullable=False),
-        sa.Column("smem_per_block_optin_bytes", sa.Integer, nullable=False),
-        *_text("nvrtc_version", "l2_mode", "source"),
-        *_json("device", nullable=True),
-        *_text("created_at"),
+        *columns(sa.Text, "kernel", "template_hash", "space_hash"),
+        *columns(JSON_VALUE, "options"),
+        *columns(sa.Text, "dtype"),
+        *columns(JSON_VALUE, "sizes"),
+        *columns(sa.Text, "gpu_name", "compute_capability"),
+        *columns(sa.Integer, "sm_count", "smem_per_block_optin_bytes"),
+        *columns(sa.Text, "nvrtc_version", "l2_mode", "source"),
+        *columns(JSON_VALUE, "device", nullable=True),
+        *columns(sa.Text, "created_at"),
     )
     op.create_index("studies_by_kernel", "studies", ["kernel"])
-
-
-def _runs() -> None:
     op.create_table(
         "runs",
         sa.Column("id", sa.Integer, primary_key=True),
         sa.Column("study_id", sa.Integer, sa.ForeignKey("studies.id"), nullable=False),
-        *_text("started_at"),
-        sa.Column("ended_at", sa.Text),
-        *_text("sampler"),
-        sa.Column("seed", sa.BigInteger),
-        *_json("settings"),
-        *_text("driver", "host", "autotile_version"),
-        *_json("gates", "summary"),
+        *columns(sa.Text, "started_at"),
+        *columns(sa.Text, "ended_at", nullable=True),
+        *columns(sa.Text, "sampler"),
+        *columns(sa.BigInteger, "seed", nullable=True),
+        *columns(JSON_VALUE, "settings"),
+        *columns(sa.Text, "driver", "host", "autotile_version"),
+        *columns(JSON_VALUE, "gates", "summary"),
     )
     op.create_index("runs_by_study", "runs", ["study_id"])
-
-
-def _trials() -> None:
+    resources = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "static_smem_bytes")
     op.create_table(
         "trials",
         sa.Column("id", sa.Integer, primary_key=True),
         sa.Column("study_id", sa.Integer, sa.ForeignKey("studies.id"), nullable=False),
         sa.Column("run_id", sa.Integer, sa.ForeignKey("runs.id"), nullable=False),
-        *_text("phase"),
-        *_integers("rank"),
-        *_text("config_key"),
-        *_json("config"),
-        *_text("outcome", "stage", "reason"),
-        *_json("grid", "block", nullable=True),
-        *_integers("dynamic_smem_bytes"),
-        *_integers("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "static_smem_bytes"),
-        *_integers("blocks_per_sm", "warps_per_sm"),
-        *_floats("occupancy"),
-        *_json("limited_by", "limits", nullable=True),
-        *_floats("time_us", "low_us", "high_us"),
-        *_json("samples_us", nullable=True),
-        sa.Column("l2", sa.Text),
-        *_text("cubin_hash"),
-        *_json("telemetry", "seconds"),
-        *_text("source", "created_at"),
+        *columns(sa.Text, "phase"),
+        *columns(sa.Integer, "rank", nullable=True),
+        *columns(sa.Text, "config_key"),
+        *columns(JSON_VALUE, "config"),
+        *columns(sa.Text, "outcome", "stage", "reason"),
+        *columns(JSON_VALUE, "grid", "block", nullable=True),
+        *columns(sa.Integer, "dynamic_smem_bytes", *resources, "blocks_per_sm", "warps_per_sm", nullable=True),
+        *columns(sa.Float(53), "occupancy", nullable=True),
+        *columns(JSON_VALUE, "limited_by", "limits", nullable=True),
+        *columns(sa.Float(53), "time_us", "low_us", "high_us", nullable=True),
+        *columns(JSON_VALUE, "samples_us", nullable=True),
+        *columns(sa.Text, "l2", nullable=True),
+        *columns(sa.Text, "cubin_hash"),
+        *columns(JSON_VALUE, "telemetry", "seconds"),
+        *columns(sa.Text, "source", "created_at"),
     )
     op.create_index("trials_by_time", "trials", ["study_id", "outcome", "time_us"])
     op.create_index("trials_by_rank", "trials", ["study_id", "phase", "rank"])
     op.create_index("trials_by_run", "trials", ["run_id"])
-
-
-def _misses() -> None:
     op.create_table(
         "misses",
         sa.Column("id", sa.Integer, primary_key=True),
-        *_text("kernel", "sizes", "dtype", "gpu_name", "tier"),
-        sa.Column("count", sa.Integer, nullable=False),
-        *_text("last_at"),
+        *columns(sa.Text, "kernel", "sizes", "dtype", "gpu_name", "tier"),
+        *columns(sa.Integer, "count"),
+        *columns(sa.Text, "last_at"),
         sa.UniqueConstraint("kernel", "sizes", "dtype", "gpu_name", "tier", name="one_row_a_miss"),
     )
+    op.execute(BEST_VIEW)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from autotile.database.migrations import JSON_VALUE, columns
+
 revision = "0003"
 down_revision = "0002"
 
@@ -15,13 +17,9 @@ def upgrade() -> None:
         "families",
         sa.Column("id", sa.Integer, primary_key=True),
         sa.Column("digest", sa.String(64), nullable=False, unique=True),
-        sa.Column("kernel", sa.Text, nullable=False),
-        sa.Column("dtype", sa.Text, nullable=False),
-        sa.Column("key", sa.JSON(none_as_null=True), nullable=False),
-        sa.Column("device", sa.JSON(none_as_null=True), nullable=False),
-        sa.Column("family", sa.JSON(none_as_null=True), nullable=False),
-        sa.Column("progress", sa.JSON(none_as_null=True), nullable=True),
-        sa.Column("rule", sa.JSON(none_as_null=True), nullable=True),
-        sa.Column("learned_at", sa.Text),
+        *columns(sa.Text, "kernel", "dtype"),
+        *columns(JSON_VALUE, "key", "device", "family"),
+        *columns(JSON_VALUE, "progress", "rule", nullable=True),
+        *columns(sa.Text, "learned_at", nullable=True),
     )
     op.create_index("families_by_kernel", "families", ["kernel"])

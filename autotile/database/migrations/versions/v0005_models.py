@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from autotile.database.migrations import JSON_VALUE, columns
+
 revision = "0005"
 down_revision = "0004"
 
@@ -14,11 +16,8 @@ def upgrade() -> None:
     op.create_table(
         "models",
         sa.Column("id", sa.Integer, primary_key=True),
-        sa.Column("operation", sa.Text, nullable=False),
-        sa.Column("dtype", sa.Text, nullable=False),
-        sa.Column("gpu_name", sa.Text, nullable=False),
-        sa.Column("device", sa.JSON(none_as_null=True), nullable=False),
-        sa.Column("model", sa.JSON(none_as_null=True), nullable=False),
-        sa.Column("learned_at", sa.Text, nullable=False),
+        *columns(sa.Text, "operation", "dtype", "gpu_name"),
+        *columns(JSON_VALUE, "device", "model"),
+        *columns(sa.Text, "learned_at"),
         sa.UniqueConstraint("operation", "dtype", "gpu_name", name="one_model_a_gpu"),
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from autotile.database.migrations import JSON_VALUE, columns
+
 revision = "0006"
 down_revision = "0005"
 
@@ -15,10 +17,6 @@ def upgrade() -> None:
         "ceilings",
         sa.Column("id", sa.Integer, primary_key=True),
         sa.Column("gpu_uuid", sa.Text, nullable=False, unique=True),
-        sa.Column("gpu_name", sa.Text, nullable=False),
-        sa.Column("compute_capability", sa.Text, nullable=False),
-        sa.Column("driver", sa.Text, nullable=False),
-        sa.Column("measured_at", sa.Text, nullable=False),
-        sa.Column("ceilings", sa.JSON(none_as_null=True), nullable=False),
-        sa.Column("warnings", sa.JSON(none_as_null=True), nullable=False),
+        *columns(sa.Text, "gpu_name", "compute_capability", "driver", "measured_at"),
+        *columns(JSON_VALUE, "ceilings", "warnings"),
     )

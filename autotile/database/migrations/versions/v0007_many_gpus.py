@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from autotile.database.migrations import columns
+
 revision = "0007"
 down_revision = "0006"
 
@@ -15,9 +17,8 @@ def upgrade() -> None:
     op.create_table(
         "claims",
         sa.Column("id", sa.Integer, primary_key=True),
-        sa.Column("study_id", sa.Integer, nullable=False),
-        sa.Column("config_key", sa.Text, nullable=False),
-        sa.Column("owner", sa.Text, nullable=False),
-        sa.Column("expires_at", sa.Float(53), nullable=False),
+        *columns(sa.Integer, "study_id"),
+        *columns(sa.Text, "config_key", "owner"),
+        *columns(sa.Float(53), "expires_at"),
         sa.UniqueConstraint("study_id", "config_key", name="one_claim_a_configuration"),
     )
