@@ -31,28 +31,6 @@ from autotile.space.search_space import feasible_space
 G80, RTX_3060, H200 = map(device_profile, ("g80", "rtx-3060", "h200"))
 TILE_16, TILE_32 = (2 * width * width * 4 for width in (16, 32))  # bytes of two fp32 tiles, one of each factor
 
-# threads, registers, bytes of shared memory -> blocks by threads, registers, shared memory and block slots, from
-# NVIDIA's cuda_occupancy.h (CUDA 13)
-NVIDIA_ANSWERS = [
-    ("7.0", (96, 168, 32000), (21, 4, 3, 32)),
-    ("7.0", (160, 200, 1), (12, 1, 384, 32)),
-    ("7.5", (256, 64, 16384), (4, 4, 4, 16)),
-    ("7.5", (33, 24, 0), (16, 42, UNLIMITED, 16)),
-    ("8.0", (128, 96, 40000), (16, 5, 4, 32)),
-    ("8.0", (192, 80, 166912), (10, 4, 1, 32)),
-    ("8.6", (96, 170, 9000), (16, 2, 10, 16)),
-    ("8.6", (64, 255, 101376), (24, 4, 1, 16)),
-    ("8.7", (512, 48, 40960), (3, 2, 4, 16)),
-    ("8.9", (64, 32, 0), (24, 32, 100, 24)),
-    ("8.9", (288, 72, 12345), (5, 3, 7, 24)),
-    ("9.0", (256, 128, 65536), (8, 2, 3, 32)),
-    ("9.0", (1024, 65, 0), (2, 0, 228, 32)),
-    ("10.0", (192, 255, 113000), (10, 1, 2, 32)),
-    ("11.0", (256, 64, 113664), (6, 4, 2, 24)),
-    ("12.0", (256, 104, 33000), (6, 2, 3, 24)),
-    ("12.0", (32, 32, 3000), (48, 64, 25, 24)),
-]
-
 CAPABILITIES = ["5.2", "6.1", "7.0", "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1"]
 
 
@@ -87,13 +65,6 @@ def test_the_systems_reserve_costs_the_rtx_3060_a_block_and_a_block_may_use_all_
     assert 16 * TILE_32 == 128 * 1024 > RTX_3060.smem_per_sm_bytes
     without_reserve = structs.replace(RTX_3060, smem_reserved_per_block_bytes=0)
     assert occupancy(32 * 32, 32, TILE_32, without_reserve).limits["shared_memory"] == 12
-
-
-@pytest.mark.parametrize(("capability", "kernel", "answer"), NVIDIA_ANSWERS)
-def test_agrees_with_nvidias_own_calculator(capability, kernel, answer):
-    found = occupancy(*kernel, device_of(capability))
-    assert tuple(found.limits.values()) == answer
-    assert found.blocks_per_sm == min(answer)
 
 
 @pytest.mark.parametrize(
