@@ -28,16 +28,7 @@ SIZES = {"M": 1000, "N": 520}
 DEFAULT = {"ROWS": 64, "COLUMNS": 32, "SWIZZLE": 128, "THREADS": 256}
 
 
-def column(*values: int) -> np.ndarray:
-    return np.array(values, np.int64)
-
-
 Shape = tuple[int, ...]
-
-
-def demand(box: Shape, steps: Shape, in_bytes: tuple[int, int], shape: Shape) -> TensorMap:
-    extents, *columns = [tuple(map(column, values)) for values in (shape, box, steps)]
-    return TensorMap("m", "A", "float32", extents, *columns, *map(column, in_bytes))
 
 
 def test_it_is_evaluated_for_a_configuration() -> None:
@@ -72,10 +63,12 @@ def test_strides_are_numpys(shape: list[int], element_bytes: int) -> None:
     ],
 )  # fmt: skip
 def test_what_the_hardware_takes(box: Shape, steps: Shape, in_bytes: tuple[int, int], shape: Shape, said: str) -> None:
-    found = demand(box, steps, in_bytes, shape)
-    assert bool(found.fits()[0]) == (not said)
-    assert said in found.explain()
-    assert bool(found.explain()) == bool(said)
+    one = TensorMap("m", "A", "float32", shape, box, steps, *in_bytes)
+    parts = [tuple(np.array([value, value]) for value in values) for values in (shape, box, steps, in_bytes)]
+    table = TensorMap("m", "A", "float32", *parts[:3], *parts[3])
+    assert [one.fits(), *table.fits()] == [not said] * 3
+    assert said in one.explain()
+    assert bool(one.explain()) == bool(said)
 
 
 def test_a_table_and_one_row_agree() -> None:
