@@ -70,26 +70,6 @@ class TestKinds:
         (scalar,) = (s for s in parse_spec(SGEMM, "sgemm.toml").scalars if s.name == name)
         assert scalar.operand({"M": 7, "N": 8, "K": 9}, check=check) == value
 
-    @pytest.mark.parametrize(
-        ("old", "new", "key", "said"),
-        [
-            ('{ scalar = "int32", v', '{ scalar = "int32", buffer = "int32", v', "M", "one of the keys buffer, scalar"),
-            ('K"], access = "in" }', 'K"], access = "in", acess = "in" }', "A.acess", "did you mean 'access'"),
-            ("check = 0.75", "chek = 0.75", "alpha.chek", "did you mean 'check'"),
-            ('value = "M" }', 'value = "M // (M - 4096)" }', "M.value", "division by zero where M = 4096"),
-            ('value = "M" }', 'value = "M // (M - 389)" }', "M.value", "division by zero where M = 389"),
-            ('init = "zeros"', 'init = "ones"', "counters.init", 'expected "zeros", or no init'),
-            ('workspace = "float32"', 'workspace = "float"', "partials.workspace", "write 'float32'"),
-            ('"SPLIT_K if', '"SPLITS if', "partials.shape", "did you mean 'SPLIT_K'"),
-            ('{ workspace = "float32",', '{ workspace = "float32", access = "in",', "partials.access", "unknown key"),
-        ],
-    )
-    def test_refusals(self, old: str, new: str, key: str, said: str) -> None:
-        refused(SGEMM if old in SGEMM else SPLIT_SPACE, old, new, f"arguments.{key}", said, count=1)
-
-    def test_a_workspace_is_no_operand(self) -> None:
-        refused(SPLIT_SPACE, "beta * C", "beta * partials", "reference.outputs.C", "unknown name 'partials'")
-
     def test_another_kind_needs_no_more_than_its_class_and_the_two_matches(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
