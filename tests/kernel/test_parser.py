@@ -243,12 +243,7 @@ ARGUMENTS = [
     ("value = 1.0", "value = true", "arguments.alpha.value", ["expected a number, got the boolean true"]),
     ("value = 1.0, ", "", "arguments.alpha", ["'value' is missing"]),
     ("check = 0.75", "check = inf", "arguments.alpha.check", ["expected a finite number"]),
-    (
-        '{ scalar = "int32", v',
-        '{ scalar = "int32", buffer = "int32", v',
-        "arguments.M",
-        ["one of the keys buffer, scalar"],
-    ),
+    ('"int32", v', '"int32", buffer = "int32", v', "arguments.M", ["one of the keys buffer, scalar"]),
     ('K"], access = "in" }', 'K"], access = "in", acess = "in" }', "arguments.A.acess", ["did you mean 'access'"]),
     ("check = 0.75", "chek = 0.75", "arguments.alpha.chek", ["did you mean 'check'"]),
     ('value = "M" }', 'value = "M // (M - 4096)" }', "arguments.M.value", ["division by zero where M = 4096"]),
@@ -263,21 +258,8 @@ REFERENCE = [
     ('{ C = "alpha * (A @ B) + C" }', '{ C = "A", A = "B" }', "reference.outputs.A", ["unknown key 'A'"]),
     ("(A @ B) + C", "(A @ B) + D", "reference.outputs.C", ["unknown name 'D'"]),
     ("(A @ B) + C", "(A @ B) + BX", "reference.outputs.C", ["unknown name 'BX'"]),
-    (
-        "alpha * (A @ B) + C",
-        "sum(A @ B, 0)",
-        "reference.outputs.C",
-        ["the result has the shape (4096,), but the buffer C has (4096, 4096), at M=4096"],
-    ),
-    (
-        "alpha * (A @ B) + C",
-        "transpose(A @ B)",
-        "reference.outputs.C",
-        ["the result has the shape (277, 389), but the buffer C has (389, 277), at M=389"],
-    ),
     ("(A @ B) + C", "(A @ B) + C / 0", "reference.outputs.C", ["the divisor is zero"]),
     ("(A @ B) + C", "(A @ B) + C * (1 / 0)", "reference.outputs.C", ["an operand is inf, so the result is not finite"]),
-    ("alpha * (A @ B) + C", "alpha", "reference.outputs.C", ["the result has the shape ()"]),
     ('reduction = "K"', 'reduction = "BX"', "reference.reduction", ["unknown name 'BX'"]),
     ('reduction = "K"', 'reduction = "K - 4096"', "reference.reduction", ["expected at least 1"]),
     ("tolerance = 1e-5", "tolerance = 0", "reference.tolerance", ["a number above 0"]),
@@ -290,16 +272,17 @@ REFERENCE = [
 ]
 
 
+SHAPES = [
+    ("sum(A @ B, 0)", "the result has the shape (4096,), but the buffer C has (4096, 4096), at M=4096"),
+    ("transpose(A @ B)", "the result has the shape (277, 389), but the buffer C has (389, 277), at M=389"),
+    ("alpha", "the result has the shape ()"),
+]
+REFERENCE += [("alpha * (A @ B) + C", text, "reference.outputs.C", [said]) for text, said in SHAPES]
 WORKSPACES_AND_FLAGS = [
     ('init = "zeros"', 'init = "ones"', "arguments.counters.init", ['expected "zeros", or no init']),
     ('workspace = "float32"', 'workspace = "float"', "arguments.partials.workspace", ["write 'float32'"]),
     ('"SPLIT_K if', '"SPLITS if', "arguments.partials.shape", ["did you mean 'SPLIT_K'"]),
-    (
-        '{ workspace = "float32",',
-        '{ workspace = "float32", access = "in",',
-        "arguments.partials.access",
-        ["unknown key"],
-    ),
+    ('workspace = "float32",', 'workspace = "float32", access = "in",', "arguments.partials.access", ["unknown key"]),
     ("beta * C", "beta * partials", "reference.outputs.C", ["unknown name 'partials'"]),
     ("TRANS_A = 0,", "TRANS_A = 2,", "problem.flags.TRANS_A", ["whole number from 0 to 1"]),
     ("TRANS_A = 0,", "TRANS_A = true,", "problem.flags.TRANS_A", ["whole number"]),
@@ -315,12 +298,7 @@ WORKSPACES_AND_FLAGS = [
     ("transpose(B) if TRANS_B else B", "B", "reference.outputs.C", ["are not compatible"]),  # where TRANS_B is inverted
 ]
 TENSOR_MAPS = [
-    (
-        'tensor_map = "A"',
-        'tensor_map = "M"',
-        "arguments.A_map.tensor_map",
-        ["names no buffer or workspace (known: A, B)"],
-    ),
+    ('map = "A"', 'map = "M"', "arguments.A_map.tensor_map", ["names no buffer or workspace (known: A, B)"]),
     ('box = ["ROWS", "COLUMNS"]', 'box = ["ROWS"]', "arguments.A_map.box", ["expected 2 expressions"]),
     ('box = ["ROWS"', 'box = ["ROW"', "arguments.A_map.box", ["did you mean 'ROWS'"]),
     ('"SWIZZLE", l2', '"SWIZZLE", element_strides = [1], l2', "arguments.A_map.element_strides", ["expected 2"]),
@@ -332,12 +310,7 @@ TENSOR_MAPS = [
 ]
 SHAPES_OF_PARAMETERS = [
     ('["STEPS", "N"]', '["2 * STEPS", "N"]', "reference.outputs.rows", ["the result has the shape (1, 100000), but"]),
-    (
-        '["STEPS", "N"]',
-        '["STEPS - 1", "N"]',
-        "arguments.rows.shape",
-        ["STEPS - 1 is 0, expected at least 1 where STEPS = 1"],
-    ),
+    ('["STEPS",', '["STEPS - 1",', "arguments.rows.shape", ["STEPS - 1 is 0, expected at least 1 where STEPS = 1"]),
     ('["STEPS", "N"]', '["device.sm_count", "N"]', "arguments.rows.shape", ["'device.sm_count' is not accepted here"]),
     ('reduction = "STEPS"', 'reduction = "STEPS - 1"', "reference.reduction", ["STEPS - 1 is 0, expected at least 1"]),
 ]

@@ -133,13 +133,11 @@ class TestFlags:
 
 
 class TestDistance:
-    def test_flags_count_before_sizes(self) -> None:
+    def test_flags_count_before_sizes_and_names_of_one_side_are_passed_over(self) -> None:
         asked = {"M": 1024, "TRANS_A": 0, "TRANS_B": 1}
         assert size_distance(asked, asked) == (0, 0.0)
         assert size_distance({**asked, "M": 4096}, asked) == (0, 2.0)
         assert size_distance({"M": 512, "TRANS_A": 1, "TRANS_B": 0}, asked) == (2, 1.0)
-
-    def test_names_of_one_side_are_passed_over(self) -> None:
         assert size_distance({"M": 8, "L": 1}, {"M": 8, "K": 4}) == (0, 0.0)
 
     NAMED = st.dictionaries(st.sampled_from("MNK"), st.integers(1, 2**31 - 1))
