@@ -161,8 +161,7 @@ def parse_build(kernel: Table, kinds: Mapping[str, Kind], macros: Sequence[str])
     table = kernel.table("defines", optional=True)
     defines: dict[str, Expression | str] = {}
     for name, value in table.data.items():
-        if _MACRO_NAME.fullmatch(name) is None:
-            raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
+        table.check_identifier(name)
         if name in macros or name == "DTYPE":
             raise table.error(name, f"{name!r} is a macro already, as every parameter and flag; use another name")
         if isinstance(value, bool | int | float) and (not isinstance(value, float) or math.isfinite(value)):

@@ -67,7 +67,7 @@ def plan(spec: KernelSpec, **config: Value) -> LaunchPlan:
     return LaunchPlan.of(spec, {**spec.default, **config}, spec.sizes, H200)
 
 
-def test_launches_come_in_order_with_their_own_arguments() -> None:
+def test_launches_come_in_order_with_their_own_arguments_and_swapped_memory_stays_swapped() -> None:
     launches = plan(spec_of()).launches
     assert [launch.step for launch in launches] == [0, 1, 1, 1, 2]
     assert [launch.geometry.grid[0] for launch in launches] == [16, 16, 8, 4, 1]
@@ -75,6 +75,9 @@ def test_launches_come_in_order_with_their_own_arguments() -> None:
     assert launches[0].arguments == ("x", "a", "N")
     assert launches[4].scalars == (("block", 64),)
     assert launches[4].geometry.dynamic_smem_bytes == 256
+    assert [launch.arguments[:2] for launch in launches[1:4]] == [("a", "b"), ("b", "a"), ("a", "b")]
+    assert launches[4].arguments == ("b", "y", "block")  # what the third sweep wrote
+    assert plan(spec_of(), ROUNDS=1).launches[-1].arguments[0] == "b"
 
 
 def test_a_step_is_declared_to_be_the_main_one() -> None:
@@ -87,13 +90,6 @@ def test_a_step_is_declared_to_be_the_main_one() -> None:
     assert space_hash(spec) == space_hash(spec_of())
     with pytest.raises(SpecError, match="several steps have main = true"):
         spec_of(STEPS.replace("block =", "main = true\nblock ="))
-
-
-def test_swapped_memory_stays_swapped() -> None:
-    launches = plan(spec_of()).launches
-    assert [launch.arguments[:2] for launch in launches[1:4]] == [("a", "b"), ("b", "a"), ("a", "b")]
-    assert launches[4].arguments == ("b", "y", "block")  # what the third sweep wrote
-    assert plan(spec_of(), ROUNDS=1).launches[-1].arguments[0] == "b"
 
 
 def test_conditions_leave_launches_out_and_the_main_one_has_the_most_threads() -> None:
