@@ -261,99 +261,66 @@ _TYPES: Mapping[str, tuple[type[np.generic], type]] = {
 _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {sign: function for sign, function, _ in COMPARISONS.values()}
 
 
-def evaluate(node: Node, env: Environment, where: Rows) -> Operand:
-    """Return the value of a node in the rows of ``where``, which selects at least one."""
-    return _EVALUATE.get(node.operation, _computed)(node, env, where)
-
-
-def _named(node: Node, env: Environment, where: Rows) -> Operand:
-    """Look up a name; columns of numbers of any width become int64 or float64, those of flags bool."""
-    value, types = env[node.value], _TYPES.get(node.kind)
-    if isinstance(value, np.ndarray) and types is not None:
-        return value.astype(types[0], copy=False)
-    return value if types is None or node.kind == "number" else types[1](value)
-
-
-def _converted(node: Node, env: Environment, where: Rows) -> Operand:
-    value, types = evaluate(node.operands[0], env, where), _TYPES[node.kind]
-    return value.astype(types[0]) if isinstance(value, np.ndarray) else types[1](value)
-
-
-def _computed(node: Node, env: Environment, where: Rows) -> Operand:
-    values = [evaluate(operand, env, where) for operand in node.operands]
-    try:
-        return node.value(*values, where)
-    except ExpressionError as error:
-        error.column = node.column
-        raise
-
-
 def _negation(value: Operand) -> Operand:
     return ~value if isinstance(value, np.ndarray) else not value
 
 
-def _combined(node: Node, env: Environment, where: Rows) -> Operand:
-    """Evaluate each condition only in rows that the previous ones leave undecided."""
-    is_or = node.operation == "or"
+def evaluate(node: Node, env: Environment, where: Rows) -> Operand:
+    """Return the value of a node in the rows of ``where``, which selects at least one."""
+    value, operands = node.value, node.operands
+    if node.column:  # an operator or a function of the language
+        values = [evaluate(operand, env, where) for operand in operands]
+        try:
+            return value(*values, where)
+        except ExpressionError as error:
+            error.column = node.column
+            raise
     undecided: Any = True
-    for operand in node.operands:
-        selected = where & undecided
-        if not any_row(selected):
-            break
-        value = evaluate(operand, env, selected)
-        undecided = undecided & (_negation(value) if is_or else value)
-    return _negation(undecided) if is_or else undecided
-
-
-def _compared(node: Node, env: Environment, where: Rows) -> Operand:
-    """Evaluate each operand of ``a < b <= c`` once, in rows where the previous links hold."""
-    holds: Any = True
-    left = evaluate(node.operands[0], env, where)
-    for sign, operand in zip(node.value, node.operands[1:], strict=True):
-        selected = where & holds
-        if not any_row(selected):
-            break
-        right = evaluate(operand, env, selected)
-        holds = holds & _COMPARE[sign](left, right)
-        left = right
-    return holds
-
-
-def _among(node: Node, env: Environment, where: Rows) -> Operand:
-    value, *members = (evaluate(operand, env, where) for operand in node.operands)
-    found: Any = False
-    for member in members:
-        found = found | (value == member)
-    return found
-
-
-def _chosen(node: Node, env: Environment, where: Rows) -> Operand:
-    """Evaluate each branch only in the rows that select it."""
-    test, chosen, otherwise = node.operands
-    condition = evaluate(test, env, where)
-    if not isinstance(condition, np.ndarray):
-        return evaluate(chosen if condition else otherwise, env, where)
-    first, second = where & condition, where & ~condition
-    if not any_row(second):
-        return evaluate(chosen, env, where)
-    if not any_row(first):
-        return evaluate(otherwise, env, where)
-    return np.where(condition, evaluate(chosen, env, first), evaluate(otherwise, env, second))
-
-
-_EVALUATE: Mapping[str, Callable[[Node, Environment, Rows], Operand]] = {
-    "constant": lambda node, env, where: node.value,
-    "name": _named,
-    "number": _converted,
-    "real": _converted,
-    "not": lambda node, env, where: _negation(evaluate(node.operands[0], env, where)),
-    "and": _combined,
-    "or": _combined,
-    "compare": _compared,
-    "in": _among,
-    "if": _chosen,
-    "function": lambda node, env, where: node.value(env),
-}
+    match node.operation:
+        case "constant":
+            return value
+        case "name":  # columns of numbers of any width become int64 or float64, those of flags bool
+            found, types = env[value], _TYPES.get(node.kind)
+            if types is not None and isinstance(found, np.ndarray):
+                return found.astype(types[0], copy=False)
+            return found if types is None or node.kind == "number" else types[1](found)
+        case "number" | "real":
+            found, types = evaluate(operands[0], env, where), _TYPES[node.kind]
+            return found.astype(types[0]) if isinstance(found, np.ndarray) else types[1](found)
+        case "not":
+            return _negation(evaluate(operands[0], env, where))
+        case "and" | "or" as word:  # each condition only in rows that the previous ones leave undecided
+            for operand in operands:
+                selected = where & undecided
+                if not any_row(selected):
+                    break
+                found = evaluate(operand, env, selected)
+                undecided = undecided & (_negation(found) if word == "or" else found)
+            return _negation(undecided) if word == "or" else undecided
+        case "compare":  # each operand of a < b <= c once, in rows where the previous links hold
+            left = evaluate(operands[0], env, where)
+            for sign, operand in zip(value, operands[1:], strict=True):
+                selected = where & undecided
+                if not any_row(selected):
+                    break
+                right = evaluate(operand, env, selected)
+                undecided, left = undecided & _COMPARE[sign](left, right), right
+            return undecided
+        case "in":
+            found, *members = (evaluate(operand, env, where) for operand in operands)
+            return reduce(operator.or_, [found == member for member in members])
+        case "if":  # each branch only in the rows that select it
+            test, chosen, otherwise = operands
+            condition = evaluate(test, env, where)
+            if not isinstance(condition, np.ndarray):
+                return evaluate(chosen if condition else otherwise, env, where)
+            first, second = where & condition, where & ~condition
+            if not any_row(second):
+                return evaluate(chosen, env, where)
+            if not any_row(first):
+                return evaluate(otherwise, env, where)
+            return np.where(condition, evaluate(chosen, env, first), evaluate(otherwise, env, second))
+    return value(env)  # a function of Python
 
 
 def compiled(node: Node) -> Callable[[Environment], Any]:
