@@ -20,7 +20,6 @@ from autotile.kernel import arguments
 from autotile.kernel.arguments import ArgumentKind, ArgumentScope, StructArgument, Workspace
 from autotile.kernel.inputs import make_input
 from autotile.kernel.launch import LaunchData, known_names, problem_scalars
-from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.sources import check_source
 from autotile.kernel.spec import KernelSpec, reference_spec
@@ -40,29 +39,6 @@ def compiled(source: str) -> bytes:
 
 
 class TestKinds:
-    def test_each_answers(self) -> None:
-        spec = parse_spec(SPLIT_SPACE, "split.toml")
-        answers = {
-            a.name: (a.is_passed, a.is_given, a.is_operand, getattr(a, "repeats_size", False)) for a in spec.arguments
-        }
-        assert {name: answers[name] for name in ("A", "C", "partials", "M", "batches", "alpha")} == {
-            "A": (True, True, True, False),
-            "C": (True, True, True, False),
-            "partials": (True, False, False, False),
-            "M": (True, False, True, True),
-            "batches": (True, False, True, False),
-            "alpha": (True, False, True, False),
-        }
-        access = [(b.name, b.is_read, b.is_written) for b in spec.buffers]
-        assert access == [("A", True, False), ("B", True, False), ("C", True, True)]
-        assert {s.name: s.default for s in spec.scalars if s.binding is None} == {"alpha": 1.0, "beta": 0.0}
-
-        tensor_map = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpose_tma.toml"
-        a, b, a_map = load_kernel(str(tensor_map)).spec.arguments[:3]
-        described = [(x.is_passed, x.is_given, x.is_operand) for x in (a, b, a_map)]
-        assert described == [(False, True, True), (True, True, False), (True, False, False)]
-        assert a_map.described_buffer == "A"
-
     @pytest.mark.parametrize(
         ("name", "check", "value"), [("M", False, 7), ("M", True, 7), ("alpha", False, 1.0), ("alpha", True, 0.75)]
     )
