@@ -158,43 +158,37 @@ int main(void) {
 """
 
 
-@pytest.fixture(scope="module")
-def nvidia_calculator(tmp_path_factory):
+def test_agrees_with_nvidias_header_on_many_kernels(tmp_path):
     wheel = importlib.util.find_spec("nvidia")
     folders = wheel.submodule_search_locations if wheel is not None else ()
     headers = [header for folder in folders for header in Path(folder).glob("cu13/include/cuda_occupancy.h")]
     compiler = shutil.which("gcc")
     if not headers or compiler is None:
         pytest.skip("needs NVIDIA's cuda_occupancy.h (wheel nvidia-cuda-runtime) and gcc")
-    folder = tmp_path_factory.mktemp("nvidia_calculator")
-    source, program = folder / "main.c", folder / "main"
+    source, program = tmp_path / "main.c", tmp_path / "main"
     source.write_text(HEADER_PROGRAM)
     subprocess.run([compiler, "-O1", "-w", "-I", headers[0].parent, source, "-o", program], check=True)
-    return program
-
-
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_agrees_with_nvidias_header_on_many_kernels(capability, nvidia_calculator):
-    device = device_of(capability)
-    rng = np.random.default_rng(0)
-    kernels = 5000
-    threads = rng.integers(1, 1030, kernels)
-    threads[::2] = 32 * rng.integers(1, 33, threads[::2].size)
-    registers = rng.integers(0, 256, kernels)
-    smem = rng.integers(0, device.smem_per_block_optin_bytes + 300, kernels)
-    smem[::3] = 128 * rng.integers(0, 80, smem[::3].size)
-    figures = (
-        device.max_threads_per_block, device.max_threads_per_sm, device.registers_per_block, device.registers_per_sm,
-        device.smem_per_block_bytes, device.smem_per_sm_bytes, device.smem_per_block_optin_bytes,
-        device.smem_reserved_per_block_bytes,
-    )  # fmt: skip
-    line = " ".join(map(str, (*capability.split("."), *figures)))
-    rows = "\n".join(f"{line} {t} {r} {s}" for t, r, s in zip(threads, registers, smem, strict=True))
-    answer = subprocess.run([nvidia_calculator], input=rows, capture_output=True, text=True, check=True).stdout
-    limits = np.array(answer.split(), int).reshape(kernels, 5).T
-    assert max_blocks_per_sm(threads, registers, smem, device).tolist() == limits[4].tolist()
-    for found, expected in zip(block_limits(threads, registers, smem, device).values(), limits, strict=False):
-        assert np.broadcast_to(found, kernels)[limits[4] > 0].tolist() == expected[limits[4] > 0].tolist()
+    for capability in CAPABILITIES:
+        device = device_of(capability)
+        rng = np.random.default_rng(0)
+        kernels = 5000
+        threads = rng.integers(1, 1030, kernels)
+        threads[::2] = 32 * rng.integers(1, 33, threads[::2].size)
+        registers = rng.integers(0, 256, kernels)
+        smem = rng.integers(0, device.smem_per_block_optin_bytes + 300, kernels)
+        smem[::3] = 128 * rng.integers(0, 80, smem[::3].size)
+        figures = (
+            device.max_threads_per_block, device.max_threads_per_sm, device.registers_per_block,
+            device.registers_per_sm, device.smem_per_block_bytes, device.smem_per_sm_bytes,
+            device.smem_per_block_optin_bytes, device.smem_reserved_per_block_bytes,
+        )  # fmt: skip
+        line = " ".join(map(str, (*capability.split("."), *figures)))
+        rows = "\n".join(f"{line} {t} {r} {s}" for t, r, s in zip(threads, registers, smem, strict=True))
+        answer = subprocess.run([program], input=rows, capture_output=True, text=True, check=True).stdout
+        limits = np.array(answer.split(), int).reshape(kernels, 5).T
+        assert max_blocks_per_sm(threads, registers, smem, device).tolist() == limits[4].tolist(), capability
+        for found, expected in zip(block_limits(threads, registers, smem, device).values(), limits, strict=False):
+            assert np.broadcast_to(found, kernels)[limits[4] > 0].tolist() == expected[limits[4] > 0].tolist()
 
 
 SIZES = {"N": 4096}
