@@ -74,10 +74,19 @@ CASES: dict[str, Any] = {
     "(big >> 3) & 7": (big >> np.uint64(3)) & np.uint64(7),
     "~i | 8": ~i.astype(np.int64) | 8,
     "i << K": i.astype(np.int64) << 2,
+    "i & 2.0": i & 2,
+    "1.0 << i": 1 << i,
+    "i | 4 / 2": i | 2,
     "i // 2 + i % 2": i // 2 + i % 2,
     "i / 2": i / 2,
+    # a power is whole where its exponent is a literal from 0
     "i ** 3": i.astype(np.int64) ** 3,
+    "i ** 0": np.ones(4, np.int64),
+    "i ** -1": np.array([1 / 3, np.inf, 0.5, 0.5]),
     "i ** -1.0": np.array([1 / 3, np.inf, 0.5, 0.5]),
+    "i ** 2.0": i * i * 1.0,
+    "i ** i": np.array([27.0, 1.0, 4.0, 4.0]),
+    "2 ** i": np.array([8.0, 1.0, 4.0, 4.0]),
     "flag + flag": flag.astype(int) * 2,
     "1 - flag": 1 - flag.astype(int),
     "flag & (v < 1)": flag & (v < 1),
@@ -96,7 +105,9 @@ CASES: dict[str, Any] = {
     "clip(v, -0.5, 0.5)": v.clip(-0.5, 0.5),
     "any(A > 1, axis=0)": (A > 1).any(0),
     "all(A < 9)": True,
-    "A if FLAG else v": A,
+    "2 * (A if FLAG else v)": 2 * A,
+    "A if not FLAG else 2 * v": 2 * v,
+    "A if K > 1 or not FLAG else A @ A": A,  # what is not chosen is not computed
     # reductions, scans, sorting
     "sum(S, axis=(0, 2))": S.sum((0, 2)),
     "sum(A, axis=1, keepdims=True)": A.sum(1, keepdims=True),
@@ -183,6 +194,10 @@ CASES: dict[str, Any] = {
     "outer(v, p)": np.outer(v, p),
     "A @ B @ B.T": A @ B @ B.T,
     "i @ i": 17,
+    "S @ B": S @ B,
+    "S[:1] @ transpose(S)": S[:1] @ np.swapaxes(S, 1, 2),
+    "S[:, None] @ transpose(S)": S[:, None] @ np.swapaxes(S, 1, 2),
+    "transpose(transpose(B) @ transpose(S))": S @ B,
     "correlate(image, image[:2, :3])": np.einsum("abij,ij->ab", WINDOWS, image[:2, :3]),
     "correlate(batch, image[:2, :3])[1, 2]": (
         np.einsum("abij,ij->ab", np.lib.stride_tricks.sliding_window_view(E["batch"][1, 2], (2, 3)), image[:2, :3])

@@ -56,7 +56,7 @@ from autotile.serving.dispatcher import find_best_kernel
 from autotile.settings import output_path, read_settings
 from autotile.space import limits
 from autotile.space.enumeration import SpaceStage
-from autotile.space.limits import UNLIMITED, CompiledStep, check_config, compiled_steps, demand_of, is_met, limits_of
+from autotile.space.limits import UNLIMITED, CompiledStep, check_config, compiled_steps, demand_of, limits_of
 from autotile.space.search_space import SearchSpace, feasible_space
 
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ def _checks(
         yield ConfigCheck("heuristic", rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)
     demand = demand_of(spec, names, problem.sizes, problem.dtype)
     for limit in limits_of(spec):
-        fits = is_met(limit.fits(demand, device))
+        fits = bool(limit.fits(demand, device))
         yield ConfigCheck("limit", limit.name, fits, "" if fits else limit.explain(demand, device))
 
 

@@ -679,14 +679,9 @@ def _any(masks: Sequence[Mask]) -> Mask:
     return reduce(operator.or_, masks)
 
 
-def first_value(column: Column) -> int:
-    """Return the value in the first row."""
-    return int(np.ravel(column)[0])
-
-
 def extents_text(columns: Sequence[Column], number_format: str = ",") -> str:
-    """Return the extents in the first row: ``"1,024 x 8"``."""
-    return " x ".join(format(first_value(column), number_format) for column in columns)
+    """Return the extents of a single configuration: ``"1,024 x 8"``."""
+    return " x ".join(format(column, number_format) for column in columns)
 
 
 def _or(values: tuple[int, ...]) -> str:
@@ -723,14 +718,14 @@ class TensorMap(msgspec.Struct, frozen=True):
         return self.is_absent | _all([holds for holds, _ in self._conditions()])
 
     def explain(self) -> str:
-        """Return the first violated condition of the first row, as one line; "" if there is none."""
-        if first_value(self.is_absent):
+        """Return the first condition that a single configuration violates, as one line; "" if there is none."""
+        if self.is_absent:
             return ""
-        violations = (violation for holds, violation in self._conditions() if not first_value(holds))
+        violations = (violation for holds, violation in self._conditions() if not holds)
         return next((f"the tensor map {self.name} of {self.buffer} {violation()}" for violation in violations), "")
 
     def _conditions(self) -> list[tuple[Mask, Callable[[], str]]]:
-        """Return the rows in which each condition holds, with the message for a first row in which it does not."""
+        """Return the rows in which each condition holds, with the message for a configuration in which it does not."""
         element_bytes = DTYPES[self.dtype].size_bytes
         # Of columns in float64, as products of absurd extents exceed 64 bits.
         exact = [extent if isinstance(extent, int) else np.asarray(extent, np.float64) for extent in self.shape]
@@ -743,7 +738,7 @@ class TensorMap(msgspec.Struct, frozen=True):
             (
                 _all([stride % UNIT_BYTES == 0 for stride in strides]),
                 lambda: (
-                    f"has rows {_misaligned_stride(tuple(map(first_value, self.shape)), element_bytes):,} bytes apart "
+                    f"has rows {_misaligned_stride(self.shape, element_bytes):,} bytes apart "
                     f"in the shape {extents_text(self.shape)}, expected a multiple of {UNIT_BYTES}"
                 ),
             ),
@@ -757,18 +752,15 @@ class TensorMap(msgspec.Struct, frozen=True):
             ),
             (
                 inner_bytes % UNIT_BYTES == 0,
-                lambda: f"has a box of {first_value(inner_bytes)} bytes {along}, expected a multiple of {UNIT_BYTES}",
+                lambda: f"has a box of {inner_bytes} bytes {along}, expected a multiple of {UNIT_BYTES}",
             ),
             (
                 _any([swizzle == value for value in SWIZZLES]),
-                lambda: f"has swizzle_bytes = {first_value(swizzle)}, expected one of {_or(SWIZZLES)}",
+                lambda: f"has swizzle_bytes = {swizzle}, expected one of {_or(SWIZZLES)}",
             ),
             (
                 (swizzle == 0) | (inner_bytes <= swizzle),
-                lambda: (
-                    f"has a box of {first_value(inner_bytes)} bytes {along}, more than its swizzle_bytes = "
-                    f"{first_value(swizzle)}"
-                ),
+                lambda: f"has a box of {inner_bytes} bytes {along}, more than its swizzle_bytes = {swizzle}",
             ),
             (
                 _all([(step >= 1) & (step <= MAX_ELEMENT_STRIDE) for step in steps]) & (steps[-1] == 1),
@@ -779,7 +771,7 @@ class TensorMap(msgspec.Struct, frozen=True):
             ),
             (
                 _any([promotion == value for value in L2_PROMOTIONS]),
-                lambda: f"has l2_promotion_bytes = {first_value(promotion)}, expected one of {_or(L2_PROMOTIONS)}",
+                lambda: f"has l2_promotion_bytes = {promotion}, expected one of {_or(L2_PROMOTIONS)}",
             ),
         ]
 

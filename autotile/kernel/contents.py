@@ -14,7 +14,7 @@ import re
 import stat
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -132,8 +132,14 @@ class InputExpression(msgspec.Struct, frozen=True):
         return np.broadcast_to(value, shape)
 
 
-_hashes: dict[tuple[str, int, int, int], str] = {}
-"""Hash of each file that was read, by path, inode, size and time of its last change."""
+@cache
+def _sha256(path: str, _inode: int, _size: int, _mtime_ns: int) -> str:
+    """Return the hash of a file, which is read again when its status changes."""
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
 
 
 class InputFile(msgspec.Struct, frozen=True):
@@ -184,14 +190,7 @@ class InputFile(msgspec.Struct, frozen=True):
 
     def _hash(self) -> str:
         status = self._status()
-        key = (self.path, status.st_ino, status.st_size, status.st_mtime_ns)
-        if key not in _hashes:
-            try:
-                with Path(self.path).open("rb") as file:
-                    _hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
-            except OSError as error:
-                raise InputError(f"{self.path}: {error.strerror}") from None
-        return _hashes[key]
+        return _sha256(self.path, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def _status(self) -> os.stat_result:
         try:

@@ -133,10 +133,11 @@ class Location(msgspec.Struct, frozen=True):
 UNKNOWN_LOCATION = Location()
 
 
-class ExpressionText(msgspec.Struct, frozen=True):
+class ExpressionText:
     """Text of an expression, on one line."""
 
-    text: str
+    def __init__(self, text: str) -> None:
+        self.text = text
 
     def column(self, node: ast.expr | ast.stmt) -> int:
         """Return the 1-based column of a node in characters; `ast` itself counts UTF-8 bytes."""
@@ -260,99 +261,66 @@ _TYPES: Mapping[str, tuple[type[np.generic], type]] = {
 _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {sign: function for sign, function, _ in COMPARISONS.values()}
 
 
-def evaluate(node: Node, env: Environment, where: Rows) -> Operand:
-    """Return the value of a node in the rows of ``where``, which selects at least one."""
-    return _EVALUATE.get(node.operation, _computed)(node, env, where)
-
-
-def _named(node: Node, env: Environment, where: Rows) -> Operand:
-    """Look up a name; columns of numbers of any width become int64 or float64, those of flags bool."""
-    value, types = env[node.value], _TYPES.get(node.kind)
-    if isinstance(value, np.ndarray) and types is not None:
-        return value.astype(types[0], copy=False)
-    return value if types is None or node.kind == "number" else types[1](value)
-
-
-def _converted(node: Node, env: Environment, where: Rows) -> Operand:
-    value, types = evaluate(node.operands[0], env, where), _TYPES[node.kind]
-    return value.astype(types[0]) if isinstance(value, np.ndarray) else types[1](value)
-
-
-def _computed(node: Node, env: Environment, where: Rows) -> Operand:
-    values = [evaluate(operand, env, where) for operand in node.operands]
-    try:
-        return node.value(*values, where)
-    except ExpressionError as error:
-        error.column = node.column
-        raise
-
-
 def _negation(value: Operand) -> Operand:
     return ~value if isinstance(value, np.ndarray) else not value
 
 
-def _combined(node: Node, env: Environment, where: Rows) -> Operand:
-    """Evaluate each condition only in rows that the previous ones leave undecided."""
-    is_or = node.operation == "or"
+def evaluate(node: Node, env: Environment, where: Rows) -> Operand:
+    """Return the value of a node in the rows of ``where``, which selects at least one."""
+    value, operands = node.value, node.operands
+    if node.column:  # an operator or a function of the language
+        values = [evaluate(operand, env, where) for operand in operands]
+        try:
+            return value(*values, where)
+        except ExpressionError as error:
+            error.column = node.column
+            raise
     undecided: Any = True
-    for operand in node.operands:
-        selected = where & undecided
-        if not any_row(selected):
-            break
-        value = evaluate(operand, env, selected)
-        undecided = undecided & (_negation(value) if is_or else value)
-    return _negation(undecided) if is_or else undecided
-
-
-def _compared(node: Node, env: Environment, where: Rows) -> Operand:
-    """Evaluate each operand of ``a < b <= c`` once, in rows where the previous links hold."""
-    holds: Any = True
-    left = evaluate(node.operands[0], env, where)
-    for sign, operand in zip(node.value, node.operands[1:], strict=True):
-        selected = where & holds
-        if not any_row(selected):
-            break
-        right = evaluate(operand, env, selected)
-        holds = holds & _COMPARE[sign](left, right)
-        left = right
-    return holds
-
-
-def _among(node: Node, env: Environment, where: Rows) -> Operand:
-    value, *members = (evaluate(operand, env, where) for operand in node.operands)
-    found: Any = False
-    for member in members:
-        found = found | (value == member)
-    return found
-
-
-def _chosen(node: Node, env: Environment, where: Rows) -> Operand:
-    """Evaluate each branch only in the rows that select it."""
-    test, chosen, otherwise = node.operands
-    condition = evaluate(test, env, where)
-    if not isinstance(condition, np.ndarray):
-        return evaluate(chosen if condition else otherwise, env, where)
-    first, second = where & condition, where & ~condition
-    if not any_row(second):
-        return evaluate(chosen, env, where)
-    if not any_row(first):
-        return evaluate(otherwise, env, where)
-    return np.where(condition, evaluate(chosen, env, first), evaluate(otherwise, env, second))
-
-
-_EVALUATE: Mapping[str, Callable[[Node, Environment, Rows], Operand]] = {
-    "constant": lambda node, env, where: node.value,
-    "name": _named,
-    "number": _converted,
-    "real": _converted,
-    "not": lambda node, env, where: _negation(evaluate(node.operands[0], env, where)),
-    "and": _combined,
-    "or": _combined,
-    "compare": _compared,
-    "in": _among,
-    "if": _chosen,
-    "function": lambda node, env, where: node.value(env),
-}
+    match node.operation:
+        case "constant":
+            return value
+        case "name":  # columns of numbers of any width become int64 or float64, those of flags bool
+            found, types = env[value], _TYPES.get(node.kind)
+            if types is not None and isinstance(found, np.ndarray):
+                return found.astype(types[0], copy=False)
+            return found if types is None or node.kind == "number" else types[1](found)
+        case "number" | "real":
+            found, types = evaluate(operands[0], env, where), _TYPES[node.kind]
+            return found.astype(types[0]) if isinstance(found, np.ndarray) else types[1](found)
+        case "not":
+            return _negation(evaluate(operands[0], env, where))
+        case "and" | "or" as word:  # each condition only in rows that the previous ones leave undecided
+            for operand in operands:
+                selected = where & undecided
+                if not any_row(selected):
+                    break
+                found = evaluate(operand, env, selected)
+                undecided = undecided & (_negation(found) if word == "or" else found)
+            return _negation(undecided) if word == "or" else undecided
+        case "compare":  # each operand of a < b <= c once, in rows where the previous links hold
+            left = evaluate(operands[0], env, where)
+            for sign, operand in zip(value, operands[1:], strict=True):
+                selected = where & undecided
+                if not any_row(selected):
+                    break
+                right = evaluate(operand, env, selected)
+                undecided, left = undecided & _COMPARE[sign](left, right), right
+            return undecided
+        case "in":
+            found, *members = (evaluate(operand, env, where) for operand in operands)
+            return reduce(operator.or_, [found == member for member in members])
+        case "if":  # each branch only in the rows that select it
+            test, chosen, otherwise = operands
+            condition = evaluate(test, env, where)
+            if not isinstance(condition, np.ndarray):
+                return evaluate(chosen if condition else otherwise, env, where)
+            first, second = where & condition, where & ~condition
+            if not any_row(second):
+                return evaluate(chosen, env, where)
+            if not any_row(first):
+                return evaluate(otherwise, env, where)
+            return np.where(condition, evaluate(chosen, env, first), evaluate(otherwise, env, second))
+    return value(env)  # a function of Python
 
 
 def compiled(node: Node) -> Callable[[Environment], Any]:
@@ -428,11 +396,11 @@ _LANGUAGE = (
 )
 
 
-class ExpressionParser:
+class ExpressionParser(ExpressionText):
     """Converts a syntax tree to nodes; methods raise `ExpressionError` for parts that are not in the language."""
 
-    def __init__(self, text: ExpressionText, kinds: Mapping[str, Kind]) -> None:
-        self.text = text
+    def __init__(self, text: str, kinds: Mapping[str, Kind]) -> None:
+        super().__init__(text)
         self.kinds = kinds
         self.names: set[str] = set()
         """Names used so far."""
@@ -448,7 +416,7 @@ class ExpressionParser:
                 return Node("constant", "real", value=value)
             case ast.Constant(value=int() | float() as value):
                 size = "64 bits" if isinstance(value, int) else "float64"
-                raise self.text.error(tree, f"the number does not fit in {size}")
+                raise self.error(tree, f"the number does not fit in {size}")
             case ast.Constant(value=str(value)):
                 return Node("constant", "string", value=value)
             case ast.Name(id=name):
@@ -464,20 +432,20 @@ class ExpressionParser:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 zero = Node("constant", "number", value=0)
                 pair = (operand, operand), (zero, self._number(operand))
-                return self._operation("-", OPERATORS[ast.Sub], *pair, self.text.column(tree))
+                return self._operation("-", OPERATORS[ast.Sub], *pair, self.column(tree))
             case ast.UnaryOp(operand=operand):
                 node = self.node(operand)
                 if node.kind != "number":
-                    problem = f"'~' takes a whole number, and {self.text.excerpt(operand)} is {NOUNS[node.kind]}"
-                    raise self.text.error(tree, f"{problem}; use 'not'" if node.kind == "boolean" else problem)
-                return Node("~", "number", (node,), language.invert, self.text.column(tree))
+                    problem = f"'~' takes a whole number, and {self.excerpt(operand)} is {NOUNS[node.kind]}"
+                    raise self.error(tree, f"{problem}; use 'not'" if node.kind == "boolean" else problem)
+                return Node("~", "number", (node,), language.invert, self.column(tree))
             case ast.BoolOp(op=word, values=operands):
                 conditions = tuple(self.condition(operand) for operand in operands)
                 return Node("and" if isinstance(word, ast.And) else "or", "boolean", conditions)
             case ast.Compare(ops=[ast.In() | ast.NotIn()]):
                 members = tree.comparators[0]
                 if not isinstance(members, ast.List | ast.Tuple) or not members.elts:
-                    raise self.text.error(members, "'in' takes a list of values, as in BM in (64, 128)")
+                    raise self.error(members, "'in' takes a list of values, as in BM in (64, 128)")
                 nodes = [self.node(tree.left), *map(self.node, members.elts)]
                 for member, node in zip(members.elts, nodes[1:], strict=True):
                     self._check_comparable(nodes[0], member, node)
@@ -495,25 +463,25 @@ class ExpressionParser:
             case ast.Call():
                 return self._call(tree)
             case ast.Attribute():
-                raise self.text.error(tree, "only properties of 'device' are accepted, as in device.sm_count")
+                raise self.error(tree, "only properties of 'device' are accepted, as in device.sm_count")
             case _:
-                raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_LANGUAGE}")
+                raise self.error(tree, f"{self.excerpt(tree)!r} is not accepted; {_LANGUAGE}")
 
     def _number(self, tree: ast.expr, node: Node | None = None) -> Node:
         """Convert a whole or a real number; a condition is 0 or 1."""
         node = self.node(tree) if node is None else node
         if node.kind == "string":
-            excerpt = self.text.excerpt(tree)
-            raise self.text.error(tree, f"{excerpt} is a string where a number is expected; strings take ==, != and in")
+            excerpt = self.excerpt(tree)
+            raise self.error(tree, f"{excerpt} is a string where a number is expected; strings take ==, != and in")
         return Node("number", "number", (node,)) if node.kind == "boolean" else node
 
     def condition(self, tree: ast.expr) -> Node:
         """Convert a condition."""
         node = self.node(tree)
         if node.kind != "boolean":
-            excerpt = self.text.excerpt(tree)
+            excerpt = self.excerpt(tree)
             hint = f"compare it, as in {excerpt} != 0"
-            raise self.text.error(tree, f"{excerpt} is {NOUNS[node.kind]} where a condition is expected; {hint}")
+            raise self.error(tree, f"{excerpt} is {NOUNS[node.kind]} where a condition is expected; {hint}")
         return node
 
     def _name(self, tree: ast.expr, name: str) -> Node:
@@ -523,23 +491,23 @@ class ExpressionParser:
         properties = [known for known in self.kinds if known.startswith("device.")]
         plain = [known for known in self.kinds if not known.startswith("device.")]
         if name in FUNCTIONS:
-            raise self.text.error(tree, f"{name!r} is a function; call it, as in {FUNCTIONS[name].usage}")
+            raise self.error(tree, f"{name!r} is a function; call it, as in {FUNCTIONS[name].usage}")
         if name.startswith("device."):
             known = listing(properties or plain)
             what = "is not a property" if properties else "is not accepted here"
-            raise self.text.error(tree, f"{name!r} {what}{nearest(name, properties)} (known: {known})")
+            raise self.error(tree, f"{name!r} {what}{nearest(name, properties)} (known: {known})")
         known = listing([*plain, "device.*"] if properties else plain)
-        raise self.text.error(tree, f"unknown name {name!r}{nearest(name, plain)} (known: {known})")
+        raise self.error(tree, f"unknown name {name!r}{nearest(name, plain)} (known: {known})")
 
     def _binary(self, tree: ast.BinOp) -> Node:
         known = OPERATORS.get(type(tree.op))
         if known is None:
-            raise self.text.error(tree, f"this operator is not accepted; {_LANGUAGE}")
+            raise self.error(tree, f"this operator is not accepted; {_LANGUAGE}")
         trees, nodes = (tree.left, tree.right), (self.node(tree.left), self.node(tree.right))
         if isinstance(tree.op, language.LOGICAL) and all(node.kind == "boolean" for node in nodes):
-            return Node(known.usage, "boolean", nodes, known.whole, self.text.column(tree))
+            return Node(known.usage, "boolean", nodes, known.whole, self.column(tree))
         operands = tuple(self._number(part, node) for part, node in zip(trees, nodes, strict=True))
-        return self._operation(known.usage, known, trees, operands, self.text.column(tree))
+        return self._operation(known.usage, known, trees, operands, self.column(tree))
 
     def _operation(
         self,
@@ -551,14 +519,14 @@ class ExpressionParser:
     ) -> Node:
         """Apply an operation to numbers: to whole ones if all are and it can, otherwise to real ones."""
         if known.divides:
-            column = self.text.column(trees[-1])
+            column = self.column(trees[-1])
             if operands[-1].operation == "constant" and operands[-1].value == 0:
-                raise self.text.error(trees[-1], "division by zero")
+                raise self.error(trees[-1], "division by zero")
         real_tree = next((tree for tree, node in zip(trees, operands, strict=True) if node.kind == "real"), None)
         if known.real is None and real_tree is not None:
             hint = "round it with floor(), ceil() or round(), or divide with // or ceil_div"
-            excerpt = self.text.excerpt(real_tree)
-            raise self.text.error(real_tree, f"{excerpt} is a real number where a whole number is expected; {hint}")
+            excerpt = self.excerpt(real_tree)
+            raise self.error(real_tree, f"{excerpt} is a real number where a whole number is expected; {hint}")
         if known.whole is not None and real_tree is None:
             return Node(name, known.result or "number", operands, known.whole, column)
         return Node(name, known.result or "real", tuple(map(_as_real, operands)), known.real, column)
@@ -568,19 +536,19 @@ class ExpressionParser:
         # Python reads a > 1 & b > 2 as the chain a > (1 & b) > 2.
         for operand in tree.comparators[:-1]:
             if isinstance(operand, ast.BinOp) and isinstance(operand.op, language.LOGICAL):
-                end = len(self.text.text.encode()[: operand.end_col_offset].decode())
-                before, after = self.text.text[: self.text.column(operand) - 1], self.text.text[end:]
+                end = len(self.text.encode()[: operand.end_col_offset].decode())
+                before, after = self.text[: self.column(operand) - 1], self.text[end:]
                 if not (before.rstrip().endswith("(") and after.lstrip().startswith(")")):
                     problem = "'&', '|' and '^' bind more tightly than a comparison"
-                    raise self.text.error(operand, f"{problem}; use 'and' or 'or', or add parentheses")
+                    raise self.error(operand, f"{problem}; use 'and' or 'or', or add parentheses")
         for comparison, operand in zip(tree.ops, tree.comparators, strict=True):
             if type(comparison) not in COMPARISONS:
-                raise self.text.error(operand, "'is' is not accepted, nor 'in' in a chain; use == or split with 'and'")
+                raise self.error(operand, "'is' is not accepted, nor 'in' in a chain; use == or split with 'and'")
             sign = COMPARISONS[type(comparison)][0]
             node = self.node(operand)
             self._check_comparable(nodes[0], operand, node)
             if node.kind == "string" and sign not in ("==", "!="):
-                raise self.text.error(operand, f"strings have no order for {sign!r}; they take ==, != and in")
+                raise self.error(operand, f"strings have no order for {sign!r}; they take ==, != and in")
             nodes.append(node)
             signs.append(sign)
         return Node("compare", "boolean", _alike(nodes), tuple(signs))
@@ -588,24 +556,24 @@ class ExpressionParser:
     def _check_comparable(self, first: Node, tree: ast.expr, node: Node) -> None:
         if (node.kind == "string") != (first.kind == "string"):
             problem = f"{NOUNS[first.kind]} is compared with {NOUNS[node.kind]}; they are never equal"
-            raise self.text.error(tree, problem)
+            raise self.error(tree, problem)
 
     def _call(self, tree: ast.Call) -> Node:
         name = tree.func.id if isinstance(tree.func, ast.Name) else ""
         if name not in FUNCTIONS:
-            called = self.text.excerpt(tree.func)
+            called = self.excerpt(tree.func)
             hint = f"{nearest(called, FUNCTIONS)} (functions: {listing(FUNCTIONS)})"
-            raise self.text.error(tree, f"{called!r} cannot be called{hint}")
+            raise self.error(tree, f"{called!r} cannot be called{hint}")
         known = FUNCTIONS[name]
         if tree.keywords or any(isinstance(argument, ast.Starred) for argument in tree.args):
-            raise self.text.error(tree, f"{name} takes plain arguments only, as in {known.usage}")
+            raise self.error(tree, f"{name} takes plain arguments only, as in {known.usage}")
         counts = known.arguments
         if len(tree.args) not in counts:
             accepted = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
             plural = "argument" if accepted == "1" else "arguments"
-            raise self.text.error(tree, f"{name} takes {accepted} {plural}, got {len(tree.args)}")
+            raise self.error(tree, f"{name} takes {accepted} {plural}, got {len(tree.args)}")
         operands = [self._number(argument) for argument in tree.args]
-        column = self.text.column(tree)
+        column = self.column(tree)
         if len(operands) <= 2:
             return self._operation(name, known, tuple(tree.args), tuple(operands), column)
         result, *others = operands
@@ -682,9 +650,9 @@ class Expression:
 def parse_expression(text: str, kinds: Mapping[str, Kind], location: Location = UNKNOWN_LOCATION) -> Expression:
     """Parse and check a scalar expression over the names in ``kinds``, which include ``device.*``."""
     line_of_text = one_line(text)
-    parser = ExpressionParser(ExpressionText(line_of_text), kinds)
+    parser = ExpressionParser(line_of_text, kinds)
     with location.reporting(line_of_text):
-        node = parser.node(parser.text.parse())
+        node = parser.node(parser.parse())
     return Expression(line_of_text, frozenset(parser.names), node.kind, location, node)
 
 
@@ -796,11 +764,11 @@ _LISTS = (ast.Tuple, ast.List)
 _EXAMPLES = {"text": "'edge'", "boolean": "True"}
 
 
-class ArrayParser:
+class ArrayParser(ExpressionText):
     """Converts syntax trees to closures; raises `ExpressionError` for what is not in the language."""
 
-    def __init__(self, text: ExpressionText, known: tuple[str, ...], kinds: Mapping[str, Kind]) -> None:
-        self.text = text
+    def __init__(self, text: str, known: tuple[str, ...], kinds: Mapping[str, Kind]) -> None:
+        super().__init__(text)
         self.known = known
         """Names of arrays and scalars."""
         self.kinds = kinds
@@ -811,11 +779,11 @@ class ArrayParser:
 
     def program(self) -> Closure:
         """Convert the text: assignments, and the expression of the result."""
-        assigned, last = self.text.parse_statements()
+        assigned, last = self.parse_statements()
         steps: list[tuple[str, Closure]] = []
         for name, tree in assigned:
             if name in self.known or name in self._locals or name in ARRAY_FUNCTIONS:
-                raise self.text.error(tree, f"{name!r} already has a meaning; assign to another name")
+                raise self.error(tree, f"{name!r} already has a meaning; assign to another name")
             steps.append((name, self.closure(tree)))
             self._locals.add(name)
         result = self.closure(last)
@@ -838,10 +806,10 @@ class ArrayParser:
                 try:
                     number = language.bounded(value) if isinstance(value, int) else value
                 except OverflowError:
-                    raise self.text.error(tree, "the number does not fit in float64") from None
+                    raise self.error(tree, "the number does not fit in float64") from None
                 return lambda context: number
             case ast.Constant():
-                raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not a number; {_ARRAY_LANGUAGE}")
+                raise self.error(tree, f"{self.excerpt(tree)!r} is not a number; {_ARRAY_LANGUAGE}")
             case ast.Name(id=name) if name in self._locals:
                 return lambda context: context.env[name]
             case ast.Name(id=name) if name in self.known:
@@ -851,7 +819,7 @@ class ArrayParser:
                 return lambda context: _CONSTANTS[name]
             case ast.Name(id=name):
                 hint = "; it is a function" if name in ARRAY_FUNCTIONS else nearest(name, self.known)
-                raise self.text.error(tree, f"unknown name {name!r}{hint} (known: {listing(self.known)})")
+                raise self.error(tree, f"unknown name {name!r}{hint} (known: {listing(self.known)})")
             case ast.UnaryOp(op=ast.USub()):
                 return self._applied(tree, language.NEGATIVE, [self.closure(tree.operand)])
             case ast.UnaryOp(op=ast.Invert()):
@@ -860,7 +828,7 @@ class ArrayParser:
                 return self.closure(operand)
             case ast.UnaryOp():
                 self.closure(tree.operand)  # whose errors come first
-                raise self.text.error(tree, "'not' takes a single condition; use ~ for arrays")
+                raise self.error(tree, "'not' takes a single condition; use ~ for arrays")
             case ast.BinOp():
                 return self._binary(tree)
             case ast.Compare():
@@ -877,9 +845,9 @@ class ArrayParser:
             case ast.Attribute(attr="T"):
                 return self._applied(tree, language.REVERSED_AXES, [self.closure(tree.value)])
             case ast.BoolOp():
-                raise self.text.error(tree, "'and' and 'or' take single conditions; combine arrays with & and |")
+                raise self.error(tree, "'and' and 'or' take single conditions; combine arrays with & and |")
             case _:
-                raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_ARRAY_LANGUAGE}")
+                raise self.error(tree, f"{self.excerpt(tree)!r} is not accepted; {_ARRAY_LANGUAGE}")
 
     def _binary(self, tree: ast.BinOp) -> Closure:
         operands = [self.closure(tree.left), self.closure(tree.right)]
@@ -890,7 +858,7 @@ class ArrayParser:
             )(context)
         function = language.ARRAY_OPERATORS.get(type(tree.op))
         if function is None:
-            raise self.text.error(tree, f"this operator is not accepted; {_ARRAY_LANGUAGE}")
+            raise self.error(tree, f"this operator is not accepted; {_ARRAY_LANGUAGE}")
         return self._applied(tree, function, operands)
 
     def _comparison(self, tree: ast.Compare) -> Closure:
@@ -898,7 +866,7 @@ class ArrayParser:
         links: list[Closure] = []
         for comparison, *pair in zip(tree.ops, operands, operands[1:], strict=False):
             if type(comparison) not in COMPARISONS:
-                raise self.text.error(tree, f"'in' and 'is' are not accepted; {_ARRAY_LANGUAGE}")
+                raise self.error(tree, f"'in' and 'is' are not accepted; {_ARRAY_LANGUAGE}")
             links.append(self._applied(tree, language.ARRAY_COMPARISONS[type(comparison)], pair))
         return reduce(lambda result, link: self._applied(tree, language.BOTH, [result, link]), links)
 
@@ -912,7 +880,7 @@ class ArrayParser:
             try:
                 return evaluate(node, {name: int(x) if name in whole else x for name, x in names.items()}, True)
             except ExpressionError as error:
-                raise self.text.error(tree, error.problem) from None
+                raise self.error(tree, error.problem) from None
 
         return value
 
@@ -922,11 +890,11 @@ class ArrayParser:
         try:
             node = parser.node(tree)
         except ExpressionError as error:
-            excerpt = self.text.excerpt(tree)
+            excerpt = self.excerpt(tree)
             problem = f"{excerpt!r} is not a whole number, or an expression of sizes: {error.problem}"
             raise ExpressionError(problem, error.column) from None
         if node.kind != "number":
-            raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not a whole number")
+            raise self.error(tree, f"{self.excerpt(tree)!r} is not a whole number")
         return self._scalar(tree, parser, node)
 
     def _wholes(self, tree: ast.expr) -> Closure:
@@ -950,15 +918,15 @@ class ArrayParser:
                 shown = [x for x in values if is_array(x) or (isinstance(x, numbers) and not isinstance(x, bool))]
                 found = " and ".join(str(_shape_of(value)) for value in shown)
                 if function.shape in (language.elementwise, language.product):
-                    raise self.text.error(tree, f"operands of shape {found} are not compatible: {error}") from None
-                raise self.text.error(tree, f"{error}{f' (of shape {found})' if found else ''}") from None
+                    raise self.error(tree, f"operands of shape {found} are not compatible: {error}") from None
+                raise self.error(tree, f"{error}{f' (of shape {found})' if found else ''}") from None
 
         return result
 
     def _subscript(self, tree: ast.Subscript) -> Closure:
         parts = tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]
         if len(parts) > _MAX_ITEMS:
-            raise self.text.error(tree, f"at most {_MAX_ITEMS} indices are accepted")
+            raise self.error(tree, f"at most {_MAX_ITEMS} indices are accepted")
         indices = [self._index(part) for part in parts]
         array = self.closure(tree.value)
 
@@ -982,7 +950,7 @@ class ArrayParser:
                 def sliced(context: Context) -> slice:
                     found = [bound(context) if bound else None for bound in bounds]
                     if found[2] == 0:
-                        raise self.text.error(tree, "the step of a slice is 0")
+                        raise self.error(tree, "the step of a slice is 0")
                     return slice(*found)
 
                 return sliced
@@ -993,16 +961,16 @@ class ArrayParser:
     def _call(self, tree: ast.Call) -> Closure:
         name = tree.func.id if isinstance(tree.func, ast.Name) else ""
         if name not in ARRAY_FUNCTIONS:
-            called = self.text.excerpt(tree.func)
+            called = self.excerpt(tree.func)
             hint = f"{nearest(called, ARRAY_FUNCTIONS)} (functions: {', '.join(ARRAY_FUNCTIONS)})"
-            raise self.text.error(tree, f"{called!r} cannot be called{hint}")
+            raise self.error(tree, f"{called!r} cannot be called{hint}")
         function = ARRAY_FUNCTIONS[name]
         arguments = self._arguments(tree, name, function)
         return self._applied(tree, function, [self._argument(name, *argument) for argument in arguments])
 
     def _arguments(self, tree: ast.Call, name: str, function: ArrayFunction) -> list[tuple[str, Any]]:
         """Return each operand of the signature with its syntax tree, or with the literal of its default."""
-        refusal = self.text.error(tree, f"{name} is called as {function.usage(name)}")
+        refusal = self.error(tree, f"{name} is called as {function.usage(name)}")
         if any(isinstance(argument, ast.Starred) for argument in tree.args) or len(tree.args) > _MAX_ITEMS:
             raise refusal
         given: dict[str, Any] = {}
@@ -1036,13 +1004,13 @@ class ArrayParser:
         if kind in _EXAMPLES:
             literal = tree.value if isinstance(tree, ast.Constant) else None
             if not isinstance(literal, str if kind == "text" else bool):
-                raise self.text.error(tree, f"{option} of {name} is a {kind}, as in {option}={_EXAMPLES[kind]}")
+                raise self.error(tree, f"{option} of {name} is a {kind}, as in {option}={_EXAMPLES[kind]}")
             return lambda context: literal
         if isinstance(tree, ast.Constant) and tree.value is None:
             return lambda context: None
         if kind == "arrays":
             if not isinstance(tree, _LISTS) or not 1 <= len(tree.elts) <= _MAX_ITEMS:
-                raise self.text.error(tree, f"{name} takes 1 to {_MAX_ITEMS} arrays in a list, as in {name}((a, b))")
+                raise self.error(tree, f"{name} takes 1 to {_MAX_ITEMS} arrays in a list, as in {name}((a, b))")
             return self._tuple(tree.elts, self.closure)
         return {"whole numbers": self._wholes, "whole number": self._whole}.get(kind, self.closure)(tree)
 
@@ -1097,7 +1065,7 @@ def parse_array_expression(
     condition of ``x if c else y``, bounds and shapes.
     """
     line_of_text = one_line(text)
-    parser = ArrayParser(ExpressionText(line_of_text), tuple(names), kinds or {})
+    parser = ArrayParser(line_of_text, tuple(names), kinds or {})
     with location.reporting(line_of_text):
         closure = parser.program()
     return ArrayExpression(line_of_text, frozenset(parser.used), location, closure)

@@ -34,23 +34,11 @@ from autotile.kernel.table import MAX_WHOLE_NUMBER, ProblemSection, Table, check
 if TYPE_CHECKING:
     from autotile.kernel.python_kernel import Predicate
 
-SECTIONS = (
-    "kernel",
-    "problem",
-    "parameters",
-    "default",
-    "rules",
-    "heuristics",
-    "launch",
-    "steps",
-    "limits",
-    "arguments",
-    "reference",
-    "work",
-    "objective",
-    "metrics",
-    "computed",
+_SECTION_NAMES = (
+    "kernel problem parameters default rules heuristics launch steps limits arguments reference work objective metrics "
+    "computed"
 )
+SECTIONS = tuple(_SECTION_NAMES.split())
 _FORMER_HEURISTICS = "pruning"
 """Deprecated name of the section ``[heuristics]``."""
 

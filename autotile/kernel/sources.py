@@ -476,31 +476,30 @@ class OwnSources:
 
     def _read_files(self) -> None:
         while self._waiting or self._headers:
+            names: Iterable[str | None]
+            embedded: Iterable[str | None]
             if self._headers:
-                header = self._headers.pop()
-                digest, names, embedded, has_macro = _header(header, *_version(header))
-                self._digest.update(f"{header.name}\0{digest}".encode(errors="surrogateescape"))
-                for operand in names:
-                    self._add_included(header, operand)
-                self._add_embedded(header, iter(embedded))
-                self._has_macro |= has_macro
-                self._read_headers.append(header)
-                self._add_macro_operands()
-                continue
-            path, label, text = self._waiting.pop()
-            code, spliced, declared = _scanned(text)
-            self._digest.update(f"{label}\0{len(code)}\0{code}".encode(errors="surrogateescape"))
-            self._read.append((path, spliced))
-            self.template_names |= declared
-            if self._names:
-                self.used_names |= self._names.intersection(re.findall(r"\w+", spliced))
-            for name in included_names(spliced):
-                if name is None:
-                    self._has_macro = True
-                    self._add_tree(path.parent)
-                else:
+                path, text = self._headers.pop(), None
+                digest, names, embedded = _header(path, *_version(path))
+                self._digest.update(f"{path.name}\0{digest}".encode(errors="surrogateescape"))
+                self._read_headers.append(path)
+            else:
+                path, label, text = self._waiting.pop()
+                code, spliced, declared = _scanned(text)
+                self._digest.update(f"{label}\0{len(code)}\0{code}".encode(errors="surrogateescape"))
+                self._read.append((path, spliced))
+                self.template_names |= declared
+                if self._names:
+                    self.used_names |= self._names.intersection(re.findall(r"\w+", spliced))
+                names, embedded = included_names(spliced), embedded_names(spliced)
+            for name in names:
+                if name is not None:
                     self._add_included(path, name, text)
-            self._add_embedded(path, embedded_names(spliced), text)
+                    continue
+                self._has_macro = True
+                if text is not None:
+                    self._add_tree(path.parent)
+            self._add_embedded(path, embedded, text)
             self._add_macro_operands()
 
     def _add_included(self, path: Path, name: str, text: str | None = None) -> bool:
@@ -536,7 +535,7 @@ class OwnSources:
             is_found = True
         return is_found
 
-    def _add_embedded(self, path: Path, names: Iterator[str | None], text: str | None = None) -> None:
+    def _add_embedded(self, path: Path, names: Iterable[str | None], text: str | None = None) -> None:
         """Add files that a file of the given path embeds, whose every byte counts."""
         for name in names:
             if name is None:
@@ -612,7 +611,7 @@ class OwnSources:
             name = path.relative_to(folder).as_posix()
             if _is_binary(path) and not (are_headers and self._has_embed_macro):
                 if self._has_embed_macro:
-                    self._add_embedded(folder / "any", iter([name]))
+                    self._add_embedded(folder / "any", [name])
                 continue
             version, content = _version(path), b"" if are_headers else read_bytes(path, "file")
             total_bytes += version[1]
@@ -644,11 +643,10 @@ def _version(path: Path) -> tuple[int, int, int]:
 @lru_cache(maxsize=4096)
 def _header(
     path: Path, _mtime_ns: int, _size: int, _now_ns: int
-) -> tuple[str, tuple[str, ...], tuple[str | None, ...], bool]:
+) -> tuple[str, tuple[str | None, ...], tuple[str | None, ...]]:
     """Read a header in a folder of further headers; it is read again when its status changes.
 
-    Returns its hash, the names that it includes, those that it embeds (None for a macro), and whether a macro names an
-    included file.
+    Returns its hash, the names that it includes, and those that it embeds, with None for a macro.
 
     Nearly all directives are literal. Only where a word is left over that may belong to another one is the text read as
     the compiler reads it, which takes many times as long.
@@ -656,21 +654,20 @@ def _header(
     content = read_bytes(path, "included file")
     digest = hashlib.sha256(content).hexdigest()
     found = re.findall(_INCLUDE, content)
-    names = dict.fromkeys(name.decode(errors="surrogateescape") for name in found)
+    names = tuple(dict.fromkeys(name.decode(errors="surrogateescape") for name in found))
     spliced = content.replace(b"\\\r\n", b"").replace(b"\\\n", b"")
     words = spliced.count(b"include") - sum(name.count(b"include") for name in found)
     if words != len(found) or any(mark in spliced for mark in _RARE_MARKS):  # else the search takes the longest
         words = sum(_may_name(match, spliced) for match in re.finditer(_INCLUDE_WORD, spliced))
     if words == len(found):
-        return digest, tuple(names), (), False
+        return digest, names, ()
     text = _text(content)
     codes = [strip_comments(text).replace(SPLICE, "")]
     if has_trigraphs(text):
         codes.append(strip_comments(text.replace("??=", "#").replace("??/", "\\")).replace(SPLICE, ""))
-    further = [name for code in codes for name in included_names(code)]
-    names |= dict.fromkeys(name for name in further if name is not None)
+    further = dict.fromkeys((*names, *(name for code in codes for name in included_names(code))))
     embedded = dict.fromkeys(name for code in codes for name in embedded_names(code))
-    return digest, tuple(names), tuple(embedded), None in further
+    return digest, tuple(further), tuple(embedded)
 
 
 def _may_name(match: re.Match[bytes], spliced: bytes) -> bool:

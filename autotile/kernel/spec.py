@@ -161,8 +161,7 @@ def parse_build(kernel: Table, kinds: Mapping[str, Kind], macros: Sequence[str])
     table = kernel.table("defines", optional=True)
     defines: dict[str, Expression | str] = {}
     for name, value in table.data.items():
-        if re.fullmatch(_MACRO_NAME, name) is None:
-            raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
+        table.check_identifier(name)
         if name in macros or name == "DTYPE":
             raise table.error(name, f"{name!r} is a macro already, as every parameter and flag; use another name")
         if isinstance(value, bool | int | float) and (not isinstance(value, float) or math.isfinite(value)):
@@ -603,18 +602,10 @@ def _tolerances(table: Table, written: list[str]) -> tuple[float | None, dict[st
     return None, found
 
 
-MEASURED = (
-    "time_us",
-    "registers",
-    "spill_bytes",
-    "static_smem_bytes",
-    "dynamic_smem_bytes",
-    "threads",
-    "blocks",
-    "occupancy",
-    "energy_mj",
-    "max_error",
+_MEASURED_NAMES = (
+    "time_us registers spill_bytes static_smem_bytes dynamic_smem_bytes threads blocks occupancy energy_mj max_error"
 )
+MEASURED = tuple(_MEASURED_NAMES.split())
 """Values of a trial that expressions may use, beside parameters, sizes, flags and metrics."""
 
 RUN_VALUES = ("time_us", "energy_mj", "max_error")

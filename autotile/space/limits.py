@@ -29,7 +29,6 @@ from autotile.kernel.arguments import (
     TensorMap,
     clipped,
     extents_text,
-    first_value,
     round_up,
 )
 from autotile.kernel.expressions import Expression
@@ -256,7 +255,7 @@ _MAX_CLUSTER_BLOCKS = 8
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """A named limit: the rows that meet it, and an explanation for a first row that does not, in one line."""
+    """A named limit: the rows that meet it, and why a single configuration does not, in one line."""
 
     name: str
     fits: Callable[[Demand, DeviceProperties], Mask]
@@ -277,14 +276,9 @@ def limits_of(spec: KernelSpec) -> tuple[Limit, ...]:
 def limit_violation(demand: Demand, device: DeviceProperties, limits: Sequence[Limit] | None = None) -> str:
     """Return an explanation of the first limit that a single configuration violates; "" if it violates none."""
     for limit in limits_of(demand.spec) if limits is None else limits:
-        if not is_met(limit.fits(demand, device)):
+        if not limit.fits(demand, device):
             return f"{limit.name}: {limit.explain(demand, device)}"
     return ""
-
-
-def is_met(mask: Mask) -> bool:
-    """Return True if a condition holds for a single configuration."""
-    return mask if isinstance(mask, bool) else bool(np.ravel(mask)[0])
 
 
 def _product(dimensions: Iterable[Column]) -> Column:
@@ -300,11 +294,11 @@ def _occupancy_fits(demand: LaunchDemand, device: DeviceProperties) -> Mask:
 
 def _explain_occupancy(demand: LaunchDemand, device: DeviceProperties) -> str:
     registers = clipped(demand.registers, 0, CLIP)
-    found = occupancy(first_value(demand.threads), first_value(registers), first_value(demand.smem_bytes), device)
+    found = occupancy(demand.threads, registers, demand.smem_bytes, device)
     if found.blocks_per_sm:
         return _low_occupancy("", found, demand.spec)
-    needs = f"{first_value(demand.threads):,} threads, at least {first_value(demand.registers):,} registers per thread"
-    return _no_block_fits(f"{needs}, {first_value(demand.smem_bytes):,} bytes of shared memory", found, device)
+    needs = f"{demand.threads:,} threads, at least {demand.registers:,} registers per thread"
+    return _no_block_fits(f"{needs}, {demand.smem_bytes:,} bytes of shared memory", found, device)
 
 
 def _no_block_fits(needs: str, found: Occupancy, device: DeviceProperties) -> str:
@@ -322,10 +316,10 @@ def _too_many_blocks(blocks: int, resident: int, device: DeviceProperties) -> st
 
 def _explain_memory(demand: Demand, device: DeviceProperties) -> str:
     for array, shape in demand.arrays:
-        if any(first_value(extent) < int(array.is_given) for extent in shape):
+        if any(extent < int(array.is_given) for extent in shape):
             what = "array" if array.is_given else "workspace"
             return f"the {what} {array.name} would have the shape {extents_text(shape)}"
-    needed, available = float(np.ravel(demand.memory_bytes)[0]) / 2**30, device.memory_bytes / 2**30
+    needed, available = demand.memory_bytes / 2**30, device.memory_bytes / 2**30
     what = "arrays" if all(array.is_given for array, _ in demand.arrays) else "arrays and workspaces"
     return f"its {what} take {needed:,.1f} GiB, {device.name} has {available:,.1f} GiB"
 
@@ -359,7 +353,7 @@ def _launch_limit(
 
     def explain_first(demand: Demand, device: DeviceProperties) -> str:
         for launch in demand.launches:
-            if is_met(launch.runs) and not is_met(fits(launch, device)):
+            if launch.runs and not fits(launch, device):
                 of = f"{launch.step.entry}: " if len(demand.spec.steps) > 1 else ""
                 return of + explain(launch, device)
         return ""
@@ -432,7 +426,7 @@ LIMITS = (
         "launches",
         lambda demand, device: (demand.launch_count >= 1) & (demand.launch_count <= MAX_LAUNCHES),
         lambda demand, device: (
-            "no step is launched" if first_value(demand.launch_count) < 1 else f"more than {MAX_LAUNCHES:,} launches"
+            "no step is launched" if demand.launch_count < 1 else f"more than {MAX_LAUNCHES:,} launches"
         ),
         _conditions_of_steps,
         applies=lambda spec: not all(step.is_always_once for step in spec.steps),
@@ -471,7 +465,7 @@ LIMITS = (
             & (demand.registers <= device.max_registers_per_thread)
         ),
         lambda demand, device: (
-            f"at least {first_value(demand.registers):,} registers per thread for {first_value(demand.threads):,} "
+            f"at least {demand.registers:,} registers per thread for {demand.threads:,} "
             f"threads, {device.name} allows {device.max_registers_per_thread:,} per thread and "
             f"{device.registers_per_block:,} per block"
         ),
@@ -486,7 +480,7 @@ LIMITS = (
             & (demand.smem_bytes <= device.smem_per_block_optin_bytes)
         ),
         lambda demand, device: (
-            f"{first_value(demand.static_smem_bytes):,} bytes static and {first_value(demand.dynamic_smem_bytes):,} "
+            f"{demand.static_smem_bytes:,} bytes static and {demand.dynamic_smem_bytes:,} "
             f"dynamic, {device.name} allows {device.smem_per_block_bytes:,} static, "
             f"{device.smem_per_block_optin_bytes:,} together"
         ),
@@ -500,7 +494,7 @@ LIMITS = (
             or _product(demand.grid) <= demand.blocks_per_sm(device) * device.sm_count
         ),
         lambda demand, device: _too_many_blocks(
-            first_value(_product(demand.grid)), first_value(demand.blocks_per_sm(device)) * device.sm_count, device
+            _product(demand.grid), demand.blocks_per_sm(device) * device.sm_count, device
         ),
         parts=("grid", *_RESIDENT),
         applies=lambda spec: any(step.launch.is_cooperative for step in spec.steps),

@@ -1,5 +1,4 @@
 import contextlib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from autotile.errors import SpecError
 from autotile.kernel import functions
-from autotile.kernel.expressions import ArrayExpression, Kind, Location, ShapeOnly, parse_array_expression
+from autotile.kernel.expressions import ArrayExpression, Location, ShapeOnly, parse_array_expression
 from autotile.kernel.functions import ARRAY_FUNCTIONS
 
 NAMES = ("A", "B", "v", "alpha", "N")
@@ -129,45 +128,15 @@ def test_any_text_gives_an_array_or_a_spec_error(text: str) -> None:
         assert parse(text).evaluate(environment()).dtype.kind in "biufc"
 
 
-class TestChoicesAndStacks:
-    KINDS: Mapping[str, Kind] = {"TURN": "boolean", "M": "number"}
-
-    def evaluate(self, text: str, **env: Any) -> np.ndarray:
-        names = ["A", "B", "TURN", "M"]
-        return parse_array_expression(text, names, self.KINDS).evaluate({"TURN": 0, "M": 1.0, **env})
-
-    @pytest.mark.parametrize("turn", [0, 1])
-    def test_a_flag_chooses(self, turn: int) -> None:
-        a = np.arange(6.0).reshape(2, 3)
-        found = self.evaluate("2 * (transpose(A) if TURN else A)", A=a, TURN=turn)
-        np.testing.assert_array_equal(found, 2 * (a.T if turn else a))
-
-    def test_what_is_not_chosen_is_not_computed_and_a_division_by_zero_is_told(self) -> None:
-        found = self.evaluate("A if M > 1 or not TURN else A @ B", A=np.ones(3), B=np.ones((2, 2)))
-        np.testing.assert_array_equal(found, np.ones(3))
-        with pytest.raises(SpecError, match="zero"):
-            self.evaluate("A if M // (M - 1) == 0 else B", A=np.ones(1), B=np.ones(1))
-
-    @pytest.mark.parametrize(
-        ("a", "b"), [((4, 2, 3), (4, 3, 5)), ((1, 2, 3), (4, 3, 5)), ((4, 2, 3), (3, 5)), ((2, 1, 2, 3), (4, 3, 5))]
-    )
-    def test_stacks_of_matrices_broadcast(self, a: tuple[int, ...], b: tuple[int, ...]) -> None:
-        rng = np.random.default_rng(0)
-        left, right = rng.standard_normal(a), rng.standard_normal(b)
-        np.testing.assert_allclose(self.evaluate("A @ B", A=left, B=right), left @ right)
-        turned = self.evaluate("transpose(transpose(B) @ transpose(A))", A=left, B=right)
-        np.testing.assert_allclose(turned, left @ right)
-
-
 @pytest.mark.parametrize("text", VALUES)
 def test_values_and_shapes(text: str) -> None:
     expression = parse_case(text)
     result = expression.evaluate(environment())
     expected = np.asarray(VALUES[text])
     np.testing.assert_allclose(result, expected, rtol=1e-14, atol=1e-14)
-    if expected.dtype.kind in "biu":
-        assert result.dtype.kind in "biu"
-        assert result.tolist() == expected.tolist()
+    is_whole = expected.dtype.kind in "biu"
+    assert (result.dtype.kind in "biu") == is_whole
+    assert not is_whole or result.tolist() == expected.tolist()
     shapes = {name: ShapeOnly(value.shape) if np.ndim(value) else value for name, value in environment().items()}
     assert expression.shape(shapes) == expected.shape
 
@@ -226,6 +195,7 @@ def test_every_function_is_among_the_cases_or_alike(name: str) -> None:
         ("arange(0, N, 0)", "the step is 0"),
         ("sum(A, axis=(0, 0))", "an axis is repeated"),
         ("N // (K - 2)", "division"),
+        ("A if N // (K - 2) == 0 else v", "division by zero"),
         ("t = A; t @ t", "4 columns against 3 rows"),
     ],
 )
@@ -234,7 +204,13 @@ def test_faults_of_values(text: str, said: str) -> None:
         parse_case(text).evaluate(environment())
     assert said in caught.value.problem
     assert (caught.value.source, caught.value.line) == ("f.toml", 9)
-    assert text[(caught.value.column or 0) - 1 :] in (text, "::0]", "zeros(9999, 9999, 99)", "t @ t")
+    assert text[(caught.value.column or 0) - 1 :] in (
+        text,
+        "::0]",
+        "zeros(9999, 9999, 99)",
+        "t @ t",
+        "N // (K - 2) == 0 else v",
+    )
 
 
 def test_an_array_larger_than_half_of_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,29 +243,3 @@ def test_an_einsum_of_too_many_products_is_refused_by_its_shapes(text: str) -> N
     expression.shape({"x": large, "y": ShapeOnly((1,))})
     with pytest.raises(SpecError, match=r"multiplications|elements"):
         expression.shape({"x": huge, "y": huge})
-
-
-@pytest.mark.parametrize(("text", "same"), [("i & 2.0", "i & 2"), ("1.0 << i", "1 << i"), ("i | 4 / 2", "i | 2")])
-def test_a_whole_value_of_a_real_number_counts_as_a_whole_number(text: str, same: str) -> None:
-    found, expected = (parse_case(one).evaluate(environment()) for one in (text, same))
-    assert found.dtype.kind in "iu"
-    assert found.tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "expected"),
-    [
-        ("j ** 2", "i", [1, 4, 16]),
-        ("j ** 0", "i", [1, 1, 1]),
-        ("j ** -1", "f", [1.0, 0.5, 0.25]),
-        ("j ** j", "f", [1.0, 4.0, 256.0]),
-        ("2 ** j", "f", [2.0, 4.0, 16.0]),
-        ("j ** 2.0", "f", [1.0, 4.0, 16.0]),
-        ("N ** 3", "i", 64),
-    ],
-)
-def test_a_power_is_whole_where_its_exponent_is_a_literal_from_0(text: str, kind: str, expected: object) -> None:
-    expression = parse_array_expression(text, ["j", "N"], KINDS)
-    found = np.asarray(expression.evaluate({"j": np.array([1, 2, 4], np.int32), "N": 4}))
-    assert found.dtype.kind == kind
-    assert found.tolist() == expected

@@ -4,6 +4,7 @@ import hashlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,16 +61,20 @@ def test_a_permutation_has_every_index_once() -> None:
     np.testing.assert_array_equal(np.sort(values_of(spec_of('init = "permutation()"', dtype="int32"))), np.arange(4096))
 
 
-@pytest.mark.parametrize(("content", "value"), [("init = 2.5", 2.5), ('init = "0.5 * K"', 8.0), ("init = -1", -1.0)])
-def test_constants(content: str, value: float) -> None:
-    assert (values_of(spec_of(content)) == value).all()
-
-
-def test_expressions_use_sizes_scalars_and_generators() -> None:
-    np.testing.assert_array_equal(values_of(spec_of('init = "scale * arange(N) + K"')), 3 * np.arange(4096) + 16)
-    np.testing.assert_array_equal(
-        values_of(spec_of('init = "scale * arange() + K"'), check=True), 5 * np.arange(100) + 7
-    )
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [
+        ("init = 2.5", lambda n, k, scale: np.full(n, 2.5)),
+        ('init = "0.5 * K"', lambda n, k, scale: np.full(n, 0.5 * k)),
+        ("init = -1", lambda n, k, scale: np.full(n, -1.0)),
+        ('init = "scale * arange(N) + K"', lambda n, k, scale: scale * np.arange(n) + k),
+        ('init = "scale * arange() + K"', lambda n, k, scale: scale * np.arange(n) + k),
+    ],
+)
+def test_numbers_and_expressions_of_sizes_scalars_and_generators(content: str, value: Any) -> None:
+    spec = spec_of(content)
+    np.testing.assert_array_equal(values_of(spec), value(4096, 16, 3))
+    np.testing.assert_array_equal(values_of(spec, check=True), value(100, 7, 5))
 
 
 def test_expressions_use_other_inputs_as_the_kernel_gets_them() -> None:

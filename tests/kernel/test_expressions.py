@@ -123,28 +123,6 @@ def test_what_an_expression_says_of_itself() -> None:
     assert expression == parse("A %  B == device.sm_count")
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("A", "number"),
-        ("A < 3", "boolean"),
-        ("'x'", "string"),
-        ("S if F else 'y'", "string"),
-        ("A if F else F", "number"),
-        ("A if F else 0.5", "real"),
-        ("A / B", "real"),
-        ("A // B", "number"),
-        ("X // B", "real"),
-        ("max(A, 2, X)", "real"),
-        ("floor(A / B)", "number"),
-        ("F & (A > 3)", "boolean"),
-        ("F & 1", "number"),
-    ],
-)
-def test_kinds_are_settled_when_parsed(text: str, kind: str) -> None:
-    assert parse(text).kind == kind
-
-
 # --- real numbers, and functions of whole numbers
 
 
@@ -193,10 +171,22 @@ def test_real_values_are_those_of_python(text: str, rows: list[dict[str, Any]]) 
         ("round(A / 2)", [0, 1, 2, 2**61, 2**61]),
         ("float(A) > 2.5", [False, False, True, True, True]),
         ("A in (1, 3.0)", [True, False, True, False, False]),
+        ("A < 3", [True, True, False, False, False]),
+        ("'x' if A < 3 else 'y'", ["x", "x", "y", "y", "y"]),
+        ("A if A < 3 else A > 3", [1, 2, 0, 1, 1]),
+        ("A if A < 3 else 0.5", [1.0, 2.0, 0.5, 0.5, 0.5]),
+        ("min(A, 3) / 2", [0.5, 1.0, 1.5, 1.5, 1.5]),
+        ("min(A, 3) // 2", [0, 1, 1, 1, 1]),
+        ("2.5 // min(A, 3)", [2.0, 1.0, 0.0, 0.0, 0.0]),
+        ("min(A, 2, 1.5)", [1.0, 1.5, 1.5, 1.5, 1.5]),
+        ("floor(A / 2)", [0, 1, 1, 2**61, 2**61]),
+        ("(A < 4) & (A > 1)", [False, True, True, False, False]),
+        ("(A > 1) & 1", [0, 1, 1, 1, 1]),
     ],
 )
-def test_functions(text: str, value: list[Any]) -> None:
+def test_functions_and_the_kinds_of_results(text: str, value: list[Any]) -> None:
     numbers = [1, 2, 3, 2**62, 2**62 + 1]
+    assert parse(text).kind == {int: "number", float: "real", bool: "boolean", str: "string"}[type(value[0])]
     assert parse(text).evaluate({"A": np.array(numbers)}).tolist() == value
     assert [parse(text).evaluate({"A": number}) for number in numbers] == value
     assert all(type(parse(text).evaluate({"A": n})) is type(v) for n, v in zip(numbers, value, strict=True))
@@ -313,12 +303,9 @@ def test_arithmetic_at_the_edge(text: str, a: int, b: int, value: int) -> None:
     assert parse(text).evaluate({"A": np.array([a, 1]), "B": np.array([b, 1])})[0] == value
 
 
-def test_overflow_counts_only_where_it_is_reached() -> None:
+def test_overflow_counts_only_where_it_is_reached_and_a_fault_names_the_values_that_led_there() -> None:
     columns = {"A": np.array([2**62, 3]), "B": np.array([0, 1])}
     assert parse("B == 1 and A * 4 == 12").evaluate(columns).tolist() == [False, True]
-
-
-def test_a_fault_names_the_values_that_led_there() -> None:
     with pytest.raises(SpecError) as caught:
         parse("A > 0 and A % (B - 1) == 0").evaluate({"A": np.array([[0], [5]]), "B": np.array([0, 1, 2])})
     assert "where A = 5, B = 1" in caught.value.problem

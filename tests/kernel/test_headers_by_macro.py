@@ -88,12 +88,19 @@ _TEXTS = [
 ]
 
 
+NVCC = pytest.mark.skipif(not installed_nvcc(), reason="needs nvcc")
+
+
 @pytest.mark.parametrize(
-    ("own", "text"),
-    [*product(["include"], _TEXTS), *product(["AUTOTILE_INCLUDE"], [_TEXTS[0], _TEXTS[4], '#include "next.h"'])],
+    ("own", "text", "build"),
+    [
+        *product(["include"], _TEXTS, [""]),
+        *product(["AUTOTILE_INCLUDE"], [_TEXTS[0], _TEXTS[4], '#include "next.h"'], [""]),
+        pytest.param("include", _TEXTS[0], 'compiler = "nvcc"', marks=NVCC),
+    ],
     indirect=["own"],
 )
-def test_a_changed_header_is_compiled(own: Own, text: str) -> None:
+def test_a_changed_header_is_compiled(own: Own, text: str, build: str) -> None:
     headers = {
         "sets_h.h": '#define H "x.h"\n',
         "by_macro.h": '#define MINE "x.h"\n#include MINE\n',
@@ -107,7 +114,7 @@ def test_a_changed_header_is_compiled(own: Own, text: str) -> None:
     }
     for name, content in headers.items():
         (own.folder / name).write_text(content)
-    own.write(text, "defines = { DEFINED = '<x.h>' }")
+    own.write(text, f"defines = {{ DEFINED = '<x.h>' }}\n{build}")
     cache = CubinCache(own.folder.parent / "cubins", 1 << 30)
     first = own.job()
     before = cache.get_or_compile(first)
@@ -218,14 +225,3 @@ def test_embedded_data(own: Own, tmp_path: Path, text: str, place: str) -> None:
     before = own.kernel.source_hash
     data.write_bytes(b"\0// two\n")
     assert own.kernel.source_hash != before
-
-
-@pytest.mark.skipif(not installed_nvcc(), reason="needs nvcc")
-def test_nvcc(own: Own) -> None:
-    own.write('#define H "x.h"\n#include H', 'compiler = "nvcc"')
-    cache = CubinCache(own.folder.parent / "cubins", 1 << 30)
-    found = set()
-    for value in (1, 2):
-        (own.folder / "x.h").write_text(f"#define VALUE {value}\n")
-        found.add(cache.get_or_compile(own.job()).cubin_hash)
-    assert len(found) == 2

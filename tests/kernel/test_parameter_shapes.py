@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from spec_samples import refused
 from step_kernels import PARTIAL_SPACE, TILED_SPACE, write_steps
 
 from autotile.core.device import device_profile
@@ -30,19 +29,6 @@ def test_the_parameters_that_shape_a_problem(tmp_path: Path) -> None:
     assert (TILED.shaping, PARTIAL.shaping) == (("STEPS",), ("BLOCK",))
     assert TILED.shaped_sizes({"N": 7}, {"BLOCK": 128, "STEPS": 3}) == {"N": 7, "STEPS": 3}
     assert PARTIAL.buffer("sums").extents(PARTIAL.shaped_sizes({"N": 1000}, {"BLOCK": 64})) == (16,)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ('["STEPS", "N"]', '["2 * STEPS", "N"]', "the result has the shape (1, 100000), but"),
-        ('["STEPS", "N"]', '["STEPS - 1", "N"]', "STEPS - 1 is 0, expected at least 1 where STEPS = 1"),
-        ('["STEPS", "N"]', '["device.sm_count", "N"]', "'device.sm_count' is not accepted here"),
-        ('reduction = "STEPS"', 'reduction = "STEPS - 1"', "STEPS - 1 is 0, expected at least 1"),
-    ],
-)
-def test_errors_are_found_at_the_default(old: str, new: str, said: str) -> None:
-    refused(TILED_SPACE, old, new, "", said)
 
 
 def test_limits_count_the_arrays_of_each_configuration() -> None:

@@ -4,9 +4,11 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from feature_kernels import SPLIT_SPACE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spec_samples import SGEMM
+from spec_samples import SGEMM, copy_spec, refused
+from step_kernels import TILED_SPACE
 
 from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES
@@ -15,6 +17,8 @@ from autotile.kernel.arguments import BufferArgument, ScalarArgument
 from autotile.kernel.expressions import ARRAY_FUNCTIONS, FUNCTIONS, Expression
 from autotile.kernel.parser import SECTIONS, derived_ragged, parse_spec
 from autotile.kernel.spec import KNOWN_OPTIONS
+
+TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpose_tma.toml"
 
 
 def refusal(text: str) -> SpecError:
@@ -67,37 +71,15 @@ def test_arguments_keep_their_order_and_defaults() -> None:
     assert (alpha.dtype, alpha.value, alpha.check_value) == ("float32", 1.0, 0.75)
 
 
-MINIMAL = """\
-[kernel]
-name = "copy"
-template = "copy.cu"
-entry = "copy"
-[problem]
-sizes = { N = 1000000 }
-[parameters]
-BLOCK = [128, 256]
-[default]
-BLOCK = 256
-[launch]
-block = [256]
-grid = ["ceil_div(N, BLOCK)"]
-[arguments]
-X = { buffer = "float16", shape = ["N"], access = "in" }
-Y = { buffer = "float16", shape = ["N"], access = "out" }
-[reference]
-outputs = { Y = "X" }
-"""
-
-
 def test_what_may_be_left_out() -> None:
-    spec = parse_spec(MINIMAL, "copy.toml")
-    assert (spec.summary, spec.options, spec.dtypes) == ("", (), ("float32",))
+    spec = copy_spec()
+    assert (spec.summary, spec.options, spec.dtypes, spec.rules) == ("", (), ("float32",), ())
     launch = spec.steps[0].launch
-    assert (spec.rules, launch.block[0].evaluate({})) == ((), 256)
     assert (launch.dynamic_smem_bytes, launch.static_smem_bytes, launch.min_registers) == (None,) * 3
     assert (spec.min_occupancy, spec.max_spill_bytes) == (0.0, None)
     assert spec.reference.reduction.evaluate({}) == 1
     assert (spec.reference.tolerance, spec.work.flops, spec.work.bytes) == (None, None, None)
+    refused(spec.text, 'y = "x"', 'y = "x + y"', "reference.outputs.y", "unknown name 'y'")  # it holds nothing to read
 
 
 def test_given_ragged_sizes_are_kept_and_the_others_derived() -> None:
@@ -261,6 +243,11 @@ ARGUMENTS = [
     ("value = 1.0", "value = true", "arguments.alpha.value", ["expected a number, got the boolean true"]),
     ("value = 1.0, ", "", "arguments.alpha", ["'value' is missing"]),
     ("check = 0.75", "check = inf", "arguments.alpha.check", ["expected a finite number"]),
+    ('"int32", v', '"int32", buffer = "int32", v', "arguments.M", ["one of the keys buffer, scalar"]),
+    ('K"], access = "in" }', 'K"], access = "in", acess = "in" }', "arguments.A.acess", ["did you mean 'access'"]),
+    ("check = 0.75", "chek = 0.75", "arguments.alpha.chek", ["did you mean 'check'"]),
+    ('value = "M" }', 'value = "M // (M - 4096)" }', "arguments.M.value", ["division by zero where M = 4096"]),
+    ('value = "M" }', 'value = "M // (M - 389)" }', "arguments.M.value", ["division by zero where M = 389"]),
     ('"float32", value = 1.0', '"int32", value = 1.5', "arguments.alpha.value", ["a whole number for int32"]),
     ("alpha = {", "BM = {", "arguments.BM", ["already names a parameter"]),
     ("alpha = {", "const = {", "arguments.const", ["keyword"]),
@@ -271,6 +258,8 @@ REFERENCE = [
     ('{ C = "alpha * (A @ B) + C" }', '{ C = "A", A = "B" }', "reference.outputs.A", ["unknown key 'A'"]),
     ("(A @ B) + C", "(A @ B) + D", "reference.outputs.C", ["unknown name 'D'"]),
     ("(A @ B) + C", "(A @ B) + BX", "reference.outputs.C", ["unknown name 'BX'"]),
+    ("(A @ B) + C", "(A @ B) + C / 0", "reference.outputs.C", ["the divisor is zero"]),
+    ("(A @ B) + C", "(A @ B) + C * (1 / 0)", "reference.outputs.C", ["an operand is inf, so the result is not finite"]),
     ('reduction = "K"', 'reduction = "BX"', "reference.reduction", ["unknown name 'BX'"]),
     ('reduction = "K"', 'reduction = "K - 4096"', "reference.reduction", ["expected at least 1"]),
     ("tolerance = 1e-5", "tolerance = 0", "reference.tolerance", ["a number above 0"]),
@@ -283,23 +272,67 @@ REFERENCE = [
 ]
 
 
+SHAPES = [
+    ("sum(A @ B, 0)", "the result has the shape (4096,), but the buffer C has (4096, 4096), at M=4096"),
+    ("transpose(A @ B)", "the result has the shape (277, 389), but the buffer C has (389, 277), at M=389"),
+    ("alpha", "the result has the shape ()"),
+]
+REFERENCE += [("alpha * (A @ B) + C", text, "reference.outputs.C", [said]) for text, said in SHAPES]
+WORKSPACES_AND_FLAGS = [
+    ('init = "zeros"', 'init = "ones"', "arguments.counters.init", ['expected "zeros", or no init']),
+    ('workspace = "float32"', 'workspace = "float"', "arguments.partials.workspace", ["write 'float32'"]),
+    ('"SPLIT_K if', '"SPLITS if', "arguments.partials.shape", ["did you mean 'SPLIT_K'"]),
+    ('workspace = "float32",', 'workspace = "float32", access = "in",', "arguments.partials.access", ["unknown key"]),
+    ("beta * C", "beta * partials", "reference.outputs.C", ["unknown name 'partials'"]),
+    ("TRANS_A = 0,", "TRANS_A = 2,", "problem.flags.TRANS_A", ["whole number from 0 to 1"]),
+    ("TRANS_A = 0,", "TRANS_A = true,", "problem.flags.TRANS_A", ["whole number"]),
+    ("TRANS_A = 0,", "M = 0,", "problem.flags.M", ["already names a size"]),
+    ("TILE = [8,", "TRANS_A = [8,", "parameters.TRANS_A", ["already names a flag"]),
+    ("M = {", 'TRANS_A = { scalar = "int32", value = "TRANS_A" }\nM = {', "arguments.TRANS_A", ["a flag"]),
+    ("float32 if OUT_FP32", "floate32 if OUT_FP32", "arguments.C.buffer", ["did you mean 'float32'"]),
+    ("float32 if OUT_FP32", "float32 if M > 1", "arguments.C.buffer", ["unknown name 'M'"]),
+    ("float32 if OUT_FP32", "float32 if OUT_FP32 + 1", "arguments.C.buffer", ["is a whole number"]),
+    ("float32 if OUT_FP32 else dtype", "float32 or dtype", "arguments.C.buffer", ["a type, or two as in"]),
+    ("transpose(A) if TRANS_A", "transpose(A) if TURN_A", "reference.outputs.C", ["unknown name 'TURN_A'"]),
+    ("transpose(A) if TRANS_A", "transpose(A) if A", "reference.outputs.C", ["unknown name 'A'"]),
+    ("transpose(B) if TRANS_B else B", "B", "reference.outputs.C", ["are not compatible"]),  # where TRANS_B is inverted
+]
+TENSOR_MAPS = [
+    ('map = "A"', 'map = "M"', "arguments.A_map.tensor_map", ["names no buffer or workspace (known: A, B)"]),
+    ('box = ["ROWS", "COLUMNS"]', 'box = ["ROWS"]', "arguments.A_map.box", ["expected 2 expressions"]),
+    ('box = ["ROWS"', 'box = ["ROW"', "arguments.A_map.box", ["did you mean 'ROWS'"]),
+    ('"SWIZZLE", l2', '"SWIZZLE", element_strides = [1], l2', "arguments.A_map.element_strides", ["expected 2"]),
+    ("N = 276 }", "N = 277 }", "arguments.A_map.tensor_map", ["rows of A are 1108 bytes apart"]),
+    ("pass = false", "pass = 0", "arguments.A.pass", ["expected true or false"]),
+    ('tensor_map = "A", box', 'tensor_map = "B", box', "arguments.A", ["'A' is not passed, has no tensor map"]),
+    ("l2_promotion_bytes", "l2_promotion", "arguments.A_map.l2_promotion", ["unknown key"]),
+    ('["M", "N"]', '[1, 1, 1, 1, "M", "N"]', "arguments.A_map.tensor_map", ["A has 6 axes, a tensor map describes at"]),
+]
+SHAPES_OF_PARAMETERS = [
+    ('["STEPS", "N"]', '["2 * STEPS", "N"]', "reference.outputs.rows", ["the result has the shape (1, 100000), but"]),
+    ('["STEPS",', '["STEPS - 1",', "arguments.rows.shape", ["STEPS - 1 is 0, expected at least 1 where STEPS = 1"]),
+    ('["STEPS", "N"]', '["device.sm_count", "N"]', "arguments.rows.shape", ["'device.sm_count' is not accepted here"]),
+    ('reduction = "STEPS"', 'reduction = "STEPS - 1"', "reference.reduction", ["STEPS - 1 is 0, expected at least 1"]),
+]
+BASES = {"sgemm": SGEMM, "split": SPLIT_SPACE, "tiled": TILED_SPACE, "transpose": TRANSPOSE.read_text()}
+REFUSALS = {
+    "sgemm": [*KERNEL, *PROBLEM, *PARAMETERS, *DEFAULT, *RULES, *LAUNCH, *LIMITS, *ARGUMENTS, *REFERENCE],
+    "split": WORKSPACES_AND_FLAGS,
+    "tiled": SHAPES_OF_PARAMETERS,
+    "transpose": TENSOR_MAPS,
+}
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "key", "parts"),
-    [*KERNEL, *PROBLEM, *PARAMETERS, *DEFAULT, *RULES, *LAUNCH, *LIMITS, *ARGUMENTS, *REFERENCE],
+    ("base", "old", "new", "key", "parts"), [(base, *row) for base, rows in REFUSALS.items() for row in rows]
 )
-def test_refusals_name_the_key_and_the_cure(old: str, new: str, key: str, parts: list[str]) -> None:
-    error = refusal(edited(old, new))
-    assert error.key == key
+def test_refusals_name_the_key_and_the_cure(base: str, old: str, new: str, key: str, parts: list[str]) -> None:
+    error = refused(BASES[base], old, new, key, parts[0], count=1)
     for part in parts:
         assert part in error.problem
     assert error.line is not None
-    line = edited(old, new).splitlines()[error.line - 1]
+    line = BASES[base].replace(old, new, 1).splitlines()[error.line - 1]
     assert any(part in line for part in key.split("."))
-
-
-def test_an_out_buffer_holds_nothing_to_read() -> None:
-    with pytest.raises(SpecError, match="unknown name 'Y'"):
-        parse_spec(MINIMAL.replace('Y = "X"', 'Y = "X + Y"'), "copy.toml")
 
 
 def test_a_fault_in_an_expression_has_a_line_a_column_and_a_caret() -> None:

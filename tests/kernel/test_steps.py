@@ -1,7 +1,7 @@
 """Several kernels that make up one computation: parsing, what a call launches, the limits, and the hash."""
 
 import pytest
-from spec_samples import refused
+from spec_samples import copy_spec, refused
 
 from autotile.core.device import device_profile
 from autotile.core.model import Value
@@ -17,17 +17,10 @@ from autotile.space.search_space import feasible_space
 H200 = device_profile("h200")
 
 HEAD = """
-[kernel]
-name = "scan"
-template = "scan.cu"
-[problem]
-sizes = { N = 1000 }
-[parameters]
-BLOCK = [64, 128]
-ROUNDS = [0, 1, 3]
-[default]
-BLOCK = 64
-ROUNDS = 3
+kernel = { name = "scan", template = "scan.cu" }
+problem = { sizes = { N = 1000 } }
+parameters = { BLOCK = [64, 128], ROUNDS = [0, 1, 3] }
+default = { BLOCK = 64, ROUNDS = 3 }
 """
 STEPS = """
 [[steps]]
@@ -74,7 +67,7 @@ def plan(spec: KernelSpec, **config: Value) -> LaunchPlan:
     return LaunchPlan.of(spec, {**spec.default, **config}, spec.sizes, H200)
 
 
-def test_launches_come_in_order_with_their_own_arguments() -> None:
+def test_launches_come_in_order_with_their_own_arguments_and_swapped_memory_stays_swapped() -> None:
     launches = plan(spec_of()).launches
     assert [launch.step for launch in launches] == [0, 1, 1, 1, 2]
     assert [launch.geometry.grid[0] for launch in launches] == [16, 16, 8, 4, 1]
@@ -82,6 +75,9 @@ def test_launches_come_in_order_with_their_own_arguments() -> None:
     assert launches[0].arguments == ("x", "a", "N")
     assert launches[4].scalars == (("block", 64),)
     assert launches[4].geometry.dynamic_smem_bytes == 256
+    assert [launch.arguments[:2] for launch in launches[1:4]] == [("a", "b"), ("b", "a"), ("a", "b")]
+    assert launches[4].arguments == ("b", "y", "block")  # what the third sweep wrote
+    assert plan(spec_of(), ROUNDS=1).launches[-1].arguments[0] == "b"
 
 
 def test_a_step_is_declared_to_be_the_main_one() -> None:
@@ -94,13 +90,6 @@ def test_a_step_is_declared_to_be_the_main_one() -> None:
     assert space_hash(spec) == space_hash(spec_of())
     with pytest.raises(SpecError, match="several steps have main = true"):
         spec_of(STEPS.replace("block =", "main = true\nblock ="))
-
-
-def test_swapped_memory_stays_swapped() -> None:
-    launches = plan(spec_of()).launches
-    assert [launch.arguments[:2] for launch in launches[1:4]] == [("a", "b"), ("b", "a"), ("a", "b")]
-    assert launches[4].arguments == ("b", "y", "block")  # what the third sweep wrote
-    assert plan(spec_of(), ROUNDS=1).launches[-1].arguments[0] == "b"
 
 
 def test_conditions_leave_launches_out_and_the_main_one_has_the_most_threads() -> None:
@@ -142,19 +131,11 @@ def test_expressions_have_a_value_only_where_the_step_runs_and_a_grid_that_vanis
 
 # --- the hash
 
-ONE = HEAD.replace("[problem]", 'entry = "f"\n[problem]') + '[launch]\nblock = ["BLOCK"]\ngrid = [1]\n'
-ONE_TAIL = """
-[arguments]
-x = { buffer = "float32", shape = ["N"], access = "in" }
-y = { buffer = "float32", shape = ["N"], access = "out" }
-[reference]
-outputs = { y = "x + 1" }
-"""
-
 
 def test_one_plain_step_is_the_launch_section() -> None:
-    launched = parse_spec(ONE + ONE_TAIL, "k.toml")
-    stepped = spec_of('[[steps]]\nentry = "f"\nblock = ["BLOCK"]\ngrid = [1]\n', tail=ONE_TAIL)
+    launched = copy_spec()
+    text = launched.text.replace(', entry = "k"', "").replace("[launch]", '[[steps]]\nentry = "k"')
+    stepped = parse_spec(text, "k.toml")
     assert launched.steps == stepped.steps
     assert space_hash(launched) == space_hash(stepped)
 
@@ -198,16 +179,15 @@ def test_errors_name_the_step_and_its_line(old: str, new: str, key: str, said: s
 
 
 def test_a_file_has_steps_or_a_launch() -> None:
-    with pytest.raises(SpecError, match=r"the file has \[\[steps\]\], of which each has its own"):
-        parse_spec(HEAD + STEPS + "[launch]\nblock = [1]\ngrid = [1]\n" + TAIL, "k.toml")
-    with pytest.raises(SpecError, match=r"the file has \[\[steps\]\]"):
-        parse_spec(HEAD.replace("[problem]", 'entry = "f"\n[problem]') + STEPS + TAIL, "k.toml")
+    for head in (HEAD + "launch = { block = [1], grid = [1] }\n", HEAD.replace('"scan.cu"', '"scan.cu", entry = "f"')):
+        with pytest.raises(SpecError, match=r"the file has \[\[steps\]\], of which each has its own"):
+            spec_of(head=head)
 
 
 def test_step_is_no_name_of_a_file_with_steps() -> None:
     with pytest.raises(SpecError, match=r"'step' is the number of a launch"):
-        spec_of(head=HEAD.replace("BLOCK = [64, 128]", "BLOCK = [64, 128]\nstep = [1]") + "step = 1\n")
-    named = parse_spec(ONE.replace("BLOCK", "step") + ONE_TAIL, "k.toml")
+        spec_of(head=HEAD.replace("{ BLOCK", "{ step = [1], BLOCK").replace("[1], BLOCK = 64", "1, BLOCK = 64"))
+    named = parse_spec(copy_spec().text.replace("BLOCK", "step"), "k.toml")
     assert plan(named, step=128).main.geometry.threads == 128
 
 

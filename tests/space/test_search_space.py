@@ -36,7 +36,7 @@ def products(spec: KernelSpec) -> list[dict[str, Value]]:
 def brute_force(spec: KernelSpec, rules: list[str] | None = None) -> list[dict[str, Value]]:
     fixed = {**SIZES, "device.sm_count": H200.sm_count}
     chosen = [rule for rule in spec.rules if rules is None or rule.name in rules]
-    return [c for c in products(spec) if all(rule.expression.evaluate({**fixed, **c}) for rule in chosen)]
+    return [c for c in products(spec) if all(rule.expression.value({**fixed, **c}) for rule in chosen)]
 
 
 # --- a space equals the filtered product, in its order
@@ -70,11 +70,14 @@ def spaces(draw: st.DrawFn, most: int = 4) -> KernelSpec:
     return make_spec(parameters, rules if default else {}, default=default)
 
 
+OF_ROWS = st.sampled_from(["A * B + N", "C if F else -C", "S == 'x'", "N + 1", "A + B + C + D", "S"])
+
+
 @settings(deadline=None, max_examples=60)
-@given(spaces())
-def test_a_space_is_the_filtered_product(spec: KernelSpec) -> None:
-    found = enumerate_space(spec, SIZES, H200)
-    assert rows(found) == brute_force(spec)
+@given(spaces(), OF_ROWS)
+def test_a_space_is_the_filtered_product(spec: KernelSpec, text: str) -> None:
+    found, valid = enumerate_space(spec, SIZES, H200), brute_force(spec)
+    assert rows(found) == valid
     assert found.combinations == prod(len(parameter.values) for parameter in spec.parameters)
     assert found.codes.shape == (len(found), len(spec.parameters))
     applied: list[str] = []
@@ -82,6 +85,14 @@ def test_a_space_is_the_filtered_product(spec: KernelSpec) -> None:
         applied.append(stage.name)
         assert stage.remaining == len(brute_force(spec, applied))
     assert sorted(applied) == sorted(rule.name for rule in spec.rules)
+    assert [found.row_of(dict(reversed(config.items()))) for config in valid] == list(range(len(found)))
+    kept = {tuple(config.values()) for config in valid}
+    assert all(found.row_of(config) is None for config in products(spec) if tuple(config.values()) not in kept)
+    for parameter in spec.parameters:
+        assert found.column(parameter.name).tolist() == [config[parameter.name] for config in valid]
+    kinds: dict[str, Any] = dict.fromkeys((*NAMES, "N"), "number") | {"F": "boolean", "S": "string"}
+    parsed = parse_expression(text, kinds)
+    assert found.evaluate(parsed, SIZES).tolist() == [parsed.evaluate({**SIZES, **config}) for config in valid]
 
 
 @settings(deadline=None, max_examples=40)
@@ -95,27 +106,6 @@ def test_chunks_and_rules_over_large_grids_change_nothing(spec: KernelSpec, chun
         feasible = feasible_space(spec, SIZES, H200)
     assert rows(feasible) == brute_force(spec)
     assert [stage.remaining for stage in feasible.limits] == [len(feasible)] * len(limits_of(spec))
-
-
-@settings(deadline=None, max_examples=40)
-@given(spaces())
-def test_rows_and_configurations_map_to_each_other(spec: KernelSpec) -> None:
-    found = enumerate_space(spec, SIZES, H200)
-    valid = rows(found)
-    assert [found.row_of(config) for config in valid] == list(range(len(found)))
-    assert all(found.row_of(dict(reversed(config.items()))) is not None for config in valid)
-    assert all(found.row_of(config) is None for config in products(spec) if config not in valid)
-    for parameter in spec.parameters:
-        assert found.column(parameter.name).tolist() == [config[parameter.name] for config in valid]
-
-
-@settings(deadline=None, max_examples=40)
-@given(spaces(), st.sampled_from(["A * B + N", "C if F else -C", "S == 'x'", "N + 1", "A + B + C + D", "S"]))
-def test_an_expression_over_the_rows(spec: KernelSpec, text: str) -> None:
-    kinds: dict[str, Any] = dict.fromkeys((*NAMES, "N"), "number") | {"F": "boolean", "S": "string"}
-    parsed = parse_expression(text, kinds)
-    found = enumerate_space(spec, SIZES, H200)
-    assert found.evaluate(parsed, SIZES).tolist() == [parsed.evaluate({**SIZES, **config}) for config in rows(found)]
 
 
 # --- look-up and selection
