@@ -58,8 +58,8 @@ from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
-from autotile.tuning.result import TuneResult
-from autotile.tuning.schedule import Schedule, ScheduleResult
+from autotile.tuning.result import ScheduleResult, TuneResult
+from autotile.tuning.schedule import Schedule
 
 if TYPE_CHECKING:
     from autotile.database.database import Database

@@ -53,7 +53,8 @@ from autotile.tuning.family_session import FAULTS
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Observer, Progress, StopRequest
-from autotile.tuning.schedule import Schedule, ScheduleResult, device_of
+from autotile.tuning.result import ScheduleResult
+from autotile.tuning.schedule import Schedule, device_of
 from autotile.tuning.session import Compiling, compiled_sizes
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count

@@ -50,7 +50,8 @@ from autotile.tuning.finals import with_times
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
-from autotile.tuning.schedule import Schedule, ScheduleResult, device_of
+from autotile.tuning.result import ScheduleResult
+from autotile.tuning.schedule import Schedule, device_of
 from autotile.tuning.session import Compiling, Pipeline, compiled_sizes
 from autotile.workers.child import GPU_WORKER, WorkerPool, memory_share_bytes
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
