@@ -324,9 +324,8 @@ class _Spread:
             if not result.interrupted:
                 done.add(numbers[place])
             finished = next((number for number in numbers if number not in done), numbers[-1] + 1)
-            progress = self._progress
-            is_tuned = counter == "tuned"
-            self._progress = replace(progress, tuned=finished) if is_tuned else replace(progress, measured=finished)
+            done_so_far: dict[str, Any] = {counter: finished}
+            self._progress = replace(self._progress, **done_so_far)
             self._save()
         return len(done) == len(numbers)
 

@@ -87,8 +87,6 @@ _CLAIMED_AT_ONCE = 16
 """Candidates that are claimed together at most: they are chosen before any of them runs."""
 _SCALINGS = 3
 """Measurements of the default that put a session on the scale of its study, of which the median counts."""
-_TOLD = "told"
-"""Stage of a result that was measured elsewhere."""
 _LOOK_S = 0.01
 """Interval at which a wait for the compilers looks for results of several GPUs, in seconds."""
 _SAMPLE_LIMIT_S = 0.02
@@ -265,7 +263,6 @@ class Session:
         self._finals_end_s = 0.0
         """Expected end of the finals, in seconds since the session began."""
         self._shortlist: Shortlist | None = None  # of `run`
-        self._asked: Search | None = None  # of `ask`
         self._load = LoadMeter(self._compile_pool, cores, backend.gpu_count)
         self._pipeline = pipeline
         pipeline.score = self._scorer.scored
@@ -413,10 +410,11 @@ class Session:
 
         The time is None if the configuration does not work. One that is not in the space is an `InputError`.
         """
-        self._search_to_ask()
+        if self._search_to_ask().space.row_of(config) is None:
+            raise InputError(f"{config_text(config)} is not in the space; tell times of valid configurations")
         measured = Measurement(time_us, time_us, time_us) if time_us is not None else None
         outcome = Outcome.OK if time_us is not None else Outcome.CRASHED
-        self._learn(Trial(dict(config), outcome, stage=_TOLD, measurement=measured))
+        self._learn(Trial(dict(config), outcome, measurement=measured))
 
     def finish(self) -> TuneResult:
         """Race the best configurations and the default, store the result, and close the session."""
@@ -576,10 +574,11 @@ class Session:
 
     def _try(self, configs: Iterable[Config]) -> Iterator[Trial]:
         """Try valid configurations that have no trial, and yield their trials; wait for those of other sessions."""
-        given = GivenCandidates((c for c in configs if self._log.find(c) is None), 2 * self._backend.gpu_count - 1)
+        untried = {config_key(config): dict(config) for config in configs if self._log.find(config) is None}.values()
+        given = GivenCandidates([*untried], 2 * self._backend.gpu_count - 1)
         self._pipeline.compile_ahead(given)
         yield from self._measure(given, is_limited=False)
-        for config in given.left:
+        for config in untried:  # those left to another session have no trial yet
             while self._log.find(config) is None and not (self._stop.requested or self._rules.is_out_of_time):
                 if all(self._claim([config])):  # the other session has died
                     yield from self._try([config])
@@ -593,26 +592,23 @@ class Session:
 
     def _learn(self, trial: Trial) -> None:
         """Pass a trial that the search has not chosen on to it; what it is not asked for yet, it reads from the log."""
+        search = self._plan.search
         if self._shortlist is not None:
             self._shortlist.add(trial)
-        search = self._asked
-        if search is None:
-            return
-        row = search.space.row_of(trial.config)
-        if row is not None and row in search.pending:
-            search.tell(row, trial)
-        elif row is not None:
-            search.add(trial)
-        elif trial.stage == _TOLD:
-            raise InputError(f"{config_text(trial.config)} is not in the space; tell times of valid configurations")
+        elif search is not None and (row := self.space.row_of(trial.config)) is not None:
+            if row in search.pending:
+                search.tell(row, trial)
+            else:
+                search.add(trial)
 
     def _search_to_ask(self) -> Search:
-        if self._asked is None:
-            self._asked = search = self._plan.make_search(self._log)
+        search = self._plan.search
+        if search is None:
+            search = self._plan.make_search(self._log)
             self._resources.callback(search.close)
             for trial in self._log.trials:
                 search.add(trial)
-        return self._asked
+        return search
 
     def _claim(self, configs: Sequence[Config], room: int | None = None) -> Sequence[bool]:
         """Return True if this session may try each of some configurations; no other one does so then.
@@ -813,22 +809,20 @@ class GivenCandidates:
 
     It has the methods of `autotile.search.search.Shortlist` that a session calls. Its row numbers are negative, so that
     they differ from those of a search that shares the pipeline. The device is given ``queued`` candidates beside the
-    one that it runs. ``left`` are those that another session tries.
+    one that it runs.
     """
 
-    def __init__(self, configs: Iterable[Config], queued: int) -> None:
+    def __init__(self, configs: Sequence[Config], queued: int) -> None:
         self._queued = queued
-        distinct = {config_key(config): dict(config) for config in configs}
-        self._unproposed = zip(range(-1, -1 - len(distinct), -1), distinct.values(), strict=True)
-        self._waiting: dict[int, Config] = {}
-        self._running: dict[int, Config] = {}
-        self.left: list[Config] = []
+        self._unproposed = zip(range(-1, -1 - len(configs), -1), configs, strict=True)
+        self._waiting: dict[int, None] = {}
+        self._running: set[int] = set()
 
     def propose(self, room: int | None = None) -> tuple[int, Config] | None:
         """Return the next configuration to compile; None after the last."""
         found = next(self._unproposed, None)
         if found is not None:
-            self._waiting[found[0]] = found[1]
+            self._waiting[found[0]] = None
         return found
 
     def ready(self) -> list[int]:
@@ -842,17 +836,18 @@ class GivenCandidates:
     def choose(self, compiled: Mapping[int, Trial]) -> int:
         """Return the oldest of the compiled candidates."""
         row = next(row for row in self._waiting if row in compiled)
-        self._running[row] = self._waiting.pop(row)
+        del self._waiting[row]
+        self._running.add(row)
         return row
 
     def tell(self, row: int, trial: Trial) -> None:
         """Take note that the trial of a candidate has ended, or was rejected before it could run."""
-        self._waiting.pop(row, None)
-        self._running.pop(row, None)
+        self.leave(row)
 
     def leave(self, row: int) -> None:
         """Leave a candidate that was chosen, or was ready and rejected, to another session."""
-        self.left += [found for queue in (self._waiting, self._running) if (found := queue.pop(row, None)) is not None]
+        self._waiting.pop(row, None)
+        self._running.discard(row)
 
 
 class Compiling:
