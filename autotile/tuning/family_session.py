@@ -67,27 +67,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class FamilyResult(ScheduleResult, Reported):
-    """Result of a family session.
-
-    Attributes
-    ----------
-    kernel, dtype, family
-        Name of the kernel, dtype, and the family in its text form.
-    rule
-        Rule that was learned; None where the user interrupted, and the same command resumes. It is served from now on
-        if it is in force (`FamilyRule.in_force`).
-    candidates
-        Number of configurations that were measured at every point.
-    default_loss
-        Mean loss of the default configuration over the points where it runs; None where it runs at none.
-    """
+    """Result of a family session."""
 
     kernel: str
     dtype: str
     family: str
+    """In its text form."""
     rule: FamilyRule | None
+    """None where the user interrupted, and the same command resumes. It is served from now on if it is in force."""
     candidates: int
+    """Number of configurations that were measured at every point."""
     default_loss: float | None
+    """Mean loss of the default configuration over the points where it runs; None where it runs at none."""
 
     def page_content(self) -> PageContent:
         """As for `Reported`."""

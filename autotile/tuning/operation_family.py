@@ -114,30 +114,21 @@ class Losses:
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class OperationFamilyResult(ScheduleResult):
-    """Result of tuning a family of an operation.
-
-    Attributes
-    ----------
-    operation, dtype, family
-        Name of the operation, element type, and the family in its text form.
-    problems, pairs
-        Number of problems, and of pairs of a problem and a configuration, that the model was learned from.
-    candidates
-        Number of configurations that the model chooses among; 0 if it was not learned.
-    losses
-        How well it chooses; None if it was not learned.
-    refused
-        Number of configurations that failed anywhere, which the model does not hold.
-    """
+    """Result of tuning a family of an operation."""
 
     operation: str
     dtype: str
     family: str
+    """In its text form."""
     problems: int
     pairs: int
+    """Number of problems, and of pairs of a problem and a configuration, that the model was learned from."""
     candidates: int
+    """Number of configurations that the model chooses among; 0 if it was not learned."""
     losses: Losses | None
+    """How well it chooses; None if it was not learned."""
     refused: int
+    """Number of configurations that failed anywhere, which the model does not hold."""
 
     def _heading(self) -> str:
         return f"{self.operation} {self.family} {self.dtype} on {device_text(self.device)}"

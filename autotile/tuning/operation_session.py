@@ -116,26 +116,18 @@ class TunedContender:
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class OperationResult(ScheduleResult, Reported):
-    """Result of tuning an operation for a problem.
-
-    Attributes
-    ----------
-    problem
-        Problem of the operation, with its conditions.
-    contenders
-        Kernels and libraries, fastest first; those without a time are last.
-    unit, passes
-        Arithmetic unit of the winner, as for `autotile.kernel.problem.Workrate`.
-    flops, bytes
-        Operations and bytes moved of one run, where the winner's kernel states them.
-    """
+    """Result of tuning an operation for a problem."""
 
     problem: Problem
+    """With its conditions."""
     contenders: tuple[TunedContender, ...]
+    """Kernels and libraries, fastest first; those without a time are last."""
     flops: int | None = None
+    bytes: int | None = None
+    """Operations and bytes moved of one run, where the winner's kernel states them."""
     unit: str | None = None
     passes: int = 1
-    bytes: int | None = None
+    """Arithmetic unit of the winner, as for `autotile.kernel.problem.Workrate`."""
 
     @property
     def winner(self) -> TunedContender | None:
