@@ -469,17 +469,13 @@ def loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix:
     base = default
     if default is not None:  # serving estimates the whole space; of the others, the time at the point is not known
         ordered = [default, *(configs[column] for column in known if configs[column] is not default)]
-        estimate = estimate_configs(spec, sizes, device, ordered, dtype)
-        if estimate is not None and estimate.is_declared:
-            is_trusted = not estimate.time_us[0] < CONFIDENT_FACTOR * estimate.time_us.min()
-            base = ordered[int(np.argmin(estimate.time_us))] if is_trusted else default
+        found = estimate_configs(spec, sizes, device, ordered, dtype)
+        if found is not None and found.is_declared and not found.time_us[0] < CONFIDENT_FACTOR * found.time_us.min():
+            base = ordered[int(np.argmin(found.time_us))]
     if base is None:
-        served_config = next((config for tuned in studies for config in tuned.configs.values()), None)
-    else:
-        found = prefer(spec, sizes, device, base, studies, dtype=dtype)
-        is_displaced = found is not None and found.is_faster
-        served_config = studies[found.study].configs[found.key] if found is not None and is_displaced else base
-    if served_config is None:
+        base = next((config for tuned in studies for config in tuned.configs.values()), None)
+    elif (best := prefer(spec, sizes, device, base, studies, dtype=dtype)) is not None and best.is_faster:
+        base = studies[best.study].configs[best.key]
+    if base is None:
         return UNSERVED_LOSS
-    column = configs.index(served_config)
-    return float(times_us[point, column] / np.nanmin(times_us[point]) - 1.0)
+    return float(times_us[point, configs.index(base)] / np.nanmin(times_us[point]) - 1.0)

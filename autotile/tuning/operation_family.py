@@ -483,16 +483,13 @@ class Sweep:
 
     def _report(self, phase: Literal["measuring", "learning"], problem: Problem | None = None) -> None:
         progress = Progress(
-            phase=phase,
-            problem=problem,
-            device=self.device,
+            phase,
+            problem,
+            self.device,
             done=len(self.measured),
-            target=None,
             elapsed_s=self.schedule.elapsed_s,
             budget_s=self.options.budget_s,
             outcomes={Outcome.OK: self._pairs},
-            gates={},
-            best=None,
             rate=Workrate(None, None, self.dtype),
         )
         self.schedule.observe(progress)

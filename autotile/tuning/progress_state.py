@@ -9,7 +9,7 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from autotile.core.device import DeviceProperties
@@ -320,14 +320,14 @@ class Progress:
     phase: str
     problem: Problem | None
     device: DeviceProperties | None
-    done: int
-    target: int | None
-    elapsed_s: float
-    budget_s: float | None
-    outcomes: Mapping[Outcome, int]
-    gates: Mapping[str, int]
-    best: Trial | None
-    rate: Workrate
+    done: int = 0
+    target: int | None = None
+    elapsed_s: float = 0.0
+    budget_s: float | None = None
+    outcomes: Mapping[Outcome, int] = field(default_factory=dict)
+    gates: Mapping[str, int] = field(default_factory=dict)
+    best: Trial | None = None
+    rate: Workrate = field(default_factory=lambda: Workrate(None, None, ""))
     last: Trial | None = None
     notices: tuple[str, ...] = ()
     remaining_s: float | None = None
