@@ -361,7 +361,6 @@ class _Halving:
         schedule = self.schedule
         self.options = options = schedule.options
         possible = [one for one in self.entrants if one.state != "inapplicable"]
-        self._rounds = math.ceil(math.log2(len(possible))) + 1 if possible else 0
         is_unlimited = options.trials is None and options.budget_s is None and options.until is None
         self._trials_left = DEFAULT_TRIALS if is_unlimited else options.trials
         contenders: list[TunedContender] = []
@@ -404,7 +403,8 @@ class _Halving:
     def _share_out(self, live: list[_Entrant]) -> None:
         """Tune kernels in rounds; after each one the slower half is dropped, and remembers why."""
         options, schedule = self.options, self.schedule
-        rounds, turns = self._rounds, math.ceil(len(live) / schedule.lane.count)
+        rounds = math.ceil(math.log2(len(live))) + 1 if live else 0
+        turns = math.ceil(len(live) / schedule.lane.count)
         is_short = (
             options.budget_s is not None
             and options.budget_s < rounds * turns * _LEAST_SHARE_S
