@@ -430,13 +430,10 @@ class LoadMeter:
 
     def add(self, trial: Trial) -> None:
         """Register a trial that has just ended."""
-        now = time.perf_counter()
         if self._first is not None:
             self._gpu_s += sum(trial.seconds.get(stage, 0.0) for stage in ("load", "verify", "measure"))
-        reading = now, self._compile_pool.busy_s, self._gpu_s
-        self._newest = reading
-        if self._first is None:
-            self._first = reading
+        self._newest = reading = time.perf_counter(), self._compile_pool.busy_s, self._gpu_s
+        self._first = self._first or reading
         if self._last is None or self._last[0] < self._compile_pool.begun_at:
             self._last = reading
 

@@ -65,7 +65,7 @@ from autotile.tuning.start import Scorer, SearchPlan, StepTimes, independent_gro
 from autotile.workers.child import WorkerPool, ready_workers
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend
-from autotile.workers.jobs import Candidate, Reading, SizedCubin, finals_limit_s
+from autotile.workers.jobs import Candidate, SizedCubin, finals_limit_s
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -477,18 +477,18 @@ class Session:
                     self._notices += (times.notice(self._kernel.spec, len(self._log) - before),)
                 self._stopped = Stopped("space")
         if self._stopped is None:
-            for _ in self._measure(shortlist, is_limited=True):
+            for _ in self._measure(shortlist):
                 pass
         if times is not None and not self._stop.requested:
             self._try_and_learn(times.best_configs(self.trials))
 
-    def _measure(self, proposer: Proposer, *, is_limited: bool) -> Iterator[Trial]:
+    def _measure(self, proposer: Proposer) -> Iterator[Trial]:
         """Try what a proposer chooses until a stopping rule holds or it has nothing left; yield what is stored.
 
-        The proposer's first candidates are compiling; the stopping rules apply if ``is_limited``. Trials of several
-        GPUs that end at the same time are stored together, and as many are claimed together.
+        The proposer's first candidates are compiling; the stopping rules apply to the search. Trials of several GPUs
+        that end at the same time are stored together, and as many are claimed together.
         """
-        target = self._options.trial_target
+        target, is_limited = self._options.trial_target, proposer is self._shortlist
         while (stopped := self._rules.stopped if is_limited else None) is None or self._chosen:
             if is_limited and not self._chosen and (inherited := self._inherited()):
                 while self._pipeline.running:
@@ -577,7 +577,7 @@ class Session:
         untried = {config_key(config): dict(config) for config in configs if self._log.find(config) is None}.values()
         given = GivenCandidates([*untried], 2 * self._backend.gpu_count - 1)
         self._pipeline.compile_ahead(given)
-        yield from self._measure(given, is_limited=False)
+        yield from self._measure(given)
         for config in untried:  # those left to another session have no trial yet
             while self._log.find(config) is None and not (self._stop.requested or self._rules.is_out_of_time):
                 if all(self._claim([config])):  # the other session has died
@@ -678,7 +678,12 @@ class Session:
             return
         if not own or not reference.gpu or reference.gpu == own:
             return
-        times_us = self._pipeline.measure_again(reference, _SCALINGS)
+        given, times_us = self._pipeline.compile(reference.config).candidate(), list[float]()
+        if given is not None:
+            for _ in range(_SCALINGS):
+                self._backend.submit(given)
+                _, reading = self._backend.result()
+                times_us += [reading.measurement.time_us] if reading.measurement is not None else []
         if times_us:
             own_us = float(np.median(times_us))
             self._pipeline.scale = scale = round(reference.time_us / own_us, 6)
@@ -702,9 +707,8 @@ class Session:
         if best is not None and best.time_us is not None and self._backend.source == "cuda":
             rules = replace(rules, limit_s=finals_limit_s(best.time_us, self._clock.elapsed_s))
         with self._clock.phase("finals"):
-            finalists: list[Trial] = []
-            if self._options.finals:
-                finalists = choose_finalists(self.trials, rules, self._options.finals, self._options.tries)
+            count = self._options.finals
+            finalists = choose_finalists(self.trials, rules, count, self._options.tries) if count else []
             if any(trial.outcome is Outcome.OK for trial in finalists):
                 self._report_finals(self._time_left.finals_s)
                 if compiled := self._pipeline.recompile(finalists):
@@ -939,7 +943,6 @@ class Pipeline:
         self.kernel = kernel
         self.problem = problem
         self.backend = backend
-        self._device = backend.device
         self.compile_pool = compile_pool
         self.timeline = timeline
         self._queue: dict[int, Compiling] = {}
@@ -956,7 +959,7 @@ class Pipeline:
 
     def compile(self, config: Config) -> Compiling:
         """Start the compilation of a configuration outside of a search."""
-        of = self.kernel, self.problem, config, self._device
+        of = self.kernel, self.problem, config, self.backend.device
         submit, source = self.compile_pool.submit, self.backend.source
         return Compiling(*of, submit=submit, other_sizes=self._other_sizes, source=source)
 
@@ -1066,15 +1069,6 @@ class Pipeline:
         self.remember([trial])
         return candidate, trial
 
-    def measure_again(self, trial: Trial, count: int) -> list[float]:
-        """Measure the configuration of a finished trial while nothing runs; return times in us, none if it fails."""
-        given = self.compile(trial.config).candidate()
-        readings: list[Reading] = []
-        while given is not None and len(readings) < count:
-            self.backend.submit(given)
-            readings.append(self.backend.result()[1])
-        return [one.measurement.time_us for one in readings if one.measurement is not None]
-
     def recompile(self, trials: Sequence[Trial]) -> list[tuple[Trial, Candidate]]:
         """Return finished trials with their compiled candidates; trials that no longer compile are left out.
 
@@ -1089,10 +1083,9 @@ class Pipeline:
 
     def _launch_of(self, trial: Trial) -> tuple[str, LaunchPlan, LaunchData]:
         """Return all that distinguishes the launch of one configuration from that of another."""
-        spec, problem = self.kernel.spec, self.problem
-        plan = LaunchPlan.of(spec, trial.config, problem.sizes, self._device)
-        names = known_names(spec, trial.config, problem.sizes, self._device)
-        return trial.cubin_hash, plan, LaunchData.of(spec, problem.dtype, names)
+        spec, at = self.kernel.spec, (trial.config, self.problem.sizes, self.backend.device)
+        names = known_names(spec, *at)
+        return trial.cubin_hash, LaunchPlan.of(spec, *at), LaunchData.of(spec, self.problem.dtype, names)
 
 
 def gated_trial(
