@@ -282,11 +282,10 @@ class _Spread:
             if any(not check_config(spec, config, sizes, self.device, self.dtype) for config in untried):
                 lacking.append(number)
 
-        def options_at(number: int) -> TuneOptions:
-            share_s = self._share_s(1.0, count - number)
-            return for_given(self.options, candidates, budget_s=share_s, finals=0, fresh=False)
-
-        return self._at_points("measuring", lacking, options_at)
+        chosen = for_given(self.options, candidates, finals=0, fresh=False)
+        return self._at_points(
+            "measuring", lacking, lambda number: replace(chosen, budget_s=self._share_s(1.0, count - number))
+        )
 
     def _at_points(
         self, phase: Literal["tuning", "measuring"], numbers: Sequence[int], options_at: Callable[[int], TuneOptions]

@@ -384,7 +384,7 @@ class Sweep:
             family=str(self.family),
             device=self.device,
             problems=len(self.measured),
-            pairs=self._pairs,
+            pairs=sum(len(one.trials) + len(one.libraries) for one in self.measured),
             candidates=len(self._model.candidates) if losses is not None and self._model is not None else 0,
             losses=losses,
             refused=len(self.banned),
@@ -393,10 +393,6 @@ class Sweep:
             interrupted=losses is None,
             database=database.location,
         )
-
-    @property
-    def _pairs(self) -> int:
-        return sum(len(one.trials) + len(one.libraries) for one in self.measured)
 
     def _has_time(self, share: float) -> bool:
         budget_s = self.options.budget_s
@@ -477,7 +473,7 @@ class Sweep:
             done=len(self.measured),
             elapsed_s=self.schedule.elapsed_s,
             budget_s=self.options.budget_s,
-            outcomes={Outcome.OK: self._pairs},
+            outcomes={Outcome.OK: sum(len(one.trials) + len(one.libraries) for one in self.measured)},
             rate=Workrate(None, None, self.dtype),
         )
         self.schedule.observe(progress)

@@ -23,7 +23,6 @@ from autotile.tuning.options import TuneOptions
 from autotile.workers.jobs import REPEATS, finals_limit_s, race_rounds
 
 if TYPE_CHECKING:
-    from autotile.search.search import Shortlist
     from autotile.workers.compile_pool import CompilePool
 
 
@@ -108,7 +107,8 @@ class StoppingRules:
         self._log = log
         self._clock = clock
         self.stop = stop
-        self._least_gain = options.until or (0.0 if options.spend else SETTLED_GAIN)
+        self.least_gain = options.until or (0.0 if options.spend else SETTLED_GAIN)
+        """Expected gain below which the search ends; 0 for none."""
         self.expected_gain: float | None = None
         """Expected gain of the search, see `autotile.search.search.Search`; it ends a search where it is below
         ``until``, or unless ``spend`` is set, below 0.5 %. ``benchmarks/results/until.json`` has where, and what that
@@ -118,16 +118,11 @@ class StoppingRules:
         self.running = 0
         """Number of trials that have begun and have not ended."""
 
-    def observe(self, search: Shortlist) -> None:
-        """Take over what a search expects of further trials."""
-        self.expected_gain = search.expected_gain
-        self.ends_after = search.trials_until(self._least_gain) if self._least_gain else None
-
     @property
     def stopped(self) -> Stopped | None:
         """The first rule that holds; None while another trial may begin."""
         target, budget_s, gain = self._options.trial_target, self._options.budget_s, self.expected_gain
-        ends = gain is not None and gain < self._least_gain
+        ends = gain is not None and gain < self.least_gain
         reached: dict[Rule, bool] = {
             "interrupt": self.stop.requested,
             "trials": target is not None and len(self._log) + self.running >= target,

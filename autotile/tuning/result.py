@@ -282,14 +282,9 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
         if self.winner is None:
             return "interrupted before a configuration ran" if self.interrupted else "no configuration ran"
         ratio = f", {self.speedup.value:.3f}x over the default" if self.speedup is not None else ""
-        if self._is_default_best:
+        if self.default is not None and self.winner.config == self.default.config:
             ratio = ", the default configuration"
         return f"{time_text(self.winner.time_us)}{ratio}{', interrupted' if self.interrupted else ''}"
-
-    @property
-    def _is_default_best(self) -> bool:
-        winner, default = self.winner, self.default
-        return winner is not None and default is not None and config_key(winner.config) == config_key(default.config)
 
     def _headline(self) -> str:
         return f"{self._heading()}: {self.summary}"
@@ -303,7 +298,10 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
             scores = list(self.winner.scores)
             rate = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)
             rows: list[tuple[str, ...]] = []
-            for label, trial in ((self._winner_label, self.winner), ("default", self.default)):
+            for label, trial in (
+                ("best so far" if self.interrupted else "winner", self.winner),
+                ("default", self.default),
+            ):
                 measured = trial.measurement if trial is not None else None
                 if trial is None or measured is None:
                     outcome = str(trial.outcome) if trial is not None else "not run"
@@ -319,27 +317,24 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
                 yield self.front.table(self.winner.config)
         yield self._facts()
 
-    @property
-    def _winner_label(self) -> str:
-        return "best so far" if self.interrupted else "winner"
-
     def _facts(self) -> Facts:
         winner, default, load, drift = self.winner, self.default, self.load, self.drift
         facts: Facts = []
+        label = "best so far" if self.interrupted else "winner"
         if self.interrupted:
             tried = plural(sum(self.outcomes.values()), "configuration")
             compared = "" if self.speedup is not None else ", before the best were timed side by side"
             again = "the same command goes on from there"
             facts.append(("interrupted", f"the search was cut short after {tried}{compared}; {again}"))
         facts += [
-            (self._winner_label, config_text(winner.config) if winner is not None else "none: no configuration ran"),
+            (label, config_text(winner.config) if winner is not None else "none: no configuration ran"),
             ("occupancy", occupancy_text(self.device, winner.occupancy) if winner and winner.occupancy else ""),
             ("default", config_text(default.config) if default is not None else ""),
         ]
         if self.speedup is not None:
             ratio = self.speedup
             text = f"{ratio.value:.3f}x over the default, 95 % interval {ratio.low:.3f}x to {ratio.high:.3f}x"
-            if self._is_default_best:
+            if winner is not None and default is not None and winner.config == default.config:
                 text = "none: the default configuration is the winner"
             elif is_tie(ratio):
                 text += ": not told apart from the default"

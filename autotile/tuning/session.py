@@ -538,17 +538,19 @@ class Session:
 
     def _compile_ahead(self, others: int = 0) -> None:
         """Start the compilation of what the search proposes, while as many trials as ``others`` begin besides."""
-        assert self._shortlist is not None
-        room = self._rules.room
-        self._pipeline.compile_ahead(self._shortlist, max(room - others, 0) if room is not None else None)
-        self._rules.observe(self._shortlist)
+        shortlist, rules = self._shortlist, self._rules
+        assert shortlist is not None
+        room = rules.room
+        self._pipeline.compile_ahead(shortlist, max(room - others, 0) if room is not None else None)
+        rules.expected_gain = shortlist.expected_gain
+        rules.ends_after = shortlist.trials_until(rules.least_gain) if rules.least_gain else None
 
     def _end_running(self) -> list[tuple[Compiling, Trial]]:
         """Wait for a trial that runs; of several GPUs, take all that have ended."""
         ended = [self._pipeline.end_next()]
         while self._backend.gpu_count > 1 and self._backend.has_result:
             ended.append(self._pipeline.end_next())
-        self._count_running()
+        self._rules.running = self._pipeline.running + len(self._chosen) + self._others
         return ended
 
     def _store(self, ended: Sequence[tuple[Compiling, Trial]], proposer: Proposer | None) -> Iterator[Trial]:
@@ -660,10 +662,6 @@ class Session:
             self._learn(trial)
             self._time_left.add(self._clock.elapsed_s, trial)
             self._report("searching", trial)
-        self._count_running()
-
-    def _count_running(self) -> None:
-        """Let the stopping rules count what runs or is about to."""
         self._rules.running = self._pipeline.running + len(self._chosen) + self._others
 
     def _align_scale(self) -> None:
