@@ -140,11 +140,7 @@ def _start_gpu(
 
 
 def workload_of(
-    kernel: Kernel,
-    problem: Problem,
-    settings: Settings,
-    options: TuneOptions,
-    expected: ExpectedFolder | None = None,
+    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, expected: ExpectedFolder | None = None
 ) -> Workload:
     """Return the problem as the GPU worker sets it up; ``expected`` is that of `expected_folder`."""
     if kernel.spec.reference.comparison is not None and kernel.inspection is None:

@@ -50,16 +50,15 @@ from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory, resolve_problem, size_distance
 from autotile.kernel.spec import KernelSpec
 from autotile.report.notebook import PageContent, Reported
-from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs
 from autotile.tuning.lanes import Lane
-from autotile.tuning.options import FamilyPlan, TuneOptions
+from autotile.tuning.options import FamilyPlan, TuneOptions, for_given
 from autotile.tuning.progress_state import Observer, Place
-from autotile.tuning.result import TuneResult
-from autotile.tuning.schedule import Schedule, ScheduleResult
+from autotile.tuning.result import ScheduleResult, TuneResult
+from autotile.tuning.schedule import Schedule
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -67,27 +66,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class FamilyResult(ScheduleResult, Reported):
-    """Result of a family session.
-
-    Attributes
-    ----------
-    kernel, dtype, family
-        Name of the kernel, dtype, and the family in its text form.
-    rule
-        Rule that was learned; None where the user interrupted, and the same command resumes. It is served from now on
-        if it is in force (`FamilyRule.in_force`).
-    candidates
-        Number of configurations that were measured at every point.
-    default_loss
-        Mean loss of the default configuration over the points where it runs; None where it runs at none.
-    """
+    """Result of a family session."""
 
     kernel: str
     dtype: str
     family: str
+    """In its text form."""
     rule: FamilyRule | None
+    """None where the user interrupted, and the same command resumes. It is served from now on if it is in force."""
     candidates: int
+    """Number of configurations that were measured at every point."""
     default_loss: float | None
+    """Mean loss of the default configuration over the points where it runs; None where it runs at none."""
 
     def page_content(self) -> PageContent:
         """As for `Reported`."""
@@ -241,7 +231,7 @@ class _Spread:
         keys = [self._key_at(sizes) for sizes in self.points]
         rule: FamilyRule | None = None
         matrix: FamilyMatrix | None = None
-        if self._at_points(range(self._progress.tuned, len(self.points)), self._tune_point, "tuned"):
+        if self._at_points("tuning", range(self._progress.tuned, len(self.points)), self._tuning_options):
             proposed = [_best_of(database, key) for key in keys]
             every = [*itertools.chain(*proposed), self.kernel.spec.default]
             candidates = list({config_key(config): config for config in every}.values())
@@ -275,14 +265,10 @@ class _Spread:
     def _elapsed_s(self) -> float:
         return self._before_s + self.schedule.elapsed_s
 
-    def _tune_point(self, number: int, lane: Lane) -> TuneResult:
+    def _tuning_options(self, number: int) -> TuneOptions:
         share_s = self._share_s(_TUNING_SHARE, len(self.points) - number)
         search_s = None if share_s is None else max(share_s - self._overhead_s, _MIN_SEARCH_S)
-        started_s = self.schedule.elapsed_s
-        result = self._session("tuning", number, replace(self.options, budget_s=search_s), lane)
-        searched_s = sum(result.phases.get(phase, 0.0) for phase in ("start", "search"))
-        self._overhead_s = self.schedule.elapsed_s - started_s - searched_s
-        return result
+        return replace(self.options, budget_s=search_s)
 
     def _measure(self, candidates: Sequence[Config]) -> bool:
         """Measure all candidates at every point; return False if the user interrupted."""
@@ -296,37 +282,34 @@ class _Spread:
             if any(not check_config(spec, config, sizes, self.device, self.dtype) for config in untried):
                 lacking.append(number)
 
-        def measure(number: int, lane: Lane) -> TuneResult:
-            options = replace(
-                self.options,
-                sampler=BRUTE_FORCE,
-                trials=None,
-                until=None,
-                budget_s=self._share_s(1.0, count - number),
-                only=tuple(candidates),
-                finals=0,
-                transfer=False,
-                fresh=False,
-            )
-            return self._session("measuring", number, options, lane)
-
-        return self._at_points(lacking, measure, "measured")
+        chosen = for_given(self.options, candidates, finals=0, fresh=False)
+        return self._at_points(
+            "measuring", lacking, lambda number: replace(chosen, budget_s=self._share_s(1.0, count - number))
+        )
 
     def _at_points(
-        self, numbers: Sequence[int], run: Callable[[int, Lane], TuneResult], counter: Literal["tuned", "measured"]
+        self, phase: Literal["tuning", "measuring"], numbers: Sequence[int], options_at: Callable[[int], TuneOptions]
     ) -> bool:
         """Hold a session at each point, at several at once on several GPUs; return False if the user interrupted.
 
         The points up to the first that is missing count as done when a later run resumes.
         """
         done: set[int] = set()
+
+        def run(number: int, lane: Lane) -> TuneResult:
+            started_s, place = self.schedule.elapsed_s, Place(f"{phase} point", number + 1, len(self.points))
+            problem = Problem(self.kernel.name, self.points[number], self.dtype)
+            result = self.schedule.tune(self.kernel, problem, options_at(number), lane, place)
+            searched_s = sum(result.phases.get(name, 0.0) for name in ("start", "search"))
+            self._overhead_s = self.schedule.elapsed_s - started_s - searched_s
+            return result
+
         for place, result in self.schedule.run([partial(run, number) for number in numbers]):
             if not result.interrupted:
                 done.add(numbers[place])
             finished = next((number for number in numbers if number not in done), numbers[-1] + 1)
-            progress = self._progress
-            is_tuned = counter == "tuned"
-            self._progress = replace(progress, tuned=finished) if is_tuned else replace(progress, measured=finished)
+            done_so_far: dict[str, Any] = {"tuned" if phase == "tuning" else "measured": finished}
+            self._progress = replace(self._progress, **done_so_far)
             self._save()
         return len(done) == len(numbers)
 
@@ -336,13 +319,6 @@ class _Spread:
             return None
         rounds = math.ceil(left / self.schedule.lane.count)
         return max((share * self.options.budget_s - self._elapsed_s) / rounds, _MIN_SEARCH_S)
-
-    def _session(
-        self, phase: Literal["tuning", "measuring"], number: int, options: TuneOptions, lane: Lane
-    ) -> TuneResult:
-        place = Place(f"{phase} point", number + 1, len(self.points))
-        problem = Problem(self.kernel.name, self.points[number], self.dtype)
-        return self.schedule.tune(self.kernel, problem, options, lane, place)
 
     def _save(self) -> None:
         self._progress = replace(self._progress, seconds=self._elapsed_s)
@@ -479,17 +455,13 @@ def loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix:
     base = default
     if default is not None:  # serving estimates the whole space; of the others, the time at the point is not known
         ordered = [default, *(configs[column] for column in known if configs[column] is not default)]
-        estimate = estimate_configs(spec, sizes, device, ordered, dtype)
-        if estimate is not None and estimate.is_declared:
-            is_trusted = not estimate.time_us[0] < CONFIDENT_FACTOR * estimate.time_us.min()
-            base = ordered[int(np.argmin(estimate.time_us))] if is_trusted else default
+        found = estimate_configs(spec, sizes, device, ordered, dtype)
+        if found is not None and found.is_declared and not found.time_us[0] < CONFIDENT_FACTOR * found.time_us.min():
+            base = ordered[int(np.argmin(found.time_us))]
     if base is None:
-        served_config = next((config for tuned in studies for config in tuned.configs.values()), None)
-    else:
-        found = prefer(spec, sizes, device, base, studies, dtype=dtype)
-        is_displaced = found is not None and found.is_faster
-        served_config = studies[found.study].configs[found.key] if found is not None and is_displaced else base
-    if served_config is None:
+        base = next((config for tuned in studies for config in tuned.configs.values()), None)
+    elif (best := prefer(spec, sizes, device, base, studies, dtype=dtype)) is not None and best.is_faster:
+        base = studies[best.study].configs[best.key]
+    if base is None:
         return UNSERVED_LOSS
-    column = configs.index(served_config)
-    return float(times_us[point, column] / np.nanmin(times_us[point]) - 1.0)
+    return float(times_us[point, configs.index(base)] / np.nanmin(times_us[point]) - 1.0)

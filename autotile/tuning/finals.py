@@ -214,8 +214,7 @@ class FinalistChecks:
     def __init__(self, backend: Backend, candidates: Sequence[Candidate], rules: FinalRules) -> None:
         self._backend = backend
         self._candidates = candidates
-        self._hurried = rules.hurried
-        self._observe = rules.observe
+        self._rules = rules
         self.lost_s = 0.0
         """Time that faulty finalists have cost."""
         self._right_s, self._wrong_s = list[float](), list[float]()
@@ -236,7 +235,7 @@ class FinalistChecks:
 
     def sanitize(self) -> None:
         """Run all finalists under the sanitizer at once; those with findings are refused."""
-        if self._hurried:
+        if self._rules.hurried:
             return
         found = self._backend.sanitize(self._candidates)
         for index, findings in enumerate(found):
@@ -270,14 +269,14 @@ class FinalistChecks:
             known = self.readings[index] = self._checked(self._candidates[index], repeats, limit_s)
             elapsed_s = time.perf_counter() - start
             is_right = known.outcome is Outcome.OK
-            if is_right and not (wins and self._hurried):
+            if is_right and not (wins and self._rules.hurried):
                 self.left_s -= elapsed_s
             self.lost_s += max(0.0, elapsed_s - known.seconds.get("verify", elapsed_s)) if is_right else elapsed_s
             if is_right:
                 self._right_s.append(elapsed_s / max(1.0, float(known.telemetry.get("repeats", 1))))
             else:
                 self._wrong_s.append(elapsed_s)
-            self._observe(self.remaining_s)
+            self._rules.observe(self.remaining_s)
         return known.outcome is Outcome.OK
 
     @property

@@ -152,11 +152,10 @@ def _run_in_threads(
         if lane.cluster is not None:
             present = {*lane.devices}
             free = lend({number: own for number, own in lanes.items() if not present & {*own.devices}}, free, limit=1)
-        while True:
-            chosen = next((number for number in waiting if any(allows(number, gpu) for gpu in free)), None)
-            if chosen is None:
-                break
+        for chosen in [*waiting] if free else ():
             allowed = [gpu for gpu in free if allows(chosen, gpu)]
+            if not allowed:
+                continue
             rivals = (other for other in waiting if any(allows(other, gpu) for gpu in allowed))  # itself included
             count = sum(1 for _ in islice(rivals, len(allowed)))
             taken = tuple(allowed[: max(1, len(allowed) // count)])

@@ -13,7 +13,7 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -22,7 +22,7 @@ import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
-from autotile.core.model import Config, Outcome, Problem, Resources, Trial, config_key
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key
 from autotile.core.text import Part, device_text, percent_text, plural
 from autotile.cuda.compiler import CompileJob
 from autotile.cuda.toolchain import nvrtc_version
@@ -53,7 +53,8 @@ from autotile.tuning.family_session import FAULTS
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Observer, Progress, StopRequest
-from autotile.tuning.schedule import Schedule, ScheduleResult, device_of
+from autotile.tuning.result import ScheduleResult
+from autotile.tuning.schedule import Schedule, device_of
 from autotile.tuning.session import Compiling, compiled_sizes
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
@@ -113,30 +114,21 @@ class Losses:
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class OperationFamilyResult(ScheduleResult):
-    """Result of tuning a family of an operation.
-
-    Attributes
-    ----------
-    operation, dtype, family
-        Name of the operation, element type, and the family in its text form.
-    problems, pairs
-        Number of problems, and of pairs of a problem and a configuration, that the model was learned from.
-    candidates
-        Number of configurations that the model chooses among; 0 if it was not learned.
-    losses
-        How well it chooses; None if it was not learned.
-    refused
-        Number of configurations that failed anywhere, which the model does not hold.
-    """
+    """Result of tuning a family of an operation."""
 
     operation: str
     dtype: str
     family: str
+    """In its text form."""
     problems: int
     pairs: int
+    """Number of problems, and of pairs of a problem and a configuration, that the model was learned from."""
     candidates: int
+    """Number of configurations that the model chooses among; 0 if it was not learned."""
     losses: Losses | None
+    """How well it chooses; None if it was not learned."""
     refused: int
+    """Number of configurations that failed anywhere, which the model does not hold."""
 
     def _heading(self) -> str:
         return f"{self.operation} {self.family} {self.dtype} on {device_text(self.device)}"
@@ -222,10 +214,8 @@ class Sweep:
     measured: list[SweptProblem] = field(default_factory=list)
     candidates: dict[CandidateKey, ModelCandidate] = field(default_factory=dict)
     """Configurations to measure."""
-    banned: dict[CandidateKey, str] = field(default_factory=dict)
-    """Configurations that failed at any problem, with the reason."""
-    resources: dict[CandidateKey, Resources] = field(default_factory=dict)
-    """Resources of each configuration that was compiled."""
+    banned: set[CandidateKey] = field(default_factory=set)
+    """Configurations that failed at any problem."""
     _compiled: dict[str, Future[Compiled]] = field(default_factory=dict)
     _model: OperationModel | None = None
 
@@ -280,8 +270,6 @@ class Sweep:
         entries = [Entry(library=call, workload=buffers) for call in calls]
         for one, compilation in begun:
             trial, candidate = compilation.trial(), compilation.candidate()
-            if trial.resources is not None:
-                self.resources.setdefault(one.key, trial.resources)
             if trial.outcome is Outcome.OK and candidate is not None:
                 ready.append((one.key, trial))
                 entries.append(Entry(candidate, workload=workloads[one.kernel]))
@@ -297,7 +285,7 @@ class Sweep:
         own_readings = readings[len(timed) :]
         measured = {key: _with_result(trial, one) for (key, trial), one in zip(ready, own_readings, strict=True)}
         trials |= measured
-        self.banned |= {key: trial.reason for key, trial in measured.items() if trial.outcome in FAULTS}
+        self.banned |= {key for key, trial in measured.items() if trial.outcome in FAULTS}
         if not any(trial.outcome.has_time for trial in measured.values()) and not timed:
             return None
         device, host = self.device, platform.node()
@@ -329,11 +317,7 @@ class Sweep:
             for one in self.database.stored_trials(study_id):  # the last of each configuration counts
                 if samplers.get(one.run_id) != UNVERIFIED_SAMPLER:
                     trials[name, config_key(one.trial.config)] = one.trial
-        for key, trial in trials.items():
-            if trial.resources is not None:
-                self.resources.setdefault(key, trial.resources)
-            if trial.outcome in FAULTS:
-                self.banned[key] = trial.reason
+        self.banned |= {key for key, trial in trials.items() if trial.outcome in FAULTS}
         if not swept:
             return None
         libraries = {}
@@ -370,53 +354,45 @@ class Sweep:
         database = self.database
         self._random = np.random.default_rng(self.options.seed)
         resumed = 0
-        interrupted = False
         losses: Losses | None = None
-        with StopRequest() as self._stop:
-            try:
-                problems = self._problems(self.options.trials or 2 * _PROBLEMS)
-                names = [*self.kernels, *(f"{self.operation.name}:{name}" for name in self.operation.libraries)]
-                studies = {one.key.digest: one.study_id for name in names for one in database.studies(name)}
-                for problem, kernels in problems if studies else ():  # read what an earlier run has measured
-                    stored = self.stored(problem, kernels, studies)
-                    if stored is not None:
-                        self.measured.append(stored)
-                        for (name, _), trial in stored.trials.items():
-                            self._add(name, trial.config)
-                resumed = len(self.measured)
-                self._seed(problems)
-                first = max(_MIN_PROBLEMS, len(problems) // 2)
-                self._measure(problems[:first], _FIRST_SHARE)
-                if self._has_time(_FIRST_SHARE + 0.1) and not self._stop.requested and len(self.measured) >= first // 2:
-                    self._learn()
-                    self._measure(problems[first:], _MEASURING_SHARE - 0.1)
-                    self._try_variants()
-                interrupted = self._stop.requested
-                if not interrupted:
-                    losses = self._learn()
-                    assert self._model is not None
-                    save_model(database, self.operation.name, self.dtype, self.device, self._model.to_json())
-            except KeyboardInterrupt:
-                interrupted = True
+        with StopRequest() as self._stop, suppress(KeyboardInterrupt):
+            problems = self._problems(self.options.trials or 2 * _PROBLEMS)
+            names = [*self.kernels, *(f"{self.operation.name}:{name}" for name in self.operation.libraries)]
+            studies = {one.key.digest: one.study_id for name in names for one in database.studies(name)}
+            for problem, kernels in problems if studies else ():  # read what an earlier run has measured
+                stored = self.stored(problem, kernels, studies)
+                if stored is not None:
+                    self.measured.append(stored)
+                    for (name, _), trial in stored.trials.items():
+                        self._add(name, trial.config)
+            resumed = len(self.measured)
+            self._seed(problems)
+            first = max(_MIN_PROBLEMS, len(problems) // 2)
+            self._measure(problems[:first], _FIRST_SHARE)
+            if self._has_time(_FIRST_SHARE + 0.1) and not self._stop.requested and len(self.measured) >= first // 2:
+                self._learn()
+                self._measure(problems[first:], _MEASURING_SHARE - 0.1)
+                self._try_variants()
+            if not self._stop.requested:
+                learnt = self._learn()
+                assert self._model is not None
+                save_model(database, self.operation.name, self.dtype, self.device, self._model.to_json())
+                losses = learnt
         return OperationFamilyResult(
             operation=self.operation.name,
             dtype=self.dtype,
             family=str(self.family),
             device=self.device,
             problems=len(self.measured),
-            pairs=self._pairs,
+            pairs=sum(len(one.trials) + len(one.libraries) for one in self.measured),
             candidates=len(self._model.candidates) if losses is not None and self._model is not None else 0,
             losses=losses,
             refused=len(self.banned),
             seconds=self.schedule.elapsed_s,
             resumed=resumed,
-            interrupted=interrupted,
+            interrupted=losses is None,
             database=database.location,
         )
-
-    @property
-    def _pairs(self) -> int:
-        return sum(len(one.trials) + len(one.libraries) for one in self.measured)
 
     def _has_time(self, share: float) -> bool:
         budget_s = self.options.budget_s
@@ -491,16 +467,13 @@ class Sweep:
 
     def _report(self, phase: Literal["measuring", "learning"], problem: Problem | None = None) -> None:
         progress = Progress(
-            phase=phase,
-            problem=problem,
-            device=self.device,
+            phase,
+            problem,
+            self.device,
             done=len(self.measured),
-            target=None,
             elapsed_s=self.schedule.elapsed_s,
             budget_s=self.options.budget_s,
-            outcomes={Outcome.OK: self._pairs},
-            gates={},
-            best=None,
+            outcomes={Outcome.OK: sum(len(one.trials) + len(one.libraries) for one in self.measured)},
             rate=Workrate(None, None, self.dtype),
         )
         self.schedule.observe(progress)
@@ -538,10 +511,13 @@ class Sweep:
     def _learn(self) -> Losses:
         """Learn the model from everything that was measured, and return how well it chooses where it was held out."""
         self._report("learning")
-        verified = Counter(key for one in self.measured for key, t in one.trials.items() if t.outcome.has_time)
-        known = [(key, one) for key, one in self.candidates.items() if key not in self.banned and key in self.resources]
+        tried = [item for one in self.measured for item in one.trials.items()]
+        verified = Counter(key for key, trial in tried if trial.outcome.has_time)
+        resources = {key: trial.resources for key, trial in reversed(tried) if trial.resources is not None}
         kept = {
-            key: replace(one, resources=self.resources[key]) for key, one in known if verified[key] >= _MIN_VERIFIED
+            key: replace(one, resources=resources[key])
+            for key, one in self.candidates.items()
+            if key not in self.banned and key in resources and verified[key] >= _MIN_VERIFIED
         }
         libraries = {name: ModelCandidate(name, {}) for one in self.measured for name in one.libraries}
         candidates = [*kept.values(), *libraries.values()]

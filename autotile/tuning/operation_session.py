@@ -50,7 +50,8 @@ from autotile.tuning.finals import with_times
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
-from autotile.tuning.schedule import Schedule, ScheduleResult, device_of
+from autotile.tuning.result import ScheduleResult
+from autotile.tuning.schedule import Schedule, device_of
 from autotile.tuning.session import Compiling, Pipeline, compiled_sizes
 from autotile.workers.child import GPU_WORKER, WorkerPool, memory_share_bytes
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
@@ -115,26 +116,18 @@ class TunedContender:
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class OperationResult(ScheduleResult, Reported):
-    """Result of tuning an operation for a problem.
-
-    Attributes
-    ----------
-    problem
-        Problem of the operation, with its conditions.
-    contenders
-        Kernels and libraries, fastest first; those without a time are last.
-    unit, passes
-        Arithmetic unit of the winner, as for `autotile.kernel.problem.Workrate`.
-    flops, bytes
-        Operations and bytes moved of one run, where the winner's kernel states them.
-    """
+    """Result of tuning an operation for a problem."""
 
     problem: Problem
+    """With its conditions."""
     contenders: tuple[TunedContender, ...]
+    """Kernels and libraries, fastest first; those without a time are last."""
     flops: int | None = None
+    bytes: int | None = None
+    """Operations and bytes moved of one run, where the winner's kernel states them."""
     unit: str | None = None
     passes: int = 1
-    bytes: int | None = None
+    """Arithmetic unit of the winner, as for `autotile.kernel.problem.Workrate`."""
 
     @property
     def winner(self) -> TunedContender | None:
@@ -368,7 +361,6 @@ class _Halving:
         schedule = self.schedule
         self.options = options = schedule.options
         possible = [one for one in self.entrants if one.state != "inapplicable"]
-        self._rounds = math.ceil(math.log2(len(possible))) + 1 if possible else 0
         is_unlimited = options.trials is None and options.budget_s is None and options.until is None
         self._trials_left = DEFAULT_TRIALS if is_unlimited else options.trials
         contenders: list[TunedContender] = []
@@ -411,7 +403,8 @@ class _Halving:
     def _share_out(self, live: list[_Entrant]) -> None:
         """Tune kernels in rounds; after each one the slower half is dropped, and remembers why."""
         options, schedule = self.options, self.schedule
-        rounds, turns = self._rounds, math.ceil(len(live) / schedule.lane.count)
+        rounds = math.ceil(math.log2(len(live))) + 1 if live else 0
+        turns = math.ceil(len(live) / schedule.lane.count)
         is_short = (
             options.budget_s is not None
             and options.budget_s < rounds * turns * _LEAST_SHARE_S

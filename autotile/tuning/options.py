@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
@@ -17,7 +17,7 @@ from autotile.core.argument_types import check_value
 from autotile.core.documents import storable
 from autotile.core.model import TIME, Config, L2Mode
 from autotile.errors import InputError
-from autotile.search.samplers import SAMPLERS
+from autotile.search.samplers import BRUTE_FORCE, SAMPLERS
 
 _hints_of = cache(get_type_hints)
 
@@ -183,6 +183,12 @@ class TuneOptions:
         options = asdict(self) | paths  # a path need not be encoded in UTF-8
         shown = {name: storable(value) if isinstance(value, str) else value for name, value in options.items()}
         return {**shown, "trial_target": self.trial_target}
+
+
+def for_given(options: TuneOptions, configs: Iterable[Config], **changes: Any) -> TuneOptions:
+    """Return the options of a session that measures given configurations, all of them and no others."""
+    only = tuple(configs)
+    return replace(options, sampler=BRUTE_FORCE, trials=None, until=None, transfer=False, only=only, **changes)
 
 
 @dataclass(frozen=True, slots=True)

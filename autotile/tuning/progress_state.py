@@ -9,7 +9,7 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from autotile.core.device import DeviceProperties
@@ -23,7 +23,6 @@ from autotile.tuning.options import TuneOptions
 from autotile.workers.jobs import REPEATS, finals_limit_s, race_rounds
 
 if TYPE_CHECKING:
-    from autotile.search.search import Shortlist
     from autotile.workers.compile_pool import CompilePool
 
 
@@ -108,7 +107,8 @@ class StoppingRules:
         self._log = log
         self._clock = clock
         self.stop = stop
-        self._least_gain = options.until or (0.0 if options.spend else SETTLED_GAIN)
+        self.least_gain = options.until or (0.0 if options.spend else SETTLED_GAIN)
+        """Expected gain below which the search ends; 0 for none."""
         self.expected_gain: float | None = None
         """Expected gain of the search, see `autotile.search.search.Search`; it ends a search where it is below
         ``until``, or unless ``spend`` is set, below 0.5 %. ``benchmarks/results/until.json`` has where, and what that
@@ -118,16 +118,11 @@ class StoppingRules:
         self.running = 0
         """Number of trials that have begun and have not ended."""
 
-    def observe(self, search: Shortlist) -> None:
-        """Take over what a search expects of further trials."""
-        self.expected_gain = search.expected_gain
-        self.ends_after = search.trials_until(self._least_gain) if self._least_gain else None
-
     @property
     def stopped(self) -> Stopped | None:
         """The first rule that holds; None while another trial may begin."""
         target, budget_s, gain = self._options.trial_target, self._options.budget_s, self.expected_gain
-        ends = gain is not None and gain < self._least_gain
+        ends = gain is not None and gain < self.least_gain
         reached: dict[Rule, bool] = {
             "interrupt": self.stop.requested,
             "trials": target is not None and len(self._log) + self.running >= target,
@@ -320,14 +315,14 @@ class Progress:
     phase: str
     problem: Problem | None
     device: DeviceProperties | None
-    done: int
-    target: int | None
-    elapsed_s: float
-    budget_s: float | None
-    outcomes: Mapping[Outcome, int]
-    gates: Mapping[str, int]
-    best: Trial | None
-    rate: Workrate
+    done: int = 0
+    target: int | None = None
+    elapsed_s: float = 0.0
+    budget_s: float | None = None
+    outcomes: Mapping[Outcome, int] = field(default_factory=dict)
+    gates: Mapping[str, int] = field(default_factory=dict)
+    best: Trial | None = None
+    rate: Workrate = field(default_factory=lambda: Workrate(None, None, ""))
     last: Trial | None = None
     notices: tuple[str, ...] = ()
     remaining_s: float | None = None
@@ -430,13 +425,10 @@ class LoadMeter:
 
     def add(self, trial: Trial) -> None:
         """Register a trial that has just ended."""
-        now = time.perf_counter()
         if self._first is not None:
             self._gpu_s += sum(trial.seconds.get(stage, 0.0) for stage in ("load", "verify", "measure"))
-        reading = now, self._compile_pool.busy_s, self._gpu_s
-        self._newest = reading
-        if self._first is None:
-            self._first = reading
+        self._newest = reading = time.perf_counter(), self._compile_pool.busy_s, self._gpu_s
+        self._first = self._first or reading
         if self._last is None or self._last[0] < self._compile_pool.begun_at:
             self._last = reading
 

@@ -151,8 +151,38 @@ def trial_entry(trial: Trial) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class TuneResult(Result, Reported, StudyPlots):
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class ScheduleResult(Result):
+    """Result of a session, or of those of a schedule."""
+
+    device: DeviceProperties
+    seconds: float
+    """Wall time; that of an earlier run of a family which was resumed is included."""
+    interrupted: bool
+    """Whether the user ended the sessions before there was a result."""
+    database: str
+    notices: tuple[str, ...] = ()
+    call: str = ""
+    """Line of Python that serves the result; empty where it is not known."""
+    resumed: int = 0
+    """Number of trials, points or problems that earlier sessions had measured."""
+
+    def _effort(self, resumed: str = "", *, is_served: bool = False) -> Iterator[tuple[str, str]]:
+        """Yield the last facts; ``resumed`` is the unit of what is counted."""
+        more = f", {plural(self.resumed, resumed)} resumed" if self.resumed else ""
+        yield "took", duration_text(self.seconds) + more
+        yield "saved in", self.database
+        if is_served and self.call:
+            yield "serve it", self.call
+
+    def _ending(self, **more: Any) -> dict[str, Any]:
+        """Return the last keys of the JSON."""
+        found = {"seconds": round(self.seconds, 3), **more, "interrupted": self.interrupted, "database": self.database}
+        return {**found, "notices": list(self.notices), **({"call": self.call} if self.call else {})}
+
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class TuneResult(ScheduleResult, Reported, StudyPlots):
     """Result of a tuning session.
 
     Its methods ``plot_...`` return charts of the study, and ``to_pandas`` its trials; see
@@ -221,7 +251,6 @@ class TuneResult(Result, Reported, StudyPlots):
     """
 
     problem: Problem
-    device: DeviceProperties
     combinations: int
     valid: int
     gates: Mapping[str, int]
@@ -230,15 +259,10 @@ class TuneResult(Result, Reported, StudyPlots):
     default: Trial | None
     speedup: Interval | None
     ties: tuple[Config, ...]
-    seconds: float
-    resumed: int
-    interrupted: bool
-    database: str
     flops: int | None
     bytes: int | None
     unit: str | None = None
     passes: int = 1
-    notices: tuple[str, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
     refused: tuple[Trial, ...] = ()
     tried: tuple[Trial, ...] = ()
@@ -251,16 +275,14 @@ class TuneResult(Result, Reported, StudyPlots):
     insight: ParameterEffects | None = None
     gpus: tuple[GpuUse, ...] = ()
     confirmation: Confirmation | None = None
-    call: str = ""
 
     @property
     def summary(self) -> str:
         """Time of the winner and its ratio to that of the default, as text."""
         if self.winner is None:
             return "interrupted before a configuration ran" if self.interrupted else "no configuration ran"
-        is_default = self.default is not None and self.winner.config == self.default.config
         ratio = f", {self.speedup.value:.3f}x over the default" if self.speedup is not None else ""
-        if is_default:
+        if self.default is not None and self.winner.config == self.default.config:
             ratio = ", the default configuration"
         return f"{time_text(self.winner.time_us)}{ratio}{', interrupted' if self.interrupted else ''}"
 
@@ -276,7 +298,10 @@ class TuneResult(Result, Reported, StudyPlots):
             scores = list(self.winner.scores)
             rate = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)
             rows: list[tuple[str, ...]] = []
-            for label, trial in ((self._winner_label, self.winner), ("default", self.default)):
+            for label, trial in (
+                ("best so far" if self.interrupted else "winner", self.winner),
+                ("default", self.default),
+            ):
                 measured = trial.measurement if trial is not None else None
                 if trial is None or measured is None:
                     outcome = str(trial.outcome) if trial is not None else "not run"
@@ -292,27 +317,24 @@ class TuneResult(Result, Reported, StudyPlots):
                 yield self.front.table(self.winner.config)
         yield self._facts()
 
-    @property
-    def _winner_label(self) -> str:
-        return "best so far" if self.interrupted else "winner"
-
     def _facts(self) -> Facts:
         winner, default, load, drift = self.winner, self.default, self.load, self.drift
         facts: Facts = []
+        label = "best so far" if self.interrupted else "winner"
         if self.interrupted:
             tried = plural(sum(self.outcomes.values()), "configuration")
             compared = "" if self.speedup is not None else ", before the best were timed side by side"
             again = "the same command goes on from there"
             facts.append(("interrupted", f"the search was cut short after {tried}{compared}; {again}"))
         facts += [
-            (self._winner_label, config_text(winner.config) if winner is not None else "none: no configuration ran"),
+            (label, config_text(winner.config) if winner is not None else "none: no configuration ran"),
             ("occupancy", occupancy_text(self.device, winner.occupancy) if winner and winner.occupancy else ""),
             ("default", config_text(default.config) if default is not None else ""),
         ]
         if self.speedup is not None:
             ratio = self.speedup
             text = f"{ratio.value:.3f}x over the default, 95 % interval {ratio.low:.3f}x to {ratio.high:.3f}x"
-            if winner is not None and default is not None and config_key(winner.config) == config_key(default.config):
+            if winner is not None and default is not None and winner.config == default.config:
                 text = "none: the default configuration is the winner"
             elif is_tie(ratio):
                 text += ": not told apart from the default"
@@ -323,10 +345,9 @@ class TuneResult(Result, Reported, StudyPlots):
             shown += [f"  and {more} more, listed by --json"] if more > 0 else []
             told = f"{plural(len(self.ties), 'configuration')} cannot be told apart from the winner:"
             facts.append(("ties", [told, *shown]))
-        tried_texts = [
-            time_text(one.time_us) if one.outcome is Outcome.OK else f"{one.outcome}, {one.reason}"
-            for one in self.tried
-        ]
+        tried_texts = (
+            time_text(t.time_us) if t.outcome is Outcome.OK else f"{t.outcome}, {t.reason}" for t in self.tried
+        )
         refused = [f"{config_text(t.config)}: {t.outcome} in stage {t.stage}: {t.reason}" for t in self.refused]
         facts += [
             ("tried", [f"{config_text(t.config)}: {text}" for t, text in zip(self.tried, tried_texts, strict=True)]),
@@ -347,10 +368,8 @@ class TuneResult(Result, Reported, StudyPlots):
         ]
         if load is not None and max(load.compilers_busy, load.gpu_busy) >= 0.005:  # a replay waits for neither
             shares = f"the compilers {load.compilers_busy:.0%} of the search, the GPU {load.gpu_busy:.0%}"
-            facts.append(
-                ("busy", f"{shares}: the search waits for the {'GPU' if load.binds == 'gpu' else 'compilers'}")
-            )
-        resumed = f", {plural(self.resumed, 'trial')} resumed" if self.resumed else ""
+            binding = "GPU" if load.binds == "gpu" else "compilers"
+            facts.append(("busy", f"{shares}: the search waits for the {binding}"))
         gpus = [
             f"{use.uuid}: {plural(use.trials, 'trial')}"
             + (f", times x {use.scale:.4f}" if use.scale is not None else "")
@@ -366,9 +385,7 @@ class TuneResult(Result, Reported, StudyPlots):
             ("GPUs", gpus),
             ("gates", funnel_text(self.gates, self.outcomes)),
             ("stopped", _stopped(self.stopped) if self.stopped is not None else ""),
-            ("took", duration_text(self.seconds) + resumed),
-            ("saved in", self.database),
-            ("serve it", self.call if winner is not None else ""),
+            *self._effort("trial", is_served=winner is not None),
         ]
         return [(label, text) for label, text in facts if text]
 
@@ -412,13 +429,7 @@ class TuneResult(Result, Reported, StudyPlots):
             "bytes": self.bytes,
             "unit": self.unit,
             "passes": self.passes,
-            "seconds": round(self.seconds, 3),
-            "phases": dict(self.phases),
-            "resumed": self.resumed,
-            "interrupted": self.interrupted,
-            "database": self.database,
-            "notices": list(self.notices),
-            **({"call": self.call} if self.call else {}),
+            **self._ending(phases=dict(self.phases), resumed=self.resumed),
         }
 
     def _entry(self, trial: Trial | None) -> dict[str, Any] | None:

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem
-from autotile.core.text import Result, duration_text, plural
 from autotile.cuda.driver import device_count, live_device
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings
@@ -128,33 +127,3 @@ class Schedule:
                 if self.interrupted and not self.lane.is_parallel:
                     return
         self.interrupted = self.interrupted or begun < len(steps)
-
-
-@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
-class ScheduleResult(Result):
-    """Result of the sessions of a schedule."""
-
-    device: DeviceProperties
-    seconds: float
-    """Wall time; that of an earlier run which was resumed is included."""
-    interrupted: bool
-    """Whether the user ended the sessions before there was a result."""
-    database: str
-    notices: tuple[str, ...] = ()
-    call: str = ""
-    """Line of Python that serves the result; empty where it is not known."""
-    resumed: int = 0
-    """Number of points or problems that an earlier, unfinished run had measured."""
-
-    def _effort(self, resumed: str = "", *, is_served: bool = False) -> Iterator[tuple[str, str]]:
-        """Yield the last facts; ``resumed`` is the unit that is counted."""
-        more = f", {plural(self.resumed, resumed)} resumed" if self.resumed else ""
-        yield "took", duration_text(self.seconds) + more
-        yield "saved in", self.database
-        if is_served and self.call:
-            yield "serve it", self.call
-
-    def _ending(self, **more: Any) -> dict[str, Any]:
-        """Return the last keys of the JSON."""
-        found = {"seconds": round(self.seconds, 3), **more, "interrupted": self.interrupted, "database": self.database}
-        return {**found, "notices": list(self.notices), **({"call": self.call} if self.call else {})}

@@ -65,7 +65,7 @@ from autotile.tuning.start import Scorer, SearchPlan, StepTimes, independent_gro
 from autotile.workers.child import WorkerPool, ready_workers
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend
-from autotile.workers.jobs import Candidate, Reading, SizedCubin, finals_limit_s
+from autotile.workers.jobs import Candidate, SizedCubin, finals_limit_s
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -87,8 +87,6 @@ _CLAIMED_AT_ONCE = 16
 """Candidates that are claimed together at most: they are chosen before any of them runs."""
 _SCALINGS = 3
 """Measurements of the default that put a session on the scale of its study, of which the median counts."""
-_TOLD = "told"
-"""Stage of a result that was measured elsewhere."""
 _LOOK_S = 0.01
 """Interval at which a wait for the compilers looks for results of several GPUs, in seconds."""
 _SAMPLE_LIMIT_S = 0.02
@@ -265,7 +263,6 @@ class Session:
         self._finals_end_s = 0.0
         """Expected end of the finals, in seconds since the session began."""
         self._shortlist: Shortlist | None = None  # of `run`
-        self._asked: Search | None = None  # of `ask`
         self._load = LoadMeter(self._compile_pool, cores, backend.gpu_count)
         self._pipeline = pipeline
         pipeline.score = self._scorer.scored
@@ -413,10 +410,11 @@ class Session:
 
         The time is None if the configuration does not work. One that is not in the space is an `InputError`.
         """
-        self._search_to_ask()
+        if self._search_to_ask().space.row_of(config) is None:
+            raise InputError(f"{config_text(config)} is not in the space; tell times of valid configurations")
         measured = Measurement(time_us, time_us, time_us) if time_us is not None else None
         outcome = Outcome.OK if time_us is not None else Outcome.CRASHED
-        self._learn(Trial(dict(config), outcome, stage=_TOLD, measurement=measured))
+        self._learn(Trial(dict(config), outcome, measurement=measured))
 
     def finish(self) -> TuneResult:
         """Race the best configurations and the default, store the result, and close the session."""
@@ -479,18 +477,18 @@ class Session:
                     self._notices += (times.notice(self._kernel.spec, len(self._log) - before),)
                 self._stopped = Stopped("space")
         if self._stopped is None:
-            for _ in self._measure(shortlist, is_limited=True):
+            for _ in self._measure(shortlist):
                 pass
         if times is not None and not self._stop.requested:
             self._try_and_learn(times.best_configs(self.trials))
 
-    def _measure(self, proposer: Proposer, *, is_limited: bool) -> Iterator[Trial]:
+    def _measure(self, proposer: Proposer) -> Iterator[Trial]:
         """Try what a proposer chooses until a stopping rule holds or it has nothing left; yield what is stored.
 
-        The proposer's first candidates are compiling; the stopping rules apply if ``is_limited``. Trials of several
-        GPUs that end at the same time are stored together, and as many are claimed together.
+        The proposer's first candidates are compiling; the stopping rules apply to the search. Trials of several GPUs
+        that end at the same time are stored together, and as many are claimed together.
         """
-        target = self._options.trial_target
+        target, is_limited = self._options.trial_target, proposer is self._shortlist
         while (stopped := self._rules.stopped if is_limited else None) is None or self._chosen:
             if is_limited and not self._chosen and (inherited := self._inherited()):
                 while self._pipeline.running:
@@ -540,17 +538,19 @@ class Session:
 
     def _compile_ahead(self, others: int = 0) -> None:
         """Start the compilation of what the search proposes, while as many trials as ``others`` begin besides."""
-        assert self._shortlist is not None
-        room = self._rules.room
-        self._pipeline.compile_ahead(self._shortlist, max(room - others, 0) if room is not None else None)
-        self._rules.observe(self._shortlist)
+        shortlist, rules = self._shortlist, self._rules
+        assert shortlist is not None
+        room = rules.room
+        self._pipeline.compile_ahead(shortlist, max(room - others, 0) if room is not None else None)
+        rules.expected_gain = shortlist.expected_gain
+        rules.ends_after = shortlist.trials_until(rules.least_gain) if rules.least_gain else None
 
     def _end_running(self) -> list[tuple[Compiling, Trial]]:
         """Wait for a trial that runs; of several GPUs, take all that have ended."""
         ended = [self._pipeline.end_next()]
         while self._backend.gpu_count > 1 and self._backend.has_result:
             ended.append(self._pipeline.end_next())
-        self._count_running()
+        self._rules.running = self._pipeline.running + len(self._chosen) + self._others
         return ended
 
     def _store(self, ended: Sequence[tuple[Compiling, Trial]], proposer: Proposer | None) -> Iterator[Trial]:
@@ -576,10 +576,11 @@ class Session:
 
     def _try(self, configs: Iterable[Config]) -> Iterator[Trial]:
         """Try valid configurations that have no trial, and yield their trials; wait for those of other sessions."""
-        given = GivenCandidates((c for c in configs if self._log.find(c) is None), 2 * self._backend.gpu_count - 1)
+        untried = {config_key(config): dict(config) for config in configs if self._log.find(config) is None}.values()
+        given = GivenCandidates([*untried], 2 * self._backend.gpu_count - 1)
         self._pipeline.compile_ahead(given)
-        yield from self._measure(given, is_limited=False)
-        for config in given.left:
+        yield from self._measure(given)
+        for config in untried:  # those left to another session have no trial yet
             while self._log.find(config) is None and not (self._stop.requested or self._rules.is_out_of_time):
                 if all(self._claim([config])):  # the other session has died
                     yield from self._try([config])
@@ -593,26 +594,23 @@ class Session:
 
     def _learn(self, trial: Trial) -> None:
         """Pass a trial that the search has not chosen on to it; what it is not asked for yet, it reads from the log."""
+        search = self._plan.search
         if self._shortlist is not None:
             self._shortlist.add(trial)
-        search = self._asked
-        if search is None:
-            return
-        row = search.space.row_of(trial.config)
-        if row is not None and row in search.pending:
-            search.tell(row, trial)
-        elif row is not None:
-            search.add(trial)
-        elif trial.stage == _TOLD:
-            raise InputError(f"{config_text(trial.config)} is not in the space; tell times of valid configurations")
+        elif search is not None and (row := self.space.row_of(trial.config)) is not None:
+            if row in search.pending:
+                search.tell(row, trial)
+            else:
+                search.add(trial)
 
     def _search_to_ask(self) -> Search:
-        if self._asked is None:
-            self._asked = search = self._plan.make_search(self._log)
+        search = self._plan.search
+        if search is None:
+            search = self._plan.make_search(self._log)
             self._resources.callback(search.close)
             for trial in self._log.trials:
                 search.add(trial)
-        return self._asked
+        return search
 
     def _claim(self, configs: Sequence[Config], room: int | None = None) -> Sequence[bool]:
         """Return True if this session may try each of some configurations; no other one does so then.
@@ -664,10 +662,6 @@ class Session:
             self._learn(trial)
             self._time_left.add(self._clock.elapsed_s, trial)
             self._report("searching", trial)
-        self._count_running()
-
-    def _count_running(self) -> None:
-        """Let the stopping rules count what runs or is about to."""
         self._rules.running = self._pipeline.running + len(self._chosen) + self._others
 
     def _align_scale(self) -> None:
@@ -682,7 +676,12 @@ class Session:
             return
         if not own or not reference.gpu or reference.gpu == own:
             return
-        times_us = self._pipeline.measure_again(reference, _SCALINGS)
+        given, times_us = self._pipeline.compile(reference.config).candidate(), list[float]()
+        if given is not None:
+            for _ in range(_SCALINGS):
+                self._backend.submit(given)
+                _, reading = self._backend.result()
+                times_us += [reading.measurement.time_us] if reading.measurement is not None else []
         if times_us:
             own_us = float(np.median(times_us))
             self._pipeline.scale = scale = round(reference.time_us / own_us, 6)
@@ -706,9 +705,8 @@ class Session:
         if best is not None and best.time_us is not None and self._backend.source == "cuda":
             rules = replace(rules, limit_s=finals_limit_s(best.time_us, self._clock.elapsed_s))
         with self._clock.phase("finals"):
-            finalists: list[Trial] = []
-            if self._options.finals:
-                finalists = choose_finalists(self.trials, rules, self._options.finals, self._options.tries)
+            count = self._options.finals
+            finalists = choose_finalists(self.trials, rules, count, self._options.tries) if count else []
             if any(trial.outcome is Outcome.OK for trial in finalists):
                 self._report_finals(self._time_left.finals_s)
                 if compiled := self._pipeline.recompile(finalists):
@@ -813,22 +811,20 @@ class GivenCandidates:
 
     It has the methods of `autotile.search.search.Shortlist` that a session calls. Its row numbers are negative, so that
     they differ from those of a search that shares the pipeline. The device is given ``queued`` candidates beside the
-    one that it runs. ``left`` are those that another session tries.
+    one that it runs.
     """
 
-    def __init__(self, configs: Iterable[Config], queued: int) -> None:
+    def __init__(self, configs: Sequence[Config], queued: int) -> None:
         self._queued = queued
-        distinct = {config_key(config): dict(config) for config in configs}
-        self._unproposed = zip(range(-1, -1 - len(distinct), -1), distinct.values(), strict=True)
-        self._waiting: dict[int, Config] = {}
-        self._running: dict[int, Config] = {}
-        self.left: list[Config] = []
+        self._unproposed = zip(range(-1, -1 - len(configs), -1), configs, strict=True)
+        self._waiting: dict[int, None] = {}
+        self._running: set[int] = set()
 
     def propose(self, room: int | None = None) -> tuple[int, Config] | None:
         """Return the next configuration to compile; None after the last."""
         found = next(self._unproposed, None)
         if found is not None:
-            self._waiting[found[0]] = found[1]
+            self._waiting[found[0]] = None
         return found
 
     def ready(self) -> list[int]:
@@ -842,17 +838,18 @@ class GivenCandidates:
     def choose(self, compiled: Mapping[int, Trial]) -> int:
         """Return the oldest of the compiled candidates."""
         row = next(row for row in self._waiting if row in compiled)
-        self._running[row] = self._waiting.pop(row)
+        del self._waiting[row]
+        self._running.add(row)
         return row
 
     def tell(self, row: int, trial: Trial) -> None:
         """Take note that the trial of a candidate has ended, or was rejected before it could run."""
-        self._waiting.pop(row, None)
-        self._running.pop(row, None)
+        self.leave(row)
 
     def leave(self, row: int) -> None:
         """Leave a candidate that was chosen, or was ready and rejected, to another session."""
-        self.left += [found for queue in (self._waiting, self._running) if (found := queue.pop(row, None)) is not None]
+        self._waiting.pop(row, None)
+        self._running.discard(row)
 
 
 class Compiling:
@@ -944,7 +941,6 @@ class Pipeline:
         self.kernel = kernel
         self.problem = problem
         self.backend = backend
-        self._device = backend.device
         self.compile_pool = compile_pool
         self.timeline = timeline
         self._queue: dict[int, Compiling] = {}
@@ -961,7 +957,7 @@ class Pipeline:
 
     def compile(self, config: Config) -> Compiling:
         """Start the compilation of a configuration outside of a search."""
-        of = self.kernel, self.problem, config, self._device
+        of = self.kernel, self.problem, config, self.backend.device
         submit, source = self.compile_pool.submit, self.backend.source
         return Compiling(*of, submit=submit, other_sizes=self._other_sizes, source=source)
 
@@ -1071,15 +1067,6 @@ class Pipeline:
         self.remember([trial])
         return candidate, trial
 
-    def measure_again(self, trial: Trial, count: int) -> list[float]:
-        """Measure the configuration of a finished trial while nothing runs; return times in us, none if it fails."""
-        given = self.compile(trial.config).candidate()
-        readings: list[Reading] = []
-        while given is not None and len(readings) < count:
-            self.backend.submit(given)
-            readings.append(self.backend.result()[1])
-        return [one.measurement.time_us for one in readings if one.measurement is not None]
-
     def recompile(self, trials: Sequence[Trial]) -> list[tuple[Trial, Candidate]]:
         """Return finished trials with their compiled candidates; trials that no longer compile are left out.
 
@@ -1094,10 +1081,9 @@ class Pipeline:
 
     def _launch_of(self, trial: Trial) -> tuple[str, LaunchPlan, LaunchData]:
         """Return all that distinguishes the launch of one configuration from that of another."""
-        spec, problem = self.kernel.spec, self.problem
-        plan = LaunchPlan.of(spec, trial.config, problem.sizes, self._device)
-        names = known_names(spec, trial.config, problem.sizes, self._device)
-        return trial.cubin_hash, plan, LaunchData.of(spec, problem.dtype, names)
+        spec, at = self.kernel.spec, (trial.config, self.problem.sizes, self.backend.device)
+        names = known_names(spec, *at)
+        return trial.cubin_hash, LaunchPlan.of(spec, *at), LaunchData.of(spec, self.problem.dtype, names)
 
 
 def gated_trial(

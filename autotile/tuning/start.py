@@ -457,10 +457,7 @@ class StepTimes:
 
     def first_configs(self) -> Iterator[Config]:
         """Yield configurations that together have every setting of every group; shorter groups repeat their default."""
-        for row in zip_longest(*self._settings, fillvalue=dict[str, Value]()):
-            config = {**self._default, **ChainMap(*row)}
-            if self._space.row_of(config) is not None:
-                yield config
+        return self._valid(zip_longest(*self._settings, fillvalue=dict[str, Value]()))
 
     def chunks(self, trials: Callable[[], Iterable[Trial]]) -> Iterator[list[Config]]:
         """Yield the configurations that time every setting, some at a time; ``trials`` returns all trials so far."""
@@ -472,22 +469,21 @@ class StepTimes:
     def untimed_configs(self, trials: Iterable[Trial]) -> list[Config]:
         """Return the default with each setting that has no time because another group's setting failed."""
         timed = [[setting for _, setting in known] for known in self._times(trials)]
-        alone = (
-            {**self._default, **setting}
-            for settings, known in zip(self._settings, timed, strict=True)
-            for setting in settings
-            if setting not in known
-        )
-        return [config for config in alone if self._space.row_of(config) is not None]
+        pairs = zip(self._settings, timed, strict=True)
+        return list(self._valid([one] for settings, known in pairs for one in settings if one not in known))
 
     def best_configs(self, trials: Iterable[Trial]) -> list[Config]:
         """Return combinations of the best few settings of each group, best first."""
-        found: list[tuple[float, Config]] = []
-        for chosen in product(*(known[:_KEPT] for known in self._times(trials))):
-            config = {**self._default, **ChainMap(*(setting for _, setting in chosen))}
+        combined = product(*(known[:_KEPT] for known in self._times(trials)))
+        ordered = sorted(combined, key=lambda chosen: sum(time_us for time_us, _ in chosen))
+        return list(self._valid([setting for _, setting in chosen] for chosen in ordered))
+
+    def _valid(self, combined: Iterable[Iterable[dict[str, Value]]]) -> Iterator[Config]:
+        """Yield the valid ones among the default with settings in place of its own."""
+        for settings in combined:
+            config = {**self._default, **ChainMap(*settings)}
             if self._space.row_of(config) is not None:
-                found.append((sum(time_us for time_us, _ in chosen), config))
-        return [config for _, config in sorted(found, key=itemgetter(0))]
+                yield config
 
     def _times(self, trials: Iterable[Trial]) -> list[list[tuple[float, dict[str, Value]]]]:
         """Return the settings of each group that have a time, with the shortest one, the fastest first."""

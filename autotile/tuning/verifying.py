@@ -24,13 +24,12 @@ from autotile.database.keys import TuningKey, key_of, space_hash
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory, resolve_problem
-from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings, read_settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import choose_backend
 from autotile.tuning.finals import FinalistChecks, FinalRules, hold_race, interval_of, with_times
-from autotile.tuning.options import TuneOptions
+from autotile.tuning.options import TuneOptions, for_given
 from autotile.tuning.result import TuneResult, trial_entry
 from autotile.tuning.session import Pipeline, tune
 from autotile.workers.compile_pool import CompilePool
@@ -300,18 +299,8 @@ def retime(
                 for trial in [best.trial, *(t for each in ran for t in sorted(each, key=lambda t: t.cost or 0.0))]:
                     found.setdefault(config_key(trial.config), trial.config)
     candidates = list(found.values())[:MAX_RETIMED]
-    chosen = replace(
-        options,
-        fresh=True,
-        sampler=BRUTE_FORCE,
-        trials=None,
-        budget_s=None,
-        until=None,
-        transfer=False,
-        only=(*candidates, dict(kernel.spec.default)),
-        finals=len(candidates) + 1,
-        discard=False,
-    )
+    own = {"fresh": True, "budget_s": None, "finals": len(candidates) + 1, "discard": False}
+    chosen = for_given(options, (*candidates, dict(kernel.spec.default)), **own)
     result, fault = None, ""
     try:
         result = tune(kernel, problem, read_settings(), chosen)

@@ -144,8 +144,8 @@ class RemoteGpu(Backend):
 class ClusterGpus(GpuGroup):
     """The GPUs of one model that the workers of a cluster offer; they may join and leave at any time.
 
-    ``lane`` is the GPUs that the session may use; ``ending`` is called when it is closed. Raise `InputError` if no GPU
-    is offered, or all work for other sessions.
+    ``lane`` is the GPUs that the session may use, of one model; ``ending`` is called when it is closed. Raise
+    `InputError` if no GPU is offered, or all work for other sessions.
     """
 
     _passing = (AbsentGpuError,)
@@ -166,8 +166,6 @@ class ClusterGpus(GpuGroup):
         self._work = work
         self._recorded = recorded
         self._joined: dict[str, list[RemoteGpu]] = {}
-        self._refused: set[str] = set()
-        """GPUs of other models."""
         self._ending = threading.Event()
         self._alone_at = math.inf
         """Time since which no GPU is left, by `time.monotonic`."""
@@ -175,7 +173,7 @@ class ClusterGpus(GpuGroup):
         self._reported = ""
         """Remark that was reported last; empty while nothing is waited for."""
         end = time.monotonic() + _FIRST_GPU_S
-        while not (found := list(self._arriving(None))):
+        while not (found := list(self._arriving())):
             if time.monotonic() + _POLL_S > end:
                 raise no_gpu_error([str(gpu) for gpu in self._lane.devices])
             time.sleep(_POLL_S)
@@ -213,17 +211,17 @@ class ClusterGpus(GpuGroup):
                             self._cluster.send(gpu, "describe", self._work).forget()
                 renewed_at = time.monotonic()
             with suppress(AutotileError):  # of one that is not of this version
-                for one in self._arriving(self.device):
+                for one in self._arriving():
                     self.add(one)
 
-    def _arriving(self, model: DeviceProperties | None) -> Iterator[RemoteGpu]:
-        """Yield the GPUs that are present, of the session's model, and not part of it."""
+    def _arriving(self) -> Iterator[RemoteGpu]:
+        """Yield the GPUs of the lane that are present and not part of the session."""
         present = self._cluster.look()
         for gpu in map(str, self._lane.devices):
             known = self._joined.setdefault(gpu, [])
             if self._ending.is_set():
                 return
-            if gpu not in present or gpu in self._refused:
+            if gpu not in present:
                 continue
             if sum(not one.was_absent for one in known) >= _MAX_JOINS or (known and not known[-1].is_closed):
                 continue
@@ -232,10 +230,6 @@ class ClusterGpus(GpuGroup):
             except WorkerError:  # it does not answer
                 continue
             if reply.is_busy or reply.device is None:
-                continue
-            model = model or reply.device
-            if (reply.device.name, reply.device.compute_capability) != (model.name, model.compute_capability):
-                self._refused.add(gpu)
                 continue
             meanwhile = self._report_waiting
             one = RemoteGpu(self._cluster, gpu, reply.device, self._work, recorded=self._recorded, meanwhile=meanwhile)
