@@ -21,13 +21,8 @@ from autotile.workers.compile_pool import CompilePool
 
 
 @pytest.fixture(scope="session")
-def cupy() -> Any:
+def cp() -> Any:
     return pytest.importorskip("cupy")
-
-
-@pytest.fixture(scope="session")
-def cp(cupy: Any) -> Any:
-    return cupy
 
 
 SCALING = """

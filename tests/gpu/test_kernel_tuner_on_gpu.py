@@ -101,9 +101,9 @@ class TestArraysOnTheGpu:
     """They are used in place, as Kernel Tuner's CuPy backend does."""
 
     @pytest.fixture
-    def arrays(self, cupy: Any) -> tuple[Any, Any, Any]:
-        a, b = (cupy.random.random(N, dtype=cupy.float32) for _ in range(2))
-        return cupy.zeros_like(a), a, b
+    def arrays(self, cp: Any) -> tuple[Any, Any, Any]:
+        a, b = (cp.random.random(N, dtype=cp.float32) for _ in range(2))
+        return cp.zeros_like(a), a, b
 
     def test_a_python_kernel(self, arrays: Any) -> None:
         c, a, b = arrays

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from candidates import compiled
 from gpu_calls import compare, evaluate
 
 import autotile
@@ -18,7 +19,7 @@ from autotile.core.ceilings import DeviceCeilings
 from autotile.core.dtypes import DTYPES, output_tolerance
 from autotile.core.model import OBJECTIVES, Outcome
 from autotile.cuda.ceiling_kernels import CeilingKernels
-from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import device_uuid, live_device
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.timing import EnergyMeter, Nvml, Timer
@@ -30,7 +31,7 @@ from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 from autotile.workers.device_ceilings import request_ceilings
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import Candidate, Reading, Workload
+from autotile.workers.jobs import Reading, Workload
 
 pytestmark = pytest.mark.gpu
 
@@ -65,7 +66,7 @@ def test_work_that_was_not_done_is_a_fault(kernels: CeilingKernels) -> None:
 
 def test_the_time_of_a_round_is_constant(kernels: CeilingKernels) -> None:
     """Twice the rounds take twice the time, so that none is skipped."""
-    cupy = load_cupy()
+    cp = load_cupy()
     for loops in kernels.groups():
         loop = loops[0]
         if loop.max_rounds == 1:
@@ -74,13 +75,13 @@ def test_the_time_of_a_round_is_constant(kernels: CeilingKernels) -> None:
         for rounds in (33, 67):
             run = partial(loop.queue, rounds)
             run()
-            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+            start, stop = cp.cuda.Event(), cp.cuda.Event()
             start.record()
             for _ in range(3):
                 run()
             stop.record()
             stop.synchronize()
-            times.append(cupy.cuda.get_elapsed_time(start, stop))
+            times.append(cp.cuda.get_elapsed_time(start, stop))
         assert times[1] > 1.4 * times[0], (loop.ceiling, loop.method, times)
 
 
@@ -159,12 +160,12 @@ class TestEnergy:
 
 
 class TestError:
-    def test_it_is_the_greatest(self, support: SupportKernels, cupy: Any) -> None:
+    def test_it_is_the_greatest(self, support: SupportKernels, cp: Any) -> None:
         want = np.linspace(-3.0, 3.0, 100_003)
         got = want.astype(np.float32)
         got[[7, 100_002]] += np.float32([1e-3, 3e-3])
         expected = np.max(np.abs(got.astype(np.float64) - want) / np.maximum(np.abs(want), 0.5))
-        device_got, device_want = cupy.asarray(got), cupy.asarray(want)
+        device_got, device_want = cp.asarray(got), cp.asarray(want)
         found = compare(
             support, device_got.data.ptr, device_want, want.size, FLOAT, tolerance=Tolerance(1.0), scale=0.5
         )
@@ -173,9 +174,9 @@ class TestError:
 
     @pytest.mark.parametrize("scale", [0.0, 1.0])
     def test_what_is_not_a_number_is_wrong_and_has_no_error(
-        self, support: SupportKernels, scale: float, cupy: Any
+        self, support: SupportKernels, scale: float, cp: Any
     ) -> None:
-        got, want = cupy.zeros(70, np.float32), cupy.zeros(70)
+        got, want = cp.zeros(70, np.float32), cp.zeros(70)
         got[69] = np.nan
         found = compare(support, got.data.ptr, want, 70, FLOAT, tolerance=Tolerance(0.0), scale=scale)
         assert found == (1, 69, 0.0)
@@ -186,8 +187,7 @@ def evaluations(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Reading]
     """Evaluate the default configuration of a matrix product, with and without its energy."""
     folder = tmp_path_factory.mktemp("energy")
     kernel = load_kernel("matmul_tiled")
-    job = compile_job(kernel, kernel.spec.default, "float32", live_device().architecture)
-    candidate = Candidate(kernel.spec.default, str(CubinCache(folder, 10**8).get_or_compile(job).path))
+    candidate = compiled(kernel, kernel.spec.default, CubinCache(folder, 10**8))
     found = {}
     for energy in (False, True):
         own = (kernel.spec.text, kernel.spec.source, SIZES, "float32", "cold", str(folder), 10**8, 0.1)
