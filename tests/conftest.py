@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -15,7 +16,7 @@ from postgresql_server import PostgresqlServer, programs_folder, running_server
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
-from autotile.cuda.driver import device_count
+from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, space_hash
@@ -179,6 +180,37 @@ def write_scale() -> Callable[[Path], Path]:
 @pytest.fixture
 def scale_toml(tmp_path: Path, write_scale: Callable[[Path], Path]) -> Path:
     return write_scale(tmp_path / "kernels")
+
+
+SCALING = """
+[operation]
+name = "scaling"
+sizes = { n = 4096 }
+dtypes = ["float32"]
+
+[kernels.scale]
+kernel = "./scale.toml"
+"""
+
+
+@pytest.fixture
+def scaling_toml(scale_toml: Path) -> Path:
+    """An operation of the tiny kernel alone."""
+    path = scale_toml.with_name("scaling.toml")
+    path.write_text(SCALING)
+    return path
+
+
+@pytest.fixture(scope="session")
+def cp() -> Any:
+    """CuPy."""
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture
+def hopper() -> None:
+    if live_device().compute_capability != "9.0":
+        pytest.skip("needs compute capability 9.0")
 
 
 @pytest.fixture

@@ -309,12 +309,6 @@ ALL = TuneOptions(sampler="brute-force", discard=False, finals=0)
 
 
 @pytest.fixture
-def hopper() -> None:
-    if live_device().compute_capability != "9.0":
-        pytest.skip("needs compute capability 9.0")
-
-
-@pytest.fixture
 def split_toml(tmp_path: Path) -> Path:
     return write_kernel(tmp_path, SPLIT_TEMPLATE, SPLIT_SPACE)
 

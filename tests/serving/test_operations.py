@@ -229,9 +229,13 @@ class TestUnknown:
         found = serve(library=False, EMULATE=0)
         assert (found.kernel, found.tier) == ("sgemm_ws", "nearest")
 
-    def test_elsewhere_kernels_that_must_be_measured_come_last(self, tmp_path: Path) -> None:
-        options = {"library": False, "database": tmp_path / "no.db"}
-        found = get_best_kernel("matmul", dtype="float32", device="a100", **options, **SIZES)
+    @pytest.mark.parametrize("device", ["a100", "rtx-4090"])
+    @pytest.mark.parametrize("library", [True, False])
+    def test_elsewhere_kernels_that_must_be_measured_come_last(
+        self, tmp_path: Path, device: str, library: bool
+    ) -> None:
+        options = {"library": library, "database": tmp_path / "no.db"}
+        found = get_best_kernel("matmul", dtype="float32", device=device, **options, **SIZES)
         assert found.kernel not in {"sgemm_bf16x6", "sgemm_bf16x6_ws"}
 
     def test_what_no_kernel_computes(self, only_kernel: Callable[[str], None]) -> None:
@@ -257,35 +261,16 @@ class TestNames:
         assert get_best_kernel("matmul", dtype="float32", device="h200", library=False, **SIZES) is not first
 
 
-OPERATION = """
-[operation]
-name = "scaling"
-sizes = {{ n = 4096 }}
-dtypes = ["float32"]
-
-[kernels.scale]
-kernel = "{path}"
-"""
-
-
-class TestOwn:
-    """A user's operation, with a library that the program adds."""
-
-    @pytest.fixture
-    def path(self, scale_toml: Path) -> str:
-        path = scale_toml.parent / "scaling.toml"
-        path.write_text(OPERATION.format(path=scale_toml))
-        return str(path)
-
-    def test_a_library_is_added_from_python(self, path: str) -> None:
-        found = get_best_kernel(path, n=1000, device="h200")
-        assert (found.kernel, found.tier) == ("scale", "default")
-        autotile.add_library(path, "doubling", lambda x, y: None)
-        found = get_best_kernel(path, n=1000, device="h200")
-        assert (found.kernel, found.is_library, found.shapes) == ("doubling", True, {"x": (1000,), "y": (1000,)})
-        assert get_best_kernel(path, n=1000, device="h200", library=False).kernel == "scale"
-        with pytest.raises(InputError, match="other than 'cublas'"):
-            autotile.add_library(path, "cublas", print)
+def test_a_library_is_added_to_ones_own_operation_from_python(scaling_toml: Path) -> None:
+    path = str(scaling_toml)
+    found = get_best_kernel(path, n=1000, device="h200")
+    assert (found.kernel, found.tier) == ("scale", "default")
+    autotile.add_library(path, "doubling", lambda x, y: None)
+    found = get_best_kernel(path, n=1000, device="h200")
+    assert (found.kernel, found.is_library, found.shapes) == ("doubling", True, {"x": (1000,), "y": (1000,)})
+    assert get_best_kernel(path, n=1000, device="h200", library=False).kernel == "scale"
+    with pytest.raises(InputError, match="other than 'cublas'"):
+        autotile.add_library(path, "cublas", print)
 
 
 class TestExplain:

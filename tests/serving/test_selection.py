@@ -38,7 +38,7 @@ from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.serving import selection
 from autotile.serving.choice import Choice, Estimated, explain
-from autotile.serving.dispatcher import Dispatcher, get_best_kernel
+from autotile.serving.dispatcher import Dispatcher
 from autotile.serving.selection import KernelRequest, Shelf, choose, untuned_config
 from autotile.settings import read_settings
 from autotile.space import search_space
@@ -351,16 +351,6 @@ def test_on_the_recorded_gpu_itself_it_is_said_to_come_from_a_recording(store: A
     said = "It was tuned from a recording of this GPU, not on the GPU itself. There it took"
     put(4096, LARGE, device=REPLAYED)(store)
     asked(4096, "transferred", LARGE, said, device=None)(store)
-
-
-def test_an_unguarded_tile_is_not_served_for_sizes_that_it_does_not_divide(store: Any) -> None:
-    unguarded = {"TILE": 32, "PAD": 0, "UNROLL": 32, "GUARDED": False}
-    sizes = {"M": 2048, "N": 2048, "K": 2048}
-    replace(store, kernel=load_kernel("matmul_tiled")).put(0, unguarded, sizes=sizes)
-    asked = {"name": "matmul_tiled", "device": "h200"}
-    assert get_best_kernel(**asked, **sizes).config == unguarded
-    assert get_best_kernel(**asked, **sizes | {"K": 4096}).config == unguarded
-    assert get_best_kernel(**asked, **sizes | {"K": 2047}).tier == "default"
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,3 @@ def on_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Templ
     device = live_device()
     support = SupportKernels(CubinCache(tmp_path_factory.mktemp("support"), 2**28), device.architecture)
     return lambda name: TemplateOnDevice(load_kernel(name), device, support, tmp_path_factory.mktemp("cubins"))
-
-
-@pytest.fixture
-def hopper() -> None:
-    if live_device().compute_capability != "9.0":
-        pytest.skip("needs compute capability 9.0")

@@ -70,12 +70,6 @@ class TestServed:
             "gemm_wgmma_padded", dtype="float16", M=self.M, N=self.N, K=self.K, database=tmp_path / "empty.db"
         )
 
-    @pytest.fixture
-    def cp(self) -> Any:
-        import cupy
-
-        return cupy
-
     def behind(self, cp: Any, offset: int, *shape: int) -> Any:
         """Random numbers that start so many elements behind an aligned address; NaN around them."""
         count = shape[0] * shape[1]
