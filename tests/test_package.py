@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from child_python import python
 
 import autotile
 from autotile import errors
@@ -28,9 +29,7 @@ HEAVY = ("alembic", "cupy", "kernel_tuner", "optuna", "rich", "sqlalchemy", "typ
 def imported(code: str, among: tuple[str, ...]) -> set[str]:
     """Which modules a fresh process has imported after running some code."""
     report = f"\nimport sys; print(*[name for name in {among!r} if name in sys.modules])"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code + report]
-    return set(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split())
+    return set(python("-c", code + report, check=True).stdout.split())
 
 
 def run(*command: str) -> None:
@@ -63,8 +62,7 @@ def test_a_test_that_hangs_fails_and_the_others_go_on(tmp_path: Path) -> None:
         "@pytest.mark.timeout(1)\ndef test_hangs(): threading.Event().wait()\n"
         "def test_has_a_limit(pytestconfig): assert 0 < float(pytestconfig.getini('timeout')) <= 600\n"
     )
-    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}", str(file)]
-    done = subprocess.run([*command, "-n", "1"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = python("-m", "pytest", "-c", ROOT / "pyproject.toml", f"--rootdir={tmp_path}", file, "-n", "1", cwd=tmp_path)
     assert "1 failed, 1 passed" in done.stdout, done.stdout
     assert "Timeout" in done.stdout
 
@@ -112,7 +110,7 @@ assert autotile.tuning.__module__ == "autotile.api.window", autotile.tuning
 from autotile.tuning.plan import TuningPlan
 assert autotile.tuning is autotile.__dict__["tuning"]
 """
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+        python("-c", code, check=True)
 
     def test_any_other_is_an_attribute_error(self) -> None:
         with pytest.raises(AttributeError, match="module 'autotile' has no attribute 'tunes'"):
@@ -147,8 +145,8 @@ torch.ops.autotile.matmul = lambda a, b, emulate: (a, b, emulate)
 
     def test_without_pytorch_the_error_says_so(self) -> None:
         code = "import sys; sys.modules['torch'] = None\nimport autotile\nautotile.torch.matmul"
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: autotile.torch needs PyTorch")
+        said = python("-c", code).stderr.splitlines()[-1]
+        assert said.startswith("ModuleNotFoundError: autotile.torch needs PyTorch")
 
     def test_errors_and_kernel_tuners_interface(self) -> None:
         code = "import autotile\nassert issubclass(autotile.errors.InputError, autotile.errors.AutotileError)\n"
@@ -257,7 +255,7 @@ def test_a_missing_dependency_is_told_in_one_line() -> None:
         "import sys; sys.modules['typer'] = None; sys.argv = ['autotile', '--help'];"
         "import runpy; runpy.run_module('autotile', run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = python("-c", code)
     assert done.returncode == 1
     assert done.stderr.startswith("error: autotile needs the package typer")
     assert len(done.stderr.splitlines()) == 1
