@@ -32,9 +32,9 @@ def measured_by(seed: int, count: int, points: int, words: list[str] = FAMILY) -
 
 @cache
 def learned_by(seed: int) -> tuple[SyntheticGpu, list[dict[str, int]], family.TrainingData, family.LearnedRule]:
-    """Return a GPU, 20 points, their measurements, and the rule that is learned from them."""
-    gpu = SyntheticGpu.make(seed)
-    _, points, measured = gpu.measured(FAMILY, 20, seed)
+    """Return a GPU, 14 points, their measurements, and the rule that is learned from them."""
+    gpu = SyntheticGpu.make(seed, 30)
+    _, points, measured = gpu.measured(FAMILY, 14, seed)
     return gpu, points, measured, learned_from(measured)
 
 
@@ -50,7 +50,7 @@ def losses_elsewhere(seed: int) -> tuple[float, float]:
     best = times[:, np.flatnonzero(measured.proposed_by.any(axis=0))].min(axis=1)
     by_rule = times[np.arange(60), gpu.served(learned, unseen)] / best - 1
     winners = measured.times_us.argmin(axis=1)
-    nearest = [min(range(20), key=lambda i: size_distance(points[i], sizes)) for sizes in unseen]
+    nearest = [min(range(14), key=lambda i: size_distance(points[i], sizes)) for sizes in unseen]
     by_nearest = times[np.arange(60), winners[nearest]] / best - 1
     return float(by_rule.mean()), float(by_nearest.mean())
 
