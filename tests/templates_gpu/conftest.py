@@ -18,4 +18,4 @@ def on_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Templ
     """Return a function that prepares a kernel's template by its name."""
     device = live_device()
     support = SupportKernels(CubinCache(tmp_path_factory.mktemp("support"), 2**28), device.architecture)
-    return lambda name: TemplateOnDevice(load_kernel(name), device, support, tmp_path_factory.mktemp("cubins"))
+    return lambda name: TemplateOnDevice(load_kernel(name), device, support)
