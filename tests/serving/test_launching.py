@@ -440,16 +440,17 @@ class TestCalls:
 SPECS = (ArraySpec(((1, 8, 4), (8, 4)), (np.dtype(np.float32),)), ArraySpec(((4,),), (np.dtype(np.float16),)))
 
 
-def taken(*arrays: Any) -> tuple[int, ...] | None:
+def taken(*arrays: Any, device: int = 0) -> tuple[int, ...] | None:
     signature = cupy_library().signature(arrays)
-    return accepted_pointers(signature, SPECS, 0) if signature else None
+    return accepted_pointers(signature, SPECS, device) if signature else None
 
 
 class TestSignatures:
     @pytest.mark.parametrize("shape", [(1, 8, 4), (8, 4)])
-    def test_arrays_that_are_just_right(self, shape: tuple[int, ...]) -> None:
-        found = taken(array_at(0, shape, np.float32), array_at(1, (4,), np.float16))
-        assert found == (ADDRESS, ADDRESS + (1 << 20))
+    def test_arrays_that_are_just_right_on_their_device(self, shape: tuple[int, ...]) -> None:
+        arrays = array_at(0, shape, np.float32), array_at(1, (4,), np.float16)
+        assert taken(*arrays) == (ADDRESS, ADDRESS + (1 << 20))
+        assert taken(*arrays, device=1) is None
 
     @pytest.mark.parametrize(
         "spoil",
@@ -463,11 +464,6 @@ class TestSignatures:
     )
     def test_what_is_not_just_right_is_not_taken(self, spoil: Callable[[Any], Any]) -> None:
         assert taken(spoil(array_at(0, (8, 4), np.float32)), array_at(0, (4,), np.float16)) is None
-
-    def test_arrays_of_another_device_are_not_taken(self) -> None:
-        signature = cupy_library().signature([array_at(0, (8, 4), np.float32), array_at(0, (4,), np.float16)])
-        assert accepted_pointers(signature, SPECS, 0) is not None
-        assert accepted_pointers(signature, SPECS, 1) is None
 
     def test_a_launch_is_found_again_by_all_that_its_arrays_are(self) -> None:
         """Arrays on the same memory that differ in any property have different signatures."""
@@ -546,12 +542,10 @@ class TestStreams:
             assert entered == [8]
         assert entered == [8, -8]
 
-    def test_where_none_is_named_cupys_stays(self) -> None:
+    @pytest.mark.parametrize("stream", [7, "null", object()])
+    def test_what_is_no_stream_and_where_none_is_named_cupys_stays(self, stream: Any) -> None:
         with array_module.on_stream([object()]):
             assert entered == []
-
-    @pytest.mark.parametrize("stream", [7, "null", object()])
-    def test_what_is_no_stream(self, stream: Any) -> None:
         with (
             pytest.raises(ArgumentError, match=f"stream is of type {type(stream).__name__}, expected"),
             array_module.on_stream([], stream),
