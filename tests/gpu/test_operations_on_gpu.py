@@ -312,15 +312,14 @@ def assert_captured(kernel: Any) -> tuple[Any, Any, Any]:
     return a, b, out
 
 
+@pytest.fixture
 def only_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model of times."""
     monkeypatch.setattr("autotile.serving.operations.model_of", lambda *_: None)
 
 
+@pytest.mark.usefixtures("only_cublas")
 class TestCublas:
-    @pytest.fixture(autouse=True)
-    def _without_a_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        only_cublas(monkeypatch)
-
     def test_it_is_called_like_a_kernel(self) -> None:
         kernel = served(EMULATE=0)
         assert (kernel.kernel, kernel.tier, kernel.can_launch) == ("cublas", "library", True)
@@ -335,17 +334,15 @@ class TestCublas:
         with pytest.raises(ArgumentError, match="has shape"):
             kernel(b, a)
 
-    def test_every_call_gives_the_same_bits(self) -> None:
-        kernel, (a, b) = served(), factors()
+    def test_every_call_gives_the_same_bits_and_it_can_be_captured(self) -> None:
+        kernel = served()
+        a, b, _ = assert_captured(kernel)
         first = kernel(a, b).get()
         for _ in range(10):
             with cp.cuda.Stream(non_blocking=True) as stream:
                 again = kernel(a, b)
                 stream.synchronize()
             assert (again.get() == first).all()
-
-    def test_it_can_be_captured(self) -> None:
-        assert_captured(served())
 
     @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
     def test_views_and_batches_of_pytorch(self, dtype: str) -> None:
@@ -378,12 +375,6 @@ class TestRace:
         assert served(EMULATE=0).kernel == kernel.kernel
         assert served(EMULATE=0).tier == "exact"
 
-    def test_what_is_added_to_is_added_to_once(self) -> None:
-        a, b = factors()
-        out = cp.ones((70, 96), "float32")
-        autotile.matmul(a, b, out, beta=5.0, race=True)
-        assert is_close(out - 5, a, b)
-
     def test_not_while_the_stream_is_captured(self) -> None:
         kernel = served(race=True)
         arrays = assert_captured(kernel)
@@ -391,11 +382,14 @@ class TestRace:
         kernel(*arrays)
         assert kernel.tier == "exact"
 
-    def test_not_if_the_output_overlaps_an_input(self) -> None:
+    def test_not_if_the_output_overlaps_an_input_and_what_is_added_to_is_added_to_once(self) -> None:
         kernel = autotile.get_best_kernel("matmul", dtype="float32", M=64, N=64, K=64, race=True)
         a, b = (cp.ones((64, 64), "float32") for _ in range(2))
         kernel(a, b, a)
         assert kernel.tier != "exact"
+        (a, b), out = factors(), cp.ones((70, 96), "float32")
+        autotile.matmul(a, b, out, beta=5.0, race=True)
+        assert is_close(out - 5, a, b)
 
     def test_a_wrong_library_loses(self, only_kernel: Callable[[str], None]) -> None:
         only_kernel("sgemm")
@@ -429,11 +423,11 @@ class TestAllKinds:
     """What a kernel can do, a library and a race can."""
 
     @pytest.fixture
-    def kernel(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def kernel(self, kind: str, request: pytest.FixtureRequest) -> Any:
         if kind == "plain":
             return autotile.get_best_kernel("sgemm", **SIZES)
         if kind == "library":
-            only_cublas(monkeypatch)
+            request.getfixturevalue("only_cublas")
         return served(EMULATE=0, race=kind == "raced")
 
     def test_a_call_is_captured(self, kernel: Any, kind: str, tmp_path: Path) -> None:
@@ -475,8 +469,8 @@ class TestAllKinds:
             kernel.bind(a, b, out, gamma=1.0)
 
 
-def test_a_kernel_takes_the_place_of_a_library_and_a_library_that_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    only_cublas(monkeypatch)
+@pytest.mark.usefixtures("only_cublas")
+def test_a_kernel_takes_the_place_of_a_library_and_a_library_that_of_a_kernel() -> None:
     library, kernel = served(EMULATE=0), served(EMULATE=0, library=False)
     a, b = factors()
     assert (library.is_library, kernel.is_library) == (True, False)

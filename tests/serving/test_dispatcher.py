@@ -136,12 +136,10 @@ class TestInput:
 
 
 class TestDevices:
-    def test_any_spelling_of_a_profile(self, store: Any) -> None:
+    def test_any_spelling_of_a_profile_and_a_device_that_only_the_database_knows(self, store: Any) -> None:
         store.put(4096, BEST)
         for name in ("h200", "H200", "NVIDIA H200", "nvidia h200"):
             assert store.ask(4096, device=name).tier == "exact"
-
-    def test_a_device_that_only_the_database_knows(self, store: Any) -> None:
         device = structs.replace(device_profile("h200"), name="NVIDIA GH200 480GB", source="cuda")
         store.put(4096, BEST, device=device)
         kernel = store.ask(4096, device="NVIDIA GH200 480GB")
@@ -521,13 +519,13 @@ def _describe(kernel: BoundKernel) -> tuple[str, str, dict[str, Any]]:
 
 
 class TestPickling:
-    def test_the_same_process_gets_the_same_kernel(self, store: Any) -> None:
-        kernel = get_best_kernel(store.path, n=4096, device="h200")
-        assert pickle.loads(pickle.dumps(kernel)) is kernel
+    def test_the_same_process_gets_the_same_kernel_and_a_relative_request_is_resolved(
+        self, in_second: list[Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kernel = get_best_kernel("./scale.toml", n=4096, device="h200", database="mine.db")
+        pickled = pickle.dumps(kernel)
+        assert pickle.loads(pickled) is kernel
         assert copy.deepcopy(kernel) is kernel
-
-    def test_a_relative_request_is_resolved(self, in_second: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-        pickled = pickle.dumps(get_best_kernel("./scale.toml", n=4096, device="h200", database="mine.db"))
         monkeypatch.chdir(in_second[0])
         default_dispatcher.clear()
         kernel = pickle.loads(pickled)

@@ -267,20 +267,19 @@ class TestOperations:
 
 
 class TestDatabase:
-    def test_nothing_is_read_while_the_file_is_the_same(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_both_ways_of_reading_agree_and_nothing_is_read_while_the_file_is_the_same(
+        self, store: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         store.ask(4096)
         store.put(8192, BEST)
-        poll()
-        monkeypatch.setattr(refreshing, "read_file", lambda *_: pytest.fail("read"))
-        assert poll() == 0
-
-    def test_both_ways_of_reading_agree(self, store: Any) -> None:
-        store.put(4096, BEST)
         location = read_settings().database
         with Database.open(location) as database:
             changes = database.read(CHANGES)
         assert changes == read_file(location, CHANGES)
         assert {row[:3] for row in changes} == {("scale", "float32", "run"), ("scale", "float32", "verdict")}
+        poll()
+        monkeypatch.setattr(refreshing, "read_file", lambda *_: pytest.fail("read"))
+        assert poll() == 0
 
     def test_a_write_changes_the_signature(self, store: Any) -> None:
         location = read_settings().database
@@ -734,22 +733,20 @@ class TestAside:
 
 
 class TestStandIns:
-    def test_what_is_compiled_serves_until_the_choice_takes_over(self, chosen: Code, kernel: BoundKernel) -> None:
+    def test_what_is_compiled_serves_until_the_choice_takes_over_whose_calls_are_then_reported(
+        self, chosen: Code, kernel: BoundKernel
+    ) -> None:
+        reports: list[int] = []
+        kernel.report_calls(lambda calls: reports.append(calls) or 10**9)
         kernel("A", "B", "C")
         assert kernel.config["TILE"] == 16
         said = r"It stands in for matmul_tiled TILE=32.*takes over when it is ready"
         assert re.search(said, explain(PROBLEM, DEVICE, kernel.choice))
+        assert reports == []
         end_compilation(chosen)
         assert kernel.config["TILE"] == 32
         assert kernel.calls == 1
         assert "stands in" not in explain(PROBLEM, DEVICE, kernel.choice)
-
-    def test_the_calls_of_a_choice_are_counted_once_it_is_served(self, chosen: Code, kernel: BoundKernel) -> None:
-        reports: list[int] = []
-        kernel.report_calls(lambda calls: reports.append(calls) or 10**9)
-        kernel("A", "B", "C")
-        assert reports == []
-        end_compilation(chosen)
         kernel("A", "B", "C")
         assert reports == [2]
 
