@@ -602,39 +602,18 @@ class TestOtherSizes:
         assert "it is expected to take 0." in small.explain()
 
 
-COMPUTED = """
-[kernel]
-name = "opaque"
-template = "opaque.cu"
-entry = "opaque"
-[problem]
-sizes = { n = 4096 }
-[parameters]
-THREADS = [64, 128, 256]
-[default]
-THREADS = 128
-[computed]
-blocks = "number"
-[launch]
-block = ["THREADS"]
-grid = ["computed.blocks"]
-[arguments]
-x = { buffer = "float32", shape = ["n"], access = "inout" }
-[reference.outputs]
-x = "2 * x"
-"""
-
-
 @pytest.mark.parametrize(
     ("default_us", "near", "far"),
     [(13.0, 4097, 4096 * 256), (11.0, 4097, 8192), (None, 4097, 16384)],  # a large, a small, and the usual gain
 )
 def test_a_gain_whose_launch_cannot_be_estimated_is_kept_near_and_not_far_away(
-    default_us: float | None, near: int, far: int
+    store: Any, default_us: float | None, near: int, far: int
 ) -> None:
     """Only the blocks are counted."""
-    spec = parse_spec(COMPUTED, "opaque.toml", functions={"blocks": lambda config: 2**20 // config["THREADS"]})
-    chosen = {"THREADS": 256}
+    text = store.path.read_text().partition("[work]")[0] + '[computed]\nblocks = "number"\n'
+    text = text.replace("ceil_div(n, THREADS * WORK)", "computed.blocks")
+    spec = parse_spec(text, "opaque.toml", functions={"blocks": lambda config: 2**20 // config["THREADS"]})
+    chosen = {"THREADS": 256, "WORK": 1}
     times = {config_key(chosen): 10.0} | ({config_key(spec.default): default_us} if default_us else {})
     tuned = [Tuned({"n": 4096}, PROFILE, {config_key(chosen): chosen}, times)]
     for n, is_faster in ((near, True), (far, False)):
