@@ -649,16 +649,6 @@ class TestWorkspaces:
         assert len(workspaces._captured) == captured * (launching._MAX_WORKSPACE_SETS + 8)
 
 
-OPERATION = """
-[operation]
-name = "matmul"
-sizes = { M = 4096, N = 4096, K = 4096, BATCH = 1 }
-flags = { TRANS_A = 0, TRANS_B = 0, OUT_FP32 = 0 }
-conditions = { NONDETERMINISTIC = 0, ALIGNED = 1, EMULATE = 1 }
-dtypes = ["float16"]
-[kernels.mine]
-kernel = "./mine.toml"
-"""
 MEMBER = block_space(
     "mine",
     """
@@ -679,12 +669,11 @@ CODE = 'extern "C" __global__ void mine(const void*, const void*, void*, int M) 
 @pytest.mark.usefixtures("live_gpu")
 @pytest.mark.parametrize("dtype", ["dtype", "float32"])
 def test_a_member_of_ones_own_that_declares_other_arrays_is_not_launched(
-    calls: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+    calls: Cuda, only_kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    (tmp_path / "matmul.toml").write_text(OPERATION)
     write_kernel(tmp_path, CODE, MEMBER % dtype)
-    monkeypatch.setenv("AUTOTILE_OPERATIONS", str(tmp_path))
-    default_dispatcher.clear()
+    monkeypatch.setenv("AUTOTILE_KERNELS", str(tmp_path))
+    only_kernel("mine")
     cubin = SimpleNamespace(path=Path("mine.cubin"), symbols={}, cubin_hash="0")
     monkeypatch.setattr(bound_module.KernelCode, "_find_cubin", lambda self, *, may_compile: cubin)
     for name in ("_loaded", "_absent"):
