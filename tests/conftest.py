@@ -19,7 +19,7 @@ from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
-from autotile.database.keys import TuningKey, space_hash
+from autotile.database.keys import TuningKey, key_of
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
@@ -260,15 +260,7 @@ def recording(scale_toml: Path, tmp_path: Path) -> Path:
     device = device_profile("h200")
     problem = resolve_problem(kernel.spec, {"n": 1048576})
     space = feasible_space(kernel.spec, problem.sizes, device)
-    key = TuningKey.for_device(
-        problem,
-        device,
-        template_hash=kernel.source_hash,
-        space_hash=space_hash(kernel.spec),
-        options=kernel.spec.options,
-        nvrtc_version=nvrtc_version(),
-        l2_mode="cold",
-    )
+    key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
     path = tmp_path / "scale.npz"
     header = RecordingHeader(key=key, parameters=kernel.spec.parameters, device=device, valid_configs=len(space))
     write_recording(path, header, [_recorded_trial(space.config(row)) for row in range(len(space))])
