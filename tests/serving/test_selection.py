@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from sqlalchemy import update
-from stored_runs import add_trial, add_trials, end_run, start_run
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Measurement, Problem, Resources, Trial, config_key
@@ -526,14 +525,11 @@ def tune(path: Path, text: str, seed: int, trials: int = 200) -> dict[str, Any]:
     ran = sorted((row for row in rows if recording.ok[row]), key=lambda row: recording.columns["time_us"][row])
     default = recording.row_of(SGEMM.spec.default)
     assert default is not None
+    finalists = sorted({*ran[:12], default}, key=lambda row: recording.columns["time_us"][row])
+    run: dict[str, Any] = {"sampler": "random", "driver": "", "device": H200}
     with Database.open(path) as database:
-        study = database.study(key, H200)
-        run = start_run(database, study, sampler="random", driver="")
-        add_trials(database, study, run, [trial_of(recording, row) for row in rows])
-        finalists = sorted({*ran[:12], default}, key=lambda row: recording.columns["time_us"][row])
-        for rank, row in enumerate(finalists):
-            add_trial(database, study, run, trial_of(recording, row), phase="final", rank=rank + 1)
-        end_run(database, run)
+        database.add_run(key, [trial_of(recording, row) for row in rows], phase="search", **run)
+        database.add_run(key, [trial_of(recording, row) for row in finalists], phase="final", is_ranked=True, **run)
     return recording.config(finalists[0])
 
 
