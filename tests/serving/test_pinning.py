@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from child_python import python
-from stored_runs import add_trial, end_run, start_run
 
 import autotile
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Measurement, Outcome, Trial
@@ -370,17 +369,15 @@ class TestNumerics:
     def finals(self, store: Any, times: list[tuple[dict[str, int], float, str]], *, refuse: Any = None) -> None:
         """Store the finals of a session: configurations with their times and the digests of their outputs."""
         key = store.put(4096, times[0][0], time_us=times[0][1])
+        trials = []
+        for config, time_us, digest in times:
+            measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
+            telemetry = {OUTPUT_DIGEST: digest} if digest else {}
+            trials.append(Trial(config, Outcome.OK, "", "finals", measurement=measurement, telemetry=telemetry))
+        refused = [Trial(refuse, Outcome.WRONG_RESULT, "wrong", "finals")] if refuse is not None else []
         with Database.open(read_settings().database) as database:
-            study = database.find_study(key)
-            run = start_run(database, study, sampler="random")
-            for rank, (config, time_us, digest) in enumerate(times, 1):
-                measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
-                telemetry = {OUTPUT_DIGEST: digest} if digest else {}
-                trial = Trial(config, Outcome.OK, "", "finals", measurement=measurement, telemetry=telemetry)
-                add_trial(database, study, run, trial, phase="final", rank=rank)
-            if refuse is not None:
-                add_trial(database, study, run, Trial(refuse, Outcome.WRONG_RESULT, "wrong", "finals"), phase="final")
-            end_run(database, run)
+            database.add_run(key, trials, sampler="random", phase="final", is_ranked=True)
+            database.add_run(key, refused, sampler="random", phase="final")
             rows = database.read(DIGESTED, study=key.digest, config="{}")
         assert rows == read_file(str(read_settings().database), DIGESTED, study=key.digest, config="{}")
         assert len(rows) > len(times)
