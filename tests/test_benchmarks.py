@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -167,7 +166,7 @@ class TestTuneProduct:
 
     @pytest.fixture(autouse=True)
     def _replay(self, monkeypatch: pytest.MonkeyPatch, only_kernel: Callable[[str], None]) -> None:
-        monkeypatch.setattr(import_module("autotile.tuning.backend"), "has_driver", lambda: False)
+        monkeypatch.setattr(importlib.import_module("autotile.tuning.backend"), "has_driver", lambda: False)
         only_kernel("matmul_tiled")
 
     def test_a_second_search_goes_on_and_nothing_is_measured_twice(self) -> None:

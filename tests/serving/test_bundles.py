@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 from child_python import python
+from made_models import rule_of
 from msgspec import structs
 
 from autotile.api import exchange
@@ -26,7 +27,7 @@ from autotile.exchange import bundle as bundles
 from autotile.exchange import shipped as shipped_file
 from autotile.exchange.bundle import MANIFEST, Bundle, manifest_digest
 from autotile.exchange.shipped import write_rules
-from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split
+from autotile.families.family import Extent, Family, Leaf, Split
 from autotile.families.features import Feature
 from autotile.kernel.problem import runs_on
 from autotile.serving import dispatcher as serving
@@ -129,10 +130,8 @@ class TestServing:
         """Its configurations are packed as well, and it chooses if nothing is exact; a user's rule or a shipped one."""
         key = store.put(4096, FAST)
         other = {"THREADS": 32, "WORK": 1}
-        point = RulePoint({"n": 4096}, ((10.0, 9.9, 10.1),) * 2, 10.0, 0.0, None)
-        configs = (RuleConfig(FAST, None, 2), RuleConfig(other, None, 2))
         family = Family({"n": Extent(((1, 100_000),))})
-        rule = FamilyRule(family, configs, Split(Feature("size", "n"), 5000.0, Leaf((1, 0)), Leaf((0, 1))), (point,))
+        rule = rule_of(family, (FAST, other), Split(Feature("size", "n"), 5000.0, Leaf((1, 0)), Leaf((0, 1))))
         with Database.open(read_settings().database) as database:
             device = database.best("scale")[0].winner.device
             if not came_along:

@@ -14,6 +14,7 @@ import pytest
 from child_python import python
 from hypothesis import given
 from hypothesis import strategies as st
+from made_models import rule_of
 from msgspec import structs
 from sqlalchemy import update
 
@@ -29,7 +30,7 @@ from autotile.errors import InputError, NotTunedError
 from autotile.exchange import shipped as shipped_file
 from autotile.exchange.recording import Recording, read_recording
 from autotile.exchange.shipped import shipped_winners, write_rules
-from autotile.families.family import Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree, parse_family
+from autotile.families.family import FamilyRule, Leaf, RuleConfig, RulePoint, Split, parse_family
 from autotile.families.features import Feature
 from autotile.families.preference import Tuned, prefer
 from autotile.kernel.library import Kernel, load_kernel
@@ -97,12 +98,6 @@ def redated(date: str) -> Step:
             connection.execute(update(TRIALS).values(created_at=date))
 
     return redate
-
-
-def rule_of(family: Family, configs: tuple[Config, ...], tree: Tree, resources: Resources | None = None) -> FamilyRule:
-    timed = tuple((10.0 + number, 9.0, 12.0) for number in range(len(configs)))
-    point = RulePoint(family.largest, timed, 10.0, 0.0, 0.02)
-    return FamilyRule(family, tuple(RuleConfig(config, resources, 8) for config in configs), tree, (point,))
 
 
 def learned(text: str = "n=1000..100000", device: DeviceProperties = H200, **changes: Any) -> Step:
