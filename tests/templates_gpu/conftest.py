@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from template_kit import TemplateOnDevice
+from template_kit import OnDevice, TemplateOnDevice
 
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
@@ -14,7 +12,7 @@ from autotile.kernel.library import load_kernel
 
 
 @pytest.fixture(scope="module")
-def on_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TemplateOnDevice]:
+def on_device(tmp_path_factory: pytest.TempPathFactory) -> OnDevice:
     """Return a function that prepares a kernel's template by its name."""
     device = live_device()
     support = SupportKernels(CubinCache(tmp_path_factory.mktemp("support"), 2**28), device.architecture)

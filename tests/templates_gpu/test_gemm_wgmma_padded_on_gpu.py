@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from template_kit import TemplateOnDevice
+from template_kit import OnDevice
 
 import autotile
 from autotile.core.model import Config
@@ -35,9 +34,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_right_at_every_shape(
-    on_device: Callable[[str], TemplateOnDevice], case: tuple[str, tuple[int, int], int]
-) -> None:
+def test_right_at_every_shape(on_device: OnDevice, case: tuple[str, tuple[int, int], int]) -> None:
     """Over workspaces of NaN: what the copy leaves out, or lies behind a row, makes the product NaN."""
     name, (trans_a, trans_b), half = case
     config = {**SPEC.default, **CONFIGS[name]}
