@@ -1,15 +1,16 @@
-"""Verify and measure one candidate in this process, or tune and keep the trials."""
+"""Compile candidates, verify and measure them in this process, or tune and keep the trials."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import autotile
-from autotile.core.model import Outcome, Problem, Trial, Value
+from autotile.core.model import Config, Outcome, Problem, Trial, Value
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
-from autotile.kernel.library import load_kernel
+from autotile.kernel.library import Kernel, load_kernel
 from autotile.settings import read_settings
 from autotile.tuning.backend import workload_of
 from autotile.tuning.options import TuneOptions
@@ -18,21 +19,35 @@ from autotile.workers.bench import Bench, TaintedError
 from autotile.workers.jobs import Candidate, Entry, Reading, Time
 
 
-def evaluate(toml: Path, **values: Value) -> Reading:
-    """Evaluate the default configuration, or another, of a kernel at its default sizes."""
+def compiled(
+    kernel: Kernel, config: Config, cache: CubinCache, sizes: Mapping[str, int] | None = None, dtype: str = "float32"
+) -> Candidate:
+    """Compile a configuration for this device, at sizes if the code depends on them."""
+    cubin = cache.get_or_compile(compile_job(kernel, config, dtype, live_device().architecture, sizes))
+    return Candidate(config, str(cubin.path), cubin.symbols)
+
+
+def evaluate_in_turn(toml: Path, *changes: Mapping[str, Value]) -> list[Reading]:
+    """Evaluate a kernel at its default sizes in one process: its default configuration with each of the changes."""
     kernel, settings = load_kernel(str(toml)), read_settings()
-    spec, config = kernel.spec, {**kernel.spec.default, **values}
-    cache = CubinCache(settings.cache, settings.cache_limit_bytes)
-    cubin = cache.get_or_compile(compile_job(kernel, config, spec.dtypes[0], live_device().architecture))
-    candidate = Candidate(config, str(cubin.path), cubin.symbols)
+    spec, cache = kernel.spec, CubinCache(settings.cache, settings.cache_limit_bytes)
     bench, readings = Bench(), list[Reading]()
     problem = Problem(spec.name, dict(spec.sizes), spec.dtypes[0])
     bench.open(workload_of(kernel, problem, settings, TuneOptions(sample_limit_s=0.05)))
-    try:
-        bench.run(Time((Entry(candidate),)), lambda stage: None, readings)
-    except TaintedError as error:  # nothing has passed here before that could show the data to be intact
-        readings += [error.reading] if error.reading is not None else []
-    return readings[0]
+    for values in changes:
+        candidate = compiled(kernel, {**spec.default, **values}, cache, dtype=problem.dtype)
+        found: list[Reading] = []
+        try:
+            bench.run(Time((Entry(candidate),)), lambda stage: None, found)
+        except TaintedError as error:  # nothing has passed here before that could show the data to be intact
+            found += [error.reading] if error.reading is not None else []
+        readings += found
+    return readings
+
+
+def evaluate(toml: Path, **values: Value) -> Reading:
+    """Evaluate the default configuration, or another, of a kernel at its default sizes."""
+    return evaluate_in_turn(toml, values)[0]
 
 
 def expect_ok(toml: Path, **values: Value) -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -15,10 +16,10 @@ from postgresql_server import PostgresqlServer, programs_folder, running_server
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
-from autotile.cuda.driver import device_count
+from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
-from autotile.database.keys import TuningKey, space_hash
+from autotile.database.keys import TuningKey, key_of
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
@@ -181,6 +182,37 @@ def scale_toml(tmp_path: Path, write_scale: Callable[[Path], Path]) -> Path:
     return write_scale(tmp_path / "kernels")
 
 
+SCALING = """
+[operation]
+name = "scaling"
+sizes = { n = 4096 }
+dtypes = ["float32"]
+
+[kernels.scale]
+kernel = "./scale.toml"
+"""
+
+
+@pytest.fixture
+def scaling_toml(scale_toml: Path) -> Path:
+    """An operation of the tiny kernel alone."""
+    path = scale_toml.with_name("scaling.toml")
+    path.write_text(SCALING)
+    return path
+
+
+@pytest.fixture(scope="session")
+def cp() -> Any:
+    """CuPy."""
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture
+def hopper() -> None:
+    if live_device().compute_capability != "9.0":
+        pytest.skip("needs compute capability 9.0")
+
+
 @pytest.fixture
 def only_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Leave one kernel in the operation ``matmul``."""
@@ -228,15 +260,7 @@ def recording(scale_toml: Path, tmp_path: Path) -> Path:
     device = device_profile("h200")
     problem = resolve_problem(kernel.spec, {"n": 1048576})
     space = feasible_space(kernel.spec, problem.sizes, device)
-    key = TuningKey.for_device(
-        problem,
-        device,
-        template_hash=kernel.source_hash,
-        space_hash=space_hash(kernel.spec),
-        options=kernel.spec.options,
-        nvrtc_version=nvrtc_version(),
-        l2_mode="cold",
-    )
+    key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
     path = tmp_path / "scale.npz"
     header = RecordingHeader(key=key, parameters=kernel.spec.parameters, device=device, valid_configs=len(space))
     write_recording(path, header, [_recorded_trial(space.config(row)) for row in range(len(space))])

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 import pytest
+from feature_kernels import block_space
 
 from autotile.core.model import Value
 from autotile.errors import SpecError
@@ -111,29 +112,13 @@ def make_spec(
     return parse_spec(text, "sample.toml")
 
 
-COPY_SPACE = """
-kernel = { name = "k", template = "k.cu", entry = "k" }
-parameters = { BLOCK = [64, 128] }
-default = { BLOCK = 64 }
-[problem]
-sizes = { @sizes }
-[launch]
-block = ["BLOCK"]
-grid = ["ceil_div(N, BLOCK)"]
-[arguments]
-x = { buffer = "@type", shape = ["N"], access = "in" }
-y = { buffer = "@type", shape = ["N"], access = "out" }
-@more
-[reference]
-outputs = { y = "x" }
-"""
-"""A kernel that copies a vector; further arguments go in place of ``@more``."""
-
-
 def copy_spec(*arguments: str, dtype: str = "float32", sizes: str = "N = 4096") -> KernelSpec:
     """The kernel that copies a vector of a type, with further arguments."""
-    text = COPY_SPACE.replace("@type", dtype).replace("@sizes", sizes)
-    return parse_spec(text.replace("@more", "\n".join(arguments)), "k.toml")
+    given = f'buffer = "{dtype}", shape = ["N"]'
+    x, y = f'x = {{ {given}, access = "in" }}', f'y = {{ {given}, access = "out" }}'
+    copied, problem = 'outputs = { y = "x" }', f"sizes = {{ {sizes} }}"
+    text = block_space("k", "\n".join((x, y, *arguments)), copied, problem=problem, default={"BLOCK": 64})
+    return parse_spec(text, "k.toml")
 
 
 def refused(text: str, old: str, new: str, key: str, said: str, *, count: int = -1) -> SpecError:

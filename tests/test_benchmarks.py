@@ -7,16 +7,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stored_runs import add_trial, end_run, start_run
+from stored_runs import store_winner
 
-from autotile.core.model import Measurement, Outcome, Trial, config_key
+from autotile.core.model import config_key
 from autotile.core.statistics import Interval, paired_ratio
 from autotile.database.database import Database
 from autotile.database.keys import key_of
@@ -143,8 +142,10 @@ class TestShareOut:
         if 0.6 * budget_s >= len(times_us) * (1.0 + finals_s):
             assert sessions.now_s - 100.0 == pytest.approx(budget_s)
 
-    def test_a_budget_too_small_for_finals_is_spent_on_probes(self) -> None:
+    def test_a_budget_too_small_for_finals_is_spent_on_probes_and_without_kernels_on_nothing(self) -> None:
         sessions = MadeUpSessions({"sgemm_ws": 300.0, "sgemm_bf16x6": 200.0}, start_s=1.5, finals_s=2.0)
+        share_out([], 60.0, sessions, sessions.clock)
+        assert (sessions.held, sessions.now_s) == ([], 100.0)
         share_out(["sgemm_ws", "sgemm_bf16x6"], 4.0, sessions, sessions.clock)
         assert [finals for _, _, finals in sessions.held] == [False, False]
         assert sessions.now_s - 100.0 <= 4.0
@@ -159,20 +160,13 @@ class TestShareOut:
         share_out(["sgemm_ws", "sgemm_bf16x6"], 60.0, sessions, sessions.clock)
         assert sessions.held[-1] == ("sgemm_ws", pytest.approx(60.0 - 12.0 - 2.0), True)
 
-    def test_without_kernels_nothing_happens(self) -> None:
-        sessions = MadeUpSessions({"sgemm": 500.0})
-        before_s = sessions.clock()
-        share_out([], 60.0, sessions, sessions.clock)
-        assert sessions.held == []
-        assert sessions.clock() == before_s
-
 
 class TestTuneProduct:
     """Replay of recorded kernels."""
 
     @pytest.fixture(autouse=True)
     def _replay(self, monkeypatch: pytest.MonkeyPatch, only_kernel: Callable[[str], None]) -> None:
-        monkeypatch.setattr(import_module("autotile.tuning.backend"), "has_driver", lambda: False)
+        monkeypatch.setattr(importlib.import_module("autotile.tuning.backend"), "has_driver", lambda: False)
         only_kernel("matmul_tiled")
 
     def test_a_second_search_goes_on_and_nothing_is_measured_twice(self) -> None:
@@ -221,12 +215,8 @@ class TestSeeds:
         spec = served.definition.spec
         winner = {**spec.default, "LANES_X": 4}
         problem = replace(served.problem, sizes={"M": 512, "N": 512, "K": 512})
-        with Database.open(read_settings().database) as database:
-            key = key_of(served.definition, problem, served.device, nvrtc_version="13.0", l2_mode="cold")
-            study = database.study(key, served.device)
-            run = start_run(database, study, sampler="random")
-            add_trial(database, study, run, Trial(winner, Outcome.OK, measurement=Measurement(9.0, 8.9, 9.1)))
-            end_run(database, run)
+        key = key_of(served.definition, problem, served.device, nvrtc_version="13.0", l2_mode="cold")
+        store_winner(key, winner, 9.0, served.device)
         assert seeds_of(served, [], None) == [spec.default, winner]
 
     def test_what_is_shipped_is_tried(self, served: BoundKernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,12 +261,10 @@ class TestRows:
         assert document["cublas_error_over_rms"] == 2e-7
         assert document["share_of_peak"] * EMULATED_PEAK == pytest.approx(1e12 * document["tflops_per_s"])
 
-    def test_a_kernel_of_the_cuda_cores_that_leads_is_both(self) -> None:
-        row = self.row(LARGE, sgemm_ws=80.0)
-        assert row.best is row.cuda_cores
-
-    def test_means_of_both(self) -> None:
-        found = summary([self.row(LARGE, sgemm_bf16x6=50.0, sgemm_ws=100.0), self.row(LARGE, sgemm_ws=200.0)])
+    def test_means_of_both_and_a_kernel_of_the_cuda_cores_that_leads_is_both(self) -> None:
+        alone = self.row(LARGE, sgemm_ws=200.0)
+        assert alone.best is alone.cuda_cores
+        found = summary([self.row(LARGE, sgemm_bf16x6=50.0, sgemm_ws=100.0), alone])
         assert found["geometric_mean"] == pytest.approx(1.0)
         assert found["least"] == 0.5
         assert found["cuda_cores"] == {"geometric_mean": pytest.approx(0.5**0.5), "least": 0.5}
@@ -338,12 +326,10 @@ class TestDraw:
             assert octaves >= set(range(int(math.log2(low)), int(math.log2(high))))
         assert {layout_of(sizes) for sizes in found} == {"NN", "NT", "TN", "TT"}
 
-    def test_the_seed_decides_and_more_begin_with_fewer(self) -> None:
+    def test_the_seed_decides_more_begin_with_fewer_and_too_few_are_refused(self) -> None:
         assert drawn(3) == drawn(3)
         assert drawn(3) != drawn(4)
         assert drawn(3, 50) == drawn(3)[:50]
-
-    def test_too_few_problems_are_refused(self) -> None:
         with pytest.raises(SystemExit, match="only 2 of 3"):
             draw({"N": (1, 2)}, (), 3, 0)
 
@@ -376,15 +362,13 @@ class TestGivenShapes:
         with pytest.raises(SystemExit):
             read_shapes(tmp_path / "shapes.json")
 
-    def test_ranges(self) -> None:
+    def test_ranges_and_text(self) -> None:
+        assert text_of(PRODUCT) == "64 x 64 x 131072 NT"
+        assert text_of({"ROWS": 3, "N": 5}) == "ROWS=3 N=5"
         assert parse_ranges(["M=1..64", "N=35"]) == {"M": (1, 64), "N": (35, 35)}
         for word in ("M", "M=", "M=0..3", "M=5..3", "=3", "M=1.."):
             with pytest.raises(SystemExit, match="no range"):
                 parse_ranges([word])
-
-    def test_text(self) -> None:
-        assert text_of(PRODUCT) == "64 x 64 x 131072 NT"
-        assert text_of({"ROWS": 3, "N": 5}) == "ROWS=3 N=5"
 
 
 class TestCommandLine:
@@ -398,11 +382,9 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         "words", [["--count", "0"], ["--operation", "x.toml"], ["--operation", "x.toml", "N=1..2", "--shape", "1,2,3"]]
     )
-    def test_what_contradicts_itself_is_refused(self, words: list[str]) -> None:
+    def test_what_contradicts_itself_and_an_unknown_size_are_refused(self, words: list[str]) -> None:
         with pytest.raises(SystemExit):
             any_size.parsed(words)
-
-    def test_an_unknown_size_is_refused(self) -> None:
         with pytest.raises(SystemExit, match="no size X"):
             any_size.problems(any_size.parsed(["X=1..4"]), None)
 
@@ -450,12 +432,10 @@ class TestSummary:
         found = report.summary([row(ratio, **{"class": name}) for ratio in ratios])[name]
         assert report.meets(name, found) is met
 
-    def test_loss_against_tuning(self) -> None:
+    def test_loss_against_tuning_and_nothing_measured(self) -> None:
         rows = [row(1.0, loss=0.02), row(1.0, loss=0.10), row(1.0)]
         expected = {"mean": pytest.approx(0.06), "worst": 0.10, "count": 2}
         assert report.summary(rows)["bfloat16"]["loss_against_tuning"] == expected
-
-    def test_nothing_measured(self) -> None:
         assert report.summary([row(None)])["bfloat16"]["geometric_mean"] is None
         assert report.summary([]) == {}
 
@@ -471,10 +451,8 @@ class TestRecord:
         assert list(path.parent.iterdir()) == [path]
         assert {"summary", "rows", "look_up_us", "keys", "options"} <= set(report.read(path))
         assert set(report.read(path)["rows"][0]) == set(report.ROW_KEYS)
-
-    def test_an_empty_one(self, tmp_path: Path) -> None:
-        report.write(tmp_path / "a.json", report.document({}, [], {}))
-        assert report.read(tmp_path / "a.json")["rows"] == []
+        report.write(path, report.document({}, [], {}))
+        assert report.read(path)["rows"] == []
 
     def test_what_is_no_record_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "a.json").write_text("[]")

@@ -6,10 +6,10 @@ import os
 import re
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from child_python import python
 
 import autotile
 from autotile.core.device import device_profile
@@ -35,12 +35,9 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
     return load_kernel(str(request.param))
 
 
-def test_the_default_is_valid_at_both_shapes(kernel: Kernel) -> None:
+def test_there_is_a_choice_and_the_default_is_valid_at_both_shapes(kernel: Kernel) -> None:
     for sizes in (kernel.spec.sizes, kernel.spec.ragged):
         assert check_config(kernel.spec, kernel.spec.default, sizes, H200) == ""
-
-
-def test_there_is_a_choice(kernel: Kernel) -> None:
     assert len(feasible_space(kernel.spec, kernel.spec.sizes, H200)) >= 20
 
 
@@ -90,20 +87,16 @@ class TestOperations:
                 assert check_config(spec, spec.default, sizes, H200) == ""
 
 
-def test_short_rows_are_never_split() -> None:
-    operation = load_operation(str(FOLDER / "row_sums" / "row_sums.toml"))
-
-    def names(rows: int, n: int) -> list[str]:
-        return [member.name for member, _ in operation.fitting(operation.resolve({"ROWS": rows, "N": n}))]
-
-    assert names(64, 2047) == ["row_sums_whole"]
-    assert names(64, 2048) == ["row_sums_whole", "row_sums_split"]
-
-
 class TestRowSums:
     """Who computes the sums of rows, where nothing was measured."""
 
     FILE = str(FOLDER / "row_sums" / "row_sums.toml")
+
+    def test_short_rows_are_never_split(self) -> None:
+        operation = load_operation(self.FILE)
+        for n, kernels in ((2047, ["row_sums_whole"]), (2048, ["row_sums_whole", "row_sums_split"])):
+            problem = operation.resolve({"ROWS": 64, "N": n})
+            assert [member.name for member, _ in operation.fitting(problem)] == kernels
 
     def test_a_kernel_is_served_for_every_size(self, tmp_path: Path) -> None:
         for rows, n in ((1, 1), (1, 10_000_000), (100_000, 33)):
@@ -137,16 +130,14 @@ class TestModels:
     )
     def test_they_run(self, program: str, options: str, needs: str) -> None:
         pytest.importorskip(needs)
-        command = [sys.executable, FOLDER / program, "--device", "cpu", *options.split()]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = python(FOLDER / program, "--device", "cpu", *options.split(), timeout=300)
         assert done.returncode == 0, done.stderr
         assert "it is on the device cpu" in done.stdout
 
     def test_serving_says_what_is_missing(self) -> None:
         pytest.importorskip("torch")
         program = "import runpy, sys; sys.modules['transformers'] = None; runpy.run_path(sys.argv[1])"
-        command = [sys.executable, "-c", program, FOLDER / "language_model" / "serve.py"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = python("-c", program, FOLDER / "language_model" / "serve.py")
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.endswith("this example needs transformers: pip install transformers\n")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from child_python import python
 
 import autotile
 from autotile import errors
@@ -28,9 +29,7 @@ HEAVY = ("alembic", "cupy", "kernel_tuner", "optuna", "rich", "sqlalchemy", "typ
 def imported(code: str, among: tuple[str, ...]) -> set[str]:
     """Which modules a fresh process has imported after running some code."""
     report = f"\nimport sys; print(*[name for name in {among!r} if name in sys.modules])"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code + report]
-    return set(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split())
+    return set(python("-c", code + report, check=True).stdout.split())
 
 
 def run(*command: str) -> None:
@@ -63,8 +62,7 @@ def test_a_test_that_hangs_fails_and_the_others_go_on(tmp_path: Path) -> None:
         "@pytest.mark.timeout(1)\ndef test_hangs(): threading.Event().wait()\n"
         "def test_has_a_limit(pytestconfig): assert 0 < float(pytestconfig.getini('timeout')) <= 600\n"
     )
-    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}", str(file)]
-    done = subprocess.run([*command, "-n", "1"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = python("-m", "pytest", "-c", ROOT / "pyproject.toml", f"--rootdir={tmp_path}", file, "-n", "1", cwd=tmp_path)
     assert "1 failed, 1 passed" in done.stdout, done.stdout
     assert "Timeout" in done.stdout
 
@@ -75,10 +73,7 @@ class TestNames:
         assert {"get_best_kernel", "matmul", "TuneOptions", "TuneResult", "FamilyPlan"} <= set(autotile.__all__)
         assert dir(autotile) == sorted([*autotile.__all__, "list"])
         assert len(dir(autotile)) <= 77  # with __version__; the types of results are imported from their modules
-
-    def test_every_error_is_public(self) -> None:
-        kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
-        assert kinds <= set(autotile.__all__)
+        assert autotile.__version__.count(".") == 2
 
     def test_type_checkers_see_the_same_names(self) -> None:
         tree = tree_of(Path(autotile.__file__))
@@ -87,11 +82,9 @@ class TestNames:
         seen = {alias.asname: node.module for node in imports for alias in node.names}
         assert seen == {name: f"autotile.{module}" for name, module in autotile._MODULE_OF.items()}
 
-    def test_each_is_defined_where_it_is_imported_from(self) -> None:
+    def test_each_is_there_documented_always_the_same_and_defined_where_it_is_imported_from(self) -> None:
         for name, module in autotile._MODULE_OF.items():
             assert getattr(autotile, name).__module__ == f"autotile.{module}"
-
-    def test_each_is_there_documented_and_always_the_same(self) -> None:
         for name in autotile.__all__:
             value = getattr(autotile, name)
             assert not isinstance(value, ModuleType)
@@ -117,22 +110,20 @@ assert autotile.tuning.__module__ == "autotile.api.window", autotile.tuning
 from autotile.tuning.plan import TuningPlan
 assert autotile.tuning is autotile.__dict__["tuning"]
 """
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+        python("-c", code, check=True)
 
     def test_any_other_is_an_attribute_error(self) -> None:
         with pytest.raises(AttributeError, match="module 'autotile' has no attribute 'tunes'"):
             autotile.tunes  # noqa: B018
 
-    def test_every_error_is_in_the_tree_at_the_top_of_its_file(self) -> None:
+    def test_every_error_is_public_and_in_the_tree_at_the_top_of_its_file(self) -> None:
         kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
         assert kinds
         for kind in kinds:
+            assert kind.__name__ in autotile.__all__
             assert issubclass(kind, autotile.AutotileError)
             assert f" {kind.__name__}" in f" {errors.__doc__}"
             assert kind.__doc__
-
-    def test_version(self) -> None:
-        assert autotile.__version__.count(".") == 2
 
 
 class TestSubmodules:
@@ -148,22 +139,19 @@ torch.ops.autotile.matmul = lambda a, b, emulate: (a, b, emulate)
     """A stand-in for PyTorch, whose operator returns its arguments."""
 
     def test_it_is_imported_when_it_is_used(self) -> None:
-        code = self.TORCH + "import autotile\nassert autotile.torch.matmul(1, 2) == (1, 2, True)\n"
+        before = "import autotile\nassert 'autotile.torch' not in sys.modules\n"
+        code = self.TORCH + before + "assert autotile.torch.matmul(1, 2) == (1, 2, True)\n"
         assert imported(code, ("autotile.torch",)) == {"autotile.torch"}
-        assert imported(self.TORCH + "import autotile", ("autotile.torch",)) == set()
-        assert imported("import autotile\ndir(autotile)", ("torch", "autotile.torch")) == set()
-
-    def test_errors_are_there_after_the_package_alone(self) -> None:
-        code = "import autotile\nassert issubclass(autotile.errors.InputError, autotile.errors.AutotileError)\n"
-        assert imported(code, ("autotile.errors",)) == {"autotile.errors"}
 
     def test_without_pytorch_the_error_says_so(self) -> None:
         code = "import sys; sys.modules['torch'] = None\nimport autotile\nautotile.torch.matmul"
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: autotile.torch needs PyTorch")
+        said = python("-c", code).stderr.splitlines()[-1]
+        assert said.startswith("ModuleNotFoundError: autotile.torch needs PyTorch")
 
-    def test_kernel_tuners_interface(self) -> None:
-        assert imported("import autotile; autotile.kernel_tuner.tune_kernel", ("autotile.kernel_tuner",))
+    def test_errors_and_kernel_tuners_interface(self) -> None:
+        code = "import autotile\nassert issubclass(autotile.errors.InputError, autotile.errors.AutotileError)\n"
+        names = "autotile.errors", "autotile.kernel_tuner"
+        assert imported(f"{code}autotile.kernel_tuner.tune_kernel", names) == {*names}
 
     def test_every_module_that_the_documents_name(self) -> None:
         """A name after ``autotile.`` in code is there after `import autotile`."""
@@ -178,20 +166,18 @@ torch.ops.autotile.matmul = lambda a, b, emulate: (a, b, emulate)
 
 class TestImports:
     def test_the_package_alone_imports_next_to_nothing(self) -> None:
-        assert imported("import autotile", (*HEAVY, "numpy", "autotile.core")) == set()
+        among = *HEAVY, "numpy", "torch", "autotile.core", "autotile.torch"
+        assert imported("import autotile; dir(autotile)", among) == set()
 
     def test_serving_needs_neither_the_search_nor_its_libraries(self) -> None:
         code = "import autotile; autotile.get_best_kernel('sgemm_2d', M=64, N=64, K=64, device='h200')"
-        found = imported(
-            code, (*HEAVY, "autotile.search", "autotile.tuning", "autotile.workers", "autotile.api", "autotile.cli")
-        )
-        assert found == set()
-        assert imported(code, ("numpy.random", "concurrent.futures", "html", "logging")) == set()
+        packages = "autotile.search", "autotile.tuning", "autotile.workers", "autotile.api", "autotile.cli"
+        assert imported(code, (*HEAVY, *packages, "numpy.random", "concurrent.futures", "html", "logging")) == set()
 
     def test_naming_the_entry_points_loads_no_gpu_library(self) -> None:
         assert imported("from autotile import get_best_kernel, BoundKernel", HEAVY) <= {"sqlalchemy"}
-        needless = {"cupy", "kernel_tuner", "typer", "rich"}
-        assert imported("from autotile import tune, TuneOptions", HEAVY).isdisjoint(needless)
+        needless = "cupy", "kernel_tuner", "typer", "rich"
+        assert imported("from autotile import tune, TuneOptions", needless) == set()
         assert imported("from autotile import InputError, SpecError", (*HEAVY, "numpy")) == set()
 
     def test_plain_words_are_converted_without_pydantic(self) -> None:
@@ -269,7 +255,7 @@ def test_a_missing_dependency_is_told_in_one_line() -> None:
         "import sys; sys.modules['typer'] = None; sys.argv = ['autotile', '--help'];"
         "import runpy; runpy.run_module('autotile', run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = python("-c", code)
     assert done.returncode == 1
     assert done.stderr.startswith("error: autotile needs the package typer")
     assert len(done.stderr.splitlines()) == 1

@@ -1,12 +1,12 @@
 """Settings: from the environment, then config.toml, then defaults."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from child_python import python
 
+import autotile
 from autotile.errors import InputError
 from autotile.settings import available_cores, child_environment, data_folder, read_settings, toolkit_folders
 
@@ -106,14 +106,8 @@ def test_a_malformed_file_is_refused(config: Path, text: str | bytes, said: str)
 
 def test_a_child_imports_the_same_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}")
-    environment = child_environment()
-    assert environment["PYTHONPATH"].split(os.pathsep)[1:] == [str(tmp_path)]
-    code = "import autotile; print(autotile.__file__)"
-    found = subprocess.run(
-        [sys.executable, "-P", "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    import autotile
-
+    assert child_environment()["PYTHONPATH"].split(os.pathsep)[1:] == [str(tmp_path)]
+    found = python("-P", "-c", "import autotile; print(autotile.__file__)", cwd=tmp_path, check=True)
     assert found.stdout.strip() == autotile.__file__
 
 

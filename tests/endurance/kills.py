@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from random import Random
 
@@ -39,14 +39,6 @@ class Scenario:
     name: str
     words: tuple[str, ...]
     cold: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Final content of a study: configuration, outcome and time in microseconds of each trial, in their order."""
-
-    winner: str
-    trials: tuple[tuple[str, str, float | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +106,7 @@ class Bench:
             self._run(location)
         return Series(self._scenario.name, tuple(kills), difference(self.uninterrupted, read_study(location)))
 
-    def _measure(self) -> tuple[Found, dict[str, float]]:
+    def _measure(self) -> tuple[list[str], dict[str, float]]:
         """Return the study of an uninterrupted session, and its time in each stage, in seconds.
 
         A first session fills the cubin cache, unless each session is to start without one.
@@ -215,26 +207,20 @@ def kill_and_resume(
                 return
 
 
-def read_study(location: Path) -> Found:
-    """Return the final content of the only study of a database."""
+def read_study(location: Path) -> list[str]:
+    """Return the final content of the only study of a database: its trials in their order, then the winner."""
     with Database.open(location) as database:
         (best,) = database.best()
         assert best.confirmed
         trials = database.trials(best.study_id, phase="search")
-        return Found(
-            winner=config_key(best.trial.config),
-            trials=tuple((config_key(t.config), str(t.outcome), t.time_us) for t in trials),
-        )
+    shown = [f"trial {at} is {config_key(t.config)} {t.outcome} {t.time_us}" for at, t in enumerate(trials)]
+    return [*shown, f"the winner is {config_key(best.trial.config)}"]
 
 
-def difference(expected: Found, found: Found) -> str:
-    """Return the difference between two studies; empty if they are equal."""
-    if len(expected.trials) != len(found.trials):
-        return f"{len(found.trials)} trials, expected {len(expected.trials)}"
-    for number, (one, other) in enumerate(zip(expected.trials, found.trials, strict=True)):
-        if one != other:
-            return f"trial {number} is {other}, expected {one}"
-    return "" if expected.winner == found.winner else f"the winner is {found.winner}, expected {expected.winner}"
+def difference(expected: list[str], found: list[str]) -> str:
+    """Return the first difference between two studies; empty if they are equal."""
+    pairs = zip_longest(expected, found, fillvalue="nothing follows")
+    return next((f"{other}, expected {one}" for one, other in pairs if one != other), "")
 
 
 def _stored(location: Path) -> Counter[str]:

@@ -35,6 +35,9 @@ class TestParsing:
         for outside in ({"M": 8193, "N": 4096, "K": 7168}, {"M": 1, "N": 4096, "K": 5000}, {"M": 1, "N": 4096}):
             assert outside not in family
         assert family.largest == {"M": 8192, "N": 4096, "K": 7168}
+        overlapping = parse_family(SPEC, ["M=1..10,5..20,7", "N=3,3", "K=4,5"])
+        assert str(overlapping) == "M=1..20 N=3 K=4,5"
+        assert str(parse_family(SPEC, ["M=1..8", "N=1"])) == "M=1..8 N=1 K=4096"  # of the file
 
     @given(st.tuples(extents, extents, extents))
     def test_what_is_typed_is_what_is_read(self, parts: tuple[list[list[int]], ...]) -> None:
@@ -44,16 +47,6 @@ class TestParsing:
         assert Family.from_json(family.to_json()) == family
         for name, each in zip("MNK", parts, strict=True):
             assert all(end in family.extents[name] for part in each for end in part)
-
-    @pytest.mark.parametrize(
-        ("words", "text"),
-        [
-            (["M=1..10,5..20,7", "N=3,3", "K=4,5"], "M=1..20 N=3 K=4,5"),  # overlapping parts are one
-            (["M=1..8", "N=1"], "M=1..8 N=1 K=4096"),  # those that are left out are those of the file
-        ],
-    )
-    def test_a_family_as_text(self, words: list[str], text: str) -> None:
-        assert str(parse_family(SPEC, words)) == text
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -123,21 +116,17 @@ class TestSelectPoints:
         with pytest.raises(ProblemError, match=r"3 points cannot cover K=1,2,3,4: expected at least 4"):
             select_points(parse_family(SPEC, ["M=1", "N=1", "K=1,2,3,4"]), 3)
 
-    def test_impossible_problems_are_not_chosen(self) -> None:
+    def test_impossible_problems_are_not_chosen_and_members_fill_the_family(self) -> None:
         family = parse_family(SPEC, WIDE_FAMILY)
         points = select_points(family, 10, lambda sizes: sizes["M"] % 8 == 0)
         assert len(points) == 10
         assert all(point["M"] % 8 == 0 for point in points)
         with pytest.raises(ProblemError, match="no valid configuration"):
             select_points(family, 10, lambda _: False)
-
-
-def test_members_fill_the_family() -> None:
-    family = parse_family(SPEC, WIDE_FAMILY)
-    members = sample_members(family)
-    assert len(members) > 1000
-    assert all(member in family for member in members)
-    assert {int(math.log2(member["M"])) for member in members} == set(range(14))
+        members = sample_members(family)
+        assert len(members) > 1000
+        assert all(member in family for member in members)
+        assert {int(math.log2(member["M"])) for member in members} == set(range(14))
 
 
 SIZES = [{"M": 4096, "N": 4096, "K": 1024}, {"M": 129, "N": 1999, "K": 7}]

@@ -1,11 +1,9 @@
-"""What several tests on a GPU need: CuPy, and measurements of an operation's problems as a family makes them."""
+"""What several tests on a GPU need: measurements of an operation's problems as a family makes them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,35 +16,6 @@ from autotile.tuning.operation_family import Sweep, grid_gpu
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.schedule import Schedule
 from autotile.workers.compile_pool import CompilePool
-
-
-@pytest.fixture(scope="session")
-def cupy() -> Any:
-    return pytest.importorskip("cupy")
-
-
-@pytest.fixture(scope="session")
-def cp(cupy: Any) -> Any:
-    return cupy
-
-
-SCALING = """
-[operation]
-name = "scaling"
-sizes = { n = 4096 }
-dtypes = ["float32"]
-
-[kernels.scale]
-kernel = "./scale.toml"
-"""
-
-
-@pytest.fixture
-def scaling_toml(scale_toml: Path) -> Path:
-    """An operation of the tiny kernel alone."""
-    path = scale_toml.with_name("scaling.toml")
-    path.write_text(SCALING)
-    return path
 
 
 @pytest.fixture

@@ -63,11 +63,20 @@ def test_every_configuration_has_a_result(capsys: pytest.CaptureFixture[str]) ->
     assert "time=" in capsys.readouterr().out
 
 
-def test_a_wrong_configuration_is_marked() -> None:
-    given = arguments()
+def test_a_wrong_configuration_is_marked_and_a_function_verifies() -> None:
+    given, seen = arguments(), []
     source = ADD.replace("a[i] + b[i]", "a[i] + (block_size_x == 128 ? 2 : 1) * b[i]")
     results, _ = tune_add(given, source=source, answer=[given[1] + given[2], None, None, None])
     assert {result["block_size_x"]: "__error__" in result for result in results} == {64: False, 128: True, 256: False}
+
+    def verify(answer: Any, outputs: Any, atol: float) -> bool:
+        seen.append((atol, outputs[1]))
+        return bool(np.isclose(answer[0], outputs[0].sum(), rtol=1e-3))
+
+    expected = [np.float64((given[1] + given[2]).sum()), None, None, None]
+    results, _ = tune_add(given, answer=expected, verify=verify, atol=0.5)
+    assert all("__error__" not in result for result in results)
+    assert seen[0] == (0.5, None)
 
 
 def test_one_configuration_runs_and_returns_its_arguments() -> None:
@@ -87,9 +96,9 @@ class TestArraysOnTheGpu:
     """They are used in place, as Kernel Tuner's CuPy backend does."""
 
     @pytest.fixture
-    def arrays(self, cupy: Any) -> tuple[Any, Any, Any]:
-        a, b = (cupy.random.random(N, dtype=cupy.float32) for _ in range(2))
-        return cupy.zeros_like(a), a, b
+    def arrays(self, cp: Any) -> tuple[Any, Any, Any]:
+        a, b = (cp.random.random(N, dtype=cp.float32) for _ in range(2))
+        return cp.zeros_like(a), a, b
 
     def test_a_python_kernel(self, arrays: Any) -> None:
         c, a, b = arrays
@@ -101,16 +110,11 @@ class TestArraysOnTheGpu:
         add(a, c, b, np.int32(N))
         np.testing.assert_array_equal(a.get(), c.get() + before[1])
 
-    def test_arrays_of_both_kinds(self, arrays: Any) -> None:
+    def test_arrays_of_both_kinds_and_an_output_that_is_no_input_of_the_call(self, arrays: Any) -> None:
         c, a, b = arrays
-        add = python_add(c, a, b)
-        (returned,) = add(np.zeros(N, np.float32), a, b, np.int32(N))
+        (returned,) = python_add(c, a, b)(np.zeros(N, np.float32), a, b, np.int32(N))
         np.testing.assert_array_equal(returned, (a + b).get())
-
-    def test_an_output_that_is_no_input_of_the_call(self, arrays: Any) -> None:
-        c, a, b = arrays
-        add = python_add(c, a, b, inputs=[False, True, True, True])
-        add(None, a, b, np.int32(N))
+        python_add(c, a, b, inputs=[False, True, True, True])(None, a, b, np.int32(N))
         np.testing.assert_array_equal(c.get(), (a + b).get())
 
     @pytest.mark.parametrize("step", [1, 2])
@@ -121,8 +125,10 @@ class TestArraysOnTheGpu:
         np.testing.assert_array_equal(spread.get(), (a + b).get())
         np.testing.assert_array_equal(returned[0], spread.get())
 
-    def test_an_array_that_is_two_arguments(self, arrays: Any) -> None:
-        _, a, b = arrays
+    def test_an_array_that_is_two_arguments_and_tuning_leaves_them_as_they_are(self, arrays: Any) -> None:
+        c, a, b = arrays
+        tune_add([*arrays, np.int32(N)])
+        assert not c.any()
         expected = (a + b).get()
         run_kernel("add", ADD.replace("const ", ""), N, [a, a, b, np.int32(N)], {"block_size_x": 128})
         np.testing.assert_array_equal(a.get(), expected)
@@ -132,10 +138,6 @@ class TestArraysOnTheGpu:
         c, a, b = (torch.as_tensor(array, device="cuda") for array in arrays)
         python_add(c, a, b)(c, a, b, np.int32(N))
         assert torch.equal(c, a + b)
-
-    def test_tuning_leaves_them_as_they_are(self, arrays: Any) -> None:
-        tune_add([*arrays, np.int32(N)])
-        assert not arrays[0].any()
 
 
 def test_constants_templates_and_generated_source() -> None:

@@ -19,7 +19,6 @@ from autotile.core.model import Outcome, Trial
 from autotile.cuda.driver import live_device
 from autotile.cuda.toolchain import installed_nvcc
 from autotile.errors import ArgumentError
-from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import forget_served, get_best_kernel
 from autotile.tuning.options import TuneOptions
 
@@ -64,25 +63,22 @@ def map_kernel(folder: Path, case: str) -> Path:
     return write_kernel(folder, template, space.replace("@reference", reference))
 
 
+SERVED: dict[str, Any] = {"bool": lambda v: ~v, "complex64": lambda v: v + 1, "float3": lambda v: -v}
+
+
 @pytest.mark.parametrize("case", ELEMENTS)
-def test_an_element_type_is_verified_and_a_wrong_result_is_found(tmp_path: Path, case: str) -> None:
+def test_an_element_type_is_verified_and_served_and_a_wrong_result_is_found(tmp_path: Path, case: str, cp: Any) -> None:
     toml = map_kernel(tmp_path, case)
     expect_ok(toml)
+    if case in SERVED:
+        kernel, given = get_best_kernel(str(toml), N=1000), DTYPES[ELEMENTS[case][0]]
+        shape = given.array_shape((1000,))
+        x = cp.asarray(given.encode(np.arange(np.prod(shape)).reshape(shape) % 2))
+        for _ in range(4):
+            np.testing.assert_array_equal(kernel(x).get(), SERVED[case](x.get()))
     template = toml.with_suffix(".cu")
     template.write_text(template.read_text().replace("if (i < N)", "if (i < N - 1)"))
     expect_wrong(toml, "of y are wrong")
-
-
-@pytest.mark.parametrize("case", ["bool", "complex64", "float3"])
-def test_an_element_type_is_served(tmp_path: Path, case: str, cupy: Any) -> None:
-    toml = map_kernel(tmp_path, case)
-    kernel = get_best_kernel(str(toml), N=1000)
-    given = DTYPES[ELEMENTS[case][0]]
-    shape = given.array_shape((1000,))
-    x = cupy.asarray(given.encode(np.arange(np.prod(shape)).reshape(shape) % 2))
-    expected: dict[str, Any] = {"bool": lambda v: ~v, "complex64": lambda v: v + 1, "float3": lambda v: -v}
-    for _ in range(4):
-        np.testing.assert_array_equal(kernel(x).get(), expected[case](x.get()))
 
 
 STRUCT_TEMPLATE = """
@@ -107,7 +103,7 @@ scale = { scalar = "float32", value = [7, 3] }
 """
 
 
-def test_a_struct_by_value(tmp_path: Path, cupy: Any) -> None:
+def test_a_struct_by_value(tmp_path: Path, cp: Any) -> None:
     head, _, tail = MAP_SPACE.partition("[arguments]")
     _, _, reference = tail.partition("[reference]")
     space = f"{head}[arguments]{STRUCT_ARGUMENTS}[reference]{reference.replace('@reference', '3 * x')}"
@@ -115,7 +111,7 @@ def test_a_struct_by_value(tmp_path: Path, cupy: Any) -> None:
     expect_ok(toml)
     kernel = get_best_kernel(str(toml), N=1000)
     for number in range(6):  # other arrays, and the same again, which become graphs
-        x = cupy.full((1000, 4), number % 2 + 1, cupy.float32)
+        x = cp.full((1000, 4), number % 2 + 1, cp.float32)
         np.testing.assert_array_equal(kernel(x).get(), 3 * x.get())
         np.testing.assert_array_equal(kernel(x).get(), 3 * x.get())
 
@@ -157,27 +153,19 @@ N = { scalar = "int32", value = "N" }
 )
 
 
-def reverse_kernel(folder: Path, template: str, launch: str) -> Path:
-    return write_kernel(folder, template, REVERSE_SPACE.replace("@launch", launch))
-
-
-def expect_right(toml: Path, cupy: Any, **config: int) -> None:
+@pytest.mark.parametrize("blocks", [0, 1, 2, 4])
+def test_a_cooperative_launch_and_clusters_from_a_parameter(tmp_path: Path, blocks: int, cp: Any) -> None:
+    if blocks and live_device().compute_capability < "9.0":
+        pytest.skip("needs compute capability 9.0")
+    template, launch, config = REVERSE_TEMPLATE, "cooperative = true", {}
+    if blocks:
+        template, launch, config = REVERSE_CLUSTER_TEMPLATE, 'cluster = ["CLUSTER"]', {"CLUSTER": blocks}
+    toml = write_kernel(tmp_path, template, REVERSE_SPACE.replace("@launch", launch))
     expect_ok(toml, **config)
     kernel = get_best_kernel(str(toml), N=5000)
-    x = cupy.arange(5000, dtype=cupy.float32)
+    x = cp.arange(5000, dtype=cp.float32)
     for _ in range(4):
         np.testing.assert_array_equal(kernel(x).get(), 2 * np.roll(x.get(), -7))
-
-
-def test_a_cooperative_launch(tmp_path: Path, cupy: Any) -> None:
-    expect_right(reverse_kernel(tmp_path, REVERSE_TEMPLATE, "cooperative = true"), cupy)
-
-
-@pytest.mark.parametrize("blocks", [1, 2, 4])
-def test_a_cluster_from_a_parameter(tmp_path: Path, blocks: int, cupy: Any) -> None:
-    if live_device().compute_capability < "9.0":
-        pytest.skip("needs compute capability 9.0")
-    expect_right(reverse_kernel(tmp_path, REVERSE_CLUSTER_TEMPLATE, 'cluster = ["CLUSTER"]'), cupy, CLUSTER=blocks)
 
 
 BLUR_TEMPLATE = """
@@ -213,42 +201,36 @@ def convolved(f: Any, x: Any) -> Any:
     return np.convolve(x.get(), f.get()[::-1], "same")
 
 
-def test_constant_memory_in_tuning_and_served(blur: Path, cupy: Any) -> None:
+def test_constant_memory_in_tuning_and_served(blur: Path, cp: Any) -> None:
     expect_ok(blur)
     kernel = get_best_kernel(str(blur), N=1000)
-    x = cupy.random.default_rng(0).standard_normal(1000, dtype=cupy.float32)
-    f = cupy.asarray([1.0, 2.0, 3.0], cupy.float32)
-    for outputs in ((), (cupy.empty_like(x),)):
+    x = cp.random.default_rng(0).standard_normal(1000, dtype=cp.float32)
+    f = cp.asarray([1.0, 2.0, 3.0], cp.float32)
+    for outputs in ((), (cp.empty_like(x),)):
         for number in range(6):  # the same address with another content, also where the launch has become a graph
             f += number
             np.testing.assert_allclose(kernel(f, x, *outputs).get(), convolved(f, x), rtol=1e-5, atol=1e-4)
 
 
-def test_two_streams_have_constants_of_their_own(blur: Path, cupy: Any) -> None:
+def test_two_streams_and_a_bound_function_have_constants_of_their_own(blur: Path, cp: Any) -> None:
     kernel = get_best_kernel(str(blur), N=1000)
-    x = cupy.ones(1000, cupy.float32)
-    filters = [cupy.full(3, value, cupy.float32) for value in (1.0, 2.0)]
-    outputs = [cupy.empty_like(x) for _ in filters]
-    streams = [cupy.cuda.Stream(non_blocking=True) for _ in filters]
-    cupy.cuda.Device().synchronize()
-    for _ in range(50):
-        for f, y, stream in zip(filters, outputs, streams, strict=True):
-            with stream:
-                kernel(f, x, y)
-    cupy.cuda.Device().synchronize()
-    assert [float(y[500]) for y in outputs] == [3.0, 6.0]
-
-
-def test_a_bound_function_keeps_its_constants(blur: Path, cupy: Any) -> None:
-    kernel = get_best_kernel(str(blur), N=1000)
-    x, y = cupy.ones(1000, cupy.float32), cupy.empty(1000, cupy.float32)
-    f = cupy.full(3, 2.0, cupy.float32)
+    x, y, f = cp.ones(1000, cp.float32), cp.empty(1000, cp.float32), cp.full(3, 2.0, cp.float32)
     launch = kernel.bind(f, x, y)
     f.fill(5.0)
     kernel(f, x)
     for _ in range(3):
         launch()
         assert float(y[500]) == 6.0
+    filters = [cp.full(3, value, cp.float32) for value in (1.0, 2.0)]
+    outputs = [cp.empty_like(x) for _ in filters]
+    streams = [cp.cuda.Stream(non_blocking=True) for _ in filters]
+    cp.cuda.Device().synchronize()
+    for _ in range(50):
+        for f, y, stream in zip(filters, outputs, streams, strict=True):
+            with stream:
+                kernel(f, x, y)
+    cp.cuda.Device().synchronize()
+    assert [float(y[500]) for y in outputs] == [3.0, 6.0]
 
 
 HISTOGRAM_TEMPLATE = """
@@ -270,11 +252,11 @@ N = { scalar = "int32", value = "N" }
 )
 
 
-def test_atomics_add_into_zeros_in_tuning_and_when_served(tmp_path: Path, cupy: Any) -> None:
+def test_atomics_add_into_zeros_in_tuning_and_when_served(tmp_path: Path, cp: Any) -> None:
     histogram = write_kernel(tmp_path, HISTOGRAM_TEMPLATE, HISTOGRAM)
     expect_ok(histogram)
     kernel = get_best_kernel(str(histogram), N=1000)
-    x, counts, one = cupy.zeros(1000, cupy.int32), cupy.full(1, 77, cupy.uint32), cupy.zeros(1, cupy.int32)
+    x, counts, one = cp.zeros(1000, cp.int32), cp.full(1, 77, cp.uint32), cp.zeros(1, cp.int32)
     for _ in range(5):
         assert int(kernel(x, counts, one)[0]) == 1000
     launch = kernel.bind(x, counts, one)
@@ -310,13 +292,13 @@ W = { scalar = "int32", value = "W" }
 )
 
 
-def test_textures(tmp_path: Path, cupy: Any) -> None:
+def test_textures(tmp_path: Path, cp: Any) -> None:
     toml = write_kernel(tmp_path, TEXTURE_TEMPLATE, TEXTURE_SPACE)
     expect_ok(toml)
     kernel = get_best_kernel(str(toml), H=50, W=64)
     for number in range(6):  # other arrays, and the same again, which become graphs
-        a = cupy.full((50, 64), number % 2 + 1, cupy.float32)
-        b = cupy.arange(64, dtype=cupy.float32)
+        a = cp.full((50, 64), number % 2 + 1, cp.float32)
+        b = cp.arange(64, dtype=cp.float32)
         expected = np.vstack([a.get()[1:], np.zeros((1, 64), np.float32)]) + b.get()
         for _ in range(2):
             np.testing.assert_array_equal(kernel(a, b).get(), expected)
@@ -324,12 +306,6 @@ def test_textures(tmp_path: Path, cupy: Any) -> None:
 
 TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpose_tma.toml"
 ALL = TuneOptions(sampler="brute-force", discard=False, finals=0)
-
-
-@pytest.fixture
-def hopper() -> None:
-    if live_device().compute_capability != "9.0":
-        pytest.skip("needs compute capability 9.0")
 
 
 @pytest.fixture
@@ -378,7 +354,7 @@ def test_flags_and_stacks(split_toml: Path, cp: Any, split_k: int, shape: tuple[
         np.testing.assert_allclose(kernel(*given).get(), a @ b, rtol=1e-4, atol=1e-4)
 
 
-def test_a_stack_of_one_is_taken_and_returned_as_a_matrix(split_toml: Path, cp: Any) -> None:
+def test_a_stack_of_one_is_taken_and_returned_as_a_matrix_also_of_another_type(split_toml: Path, cp: Any) -> None:
     kernel = get_best_kernel(str(split_toml), M=33, N=17, K=70)
     a, b = cp.ones((33, 70), np.float32), cp.ones((70, 17), np.float32)
     assert kernel(a, b).shape == (33, 17)
@@ -388,9 +364,6 @@ def test_a_stack_of_one_is_taken_and_returned_as_a_matrix(split_toml: Path, cp: 
     assert float(out.min()) == float(out.max()) == 70.0
     with pytest.raises(ArgumentError, match=r"A has shape \(2, 33, 70\), expected \(1, 33, 70\)"):
         kernel(cp.ones((2, 33, 70), np.float32), b)
-
-
-def test_a_result_of_another_type(split_toml: Path, cp: Any) -> None:
     kernel = get_best_kernel(str(split_toml), dtype="float16", M=33, N=17, K=70, OUT_FP32=True)
     out = kernel(cp.ones((33, 70), np.float16), cp.full((70, 17), 0.1, np.float16))
     assert out.dtype == np.float32
@@ -425,9 +398,8 @@ class TestTensorMaps:
         reasons = [trial.reason for trial in trials if trial.outcome is not Outcome.OK]
         assert result.outcomes == {Outcome.OK: 81}, reasons[:3]
 
-    @pytest.mark.parametrize("swizzle", [0, 128])
-    def test_it_is_served(self, cp: Any, swizzle: int) -> None:
-        kernel: BoundKernel = get_best_kernel(str(TRANSPOSE), M=301, N=44)
+    def test_it_is_served(self, cp: Any) -> None:
+        kernel = get_best_kernel(str(TRANSPOSE), M=301, N=44)
         for seed in (1, 0):
             a = cp.asarray(np.random.default_rng(seed).standard_normal((301, 44)), np.float32)
             np.testing.assert_array_equal(kernel(a).get(), a.get().T)
@@ -435,11 +407,9 @@ class TestTensorMaps:
         launch()
         np.testing.assert_array_equal(out.get(), a.get().T)
 
-    def test_an_address_that_no_map_takes(self, cp: Any) -> None:
-        kernel = get_best_kernel(str(TRANSPOSE), M=8, N=8)
         flat = cp.zeros(65, np.float32)
         with pytest.raises(ArgumentError, match="A starts at an address 4 bytes past a multiple of 16"):
-            kernel(flat[1:].reshape(8, 8))
+            get_best_kernel(str(TRANSPOSE), M=8, N=8)(flat[1:].reshape(8, 8))
 
 
 @pytest.mark.usefixtures("hopper")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from candidates import compiled
 from gpu_calls import compare, evaluate
 
 import autotile
@@ -18,7 +19,7 @@ from autotile.core.ceilings import DeviceCeilings
 from autotile.core.dtypes import DTYPES, output_tolerance
 from autotile.core.model import OBJECTIVES, Outcome
 from autotile.cuda.ceiling_kernels import CeilingKernels
-from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import device_uuid, live_device
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.timing import EnergyMeter, Nvml, Timer
@@ -30,7 +31,7 @@ from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 from autotile.workers.device_ceilings import request_ceilings
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import Candidate, Reading, Workload
+from autotile.workers.jobs import Workload
 
 pytestmark = pytest.mark.gpu
 
@@ -41,7 +42,7 @@ def kernels() -> CeilingKernels:
     return CeilingKernels(live_device(), CubinCache(settings.cache, settings.cache_limit_bytes))
 
 
-def test_every_kernel_computes_what_it_should_and_a_wrong_result_is_found(kernels: CeilingKernels) -> None:
+def test_every_kernel_computes_what_it_should_and_work_that_was_not_done_is_a_fault(kernels: CeilingKernels) -> None:
     seen = set()
     for loops in kernels.groups():
         for loop in loops:
@@ -49,11 +50,6 @@ def test_every_kernel_computes_what_it_should_and_a_wrong_result_is_found(kernel
             loop.queue(rounds)
             assert loop.fault(rounds) == "", (loop.ceiling, loop.method)
             seen.add(loop.ceiling)
-    assert {"dram_read", "dram_copy", "l2_read", "l2_copy", "fma_float32", "fma_float64", "fma_float16"} <= seen
-
-
-def test_work_that_was_not_done_is_a_fault(kernels: CeilingKernels) -> None:
-    for loops in kernels.groups():
         loop = loops[0]
         if loop.ceiling in ("l2_read", "fma_float32", "fma_float64"):
             loop.queue(1)
@@ -61,11 +57,12 @@ def test_work_that_was_not_done_is_a_fault(kernels: CeilingKernels) -> None:
         if loop.ceiling.startswith("tensor"):
             loop.queue(0)
             assert loop.fault(3), loop.ceiling
+    assert {"dram_read", "dram_copy", "l2_read", "l2_copy", "fma_float32", "fma_float64", "fma_float16"} <= seen
 
 
 def test_the_time_of_a_round_is_constant(kernels: CeilingKernels) -> None:
     """Twice the rounds take twice the time, so that none is skipped."""
-    cupy = load_cupy()
+    cp = load_cupy()
     for loops in kernels.groups():
         loop = loops[0]
         if loop.max_rounds == 1:
@@ -74,13 +71,13 @@ def test_the_time_of_a_round_is_constant(kernels: CeilingKernels) -> None:
         for rounds in (33, 67):
             run = partial(loop.queue, rounds)
             run()
-            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+            start, stop = cp.cuda.Event(), cp.cuda.Event()
             start.record()
             for _ in range(3):
                 run()
             stop.record()
             stop.synchronize()
-            times.append(cupy.cuda.get_elapsed_time(start, stop))
+            times.append(cp.cuda.get_elapsed_time(start, stop))
         assert times[1] > 1.4 * times[0], (loop.ceiling, loop.method, times)
 
 
@@ -158,55 +155,40 @@ class TestEnergy:
             assert MIN_W < 1e3 * first / time_us < MAX_W
 
 
-class TestError:
-    def test_it_is_the_greatest(self, support: SupportKernels, cupy: Any) -> None:
-        want = np.linspace(-3.0, 3.0, 100_003)
-        got = want.astype(np.float32)
-        got[[7, 100_002]] += np.float32([1e-3, 3e-3])
-        expected = np.max(np.abs(got.astype(np.float64) - want) / np.maximum(np.abs(want), 0.5))
-        device_got, device_want = cupy.asarray(got), cupy.asarray(want)
-        found = compare(
-            support, device_got.data.ptr, device_want, want.size, FLOAT, tolerance=Tolerance(1.0), scale=0.5
-        )
-        assert found[:2] == (0, 2**64 - 1)
-        assert found[2] == pytest.approx(expected, rel=1e-12)
-
-    @pytest.mark.parametrize("scale", [0.0, 1.0])
-    def test_what_is_not_a_number_is_wrong_and_has_no_error(
-        self, support: SupportKernels, scale: float, cupy: Any
-    ) -> None:
-        got, want = cupy.zeros(70, np.float32), cupy.zeros(70)
-        got[69] = np.nan
+def test_an_error_is_the_greatest_and_what_is_not_a_number_is_wrong_and_has_none(
+    support: SupportKernels, cp: Any
+) -> None:
+    want = np.linspace(-3.0, 3.0, 100_003)
+    got = want.astype(np.float32)
+    got[[7, 100_002]] += np.float32([1e-3, 3e-3])
+    expected = np.max(np.abs(got.astype(np.float64) - want) / np.maximum(np.abs(want), 0.5))
+    device_got, device_want = cp.asarray(got), cp.asarray(want)
+    found = compare(support, device_got.data.ptr, device_want, want.size, FLOAT, tolerance=Tolerance(1.0), scale=0.5)
+    assert found[:2] == (0, 2**64 - 1)
+    assert found[2] == pytest.approx(expected, rel=1e-12)
+    got, want = cp.zeros(70, np.float32), cp.zeros(70)
+    got[69] = np.nan
+    for scale in (0.0, 1.0):
         found = compare(support, got.data.ptr, want, 70, FLOAT, tolerance=Tolerance(0.0), scale=scale)
         assert found == (1, 69, 0.0)
 
 
-@pytest.fixture(scope="module")
-def evaluations(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Reading]:
-    """Evaluate the default configuration of a matrix product, with and without its energy."""
-    folder = tmp_path_factory.mktemp("energy")
+def test_a_candidate_has_the_error_of_fp32_and_its_energy_where_it_is_asked_for(tmp_path: Path) -> None:
+    """The default configuration of a matrix product, with and without its energy."""
     kernel = load_kernel("matmul_tiled")
-    job = compile_job(kernel, kernel.spec.default, "float32", live_device().architecture)
-    candidate = Candidate(kernel.spec.default, str(CubinCache(folder, 10**8).get_or_compile(job).path))
-    found = {}
+    candidate = compiled(kernel, kernel.spec.default, CubinCache(tmp_path, 10**8))
+    own = (kernel.spec.text, kernel.spec.source, SIZES, "float32", "cold", str(tmp_path), 10**8, 0.1)
+    found = []
     for energy in (False, True):
-        own = (kernel.spec.text, kernel.spec.source, SIZES, "float32", "cold", str(folder), 10**8, 0.1)
         with closing(Gpu(Workload(*own, energy=energy), deadline_s=30.0)) as gpu:
-            found[energy] = evaluate(gpu, candidate, None)
-    return found
-
-
-class TestCandidate:
-    def test_its_error_is_that_of_fp32(self, evaluations: dict[bool, Reading]) -> None:
-        errors = [float(evaluation.telemetry["max_error"]) for evaluation in evaluations.values()]
-        assert 0 < errors[0] < output_tolerance(FLOAT, [FLOAT], SIDE)
-        assert errors[0] == errors[1]
-
-    def test_its_energy_is_measured_where_it_is_asked_for(self, evaluations: dict[bool, Reading]) -> None:
-        assert "energy_mj" not in evaluations[False].telemetry
-        asked = evaluations[True]
-        assert asked.outcome is Outcome.OK
-        assert MIN_W < 1e3 * float(asked.telemetry["energy_mj"]) / asked.measurement.time_us < MAX_W
+            found.append(evaluate(gpu, candidate, None))
+    errors = [float(one.telemetry["max_error"]) for one in found]
+    assert 0 < errors[0] < output_tolerance(FLOAT, [FLOAT], SIDE)
+    assert errors[0] == errors[1]
+    without, asked = found
+    assert "energy_mj" not in without.telemetry
+    assert asked.outcome is Outcome.OK
+    assert MIN_W < 1e3 * float(asked.telemetry["energy_mj"]) / asked.measurement.time_us < MAX_W
 
 
 def test_a_session_finds_what_can_be_had_for_what(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from candidates import tune_watched
+from candidates import compiled, tune_watched
 from faults.fault_kit import HEALTHY, fault_kernel
 
 import autotile
 from autotile.core.documents import to_fields
 from autotile.core.model import Outcome
-from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.timing import EventTimer
 from autotile.database.database import Database
@@ -42,7 +42,7 @@ from autotile.tuning.operation_session import OperationResult, tune_operation
 from autotile.tuning.options import TuneOptions
 from autotile.workers import gpu as gpu_module
 from autotile.workers.bench import GpuWorker
-from autotile.workers.jobs import Candidate, Check, Entry, Time, Workload, job_message
+from autotile.workers.jobs import Check, Entry, Time, Workload, job_message
 
 pytestmark = pytest.mark.gpu
 
@@ -72,7 +72,7 @@ def test_a_function_of_ones_own_is_raced_and_a_wrong_one_fails(scaling_toml: Pat
     operation = load_operation(str(scaling_toml))
 
     def right(x: Any, y: Any) -> None:
-        cupy.multiply(x, cupy.float32(2.0), out=y)
+        cp.multiply(x, cp.float32(2.0), out=y)
 
     def wrong(x: Any, y: Any) -> None:
         y.fill(0)
@@ -91,11 +91,9 @@ def test_a_function_of_ones_own_is_raced_and_a_wrong_one_fails(scaling_toml: Pat
 
 def workload_and_entry(kernel: Kernel, sizes: dict[str, int], folder: Path) -> tuple[Workload, Entry]:
     """Compile the default configuration for a problem, and return what a worker is opened for and measures."""
-    config, spec = dict(kernel.spec.default), kernel.spec
-    job = compile_job(kernel, config, "float32", live_device().architecture, sizes)
-    cubin = CubinCache(folder, 10**9).get_or_compile(job)
+    spec = kernel.spec
     workload = Workload(spec.text, spec.source, sizes, "float32", "cold", str(folder), 10**9, 0.02)
-    return workload, Entry(Candidate(config, str(cubin.path), cubin.symbols))
+    return workload, Entry(compiled(kernel, dict(spec.default), CubinCache(folder, 10**9), sizes))
 
 
 def ask(worker: GpuWorker, message: Any) -> Any:
@@ -248,14 +246,14 @@ def test_what_is_served_is_right(library: bool, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(operations, "_added", {})
     runpy.run_path(str(FOLDER / "row_sums.py"))
     for rows, n in ((1, 1_000_000), (64, 200_001), (4097, 33)):
-        x = cupy.random.default_rng(0).standard_normal((rows, n), dtype=cupy.float32)
+        x = cp.random.default_rng(0).standard_normal((rows, n), dtype=cp.float32)
         kernel = autotile.get_best_kernel(str(FOLDER / "row_sums.toml"), ROWS=rows, N=n, library=library)
         assert kernel.is_library == library
-        sums, want = cupy.full(rows, cupy.nan, cupy.float32), x.sum(axis=1, dtype=cupy.float64)
+        sums, want = cp.full(rows, cp.nan, cp.float32), x.sum(axis=1, dtype=cp.float64)
         for launch in (partial(kernel, x, sums), kernel.bind(x, sums)):
-            sums.fill(cupy.nan)
+            sums.fill(cp.nan)
             launch()
-            assert float(cupy.abs(sums - want).max()) < 1e-4 * n**0.5
+            assert float(cp.abs(sums - want).max()) < 1e-4 * n**0.5
 
 
 def test_the_benchmark_at_random_sizes(tmp_path: Path) -> None:
@@ -275,7 +273,7 @@ def test_the_benchmark_at_random_sizes(tmp_path: Path) -> None:
         assert row["grid"] or row["class"] == "float32"
 
 
-cupy: Any = pytest.importorskip("cupy")
+cp: Any = pytest.importorskip("cupy")
 SIZES = {"M": 70, "N": 96, "K": 130}
 
 
@@ -288,7 +286,7 @@ def _no_added_libraries() -> Iterator[None]:
 
 def factors(dtype: str = "float32") -> tuple[Any, Any]:
     generator = np.random.default_rng(0)
-    return tuple(cupy.asarray(generator.standard_normal(shape).astype(dtype)) for shape in ((70, 130), (130, 96)))  # type: ignore[return-value]
+    return tuple(cp.asarray(generator.standard_normal(shape).astype(dtype)) for shape in ((70, 130), (130, 96)))  # type: ignore[return-value]
 
 
 def is_close(result: Any, a: Any, b: Any, tolerance: float = 1e-4) -> bool:
@@ -303,8 +301,8 @@ def served(**options: Any) -> Any:
 def assert_captured(kernel: Any) -> tuple[Any, Any, Any]:
     """Capture a call in a graph, launch the graph, and expect its result; return the arrays."""
     a, b = factors()
-    out, stream = cupy.zeros((70, 96), "float32"), cupy.cuda.Stream(non_blocking=True)
-    cupy.cuda.get_current_stream().synchronize()
+    out, stream = cp.zeros((70, 96), "float32"), cp.cuda.Stream(non_blocking=True)
+    cp.cuda.get_current_stream().synchronize()
     with stream:
         stream.begin_capture()
         kernel(a, b, out)
@@ -314,22 +312,21 @@ def assert_captured(kernel: Any) -> tuple[Any, Any, Any]:
     return a, b, out
 
 
+@pytest.fixture
 def only_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model of times."""
     monkeypatch.setattr("autotile.serving.operations.model_of", lambda *_: None)
 
 
+@pytest.mark.usefixtures("only_cublas")
 class TestCublas:
-    @pytest.fixture(autouse=True)
-    def _without_a_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        only_cublas(monkeypatch)
-
     def test_it_is_called_like_a_kernel(self) -> None:
         kernel = served(EMULATE=0)
         assert (kernel.kernel, kernel.tier, kernel.can_launch) == ("cublas", "library", True)
         a, b = factors()
         for _ in range(3):  # the later calls take the fast path
             assert is_close(kernel(a, b), a, b)
-        out = cupy.ones((70, 96), "float32")
+        out = cp.ones((70, 96), "float32")
         assert kernel(a, b, out, alpha=2.0, beta=3.0) is out
         assert is_close((out - 3) / 2, a, b)
         with pytest.raises(ArgumentError, match="no scalar 'gamma'"):
@@ -337,17 +334,15 @@ class TestCublas:
         with pytest.raises(ArgumentError, match="has shape"):
             kernel(b, a)
 
-    def test_every_call_gives_the_same_bits(self) -> None:
-        kernel, (a, b) = served(), factors()
+    def test_every_call_gives_the_same_bits_and_it_can_be_captured(self) -> None:
+        kernel = served()
+        a, b, _ = assert_captured(kernel)
         first = kernel(a, b).get()
         for _ in range(10):
-            with cupy.cuda.Stream(non_blocking=True) as stream:
+            with cp.cuda.Stream(non_blocking=True) as stream:
                 again = kernel(a, b)
                 stream.synchronize()
             assert (again.get() == first).all()
-
-    def test_it_can_be_captured(self) -> None:
-        assert_captured(served())
 
     @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
     def test_views_and_batches_of_pytorch(self, dtype: str) -> None:
@@ -380,12 +375,6 @@ class TestRace:
         assert served(EMULATE=0).kernel == kernel.kernel
         assert served(EMULATE=0).tier == "exact"
 
-    def test_what_is_added_to_is_added_to_once(self) -> None:
-        a, b = factors()
-        out = cupy.ones((70, 96), "float32")
-        autotile.matmul(a, b, out, beta=5.0, race=True)
-        assert is_close(out - 5, a, b)
-
     def test_not_while_the_stream_is_captured(self) -> None:
         kernel = served(race=True)
         arrays = assert_captured(kernel)
@@ -393,11 +382,14 @@ class TestRace:
         kernel(*arrays)
         assert kernel.tier == "exact"
 
-    def test_not_if_the_output_overlaps_an_input(self) -> None:
+    def test_not_if_the_output_overlaps_an_input_and_what_is_added_to_is_added_to_once(self) -> None:
         kernel = autotile.get_best_kernel("matmul", dtype="float32", M=64, N=64, K=64, race=True)
-        a, b = (cupy.ones((64, 64), "float32") for _ in range(2))
+        a, b = (cp.ones((64, 64), "float32") for _ in range(2))
         kernel(a, b, a)
         assert kernel.tier != "exact"
+        (a, b), out = factors(), cp.ones((70, 96), "float32")
+        autotile.matmul(a, b, out, beta=5.0, race=True)
+        assert is_close(out - 5, a, b)
 
     def test_a_wrong_library_loses(self, only_kernel: Callable[[str], None]) -> None:
         only_kernel("sgemm")
@@ -408,18 +400,18 @@ class TestRace:
 
 
 def test_a_library_of_ones_own(scaling_toml: Path) -> None:
-    x = cupy.arange(1000, dtype="float32")
+    x = cp.arange(1000, dtype="float32")
     assert (autotile.get_best_kernel(str(scaling_toml), n=1000)(x) == 2 * x).all()
     called = []
 
     def double(x: Any, y: Any) -> None:
-        called.append(cupy.cuda.get_current_stream().ptr)
-        cupy.multiply(x, 2, out=y)
+        called.append(cp.cuda.get_current_stream().ptr)
+        cp.multiply(x, 2, out=y)
 
     autotile.add_library(str(scaling_toml), "cupy", double)
     kernel = autotile.get_best_kernel(str(scaling_toml), n=1000)
-    stream = cupy.cuda.Stream()
-    cupy.cuda.get_current_stream().synchronize()
+    stream = cp.cuda.Stream()
+    cp.cuda.get_current_stream().synchronize()
     result = kernel(x, stream=stream)
     stream.synchronize()
     assert (result == 2 * x).all()
@@ -431,19 +423,19 @@ class TestAllKinds:
     """What a kernel can do, a library and a race can."""
 
     @pytest.fixture
-    def kernel(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def kernel(self, kind: str, request: pytest.FixtureRequest) -> Any:
         if kind == "plain":
             return autotile.get_best_kernel("sgemm", **SIZES)
         if kind == "library":
-            only_cublas(monkeypatch)
+            request.getfixturevalue("only_cublas")
         return served(EMULATE=0, race=kind == "raced")
 
     def test_a_call_is_captured(self, kernel: Any, kind: str, tmp_path: Path) -> None:
         a, b = factors()
         captured = autotile.capture(kernel, tmp_path / "calls", calls=1)
-        for stream in (None, cupy.cuda.Stream(non_blocking=True)):
+        for stream in (None, cp.cuda.Stream(non_blocking=True)):
             result = captured(a, b, stream=stream)
-            cupy.cuda.Device().synchronize()
+            cp.cuda.Device().synchronize()
             assert is_close(result, a, b)
         assert (kernel.tier == "exact", kernel.calls) == (kind == "raced", 2)
         (folder,) = (tmp_path / "calls").iterdir()
@@ -468,7 +460,7 @@ class TestAllKinds:
 
     def test_a_bound_call(self, kernel: Any, kind: str) -> None:
         a, b = factors()
-        out = cupy.zeros((70, 96), "float32")
+        out = cp.zeros((70, 96), "float32")
         kernel.bind(a, b, out)()
         assert is_close(out, a, b)
         assert is_close(kernel(a, b), a, b)
@@ -477,8 +469,8 @@ class TestAllKinds:
             kernel.bind(a, b, out, gamma=1.0)
 
 
-def test_a_kernel_takes_the_place_of_a_library_and_a_library_that_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    only_cublas(monkeypatch)
+@pytest.mark.usefixtures("only_cublas")
+def test_a_kernel_takes_the_place_of_a_library_and_a_library_that_of_a_kernel() -> None:
     library, kernel = served(EMULATE=0), served(EMULATE=0, library=False)
     a, b = factors()
     assert (library.is_library, kernel.is_library) == (True, False)
@@ -486,11 +478,11 @@ def test_a_kernel_takes_the_place_of_a_library_and_a_library_that_of_a_kernel(mo
         name = second.kernel
         for one in (first, second):
             assert is_close(one(a, b), a, b)
-        bound = first.bind(a, b, out := cupy.zeros((70, 96), "float32"))
+        bound = first.bind(a, b, out := cp.zeros((70, 96), "float32"))
         assert first.adopt(second)
         assert (first.kernel, first.is_library) == (name, name == "cublas")
         for _ in range(3):
             assert is_close(first(a, b), a, b)
-        assert is_close(first(a, b, cupy.ones((70, 96), "float32"), alpha=0.5, beta=0.0) * 2, a, b)
+        assert is_close(first(a, b, cp.ones((70, 96), "float32"), alpha=0.5, beta=0.0) * 2, a, b)
         bound()  # it keeps what it was bound with
         assert is_close(out, a, b)

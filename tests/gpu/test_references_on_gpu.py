@@ -8,37 +8,32 @@ from typing import Any
 import numpy as np
 import pytest
 from array_cases import CASES, KINDS, environment
-from candidates import evaluate, expect_ok, expect_wrong
+from candidates import evaluate, evaluate_in_turn, expect_ok, expect_wrong
 from feature_kernels import block_space, write_kernel
 
 import autotile
 from autotile import Buffer, Scalar
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Outcome, Problem
-from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Outcome
+from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.support import GuardedBuffer, SupportKernels
 from autotile.errors import InputError, SpecError
 from autotile.kernel.expressions import parse_array_expression
-from autotile.kernel.library import load_kernel
 from autotile.serving.dispatcher import default_dispatcher
-from autotile.settings import read_settings
-from autotile.tuning.backend import workload_of
-from autotile.workers.bench import Bench
-from autotile.workers.jobs import Candidate, Entry, Reading, Time
 
 pytestmark = pytest.mark.gpu
 
 
-def test_values(cupy: Any) -> None:
+def test_values(cp: Any) -> None:
     given = environment()
-    on_device = {name: cupy.asarray(value) if np.ndim(value) else value for name, value in given.items()}
+    on_device = {name: cp.asarray(value) if np.ndim(value) else value for name, value in given.items()}
     faults = []
     for text in CASES:
         expression = parse_array_expression(text, [name for name in given if name != "FLAG"], KINDS)
         expected = np.asarray(expression.evaluate(given))
         try:
-            found = cupy.asnumpy(expression.evaluate(on_device))
+            found = cp.asnumpy(expression.evaluate(on_device))
             np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
             assert found.dtype.kind == expected.dtype.kind
         except Exception as error:
@@ -46,8 +41,8 @@ def test_values(cupy: Any) -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_indices_out_of_bounds_are_found(cupy: Any) -> None:
-    x, i = cupy.arange(4.0), cupy.array([0, 4])
+def test_indices_out_of_bounds_are_found(cp: Any) -> None:
+    x, i = cp.arange(4.0), cp.array([0, 4])
     for text in ("x[i]", "take(x, i)", "bincount(i, 4)", "scatter_add(x, i, 1)"):
         with pytest.raises(SpecError, match="indices from 0 to 4 for an axis of 4"):
             parse_array_expression(text, ["x", "i"]).evaluate({"x": x, "i": i})
@@ -151,11 +146,9 @@ def test_arguments_that_a_reference_does_not_take(tmp_path: Path) -> None:
 def test_constant_memory(tmp_path: Path) -> None:
     template = TEMPLATE.replace("template <typename T>", "__constant__ float weights[8];\ntemplate <typename T>", 1)
     template = template.replace("x[(i + 1) % n]", "x[(i + 1) % n] * weights[i % 8]")
-    space = SPACE.replace("@entry", "smooth").replace("@type", "float32").replace("@reference", "naive<double>")
-    space = space.replace("@more", 'element_type = "float64"').replace(
-        "scale = {", 'w = { buffer = "float32", shape = [8], access = "in", constant = "weights" }\nscale = {'
-    )
-    toml = write_kernel(tmp_path, template, space)
+    space = written(tmp_path, reference="naive<double>", more='element_type = "float64"').read_text()
+    weights = 'w = { buffer = "float32", shape = [8], access = "in", constant = "weights" }\nscale = {'
+    toml = write_kernel(tmp_path, template, space.replace("scale = {", weights))
     expect_ok(toml)
     assert evaluate(toml, ERROR=1).outcome is Outcome.WRONG_RESULT
 
@@ -205,20 +198,8 @@ def test_a_workspace_is_cleared_for_each_configuration(tmp_path: Path) -> None:
         "y[i] = x[i] + counts[i];", "{ y[i] = x[i] + counts[i]; if (BLOCK == 64) counts[i] = 7; }"
     )
     toml = write_kernel(tmp_path, template, ACCUMULATED_SPACE)
-    kernel, settings = load_kernel(str(toml)), read_settings()
-    spec, cache = kernel.spec, CubinCache(settings.cache, settings.cache_limit_bytes)
-    bench = Bench()
-    problem = Problem(spec.name, dict(spec.sizes), "float32")
-    bench.open(workload_of(kernel, problem, settings, autotile.TuneOptions(sample_limit_s=0.02)))
-    outcomes = []
-    for block in (128, 64, 128):
-        job = compile_job(kernel, {"BLOCK": block}, "float32", live_device().architecture)
-        cubin = cache.get_or_compile(job)
-        candidate = Candidate({"BLOCK": block}, str(cubin.path), cubin.symbols)
-        readings: list[Reading] = []
-        bench.run(Time((Entry(candidate),)), lambda stage: None, readings)
-        outcomes.append(readings[0].outcome)
-    assert outcomes == [Outcome.OK, Outcome.WRONG_RESULT, Outcome.OK]
+    readings = evaluate_in_turn(toml, *({"BLOCK": block} for block in (128, 64, 128)))
+    assert [one.outcome for one in readings] == [Outcome.OK, Outcome.WRONG_RESULT, Outcome.OK]
 
 
 SMOOTH = """
@@ -257,10 +238,10 @@ def expect_right_wins(kernel: autotile.TunableKernel) -> None:
 def test_a_function_tells_right_from_wrong(library: Any) -> None:
     def expected(x: Any) -> Any:
         if library == "cupy":
-            import cupy
+            import cupy as cp
 
-            assert isinstance(x, cupy.ndarray)
-            return x + 0.5 * cupy.roll(x, -1)
+            assert isinstance(x, cp.ndarray)
+            return x + 0.5 * cp.roll(x, -1)
         return x + 0.5 * np.roll(x, -1)
 
     expect_right_wins(smooth(reference=expected, reference_on=library))
@@ -356,14 +337,14 @@ def test_what_determines_the_bits(tmp_path: Path) -> None:
     assert digest(PARTS=100, ATOMIC=1) == VARYING_OUTPUTS
 
 
-def test_a_running_program_keeps_its_bits(tmp_path: Path, cupy: Any) -> None:
+def test_a_running_program_keeps_its_bits(tmp_path: Path, cp: Any) -> None:
     toml = write_kernel(tmp_path, SUMS_TEMPLATE, SUMS_SPACE)
     sizes = {"R": 3000, "C": 1200}
     kernels = {numerics: autotile.get_best_kernel(toml, **sizes, numerics=numerics) for numerics in ("same", "any")}
-    x = cupy.asarray(np.random.default_rng(1).standard_normal((3000, 1200)).astype(np.float32))
+    x = cp.asarray(np.random.default_rng(1).standard_normal((3000, 1200)).astype(np.float32))
 
     def computed() -> bytes:
-        y = cupy.zeros(3000, np.float32)
+        y = cp.zeros(3000, np.float32)
         kernels["same"](x, y)
         return bytes(y.get().tobytes())
 

@@ -1,4 +1,4 @@
-"""A model of times that expects what a test says."""
+"""A model of times that expects what a test says, and a rule that serves it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from autotile.core.model import Config, Resources
+from autotile.families.family import Family, FamilyRule, RuleConfig, RulePoint, Tree
 from autotile.kernel.library import load_kernel
 
 
@@ -29,3 +31,9 @@ class Model:
 def expect(kernel: str, time_us: float, doubt: float = 0.05) -> SimpleNamespace:
     config = {} if kernel == "cublas" else dict(load_kernel(kernel).spec.default)
     return SimpleNamespace(candidate=SimpleNamespace(kernel=kernel, config=config), time_us=time_us, doubt=doubt)
+
+
+def rule_of(family: Family, configs: tuple[Config, ...], tree: Tree, resources: Resources | None = None) -> FamilyRule:
+    timed = tuple((10.0 + number, 9.0, 12.0) for number in range(len(configs)))
+    point = RulePoint(family.largest, timed, 10.0, 0.0, 0.02)
+    return FamilyRule(family, tuple(RuleConfig(config, resources, 8) for config in configs), tree, (point,))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 from child_python import python
+from made_models import rule_of
 from msgspec import structs
 
 from autotile.api import exchange
@@ -26,7 +27,7 @@ from autotile.exchange import bundle as bundles
 from autotile.exchange import shipped as shipped_file
 from autotile.exchange.bundle import MANIFEST, Bundle, manifest_digest
 from autotile.exchange.shipped import write_rules
-from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split
+from autotile.families.family import Extent, Family, Leaf, Split
 from autotile.families.features import Feature
 from autotile.kernel.problem import runs_on
 from autotile.serving import dispatcher as serving
@@ -122,10 +123,6 @@ class TestServing:
         assert done.stderr == ""
         assert done.stdout == f"exact {FAST} True b'\\x7fELF'\n"
 
-    def test_nothing_valid_is_an_error(self, bundle: Path) -> None:
-        with pytest.raises(BundleError, match="no configuration of scale that is valid for scale n=32"):
-            ask(bundle, 32)
-
     @pytest.mark.parametrize("came_along", [False, True])
     def test_by_a_familys_rule(
         self, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came_along: bool
@@ -133,10 +130,8 @@ class TestServing:
         """Its configurations are packed as well, and it chooses if nothing is exact; a user's rule or a shipped one."""
         key = store.put(4096, FAST)
         other = {"THREADS": 32, "WORK": 1}
-        point = RulePoint({"n": 4096}, ((10.0, 9.9, 10.1),) * 2, 10.0, 0.0, None)
-        configs = (RuleConfig(FAST, None, 2), RuleConfig(other, None, 2))
         family = Family({"n": Extent(((1, 100_000),))})
-        rule = FamilyRule(family, configs, Split(Feature("size", "n"), 5000.0, Leaf((1, 0)), Leaf((0, 1))), (point,))
+        rule = rule_of(family, (FAST, other), Split(Feature("size", "n"), 5000.0, Leaf((1, 0)), Leaf((0, 1))))
         with Database.open(read_settings().database) as database:
             device = database.best("scale")[0].winner.device
             if not came_along:
@@ -164,7 +159,9 @@ class TestServing:
             serve("scale", n=70000, device="h200", strict=True)
         assert caught.value.differences == (("sizes", "n=65536", "n=70000"),)
 
-    def test_a_kernel_that_it_does_not_hold(self, bundle: Path) -> None:
+    def test_a_kernel_that_it_does_not_hold_and_nothing_valid_are_errors(self, bundle: Path) -> None:
+        with pytest.raises(BundleError, match="no configuration of scale that is valid for scale n=32"):
+            ask(bundle, 32)
         with pytest.raises(BundleError, match="does not contain the kernel 'sgemm_2d', only scale"):
             get_best_kernel("sgemm_2d", M=1, N=1, K=1, device="h200", bundle=bundle)
 
@@ -222,11 +219,11 @@ class TestArchitectures:
 
 
 class TestMaking:
-    def test_equal_contents_make_equal_files(self, bundle: Path, store: Any, tmp_path: Path) -> None:
+    def test_equal_contents_make_equal_files_and_one_problem_may_be_alone(
+        self, bundle: Path, store: Any, tmp_path: Path
+    ) -> None:
         exchange.bundle(store.path, output=tmp_path / "again")
         assert (tmp_path / "again").read_bytes() == bundle.read_bytes()
-
-    def test_one_problem_alone(self, bundle: Path, store: Any, tmp_path: Path) -> None:
         exchange.bundle([(store.path, {"n": 65536})], output=tmp_path / "one")
         with pytest.raises(InputError, match="scale n=5000 is not tuned; tuned is n=65536; n=4096"):
             exchange.bundle([(store.path, {"n": 5000})], output=tmp_path / "two")
@@ -257,18 +254,15 @@ class TestRefusals:
         with pytest.raises(BundleError, match="damaged, changed or not a bundle"):
             ask(tmp_path / "text", 4096)
 
-    def test_truncated_anywhere(self, bundle: Path) -> None:
-        whole = bundle.read_bytes()
-        for part in range(1, 20):
-            bundle.write_bytes(whole[: len(whole) * part // 20])
-            with pytest.raises(BundleError):
-                ask(bundle, 4096)
-
-    def test_a_changed_byte_anywhere(self, bundle: Path) -> None:
+    def test_truncated_or_a_changed_byte_anywhere(self, bundle: Path) -> None:
         """Every member is checked; a change in the structure of the archive may be harmless."""
         whole = bundle.read_bytes()
         kernel = ask(bundle, 4096)
         sound = kernel._code.packed.read()
+        for part in range(1, 20):
+            bundle.write_bytes(whole[: len(whole) * part // 20])
+            with pytest.raises(BundleError):
+                ask(bundle, 4096)
         for place in range(0, len(whole), max(1, len(whole) // 200)):
             changed = bytearray(whole)
             changed[place] ^= 0x55
@@ -312,11 +306,8 @@ class TestRefusals:
     )
     def test_a_document_that_lacks_something_under_a_right_hash(self, bundle: Path, entry: str, value: object) -> None:
         def change(members: dict[str, bytes]) -> None:
-            edit(
-                members,
-                "kernels/scale.json",
-                lambda found: found.pop(entry) if value is None else found.update({entry: value}),
-            )
+            new = {} if value is None else {entry: value}
+            edit(members, "kernels/scale.json", lambda found: (found.pop(entry), found.update(new)))
             seal(members)
 
         rewrite(bundle, change)

@@ -139,6 +139,7 @@ class TestArrays:
         np.testing.assert_allclose(host(total), before + host(x), rtol=1e-6, atol=1e-6)
 
     def test_outputs_left_out(self, blend: BoundKernel, arrays: Any) -> None:
+        assert (blend.device, blend.tier, blend.occupancy is None) == (live_device(), "default", False)
         x, total, _ = arrays
         updated, out = blend(x, total)
         assert updated is total
@@ -190,12 +191,6 @@ class TestSharedMemory:
             np.testing.assert_allclose(host(kernel(x)), 3 * host(x), rtol=1e-6)
 
 
-@pytest.mark.gpu
-def test_a_served_kernel_is_the_devices_own(blend: BoundKernel) -> None:
-    assert (blend.device, blend.tier) == (live_device(), "default")
-    assert blend.occupancy is not None
-
-
 N = 3000
 TALLY_TEMPLATE = """
 // y = factor x, by way of a workspace that holds what this launch's blocks have counted
@@ -235,7 +230,8 @@ def _random(seed: int) -> Any:
 class TestQuickCalls:
     def test_outputs_left_out_are_new_ones_of_the_callers_library(self, tally: BoundKernel, torch: Any) -> None:
         x = _random(0)
-        for array, kind in ((x, cp.ndarray), (torch.as_tensor(x, device="cuda"), torch.Tensor)):
+        tensor = torch.as_tensor(x, device="cuda")
+        for array, kind in ((x, cp.ndarray), (tensor, torch.Tensor), (torch.nn.Parameter(tensor), torch.Tensor)):
             for _ in range(3):
                 y = tally(array)
                 assert isinstance(y, kind)
@@ -273,13 +269,6 @@ class TestQuickCalls:
                     x.fill_(7.0)  # behind the launch, where they are on one stream
                 stream.synchronize()
             assert torch.equal(y, torch.full_like(y, 6.0))
-
-    def test_a_parameter_of_a_module_is_a_tensor(self, tally: BoundKernel, torch: Any) -> None:
-        weights = torch.nn.Parameter(torch.randn(N, device="cuda"))
-        y = torch.empty(N, device="cuda")
-        for _ in range(2):
-            tally(weights, y)
-            assert torch.equal(y, 2 * weights)
 
     @pytest.mark.parametrize("warm", [False, True])
     def test_captured_by_cupy(self, tally: BoundKernel, warm: bool) -> None:
@@ -368,9 +357,12 @@ class TestQuickCalls:
             np.testing.assert_array_equal(z.get(), 2 * x.get())
         np.testing.assert_array_equal(y.get(), 2 * x.get())
 
-    @pytest.mark.parametrize("on_null", [True, False])
-    def test_launches_that_became_graphs(self, tally: BoundKernel, on_null: bool) -> None:
+    @pytest.mark.parametrize(("on_null", "graphs"), [(True, "on"), (False, "on"), (True, "off")])
+    def test_launches_that_became_graphs(
+        self, tally: BoundKernel, monkeypatch: pytest.MonkeyPatch, on_null: bool, graphs: str
+    ) -> None:
         """They read the current content of the arrays, also if they are captured into another graph."""
+        monkeypatch.setenv("AUTOTILE_GRAPHS", graphs)
         stream = cp.cuda.Stream.null if on_null else cp.cuda.Stream(non_blocking=True)
         with stream:
             pairs = [(_random(seed), cp.zeros(N, np.float32)) for seed in range(6)]
@@ -385,7 +377,7 @@ class TestQuickCalls:
                 launch()
                 cp.testing.assert_array_equal(pairs[0][1], 2 * pairs[0][0])
             state = tally._launcher._states.by_stream[stream.ptr]  # type: ignore[union-attr]
-            assert len(state.graphs) == len(pairs)
+            assert len(state.graphs) == len(pairs) * (graphs == "on")
             if not on_null:
                 (x, y), (_, z) = pairs[0], pairs[1]
                 stream.begin_capture()
@@ -451,11 +443,3 @@ class TestQuickCalls:
             list(pool.map(many, range(8)))
         for x, y in arrays:
             np.testing.assert_array_equal(y.get(), 2 * x.get())
-
-    def test_launches_without_graphs(self, tally: BoundKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("AUTOTILE_GRAPHS", "off")
-        x, y = _random(0), cp.zeros(N, np.float32)
-        for _ in range(4):
-            tally(x, y)
-        assert not tally._launcher._states.by_stream[0].graphs  # type: ignore[union-attr]
-        np.testing.assert_array_equal(y.get(), 2 * x.get())

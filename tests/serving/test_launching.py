@@ -3,7 +3,7 @@
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -24,120 +24,86 @@ from autotile.kernel.arguments import TensorMap, Workspace
 from autotile.serving import arrays as array_module
 from autotile.serving import bound as bound_module
 from autotile.serving import launching
-from autotile.serving.arrays import ArraySpec, Signature, accepted_pointers, cupy_library
+from autotile.serving.arrays import ArraySpec, accepted_pointers, cupy_library
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
-from autotile.serving.launching import CheckedArrays, KernelLauncher, ParameterLayout, StreamState, StreamWorkspaces
+from autotile.serving.launching import KernelLauncher, ParameterLayout, StreamState, StreamWorkspaces
 from autotile.serving.selection import RecentCache
+
+CONFIG = {"THREADS": 256, "WORK": 4}
+N = 4096
+ADDRESS = 0x7000_0000_0000
+
+
+def array_at(number: int, shape: tuple[int, ...] = (N,), dtype: type = np.float32, device: int = 0) -> Any:
+    """An array on the device that cannot be read, at an address of its own."""
+    memory = cupy.cuda.UnownedMemory(ADDRESS + number * (1 << 20), 1 << 20, None, device)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+Y = array_at(1)
 
 
 class Cuda:
-    """The part of CuPy that launches use, with two devices: contexts of threads, current device, launches.
+    """The part of CuPy that launches use, with two devices: contexts of threads, current device and stream, launches.
 
-    An array is a `SimpleNamespace` whose ``place`` is its device.
+    ``launched`` has the device, or the number of the graph, and the stream of each launch; ``launches`` the stream and
+    the parameters, or that number.
     """
 
+    ndarray = cupy.ndarray
+    CUDADriverError = CUDARuntimeError = RuntimeError
+
     def __init__(self) -> None:
-        self.current = 0
-        self.devices = 2
-        self.context_of: dict[int, int] = {}
-        self.launched: list[tuple[int, int]] = []
+        self.current, self.devices, self.stream = 0, 2, 7
+        self.used: list[int] = []
+        self.contexts: set[int] = set()
         self.captured: set[int] = set()
+        self.launched: list[tuple[int, int]] = []
+        self.launches: list[tuple[int, list[int]]] = []
+        self.blocks: dict[int, ParameterBlock] = {}
+        self.new_arrays = 0
         self.cuda = self.runtime = self.driver = self
-        self.CUDADriverError = RuntimeError
 
     def getDevice(self) -> int:  # noqa: N802 - CuPy's name
         return self.current
 
     def setDevice(self, index: int) -> None:  # noqa: N802 - CuPy's name
-        self.current = self.context_of[threading.get_ident()] = index
+        self.current = index
+        self.contexts.add(threading.get_ident())
 
     def ctxGetCurrent(self) -> int:  # noqa: N802 - CuPy's name
-        return threading.get_ident() in self.context_of
+        return threading.get_ident() in self.contexts
 
     @contextmanager
     def Device(self, index: int) -> Iterator[None]:  # noqa: N802 - CuPy's name
+        self.used.append(index)
         before, self.current = self.current, index
         yield
         self.current = before
 
     def graphLaunch(self, graph: int, stream: int) -> None:  # noqa: N802 - CuPy's name
         self.launched.append((graph, stream))
+        self.launches.append((stream, [graph]))
 
     def streamIsCapturing(self, stream: int) -> bool:  # noqa: N802 - CuPy's name
         return stream in self.captured
 
     def launch(self, stream: int, address: int, _: int) -> None:
-        if threading.get_ident() not in self.context_of:
+        if threading.get_ident() not in self.contexts:
             raise self.CUDADriverError("CUDA_ERROR_INVALID_CONTEXT")
         self.launched.append((self.current, stream))
+        self.launches.append((stream, list(self.blocks[address].words)))
 
+    def get_current_stream(self, _: int | None = None) -> Any:
+        return SimpleNamespace(ptr=self.stream)
 
-class Arrays:
-    """Library of those arrays, whose current stream is 7."""
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        self.new_arrays += 1
+        return array_at(100 + self.new_arrays, shape, np.dtype(dtype).type, self.current)
 
-    def spec(self, *_: Any) -> ArraySpec:
-        return ArraySpec(((),), ("float32",))
-
-    def stream(self, _: int) -> int:
-        return 7
-
-    def signature(self, arrays: Sequence[Any]) -> Signature:
-        return tuple((id(array), (), "float32", True, array.place) for array in arrays)
-
-
-class OneIn:
-    """`CallArguments` of a kernel that reads one array and writes another."""
-
-    workspaces = StreamWorkspaces(())
-    plan = None
-
-    def __init__(self, cuda: Cuda) -> None:
-        self.cuda = cuda
-
-    def complete(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        return (*arrays, SimpleNamespace(place=self.cuda.current)) if len(arrays) == 1 else tuple(arrays)
-
-    def pack(self, *_: Any) -> tuple[Any, ...]:
-        return np.uint64(1), np.uint64(2)
-
-    def array_specs(self, library: Arrays) -> tuple[ArraySpec, ...]:
-        return library.spec(), library.spec()
-
-    def layout(self, *_: Any) -> ParameterLayout:
-        return ParameterLayout((0, 1), (), ())
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    cuda = Cuda()
-    for name, replaced in {
-        "load_cupy": lambda: cuda,
-        "device_count": lambda: cuda.devices,
-        "cupy_library": Arrays,
-        "library_of": lambda _: Arrays(),
-    }.items():
-        monkeypatch.setattr(launching, name, replaced)
-    return cuda
-
-
-def make_launcher(cuda: Cuda, index: int = 0, *, with_graphs: bool = True) -> KernelLauncher:
-    code: Any = SimpleNamespace(driver_launch=lambda _: cuda.launch)
-    return KernelLauncher(OneIn(cuda), code, index, with_graphs=with_graphs)  # type: ignore[arg-type]
-
-
-def arrays_of(*places: int) -> list[SimpleNamespace]:
-    return [SimpleNamespace(place=place) for place in places]
-
-
-def launch_checked(kernel: KernelLauncher, array: Any, index: int = 0) -> None:
-    arguments: Any = kernel.arguments
-    with arguments.cuda.Device(index):
-        kernel._launch_checked(CheckedArrays({}, arguments.complete([array])), {})
-
-
-def bound(kernel: KernelLauncher, index: int = 0) -> Callable[[], object]:
-    return kernel._bind_checked(CheckedArrays({}, tuple(arrays_of(index, index))), {})
+    def from_dlpack(self, _: Any) -> Any:
+        raise ValueError("CPU arrays cannot be directly imported to CuPy")
 
 
 @pytest.fixture
@@ -152,6 +118,55 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr(launching, "make_launch_graph", make)
     return counts
+
+
+@pytest.fixture
+def calls(graphs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    cuda = Cuda()
+
+    class Block(ParameterBlock):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            cuda.blocks[self.address] = self
+
+    def driver_launch(pointer: int, geometry: LaunchGeometry) -> Any:
+        assert (pointer, geometry.block) == (5, (256, 1, 1))
+        return cuda.launch
+
+    for module in (array_module, launching, toolchain):
+        monkeypatch.setattr(module, "load_cupy", lambda: cuda)
+    for module in (array_module, launching):
+        monkeypatch.setattr(module, "device_count", lambda: cuda.devices)
+    monkeypatch.setattr(driver, "outside_of_captures", nullcontext)
+    monkeypatch.setattr(functions, "driver_launch", driver_launch)
+    monkeypatch.setattr(launching, "ParameterBlock", Block)
+    function = SimpleNamespace(pointer=5, opt_in=lambda _: None)
+    monkeypatch.setattr(functions, "Module", lambda _: SimpleNamespace(function=lambda _: function, pointer=1))
+    return cuda
+
+
+@pytest.fixture
+def kernel(store: Any, live_gpu: None, calls: Cuda, monkeypatch: pytest.MonkeyPatch) -> BoundKernel:
+    store.put(N, CONFIG)
+    kernel: BoundKernel = store.ask(N, device=None)
+    cubin = SimpleNamespace(path=Path("scale.cubin"), symbols={}, cubin_hash="0")
+    monkeypatch.setattr(kernel._code, "_find_cubin", lambda *, may_compile: cubin)
+    for name in ("_loaded", "_absent"):
+        monkeypatch.setattr(bound_module, name, RecentCache(8))
+    return kernel
+
+
+@pytest.fixture
+def launcher_of(kernel: BoundKernel, monkeypatch: pytest.MonkeyPatch) -> Callable[..., KernelLauncher]:
+    """Return a function that loads the kernel on a device."""
+
+    def load(index: int = 0, *, with_graphs: bool = True) -> KernelLauncher:
+        monkeypatch.setenv("AUTOTILE_GRAPHS", "on" if with_graphs else "off")
+        code: Any = kernel._code
+        loaded: KernelLauncher = code.load(index)
+        return loaded
+
+    return load
 
 
 @pytest.fixture
@@ -205,89 +220,81 @@ class TestLaunches:
         block.words[block.starts[1]] = 9
         assert ctypes.c_uint64.from_address(int(addresses[1])).value == 9
 
-    def test_an_output_left_out_is_no_reason_to_leave_the_device(self, cuda: Cuda) -> None:
+    def test_an_output_left_out_is_no_reason_to_leave_the_device(self, launcher_of: Any, calls: Cuda) -> None:
         """On a second device that is not current, the fast path does not apply, and nothing is allocated elsewhere."""
-        kernel, array = make_launcher(cuda, 1, with_graphs=False), SimpleNamespace(place=1)
-        assert kernel.launch_fast([array]) is None
-        launch_checked(kernel, array, 1)
-        cuda.current = 0
-        assert kernel.launch_fast([array]) is None
-        cuda.current = 1
-        launched = kernel.launch_fast([array])
-        assert launched is not None
-        assert [one.place for one in launched] == [1, 1]
-        assert cuda.launched == [(1, 7)] * 2
+        launcher, x = launcher_of(1, with_graphs=False), array_at(0, device=1)
+        assert launcher.launch_fast([x]) is None
+        launcher.launch([x], None, {})
+        assert launcher.launch_fast([x]) is None
+        calls.current = 1
+        assert [one.data.device_id for one in launcher.launch_fast([x])] == [1, 1]
+        assert calls.launched == [(1, 7)] * 2
 
-    def test_a_thread_without_a_context_gets_one(self, cuda: Cuda) -> None:
+    def test_a_thread_without_a_context_gets_one(self, launcher_of: Any, calls: Cuda) -> None:
         """Also if its identifier is that of a thread that has ended."""
-        cuda.devices = 1
-        kernel, array = make_launcher(cuda, with_graphs=False), SimpleNamespace(place=0)
-        quick: list[bool] = []
+        calls.devices = 1
+        launcher, x, quick = launcher_of(with_graphs=False), array_at(0), list[bool]()
 
         def call() -> None:
-            cuda.context_of.pop(threading.get_ident(), None)
+            calls.contexts.discard(threading.get_ident())
             for _ in range(2):
-                quick.append(kernel.launch_fast([array]) is not None)
+                quick.append(launcher.launch_fast([x]) is not None)
                 if not quick[-1]:
-                    launch_checked(kernel, array)
+                    launcher.launch([x], None, {})
 
         for _ in range(3):
             thread = threading.Thread(target=call)
             thread.start()
             thread.join()
         assert quick == [False, True] * 3
-        assert len(cuda.launched) == 6
+        assert len(calls.launched) == 6
 
     @pytest.mark.parametrize("devices", [1, 2])
-    def test_a_bound_launch_in_another_thread_and_with_another_device_current(self, cuda: Cuda, devices: int) -> None:
-        cuda.devices, index = devices, devices - 1
-        launch = bound(make_launcher(cuda, index, with_graphs=False), index)
-        cuda.current = 0
+    def test_a_bound_launch_in_another_thread_and_with_another_device_current(
+        self, launcher_of: Any, calls: Cuda, devices: int
+    ) -> None:
+        calls.devices, index = devices, devices - 1
+        launch = launcher_of(index, with_graphs=False).bind([array_at(i, device=index) for i in range(2)], {})
+        calls.current = 0
         with ThreadPoolExecutor(1) as pool:
             pool.submit(launch).result()
-        assert cuda.launched == [(index, 7)]
-        assert cuda.current == 0 or devices == 1
+        assert calls.launched == [(index, 7)]
+        assert calls.current == 0 or devices == 1
 
-    def test_an_error_of_the_driver_is_told(self, cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_error_of_the_driver_is_told(self, launcher_of: Any, calls: Cuda, monkeypatch: Any) -> None:
         def refuse(*_: Any) -> None:
-            raise cuda.CUDADriverError("CUDA_ERROR_INVALID_VALUE")
+            raise calls.CUDADriverError("CUDA_ERROR_INVALID_VALUE")
 
-        monkeypatch.setattr(cuda, "launch", refuse)
-        launch = bound(make_launcher(cuda, with_graphs=False))
+        monkeypatch.setattr(calls, "launch", refuse)
+        launch = launcher_of(with_graphs=False).bind([array_at(0), Y], {})
         with pytest.raises(RuntimeError, match="INVALID_VALUE"):
             launch()
 
-    def test_a_launch_that_comes_again_becomes_a_graph(self, cuda: Cuda, graphs: Any) -> None:
+    def test_a_launch_that_comes_again_becomes_a_graph(self, launcher_of: Any, calls: Cuda, graphs: Any) -> None:
         """And is launched as one, except while its stream is captured, when graphs are not allowed."""
-        arrays = arrays_of(0, 0)
-        kernel = make_launcher(cuda)
-        launch_checked(kernel, arrays[0])
-        cuda.devices, direct, graph = 1, (0, 7), (1, 7)
+        calls.devices, direct, graph = 1, (0, 7), (1, 7)
+        launcher, arrays = launcher_of(), [array_at(0), Y]
+        launcher.launch(arrays[:1], None, {})
         for expected in (direct, direct, graph, graph):
-            cuda.launched.clear()
-            assert kernel.launch_fast(arrays) is arrays
-            assert cuda.launched == [expected]
-        cuda.captured.add(7)
+            calls.launched.clear()
+            assert launcher.launch_fast(arrays) is arrays
+            assert calls.launched == [expected]
+        calls.captured.add(7)
         for both in (arrays, arrays[::-1], arrays[::-1], arrays[::-1]):
-            cuda.launched.clear()
-            assert kernel.launch_fast(both) is both
-            assert cuda.launched == [direct]
+            calls.launched.clear()
+            assert launcher.launch_fast(both) is both
+            assert calls.launched == [direct]
         assert graphs.made == 1
 
-    def test_a_bound_launch_has_graphs_by_stream(
-        self, cuda: Cuda, graphs: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        cuda.devices = 1
-        kernel = make_launcher(cuda)
-        current = [7]
-        monkeypatch.setattr(Arrays, "stream", lambda *_: current[0])
-        launch = bound(kernel, 0)
-        for current[0] in (7, 7, 7, 8, 8, 8, 7):
+    def test_a_bound_launch_has_graphs_by_stream(self, launcher_of: Any, calls: Cuda) -> None:
+        calls.devices = 1
+        launch = launcher_of().bind([array_at(0), Y], {})
+        for calls.stream in (7, 7, 7, 8, 8, 8, 7):
             launch()
-        assert cuda.launched == [(0, 7), (0, 7), (1, 7), (0, 8), (0, 8), (2, 8), (1, 7)]
-        cuda.captured.add(7)
+        assert calls.launched == [(0, 7), (0, 7), (1, 7), (0, 8), (0, 8), (2, 8), (1, 7)]
+        calls.captured.add(7)
         launch()
-        assert cuda.launched[-1] == (0, 7)
+        assert calls.launched[-1] == (0, 7)
 
     def test_arrays_that_never_come_again_cost_no_graphs(self, state: StreamState, graphs: Any) -> None:
         keep(state, range(10_000))
@@ -325,99 +332,18 @@ class TestLaunches:
         assert (1,) in state.graphs
 
     @pytest.mark.parametrize("with_graphs", [True, False])
-    def test_a_careful_launch_leaves_the_graphs_alone(self, cuda: Cuda, graphs: Any, with_graphs: bool) -> None:
+    def test_a_careful_launch_leaves_the_graphs_alone(
+        self, launcher_of: Any, calls: Cuda, graphs: Any, with_graphs: bool
+    ) -> None:
         """As calls with ``stream=`` are, which may alternate with fast ones, also while the stream is captured."""
-        cuda.devices = 1
-        arrays, kernel = arrays_of(0, 0), make_launcher(cuda, with_graphs=with_graphs)
+        calls.devices = 1
+        launcher, arrays = launcher_of(with_graphs=with_graphs), [array_at(0), Y]
         for _ in range(4):
-            launch_checked(kernel, arrays[0])
+            launcher.launch(arrays[:1], None, {})
             for _ in range(3):
-                kernel.launch_fast(arrays)
+                launcher.launch_fast(arrays)
         assert graphs.asked == graphs.made == with_graphs
-        assert cuda.launched[-3:] == [(int(with_graphs), 7)] * 3
-
-
-CONFIG = {"THREADS": 256, "WORK": 4}
-N = 4096
-ADDRESS = 0x7000_0000_0000
-
-
-def array_at(number: int, shape: tuple[int, ...] = (N,), dtype: type = np.float32, device: int = 0) -> Any:
-    """An array on the device that cannot be read, at an address of its own."""
-    memory = cupy.cuda.UnownedMemory(ADDRESS + number * (1 << 20), 1 << 20, None, device)
-    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
-
-
-Y = array_at(1)
-
-
-class CallCuda(Cuda):
-    """The part of CuPy that calls use, with two devices; records the parameters of launches, and launched graphs."""
-
-    ndarray = cupy.ndarray
-    CUDARuntimeError = RuntimeError
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used: list[int] = []
-        self.launches: list[tuple[int, list[int]]] = []
-        self.new_arrays = 0
-
-    @contextmanager
-    def Device(self, index: int) -> Iterator[None]:  # noqa: N802 - CuPy's name
-        self.used.append(index)
-        yield
-
-    def graphLaunch(self, graph: int, stream: int) -> None:  # noqa: N802 - CuPy's name
-        self.launches.append((stream, [graph]))
-
-    def get_current_stream(self, _: int | None = None) -> Any:
-        return SimpleNamespace(ptr=7)
-
-    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        self.new_arrays += 1
-        return array_at(100 + self.new_arrays, shape, np.dtype(dtype).type)
-
-    def from_dlpack(self, _: Any) -> Any:
-        raise ValueError("CPU arrays cannot be directly imported to CuPy")
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> CallCuda:
-    cuda = CallCuda()
-    blocks: dict[int, ParameterBlock] = {}
-
-    class Block(ParameterBlock):
-        def __init__(self, *arguments: Any, **named: Any) -> None:
-            super().__init__(*arguments, **named)
-            blocks[self.address] = self
-
-    def driver_launch(pointer: int, geometry: LaunchGeometry) -> Any:
-        assert (pointer, geometry.block) == (5, (256, 1, 1))
-        return lambda stream, address, _: cuda.launches.append((stream, list(blocks[address].words)))
-
-    for module in (array_module, launching, toolchain):
-        monkeypatch.setattr(module, "load_cupy", lambda: cuda)
-    for module in (array_module, launching):
-        monkeypatch.setattr(module, "device_count", lambda: 2)
-    monkeypatch.setattr(driver, "outside_of_captures", nullcontext)
-    monkeypatch.setattr(functions, "driver_launch", driver_launch)
-    monkeypatch.setattr(launching, "ParameterBlock", Block)
-    monkeypatch.setattr(launching, "make_launch_graph", lambda *_: SimpleNamespace(executable=99))
-    function = SimpleNamespace(pointer=5, opt_in=lambda _: None)
-    monkeypatch.setattr(functions, "Module", lambda _: SimpleNamespace(function=lambda _: function, pointer=1))
-    return cuda
-
-
-@pytest.fixture
-def kernel(store: Any, live_gpu: None, calls: CallCuda, monkeypatch: pytest.MonkeyPatch) -> BoundKernel:
-    store.put(N, CONFIG)
-    kernel: BoundKernel = store.ask(N, device=None)
-    cubin = SimpleNamespace(path=Path("scale.cubin"), symbols={}, cubin_hash="0")
-    monkeypatch.setattr(kernel._code, "_find_cubin", lambda *, may_compile: cubin)
-    for name in ("_loaded", "_absent"):
-        monkeypatch.setattr(bound_module, name, RecentCache(8))
-    return kernel
+        assert calls.launched[-3:] == [(int(with_graphs), 7)] * 3
 
 
 def parameters(x: Any, y: Any, factor: float = 2.0) -> list[int]:
@@ -426,7 +352,7 @@ def parameters(x: Any, y: Any, factor: float = 2.0) -> list[int]:
 
 
 class TestCalls:
-    def test_parameters_of_first_fast_and_repeated_launches(self, kernel: BoundKernel, calls: CallCuda) -> None:
+    def test_parameters_of_first_fast_and_repeated_launches(self, kernel: BoundKernel, calls: Cuda) -> None:
         x, y, z = (array_at(i) for i in range(3))
         for out in (y, y, z):
             assert kernel(x, out) is out
@@ -436,16 +362,16 @@ class TestCalls:
         calls.launches.clear()
         assert kernel(x, z) is z  # the second time on the fast path: this launch becomes a graph
         assert kernel(x, z) is z
-        assert [words[:4] for _, words in calls.launches] == [parameters(x, z), [99]]
+        assert [words[:4] for _, words in calls.launches] == [parameters(x, z), [1]]
         assert (kernel.calls, calls.used) == (5, [0, 0])
 
-    def test_outputs_that_are_left_out_are_allocated(self, kernel: BoundKernel, calls: CallCuda) -> None:
+    def test_outputs_that_are_left_out_are_allocated(self, kernel: BoundKernel, calls: Cuda) -> None:
         x = array_at(0)
         first, second = kernel(x), kernel(x)
         assert calls.new_arrays == 2
         assert [words[:4] for _, words in calls.launches] == [parameters(x, first), parameters(x, second)]
 
-    def test_scalars_of_one_call(self, kernel: BoundKernel, calls: CallCuda) -> None:
+    def test_scalars_of_one_call(self, kernel: BoundKernel, calls: Cuda) -> None:
         x, y = array_at(0), array_at(1)
         for scalars in ({}, {"factor": -3.0}, {}, {"factor": 5}):
             kernel(x, y, **scalars)
@@ -460,29 +386,29 @@ class TestCalls:
             ({"factor": 1e39}, "does not fit in float32"),
         ],
     )
-    def test_scalars_that_are_refused(self, kernel: BoundKernel, calls: CallCuda, scalars: Any, said: str) -> None:
+    def test_scalars_that_are_refused(self, kernel: BoundKernel, calls: Cuda, scalars: Any, said: str) -> None:
         with pytest.raises(ArgumentError, match=said):
             kernel(array_at(0), Y, **scalars)
         assert calls.launches == []
 
-    def test_launches_on_addresses_need_no_call_before(self, kernel: BoundKernel, calls: CallCuda) -> None:
+    def test_launches_on_addresses_need_no_call_before(self, kernel: BoundKernel, calls: Cuda) -> None:
         x, y, z = (array_at(i) for i in range(3))
         for out in (y, z, z, z):
             assert kernel.launch_at(7, (x.data.ptr, out.data.ptr), starts=True)
-        assert [words[:4] for _, words in calls.launches] == [*(parameters(x, out) for out in (y, z, z)), [99]]
+        assert [words[:4] for _, words in calls.launches] == [*(parameters(x, out) for out in (y, z, z)), [1]]
         assert calls.launches[0][0] == 7
         assert kernel.calls == 4
         calls.current = 1
         assert not kernel.launch_at(7, (x.data.ptr, y.data.ptr), starts=True)
         assert (len(calls.launches), kernel.calls) == (4, 4)
 
-    def test_a_bound_launch(self, kernel: BoundKernel, calls: CallCuda) -> None:
+    def test_a_bound_launch(self, kernel: BoundKernel, calls: Cuda) -> None:
         x, y = array_at(0), array_at(1)
         launch = kernel.bind(x, y, factor=4.0)
         assert calls.launches == []
         for _ in range(3):
             launch()
-        assert [words[:4] for _, words in calls.launches] == [parameters(x, y, 4.0), parameters(x, y, 4.0), [99]]
+        assert [words[:4] for _, words in calls.launches] == [parameters(x, y, 4.0), parameters(x, y, 4.0), [1]]
 
     @pytest.mark.parametrize(
         ("arrays", "said"),
@@ -502,7 +428,7 @@ class TestCalls:
         ],
     )
     @pytest.mark.parametrize("warm", [False, True])
-    def test_arrays_that_misfit(self, kernel: BoundKernel, calls: CallCuda, arrays: Any, said: str, warm: bool) -> None:
+    def test_arrays_that_misfit(self, kernel: BoundKernel, calls: Cuda, arrays: Any, said: str, warm: bool) -> None:
         if warm:
             kernel(array_at(0), array_at(1))
         calls.launches.clear()
@@ -514,16 +440,17 @@ class TestCalls:
 SPECS = (ArraySpec(((1, 8, 4), (8, 4)), (np.dtype(np.float32),)), ArraySpec(((4,),), (np.dtype(np.float16),)))
 
 
-def taken(*arrays: Any) -> tuple[int, ...] | None:
+def taken(*arrays: Any, device: int = 0) -> tuple[int, ...] | None:
     signature = cupy_library().signature(arrays)
-    return accepted_pointers(signature, SPECS, 0) if signature else None
+    return accepted_pointers(signature, SPECS, device) if signature else None
 
 
 class TestSignatures:
     @pytest.mark.parametrize("shape", [(1, 8, 4), (8, 4)])
-    def test_arrays_that_are_just_right(self, shape: tuple[int, ...]) -> None:
-        found = taken(array_at(0, shape, np.float32), array_at(1, (4,), np.float16))
-        assert found == (ADDRESS, ADDRESS + (1 << 20))
+    def test_arrays_that_are_just_right_on_their_device(self, shape: tuple[int, ...]) -> None:
+        arrays = array_at(0, shape, np.float32), array_at(1, (4,), np.float16)
+        assert taken(*arrays) == (ADDRESS, ADDRESS + (1 << 20))
+        assert taken(*arrays, device=1) is None
 
     @pytest.mark.parametrize(
         "spoil",
@@ -537,11 +464,6 @@ class TestSignatures:
     )
     def test_what_is_not_just_right_is_not_taken(self, spoil: Callable[[Any], Any]) -> None:
         assert taken(spoil(array_at(0, (8, 4), np.float32)), array_at(0, (4,), np.float16)) is None
-
-    def test_arrays_of_another_device_are_not_taken(self) -> None:
-        signature = cupy_library().signature([array_at(0, (8, 4), np.float32), array_at(0, (4,), np.float16)])
-        assert accepted_pointers(signature, SPECS, 0) is not None
-        assert accepted_pointers(signature, SPECS, 1) is None
 
     def test_a_launch_is_found_again_by_all_that_its_arrays_are(self) -> None:
         """Arrays on the same memory that differ in any property have different signatures."""
@@ -620,12 +542,10 @@ class TestStreams:
             assert entered == [8]
         assert entered == [8, -8]
 
-    def test_where_none_is_named_cupys_stays(self) -> None:
+    @pytest.mark.parametrize("stream", [7, "null", object()])
+    def test_what_is_no_stream_and_where_none_is_named_cupys_stays(self, stream: Any) -> None:
         with array_module.on_stream([object()]):
             assert entered == []
-
-    @pytest.mark.parametrize("stream", [7, "null", object()])
-    def test_what_is_no_stream(self, stream: Any) -> None:
         with (
             pytest.raises(ArgumentError, match=f"stream is of type {type(stream).__name__}, expected"),
             array_module.on_stream([], stream),
@@ -729,16 +649,6 @@ class TestWorkspaces:
         assert len(workspaces._captured) == captured * (launching._MAX_WORKSPACE_SETS + 8)
 
 
-OPERATION = """
-[operation]
-name = "matmul"
-sizes = { M = 4096, N = 4096, K = 4096, BATCH = 1 }
-flags = { TRANS_A = 0, TRANS_B = 0, OUT_FP32 = 0 }
-conditions = { NONDETERMINISTIC = 0, ALIGNED = 1, EMULATE = 1 }
-dtypes = ["float16"]
-[kernels.mine]
-kernel = "./mine.toml"
-"""
 MEMBER = block_space(
     "mine",
     """
@@ -759,12 +669,11 @@ CODE = 'extern "C" __global__ void mine(const void*, const void*, void*, int M) 
 @pytest.mark.usefixtures("live_gpu")
 @pytest.mark.parametrize("dtype", ["dtype", "float32"])
 def test_a_member_of_ones_own_that_declares_other_arrays_is_not_launched(
-    calls: CallCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+    calls: Cuda, only_kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    (tmp_path / "matmul.toml").write_text(OPERATION)
     write_kernel(tmp_path, CODE, MEMBER % dtype)
-    monkeypatch.setenv("AUTOTILE_OPERATIONS", str(tmp_path))
-    default_dispatcher.clear()
+    monkeypatch.setenv("AUTOTILE_KERNELS", str(tmp_path))
+    only_kernel("mine")
     cubin = SimpleNamespace(path=Path("mine.cubin"), symbols={}, cubin_hash="0")
     monkeypatch.setattr(bound_module.KernelCode, "_find_cubin", lambda self, *, may_compile: cubin)
     for name in ("_loaded", "_absent"):

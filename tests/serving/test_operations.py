@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,7 +130,7 @@ class TestMeasured:
 
 
 class TestExpected:
-    def test_the_first_is_served_and_the_others_are_stated(self, model: Model) -> None:
+    def test_the_first_is_served_also_if_it_is_a_library_and_the_others_are_stated(self, model: Model) -> None:
         model.expected = [expect("sgemm_ws", 5.0), expect("cublas", 6.0), expect("sgemm", 7.0, 0.2)]
         found = serve(EMULATE=0, TRANS_A=0)
         assert (found.kernel, found.tier) == ("sgemm_ws", "model")
@@ -147,7 +146,6 @@ class TestExpected:
         assert "sgemm_bf16x6" not in kernels
         assert asked == ["cublas"]
 
-    def test_a_library_may_come_first(self, model: Model) -> None:
         model.expected = [expect("cublas", 6.0), expect("sgemm", 5.9)]
         assert choice() == ("cublas", "model")
         assert serve(library=False).kernel == "sgemm"
@@ -201,13 +199,11 @@ class TestLearned:
         self.learn(lambda document: document.update(candidates=[]))
         assert serve().tier == "model"
 
-    def test_that_of_a_gpu_with_the_same_sms_serves(self) -> None:
+    def test_that_of_a_gpu_with_the_same_sms_serves_and_that_of_bfloat16_serves_float16(self) -> None:
         own, other = (get_best_kernel("matmul", dtype="float32", device=name, **SIZES) for name in ("h200", "h100"))
         assert (other.tier, other.kernel, other.config) == ("model", own.kernel, own.config)
         assert (own.tuned_on, other.tuned_on) == ("", "NVIDIA H200")
         assert "measured on NVIDIA H200, which has the same SMs, expects" in other.explain()
-
-    def test_that_of_bfloat16_serves_float16(self) -> None:
         assert serve(dtype="float16").tier == "model"
         assert serve(dtype="float16", library=False).kernel in {"gemm_wgmma", "gemm_mma", "gemm_small"}
         found = get_best_kernel("matmul", dtype="float32", device="a100", **SIZES)  # for which there is none
@@ -218,20 +214,27 @@ class TestUnknown:
     def test_a_library_is_served_where_nothing_is_known(self) -> None:
         found = serve()
         assert (found.kernel, found.tier, found.config) == ("cublas", "library", {})
-        with pytest.raises(AttributeError, match="no launch geometry"):
-            _ = found.geometry
         assert found.resources is None
         assert found.to_json()["resources"] is None
-        assert pickle.loads(pickle.dumps(found)).kernel == "cublas"
+        asked = {"dtype": "float32", "device": "h200"}
+        assert get_best_kernel("matmul", **asked, **SIZES) is found
+        assert get_best_kernel("matmul", **asked, library=False, **SIZES) is not found
+        found = autotile.best("matmul", SIZES, **asked)
+        assert (found.kernel, found.tier, found.geometry) == ("cublas", "library", None)
+        assert autotile.best("matmul", SIZES, **asked, library=False).geometry is not None
 
     def test_else_the_nearest_measured(self) -> None:
         store_kernel("sgemm_ws", 900.0, M=1100)
         found = serve(library=False, EMULATE=0)
         assert (found.kernel, found.tier) == ("sgemm_ws", "nearest")
 
-    def test_elsewhere_kernels_that_must_be_measured_come_last(self, tmp_path: Path) -> None:
-        options = {"library": False, "database": tmp_path / "no.db"}
-        found = get_best_kernel("matmul", dtype="float32", device="a100", **options, **SIZES)
+    @pytest.mark.parametrize("device", ["a100", "rtx-4090"])
+    @pytest.mark.parametrize("library", [True, False])
+    def test_elsewhere_kernels_that_must_be_measured_come_last(
+        self, tmp_path: Path, device: str, library: bool
+    ) -> None:
+        options = {"library": library, "database": tmp_path / "no.db"}
+        found = get_best_kernel("matmul", dtype="float32", device=device, **options, **SIZES)
         assert found.kernel not in {"sgemm_bf16x6", "sgemm_bf16x6_ws"}
 
     def test_what_no_kernel_computes(self, only_kernel: Callable[[str], None]) -> None:
@@ -240,79 +243,47 @@ class TestUnknown:
             serve(OUT_FP32=1)
 
 
-class TestNames:
-    def test_a_kernel_of_the_same_name_comes_first(self, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        for path in scale_toml.parent.iterdir():
-            text = path.read_text().replace('name = "scale"', 'name = "matmul"')
-            (path.parent / path.name.replace("scale.toml", "matmul.toml")).write_text(text)
-        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
-        default_dispatcher.clear()
-        assert get_best_kernel("matmul", n=100, device="h200").definition.spec.entries == ("scale",)
-        found = default_dispatcher.serve_operation("matmul", SIZES, "float32", device="h200")
-        assert found.kernel == "cublas"
-
-    def test_the_second_call_returns_the_same_object(self) -> None:
-        first = serve()
-        assert get_best_kernel("matmul", dtype="float32", device="h200", **SIZES) is first
-        assert get_best_kernel("matmul", dtype="float32", device="h200", library=False, **SIZES) is not first
+def test_a_kernel_of_the_same_name_comes_first(scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in scale_toml.parent.iterdir():
+        text = path.read_text().replace('name = "scale"', 'name = "matmul"')
+        (path.parent / path.name.replace("scale.toml", "matmul.toml")).write_text(text)
+    monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+    default_dispatcher.clear()
+    assert get_best_kernel("matmul", n=100, device="h200").definition.spec.entries == ("scale",)
+    found = default_dispatcher.serve_operation("matmul", SIZES, "float32", device="h200")
+    assert found.kernel == "cublas"
 
 
-OPERATION = """
-[operation]
-name = "scaling"
-sizes = {{ n = 4096 }}
-dtypes = ["float32"]
-
-[kernels.scale]
-kernel = "{path}"
-"""
-
-
-class TestOwn:
-    """A user's operation, with a library that the program adds."""
-
-    @pytest.fixture
-    def path(self, scale_toml: Path) -> str:
-        path = scale_toml.parent / "scaling.toml"
-        path.write_text(OPERATION.format(path=scale_toml))
-        return str(path)
-
-    def test_a_library_is_added_from_python(self, path: str) -> None:
-        found = get_best_kernel(path, n=1000, device="h200")
-        assert (found.kernel, found.tier) == ("scale", "default")
-        autotile.add_library(path, "doubling", lambda x, y: None)
-        found = get_best_kernel(path, n=1000, device="h200")
-        assert (found.kernel, found.is_library, found.shapes) == ("doubling", True, {"x": (1000,), "y": (1000,)})
-        assert get_best_kernel(path, n=1000, device="h200", library=False).kernel == "scale"
-        with pytest.raises(InputError, match="other than 'cublas'"):
-            autotile.add_library(path, "cublas", print)
+def test_a_library_is_added_to_ones_own_operation_from_python(scaling_toml: Path) -> None:
+    path = str(scaling_toml)
+    found = get_best_kernel(path, n=1000, device="h200")
+    assert (found.kernel, found.tier) == ("scale", "default")
+    autotile.add_library(path, "doubling", lambda x, y: None)
+    found = get_best_kernel(path, n=1000, device="h200")
+    assert (found.kernel, found.is_library, found.shapes) == ("doubling", True, {"x": (1000,), "y": (1000,)})
+    assert get_best_kernel(path, n=1000, device="h200", library=False).kernel == "scale"
+    with pytest.raises(InputError, match="other than 'cublas'"):
+        autotile.add_library(path, "cublas", print)
 
 
-class TestExplain:
-    def test_best_of_a_library(self) -> None:
-        default_dispatcher.clear()
-        found = autotile.best("matmul", SIZES, dtype="float32", device="h200")
-        assert (found.kernel, found.tier, found.geometry) == ("cublas", "library", None)
-        assert autotile.best("matmul", SIZES, dtype="float32", device="h200", library=False).geometry is not None
+def test_an_explanation_on_the_command_line_and_in_python(model: Model) -> None:
+    from typer.testing import CliRunner
 
-    def test_on_the_command_line_and_in_python(self, model: Model) -> None:
-        from typer.testing import CliRunner
+    from autotile.cli.application import app
 
-        from autotile.cli.application import app
-
-        model.expected = [expect("sgemm_ws", 5.0), expect("cublas", 6.0, 0.3)]
-        words = ["explain", "matmul", "M=1000", "N=1000", "K=1000", "--dtype", "float32", "--device", "h200", "--json"]
-        default_dispatcher.clear()
-        found = json.loads(CliRunner().invoke(app, words).stdout)
-        assert (found["served"], found["tier"], found["library"]) == ("sgemm_ws", "model", False)
-        assert found["problem"]["EMULATE"] == 1
-        assert [(one["kernel"], one["doubt"]) for one in found["contenders"]] == [("sgemm_ws", 0.05), ("cublas", 0.3)]
-        shown = CliRunner().invoke(app, words[:-1]).stdout
-        assert "model, +-30 %" in shown
-        explained = autotile.explain("matmul", SIZES, dtype="float32", device="h200")
-        assert isinstance(explained, OperationExplanation)
-        assert "sgemm_ws, model" in repr(explained)
-        assert "cublas" in explained._repr_html_()
+    model.expected = [expect("sgemm_ws", 5.0), expect("cublas", 6.0, 0.3)]
+    words = ["explain", "matmul", "M=1000", "N=1000", "K=1000", "--dtype", "float32", "--device", "h200", "--json"]
+    default_dispatcher.clear()
+    found = json.loads(CliRunner().invoke(app, words).stdout)
+    assert (found["served"], found["tier"], found["library"]) == ("sgemm_ws", "model", False)
+    assert found["problem"]["EMULATE"] == 1
+    assert [(one["kernel"], one["doubt"]) for one in found["contenders"]] == [("sgemm_ws", 0.05), ("cublas", 0.3)]
+    shown = CliRunner().invoke(app, words[:-1]).stdout
+    assert "model, +-30 %" in shown
+    explained = autotile.explain("matmul", SIZES, dtype="float32", device="h200")
+    assert isinstance(explained, OperationExplanation)
+    assert "sgemm_ws, model" in repr(explained)
+    assert "cublas" in explained._repr_html_()
 
 
 def test_keys_are_kept_as_plain_tuples_which_the_collector_does_not_visit() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from child_python import python
-from stored_runs import add_trial, end_run, start_run
 
 import autotile
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Measurement, Outcome, Trial
@@ -92,14 +91,6 @@ class TestFile:
             (8192, "nearest", "NVIDIA H200"),
         }
 
-    def test_new_results_change_nothing_while_choices_are_added(self, store: Any, file: Path) -> None:
-        kernel = ask(store, 4096)
-        autotile.pin(file)
-        store.put(4096, BEST)
-        assert (default_dispatcher.refresher.poll(), kernel.tier) == (0, "default")
-        default_dispatcher.clear()
-        assert ask(store, 4096).tier == "default"
-
     @pytest.mark.parametrize(
         ("text", "said"),
         [
@@ -135,10 +126,6 @@ class TestFile:
                 dispatcher.get_best_kernel(store.path, n=4096, device="h200")
         assert not file.exists()
 
-    def test_where_nothing_was_served_no_file_is_left(self, file: Path) -> None:
-        Pin(str(file), [], path=file).flush_quietly()
-        assert not file.exists()
-
     def test_equal_choices_make_equal_files(self, store: Any) -> None:
         for n in (8192, 4096, 2048):
             ask(store, n)
@@ -146,8 +133,10 @@ class TestFile:
         text = write_choices(choices)
         assert write_choices(reversed(choices)) == text == write_choices(parse_choices(text, "it"))
 
-    def test_a_file_that_appears_meanwhile_is_left(self, store: Any, file: Path) -> None:
+    def test_where_nothing_was_served_no_file_is_left_and_one_that_appears_meanwhile_is(self, file: Path) -> None:
         pin = Pin(str(file), [], path=file)
+        pin.flush_quietly()
+        assert not file.exists()
         file.write_text("of another process")
         with pytest.warns(PinWarning, match="written by another process"):
             pin.flush()
@@ -159,9 +148,13 @@ class TestPinned:
     """What is asked for after the default was served for 4096, and pinned."""
 
     def test_a_file_decides_whatever_the_results_are(self, store: Any, file: Path) -> None:
-        text = file.read_text()
-        anew()
+        """Also while choices are added to it."""
+        text, kernel = file.read_text(), ask(store, 4096)
         store.put(4096, BEST)
+        assert (default_dispatcher.refresher.poll(), kernel.tier) == (0, "default")
+        default_dispatcher.clear()
+        assert ask(store, 4096).tier == "default"
+        anew()
         assert ask(store, 4096).config == BEST
         kernel = ask(store, 4096)
         autotile.pin(file)
@@ -230,15 +223,15 @@ class TestPinned:
         assert (find_best_kernel(*request).tier, find_best_result(*request).tier) == ("default", "exact")
         assert find_best_kernel(*request).tier == "default"
 
-    def test_what_is_set_aside_within_itself_stays_so_until_the_end(self) -> None:
+    def test_what_is_set_aside_within_itself_stays_so_until_the_end_and_dispatchers_pin_for_themselves(
+        self, store: Any
+    ) -> None:
         pins = default_dispatcher.pins
         with pins.instead(None):
             with pins.instead(None):
                 assert pins.in_force() is None
             assert pins.in_force() is None
         assert pins.in_force() is not None
-
-    def test_dispatchers_pin_for_themselves(self, store: Any) -> None:
         store.put(4096, BEST)
         assert Dispatcher().get_best_kernel(store.path, n=4096, device="h200").config == BEST
 
@@ -376,17 +369,15 @@ class TestNumerics:
     def finals(self, store: Any, times: list[tuple[dict[str, int], float, str]], *, refuse: Any = None) -> None:
         """Store the finals of a session: configurations with their times and the digests of their outputs."""
         key = store.put(4096, times[0][0], time_us=times[0][1])
+        trials = []
+        for config, time_us, digest in times:
+            measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
+            telemetry = {OUTPUT_DIGEST: digest} if digest else {}
+            trials.append(Trial(config, Outcome.OK, "", "finals", measurement=measurement, telemetry=telemetry))
+        refused = [Trial(refuse, Outcome.WRONG_RESULT, "wrong", "finals")] if refuse is not None else []
         with Database.open(read_settings().database) as database:
-            study = database.find_study(key)
-            run = start_run(database, study, sampler="random")
-            for rank, (config, time_us, digest) in enumerate(times, 1):
-                measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
-                telemetry = {OUTPUT_DIGEST: digest} if digest else {}
-                trial = Trial(config, Outcome.OK, "", "finals", measurement=measurement, telemetry=telemetry)
-                add_trial(database, study, run, trial, phase="final", rank=rank)
-            if refuse is not None:
-                add_trial(database, study, run, Trial(refuse, Outcome.WRONG_RESULT, "wrong", "finals"), phase="final")
-            end_run(database, run)
+            database.add_run(key, trials, sampler="random", phase="final", is_ranked=True)
+            database.add_run(key, refused, sampler="random", phase="final")
             rows = database.read(DIGESTED, study=key.digest, config="{}")
         assert rows == read_file(str(read_settings().database), DIGESTED, study=key.digest, config="{}")
         assert len(rows) > len(times)
@@ -416,12 +407,11 @@ class TestNumerics:
         default_dispatcher.refresher.poll()
         assert kernel.config == DEFAULT
 
-    @pytest.mark.parametrize("varied", [True, False])
-    def test_what_varied_once_or_was_found_to_be_wrong_is_not_exchanged(self, store: Any, varied: bool) -> None:
+    @pytest.mark.parametrize("refused", [None, ALIKE])
+    def test_what_varied_once_or_was_found_to_be_wrong_is_not_exchanged(self, store: Any, refused: Any) -> None:
         kernel = ask(store, 4096, numerics="same")
-        if varied:
+        if refused is None:
             self.finals(store, [(ALIKE, 7.0, VARYING_OUTPUTS), (DEFAULT, 9.0, "in:out")])
-        refused = None if varied else ALIKE
         self.finals(store, [(ALIKE, 7.0, "in:out"), (DEFAULT, 9.0, "in:out")], refuse=refused)
         default_dispatcher.refresher.poll()
         assert kernel.config == DEFAULT

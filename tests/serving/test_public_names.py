@@ -106,7 +106,8 @@ def test_every_public_name(kind: str, inspected: bool, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("live_gpu")
 @pytest.mark.parametrize("kind", KINDS)
-def test_shown_forms(kind: str) -> None:
+def test_shown_forms_copies_and_pickles(kind: str) -> None:
+    """A copy is served anew; what was not returned by `get_best_kernel` is refused in words."""
     kernel = serve(kind)
     assert (type(kernel), kernel.is_library, kernel.library is not None) == (BoundKernel, *["library" in kind] * 2)
     assert "Bound" in repr(kernel)
@@ -118,6 +119,13 @@ def test_shown_forms(kind: str) -> None:
     if kernel.is_library:
         with pytest.raises(InputError, match="is a library"):
             kernel.plot_limits()
+    for copied in (pickle.loads(pickle.dumps(kernel)), copy.copy(kernel), copy.deepcopy(kernel)):
+        assert copied.problem.kernel == kernel.problem.kernel
+        assert copied.problem.sizes == kernel.problem.sizes
+    kernel.request = None
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="cannot be served again: it was not returned by get_best_kernel"):
+            attempt(kernel)
 
 
 @pytest.mark.parametrize("kind", ["plain", "library"])
@@ -128,20 +136,6 @@ def test_a_launch_of_what_is_served_for_inspection(kind: str, call: str, tmp_pat
     with pytest.raises(ToolchainError, match="served for inspection only"):
         launch(*ARRAYS)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.usefixtures("live_gpu")
-@pytest.mark.parametrize("kind", KINDS)
-def test_copies_and_pickles(kind: str) -> None:
-    """A copy is served anew; what was not returned by `get_best_kernel` is refused in words."""
-    kernel = serve(kind)
-    for copied in (pickle.loads(pickle.dumps(kernel)), copy.copy(kernel), copy.deepcopy(kernel)):
-        assert copied.problem.kernel == kernel.problem.kernel
-        assert copied.problem.sizes == kernel.problem.sizes
-    kernel.request = None
-    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(TypeError, match="cannot be served again: it was not returned by get_best_kernel"):
-            attempt(kernel)
 
 
 class TestAdopting:
@@ -157,14 +151,6 @@ class TestAdopting:
         assert (first.adopt(first), second.adopt(second)) == (True, True)
         assert first.explain()
         assert repr(first)
-
-    @pytest.mark.usefixtures("live_gpu")
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("given", [None, "sgemm", 5])
-    def test_what_is_no_kernel(self, kind: str, given: Any) -> None:
-        said = f"adopt takes a kernel from get_best_kernel, and got {type(given).__name__}"
-        with pytest.raises(InputError, match=said):
-            serve(kind).adopt(given)
 
     def test_each_other(self) -> None:
         """Two threads that do so wait for each other in no case."""
@@ -183,10 +169,15 @@ class TestAdopting:
         assert not any(thread.is_alive() for thread in threads)
 
 
-@pytest.mark.parametrize("given", [None, "sgemm", np.zeros(3), BoundKernel])
-def test_a_capture_of_what_is_no_kernel(given: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="capture takes a kernel from get_best_kernel"):
+@pytest.mark.usefixtures("live_gpu")
+@pytest.mark.parametrize("given", [None, "sgemm", 5, np.zeros(3), BoundKernel])
+def test_what_is_no_kernel_is_neither_captured_nor_adopted(given: Any, tmp_path: Path) -> None:
+    said = f"takes a kernel from get_best_kernel, and got {type(given).__name__}"
+    with pytest.raises(InputError, match=f"capture {said}"):
         autotile.capture(given, tmp_path)
+    for kind in KINDS:
+        with pytest.raises(InputError, match=f"adopt {said}"):
+            serve(kind).adopt(given)
 
 
 @pytest.mark.parametrize("kind", ["plain", "library"])

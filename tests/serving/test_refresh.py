@@ -47,10 +47,15 @@ def poll() -> int:
     return default_dispatcher.refresher.poll()
 
 
-def misses() -> list[tuple[str, int]]:
-    default_dispatcher.misses.flush()
+def counted() -> dict[int, int]:
+    """Return the counts that were written, by size."""
     with Database.open(read_settings().database) as database:
-        return [(miss.tier, miss.count) for miss in database.misses()]
+        return {miss.problem.sizes["n"]: miss.count for miss in database.misses()}
+
+
+def flushed() -> dict[int, int]:
+    default_dispatcher.misses.flush()
+    return counted()
 
 
 class Loaded:
@@ -149,14 +154,14 @@ class TestKernels:
         store.put(4096, BETTER, default_ratio=None)
         poll()
         kernel.calls = 10
-        assert (kernel.tier, misses()) == ("exact", [("nearest", 3)])
+        assert (kernel.tier, flushed()) == ("exact", {4096: 3})
         with Database.open(read_settings().database) as database:  # the result is found to be wrong
             wrong = Trial(BETTER, Outcome.WRONG_RESULT, "wrong", "verify")
             study = database.studies("scale")[-1].study_id
             database.add_run(study, [wrong], sampler="verify", driver="", phase="final")
         poll()
         kernel.calls = 12
-        assert (kernel.tier, misses()) == ("nearest", [("nearest", 5)])
+        assert (kernel.tier, flushed()) == ("nearest", {4096: 5})
 
 
 class TestLoading:
@@ -262,20 +267,19 @@ class TestOperations:
 
 
 class TestDatabase:
-    def test_nothing_is_read_while_the_file_is_the_same(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_both_ways_of_reading_agree_and_nothing_is_read_while_the_file_is_the_same(
+        self, store: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         store.ask(4096)
         store.put(8192, BEST)
-        poll()
-        monkeypatch.setattr(refreshing, "read_file", lambda *_: pytest.fail("read"))
-        assert poll() == 0
-
-    def test_both_ways_of_reading_agree(self, store: Any) -> None:
-        store.put(4096, BEST)
         location = read_settings().database
         with Database.open(location) as database:
             changes = database.read(CHANGES)
         assert changes == read_file(location, CHANGES)
         assert {row[:3] for row in changes} == {("scale", "float32", "run"), ("scale", "float32", "verdict")}
+        poll()
+        monkeypatch.setattr(refreshing, "read_file", lambda *_: pytest.fail("read"))
+        assert poll() == 0
 
     def test_a_write_changes_the_signature(self, store: Any) -> None:
         location = read_settings().database
@@ -450,11 +454,6 @@ if __name__ == "__main__":
 """
 
 
-def counted() -> dict[int, int]:
-    with Database.open(read_settings().database) as database:
-        return {miss.problem.sizes["n"]: miss.count for miss in database.misses()}
-
-
 def call(kernel: BoundKernel, times: int = 1) -> None:
     """Call a kernel as a launch on the fast path does, without a GPU."""
     kernel._launcher = SimpleNamespace(launch_fast=lambda arrays: arrays)  # type: ignore[assignment]
@@ -482,33 +481,36 @@ def slow_writes(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refreshing, "_write", slowly)
 
 
-@pytest.mark.usefixtures("live_gpu")
+@pytest.fixture
+def of_another_size(store: Any, live_gpu: None) -> None:
+    store.put(4096, BEST)
+
+
+@pytest.mark.usefixtures("of_another_size")
 class TestWhenCountsAreWritten:
-    @pytest.fixture(autouse=True)
-    def _of_another_size(self, store: Any) -> None:
-        store.put(4096, BEST)
-
-    def test_serving_writes_nothing(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(refreshing, "_write", lambda *_: pytest.fail("written while serving"))
-        assert store.ask(8192, device=None).tier == "nearest"
-
-    def test_a_kernel_that_was_never_called_counts_as_one_call(self, store: Any) -> None:
-        called, never_called = store.ask(8192, device=None), store.ask(500, device=None)
+    def test_serving_writes_nothing_and_a_kernel_that_was_never_called_counts_as_one_call(
+        self, store: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(refreshing, "_write", lambda *_: pytest.fail("written while serving"))
+            called, never_called = store.ask(8192, device=None), store.ask(500, device=None)
+        assert called.tier == "nearest"
         call(called, 7)
-        default_dispatcher.misses.flush()
-        assert counted() == {8192: 7, 500: 1}
+        assert flushed() == {8192: 7, 500: 1}
         call(never_called, 1)
         call(called, 2)
-        for _ in range(2):
-            default_dispatcher.misses.flush()
-        assert counted() == {8192: 9, 500: 1}
+        assert flushed() == flushed() == {8192: 9, 500: 1}
 
     @pytest.mark.usefixtures("clock")
-    def test_the_first_call_and_each_doubling(self, store: Any) -> None:
+    def test_the_first_call_and_each_doubling_without_an_sql_engine(
+        self, store: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """If writing takes no time; a killed process then loses less than half of its calls."""
         kernel = store.ask(8192, device=None)
         for calls in range(1, 18):
-            call(kernel)
+            with monkeypatch.context() as patch:
+                patch.setitem(sys.modules, "autotile.database.database", None)
+                call(kernel)
             assert counted() == {8192: 2 ** (calls.bit_length() - 1)}
 
     @pytest.mark.usefixtures("slow_writes")
@@ -543,14 +545,12 @@ class TestWhenCountsAreWritten:
         launch()
         assert counted() == {8192: 1}
         launch()
-        default_dispatcher.misses.flush()
-        assert counted() == {8192: 2}
+        assert flushed() == {8192: 2}
         assert len(launched) == 2
 
 
-@pytest.mark.usefixtures("live_gpu")
 class TestDatabases:
-    @pytest.mark.usefixtures("clock")  # without a pause after what cannot be written
+    @pytest.mark.usefixtures("live_gpu", "clock")  # without a pause after what cannot be written
     def test_none_is_made_and_one_may_be_named_by_the_url_of_its_file(self, store: Any) -> None:
         call(store.ask(8192, device=None))
         default_dispatcher.misses.flush()
@@ -559,6 +559,7 @@ class TestDatabases:
         call(store.ask(8192, device=None, database=f"sqlite:///{read_settings().database}"))
         assert counted() == {8192: 1}
 
+    @pytest.mark.usefixtures("live_gpu")
     def test_a_server_is_waited_for_a_few_seconds_at_most(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         opened: list[tuple[str, float]] = []
 
@@ -571,30 +572,21 @@ class TestDatabases:
         call(kernel)
         assert opened == [("postgresql+psycopg://me:secret@far.away/db", 2.0)]
 
-    def test_no_sql_engine_is_needed(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        store.put(4096, BEST)
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, "autotile.database.database", None)
-            call(store.ask(8192, device=None))
-        assert counted() == {8192: 1}
-
+    @pytest.mark.usefixtures("of_another_size")
     def test_counts_that_cannot_be_written_are_kept_and_no_error_reaches_the_caller(
         self, store: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        store.put(4096, BEST)
         kernel = store.ask(8192, device=None)
         for write in (lambda *_, **__: False, lambda *_, **__: 1 / 0):
             with monkeypatch.context() as patch:
                 patch.setattr(refreshing, "write_file", write)
                 call(kernel, 5)
-                default_dispatcher.misses.flush()
-            assert counted() == {}
+                assert flushed() == {}
         assert kernel.calls == 10
-        default_dispatcher.misses.flush()
-        assert counted() == {8192: 10}
+        assert flushed() == {8192: 10}
 
+    @pytest.mark.usefixtures("of_another_size")
     def test_a_locked_one_delays_one_call_for_a_moment(self, store: Any) -> None:
-        store.put(4096, BEST)
         kernels = [store.ask(n, device=None) for n in (8192, 500, 700)]
         with closing(sqlite3.connect(read_settings().database, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -604,11 +596,10 @@ class TestDatabases:
             assert time.monotonic() - start_s < 2.0
             other.execute("ROLLBACK")
         assert counted() == {}
-        default_dispatcher.misses.flush()
-        assert counted() == {8192: 1000, 500: 1000, 700: 1000}
+        assert flushed() == {8192: 1000, 500: 1000, 700: 1000}
 
+    @pytest.mark.usefixtures("of_another_size")
     def test_a_call_does_not_wait_for_another_thread(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        store.put(4096, BEST)
         kernel, other = store.ask(8192, device=None), store.ask(500, device=None)
         writing, go_on = threading.Event(), threading.Event()
         add_misses: Callable[..., bool] = refreshing.write_file
@@ -625,8 +616,7 @@ class TestDatabases:
         call(other, 10)  # returns at once
         go_on.set()
         thread.join()
-        default_dispatcher.misses.flush()
-        assert counted() == {8192: 1, 500: 10}
+        assert flushed() == {8192: 1, 500: 10}
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -744,22 +734,20 @@ class TestAside:
 
 
 class TestStandIns:
-    def test_what_is_compiled_serves_until_the_choice_takes_over(self, chosen: Code, kernel: BoundKernel) -> None:
+    def test_what_is_compiled_serves_until_the_choice_takes_over_whose_calls_are_then_reported(
+        self, chosen: Code, kernel: BoundKernel
+    ) -> None:
+        reports: list[int] = []
+        kernel.report_calls(lambda calls: reports.append(calls) or 10**9)
         kernel("A", "B", "C")
         assert kernel.config["TILE"] == 16
         said = r"It stands in for matmul_tiled TILE=32.*takes over when it is ready"
         assert re.search(said, explain(PROBLEM, DEVICE, kernel.choice))
+        assert reports == []
         end_compilation(chosen)
         assert kernel.config["TILE"] == 32
         assert kernel.calls == 1
         assert "stands in" not in explain(PROBLEM, DEVICE, kernel.choice)
-
-    def test_the_calls_of_a_choice_are_counted_once_it_is_served(self, chosen: Code, kernel: BoundKernel) -> None:
-        reports: list[int] = []
-        kernel.report_calls(lambda calls: reports.append(calls) or 10**9)
-        kernel("A", "B", "C")
-        assert reports == []
-        end_compilation(chosen)
         kernel("A", "B", "C")
         assert reports == [2]
 

@@ -14,9 +14,9 @@ import pytest
 from child_python import python
 from hypothesis import given
 from hypothesis import strategies as st
+from made_models import rule_of
 from msgspec import structs
 from sqlalchemy import update
-from stored_runs import add_trial, add_trials, end_run, start_run
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Measurement, Problem, Resources, Trial, config_key
@@ -30,7 +30,7 @@ from autotile.errors import InputError, NotTunedError
 from autotile.exchange import shipped as shipped_file
 from autotile.exchange.recording import Recording, read_recording
 from autotile.exchange.shipped import shipped_winners, write_rules
-from autotile.families.family import Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree, parse_family
+from autotile.families.family import FamilyRule, Leaf, RuleConfig, RulePoint, Split, parse_family
 from autotile.families.features import Feature
 from autotile.families.preference import Tuned, prefer
 from autotile.kernel.library import Kernel, load_kernel
@@ -38,7 +38,7 @@ from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.serving import selection
 from autotile.serving.choice import Choice, Estimated, explain
-from autotile.serving.dispatcher import Dispatcher, get_best_kernel
+from autotile.serving.dispatcher import Dispatcher
 from autotile.serving.selection import KernelRequest, Shelf, choose, untuned_config
 from autotile.settings import read_settings
 from autotile.space import search_space
@@ -98,12 +98,6 @@ def redated(date: str) -> Step:
             connection.execute(update(TRIALS).values(created_at=date))
 
     return redate
-
-
-def rule_of(family: Family, configs: tuple[Config, ...], tree: Tree, resources: Resources | None = None) -> FamilyRule:
-    timed = tuple((10.0 + number, 9.0, 12.0) for number in range(len(configs)))
-    point = RulePoint(family.largest, timed, 10.0, 0.0, 0.02)
-    return FamilyRule(family, tuple(RuleConfig(config, resources, 8) for config in configs), tree, (point,))
 
 
 def learned(text: str = "n=1000..100000", device: DeviceProperties = H200, **changes: Any) -> Step:
@@ -353,16 +347,6 @@ def test_on_the_recorded_gpu_itself_it_is_said_to_come_from_a_recording(store: A
     asked(4096, "transferred", LARGE, said, device=None)(store)
 
 
-def test_an_unguarded_tile_is_not_served_for_sizes_that_it_does_not_divide(store: Any) -> None:
-    unguarded = {"TILE": 32, "PAD": 0, "UNROLL": 32, "GUARDED": False}
-    sizes = {"M": 2048, "N": 2048, "K": 2048}
-    replace(store, kernel=load_kernel("matmul_tiled")).put(0, unguarded, sizes=sizes)
-    asked = {"name": "matmul_tiled", "device": "h200"}
-    assert get_best_kernel(**asked, **sizes).config == unguarded
-    assert get_best_kernel(**asked, **sizes | {"K": 4096}).config == unguarded
-    assert get_best_kernel(**asked, **sizes | {"K": 2047}).tier == "default"
-
-
 @pytest.mark.parametrize(
     ("age", "said"),
     [
@@ -536,14 +520,11 @@ def tune(path: Path, text: str, seed: int, trials: int = 200) -> dict[str, Any]:
     ran = sorted((row for row in rows if recording.ok[row]), key=lambda row: recording.columns["time_us"][row])
     default = recording.row_of(SGEMM.spec.default)
     assert default is not None
+    finalists = sorted({*ran[:12], default}, key=lambda row: recording.columns["time_us"][row])
+    run: dict[str, Any] = {"sampler": "random", "driver": "", "device": H200}
     with Database.open(path) as database:
-        study = database.study(key, H200)
-        run = start_run(database, study, sampler="random", driver="")
-        add_trials(database, study, run, [trial_of(recording, row) for row in rows])
-        finalists = sorted({*ran[:12], default}, key=lambda row: recording.columns["time_us"][row])
-        for rank, row in enumerate(finalists):
-            add_trial(database, study, run, trial_of(recording, row), phase="final", rank=rank + 1)
-        end_run(database, run)
+        database.add_run(key, [trial_of(recording, row) for row in rows], phase="search", **run)
+        database.add_run(key, [trial_of(recording, row) for row in finalists], phase="final", is_ranked=True, **run)
     return recording.config(finalists[0])
 
 
@@ -612,39 +593,18 @@ class TestOtherSizes:
         assert "it is expected to take 0." in small.explain()
 
 
-COMPUTED = """
-[kernel]
-name = "opaque"
-template = "opaque.cu"
-entry = "opaque"
-[problem]
-sizes = { n = 4096 }
-[parameters]
-THREADS = [64, 128, 256]
-[default]
-THREADS = 128
-[computed]
-blocks = "number"
-[launch]
-block = ["THREADS"]
-grid = ["computed.blocks"]
-[arguments]
-x = { buffer = "float32", shape = ["n"], access = "inout" }
-[reference.outputs]
-x = "2 * x"
-"""
-
-
 @pytest.mark.parametrize(
     ("default_us", "near", "far"),
     [(13.0, 4097, 4096 * 256), (11.0, 4097, 8192), (None, 4097, 16384)],  # a large, a small, and the usual gain
 )
 def test_a_gain_whose_launch_cannot_be_estimated_is_kept_near_and_not_far_away(
-    default_us: float | None, near: int, far: int
+    store: Any, default_us: float | None, near: int, far: int
 ) -> None:
     """Only the blocks are counted."""
-    spec = parse_spec(COMPUTED, "opaque.toml", functions={"blocks": lambda config: 2**20 // config["THREADS"]})
-    chosen = {"THREADS": 256}
+    text = store.path.read_text().partition("[work]")[0] + '[computed]\nblocks = "number"\n'
+    text = text.replace("ceil_div(n, THREADS * WORK)", "computed.blocks")
+    spec = parse_spec(text, "opaque.toml", functions={"blocks": lambda config: 2**20 // config["THREADS"]})
+    chosen = {"THREADS": 256, "WORK": 1}
     times = {config_key(chosen): 10.0} | ({config_key(spec.default): default_us} if default_us else {})
     tuned = [Tuned({"n": 4096}, PROFILE, {config_key(chosen): chosen}, times)]
     for n, is_faster in ((near, True), (far, False)):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from template_kit import TemplateOnDevice
+from template_kit import OnDevice, TemplateOnDevice
 
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
@@ -14,14 +12,8 @@ from autotile.kernel.library import load_kernel
 
 
 @pytest.fixture(scope="module")
-def on_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TemplateOnDevice]:
+def on_device(tmp_path_factory: pytest.TempPathFactory) -> OnDevice:
     """Return a function that prepares a kernel's template by its name."""
     device = live_device()
     support = SupportKernels(CubinCache(tmp_path_factory.mktemp("support"), 2**28), device.architecture)
-    return lambda name: TemplateOnDevice(load_kernel(name), device, support, tmp_path_factory.mktemp("cubins"))
-
-
-@pytest.fixture
-def hopper() -> None:
-    if live_device().compute_capability != "9.0":
-        pytest.skip("needs compute capability 9.0")
+    return lambda name: TemplateOnDevice(load_kernel(name), device, support)

@@ -2,51 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome
 from autotile.cuda.compiler import compile_cubin, compile_job
-from autotile.cuda.function import Function, Module
+from autotile.cuda.function import LaunchSequence, StepFunctions
 from autotile.cuda.instance import ProblemInstance
 from autotile.cuda.packing import pack_arguments
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
-from autotile.kernel.launch import LaunchData, known_names, launch_geometry
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
 
 Sizes = dict[str, int]
 
 
 class TemplateOnDevice:
-    """One template; cubins go to a folder of the test's own."""
+    """One template."""
 
-    def __init__(self, kernel: Kernel, device: DeviceProperties, support: SupportKernels, folder: Path) -> None:
-        self._kernel, self._device, self._support, self._folder = kernel, device, support, folder
+    def __init__(self, kernel: Kernel, device: DeviceProperties, support: SupportKernels) -> None:
+        self._kernel, self._device, self._support = kernel, device, support
 
-    def compiled(self, config: Config, dtype: str, flags: Sizes) -> Function:
-        path = self._folder / f"{len(list(self._folder.iterdir()))}.cubin"
-        path.write_bytes(
-            compile_cubin(compile_job(self._kernel, config, dtype, self._device.architecture, flags)).cubin
-        )
-        return Module(path).function(self._kernel.spec.entry)
+    def compiled(self, config: Config, dtype: str, flags: Sizes) -> StepFunctions:
+        cubin = compile_cubin(compile_job(self._kernel, config, dtype, self._device.architecture, flags))
+        symbols = {entry: found.symbol for entry, found in cubin.functions.items()}
+        return StepFunctions(self._kernel.spec.steps, cubin.cubin, symbols)
 
-    def launch(self, function: Function, config: Config, sizes: Sizes, arguments: Any) -> None:
-        geometry = launch_geometry(self._kernel.spec, config, sizes, self._device)
-        function.opt_in(geometry.dynamic_smem_bytes)
-        function.launch(geometry.grid, geometry.block, arguments, geometry.dynamic_smem_bytes)
-
-    def expect_right(self, function: Function, config: Config, dtype: str, sizes: Sizes, *, check: bool) -> None:
+    def expect_right(self, functions: StepFunctions, config: Config, dtype: str, sizes: Sizes, *, check: bool) -> None:
         """Twice in a row, so that what one launch leaves in the workspaces meets the next one."""
         instance = ProblemInstance(self._kernel.spec, sizes, dtype, self._support, check=check)
         bound = instance.bind(config, self._device)
+        launch = LaunchSequence(functions, bound.plan, bound.arguments)
         for _ in range(2):
             instance.prepare(bound)
-            self.launch(function, config, sizes, bound.arguments[0])
+            launch()
             verdict = instance.verdict(bound)
             assert verdict.outcome is Outcome.OK, (config, sizes, verdict.reason)
 
@@ -54,10 +46,10 @@ class TemplateOnDevice:
         self, config: Config, dtype: str, flags: Sizes, shapes: Sequence[tuple[int, int, int, int]]
     ) -> None:
         """One cubin at M, N, K and batch of each, with the guard bands and inputs of the check at every second one."""
-        function = self.compiled(config, dtype, flags)
+        functions = self.compiled(config, dtype, flags)
         for at, shape in enumerate(shapes):
             sizes = {**dict(zip(("M", "N", "K", "BATCH"), shape, strict=True)), **flags}
-            self.expect_right(function, config, dtype, sizes, check=at % 2 == 1)
+            self.expect_right(functions, config, dtype, sizes, check=at % 2 == 1)
 
     def expect_right_at_offsets(self, config: Config, sizes: Sizes, offsets: tuple[int, int, int]) -> None:
         """fp16 in and out with A, B and C so many elements behind an aligned address, beta = 0 over NaN."""
@@ -78,7 +70,8 @@ class TemplateOnDevice:
             addresses={name: x.data.ptr if x.size else 0 for name, x in {"A": a, "B": b, "C": c, **workspaces}.items()},
             scalars={**bound, "alpha": np.float32(1), "beta": np.float32(0)},
         )
-        self.launch(self.compiled(config, "float16", sizes), config, sizes, arguments)
+        plan = LaunchPlan.of(self._kernel.spec, config, sizes, self._device)
+        LaunchSequence(self.compiled(config, "float16", sizes), plan, [arguments])()
         wide_a, wide_b = a.astype(cp.float64), b.astype(cp.float64)
         left = wide_a.reshape(k, m).T if sizes["TRANS_A"] else wide_a.reshape(m, k)
         right = wide_b.reshape(n, k).T if sizes["TRANS_B"] else wide_b.reshape(k, n)
@@ -86,3 +79,7 @@ class TemplateOnDevice:
         assert float(error) < 0.005 * k**0.5, (config, sizes, offsets)
         outside = cp.concatenate([room_c[: offsets[2]], room_c[offsets[2] + m * n :]])
         assert bool(cp.isnan(outside).all())
+
+
+OnDevice = Callable[[str], TemplateOnDevice]
+"""Returns the template of a kernel by its name."""

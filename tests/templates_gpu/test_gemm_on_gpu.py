@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import pytest
-from template_kit import TemplateOnDevice
+from template_kit import OnDevice
 
 from autotile.core.model import Config
 from autotile.cuda.driver import live_device
@@ -90,11 +89,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def templates(on_device: Callable[[str], TemplateOnDevice]) -> dict[str, TemplateOnDevice]:
-    return {name: on_device(name) for name in SPECS}
-
-
 def chosen(kernel: str, name: str) -> Config:
     config = {**SPECS[kernel].default, **CONFIGS[kernel][name]}
     if (kernel == "gemm_wgmma" or config.get("CLUSTER_SPLIT")) and live_device().compute_capability != "9.0":
@@ -108,7 +102,7 @@ def flags_of(kernel: str, layout: tuple[int, int], out_fp32: int = 0) -> dict[st
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_right_at_every_shape(case: tuple[Any, ...], templates: dict[str, TemplateOnDevice]) -> None:
+def test_right_at_every_shape(case: tuple[Any, ...], on_device: OnDevice) -> None:
     kernel, name, dtype, layout, small_a = case
     config, shapes = chosen(kernel, name), SHAPES[kernel]
     if kernel == "gemm_small":
@@ -119,36 +113,36 @@ def test_right_at_every_shape(case: tuple[Any, ...], templates: dict[str, Templa
         shapes = [shape for shape in shapes if config["SPLIT_K"] <= -(-shape[2] // config["BK"])]
         assert len(shapes) >= 2
     flags = flags_of(kernel, layout, int(dtype == "float16"))
-    templates[kernel].expect_right_at_shapes(config, dtype, flags, shapes)
+    on_device(kernel).expect_right_at_shapes(config, dtype, flags, shapes)
 
 
 @pytest.mark.parametrize("name", ["default", "sliver", "deep_split_cluster"])
 @pytest.mark.parametrize(
     ("offsets", "shape"), [((0, 2, 4), (100, 148, 132)), ((1, 3, 5), (96, 128, 200)), ((4, 8, 2), (61, 90, 77))]
 )
-def test_any_alignment(name: str, offsets: Any, shape: Any, templates: dict[str, TemplateOnDevice]) -> None:
+def test_any_alignment(name: str, offsets: Any, shape: Any, on_device: OnDevice) -> None:
     for layout in LAYOUTS[1:3]:
         sizes = {**dict(zip("MNK", shape, strict=True)), "BATCH": 1, **flags_of("gemm_mma", layout)}
-        templates["gemm_mma"].expect_right_at_offsets(chosen("gemm_mma", name), sizes, offsets)
+        on_device("gemm_mma").expect_right_at_offsets(chosen("gemm_mma", name), sizes, offsets)
 
 
 @pytest.mark.parametrize("name", ["default", "wide_vectors", "rows_split"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_alignment_of_a_small_side(name: str, layout: Any, templates: dict[str, TemplateOnDevice]) -> None:
+def test_any_alignment_of_a_small_side(name: str, layout: Any, on_device: OnDevice) -> None:
     config, flags = chosen("gemm_small", name), flags_of("gemm_small", layout)
     for (m, n, k), offsets in (((3, 333, 517), (1, 3, 5)), ((8, 336, 512), (4, 8, 2))):
         sizes = {"M": m, "N": n, "K": k, "BATCH": 1, **flags}
-        templates["gemm_small"].expect_right_at_offsets(config, sizes, offsets)
+        on_device("gemm_small").expect_right_at_offsets(config, sizes, offsets)
 
 
 @pytest.mark.parametrize("name", ["by_threads", "split_cluster"])
 @pytest.mark.parametrize("offset", [0, 1, 2])
-def test_rows_of_c_of_any_length_and_address(offset: int, name: str, templates: dict[str, TemplateOnDevice]) -> None:
+def test_rows_of_c_of_any_length_and_address(offset: int, name: str, on_device: OnDevice) -> None:
     sizes = {**SPECS["gemm_wgmma"].sizes, "M": 333, "N": 277 + offset % 2, "K": 200, "BATCH": 1, "TRANS_B": 1}
-    templates["gemm_wgmma"].expect_right_at_offsets(chosen("gemm_wgmma", name), sizes, (0, 0, offset))
+    on_device("gemm_wgmma").expect_right_at_offsets(chosen("gemm_wgmma", name), sizes, (0, 0, offset))
 
 
-def test_long_sums_keep_fp32_accuracy(templates: dict[str, TemplateOnDevice]) -> None:
+def test_long_sums_keep_fp32_accuracy(on_device: OnDevice) -> None:
     flags = {**flags_of("gemm_mma", (0, 0)), "OUT_FP32": 1}
     config = dict(SPECS["gemm_mma"].default)
-    templates["gemm_mma"].expect_right_at_shapes(config, "bfloat16", flags, [(64, 64, 200_000, 1)])
+    on_device("gemm_mma").expect_right_at_shapes(config, "bfloat16", flags, [(64, 64, 200_000, 1)])

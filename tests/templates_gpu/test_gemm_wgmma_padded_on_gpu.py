@@ -7,20 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from template_kit import OnDevice
 
 import autotile
-from autotile.core.model import Config, Outcome
-from autotile.cuda.compiler import CubinCache, compile_cubin, compile_job
-from autotile.cuda.driver import live_device
-from autotile.cuda.function import LaunchSequence, StepFunctions
-from autotile.cuda.instance import ProblemInstance
-from autotile.cuda.support import SupportKernels
+from autotile.core.model import Config
 from autotile.kernel.library import load_kernel
 from autotile.serving.dispatcher import forget_served, get_best_kernel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
-KERNEL = load_kernel("gemm_wgmma_padded")
-SPEC = KERNEL.spec
+SPEC = load_kernel("gemm_wgmma_padded").spec
 SHAPES = [(1, 1, 1, 1), (7, 9, 701, 1), (201, 137, 1003, 2), (1001, 515, 1035, 1)]
 SPLIT_SHAPES = [(7, 9, 701, 1), (201, 137, 1003, 2), (333, 131, 2047, 1)]
 SMALL = {"BM": 64, "BN": 64, "STAGES": 8, "CONSUMERS": 1}
@@ -39,25 +34,13 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_right_at_every_shape(tmp_path: Path, case: tuple[str, tuple[int, int], int]) -> None:
-    """Twice in a row, over workspaces of NaN: what the copy leaves out, or lies behind a row, makes the product NaN."""
+def test_right_at_every_shape(on_device: OnDevice, case: tuple[str, tuple[int, int], int]) -> None:
+    """Over workspaces of NaN: what the copy leaves out, or lies behind a row, makes the product NaN."""
     name, (trans_a, trans_b), half = case
-    device = live_device()
-    dtype, config = SPEC.dtypes[half], {**SPEC.default, **CONFIGS[name]}
+    config = {**SPEC.default, **CONFIGS[name]}
     flags = {"TRANS_A": trans_a, "TRANS_B": trans_b, "OUT_FP32": half, "NONDETERMINISTIC": half}
-    support = SupportKernels(CubinCache(tmp_path, 2**28), device.architecture)
-    cubin = compile_cubin(compile_job(KERNEL, config, dtype, device.architecture, flags))
-    functions = StepFunctions(SPEC.steps, cubin.cubin, {entry: f.symbol for entry, f in cubin.functions.items()})
-    for at, shape in enumerate(SHAPES if config["SPLIT_K"] == 1 else SPLIT_SHAPES):
-        sizes = {**dict(zip(("M", "N", "K", "BATCH"), shape, strict=True)), **flags}
-        instance = ProblemInstance(SPEC, sizes, dtype, support, check=at % 2 == 1)
-        bound = instance.bind(config, device)
-        launch = LaunchSequence(functions, bound.plan, bound.arguments)
-        for _ in range(2):
-            instance.prepare(bound)
-            launch()
-            verdict = instance.verdict(bound)
-            assert verdict.outcome is Outcome.OK, (config, sizes, verdict.reason)
+    shapes = SHAPES if config["SPLIT_K"] == 1 else SPLIT_SHAPES
+    on_device("gemm_wgmma_padded").expect_right_at_shapes(config, SPEC.dtypes[half], flags, shapes)
 
 
 class TestServed:
@@ -69,12 +52,6 @@ class TestServed:
         return get_best_kernel(
             "gemm_wgmma_padded", dtype="float16", M=self.M, N=self.N, K=self.K, database=tmp_path / "empty.db"
         )
-
-    @pytest.fixture
-    def cp(self) -> Any:
-        import cupy
-
-        return cupy
 
     def behind(self, cp: Any, offset: int, *shape: int) -> Any:
         """Random numbers that start so many elements behind an aligned address; NaN around them."""

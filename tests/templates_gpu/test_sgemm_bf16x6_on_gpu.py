@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 
 import numpy as np
 import pytest
-from template_kit import TemplateOnDevice
+from template_kit import OnDevice
 
 from autotile import get_best_kernel
 from autotile.core.model import Config
@@ -46,35 +45,26 @@ HOPPER_CONFIGS: dict[str, Config] = {
 }
 
 
-@pytest.fixture(scope="module")
-def template(on_device: Callable[[str], TemplateOnDevice]) -> TemplateOnDevice:
-    return on_device("sgemm_bf16x6")
-
-
-@pytest.fixture(scope="module")
-def of_hopper(on_device: Callable[[str], TemplateOnDevice]) -> TemplateOnDevice:
-    return on_device("sgemm_bf16x6_ws")
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_right_at_every_shape(name: str, layout: tuple[int, int], template: TemplateOnDevice) -> None:
+def test_right_at_every_shape(name: str, layout: tuple[int, int], on_device: OnDevice) -> None:
     config = {**SPEC.default, **CONFIGS[name]}
     if config["CLUSTER_SPLIT"] and live_device().compute_capability != "9.0":
         pytest.skip("clusters need compute capability 9.0")
     flags = {"TRANS_A": layout[0], "TRANS_B": layout[1], "NONDETERMINISTIC": layout[0]}
-    template.expect_right_at_shapes(config, "float32", flags, SHAPES)
+    on_device(NAMES[0]).expect_right_at_shapes(config, "float32", flags, SHAPES)
 
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("transposed", [0, 1])
 @pytest.mark.parametrize("name", HOPPER_CONFIGS)
-def test_right_on_hopper_at_every_shape(name: str, transposed: int, of_hopper: TemplateOnDevice) -> None:
+def test_right_on_hopper_at_every_shape(name: str, transposed: int, on_device: OnDevice) -> None:
     config = {**HOPPER.default, **HOPPER_CONFIGS[name]}
     # The one rule here that keeps out what never ends, and not only what is slow: no part of K is empty.
     shapes = [shape for shape in HOPPER_SHAPES if config["SPLIT_K"] <= -(-shape[2] // 32)]
     assert len(shapes) >= 4
-    of_hopper.expect_right_at_shapes(config, "float32", {"TRANS_B": transposed, "NONDETERMINISTIC": transposed}, shapes)
+    flags = {"TRANS_B": transposed, "NONDETERMINISTIC": transposed}
+    on_device(NAMES[1]).expect_right_at_shapes(config, "float32", flags, shapes)
 
 
 @pytest.mark.parametrize("name", NAMES)

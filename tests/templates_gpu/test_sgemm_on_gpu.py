@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 
 import numpy as np
 import pytest
-from template_kit import TemplateOnDevice
+from template_kit import OnDevice
 
 from autotile.core.model import Config
 from autotile.cuda.driver import live_device
@@ -42,7 +41,7 @@ def spread(kernel: Kernel, flags: dict[str, int]) -> list[Config]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("nondeterministic", [0, 1])
 def test_configurations_over_the_space_are_right(
-    kernel: Kernel, on_device: Callable[[str], TemplateOnDevice], layout: tuple[int, int], nondeterministic: int
+    kernel: Kernel, on_device: OnDevice, layout: tuple[int, int], nondeterministic: int
 ) -> None:
     template = on_device(kernel.name)
     flags = {"TRANS_A": layout[0], "TRANS_B": layout[1], "NONDETERMINISTIC": nondeterministic}
