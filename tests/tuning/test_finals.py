@@ -12,7 +12,7 @@ from judges import failed, timed
 
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial
 from autotile.errors import InputError
-from autotile.tuning.finals import FinalRules, Finals, choose_finalists, hold_race, run_finals
+from autotile.tuning.finals import FinalRules, Finals, choose_finalists, run_finals
 from autotile.workers.jobs import Candidate, Check, Race, Reading, finals_limit_s
 from autotile.workers.sanitizer import Finding
 
@@ -157,22 +157,23 @@ class TestRace:
         assert finals.default.outcome is Outcome.OK
 
     def test_one_finalist_needs_no_race(self) -> None:
-        racer = Racer({})
-        finals = hold([timed(A, 1.0)], racer)
-        assert (finals.winner.config, finals.default, finals.speedup, finals.ties) == (A, None, None, ())
-        assert racer.rounds == 0
+        finals = hold([timed(A, 1.0)], racer := Racer({}))
+        assert (finals.winner.config, finals.default, finals.speedup, finals.ties, racer.rounds) == (
+            A,
+            None,
+            None,
+            (),
+            0,
+        )
 
-    @pytest.mark.parametrize(("time_us", "rounds"), [(10.0, 60), (30_000.0, 50), (2e6, 9)])
-    def test_long_kernels_run_fewer_rounds(self, time_us: float, rounds: int) -> None:
+    @pytest.mark.parametrize(
+        ("time_us", "limit_s", "rounds"),
+        [(10.0, math.inf, 60), (30_000.0, math.inf, 50), (2e6, math.inf, 9), (10_000.0, 1.0, 15)],
+    )
+    def test_long_kernels_run_fewer_rounds(self, time_us: float, limit_s: float, rounds: int) -> None:
         racer = Racer(None)
-        hold([timed(A, time_us), timed(B, time_us)], racer)
-        assert racer.rounds == rounds
-
-    def test_a_race_has_the_time_and_the_precision_of_the_rules(self) -> None:
-        racer = Racer(TIMES_US)
-        racing = [(timed(config, 10_000.0), Candidate(config, "a.cubin")) for config in (A, B)]
-        hold_race(racer, racing, [0, 1], FinalRules(D, limit_s=1.0, precision=0.01))
-        assert (racer.precision, racer.rounds) == (0.01, 15)
+        hold([timed(A, time_us), timed(B, time_us)], racer, limit_s=limit_s, precision=0.01)
+        assert (racer.precision, racer.rounds) == (0.01, rounds)
 
 
 def test_without_a_race_recorded_intervals_decide_and_the_incumbent_stays_among_ties() -> None:
@@ -291,10 +292,9 @@ class TestChecks:
         assert (refused.outcome, refused.stage, refused.reason) == (outcome, "sanitize", f"{tool}: Race reported")
 
     def test_what_could_not_be_checked_is_told(self) -> None:
-        racer = Racer(TIMES_US, findings=[Finding("initcheck", "unchecked", "could not be checked: no time")])
-        finals = hold(by_tile([A, D]), racer)
+        finals = hold(by_tile([A, D]), Racer(TIMES_US, findings=[Finding("initcheck", "unchecked", "no time")]))
         assert configs_of(finals.ranked) == [A, D]
-        assert finals.notices == ("1 of the sanitizer's checks were not made; could not be checked: no time",)
+        assert finals.notices == ("1 of the sanitizer's checks were not made; no time",)
 
     def test_two_names_for_one_configuration_tie(self) -> None:
         steps = np.random.default_rng(0).normal(0, 1e-3, (2, 60))

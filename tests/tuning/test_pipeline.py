@@ -171,11 +171,21 @@ def test_candidates_are_compiled_ahead_and_no_more_than_there_is_room_for(
         assert job.options == ("-DTHREADS=32", "-DWORK=2", "-DDTYPE=float")
 
 
-def test_trials_come_in_the_order_of_the_proposals(bench: Any, pipeline: Pipeline, compiled: InOrder) -> None:
+def test_trials_come_in_the_order_of_the_proposals_with_their_whole_story(
+    bench: Any, pipeline: Pipeline, device: Device, compiled: InOrder
+) -> None:
     """Not in that of the compilations, of which the newest end first."""
-    pairs = [advance(pipeline, compiled) for _ in range(5)]
+    pairs = [advance(pipeline, compiled, 7.5) for _ in range(5)]
     assert [(row, trial.config) for row, trial in filter(None, pairs)] == list(enumerate(bench.configs()[:4]))
     assert pairs[-1] is None
+    trial = pairs[0][1]
+    assert (trial.outcome, trial.stage, trial.time_us) == (Outcome.OK, "measure", 10.0)
+    assert (trial.geometry.grid, trial.geometry.block) == ((128, 1, 1), (32, 1, 1))
+    assert (trial.resources, trial.occupancy.blocks_per_sm) == (SMALL, 32)
+    assert trial.cubin_hash == "-DTHREADS=32--DWORK=1--DDTYPE=float"
+    assert trial.seconds == {"compile": 0.25, "load": 0.1, "measure": 0.2}
+    assert trial.telemetry == {"power_w": 500.0}
+    assert device.ran == [(config, 7.5) for config in bench.configs()[:4]]
 
 
 def test_a_result_comes_before_what_still_compiles(pipeline: Pipeline, pool: Pool, device: Device, bench: Any) -> None:
@@ -269,17 +279,6 @@ def test_a_candidate_whose_code_is_gone_is_compiled_again(
     assert len(device.ran) == 1
 
 
-def test_a_trial_tells_the_whole_story(pipeline: Pipeline, device: Device, compiled: InOrder) -> None:
-    row, trial = advance(pipeline, compiled, 7.5)
-    assert (row, trial.outcome, trial.stage, trial.time_us) == (0, Outcome.OK, "measure", 10.0)
-    assert (trial.geometry.grid, trial.geometry.block) == ((128, 1, 1), (32, 1, 1))
-    assert (trial.resources, trial.occupancy.blocks_per_sm) == (SMALL, 32)
-    assert trial.cubin_hash == "-DTHREADS=32--DWORK=1--DDTYPE=float"
-    assert trial.seconds == {"compile": 0.25, "load": 0.1, "measure": 0.2}
-    assert trial.telemetry == {"power_w": 500.0}
-    assert device.ran == [(trial.config, 7.5)]
-
-
 def test_the_same_code_is_measured_once(pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder) -> None:
     pool.code = "the same"
     ahead(pipeline, pool, proposals)
@@ -322,7 +321,12 @@ def test_what_a_gate_rejects_is_not_launched(
     assert trial.seconds == {"compile": result.seconds}
 
 
-def test_what_no_longer_compiles_does_not_race(pipeline: Pipeline, pool: Pool, bench: Any) -> None:
+def test_for_the_finals_what_waits_for_a_worker_is_given_up_and_what_no_longer_compiles_does_not_race(
+    pipeline: Pipeline, pool: Pool, proposals: InOrder, bench: Any
+) -> None:
+    pipeline.compile_ahead(proposals)
+    waiting = [future for _, future in pool.waiting]
+    pool.waiting.clear()
     trials = [by_threads(config) for config in bench.configs()[:2]]
     racing = begun(pipeline.recompile, pool, 2, trials)
     pool.waiting.pop(0)[1].set_result(Compiled(None, 0.1, Outcome.COMPILE_FAILED, "the cache was trimmed"))
@@ -331,17 +335,6 @@ def test_what_no_longer_compiles_does_not_race(pipeline: Pipeline, pool: Pool, b
     assert trial is trials[1]
     assert candidate.config == trial.config
     assert Path(candidate.cubin_path).parent == pool.folder
-
-
-def test_what_waits_for_a_worker_is_given_up_when_the_finals_begin(
-    pipeline: Pipeline, pool: Pool, proposals: InOrder, bench: Any
-) -> None:
-    pipeline.compile_ahead(proposals)
-    waiting = [future for _, future in pool.waiting]
-    pool.waiting.clear()
-    racing = begun(pipeline.recompile, pool, 1, [by_threads(bench.configs()[0])])
-    pool.finish()
-    assert len(racing.result()) == 1
     assert waiting
     assert all(future.cancelled() for future in waiting)
 

@@ -23,8 +23,9 @@ def keys(trials: list[Trial]) -> list[str]:
 
 
 class TestSearch:
-    def test_the_fastest_wins_over_the_default(self, bench: Any) -> None:
-        result = bench.tune(bench.record())
+    def test_the_fastest_wins_over_the_default_and_every_step_is_shown_and_stored(self, bench: Any) -> None:
+        seen: list[Progress] = []
+        result = bench.tune(bench.record(), seen.append)
         assert (result.winner.config, result.default.config) == (BEST, DEFAULT)
         assert (result.ties, result.interrupted) == ((), False)
         assert result.speedup.value == pytest.approx(result.default.time_us / result.winner.time_us)
@@ -32,6 +33,26 @@ class TestSearch:
         assert sum(result.outcomes.values()) == result.valid == 12
         assert set(result.phases) == {"start", "search", "finals"}
         assert sum(result.phases.values()) <= result.seconds
+        assert [progress.phase for progress in seen] == ["starting", *["searching"] * 12, "finals"]
+        (notice,) = result.notices
+        assert "replayed from measurements recorded on NVIDIA H200" in notice
+        assert {progress.notices for progress in seen} == {result.notices}
+        searching = seen[1:-1]
+        assert [(p.done, sum(p.outcomes.values())) for p in searching] == [(count, count) for count in range(1, 13)]
+        assert all(p.last is not None for p in searching)
+        assert (seen[0].best, seen[-1].best.config) == (None, BEST)
+        for trial in bench.stored():
+            assert (trial.source, trial.stage) == ("replayed", "measure")
+            assert trial.geometry.threads == trial.config["THREADS"]
+            assert trial.resources.registers > 0
+            assert trial.occupancy.blocks_per_sm > 0
+            assert trial.cubin_hash
+            assert "compile" in trial.seconds
+        pruned = [trial for trial in bench.stored() if trial.outcome is Outcome.PRUNED]
+        assert pruned
+        assert all(trial.time_us is not None and "slower" in trial.reason for trial in pruned)
+        bench.tune(bench.record(), fresh=True, discard=False)
+        assert all(trial.outcome is Outcome.OK for trial in bench.stored()[-12:])
 
     def test_the_default_is_tried_first_and_then_the_least_estimate(self, bench: Any) -> None:
         bench.tune(bench.record(), sampler="feasible", trials=6)
@@ -50,21 +71,6 @@ class TestSearch:
         )
         bench.tune(bench.record(), sampler="feasible", trials=3, objectives=("time", "registers"))
         bench.tune(bench.record(), sampler="feasible", trials=6, objective="registers + time_us")
-
-    def test_every_trial_is_stored_with_its_story_and_a_clearly_slower_one_dropped(self, bench: Any) -> None:
-        bench.tune(bench.record())
-        for trial in bench.stored():
-            assert (trial.source, trial.stage) == ("replayed", "measure")
-            assert trial.geometry.threads == trial.config["THREADS"]
-            assert trial.resources.registers > 0
-            assert trial.occupancy.blocks_per_sm > 0
-            assert trial.cubin_hash
-            assert "compile" in trial.seconds
-        pruned = [trial for trial in bench.stored() if trial.outcome is Outcome.PRUNED]
-        assert pruned
-        assert all(trial.time_us is not None and "slower" in trial.reason for trial in pruned)
-        bench.tune(bench.record(), fresh=True, discard=False)
-        assert all(trial.outcome is Outcome.OK for trial in bench.stored()[-12:])
 
     def test_gates_add_up(self, rewrite: Any) -> None:
         bench = rewrite({"WORK;\n": "WORK;\n#if WORK == 4 && THREADS == 32\n#error no such tile\n#endif\n"})
@@ -99,12 +105,15 @@ class TestEnds:
         assert len(bench.stored("final")) == 2 * before
         assert result.winner.config == bench.tune(recording, budget_s=0.0).winner.config == BEST
 
-    def test_one_trial_is_the_default_and_there_are_no_more_than_configurations(self, bench: Any) -> None:
+    def test_one_trial_is_the_default_and_there_are_no_more_than_configurations_nor_too_many_compilers(
+        self, bench: Any
+    ) -> None:
         result = bench.tune(bench.record(), trials=1)
         assert result.winner.config == result.default.config == DEFAULT
         assert result.speedup.contains(1.0)
-        result = bench.tune(bench.record(), trials=1000, sampler="tpe")
+        result = bench.tune(bench.record(), trials=1000, sampler="tpe", workers=1000)
         assert result.outcomes.total() == len(bench.stored()) == 12
+        assert any("instead of 1000: at most two a core" in notice for notice in result.notices)
 
 
 class TestDefault:
@@ -190,15 +199,12 @@ class TestKernelFailure:
         with pytest.raises(InputError, match=r"no candidate compiles"):
             bench.tune(recording, fresh=True, trials=2)  # few are enough when no more are granted
 
-    def test_few_candidates_are_enough_when_there_are_no_more(self, bench: Any) -> None:
+    def test_few_candidates_are_enough_when_there_are_no_more_and_different_failures_are_none(self, bench: Any) -> None:
         recording = bench.record(lambda c: failed(c, Outcome.WRONG_RESULT, "y[3] is 0"), bench.configs()[:3])
         with pytest.raises(InputError, match=r"agrees with the reference.*y\[3\] is 0"):
             bench.tune(recording)
-
-    def test_different_failures_are_not_the_kernels_fault(self, bench: Any) -> None:
-        result = bench.tune(
-            bench.record(lambda c: failed(c, Outcome.WRONG_RESULT if c["WORK"] == 1 else Outcome.CRASHED))
-        )
+        mixed = bench.record(lambda c: failed(c, Outcome.WRONG_RESULT if c["WORK"] == 1 else Outcome.CRASHED))
+        result = bench.tune(mixed, fresh=True)
         assert result.winner is None
         assert result.outcomes == {Outcome.WRONG_RESULT: 4, Outcome.CRASHED: 8}
 
@@ -209,27 +215,14 @@ class TestKernelFailure:
         assert (result.winner.config, result.outcomes[Outcome.WRONG_RESULT]) == (BEST, 10)
 
 
-class TestProgress:
-    def test_phases_come_in_order_and_the_notice_from_the_start(self, bench: Any) -> None:
-        seen: list[Progress] = []
-        result = bench.tune(bench.record(), seen.append)
-        assert [progress.phase for progress in seen] == ["starting", *["searching"] * 12, "finals"]
-        (notice,) = result.notices
-        assert "replayed from measurements recorded on NVIDIA H200" in notice
-        assert {progress.notices for progress in seen} == {result.notices}
-        searching = seen[1:-1]
-        assert [(p.done, sum(p.outcomes.values())) for p in searching] == [(count, count) for count in range(1, 13)]
-        assert all(p.last is not None for p in searching)
-        assert (seen[0].best, seen[-1].best.config) == (None, BEST)
-
-    def test_a_damaged_database_is_told(self, bench: Any) -> None:
-        recording = bench.record()
-        bench.tune(recording, trials=3)
-        path = Path(read_settings().database)
-        path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 8192)
-        seen: list[Progress] = []
-        result = bench.tune(recording, seen.append)
-        assert (result.resumed, len(result.notices), seen[0].notices) == (0, 2, result.notices)
+def test_a_damaged_database_is_told(bench: Any) -> None:
+    recording = bench.record()
+    bench.tune(recording, trials=3)
+    path = Path(read_settings().database)
+    path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 8192)
+    seen: list[Progress] = []
+    result = bench.tune(recording, seen.append)
+    assert (result.resumed, len(result.notices), seen[0].notices) == (0, 2, result.notices)
 
 
 def test_only_what_is_asked_for_is_tried_if_it_is_valid_and_recorded(bench: Any) -> None:
@@ -249,18 +242,13 @@ def test_the_page_of_a_result_shows_its_problem_alone(bench: Any, tmp_path: Path
     assert "n=2048" not in text
 
 
-class TestCompilers:
-    def test_one_that_the_system_killed_is_tried_again_by_the_next_session(self, bench: Any, monkeypatch: Any) -> None:
-        recording = bench.record()
-        lost = Compiled(None, outcome=Outcome.NOT_COMPILED, reason="the compiler failed: killed")
-        with monkeypatch.context() as patch:
-            patch.setattr(CompilePool, "_attempt", lambda *_: lost)
-            patch.setenv("AUTOTILE_CACHE", str(bench.folder / "cold"))
-            first = bench.tune(recording)
-        assert (first.winner, first.outcomes) == (None, {Outcome.NOT_COMPILED: 12})
-        again = bench.tune(recording)
-        assert (again.resumed, again.winner.config) == (0, BEST)
-
-    def test_too_many_are_not_started(self, bench: Any) -> None:
-        result = bench.tune(bench.record(), workers=1000)
-        assert any("instead of 1000: at most two a core" in notice for notice in result.notices)
+def test_what_a_killed_compiler_left_is_tried_again_by_the_next_session(bench: Any, monkeypatch: Any) -> None:
+    recording = bench.record()
+    lost = Compiled(None, outcome=Outcome.NOT_COMPILED, reason="the compiler failed: killed")
+    with monkeypatch.context() as patch:
+        patch.setattr(CompilePool, "_attempt", lambda *_: lost)
+        patch.setenv("AUTOTILE_CACHE", str(bench.folder / "cold"))
+        first = bench.tune(recording)
+    assert (first.winner, first.outcomes) == (None, {Outcome.NOT_COMPILED: 12})
+    again = bench.tune(recording)
+    assert (again.resumed, again.winner.config) == (0, BEST)

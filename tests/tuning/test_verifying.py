@@ -97,6 +97,9 @@ def test_what_is_still_best_is_confirmed(bench: Any, tuned: Any, again: Any) -> 
     assert {config_key(config) for config in retimed} == {
         config_key(config) for config in (WINNER, SECOND, DEFAULT, {"THREADS": 256, "WORK": 1})
     }
+    bench.tune(bench.record(n=2048), n=2048)
+    for one in (again(by_threads, {"n": 4096}), again(by_threads, n=4096)):  # not the other problem
+        assert [dict(row.problem.sizes) for row in one.problems] == [{"n": 4096}]
 
 
 @pytest.mark.parametrize(
@@ -141,26 +144,16 @@ def test_where_all_are_wrong_nothing_of_them_is_served(bench: Any, tuned: Any, a
     assert kernel_for(bench).config not in (WINNER, SECOND)
 
 
-def test_one_problem_of_several(bench: Any, tuned: Any, again: Any) -> None:
-    tuned()
-    bench.tune(bench.record(n=2048), n=2048)
-    for result in (again(by_threads, {"n": 4096}), again(by_threads, n=4096)):
-        (row,) = result.problems
-        assert dict(row.problem.sizes) == {"n": 4096}
-    with pytest.raises(InputError, match="n is given twice"):
-        again(by_threads, {"n": 4096}, n=4096)
-
-
-def test_what_is_not_tuned(bench: Any, tuned: Any, again: Any) -> None:
+def test_what_cannot_be_verified(bench: Any, tuned: Any, again: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="give one of them"):
+        again(by_threads, aged=True, served=True)
     with pytest.raises(InputError, match="scale is not tuned, so there is nothing to verify"):
         again(by_threads)
     tuned()
     with pytest.raises(InputError, match="scale n=8 float32 is not tuned"):
         again(by_threads, {"n": 8})
-
-
-def test_without_a_gpu_nothing_can_be_verified(bench: Any, tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tuned()
+    with pytest.raises(InputError, match="n is given twice"):
+        again(by_threads, {"n": 4096}, n=4096)
     monkeypatch.setattr("autotile.api.verification.device_count", lambda: 0)
     with pytest.raises(InputError, match="there is no CUDA device here"):
         verify(bench.kernel.spec.source)
@@ -213,11 +206,6 @@ def test_given_sizes_are_verified_without_a_miss(bench: Any, check: Any) -> None
     assert check(by_threads).problems == ()
     (row,) = check(by_threads, {"n": ASKED}).problems
     assert row.verdict == "confirmed"
-
-
-def test_aged_and_served_exclude_each_other(again: Any) -> None:
-    with pytest.raises(InputError, match="give one of them"):
-        again(by_threads, aged=True, served=True)
 
 
 @pytest.mark.usefixtures("check")
@@ -407,12 +395,10 @@ OWN = [{"THREADS": threads, "WORK": 1} for threads in (128, 32, 64)]
 
 
 class TestWithoutAReference:
-    def test_the_kernel_is_run_until_two_configurations_agree(self, judged):
+    def test_the_kernel_is_run_until_two_configurations_agree_and_judges_nothing_if_none_do(self, judged):
         found, log = judged(confirming=OWN, agree_after=2)
         assert found.verdict == "faster"
         assert log.index("race") > log.index("check with second inputs")
         assert log.count("check with second inputs") == 3  # two of the kernel, one of the candidate
-
-    def test_a_kernel_that_never_agrees_judges_nothing(self, judged):
         with pytest.raises(InputError, match="no two of its configurations agree"):
             judged(confirming=OWN, agree_after=9)
