@@ -24,7 +24,7 @@ FAULTS = {fault.name: fault for fault in read_faults()}
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+def kernel(tmp_path_factory):
     return fault_kernel(tmp_path_factory.mktemp("faults"))
 
 
@@ -52,14 +52,14 @@ def compiled(kernel: Kernel, fault: str, folder: Path, *, deadline_s: float, mem
         pool.close()
 
 
-def test_every_fault_is_in_the_space_once_and_expected(kernel: Kernel) -> None:
+def test_every_fault_is_in_the_space_once_and_expected(kernel):
     space = feasible_space(kernel.spec, kernel.spec.sizes, H200)
     tried = [space.config(row)["FAULT"] for row in range(len(space))]
     assert sorted(name for name in tried if name != HEALTHY) == sorted(FAULTS)
     assert tried.count(HEALTHY) == 4
 
 
-def test_a_session_can_have_one_fault_alone(tmp_path: Path) -> None:
+def test_a_session_can_have_one_fault_alone(tmp_path):
     kernel = fault_kernel(tmp_path, "trap")
     space = feasible_space(kernel.spec, kernel.spec.sizes, H200)
     assert sorted({space.config(row)["FAULT"] for row in range(len(space))}) == [HEALTHY, "trap"]
@@ -67,16 +67,16 @@ def test_a_session_can_have_one_fault_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [64, 128, 256, 1024])
-def test_healthy_configurations_compile_and_pass_the_gate(kernel: Kernel, threads: int) -> None:
+def test_healthy_configurations_compile_and_pass_the_gate(kernel, threads):
     assert gate(kernel, {"THREADS": threads, "FAULT": HEALTHY}) == ""
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS.keys() - COMPILE_FAULTS))
-def test_faults_of_running_compile(kernel: Kernel, fault: str) -> None:
+def test_faults_of_running_compile(kernel, fault):
     assert resources(kernel, faulty(kernel, fault)).spill_bytes == 0
 
 
-def test_too_much_is_seen_before_the_launch(kernel: Kernel) -> None:
+def test_too_much_is_seen_before_the_launch(kernel):
     registers, shared = faulty(kernel, "registers"), faulty(kernel, "shared_memory")
     assert resources(kernel, registers).registers > 64
     assert "1024 threads" in gate(kernel, registers)
@@ -85,23 +85,23 @@ def test_too_much_is_seen_before_the_launch(kernel: Kernel) -> None:
     assert gate(kernel, shared).endswith("limited by shared_memory")
 
 
-def test_declared_shared_memory_beyond_the_limit_is_seen_before_compiling(kernel: Kernel) -> None:
+def test_declared_shared_memory_beyond_the_limit_is_seen_before_compiling(kernel):
     config: Config = {"THREADS": 128, "FAULT": "shared_memory_declared"}
     reason = check_config(kernel.spec, config, kernel.spec.sizes, H200)
     assert reason.startswith("shared_memory: 0 bytes static and 233,472 dynamic, NVIDIA H200 allows")
 
 
-def test_a_compile_error_is_told(kernel: Kernel) -> None:
+def test_a_compile_error_is_told(kernel):
     with pytest.raises(CompileError, match=FAULTS["compile_error"].reason):
         resources(kernel, faulty(kernel, "compile_error"))
 
 
-def test_a_compilation_of_minutes_is_stopped(kernel: Kernel, tmp_path: Path) -> None:
+def test_a_compilation_of_minutes_is_stopped(kernel, tmp_path):
     slow = compiled(kernel, "compile_minutes", tmp_path, deadline_s=2, memory_bytes=2**33)
     assert (slow.outcome, slow.reason) == (Outcome.TIMED_OUT, "the compiler was stopped after 2 s")
 
 
-def test_a_compilation_without_end_of_memory_is_stopped(kernel: Kernel, tmp_path: Path) -> None:
+def test_a_compilation_without_end_of_memory_is_stopped(kernel, tmp_path):
     large = compiled(kernel, "compile_memory", tmp_path, deadline_s=60, memory_bytes=2**29)
     assert large.outcome is Outcome.COMPILE_FAILED
     assert "out of memory" in large.reason

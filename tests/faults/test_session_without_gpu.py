@@ -40,16 +40,14 @@ def fake_backend(
 
 
 @pytest.fixture(autouse=True)
-def _no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr(import_module("autotile.tuning.session"), "choose_backend", fake_backend)
     monkeypatch.setattr("faults.fault_session.RUN_DEADLINE_S", 3.0)
     monkeypatch.setattr("faults.fault_session.COMPILE_DEADLINE_S", 3.0)
 
 
-def test_every_fault_is_blamed_and_the_winner_is_healthy(
-    tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_fault_is_blamed_and_the_winner_is_healthy(tmp_path, cubin_cache_folder, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     with no_traces(temporary, monkeypatch):
@@ -63,9 +61,7 @@ def test_every_fault_is_blamed_and_the_winner_is_healthy(
     assert session.result.winner.config["THREADS"] == 1024
 
 
-def test_finals_dismiss_what_hangs_and_tell_how_long_they_take(
-    tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finals_dismiss_what_hangs_and_tell_how_long_they_take(tmp_path, cubin_cache_folder, monkeypatch):
     monkeypatch.setattr("autotile.workers.gpu._RACE_START_S", 0.5)
     monkeypatch.setattr(import_module("autotile.tuning.session"), "_MOVED_S", 0.0)
     states: list[Progress] = []

@@ -11,11 +11,10 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import ClusterKit, certificates, children, kill_all, running_cluster
+from cluster_kit import certificates, children, kill_all, running_cluster
 from judges import BEST
 from processes import PATIENCE_S, wait_until
 from rich.console import Console
@@ -32,7 +31,6 @@ from autotile.tuning.cluster.connection import Connection, check_scheduler
 from autotile.tuning.cluster.requests import Cluster
 from autotile.tuning.cluster.worker import GpuReply, GpuRequest
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.progress_state import Progress
 from autotile.tuning.result import TuneResult
 
 SECONDS = 0.3
@@ -40,13 +38,13 @@ SECONDS = 0.3
 
 
 @pytest.fixture
-def kit(tmp_path: Path) -> Iterator[ClusterKit]:
+def kit(tmp_path):
     with running_cluster(tmp_path) as kit:
         yield kit
 
 
 @pytest.fixture
-def secure_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterKit]:
+def secure_kit(tmp_path, monkeypatch):
     """A cluster that speaks TLS, with which this process can connect, too."""
     with certificates(tmp_path, monkeypatch) as variables, running_cluster(tmp_path, variables) as kit:
         yield kit
@@ -68,14 +66,12 @@ def check(result: TuneResult, bench: Any) -> None:
     assert {trial.outcome for trial in bench.stored()} <= {"ok", "pruned"}
 
 
-def test_machines_may_join_late_and_all_be_killed(
-    bench: Any, secure_kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machines_may_join_late_and_all_be_killed(bench, secure_kit, monkeypatch):
     monkeypatch.setattr(cluster_requests, "_ABSENT_S", 1.0)
     recording, seen = bench.record(), list[str]()
     slow = secure_kit.simulated(recording, 0, 3.0)
 
-    def replace() -> None:
+    def replace():
         wait_until(lambda: bool(seen))
         late = secure_kit.simulated(recording, 1, SECONDS)
         wait_until(lambda: any(trial.gpu.endswith("-1") for trial in bench.stored()))
@@ -83,7 +79,7 @@ def test_machines_may_join_late_and_all_be_killed(
         wait_until(lambda: any(seen))
         secure_kit.simulated(recording, 2)
 
-    def observe(progress: Progress) -> None:
+    def observe(progress):
         seen.append(progress.waiting)
 
     with meanwhile(replace):
@@ -96,21 +92,19 @@ def test_machines_may_join_late_and_all_be_killed(
     assert seen[-1] == ""
 
 
-def test_a_process_and_a_scheduler_that_are_killed_lose_no_candidate_and_are_waited_for(
-    bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_and_a_scheduler_that_are_killed_lose_no_candidate_and_are_waited_for(bench, kit, monkeypatch):
     monkeypatch.setattr(cluster_requests, "_ABSENT_S", PATIENCE_S)
     recording, seen, threads = bench.record(), list[str](), set[int]()
     workers = [kit.simulated(recording, number, SECONDS) for number in range(2)]
     console = Console(file=io.StringIO(), width=400, markup=False)
     shown = TuneProgress(console)
 
-    def observe(progress: Progress) -> None:
+    def observe(progress):
         shown(progress)
         seen.append(progress.waiting)
         threads.add(threading.get_ident())
 
-    def kill() -> None:
+    def kill():
         wait_until(lambda: len(bench.stored()) >= 1)
         for pid in children(workers[0].pid):
             os.kill(pid, signal.SIGKILL)
@@ -137,9 +131,7 @@ def wait_forever(connected: Connection) -> None:
         connected.await_look()
 
 
-def test_a_scheduler_without_workers_that_does_not_come_back(
-    bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheduler_without_workers_that_does_not_come_back(bench, kit, monkeypatch):
     monkeypatch.setattr(cluster_gpus, "_FIRST_GPU_S", 1.0)
     with pytest.raises(InputError, match="none joined; start `autotile worker`"):
         bench.tune(bench.record(), scheduler=kit.scheduler)
@@ -167,7 +159,7 @@ class Futures:
     def submit(self, *arguments: Any, resource: str) -> Any:
         self.submitted += 1
         end, future = self._ends.pop(0), Future[str]()
-        future.status = self._status  # type: ignore[attr-defined]
+        future.status = self._status
         if end is None:
             future.cancel()
         elif isinstance(end, str):
@@ -186,27 +178,27 @@ class Futures:
 def asked(bench: Any, connected: Futures) -> GpuReply:
     """Send a request over a connection, and return the reply."""
     one = Cluster.__new__(Cluster)
-    one.connection = connected  # type: ignore[assignment]
+    one.connection = connected
     options = TuneOptions()
     work = GpuRequest(bench.kernel.name, workload_of(bench.kernel, bench.problem(), read_settings(), options), 1.0)
     return one.result(one.send("GPU-7", "describe", work))
 
 
-def test_a_request_that_was_lost_is_sent_again(bench: Any) -> None:
+def test_a_request_that_was_lost_is_sent_again(bench):
     connected = Futures(None, OSError("the process is gone"), None, '{"is_busy": true}')
     assert asked(bench, connected).is_busy
     assert connected.submitted == 4
 
 
 @pytest.mark.parametrize(("ends", "status"), [([OSError("gone")], "error"), ([OSError("gone")] * 11, "finished")])
-def test_a_request_that_fails_again_and_again_is_given_up(bench: Any, ends: list[Exception], status: str) -> None:
+def test_a_request_that_fails_again_and_again_is_given_up(bench, ends, status):
     connected = Futures(*ends, status=status)
     with pytest.raises(WorkerError, match="GPU-7: OSError: gone"):
         asked(bench, connected)
     assert connected.submitted == len(ends)
 
 
-def test_a_worker_waits_for_a_scheduler_that_starts_later(bench: Any, kit: ClusterKit) -> None:
+def test_a_worker_waits_for_a_scheduler_that_starts_later(bench, kit):
     kit.kill_scheduler()
     command = [sys.executable, "-m", "autotile", "worker", kit.scheduler, "--replay", str(bench.record())]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as worker:
@@ -222,7 +214,7 @@ def test_a_worker_waits_for_a_scheduler_that_starts_later(bench: Any, kit: Clust
         assert worker.wait(PATIENCE_S) == 0
 
 
-def test_no_scheduler(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_scheduler(bench, monkeypatch):
     monkeypatch.setattr(connection, "_CONNECT_S", 0.5)
     with pytest.raises(InputError, match="no scheduler answers"):
         bench.tune(bench.record(), scheduler="tcp://127.0.0.1:1")
@@ -246,23 +238,23 @@ MALFORMED = (
         ("tls://node7:8786", False, r"distributed\.comm\.tls\.ca-file"),
     ],
 )
-def test_a_scheduler_that_is_refused(address: str, insecure: bool, said: str) -> None:
+def test_a_scheduler_that_is_refused(address, insecure, said):
     with pytest.raises(InputError, match=said):
         check_scheduler(address, insecure=insecure)
 
 
 @pytest.mark.parametrize("address", [*LOCAL, *NOT_LOCAL])
-def test_a_scheduler_without_tls(address: str) -> None:
+def test_a_scheduler_without_tls(address):
     assert not check_scheduler(address, insecure=address in NOT_LOCAL).require_encryption
 
 
 @pytest.mark.parametrize("options", [{"sanitize": True}, {"devices": (0, 1)}, {"captured": "somewhere"}])
-def test_what_other_machines_lack_is_refused(bench: Any, options: dict[str, Any]) -> None:
+def test_what_other_machines_lack_is_refused(bench, options):
     with pytest.raises(InputError, match="which other machines lack"):
         bench.tune(bench.record(), scheduler="tcp://127.0.0.1:1", **options)
 
 
-def test_the_processes_of_dask_log_warnings_only() -> None:
+def test_the_processes_of_dask_log_warnings_only():
     code = """
 import dask, logging, autotile.tuning.cluster.connection
 print(logging.getLogger("distributed").level, dask.config.get("distributed.nanny.pre-spawn-environ"))

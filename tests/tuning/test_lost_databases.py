@@ -7,7 +7,7 @@ import shutil
 import signal
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ def searched(path: str | Path) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folders(tmp_path, monkeypatch):
     """A folder of the database's own, and one for rescue files if that one is gone."""
     (tmp_path / "store").mkdir()
     (tmp_path / "temporary").mkdir()
@@ -125,13 +125,13 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def in_use(earlier_study: Path) -> None:
+def in_use(earlier_study):
     """The database holds an earlier study, in the file itself."""
     shutil.copyfile(earlier_study, read_settings().database)
 
 
 @pytest.fixture
-def tune(request: pytest.FixtureRequest, bench: Any, state: str) -> Callable[[Loss], Any]:
+def tune(request, bench, state):
     """Tune with a database that is new, or in use."""
     if state == "in use":
         request.getfixturevalue("in_use")
@@ -141,7 +141,7 @@ def tune(request: pytest.FixtureRequest, bench: Any, state: str) -> Callable[[Lo
 class TestAccidents:
     @pytest.mark.parametrize(("state", "after"), [("new", 1), ("in use", TRIALS)])
     @pytest.mark.parametrize("harm", LOST)
-    def test_a_lost_run_is_rescued(self, tune: Any, tmp_path: Path, harm: str, state: str, after: int) -> None:
+    def test_a_lost_run_is_rescued(self, tune, tmp_path, harm, state, after):
         loss = Loss(LOST[harm], after)
         with pytest.raises(RescuedRunError) as raised:
             tune(loss)
@@ -158,7 +158,7 @@ class TestAccidents:
     @pytest.mark.parametrize("state", ["new", "in use"])
     @pytest.mark.parametrize("after", [1, TRIALS])
     @pytest.mark.parametrize("harm", ENDANGERED)
-    def test_an_endangered_run_is_held_by_the_database_or_rescued(self, tune: Any, harm: str, after: int) -> None:
+    def test_an_endangered_run_is_held_by_the_database_or_rescued(self, tune, harm, after):
         loss = Loss(ENDANGERED[harm], after)
         location = read_settings().database
         try:
@@ -169,25 +169,23 @@ class TestAccidents:
         assert searched(location)[: len(loss.seen)] == loss.seen
 
     @pytest.mark.usefixtures("in_use")
-    def test_overwriting_is_found_although_nothing_fails(self, bench: Any) -> None:
+    def test_overwriting_is_found_although_nothing_fails(self, bench):
         with pytest.raises(RescuedRunError, match=r"damaged|malformed|not a database|does not hold"):
             bench.tune(bench.record(), Loss(overwrite, TRIALS))
 
     @pytest.mark.parametrize("is_committed", [False, True])
-    def test_ctrl_c_while_a_trial_is_stored_loses_nothing(
-        self, bench: Any, monkeypatch: pytest.MonkeyPatch, is_committed: bool
-    ) -> None:
+    def test_ctrl_c_while_a_trial_is_stored_loses_nothing(self, bench, monkeypatch, is_committed):
         insert, begun, stored = runs.insert_trials, Database.writing, list[Any]()
 
         @contextmanager
-        def writing(database: Database, *given: Any) -> Iterator[Any]:
+        def writing(database, *given):
             before = len(stored)
             with begun(database, *given) as connection:
                 yield connection
             if is_committed and before < len(stored) == 5:
                 raise KeyboardInterrupt
 
-        def insert_trials(connection: Any, rows: Any) -> None:
+        def insert_trials(connection, rows):
             stored.append(rows)
             if not is_committed and len(stored) == 5:
                 raise KeyboardInterrupt
@@ -201,7 +199,7 @@ class TestAccidents:
 
 
 class TestRescueFile:
-    def test_it_merges_and_the_same_command_resumes(self, bench: Any, tmp_path: Path) -> None:
+    def test_it_merges_and_the_same_command_resumes(self, bench, tmp_path):
         recording = bench.record()
         with pytest.raises(RescuedRunError) as raised:
             bench.tune(recording, Loss(LOST["deleted with its log"], 5))
@@ -210,11 +208,11 @@ class TestRescueFile:
         merge([raised.value.rescued], location)
         assert bench.tune(recording).resumed == len(searched(raised.value.rescued))
 
-    def test_merging_doubles_no_trial_that_the_database_holds(self, bench: Any) -> None:
+    def test_merging_doubles_no_trial_that_the_database_holds(self, bench):
         with pytest.raises(RescuedRunError, match="no such table") as raised:
             bench.tune(bench.record(), Loss(LOST["table dropped"], 5))
 
-        def counts() -> tuple[int, int]:
+        def counts():
             with Database.open(raised.value.rescued) as rescued:
                 return len(rescued.runs(1)), len(rescued.trials(1))
 
@@ -223,7 +221,7 @@ class TestRescueFile:
         merge([copy], raised.value.rescued)
         assert counts() == before
 
-    def test_no_folder_takes_it(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_folder_takes_it(self, bench, monkeypatch):
         recording = bench.record()
         monkeypatch.setattr(runs.RunRecord, "_write_run", _refuse)
         with pytest.raises(RescuedRunError, match=r"trials of this session are lost: .* cannot be written") as raised:
@@ -232,8 +230,8 @@ class TestRescueFile:
         folders = (Path(read_settings().database).parent, Path(tempfile.gettempdir()))
         assert not [file for folder in folders for file in folder.glob("*rescued*")]
 
-    def test_nothing_was_measured_yet(self, bench: Any) -> None:
-        def at_once(progress: Progress) -> None:
+    def test_nothing_was_measured_yet(self, bench):
+        def at_once(progress):
             if progress.phase == "starting":
                 Path(read_settings().database).unlink()
                 raise InputError("no device")
@@ -243,8 +241,8 @@ class TestRescueFile:
             bench.tune(bench.record(), at_once)
         assert raised.value.rescued == ""
 
-    def test_another_error_keeps_its_message(self, bench: Any) -> None:
-        def fail(progress: Progress) -> None:
+    def test_another_error_keeps_its_message(self, bench):
+        def fail(progress):
             if progress.done == 3:
                 Path(read_settings().database).unlink()
                 raise InputError("the kernel is at fault")
@@ -253,7 +251,7 @@ class TestRescueFile:
             bench.tune(bench.record(), fail)
         assert len(searched(raised.value.rescued)) == 3
 
-    def test_an_undisturbed_run_leaves_none(self, bench: Any, tmp_path: Path) -> None:
+    def test_an_undisturbed_run_leaves_none(self, bench, tmp_path):
         bench.tune(bench.record())
         assert sorted(file.name for file in (tmp_path / "store").iterdir()) == ["tuning.db"]
         assert not list((tmp_path / "temporary").glob("*rescued*"))
@@ -264,7 +262,7 @@ def _refuse(*_: object) -> None:
 
 
 class TestErrorsOfTheDatabase:
-    def test_a_lock_that_is_not_released(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_lock_that_is_not_released(self, bench, monkeypatch):
         recording = bench.record()
         Database.open(read_settings().database).close()
         monkeypatch.setattr(engine, "LOCK_TIMEOUT_S", 0.2)
@@ -276,7 +274,7 @@ class TestErrorsOfTheDatabase:
         assert len(searched(read_settings().database)) == 4
 
     @pytest.fixture
-    def _limited_files(self) -> Iterator[None]:
+    def _limited_files(self):
         """Ignore the signal of a limited file size, as Python does at its start, and restore the limit."""
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -286,7 +284,7 @@ class TestErrorsOfTheDatabase:
 
     @pytest.mark.parametrize("after", [1, 6])
     @pytest.mark.usefixtures("_limited_files")
-    def test_files_that_may_not_grow(self, bench: Any, after: int) -> None:
+    def test_files_that_may_not_grow(self, bench, after):
         """No rescue file can be written either, and the message says so."""
         recording = bench.record()
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -294,7 +292,7 @@ class TestErrorsOfTheDatabase:
         with pytest.raises(RescuedRunError, match="disk"):
             bench.tune(recording, loss)
 
-    def test_the_command_line_exits_with_1(self, bench: Any, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_command_line_exits_with_1(self, bench, scale_toml, monkeypatch):
         show, loss = TuneProgress.__call__, Loss(Path.unlink, 3)
         monkeypatch.setattr(TuneProgress, "__call__", lambda *given: [show(*given), loss(given[1])])
         words = ["tune", str(scale_toml), "n=4096", f"--replay={bench.record()}", "--workers", "1", "--json"]

@@ -24,13 +24,12 @@ from autotile.core.model import Config, Measurement, Outcome, Trial
 from autotile.core.timeline import Pace
 from autotile.errors import InputError
 from autotile.search import search
-from autotile.space.search_space import SearchSpace, feasible_space
+from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import (
     Clock,
     Load,
     LoadMeter,
-    Progress,
     StoppingRules,
     StopRequest,
     TimeLeft,
@@ -56,7 +55,7 @@ LEAST = {"THREADS": 512, "WORK": 4}
 
 
 @pytest.fixture
-def valley(rewrite: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
+def valley(rewrite, monkeypatch):
     monkeypatch.setattr(search, "_EXPECTED_PROPOSALS", 64)  # not to try most of so small a space
     bench = rewrite(MANY)
     return bench, bench.record(smooth)
@@ -64,7 +63,7 @@ def valley(rewrite: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
 
 @pytest.mark.usefixtures("compiled_once")
 class TestSession:
-    def test_it_stops_early_and_says_why_and_goes_no_further(self, valley: tuple[Any, Path]) -> None:
+    def test_it_stops_early_and_says_why_and_goes_no_further(self, valley):
         bench, recording = valley
         first = bench.tune(recording, until=0.01)
         assert (first.stopped.rule, first.winner.config) == ("until", LEAST)
@@ -76,7 +75,7 @@ class TestSession:
         assert gain == pytest.approx(first.stopped.expected_gain)
         assert len(bench.stored()) == again.resumed == first.outcomes.total()
 
-    def test_whichever_rule_holds_first_and_a_smaller_gain_goes_on(self, valley: tuple[Any, Path]) -> None:
+    def test_whichever_rule_holds_first_and_a_smaller_gain_goes_on(self, valley):
         bench, recording = valley
         result = bench.tune(recording, until=0.01, trials=8)
         assert (result.stopped.rule, result.outcomes.total()) == ("trials", 8)
@@ -84,7 +83,7 @@ class TestSession:
         few = bench.tune(recording, until=0.05).outcomes.total()
         assert bench.tune(recording, until=1e-4).outcomes.total() > few
 
-    def test_other_ends_have_their_names(self, bench: Any) -> None:
+    def test_other_ends_have_their_names(self, bench):
         recording = bench.record()
         stopped = bench.tune(recording, trials=5).to_json()["stopped"]
         assert stopped == {"rule": "trials", "expected_gain": None, "more_trials": None}
@@ -94,7 +93,7 @@ class TestSession:
         broken_off = bench.tune(recording, ending_at(0), fresh=True)
         assert (broken_off.stopped, broken_off.insight) == (None, None)
 
-    def test_a_search_that_expects_nothing_ends_before_its_limits(self, rewrite: Any) -> None:
+    def test_a_search_that_expects_nothing_ends_before_its_limits(self, rewrite):
         bench = rewrite({**MANY, "WORK = [1, 2, 4]": f"WORK = {list(range(1, 25))}"})
         recording = bench.record(smooth)
         result = bench.tune(recording, trials=150, budget_s=600.0)
@@ -131,9 +130,7 @@ class TestRule:
             ({"until": 1e-4}, 1e-3, None),
         ],
     )
-    def test_less_is_expected_than_is_asked_for(
-        self, options: dict[str, Any], gain: float | None, rule: str | None
-    ) -> None:
+    def test_less_is_expected_than_is_asked_for(self, options, gain, rule):
         rules = rules_of(TuneOptions(**options))
         rules.expected_gain = gain
         assert rule_of(rules) == rule
@@ -150,12 +147,12 @@ class TestRule:
             ({"until": 0.01, "objectives": ("time", "registers")}, "several objectives"),
         ],
     )
-    def test_a_gain_that_cannot_be_applied_is_refused(self, options: dict[str, Any], expected: str) -> None:
+    def test_a_gain_that_cannot_be_applied_is_refused(self, options, expected):
         with pytest.raises(InputError, match=expected):
             check_until(TuneOptions(**options))
 
 
-def test_trials_that_run_take_up_room(space: SearchSpace) -> None:
+def test_trials_that_run_take_up_room(space):
     """They are not in the log yet; on several GPUs many run at once."""
     log = TrialLog(space, [Trial(space.config(row), Outcome.CRASHED) for row in range(3)])
     rules = rules_of(TuneOptions(trials=10), log)
@@ -168,7 +165,7 @@ BAD, WRONG, DEAD = Outcome.COMPILE_FAILED, Outcome.WRONG_RESULT, Outcome.CRASHED
 
 
 @pytest.fixture
-def space(bench: Any) -> SearchSpace:
+def space(bench):
     return feasible_space(bench.kernel.spec, {"n": 4096}, bench.device)
 
 
@@ -176,7 +173,7 @@ def make(threads: int, work: int, time_us: float, outcome: Outcome = Outcome.OK)
     return timed({"THREADS": threads, "WORK": work}, time_us, outcome)
 
 
-def test_sums_follow_every_trial(space: SearchSpace) -> None:
+def test_sums_follow_every_trial(space):
     log = TrialLog(space, [])
     assert (len(log), log.best, log.resumed) == (0, None, 0)
     for trial in (
@@ -196,7 +193,7 @@ def test_sums_follow_every_trial(space: SearchSpace) -> None:
     assert log.outcomes.total() == len(log.trials) == 5
 
 
-def test_the_newest_earlier_trial_of_the_space_counts(space: SearchSpace) -> None:
+def test_the_newest_earlier_trial_of_the_space_counts(space):
     trials = [make(128, 1, 5.0), make(64, 1, 7.0), make(128, 1, 9.0)]
     log = TrialLog(space, [*trials, make(512, 1, 1.0), Trial({"OTHER": 1}, Outcome.OK)])
     assert (log.resumed, log.best) == (2, make(64, 1, 7.0))
@@ -217,9 +214,7 @@ def test_the_newest_earlier_trial_of_the_space_counts(space: SearchSpace) -> Non
         ({BAD: 100}, False, 100, True),
     ],
 )
-def test_a_failure_of_the_kernel_itself(
-    outcomes: dict[Outcome, int], default_tried: bool, max_trials: int, at_fault: bool
-) -> None:
+def test_a_failure_of_the_kernel_itself(outcomes, default_tried, max_trials, at_fault):
     outcome = next(iter(outcomes))
     last = Trial({"TILE": 2}, outcome, "the last reason")
     default = Trial({"TILE": 1}, outcome, "the default's reason") if default_tried else None
@@ -241,7 +236,7 @@ def pace_of(ends_s: list[float]) -> float:
 
 
 def left_after(ends_s: list[float], valid: int = 10_000, trial: Trial = REPLAYED, **options: object) -> TimeLeft:
-    left = TimeLeft(TuneOptions(**options), valid)  # type: ignore[arg-type]
+    left = TimeLeft(TuneOptions(**options), valid)
     for end_s in ends_s:
         left.add(end_s, trial)
     return left
@@ -296,9 +291,7 @@ ENDS = [10.0 + number for number in range(20)]
         ({"sampler": "brute-force"}, 70, (20, 30.0, None), 50.0),
     ],
 )
-def test_the_time_until_the_search_ends(
-    options: dict[str, Any], valid: int, asked: tuple[int, float, float | None], expected: float | None
-) -> None:
+def test_the_time_until_the_search_ends(options, valid, asked, expected):
     """Asked for with the trials so far, the seconds so far, and the trials after which a gain ends it."""
     left = left_after(ENDS[: min(asked[0], 20)], valid, **options)
     found = left.search_s(*asked)
@@ -336,7 +329,7 @@ def test_the_estimate_is_better_than_the_mean_since_the_start():
 
 
 @pytest.fixture
-def moment(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def moment(monkeypatch):
     """A clock under control of the test."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(import_module("autotile.tuning.progress_state").time, "perf_counter", lambda: clock.now)
@@ -347,7 +340,7 @@ def ended(gpu_s: float) -> Trial:
     return Trial({"A": 1}, Outcome.OK, seconds={"compile": 9.0, "load": 0.0, "verify": gpu_s / 2, "measure": gpu_s / 2})
 
 
-def test_the_load_is_that_between_the_first_trial_and_the_last_compilation(moment: SimpleNamespace) -> None:
+def test_the_load_is_that_between_the_first_trial_and_the_last_compilation(moment):
     pool: Any = SimpleNamespace(busy_s=0.0, begun_at=0.0)
     meter = LoadMeter(pool, workers=2)
     assert meter.read() is None
@@ -365,7 +358,7 @@ def ctrl_c() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_the_first_only_asks_and_the_second_raises() -> None:
+def test_the_first_only_asks_and_the_second_raises():
     with StopRequest() as stop:
         ctrl_c()
         assert stop.requested
@@ -373,13 +366,13 @@ def test_the_first_only_asks_and_the_second_raises() -> None:
             ctrl_c()
 
 
-def test_afterwards_ctrl_c_is_what_it_was_and_other_threads_are_left_alone() -> None:
+def test_afterwards_ctrl_c_is_what_it_was_and_other_threads_are_left_alone():
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(RuntimeError), StopRequest():
         raise RuntimeError
     assert signal.getsignal(signal.SIGINT) is before
 
-    def requested() -> bool:
+    def requested():
         with StopRequest() as stop:
             return stop.requested
 
@@ -387,7 +380,7 @@ def test_afterwards_ctrl_c_is_what_it_was_and_other_threads_are_left_alone() -> 
         assert thread.submit(requested).result() is False
 
 
-def test_children_heed_it_though_the_tests_run_in_the_background() -> None:
+def test_children_heed_it_though_the_tests_run_in_the_background():
     """A shell lets the commands that it starts in the background ignore Ctrl-C, and their children inherit that."""
     code = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -400,8 +393,8 @@ def test_children_heed_it_though_the_tests_run_in_the_background() -> None:
     assert child.returncode == -signal.SIGINT
 
 
-def test_in_a_session_it_ends_the_search_and_the_finals_are_held(bench: Any) -> None:
-    def interrupt(progress: Progress) -> None:
+def test_in_a_session_it_ends_the_search_and_the_finals_are_held(bench):
+    def interrupt(progress):
         if (progress.phase, progress.done) == ("searching", 6):
             ctrl_c()
 

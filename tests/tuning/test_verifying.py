@@ -42,10 +42,10 @@ SECOND = {"THREADS": 256, "WORK": 2}
 
 
 @pytest.fixture
-def again(bench: Any) -> Any:
+def again(bench):
     """Verify by replay of a recording made from a function of the configuration."""
 
-    def run(judge: Any, *arguments: Any, at: int = SIZE, **named: Any) -> Any:
+    def run(judge, *arguments, at=SIZE, **named):
         options = TuneOptions(replay=bench.record(judge, n=at), workers=1)
         return verify(bench.kernel.spec.source, *arguments, options=options, **named)
 
@@ -72,10 +72,10 @@ all_wrong = partial(failed, outcome=Outcome.WRONG_RESULT, reason="y[7] is 1")
 
 
 @pytest.fixture
-def tuned(bench: Any) -> Any:
+def tuned(bench):
     """Tune by replay; ``nvrtc`` replaces the version of the compiler."""
 
-    def tune(nvrtc: str = "") -> None:
+    def tune(nvrtc=""):
         bench.tune(bench.record())
         if nvrtc:
             with Database.open(read_settings().database) as database, database.writing() as connection:
@@ -85,7 +85,7 @@ def tuned(bench: Any) -> Any:
     return tune
 
 
-def test_what_is_still_best_is_confirmed(bench: Any, tuned: Any, again: Any) -> None:
+def test_what_is_still_best_is_confirmed(bench, tuned, again):
     tuned()
     result = again(by_threads)
     (row,) = result.problems
@@ -110,16 +110,14 @@ def test_what_is_still_best_is_confirmed(bench: Any, tuned: Any, again: Any) -> 
     ],
     ids=["another is faster", "the winner is wrong"],
 )
-def test_what_is_best_now_is_served(
-    bench: Any, tuned: Any, again: Any, judge: Callable[[Config], Trial], expected: tuple[str, str]
-) -> None:
+def test_what_is_best_now_is_served(bench, tuned, again, judge, expected):
     tuned()
     (row,) = again(judge).problems
     assert (row.before, row.after, (row.verdict, row.reason)) == (WINNER, SECOND, expected)
     assert kernel_for(bench).config == SECOND
 
 
-def test_another_compiler_marks_a_result_as_aged_until_it_is_verified(bench: Any, tuned: Any, again: Any) -> None:
+def test_another_compiler_marks_a_result_as_aged_until_it_is_verified(bench, tuned, again):
     tuned(nvrtc="12.0")
     kernel = kernel_for(bench)
     assert (kernel.tier, kernel.config) == ("nearest", WINNER)
@@ -136,7 +134,7 @@ def test_another_compiler_marks_a_result_as_aged_until_it_is_verified(bench: Any
 
 
 @pytest.mark.parametrize("nvrtc", ["", "12.0"])
-def test_where_all_are_wrong_nothing_of_them_is_served(bench: Any, tuned: Any, again: Any, nvrtc: str) -> None:
+def test_where_all_are_wrong_nothing_of_them_is_served(bench, tuned, again, nvrtc):
     """Not even results of another compiler version, as the installed one would compile them."""
     tuned(nvrtc)
     (row,) = again(all_wrong).problems
@@ -144,7 +142,7 @@ def test_where_all_are_wrong_nothing_of_them_is_served(bench: Any, tuned: Any, a
     assert kernel_for(bench).config not in (WINNER, SECOND)
 
 
-def test_what_cannot_be_verified(bench: Any, tuned: Any, again: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_verified(bench, tuned, again, monkeypatch):
     with pytest.raises(InputError, match="give one of them"):
         again(by_threads, aged=True, served=True)
     with pytest.raises(InputError, match="scale is not tuned, so there is nothing to verify"):
@@ -160,7 +158,7 @@ def test_what_cannot_be_verified(bench: Any, tuned: Any, again: Any, monkeypatch
 
 
 @pytest.fixture
-def check(bench: Any, again: Any) -> Any:
+def check(bench, again):
     """Tune for one size, miss another, and verify what is served there by replay of a function of the configuration."""
     bench.tune(bench.record())
     with Database.open(read_settings().database) as database:
@@ -168,7 +166,7 @@ def check(bench: Any, again: Any) -> Any:
     return partial(again, at=ASKED, served=True)
 
 
-def test_what_is_correct_there_is_confirmed_once_and_still_counts_as_not_tuned(bench: Any, check: Any) -> None:
+def test_what_is_correct_there_is_confirmed_once_and_still_counts_as_not_tuned(bench, check):
     (row,) = check(by_threads).problems
     assert (row.verdict, row.before, row.after, row.reason) == ("confirmed", WINNER, WINNER, "")
     assert row.before_measurement is None
@@ -183,7 +181,7 @@ def test_what_is_correct_there_is_confirmed_once_and_still_counts_as_not_tuned(b
     assert kernel_for(bench, ASKED).tier == "exact"
 
 
-def test_what_is_wrong_there_is_not_served_for_it_until_a_tuning_measures_it(bench: Any, check: Any) -> None:
+def test_what_is_wrong_there_is_not_served_for_it_until_a_tuning_measures_it(bench, check):
     first, second = check(wrong_if(WINNER)).problems
     assert (first.verdict, first.before, first.after) == ("demoted", WINNER, DEFAULT)
     assert (second.verdict, second.before, second.after) == ("confirmed", DEFAULT, DEFAULT)
@@ -194,13 +192,13 @@ def test_what_is_wrong_there_is_not_served_for_it_until_a_tuning_measures_it(ben
     assert served(bench, ASKED) == ("exact", WINNER)
 
 
-def test_a_default_that_is_wrong_is_reported_and_stays_the_last_resort(bench: Any, check: Any) -> None:
+def test_a_default_that_is_wrong_is_reported_and_stays_the_last_resort(bench, check):
     rows = check(all_wrong).problems
     assert [row.verdict for row in rows] == ["demoted", "failed"]
     assert kernel_for(bench, ASKED).config == DEFAULT
 
 
-def test_given_sizes_are_verified_without_a_miss(bench: Any, check: Any) -> None:
+def test_given_sizes_are_verified_without_a_miss(bench, check):
     with Database.open(read_settings().database) as database, database.writing() as connection:
         connection.execute(MISSES.delete())
     assert check(by_threads).problems == ()
@@ -209,7 +207,7 @@ def test_given_sizes_are_verified_without_a_miss(bench: Any, check: Any) -> None
 
 
 @pytest.mark.usefixtures("check")
-def test_a_configuration_that_cannot_run_there_gets_no_verdict(bench: Any) -> None:
+def test_a_configuration_that_cannot_run_there_gets_no_verdict(bench):
     options = TuneOptions(replay=bench.record(configs=[DEFAULT], n=ASKED), workers=1)
     (row,) = verify(bench.kernel.spec.source, options=options, served=True).problems
     assert row.verdict == "failed"
@@ -217,7 +215,7 @@ def test_a_configuration_that_cannot_run_there_gets_no_verdict(bench: Any) -> No
 
 
 class TestTuningAProblemThatWasServed:
-    def test_what_was_served_is_tried_right_after_the_default_whatever_is_served_by_now(self, bench: Any) -> None:
+    def test_what_was_served_is_tried_right_after_the_default_whatever_is_served_by_now(self, bench):
         chosen = {"THREADS": 64, "WORK": 2}
         bench.tune(bench.record(), served=chosen, trials=4, sampler="random", finals=0)
         assert [trial.config for trial in bench.stored()][:2] == [DEFAULT, chosen]
@@ -235,9 +233,7 @@ class TestTuningAProblemThatWasServed:
             *(("nearest", options, None) for options in ({"fresh": True}, {"transfer": False}, {"only": (DEFAULT,)})),
         ],
     )
-    def test_the_call_finds_it_unless_earlier_results_are_excluded(
-        self, bench: Any, monkeypatch: pytest.MonkeyPatch, tier: str, options: Any, expected: Config | None
-    ) -> None:
+    def test_the_call_finds_it_unless_earlier_results_are_excluded(self, bench, monkeypatch, tier, options, expected):
         seen: list[TuneOptions] = []
         monkeypatch.setattr(targets, "device_count", lambda: 1)
         monkeypatch.setattr(targets, "check_gpu", lambda _: None)
