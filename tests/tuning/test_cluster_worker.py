@@ -92,17 +92,6 @@ def idle(bench, monkeypatch):
     made.end()
 
 
-def test_the_requests_of_a_session_share_what_was_set_up(idle):
-    kept = []
-    for _ in range(3):
-        idle.open("only")
-        kept.append(idle._plugin._backend)
-    assert kept[0] is kept[1] is kept[2]
-    idle.close("only")
-    idle.open("another")
-    assert idle._plugin._backend is not kept[0]
-
-
 def timers() -> set[threading.Timer]:
     """Return the timers that were not called off."""
     return {one for one in threading.enumerate() if isinstance(one, threading.Timer) and not one.finished.is_set()}
@@ -120,13 +109,18 @@ def test_the_gpu_worker_of_an_idle_gpu_ends(idle, monkeypatch):
     assert is_running(idle.pids[1])
 
 
-def test_the_next_session_takes_it_over_and_keeps_it(idle, monkeypatch):
+def test_the_requests_of_a_session_share_what_was_set_up_and_the_next_takes_its_worker_over(idle, monkeypatch):
     monkeypatch.setattr(cluster_worker, "_IDLE_S", 1000.0)
     before = timers()  # of other tests, which end at any time
-    idle.open("first")
+    kept = []
+    for _ in range(3):
+        idle.open("first")
+        kept.append(idle._plugin._backend)
+    assert kept[0] is kept[1] is kept[2]
     idle.close("first")
     assert len(timers() - before) == 1
     idle.open("second")
+    assert idle._plugin._backend is not kept[0]
     assert not timers() - before  # what would end it is called off
     idle.close("second")
     idle.open("third")
@@ -294,13 +288,6 @@ class TestGrid:
         cubin.write_bytes(b"cubin")
         return Time(tuple(Entry(Candidate(config, str(cubin)), workload=workload) for config in configs), grid=True)
 
-    def test_the_worker_of_its_machine_answers(self, near, gpu, bench):
-        (first,) = gpu.time(self.job(bench, GOOD))
-        assert first.outcome is Outcome.OK
-        assert near.plugin.handle(GpuRequest(session="other"), {}).is_busy
-        gpu.close()
-        assert not near.plugin.handle(GpuRequest(session="other"), {}).is_busy
-
     def test_cubins_for_ragged_sizes_go_along(self, gpu, bench, tmp_path, monkeypatch):
         monkeypatch.setenv("AUTOTILE_SWEEP_LOG", str(tmp_path / "entries.jsonl"))
         other = tmp_path / "other.cubin"
@@ -315,11 +302,14 @@ class TestGrid:
         assert sent["cubin_path"] != str(other)
         assert Path(sent["cubin_path"]).read_bytes() == b"for 1001 elements"
 
-    def test_a_death_is_blamed_on_its_entry(self, gpu, bench, monkeypatch):
+    def test_a_death_is_blamed_on_its_entry_and_the_gpu_is_busy_until_it_is_closed(self, near, gpu, bench, monkeypatch):
         monkeypatch.setenv("AUTOTILE_FAULTY_SWEEP", "1")
         readings = gpu.time(self.job(bench, GOOD, {"THREADS": 64, "WORK": 4}, GOOD))
         assert [one.outcome for one in readings] == [Outcome.OK, Outcome.CRASHED, Outcome.OK]
         assert "exit code 3" in readings[1].reason
+        assert near.plugin.handle(GpuRequest(session="other"), {}).is_busy
+        gpu.close()
+        assert not near.plugin.handle(GpuRequest(session="other"), {}).is_busy
 
     def test_another_machine_goes_on(self, near, bench, monkeypatch):
         near.absent.add("GPU-b")
