@@ -1,8 +1,8 @@
 """A tiny kernel with recordings of synthetic times, and sessions that replay them."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.operation import Operation, load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.settings import read_settings
+from autotile.settings import Settings, read_settings
 from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
@@ -33,13 +33,18 @@ SIZE = 4096
 Judge = Callable[[Config], Trial]
 
 
-@dataclass
+@dataclasses.dataclass
 class Bench:
     """A kernel that can be tuned by replay of recordings of a device."""
 
     kernel: Kernel
     folder: Path
     device: DeviceProperties
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of replay from the recordings."""
+        return dataclasses.replace(read_settings(), recording_folders=(self.folder,))
 
     def problem(self, n: int = SIZE) -> Problem:
         return resolve_problem(self.kernel.spec, {"n": n})
@@ -99,6 +104,13 @@ def earlier_study(
 @pytest.fixture
 def bench(scale_toml: Path, tmp_path: Path) -> Bench:
     return Bench(load_kernel(str(scale_toml)), tmp_path, device_profile("h200"))
+
+
+@pytest.fixture
+def recordings_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let replay by the public functions look for recordings of the tiny kernel."""
+    for module in ("plans", "targets", "tuning", "window"):
+        monkeypatch.setattr(f"autotile.api.{module}.read_settings", lambda: bench.settings)
 
 
 @pytest.fixture

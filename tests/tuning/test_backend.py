@@ -121,8 +121,8 @@ def test_a_driver_without_a_device_leaves_no_worker_behind(bench, tmp_path, monk
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     with no_traces(temporary, monkeypatch):
-        settings = replace(read_settings(), recording_folders=(bench.folder,))
-        assert choose_backend(bench.kernel, bench.problem(), settings, TuneOptions()).device.source == "replayed"
+        found = choose_backend(bench.kernel, bench.problem(), bench.settings, TuneOptions())
+        assert found.device.source == "replayed"
 
 
 @pytest.mark.parametrize(

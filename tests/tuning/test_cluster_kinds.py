@@ -79,36 +79,28 @@ def options(site):
     return TuneOptions(replay="auto", workers=1, scheduler=site.kit.scheduler)
 
 
-@pytest.fixture
-def settings(site, monkeypatch):
-    found = replace(read_settings(), recording_folders=(site.folder,))
-    for module in ("targets", "tuning"):
-        monkeypatch.setattr(f"autotile.api.{module}.read_settings", lambda: found)
-    return found
-
-
 def gpus_used() -> set[str]:
     with Database.open(read_settings().database) as database:
         return {trial.gpu for study in database.studies() for trial in database.trials(study.study_id)}
 
 
-def test_points_of_a_family_are_tuned_on_all_gpus(bench, site, settings, options):
+def test_points_of_a_family_are_tuned_on_all_gpus(bench, options):
     family = parse_family(bench.kernel.spec, ["n=1000..65536"])
     plan = FamilyPlan(points=6, max_configs=4)
-    result = tune_family(bench.kernel, family, "float32", settings, options, plan=plan)
+    result = tune_family(bench.kernel, family, "float32", bench.settings, options, plan=plan)
     assert (result.rule.mean_loss, len(result.rule.points)) == (0.0, 6)
     assert {config_key(FEW), config_key(MANY)} <= {config_key(one.config) for one in result.rule.configs}
     assert len(gpus_used()) == 2
 
 
-def test_the_kernels_of_an_operation_share_them(settings, operation, options):
+def test_the_kernels_of_an_operation_share_them(bench, operation, options):
     problem = operation.resolve({"n": 4096})
     with open_lane(options) as lane:
-        result = tune_operation(operation, problem, settings, replace(options, trials=36), lane=lane)
+        result = tune_operation(operation, problem, bench.settings, replace(options, trials=36), lane=lane)
     assert (result.winner.name, len(gpus_used())) == ("second", 2)
 
 
-def test_a_plan_goes_on_when_a_machine_dies(bench, site, settings, options, monkeypatch):
+def test_a_plan_goes_on_when_a_machine_dies(bench, site, recordings_found, options, monkeypatch):
     """The session on its GPU goes on with another one."""
     monkeypatch.setattr(cluster_requests, "_ABSENT_S", 1.0)
     planned = tuple(PlannedProblem("scale", bench.kernel, bench.problem(n)) for n in SIZES)

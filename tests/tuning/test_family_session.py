@@ -2,7 +2,6 @@
 
 import signal
 import threading
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -56,11 +55,10 @@ def run(bench):
         plan=None,
         **options,
     ):
-        settings = replace(read_settings(), recording_folders=(bench.folder,))
         chosen = TuneOptions(**{"replay": "auto", "workers": 1, **options})
         family = parse_family(bench.kernel.spec, words.split())
         plan = plan or FamilyPlan(points=6, max_configs=4)
-        return tune_family(bench.kernel, family, "float32", settings, chosen, plan=plan, observe=observe)
+        return tune_family(bench.kernel, family, "float32", bench.settings, chosen, plan=plan, observe=observe)
 
     return tune
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,11 +48,10 @@ def recorded(record):
 @pytest.fixture
 def run(bench, operation):
     def tune(observe=lambda _: None, n=4096, **options):
-        settings = replace(read_settings(), recording_folders=(bench.folder,))
         given = {name: options.pop(name) for name in ("libraries", "proposed") if name in options}
         chosen = TuneOptions(**{"replay": "auto", "workers": 1, **options})
         problem = operation.resolve({"n": n})
-        return tune_operation(operation, problem, settings, chosen, observe=observe, **given)
+        return tune_operation(operation, problem, bench.settings, chosen, observe=observe, **given)
 
     return tune
 

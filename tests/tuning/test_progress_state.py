@@ -60,8 +60,12 @@ def valley(rewrite, monkeypatch):
 
 @pytest.mark.usefixtures("compiled_once")
 class TestSession:
-    def test_it_stops_early_and_says_why_and_goes_no_further(self, valley):
+    def test_whichever_rule_holds_first_ends_it_and_says_why_and_only_a_smaller_gain_goes_further(self, valley):
         bench, recording = valley
+        result = bench.tune(recording, until=0.01, trials=8)
+        assert (result.stopped.rule, result.outcomes.total()) == ("trials", 8)
+        assert bench.tune(recording, until=0.01, budget_s=0.0).stopped.rule == "budget"
+        few = bench.tune(recording, until=0.05).outcomes.total()
         first = bench.tune(recording, until=0.01)
         assert (first.stopped.rule, first.winner.config) == ("until", LEAST)
         assert 0 <= first.stopped.expected_gain < 0.01
@@ -71,13 +75,6 @@ class TestSession:
         assert again.to_json()["stopped"] == {"rule": "until", "expected_gain": gain, "more_trials": 128}
         assert gain == pytest.approx(first.stopped.expected_gain)
         assert len(bench.stored()) == again.resumed == first.outcomes.total()
-
-    def test_whichever_rule_holds_first_and_a_smaller_gain_goes_on(self, valley):
-        bench, recording = valley
-        result = bench.tune(recording, until=0.01, trials=8)
-        assert (result.stopped.rule, result.outcomes.total()) == ("trials", 8)
-        assert bench.tune(recording, until=0.01, budget_s=0.0).stopped.rule == "budget"
-        few = bench.tune(recording, until=0.05).outcomes.total()
         assert bench.tune(recording, until=1e-4).outcomes.total() > few
 
     def test_other_ends_have_their_names(self, bench):

@@ -22,26 +22,26 @@ from autotile.api.plans import PlanEntry, PlanResult, PlanRun
 from autotile.core.model import config_key
 from autotile.errors import InputError, NotTunedError, ProblemError
 from autotile.serving.dispatcher import Dispatcher, default_dispatcher, state_of
-from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import PlannedProblem
 from autotile.tuning.progress_state import Progress
 
 SIZES = [1024, 2048, 4096, 8192]
 OPTIONS = TuneOptions(replay="auto", workers=1, trials=12)
+THOUSAND = list(range(1, 1001))
+CHANGES = {"database": "a.db", "device_index": 1, "l2": "hot", "fresh": True, "devices": (0, 1)}
+DECIDED = {name: TuneOptions(**{name: value}) for name, value in CHANGES.items()}
+"""Options that the program decides on."""
 
 
 @pytest.fixture(autouse=True)
-def _recorded(bench, tmp_path, monkeypatch):
+def _recorded(bench, recordings_found, monkeypatch):
     """A machine without a GPU, and with recordings of four problems in a folder that replay looks into."""
     monkeypatch.setattr(default_dispatcher, "_device_count", 0)
     monkeypatch.setattr(default_dispatcher, "only_device", None)
     monkeypatch.setattr("autotile.serving.dispatcher.device_count", lambda: 0)
     for n in SIZES:
         bench.record(n=n)
-    settings = replace(read_settings(), recording_folders=(tmp_path,))
-    for module in ("plans", "targets", "window"):
-        monkeypatch.setattr(f"autotile.api.{module}.read_settings", lambda: settings)
 
 
 @pytest.fixture
@@ -186,18 +186,16 @@ class TestOneBlock:
             ({"l2": "warm"}, "l2 is 'warm', expected 'cold' or 'hot'"),
             ({"deployment": "lazy"}, "deployment is 'lazy', expected 'graph' or 'eager'"),
             ({"l2": "cold", "deployment": "eager"}, "leave l2='cold' out"),
+            ({"mode": "measure"}, "mode is 'measure', expected 'tune' or 'replay'"),
+            ({"sizes": {"M": "x"}}, "M=x cannot be read"),
+            ({"sizes": {"M": THOUSAND, "N": THOUSAND}}, "1,000,000 for each problem, expected 10,000 at most"),
+            *(({"options": options}, f"option {name} follows from") for name, options in DECIDED.items()),
         ],
     )
     def test_others_are_refused(self, given, message):
-        with pytest.raises(InputError, match=message):
-            Dispatcher(**given)
-        with pytest.raises(InputError):
-            autotile.tuning(**given)
-
-    def test_a_mode_is_one_of_two(self):
-        with pytest.raises(InputError, match="mode is 'measure', expected 'tune' or 'replay'"):
-            autotile.tuning(mode="measure")
-        assert autotile.tuning(mode=type("Word", (str,), {})("replay")).replays
+        for open_one in (autotile.tuning, Dispatcher) if given.keys() <= {"l2", "deployment"} else (autotile.tuning,):
+            with pytest.raises(InputError, match=message):
+                open_one(**given)
 
     def test_one_that_raises_tunes_nothing_nor_what_only_inspects_another_gpu(self, ask, bench):
         with block() as window:
@@ -216,13 +214,6 @@ class TestOneBlock:
         with pytest.raises(NotTunedError, match="1 problem of the block is not tuned: scale n=77 float32;"), window:
             _ = ask(77), ask()
         assert states(window) == {77: "failed", 4096: "tuned"}
-
-    @pytest.mark.parametrize(
-        "change", [{"database": "a.db"}, {"device_index": 1}, {"l2": "hot"}, {"fresh": True}, {"devices": (0, 1)}]
-    )
-    def test_options_that_the_program_decides_on_are_refused(self, change):
-        with pytest.raises(InputError, match=f"option {next(iter(change))} follows from"):
-            autotile.tuning(options=TuneOptions(**change))
 
 
 class TestSizes:
@@ -251,10 +242,6 @@ class TestSizes:
     def test_an_unknown_one_is_an_error(self, ask):
         with pytest.raises(ProblemError, match="has a size 'm'; the sizes are n"), block(sizes={"m": 8}):
             ask()
-        with pytest.raises(InputError, match="M=x cannot be read"):
-            autotile.tuning(sizes={"M": "x"})
-        with pytest.raises(InputError, match=r"1,000,000 for each problem, expected 10,000 at most"):
-            autotile.tuning(sizes={"M": list(range(1, 1001)), "N": list(range(1, 1001))})
 
 
 class TestReplay:
@@ -272,7 +259,7 @@ class TestReplay:
             ask(2048)
         assert "scale n=2048 float32" in str(error.value)
         assert "scale n=8192 float32" in str(error.value)
-        with autotile.tuning(mode="replay", strict=True):
+        with autotile.tuning(mode=type("Word", (str,), {})("replay"), strict=True):
             ask()
         assert len(bench.stored()) == stored
 
