@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import pytest
-from cache_settings import cache_settings
 
 from autotile.core.device import device_profile
-from autotile.core.model import Config, Outcome, Resources
+from autotile.core.model import Config, Resources
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
 from autotile.space.limits import check_config, resource_violation
 from autotile.space.search_space import feasible_space
-from autotile.workers.compile_pool import CompilePool
 from faults.fault_kit import HEALTHY, fault_kernel, read_faults
 
 H200 = device_profile("h200")
@@ -63,12 +59,3 @@ def test_declared_shared_memory_beyond_the_limit_is_seen_before_compiling(kernel
     config: Config = {"THREADS": 128, "FAULT": "shared_memory_declared"}
     reason = check_config(kernel.spec, config, kernel.spec.sizes, H200)
     assert reason.startswith("shared_memory: 0 bytes static and 233,472 dynamic, NVIDIA H200 allows")
-
-
-def test_a_compilation_without_end_of_memory_is_stopped(kernel, tmp_path):
-    with closing(CompilePool(cache_settings(tmp_path), workers=1, deadline_s=60, memory_bytes=2**29)) as pool:
-        config = faulty(kernel, "compile_memory")
-        large = pool.submit(lambda: compile_job(kernel, config, "float32", "sm_90")).result()
-    assert large.outcome is Outcome.COMPILE_FAILED
-    assert "out of memory" in large.reason
-    assert list((tmp_path / "cubins").iterdir()) == []

@@ -23,7 +23,7 @@ from faults.traces import no_traces
 EXPECTED = {fault.name: fault for fault in read_faults()}
 AS_IF = ["write_outside", "assertion", "infinite_loop"]
 """Faults that the fake worker simulates."""
-REAL = ["shared_memory", "registers", "compile_error", "compile_minutes"]
+REAL = ["shared_memory", "registers", "compile_error", "compile_minutes", "compile_memory"]
 
 
 def fake_backend(
@@ -52,7 +52,7 @@ def test_every_fault_is_blamed_and_the_winner_is_healthy(tmp_path, cubin_cache_f
     temporary.mkdir()
     with no_traces(temporary, monkeypatch):
         session = tune_faults(tmp_path, *AS_IF, *REAL, "recursion", cache=cubin_cache_folder)
-    assert [EXPECTED[name].complaint(session.trial_of(name)) for name in [*AS_IF, *REAL]] == [""] * 7
+    assert [EXPECTED[name].complaint(session.trial_of(name)) for name in [*AS_IF, *REAL]] == [""] * 8
     died = session.trial_of("recursion")
     assert died is not None
     assert died.reason == "the worker died with signal SIGABRT in stage verify"

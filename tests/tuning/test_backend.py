@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from faults.traces import no_traces
@@ -73,21 +74,13 @@ def test_a_gpu_is_used_where_there_is_one(bench):
 
 @pytest.mark.usefixtures("one_gpu")
 def test_the_worker_starts_before_the_device_is_read(bench, monkeypatch):
-    calls: list[str] = []
-
-    def fake_gpu(*_, **__):
-        calls.append("worker")
-        return SimpleNamespace(close=lambda: calls.append("close"))
-
-    def broken_device(index):
-        calls.append("device")
-        raise ToolchainError("no driver")
-
-    monkeypatch.setattr(backends, "Gpu", fake_gpu)
-    monkeypatch.setattr(backends, "live_device", broken_device)
+    calls = Mock()
+    calls.live_device.side_effect = ToolchainError("no driver")
+    monkeypatch.setattr(backends, "Gpu", calls.Gpu)
+    monkeypatch.setattr(backends, "live_device", calls.live_device)
     with pytest.raises(ToolchainError, match="no driver"):
         choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions())
-    assert calls == ["worker", "device", "close"]
+    assert [name for name, *_ in calls.mock_calls] == ["Gpu", "live_device", "Gpu().close"]
 
 
 @pytest.fixture
@@ -98,10 +91,7 @@ def unopened(monkeypatch):
 
 
 def test_a_worker_that_dies_in_the_race_gives_no_times(unopened, monkeypatch):
-    def fail(*_):
-        raise WorkerError("the worker died")
-
-    monkeypatch.setattr(unopened, "_request", fail)
+    monkeypatch.setattr(unopened, "_request", Mock(side_effect=WorkerError("the worker died")))
     assert unopened.race(Race((Entry(Candidate(CANDIDATE, "")),), 9, 0)) is None
 
 

@@ -158,20 +158,17 @@ class TestAccidents:
     @pytest.mark.parametrize("state", ["new", "in use"])
     @pytest.mark.parametrize("after", [1, TRIALS])
     @pytest.mark.parametrize("harm", ENDANGERED)
-    def test_an_endangered_run_is_held_by_the_database_or_rescued(self, tune, harm, after):
+    def test_an_endangered_run_is_held_by_the_database_or_rescued(self, tune, harm, after, state):
         loss = Loss(ENDANGERED[harm], after)
-        location = read_settings().database
+        location, said = read_settings().database, ""
         try:
             tune(loss)
         except RescuedRunError as error:
-            location = error.rescued
+            location, said = error.rescued, str(error)
         assert loss.done
         assert searched(location)[: len(loss.seen)] == loss.seen
-
-    @pytest.mark.usefixtures("in_use")
-    def test_overwriting_is_found_although_nothing_fails(self, bench):
-        with pytest.raises(RescuedRunError, match=r"damaged|malformed|not a database|does not hold"):
-            bench.tune(bench.record(), Loss(overwrite, TRIALS))
+        if (harm, after, state) == ("overwritten", TRIALS, "in use"):  # is found although nothing fails
+            assert re.search(r"damaged|malformed|not a database|does not hold", said)
 
     @pytest.mark.parametrize("is_committed", [False, True])
     def test_ctrl_c_while_a_trial_is_stored_loses_nothing(self, bench, monkeypatch, is_committed):

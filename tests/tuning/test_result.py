@@ -56,8 +56,10 @@ def energetic(bench, monkeypatch):
 
 
 class TestFront:
-    def test_one_objective_has_none(self):
+    def test_one_objective_has_none_and_where_nothing_ran_it_is_empty(self):
         assert pareto_front([trial(1, 10.0, 40)], ["time"]) is None
+        front = pareto_front([trial(1, 1.0, 1, Outcome.CRASHED)], REGISTERS)
+        assert front.to_json() == {"objectives": ["time", "registers"], "front": []}
 
     def test_the_fastest_comes_first_and_what_others_beat_is_left_out(self):
         trials = [trial(1, 30.0, 32), trial(2, 10.0, 90), trial(3, 20.0, 90), trial(4, 20.0, 40), trial(5, 1.0, 1)]
@@ -78,10 +80,6 @@ class TestFront:
         refused = replace(searched[0], outcome=Outcome.WRONG_RESULT, measurement=None)
         front = pareto_front([*searched, trial(2, 12.0, 50), refused], REGISTERS)
         assert [(t.config["BM"], t.time_us) for t in front.trials] == [(2, 12.0), (3, 30.0)]
-
-    def test_where_nothing_ran_it_is_empty(self):
-        front = pareto_front([trial(1, 1.0, 1, Outcome.CRASHED)], REGISTERS)
-        assert front.to_json() == {"objectives": ["time", "registers"], "front": []}
 
 
 class TestReplay:
@@ -156,17 +154,14 @@ class TestMeasured:
         ({"budget_s": float("nan")}, "budget_s is nan"),
         ({"run_deadline_s": "1"}, "run_deadline_s is '1'"),
         ({"l2": "warm"}, "l2 is 'warm', expected 'cold' or 'hot'"),
+        ({"devices": (0, 0)}, "twice"),
+        ({"devices": (0, -1)}, r"devices is .*-1"),
+        *((plan, "whole number of at least 1") for plan in ({"points": 0}, {"points": "x"}, {"max_configs": 0})),
     ],
 )
 def test_refusals(options, said):
     with pytest.raises(InputError, match=said):
-        TuneOptions(**options)
-
-
-@pytest.mark.parametrize("plan", [{"points": 0}, {"points": "x"}, {"max_configs": 0}])
-def test_a_family_needs_points_and_configurations(plan):
-    with pytest.raises(InputError, match="expected a whole number of at least 1"):
-        FamilyPlan(**plan)
+        (FamilyPlan if options.keys() & {"points", "max_configs"} else TuneOptions)(**options)
 
 
 @pytest.mark.parametrize(

@@ -27,23 +27,15 @@ from autotile.tuning.start import (
 )
 
 
-def test_the_nearest_studies_come_first(bench):
+def test_the_nearest_studies_come_first_but_not_the_own_one_nor_one_without_a_size_in_common(bench):
     for n in (512, 1024, 8192):
         bench.tune(bench.record(n=n), n=n, trials=8)
     with Database.open(read_settings().database) as database:
         key = next(study.key for study in database.studies() if study.key.sizes == {"n": 1024})
         sources = find_sources(database, key)
+        assert find_sources(database, structs.replace(key, sizes={"x": 1024})) == []
     assert [source.name for source in sources] == ["n=512", "n=8192"]
     assert all(len(source.configs) == len(source.times_us) >= 6 for source in sources)
-
-
-def test_a_study_does_not_teach_itself_nor_one_without_a_size_in_common(bench):
-    bench.tune(bench.record(), trials=8)
-    assert bench.tune(bench.record(), trials=10, sampler="feasible").learnt_from == ()
-    with Database.open(read_settings().database) as database:
-        key = next(study.key for study in database.studies())
-        assert find_sources(database, structs.replace(key, sizes={"n": 1024}))
-        assert find_sources(database, structs.replace(key, sizes={"x": 1024})) == []
 
 
 def test_a_taught_session_finds_the_best_at_once_and_tells_from_what(bench):
