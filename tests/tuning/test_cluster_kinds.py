@@ -6,12 +6,12 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from cluster_kit import ClusterKit, kill_all, running_cluster
+from cluster_kit import kill_all, running_cluster
 from judges import FAMILY_SIZES as SIZES
 from judges import FEW, MANY, by_size
 from processes import wait_until
@@ -37,24 +37,11 @@ from autotile.tuning.plan import PlannedProblem, TuningPlan
 from autotile.tuning.schedule import open_lane
 
 
-class Site:
-    """A cluster with two simulated GPUs that replay the recordings in a folder."""
-
-    def __init__(self, kit: ClusterKit, folder: Path) -> None:
-        self.kit = kit
-        self.folder = folder
-        self.workers: list[Any] = []
-
-    def start(self) -> None:
-        """Start the workers; one that a test has killed is started anew."""
-        alive = {number: one for number, one in enumerate(self.workers) if one.poll() is None}
-        self.workers = [alive.get(number) or self.kit.simulated(self.folder, number, 0.02) for number in range(2)]
-
-
 @pytest.fixture(scope="module")
 def own_site(tmp_path_factory):
+    """A cluster, the folder of its recordings, and its workers."""
     with running_cluster(tmp_path_factory.mktemp("cluster")) as kit:
-        yield Site(kit, tmp_path_factory.mktemp("recordings"))
+        yield SimpleNamespace(kit=kit, folder=tmp_path_factory.mktemp("recordings"), workers=[])
 
 
 @pytest.fixture
@@ -64,13 +51,15 @@ def operation(operation_of_copies):
 
 @pytest.fixture
 def site(own_site, bench, operation, record_copies):
-    """The cluster, with recordings of the tiny kernel at several sizes, and of two copies of it."""
+    """The cluster, with recordings of the tiny kernel at several sizes, and of two copies of it, and two workers."""
     bench.folder = own_site.folder
     if not own_site.workers:
         for n in SIZES:
             bench.record(by_size(n), n=n)
         record_copies(operation, first=1.5, second=1.0)
-    own_site.start()
+    alive = {number: one for number, one in enumerate(own_site.workers) if one.poll() is None}
+    new = partial(own_site.kit.simulated, own_site.folder, seconds=0.02)  # in place of one that a test has killed
+    own_site.workers = [alive.get(number) or new(number) for number in range(2)]
     return own_site
 
 
@@ -250,14 +239,9 @@ def test_gpus_of_other_commands_and_models_are_left_alone(two_models, monkeypatc
 
 
 def test_a_session_that_gets_no_gpu_leaves_no_connection(bench, monkeypatch):
-    closed: list[str] = []
-
-    def refuse(*_, **__):
-        raise InputError("those there work for other sessions")
-
-    lane = SimpleNamespace(close=lambda: closed.append("lane"))
+    lane, refused = Mock(), InputError("those there work for other sessions")
     monkeypatch.setattr(cluster_gpus, "ClusterLane", lambda options: lane)
-    monkeypatch.setattr(cluster_gpus, "ClusterGpus", refuse)
+    monkeypatch.setattr(cluster_gpus, "ClusterGpus", Mock(side_effect=refused))
     with pytest.raises(InputError, match="work for other sessions"):
         choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions(scheduler="tcp://127.0.0.1:1"))
-    assert closed == ["lane"]
+    lane.close.assert_called_once_with()

@@ -4,6 +4,7 @@ import signal
 import threading
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -209,15 +210,9 @@ class TestResuming:
 
 
 def test_a_budget_is_shared_and_kept(run, recorded, monkeypatch):
-    given: list[float] = []
-    tune = schedule.tune
-
-    def noted(*arguments, **named):
-        given.append(arguments[3].budget_s)
-        return tune(*arguments, **named)
-
-    monkeypatch.setattr(schedule, "tune", noted)
+    monkeypatch.setattr(schedule, "tune", tune := Mock(wraps=schedule.tune))
     assert run(budget_s=600.0).rule is not None
+    given = [call.args[3].budget_s for call in tune.call_args_list]
     assert all(0 < share <= 600 for share in given)
     assert min(given[:6]) > 0.8 * 600 / 6 - 10  # an equal part of four fifths, less the overhead of a session
     assert max(given[:6]) < 0.8 * 600

@@ -1,9 +1,9 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,26 +19,22 @@ from autotile.workers.sanitizer import Finding
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
 
 
+@dataclass
 class Racer:
     """Backend with given times for the race; None where no race is possible."""
 
-    source: Literal["cuda", "replayed"] = "cuda"
-    refused_seed: int | None = None
+    times_us: dict[int, Sequence[float]] | None
+    faulty: Sequence[Config] = ()
+    findings: Sequence[Finding] = ()
+    wrong_when_timed: Sequence[Config] = ()
+    breaks_race: Sequence[Config] = ()
+    takes_s: float = 0.0
+    fails_after_s: float = 0.0
 
-    def __init__(
-        self,
-        times_us: dict[int, Sequence[float]] | None,
-        faulty: Sequence[Config] = (),
-        findings: Sequence[Finding] = (),
-        *,
-        wrong_when_timed: Sequence[Config] = (),
-        breaks_race: Sequence[Config] = (),
-        takes_s: float = 0.0,
-        fails_after_s: float = 0.0,
-    ) -> None:
-        self._times_us, self._faulty, self._findings = times_us, faulty, list(findings)
-        self._wrong_when_timed, self._breaks_race = wrong_when_timed, list(breaks_race)
-        self._takes_s, self._fails_after_s = takes_s, fails_after_s
+    source = "cuda"
+    refused_seed = None
+
+    def __post_init__(self) -> None:
         self.rounds = self.races = self.repeats = self.seed = 0
         self.precision = 0.0
         self.verified: list[Config] = []
@@ -56,27 +52,27 @@ class Racer:
         self.repeats = max(self.repeats, repeats)  # those of the winner
         self.verified.append(candidate.config)
         self.limits_s.append(limit_s)
-        if candidate.config in (*self._faulty, *self._breaks_race):
-            time.sleep(self._fails_after_s)
+        if candidate.config in (*self.faulty, *self.breaks_race):
+            time.sleep(self.fails_after_s)
             return Reading(Outcome.WRONG_RESULT, "sometimes", "verify")
-        done = repeats if limit_s is None or not self._takes_s else int(min(1.0, limit_s / self._takes_s) * repeats)
-        time.sleep(self._takes_s * done / repeats)
+        done = repeats if limit_s is None or not self.takes_s else int(min(1.0, limit_s / self.takes_s) * repeats)
+        time.sleep(self.takes_s * done / repeats)
         digest = self.digests.get(candidate.config["TILE"])
         found = {OUTPUT_DIGEST: digest} if digest else {}
         return Reading(Outcome.OK, stage="verify", telemetry={"repeats": done, **found})
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        return [self._findings if candidate.config == A else [] for candidate in candidates]
+        return [list(self.findings) if candidate.config == A else [] for candidate in candidates]
 
     def race(self, job: Race) -> list[Reading] | None:
         self.rounds, self.precision = job.rounds, job.precision
         self.races += 1
         candidates = [one.candidate for one in job.entries if one.candidate is not None]
-        if self._times_us is None or any(c.config in self._breaks_race for c in candidates):
+        if self.times_us is None or any(c.config in self.breaks_race for c in candidates):
             return None
-        wrong = [Outcome.WRONG_RESULT if c.config in self._wrong_when_timed else Outcome.OK for c in candidates]
+        wrong = [Outcome.WRONG_RESULT if c.config in self.wrong_when_timed else Outcome.OK for c in candidates]
         return [
-            raced(self._times_us[int(c.config["TILE"])], outcome) for c, outcome in zip(candidates, wrong, strict=True)
+            raced(self.times_us[int(c.config["TILE"])], outcome) for c, outcome in zip(candidates, wrong, strict=True)
         ]
 
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from judges import BEST, by_threads
@@ -22,13 +23,12 @@ from judges import BEST, by_threads
 from autotile.core.device import device_profile
 from autotile.core.model import GPU_SCALE, Outcome, Trial, config_key
 from autotile.database.database import Database
-from autotile.errors import InputError, WorkerError
+from autotile.errors import WorkerError
 from autotile.exchange.recording import read_recording
 from autotile.settings import read_settings
 from autotile.tuning import gpu_group
 from autotile.tuning.finals import measured_on
 from autotile.tuning.gpu_group import GpuGroup
-from autotile.tuning.options import TuneOptions
 from autotile.tuning.replay import SimulatedGpu
 from autotile.workers.gpu import Gpu, GpuUse
 from autotile.workers.jobs import Candidate, Check, Entry, Reading, Workload
@@ -210,11 +210,7 @@ class TestSimulated:
         several = group({}, {})
         run(several, candidates(bench))
         home: Any = next(one.backend for one in several._members if one.backend.uuid == several.uuid)
-
-        def fail(*arguments):
-            raise WorkerError("it has fallen off the bus")
-
-        home.check = fail
+        home.check = Mock(side_effect=WorkerError("it has fallen off the bus"))
         assert several.check(Check((Entry(Candidate(BEST, "")),), 3)).outcome is Outcome.OK
         assert several.uuid != home.uuid
         assert several.spare() is None
@@ -268,11 +264,6 @@ class TestSessions:
         assert refused.reason.startswith("on simulated-")
         with Database.open(read_settings().database) as database:
             assert [best.trial.config for best in database.best()] == [result.winner.config]
-
-    @pytest.mark.parametrize(("devices", "said"), [((0, 0), "twice"), ((0, -1), r"devices is .*-1")])
-    def test_devices_are_checked(self, devices, said):
-        with pytest.raises(InputError, match=said):
-            TuneOptions(devices=devices)
 
 
 WORKER = """

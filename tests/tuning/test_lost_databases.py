@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_runs import change_file
 from typer.testing import CliRunner
 
 from autotile.api.databases import db_merge as merge
@@ -55,13 +56,6 @@ def replace_folder(path: Path) -> None:
     path.parent.write_text("a file")
 
 
-def execute(path: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        for statement in statements:
-            connection.execute(statement)
-        connection.commit()
-
-
 Harm = Callable[[Path], object]
 DELETED: dict[str, Harm] = {
     "deleted": lambda path: path.unlink(),
@@ -73,8 +67,8 @@ DELETED: dict[str, Harm] = {
 LOST: dict[str, Harm] = DELETED | {
     "replaced": lambda path: other_database(path).rename(path),
     "folder replaced": replace_folder,
-    "table dropped": lambda path: execute(path, "DROP VIEW best", "DROP TABLE trials"),
-    "row deleted": lambda path: execute(path, "DELETE FROM trials WHERE id = (SELECT max(id) FROM trials)"),
+    "table dropped": lambda path: change_file(path, "DROP VIEW best", "DROP TABLE trials"),
+    "row deleted": lambda path: change_file(path, "DELETE FROM trials WHERE id = (SELECT max(id) FROM trials)"),
 }
 """Accidents after which the database never holds the session."""
 ENDANGERED: dict[str, Harm] = {

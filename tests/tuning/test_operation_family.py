@@ -138,21 +138,17 @@ def test_problems_that_take_too_long_are_left_out(run, monkeypatch):
 class TestRaggedSizes:
     """What a family stores may be served, and is verified as in a session: at the ragged sizes, too."""
 
-    @pytest.fixture
-    def entries(self, tmp_path, monkeypatch):
-        """Return a function that reads the entries that the worker was sent, in order."""
+    def test_where_sizes_are_compiled_in_there_is_code_for_them(self, scale_toml, run, tmp_path, monkeypatch):
         log = tmp_path / "entries.jsonl"
         monkeypatch.setenv("AUTOTILE_SWEEP_LOG", str(log))
-        return lambda: [json.loads(line) for line in log.read_text().splitlines()]
-
-    def test_where_sizes_are_compiled_in_there_is_code_for_them(self, scale_toml, run, entries, monkeypatch):
         for name in ("first", "second"):
             file, source = scale_toml.with_name(f"{name}.toml"), scale_toml.with_name(f"{name}.cu")
             file.write_text(file.read_text().replace("[problem]", 'defines = { SIZE = "n" }\n\n[problem]'))
             source.write_text(source.read_text().replace("i < n;", "i < SIZE;"))
         monkeypatch.setattr(operation_family, "_SEEDS", 1)
         run(trials=6)
-        possible = [one for one in entries() if one["config"] != {"THREADS": 256, "WORK": 4}]  # by the kernel's rule
+        entries = map(json.loads, log.read_text().splitlines())
+        possible = [one for one in entries if one["config"] != {"THREADS": 256, "WORK": 4}]  # by the kernel's rule
         assert possible
         assert all([other["sizes"] for other in one["others"]] == [{"n": 1001}] for one in possible)
         assert all(one["others"][0]["cubin_path"] != one["cubin_path"] for one in possible)

@@ -1,11 +1,11 @@
 """Operations tuned by replay: how the budget is shared, who wins, what is stored and shown, and what is refused."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from judges import timed
@@ -131,17 +131,11 @@ class TestHalving:
         entrants[1].seeds = seeds
         schedule: Any = SimpleNamespace(device=device_profile("h200"))
         halving = operation_session._Halving(operation, entrants[0].problem, schedule, (), lambda *_: None, entrants)
-        jobs: list[Any] = []
-
-        def submit(make_job):
-            jobs.append(make_job())
-            return Future()
-
-        pool: Any = SimpleNamespace(submit=submit)
-        halving._compile_pool = pool
+        halving._compile_pool = Mock()
         halving._begin_compiling(entrants)
         halving._begin_compiling(entrants)
-        assert len(jobs) == 3
+        jobs = [call.args[0]() for call in halving._compile_pool.submit.call_args_list]
+        assert [job.options[1] for job in jobs] == ["-DWORK=1", "-DWORK=1", "-DWORK=2"]
         assert [len(one.begun or ()) for one in entrants] == [1, 2]
 
     def test_a_kernel_that_does_not_run_costs_nothing_more_and_where_none_does_the_reasons_are_stated(

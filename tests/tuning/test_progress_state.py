@@ -51,17 +51,14 @@ def smooth(config: Config) -> Trial:
 LEAST = {"THREADS": 512, "WORK": 4}
 
 
-@pytest.fixture
-def valley(rewrite, monkeypatch):
-    monkeypatch.setattr(search, "_EXPECTED_PROPOSALS", 64)  # not to try most of so small a space
-    bench = rewrite(MANY)
-    return bench, bench.record(smooth)
-
-
 @pytest.mark.usefixtures("compiled_once")
 class TestSession:
-    def test_whichever_rule_holds_first_ends_it_and_says_why_and_only_a_smaller_gain_goes_further(self, valley):
-        bench, recording = valley
+    def test_whichever_rule_holds_first_ends_it_and_says_why_and_only_a_smaller_gain_goes_further(
+        self, rewrite, monkeypatch
+    ):
+        monkeypatch.setattr(search, "_EXPECTED_PROPOSALS", 64)  # not to try most of so small a space
+        bench = rewrite(MANY)
+        recording = bench.record(smooth)
         result = bench.tune(recording, until=0.01, trials=8)
         assert (result.stopped.rule, result.outcomes.total()) == ("trials", 8)
         assert bench.tune(recording, until=0.01, budget_s=0.0).stopped.rule == "budget"
@@ -322,19 +319,9 @@ def test_the_estimate_is_better_than_the_mean_since_the_start():
     assert after < 0.7 * before
 
 
-@pytest.fixture
-def moment(monkeypatch):
-    """A clock under control of the test."""
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(import_module("autotile.tuning.progress_state").time, "perf_counter", lambda: clock.now)
-    return clock
-
-
-def ended(gpu_s: float) -> Trial:
-    return Trial({"A": 1}, Outcome.OK, seconds={"compile": 9.0, "load": 0.0, "verify": gpu_s / 2, "measure": gpu_s / 2})
-
-
-def test_the_load_is_that_between_the_first_trial_and_the_last_compilation(moment):
+def test_the_load_is_that_between_the_first_trial_and_the_last_compilation(monkeypatch):
+    moment = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(import_module("autotile.tuning.progress_state").time, "perf_counter", lambda: moment.now)
     pool: Any = SimpleNamespace(busy_s=0.0, begun_at=0.0)
     meter = LoadMeter(pool, workers=2)
     assert meter.read() is None
@@ -342,7 +329,8 @@ def test_the_load_is_that_between_the_first_trial_and_the_last_compilation(momen
     moments = ((10, 5, 20, 10), (11, 0.25, 21, 11), (12, 0.25, 23, 11.5), (15, 3, 23, 11.5))
     for now, gpu_s, compiled_s, begun_at in moments:
         moment.now, pool.busy_s, pool.begun_at = now, compiled_s, begun_at
-        meter.add(ended(gpu_s))
+        seconds = {"compile": 9.0, "load": 0.0, "verify": gpu_s / 2, "measure": gpu_s / 2}
+        meter.add(Trial({"A": 1}, Outcome.OK, seconds=seconds))
         assert (meter.read() is None) == (now == 10)  # one trial has no load
     load = meter.read()
     assert load == Load(gpu_busy=0.25, compilers_busy=0.75, binds="compilers")

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import pytest
 from gpu_calls import raced
@@ -234,15 +235,12 @@ class TestTuningAProblemThatWasServed:
         ],
     )
     def test_the_call_finds_it_unless_earlier_results_are_excluded(self, bench, monkeypatch, tier, options, expected):
-        seen: list[TuneOptions] = []
         monkeypatch.setattr(targets, "device_count", lambda: 1)
         monkeypatch.setattr(targets, "check_gpu", lambda _: None)
         monkeypatch.setattr(dispatcher, "find_best_result", lambda *_: SimpleNamespace(tier=tier, config=WINNER))
-        monkeypatch.setattr(
-            import_module("autotile.tuning.session"), "tune", lambda *arguments: seen.append(arguments[3])
-        )
+        monkeypatch.setattr(import_module("autotile.tuning.session"), "tune", tune := Mock())
         targets.tune_problem(bench.kernel, bench.problem(), TuneOptions(**options))
-        assert seen[0].served == expected
+        assert tune.call_args.args[3].served == expected
 
 
 class Pool:
