@@ -1,7 +1,9 @@
 """A tiny kernel with recordings of synthetic times, and sessions that replay them."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -126,6 +128,29 @@ def rewrite(scale_toml: Path, tmp_path: Path) -> Callable[[Mapping[str, str]], B
         return Bench(load_kernel(str(scale_toml)), tmp_path, device_profile("h200"))
 
     return make
+
+
+@pytest.fixture
+def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Variables that name a certificate, which is its own authority, to Dask; this process knows it, too."""
+    import dask.config
+
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=autotile", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+    prefix, roles = "DASK_DISTRIBUTED__COMM__TLS__", ("SCHEDULER", "WORKER", "CLIENT")
+    files = {"KEY": str(key), "CERT": str(certificate)}
+    variables = {f"{prefix}{role}__{name}": file for role in roles for name, file in files.items()}
+    variables[f"{prefix}CA_FILE"] = str(certificate)
+    with monkeypatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        dask.config.refresh()
+        yield variables
+    dask.config.refresh()
 
 
 @pytest.fixture

@@ -248,8 +248,12 @@ def measure(bench, monkeypatch):
     return on_gpu
 
 
-def test_the_whole_space(bench, measure, tmp_path):
-    recorded = measure(output=tmp_path)
+def test_the_whole_space_from_where_it_was_interrupted(bench, measure, tmp_path):
+    first = measure(ending_at(4), output=tmp_path)
+    assert (first.path, first.configurations) == (None, 4)
+    done: list[int] = []
+    recorded = measure(lambda progress: done.append(progress.done), output=tmp_path)
+    assert max(done) == 8
     assert recorded.path == tmp_path / "scale-nvidia-h200-4096-float32.npz"
     recording = read_recording(recorded.path)
     assert len(recording) == recorded.configurations == recording.header.valid_configs == 12
@@ -267,14 +271,6 @@ def test_a_sample_and_where_it_is_written(measure, tmp_path, monkeypatch):
     assert recording.header.chosen == "5 at random"
     monkeypatch.chdir(tmp_path)
     assert (tmp_path / measure(sample=1).path).is_file()
-
-
-def test_it_goes_on_where_it_was_interrupted(measure, tmp_path):
-    first = measure(ending_at(4), output=tmp_path)
-    assert (first.path, first.configurations) == (None, 4)
-    done: list[int] = []
-    second = measure(lambda progress: done.append(progress.done), output=tmp_path)
-    assert (second.configurations, max(done)) == (12, 8)
 
 
 def test_what_a_search_dropped_early_is_measured(bench, measure, tmp_path):

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-from cluster_kit import certificates, children, kill_all, running_cluster
+from cluster_kit import children, kill_all, running_cluster
 from judges import BEST
 from processes import PATIENCE_S, wait_until
 from rich.console import Console
@@ -44,9 +44,8 @@ def kit(tmp_path):
 
 
 @pytest.fixture
-def secure_kit(tmp_path, monkeypatch):
-    """A cluster that speaks TLS, with which this process can connect, too."""
-    with certificates(tmp_path, monkeypatch) as variables, running_cluster(tmp_path, variables) as kit:
+def secure_kit(tmp_path, tls):
+    with running_cluster(tmp_path, tls) as kit:
         yield kit
 
 
@@ -146,6 +145,8 @@ def test_a_scheduler_without_workers_that_does_not_come_back(bench, kit, monkeyp
         assert connected.offers() == []
         assert not logging.getLogger("distributed.client").isEnabledFor(logging.ERROR)
     assert logging.getLogger("distributed.client").isEnabledFor(logging.ERROR)
+    with pytest.raises(InputError, match="no scheduler answers"):
+        bench.tune(bench.record(), scheduler=kit.scheduler)
 
 
 class Futures:
@@ -212,12 +213,6 @@ def test_a_worker_waits_for_a_scheduler_that_starts_later(bench, kit):
         assert any(line.endswith(f"offered to {kit.scheduler}\n") for line in lines)
         worker.terminate()
         assert worker.wait(PATIENCE_S) == 0
-
-
-def test_no_scheduler(bench, monkeypatch):
-    monkeypatch.setattr(connection, "_CONNECT_S", 0.5)
-    with pytest.raises(InputError, match="no scheduler answers"):
-        bench.tune(bench.record(), scheduler="tcp://127.0.0.1:1")
 
 
 HOSTS = ("node7", "10.0.0.1", "[2001:db8::1]", "0.0.0.0", "[::]", "127.0.0.1.example", "[::ffff:10.1.2.3]")

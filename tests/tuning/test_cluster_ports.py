@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import certificates, listening, outer_address, running_cluster
+from cluster_kit import listening, outer_address, running_cluster
 from processes import wait_until
 
 import autotile
@@ -25,13 +25,6 @@ RECIPE = re.compile(r"dask (scheduler [^`&#\n]+)")
 HOST = re.compile(r"(?<=://)(head|\$\(hostname\)|[\w.]+):8786")
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*/*.md"))]
 PAGES += sorted(ROOT.glob("examples/*/*.sh"))
-
-
-@pytest.fixture
-def tls(tmp_path, monkeypatch):
-    """Variables that name certificates to Dask, which this process knows, too."""
-    with certificates(tmp_path, monkeypatch) as variables:
-        yield variables
 
 
 def has_ipv6() -> bool:

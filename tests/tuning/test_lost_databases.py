@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from stored_runs import change_file
@@ -214,42 +215,28 @@ class TestRescueFile:
 
     def test_no_folder_takes_it(self, bench, monkeypatch):
         recording = bench.record()
-        monkeypatch.setattr(runs.RunRecord, "_write_run", _refuse)
+        monkeypatch.setattr(runs.RunRecord, "_write_run", Mock(side_effect=DatabaseError("no room")))
         with pytest.raises(RescuedRunError, match=r"trials of this session are lost: .* cannot be written") as raised:
             bench.tune(recording, Loss(Path.unlink, 3))
         assert raised.value.rescued == ""
         folders = (Path(read_settings().database).parent, Path(tempfile.gettempdir()))
         assert not [file for folder in folders for file in folder.glob("*rescued*")]
 
-    def test_nothing_was_measured_yet(self, bench):
-        def at_once(progress):
-            if progress.phase == "starting":
+    @pytest.mark.parametrize(("done", "then"), [(0, "deleted or moved.*had measured nothing"), (3, "was deleted")])
+    def test_another_error_keeps_its_message_and_what_was_measured(self, bench, done, then):
+        def fail(progress):
+            if progress.done == done:
                 Path(read_settings().database).unlink()
                 raise InputError("no device")
 
-        said = r"no device; and .* deleted or moved.*had measured nothing"
-        with pytest.raises(RescuedRunError, match=said) as raised:
-            bench.tune(bench.record(), at_once)
-        assert raised.value.rescued == ""
-
-    def test_another_error_keeps_its_message(self, bench):
-        def fail(progress):
-            if progress.done == 3:
-                Path(read_settings().database).unlink()
-                raise InputError("the kernel is at fault")
-
-        with pytest.raises(RescuedRunError, match=r"the kernel is at fault; and the database .* was deleted") as raised:
+        with pytest.raises(RescuedRunError, match=f"no device; and the database .* {then}") as raised:
             bench.tune(bench.record(), fail)
-        assert len(searched(raised.value.rescued)) == 3
+        assert len(searched(raised.value.rescued)) == done if done else raised.value.rescued == ""
 
     def test_an_undisturbed_run_leaves_none(self, bench, tmp_path):
         bench.tune(bench.record())
         assert sorted(file.name for file in (tmp_path / "store").iterdir()) == ["tuning.db"]
         assert not list((tmp_path / "temporary").glob("*rescued*"))
-
-
-def _refuse(*_: object) -> None:
-    raise DatabaseError("no room")
 
 
 class TestErrorsOfTheDatabase:

@@ -80,10 +80,6 @@ def kernel_of(folder: Path, old: str = "", new: str = "", helpers: str = "") -> 
     return load_kernel(str(folder / "apart.toml"))
 
 
-def test_what_each_step_alone_uses_is_apart(tmp_path):
-    assert independent_groups(kernel_of(tmp_path)) == [((0,), ("A", "UNROLL")), ((1,), ("B",))]
-
-
 @pytest.mark.parametrize(
     ("old", "new", "helpers"),
     [
@@ -120,7 +116,8 @@ def stepped(config: dict[str, int], first_us: float, second_us: float) -> Trial:
     return Trial(config, Outcome.OK, measurement=measured, telemetry=steps)
 
 
-def test_a_few_trials_have_every_setting(times):
+def test_what_each_step_alone_uses_is_apart_and_a_few_trials_have_every_setting_of_it(times, tmp_path):
+    assert independent_groups(kernel_of(tmp_path)) == [((0,), ("A", "UNROLL")), ((1,), ("B",))]
     configs = [dict(config) for config in times.first_configs()]
     assert (len(configs), times.count) == (7, 7)  # 8 pairs of A and UNROLL, less one that breaks the rule
     assert configs[0] == {"A": 64, "UNROLL": 1, "B": 128}
@@ -128,6 +125,10 @@ def test_a_few_trials_have_every_setting(times):
         (a, u) for a in (32, 64, 128, 256) for u in (1, 2) if a * u <= 256
     }
     assert {config["B"] for config in configs} == {32, 64, 128}
+    # one without a time is tried with the default
+    done = [stepped(config, 1, 1) for config in configs]
+    assert times.untimed_configs(done) == []
+    assert times.untimed_configs(done[:-1]) == [{**done[-1].config, "B": 128}]
 
 
 def test_the_best_of_each_step_are_combined(times):
@@ -141,12 +142,6 @@ def test_the_best_of_each_step_are_combined(times):
     assert combined[0] == {"A": 32, "UNROLL": 2, "B": 32}
     assert len(combined) == 4
     assert times.best_configs(trials[3:]) == []
-
-
-def test_a_setting_without_a_time_is_tried_with_the_default(times):
-    done = [stepped(dict(config), 1, 1) for config in times.first_configs()]
-    assert times.untimed_configs(done) == []
-    assert times.untimed_configs(done[:-1]) == [{**done[-1].config, "B": 128}]
 
 
 METRICS = '[metrics]\nrate = "4 * n / time_us"\nshare = "rate / 1000"\n[arguments]'
