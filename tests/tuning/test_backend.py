@@ -13,7 +13,6 @@ from judges import BEST, FakeGpu, ending_at, failing_if
 from msgspec import structs
 
 from autotile.core.model import Config, Outcome, config_key
-from autotile.database.database import Database
 from autotile.errors import InputError, ProblemError, RecordingError, ToolchainError, WorkerError
 from autotile.exchange.kernel_tuner import import_into_recording, read_cache, write_cache
 from autotile.exchange.recording import RecordingHeader, read_recording, write_recording
@@ -190,13 +189,12 @@ class TestReplay:
         assert backend.sanitize([candidate, candidate]) == [[], []]
 
 
-def test_kernel_tuners_cache_is_replayed(bench, choose, tmp_path):
+def test_kernel_tuners_cache_is_replayed(bench, choose, tmp_path, database):
     """Trials exported as a cache of Kernel Tuner, imported as a recording and replayed, give the same winner."""
     whole = bench.tune(bench.record())
     cache_file, recording_file = tmp_path / "cache.json", tmp_path / "imported.npz"
-    with Database.open(read_settings().database) as database:
-        (study,) = database.studies()
-        stored = database.stored_trials(study.study_id, phase="search")
+    (study,) = database.studies()
+    stored = database.stored_trials(study.study_id, phase="search")
     write_cache(cache_file, study.key, bench.kernel.spec.parameters, stored)
     cache = read_cache(cache_file)
     import_into_recording(recording_file, cache, cache.key(bench.problem().sizes))

@@ -12,13 +12,11 @@ from judges import FAMILY_SIZES as SIZES
 from judges import FEW, MANY, by_size, failed, timed
 
 from autotile.core.model import Config, Outcome, Trial, config_key
-from autotile.database.database import Database
 from autotile.database.learned import FamilyState, family_state, save_family_state
 from autotile.errors import InputError
 from autotile.families.family import parse_family
 from autotile.serving import dispatcher as serving
 from autotile.serving.dispatcher import get_best_kernel
-from autotile.settings import read_settings
 from autotile.tuning import schedule
 from autotile.tuning.family_session import tune_family
 from autotile.tuning.options import FamilyPlan, TuneOptions
@@ -76,7 +74,7 @@ def serve(bench: Any, n: int) -> Any:
 
 
 class TestRule:
-    def test_it_serves_what_is_best_at_each_point(self, bench, run, recorded):
+    def test_it_serves_what_is_best_at_each_point(self, bench, run, recorded, database):
         result = run()
         rule = result.rule
         assert [point.sizes["n"] for point in sorted(rule.points, key=lambda p: p.sizes["n"])] == list(SIZES)
@@ -90,12 +88,12 @@ class TestRule:
         assert not rule.in_force  # serving the nearest equals it
         kernel = serve(bench, 2999)
         assert (kernel.tier, kernel.config) == ("nearest", FEW)
-        with Database.open(read_settings().database) as database:  # progress is forgotten when there is a rule
-            (stored,) = database.rules("scale")
-            assert stored.rule == rule
-            of = stored.key, stored.rule.family
-            assert family_state(database, *of) is None
-            save_family_state(database, *of, stored.device, FamilyState({"points": []}, 5, 5))
+        # progress is forgotten when there is a rule
+        (stored,) = database.rules("scale")
+        assert stored.rule == rule
+        of = stored.key, stored.rule.family
+        assert family_state(database, *of) is None
+        save_family_state(database, *of, stored.device, FamilyState({"points": []}, 5, 5))
         before, steps = len(bench.stored()), set[str]()
         few = run(observe=lambda step: steps.add(step.path[0].of), plan=FamilyPlan(points=6, max_configs=1))
         assert (steps, len(bench.stored())) == ({"tuning point"}, before)  # what is measured is not measured again
@@ -179,7 +177,7 @@ class TestResuming:
         assert min(number for phase, number in steps if phase == "tuning point") == 3
         assert result.rule == run(fresh=True).rule
 
-    def test_another_plan_begins_anew_and_ctrl_c_keeps_what_was_tuned(self, run, recorded):
+    def test_another_plan_begins_anew_and_ctrl_c_keeps_what_was_tuned(self, run, recorded, database):
         def interrupt(step):
             if step.path[0].number == 2 and step.phase == "searching" and step.done == 2:
                 signal.raise_signal(signal.SIGINT)
@@ -188,11 +186,10 @@ class TestResuming:
             run(observe=kill_at_third, trials=1)
         result = run(observe=interrupt)
         assert (result.interrupted, result.resumed, result.to_json()["rule"]) == (True, 0, None)
-        with Database.open(read_settings().database) as database:
-            assert database.rules() == []
+        assert database.rules() == []
         assert run().resumed == 1
 
-    def test_candidates_are_measured_where_the_search_would_not_try_them(self, bench, run, rewrite, recorded):
+    def test_candidates_are_measured_where_the_search_would_not_try_them(self, bench, run, rewrite, recorded, database):
         """And these trials count in later sessions."""
         bench.kernel = rewrite(
             {"[launch]": '[heuristics]\nwork_for_many = "WORK == 1 or n > 10000"\n\n[launch]'}
@@ -201,9 +198,8 @@ class TestResuming:
         many = next(number for number, one in enumerate(rule.configs) if one.config == MANY)
         times_us = {point.sizes["n"]: point.times_us[many] for point in rule.points}
         assert [times_us[n][0] for n in SIZES] == [19.0] * 3 + [10.0] * 3
-        with Database.open(read_settings().database) as database:
-            study = next(study for study in database.studies() if study.key.sizes == {"n": SIZES[1]})
-            tried = database.tried(study.study_id)
+        study = next(study for study in database.studies() if study.key.sizes == {"n": SIZES[1]})
+        tried = database.tried(study.study_id)
         assert config_key(MANY) in tried
         assert config_key({"THREADS": 128, "WORK": 2}) not in tried
         assert bench.tune(bench.folder / "1.npz", n=SIZES[1]).resumed == len(tried)

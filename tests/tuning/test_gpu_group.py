@@ -22,10 +22,8 @@ from judges import BEST, by_threads
 
 from autotile.core.device import device_profile
 from autotile.core.model import GPU_SCALE, Outcome, Trial, config_key
-from autotile.database.database import Database
 from autotile.errors import WorkerError
 from autotile.exchange.recording import read_recording
-from autotile.settings import read_settings
 from autotile.tuning import gpu_group
 from autotile.tuning.finals import measured_on
 from autotile.tuning.gpu_group import GpuGroup
@@ -250,7 +248,7 @@ class TestSessions:
         assert abs(result.confirmation.spread) == pytest.approx(0.03, abs=2e-3)
         assert result.confirmation.speedup.value == pytest.approx(result.speedup.value, rel=1e-3)
 
-    def test_a_winner_that_is_wrong_on_the_second_gpu_is_refused(self, bench, monkeypatch):
+    def test_a_winner_that_is_wrong_on_the_second_gpu_is_refused(self, bench, monkeypatch, database):
         def check(gpu, job):
             (entry,) = job.entries
             if job.limit_s == 1.0 and entry.candidate.config == BEST:  # of the confirmation
@@ -262,8 +260,7 @@ class TestSessions:
         assert result.winner.config != BEST
         (refused,) = (trial for trial in result.refused if trial.config == BEST)
         assert refused.reason.startswith("on simulated-")
-        with Database.open(read_settings().database) as database:
-            assert [best.trial.config for best in database.best()] == [result.winner.config]
+        assert [best.trial.config for best in database.best()] == [result.winner.config]
 
 
 WORKER = """

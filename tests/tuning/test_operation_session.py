@@ -14,11 +14,9 @@ from msgspec import structs
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Trial
 from autotile.core.statistics import Interval
-from autotile.database.database import Database
 from autotile.database.keys import library_key
 from autotile.errors import InputError
 from autotile.kernel.operation import Library
-from autotile.settings import read_settings
 from autotile.tuning import operation_session
 from autotile.tuning.finals import with_times
 from autotile.tuning.operation_session import tune_operation
@@ -233,27 +231,25 @@ class TestLastRace:
 
         return tune
 
-    def test_a_library_that_is_faster_wins_and_is_stored_under_its_own_key(self, raced, operation):
+    def test_a_library_that_is_faster_wins_and_is_stored_under_its_own_key(self, raced, operation, database):
         result = raced(with_times(timed({}, 2.0), _rounds(2.0)))
         assert (result.winner.name, result.winner.is_library) == ("mine", True)
         second = result.contenders[1]
         assert second.name == "second"
         assert second.ratio.value == pytest.approx(second.time_us / 2.0)
         assert result.to_json()["winner"]["name"] == "mine"
-        with Database.open(read_settings().database) as database:
-            (best,) = database.best("scaling:mine")
+        (best,) = database.best("scaling:mine")
         assert (best.trial.time_us, best.trial.config) == (2.0, {})
         of = operation, operation.resolve({"n": 4096}), structs.replace(device_profile("h200"), source="replayed")
         assert best.key == library_key(*of, "mine", "1.2", nvrtc_version=best.key.nvrtc_version)
 
-    def test_a_wrong_library_does_not_win(self, raced):
+    def test_a_wrong_library_does_not_win(self, raced, database):
         result = raced(Trial({}, Outcome.WRONG_RESULT, "3 of 9 elements are wrong", "finals"))
         assert result.winner.name == "second"
         mine = result.libraries[0]
         assert (mine.state, mine.trial) == ("failed", None)
         assert "3 of 9" in mine.reason
-        with Database.open(read_settings().database) as database:
-            assert database.best("scaling:mine") == []
+        assert database.best("scaling:mine") == []
 
 
 def _rounds(time_us: float) -> tuple[float, ...]:

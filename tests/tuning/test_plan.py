@@ -12,7 +12,6 @@ from stored_runs import add_trial, end_run, record_miss, start_run
 import autotile
 from autotile.api.plans import tune_plan, write_plan
 from autotile.core.model import Problem
-from autotile.database.database import Database
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
@@ -97,10 +96,9 @@ class TestFile:
         assert read_plan(path).problems == plan.problems
         assert plan_text(plan.problems) in path.read_text()
 
-    def test_misses_make_a_plan(self, bench, scale_toml, tmp_path):
-        with Database.open(read_settings().database) as database:
-            for n, count in ((512, 3), (700, 9)):
-                record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", count)
+    def test_misses_make_a_plan(self, bench, scale_toml, tmp_path, database):
+        for n, count in ((512, 3), (700, 9)):
+            record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", count)
         plan = autotile.plan(str(scale_toml))
         assert [one.problem.sizes["n"] for one in plan.problems] == [700, 512]
         assert [sorted(sizes_of(write_plan(plan, tmp_path / "misses.toml"))) for _ in "12"] == 2 * [[512, 700]]
@@ -203,19 +201,18 @@ class TestRuns:
             path = plan_file(f"{head}until = {until}\nsizes = {{ n = {recorded[0]} }}\n")
             assert states(tune_plan(path, TuneOptions(replay="auto", workers=1))) == [state]
 
-    def test_an_operation_is_done_once_its_last_race_was_held(self, bench, operation_of_copies):
+    def test_an_operation_is_done_once_its_last_race_was_held(self, bench, operation_of_copies, database):
         operation = operation_of_copies("first")
         bench.kernel = load_kernel(operation.members[0].kernel)
         options = TuneOptions(replay="auto", workers=1)
         planned = PlannedProblem("scaling", operation, operation.resolve({"n": 4096}))
         winner = bench.tune(bench.record()).winner
-        with Database.open(read_settings().database) as database:
-            assert not is_done(database, planned, options, "")  # a session of a kernel alone
-            (study,) = database.studies()
-            run = start_run(database, study.study_id, sampler="contest")
-            add_trial(database, study.study_id, run, winner, phase="final", rank=1)
-            end_run(database, run)
-            assert is_done(database, planned, options, "")
+        assert not is_done(database, planned, options, "")  # a session of a kernel alone
+        (study,) = database.studies()
+        run = start_run(database, study.study_id, sampler="contest")
+        add_trial(database, study.study_id, run, winner, phase="final", rank=1)
+        end_run(database, run)
+        assert is_done(database, planned, options, "")
 
     def test_one_that_fails_does_not_stop_the_others_and_a_budget_of_all_does(self, recorded, plan_file):
         entry = f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {recorded} }}\n"

@@ -21,7 +21,6 @@ from autotile.core.model import (
 )
 from autotile.database.database import Database
 from autotile.errors import InputError, RecordingError
-from autotile.settings import read_settings
 from autotile.tuning.backend import workload_of
 from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.result import measure_drift, pareto_front
@@ -84,7 +83,7 @@ class TestFront:
 
 class TestReplay:
     @pytest.mark.parametrize("sampler", ["auto", "feasible", "tpe"])
-    def test_registers_are_weighed_against_time(self, bench, sampler):
+    def test_registers_are_weighed_against_time(self, bench, sampler, database):
         result = bench.tune(bench.record(), objectives=REGISTERS, sampler=sampler)
         assert (result.winner.config, result.outcomes) == (BEST, {Outcome.OK: 12})
         stored = bench.stored()
@@ -93,9 +92,9 @@ class TestReplay:
         expected = {config_key(t.config) for t, kept in zip(stored, non_dominated(values), strict=True) if kept}
         assert {config_key(t.config) for t in result.front.trials} == expected
         assert result.to_json()["front"][0]["config"] == BEST
-        with Database.open(read_settings().database) as database:  # the front is stored with the run
-            (study,) = database.studies()
-            (run,) = database.runs(study.study_id)
+        # the front is stored with the run
+        (study,) = database.studies()
+        (run,) = database.runs(study.study_id)
         assert run.summary["front"] == json.loads(json.dumps(result.to_json()["front"]))
         assert run.settings["objectives"] == ["time", "registers"]
 

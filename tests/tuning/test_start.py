@@ -10,11 +10,9 @@ from step_kernels import APART_SPACE, APART_TEMPLATE, write_steps
 
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial, split_objectives
-from autotile.database.database import Database
 from autotile.errors import InputError, SpecError
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.spec import KernelSpec
-from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.start import (
@@ -27,13 +25,12 @@ from autotile.tuning.start import (
 )
 
 
-def test_the_nearest_studies_come_first_but_not_the_own_one_nor_one_without_a_size_in_common(bench):
+def test_the_nearest_studies_come_first_but_not_the_own_one_nor_one_without_a_size_in_common(bench, database):
     for n in (512, 1024, 8192):
         bench.tune(bench.record(n=n), n=n, trials=8)
-    with Database.open(read_settings().database) as database:
-        key = next(study.key for study in database.studies() if study.key.sizes == {"n": 1024})
-        sources = find_sources(database, key)
-        assert find_sources(database, structs.replace(key, sizes={"x": 1024})) == []
+    key = next(study.key for study in database.studies() if study.key.sizes == {"n": 1024})
+    sources = find_sources(database, key)
+    assert find_sources(database, structs.replace(key, sizes={"x": 1024})) == []
     assert [source.name for source in sources] == ["n=512", "n=8192"]
     assert all(len(source.configs) == len(source.times_us) >= 6 for source in sources)
 
@@ -231,7 +228,7 @@ def test_names_and_expressions():
 
 class TestSessions:
     @pytest.mark.parametrize(("text", "maximize"), [("time_us * WORK", False), ("n / time_us / WORK", True)])
-    def test_the_best_by_the_objective_wins_and_is_served(self, scored, text, maximize):
+    def test_the_best_by_the_objective_wins_and_is_served(self, scored, text, maximize, database):
         result = scored.tune(scored.record(), objective=text, maximize=maximize, discard=False)
         best = min(scored.stored(), key=lambda one: one.time_us * one.config["WORK"])
         assert result.winner.config == best.config
@@ -239,8 +236,7 @@ class TestSessions:
         assert result.winner.cost == min(one.cost for one in scored.stored() if one.cost is not None)
         assert result.speedup.value == pytest.approx(result.default.cost / result.winner.cost)
         assert result.to_json()["winner"]["scores"].keys() == {"objective", "rate", "share"}
-        with Database.open(read_settings().database) as database:
-            (served,) = database.best()
+        (served,) = database.best()
         assert served.trial.config == best.config
 
     def test_pruning_compares_the_objective(self, scored):

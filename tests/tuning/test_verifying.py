@@ -73,13 +73,13 @@ all_wrong = partial(failed, outcome=Outcome.WRONG_RESULT, reason="y[7] is 1")
 
 
 @pytest.fixture
-def tuned(bench):
+def tuned(bench, database):
     """Tune by replay; ``nvrtc`` replaces the version of the compiler."""
 
     def tune(nvrtc=""):
         bench.tune(bench.record())
         if nvrtc:
-            with Database.open(read_settings().database) as database, database.writing() as connection:
+            with database.writing() as connection:
                 key = replace(bench.key(), nvrtc_version=nvrtc, source="replayed")
                 connection.execute(update(STUDIES).values(nvrtc_version=nvrtc, digest=key.digest))
 
