@@ -71,8 +71,11 @@ def stored() -> tuple[OperationModel, list[Trial]]:
 def test_every_time_is_stored_and_the_model_chooses_well_and_a_run_that_was_killed_goes_on(run, operation, tmp_path):
     with pytest.raises(RuntimeError, match="ended by the test"):
         run(ending_at(3, error=RuntimeError))
+    result = run(ending_at(5))  # an interrupt ends it without a model
+    assert (result.interrupted, result.resumed, result.losses, result.candidates) == (True, 3, None, 0)
+    assert "interrupted" in repr(result)
     result = run()
-    assert (result.problems, result.interrupted, result.resumed, result.refused) == (PROBLEMS, False, 3, 0)
+    assert (result.problems, result.interrupted, result.resumed, result.refused) == (PROBLEMS, False, 5, 0)
     assert (again := run()).resumed == PROBLEMS
     assert again.pairs == result.pairs
     assert 0 <= result.losses.mean < 1
@@ -183,12 +186,6 @@ class TestRaggedSizes:
         with Database.open(location) as database:
             assert database.winners("first", "float32")
         assert run().resumed == PROBLEMS
-
-
-def test_an_interrupt_ends_it_without_a_model(run):
-    result = run(ending_at(5))
-    assert (result.interrupted, result.losses, result.candidates) == (True, None, 0)
-    assert "interrupted" in repr(result)
 
 
 def test_of_a_family_flags_that_change_the_layout_take_both_values_and_a_missing_size_is_named():

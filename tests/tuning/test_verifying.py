@@ -15,13 +15,12 @@ from judges import BEST as WINNER
 from judges import DEFAULT, by_threads, failed, failing_if, timed
 from msgspec.structs import replace
 from sqlalchemy import update
-from stored_runs import record_miss
+from stored_runs import change, record_miss
 
 from autotile.api import targets
 from autotile.api.verification import verify
 from autotile.core.model import Config, Measurement, Outcome, Resources, Trial, config_key
 from autotile.cuda.compiler import CachedCubin, CompiledFunction
-from autotile.database.database import Database
 from autotile.database.engine import MISSES, STUDIES
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel, make_kernel
@@ -79,9 +78,8 @@ def tuned(bench, database):
     def tune(nvrtc=""):
         bench.tune(bench.record())
         if nvrtc:
-            with database.writing() as connection:
-                key = replace(bench.key(), nvrtc_version=nvrtc, source="replayed")
-                connection.execute(update(STUDIES).values(nvrtc_version=nvrtc, digest=key.digest))
+            key = replace(bench.key(), nvrtc_version=nvrtc, source="replayed")
+            change(database, update(STUDIES).values(nvrtc_version=nvrtc, digest=key.digest))
 
     return tune
 
@@ -159,15 +157,14 @@ def test_what_cannot_be_verified(bench, tuned, again, monkeypatch):
 
 
 @pytest.fixture
-def check(bench, again):
+def check(bench, again, database):
     """Tune for one size, miss another, and verify what is served there by replay of a function of the configuration."""
     bench.tune(bench.record())
-    with Database.open(read_settings().database) as database:
-        record_miss(database, bench.problem(ASKED), bench.device.name, "nearest", 3)
+    record_miss(database, bench.problem(ASKED), bench.device.name, "nearest", 3)
     return partial(again, at=ASKED, served=True)
 
 
-def test_what_is_correct_there_is_confirmed_once_and_still_counts_as_not_tuned(bench, check):
+def test_what_is_correct_there_is_confirmed_once_and_still_counts_as_not_tuned(bench, check, database):
     (row,) = check(by_threads).problems
     assert (row.verdict, row.before, row.after, row.reason) == ("confirmed", WINNER, WINNER, "")
     assert row.before_measurement is None
@@ -175,8 +172,7 @@ def test_what_is_correct_there_is_confirmed_once_and_still_counts_as_not_tuned(b
     assert row.speedup.value > 1
     assert served(bench, ASKED) == ("nearest", WINNER)
     assert check(by_threads).problems == ()
-    with Database.open(read_settings().database) as database:
-        (missed,) = assess_misses(database, bench.kernel.spec.source)
+    (missed,) = assess_misses(database, bench.kernel.spec.source)
     assert not missed.tuned
     assert bench.tune(bench.record(n=ASKED), n=ASKED).winner.config == WINNER
     assert kernel_for(bench, ASKED).tier == "exact"
@@ -199,9 +195,8 @@ def test_a_default_that_is_wrong_is_reported_and_stays_the_last_resort(bench, ch
     assert kernel_for(bench, ASKED).config == DEFAULT
 
 
-def test_given_sizes_are_verified_without_a_miss(bench, check):
-    with Database.open(read_settings().database) as database, database.writing() as connection:
-        connection.execute(MISSES.delete())
+def test_given_sizes_are_verified_without_a_miss(check, database):
+    change(database, MISSES.delete())
     assert check(by_threads).problems == ()
     (row,) = check(by_threads, {"n": ASKED}).problems
     assert row.verdict == "confirmed"
@@ -216,15 +211,14 @@ def test_a_configuration_that_cannot_run_there_gets_no_verdict(bench):
 
 
 class TestTuningAProblemThatWasServed:
-    def test_what_was_served_is_tried_right_after_the_default_whatever_is_served_by_now(self, bench):
+    def test_what_was_served_is_tried_right_after_the_default_whatever_is_served_by_now(self, bench, database):
         chosen = {"THREADS": 64, "WORK": 2}
         bench.tune(bench.record(), served=chosen, trials=4, sampler="random", finals=0)
         assert [trial.config for trial in bench.stored()][:2] == [DEFAULT, chosen]
-        with Database.open(read_settings().database) as database:
-            (study,) = database.studies()
-            assert find_served(database, study.study_id, TuneOptions(served=WINNER)) == chosen
-            assert find_served(database, study.study_id, TuneOptions(served=WINNER, fresh=True)) == WINNER
-            assert find_served(database, study.study_id + 1, TuneOptions(served=WINNER)) == WINNER
+        (study,) = database.studies()
+        assert find_served(database, study.study_id, TuneOptions(served=WINNER)) == chosen
+        assert find_served(database, study.study_id, TuneOptions(served=WINNER, fresh=True)) == WINNER
+        assert find_served(database, study.study_id + 1, TuneOptions(served=WINNER)) == WINNER
 
     @pytest.mark.parametrize(
         ("tier", "options", "expected"),
