@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from cluster_kit import children, kill_all, running_cluster
@@ -149,34 +150,21 @@ def test_a_scheduler_without_workers_that_does_not_come_back(bench, kit, monkeyp
         bench.tune(bench.record(), scheduler=kit.scheduler)
 
 
-class Futures:
-    """A connection whose tasks end one after the other as given: with a reply, with an error, or cancelled."""
-
-    def __init__(self, *ends: str | Exception | None, status: str = "finished") -> None:
-        self._ends = list(ends)
-        self._status = status
-        self.submitted = 0
-
-    def submit(self, *arguments: Any, resource: str) -> Any:
-        self.submitted += 1
-        end, future = self._ends.pop(0), Future[str]()
-        future.status = self._status
+def connection_of(*ends: str | Exception | None, status: str = "finished") -> Any:
+    """Return a connection whose tasks end one after the other as given: with a reply, with an error, or cancelled."""
+    futures: list[Any] = [Future() for _ in ends]
+    for end, future in zip(ends, futures, strict=True):
+        future.status = status
         if end is None:
             future.cancel()
         elif isinstance(end, str):
             future.set_result(end)
         else:
             future.set_exception(end)
-        return future
-
-    def await_look(self) -> None:
-        return
-
-    def is_lost(self, future: Any) -> bool:
-        return False
+    return Mock(**{"submit.side_effect": futures, "is_lost.return_value": False})
 
 
-def asked(bench: Any, connected: Futures) -> GpuReply:
+def asked(bench: Any, connected: Any) -> GpuReply:
     """Send a request over a connection, and return the reply."""
     one = Cluster.__new__(Cluster)
     one.connection = connected
@@ -186,17 +174,17 @@ def asked(bench: Any, connected: Futures) -> GpuReply:
 
 
 def test_a_request_that_was_lost_is_sent_again(bench):
-    connected = Futures(None, OSError("the process is gone"), None, '{"is_busy": true}')
+    connected = connection_of(None, OSError("the process is gone"), None, '{"is_busy": true}')
     assert asked(bench, connected).is_busy
-    assert connected.submitted == 4
+    assert connected.submit.call_count == 4
 
 
 @pytest.mark.parametrize(("ends", "status"), [([OSError("gone")], "error"), ([OSError("gone")] * 11, "finished")])
 def test_a_request_that_fails_again_and_again_is_given_up(bench, ends, status):
-    connected = Futures(*ends, status=status)
+    connected = connection_of(*ends, status=status)
     with pytest.raises(WorkerError, match="GPU-7: OSError: gone"):
         asked(bench, connected)
-    assert connected.submitted == len(ends)
+    assert connected.submit.call_count == len(ends)
 
 
 def test_a_worker_waits_for_a_scheduler_that_starts_later(bench, kit):

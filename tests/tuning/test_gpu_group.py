@@ -74,17 +74,6 @@ def impatient(monkeypatch):
     monkeypatch.setattr(gpu_group, "_CHECK_S", 0.05)
 
 
-@pytest.fixture
-def quick(group, impatient):
-    """Return a function that makes a group of three GPUs that may hang and are soon given up; the first is the home."""
-
-    def make(hangs):
-        slower = {"seconds": 0.05, "hangs": hangs}
-        return group({"hangs": hangs}, slower, slower, deadline_s=0.1)
-
-    return make
-
-
 def candidates(bench: Any) -> list[Candidate]:
     return [Candidate(config, "") for config in bench.configs()]
 
@@ -192,17 +181,23 @@ class TestSimulated:
         assert time.monotonic() - began < 5
         assert not any(thread.name.startswith("GPU ") and thread.is_alive() for thread in threading.enumerate())
 
-    def test_one_that_hangs_while_it_measures_the_reference_is_replaced_as_home(self, bench, quick):
-        several = quick(lambda gpu: gpu.uuid == "GPU-0" and gpu.begun == 2)
+    @pytest.mark.usefixtures("impatient")
+    @pytest.mark.parametrize(
+        ("hangs", "outcome", "left"),
+        [
+            (lambda gpu: gpu.uuid == "GPU-0" and gpu.begun == 2, Outcome.OK, 2),
+            (lambda gpu: gpu._finished[0][0].config == BEST, Outcome.CRASHED, 1),
+        ],
+        ids=["the home, as it measures the reference, is replaced", "with a candidate, which costs two of them"],
+    )
+    def test_one_that_hangs_for_good(self, bench, group, hangs, outcome, left):
+        slower = {"seconds": 0.05, "hangs": hangs}  # the first is the home
+        several = group({"hangs": hangs}, slower, slower, deadline_s=0.1)
         found = run(several, candidates(bench))
+        assert several.gpu_count == left
+        best = found.pop(config_key(BEST))
+        assert (best.outcome, "no sign" in best.reason) == (outcome, outcome is Outcome.CRASHED)
         assert all(one.outcome is Outcome.OK for one in found.values())
-        assert several.gpu_count == 2
-
-    def test_a_candidate_that_hangs_gpus_for_good_costs_two_of_them(self, bench, quick):
-        several = quick(lambda gpu: gpu._finished[0][0].config == BEST)
-        reading = run(several, candidates(bench))[config_key(BEST)]
-        assert (reading.outcome, several.gpu_count) == (Outcome.CRASHED, 1)
-        assert "no sign" in reading.reason
 
     def test_finals_move_to_another_one_if_the_first_fails(self, bench, group):
         several = group({}, {})

@@ -195,19 +195,15 @@ def test_a_default_that_is_wrong_is_reported_and_stays_the_last_resort(bench, ch
     assert kernel_for(bench, ASKED).config == DEFAULT
 
 
-def test_given_sizes_are_verified_without_a_miss(check, database):
-    change(database, MISSES.delete())
-    assert check(by_threads).problems == ()
-    (row,) = check(by_threads, {"n": ASKED}).problems
-    assert row.verdict == "confirmed"
-
-
-@pytest.mark.usefixtures("check")
-def test_a_configuration_that_cannot_run_there_gets_no_verdict(bench):
+def test_what_cannot_run_there_gets_no_verdict_and_given_sizes_are_verified_without_a_miss(bench, check, database):
     options = TuneOptions(replay=bench.record(configs=[DEFAULT], n=ASKED), workers=1)
     (row,) = verify(bench.kernel.spec.source, options=options, served=True).problems
     assert row.verdict == "failed"
     assert kernel_for(bench, ASKED).config == WINNER
+    change(database, MISSES.delete())
+    assert check(by_threads).problems == ()
+    (row,) = check(by_threads, {"n": ASKED}).problems
+    assert row.verdict == "confirmed"
 
 
 class TestTuningAProblemThatWasServed:
@@ -237,22 +233,17 @@ class TestTuningAProblemThatWasServed:
         assert tune.call_args.args[3].served == expected
 
 
-class Pool:
-    """Compile pool; the cubin of a source has a name of its own, and one with an error does not compile."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def submit(self, make_job: Any) -> Future[Compiled]:
-        job, future = make_job(), Future()
-        path = self.folder / ("candidate.cubin" if "rewritten" in job.source else "winner.cubin")
-        path.touch()
-        if "error" in job.source:
-            future.set_result(Compiled(None, 0.1, Outcome.COMPILE_FAILED, "line 1: error"))
-        else:
-            functions = {"scale": CompiledFunction("scale", Resources(32, 0, 0, 0, 0))}
-            future.set_result(Compiled(CachedCubin(path, path.name, functions), 0.1))
-        return future
+def compiled(folder: Path, make_job: Any) -> Future[Compiled]:
+    """Compile; the cubin of a source has a name of its own, and one with an error does not compile."""
+    job, future = make_job(), Future()
+    path = folder / ("candidate.cubin" if "rewritten" in job.source else "winner.cubin")
+    path.touch()
+    if "error" in job.source:
+        future.set_result(Compiled(None, 0.1, Outcome.COMPILE_FAILED, "line 1: error"))
+    else:
+        functions = {"scale": CompiledFunction("scale", Resources(32, 0, 0, 0, 0))}
+        future.set_result(Compiled(CachedCubin(path, path.name, functions), 0.1))
+    return future
 
 
 class Device:
@@ -321,7 +312,8 @@ def judged(scale_toml, tmp_path, device):
         rewritten = make_kernel(kernel.spec, path)
         problem = resolve_problem(kernel.spec, {"n": 4096})
         backend = Device(device, **candidate)
-        ours, theirs = (Pipeline(each, problem, backend, Pool(tmp_path)) for each in (rewritten, kernel))
+        pool = SimpleNamespace(submit=partial(compiled, tmp_path))
+        ours, theirs = (Pipeline(each, problem, backend, pool) for each in (rewritten, kernel))
         if confirming:
             confirm_agreement(theirs, backend, confirming)
         return judge_on(backend, problem, (ours, theirs), (DEFAULT, DEFAULT), 0), backend.log
