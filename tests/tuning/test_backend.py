@@ -4,7 +4,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -97,9 +96,8 @@ def test_a_worker_that_dies_in_the_race_gives_no_times(unopened, monkeypatch):
 def test_findings_need_a_sanitizer(unopened):
     candidates = [Candidate(CANDIDATE, "")]
     findings = [[Finding("memcheck", "passed", "")]]
-    sanitizer: Any = SimpleNamespace(check_all=lambda given: findings if given == candidates else None)
     assert unopened.sanitize(candidates) == [[]]
-    unopened._sanitizer = sanitizer
+    unopened._sanitizer = SimpleNamespace(check_all=lambda given: findings if given == candidates else None)
     assert unopened.sanitize(candidates) == findings
 
 

@@ -127,7 +127,7 @@ class TestHalving:
         seeds = [{**kernel.spec.default, "WORK": work} for work in (1, 2)]
         entrants = [operation_session._Entrant(kernel, operation.resolve({"n": 4096})) for _ in range(2)]
         entrants[1].seeds = seeds
-        schedule: Any = SimpleNamespace(device=device_profile("h200"))
+        schedule = SimpleNamespace(device=device_profile("h200"))
         halving = operation_session._Halving(operation, entrants[0].problem, schedule, (), lambda *_: None, entrants)
         halving._compile_pool = Mock()
         halving._begin_compiling(entrants)
@@ -194,8 +194,7 @@ def test_time_is_reserved_for_the_finals_and_for_the_last_race(operation, time_u
     problem = operation.resolve({"n": 4096})
     trial = timed({}, time_us) if time_us is not None else None
     entrants = [operation_session._Entrant(kernel, problem, best=trial)]
-    schedule: Any = None
-    halving = operation_session._Halving(operation, problem, schedule, (), lambda kernel, problem: None, entrants)
+    halving = operation_session._Halving(operation, problem, None, (), lambda kernel, problem: None, entrants)
     contest_s = 60 * 4 * 1e-6 * (time_us or 0.0)
     assert halving._reserve_s(60.0) == pytest.approx(finals_s + contest_s + 0.8)
 

@@ -292,9 +292,13 @@ def test_the_time_until_the_search_ends(options, valid, asked, expected):
 class TestFinals:
     OK = replace(timed({"BM": 1}, 2000.0), seconds={"load": 0.01, "verify": 0.04})
 
-    def test_they_can_be_left_out_and_replayed_trials_have_none(self):
+    def test_they_can_be_left_out_replayed_trials_have_none_and_a_session_that_only_resumes_has_some(self):
         assert left_after([1.0, 2.0, 3.0], trials=50).finals_s == 0.0
         assert left_after([1.0, 2.0], trial=self.OK, finals=0).finals_s == 0.0
+        left = TimeLeft(TuneOptions(), 100)
+        left.remember([self.OK] * 20)
+        assert left.finals_s == left_after([float(n) for n in range(20)], trial=self.OK).finals_s
+        assert left.search_s(20, 1.0) is None  # they say nothing of the pace
 
     def test_they_take_as_long_as_the_race_and_the_checks_a_second_or_a_tenth_of_the_budget_more_at_most(self):
         quick = replace(self.OK, seconds={"load": 0.0005, "verify": 0.001})
@@ -304,12 +308,6 @@ class TestFinals:
         slow = replace(timed({"BM": 1}, 2e6), seconds={"load": 0.0, "verify": 0.0})
         assert left_after([1.0, 2.0], trial=slow).finals_s == pytest.approx(1.0)
         assert left_after([1.0, 2.0], trial=slow, budget_s=20.0).finals_s == pytest.approx(3.0)
-
-    def test_those_of_a_session_that_only_resumes_have_one_too(self):
-        left = TimeLeft(TuneOptions(), 100)
-        left.remember([self.OK] * 20)
-        assert left.finals_s == left_after([float(n) for n in range(20)], trial=self.OK).finals_s
-        assert left.search_s(20, 1.0) is None  # they say nothing of the pace
 
 
 @pytest.mark.skipif(not RECORD.exists(), reason="benchmarks/time_left.py was not recorded")
