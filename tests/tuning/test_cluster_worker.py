@@ -233,31 +233,22 @@ class NearCluster(Cluster):
         return decode_json(sent.future.result(), GpuReply)
 
 
-@pytest.fixture
-def race(bench, monkeypatch):
-    """Race two configurations of the tiny kernel and a library."""
+def test_kernels_and_the_library_of_its_machine_are_raced_where_a_gpu_is_free(bench, monkeypatch):
     monkeypatch.setattr(cluster_worker, "Gpu", FakeGpu)
     monkeypatch.setattr(cluster_gpus, "_FIRST_GPU_S", 0.1)
     FakeGpu.seen = []
 
-    def hold(*gpus):
+    def race(*gpus):
         cluster, problem = NearCluster(GpuPlugin(OfferedGpu("GPU-a", bench.device, 3))), bench.problem()
         finalists = [(bench.kernel, problem, by_threads(config)) for config in bench.configs()[:2]]
         options, lane = TuneOptions(scheduler="tcp://127.0.0.1:1", workers=1), Lane(gpus, None, cluster, bench.device)
         with Schedule.open(read_settings(), options, lambda _: None, lane) as schedule:
             return hold_contest(finalists, [Library("cublas", "")], problem, device=bench.device, schedule=schedule)
 
-    return hold
-
-
-def test_kernels_and_the_library_of_its_machine_are_raced(bench, race):
     raced = race("GPU-a")
     assert [trial.time_us for trial, _ in raced] == [10.0, 11.0, 12.0]
     assert [version for _, version in raced] == ["", "", "13.1.0"]
     assert FakeGpu.seen == [*(({"n": 4096}, 3, config) for config in bench.configs()[:2]), "closed"]
-
-
-def test_a_gpu_that_is_not_there_is_an_error(race):
     with pytest.raises(WorkerError, match="no GPU of the cluster is free"):
         race("GPU-b")
 
