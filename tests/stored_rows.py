@@ -9,12 +9,12 @@ from pathlib import Path
 
 from msgspec import structs
 from msgspec.structs import replace
-from stored_runs import add_trial, end_run, record_miss, start_run
+from stored_runs import add_trial, end_run, measured, record_miss, start_run
 
 import autotile
 from autotile.core.ceilings import Ceiling, DeviceCeilings
 from autotile.core.device import device_profile
-from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial, config_key
+from autotile.core.model import Outcome, Problem, Resources, Trial, config_key
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
@@ -64,10 +64,10 @@ def make_database(path: Path) -> Path:
             study = database.study(key, DEVICE)
             run = start_run(database, study, sampler="tpe", seed=1, settings={"trials": 5}, driver="13.0", host="host")
             for number, config in enumerate(configs):
-                add_trial(database, study, run, _trial(config, 10.0 + number))
+                add_trial(database, study, run, measured(config, 10.0 + number))
             add_trial(database, study, run, Trial(configs[1], Outcome.COMPILE_FAILED, 'error: "x"', "compile"))
             for rank, config in enumerate(configs[:2], 1):
-                add_trial(database, study, run, _trial(config, 9.0 + rank), phase="final", rank=rank)
+                add_trial(database, study, run, measured(config, 9.0 + rank), phase="final", rank=rank)
             end_run(database, run, {"trials": 5})
         record_miss(database, Problem(KERNEL, {**SIZES, "M": 700}, "float32"), DEVICE.name, "nearest", 7)
         record_miss(database, Problem(KERNEL, {**SIZES, "M": 900}, "float32"), DEVICE.name, "default")
@@ -75,20 +75,6 @@ def make_database(path: Path) -> Path:
         save_model(database, "matmul", "float32", DEVICE, {"format": 1, "candidates": []})
         _add_families(database, structs.replace(key, sizes={}), configs)
     return path
-
-
-def _trial(config: dict[str, int | bool | str], time_us: float) -> Trial:
-    return Trial(
-        config,
-        Outcome.OK,
-        stage="measure",
-        geometry=LaunchGeometry((16, 16, 1), (256, 1, 1), 0),
-        resources=Resources(64, 0, 0, 0, 8192),
-        occupancy=Occupancy(4, 32, 0.5, ("registers",), {"registers": 4, "threads": 8}),
-        measurement=Measurement(time_us, time_us - 0.1, time_us + 0.1, (time_us, time_us)),
-        seconds={"compile": 0.1},
-        telemetry={"clock_mhz": 1980, "max_error": 1e-6},
-    )
 
 
 def _add_families(database: Database, key: TuningKey, configs: list[dict[str, int | bool | str]]) -> None:

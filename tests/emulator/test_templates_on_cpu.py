@@ -117,7 +117,7 @@ def expect_right(kernel: Kernel, program: CpuKernel, sizes: Sizes, **scalars: fl
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def launcher(tmp_path_factory):
     """The object file that is the same for all kernels."""
     launcher = tmp_path_factory.mktemp("launcher") / "launcher.o"
     _compile("-c", str(_LAUNCHER), "-o", str(launcher))
@@ -151,9 +151,7 @@ PLANES = [(1, 1), (67, 45), (5, 131), (64, 64)]
     ],
     ids=str,
 )
-def test_products_and_stencils(
-    name: str, overrides: Config, shapes: list[tuple[int, ...]], launcher: Path, tmp_path: Path
-) -> None:
+def test_products_and_stencils(name, overrides, shapes, launcher, tmp_path):
     kernel = kernel_named(name)
     problems = [dict(zip(kernel.spec.sizes, shape, strict=True)) for shape in shapes]
     program = checked(kernel, overrides, problems[-1], launcher, tmp_path)
@@ -172,7 +170,7 @@ SGEMM = [
 
 
 @pytest.fixture(scope="module", params=SGEMM, ids=str)
-def sgemm(request: pytest.FixtureRequest, launcher: Path, tmp_path_factory: pytest.TempPathFactory) -> CpuKernel:
+def sgemm(request, launcher, tmp_path_factory):
     kernel = kernel_named("sgemm_2d")
     return checked(kernel, request.param, dict(kernel.spec.sizes), launcher, tmp_path_factory.mktemp("sgemm"))
 
@@ -188,7 +186,7 @@ def sgemm(request: pytest.FixtureRequest, launcher: Path, tmp_path_factory: pyte
         (260, 132, 64),  # whole tiles along K, blocks that extend beyond two edges
     ],
 )
-def test_sgemm(sgemm: CpuKernel, M: int, N: int, K: int) -> None:
+def test_sgemm(sgemm, M, N, K):
     kernel = kernel_named("sgemm_2d")
     sizes = {"M": M, "N": N, "K": K}
     expect_right(kernel, sgemm, sizes, alpha=0.75, beta=-0.5)
@@ -196,7 +194,7 @@ def test_sgemm(sgemm: CpuKernel, M: int, N: int, K: int) -> None:
 
 
 @pytest.mark.parametrize("shifted", ["A", "B", "C"])
-def test_sgemm_takes_pointers_off_the_vector_boundary(sgemm: CpuKernel, shifted: str) -> None:
+def test_sgemm_takes_pointers_off_the_vector_boundary(sgemm, shifted):
     kernel = kernel_named("sgemm_2d")
     sizes = {"M": 12, "N": 20, "K": 24}
     values = inputs(kernel, sizes)
@@ -208,7 +206,7 @@ def test_sgemm_takes_pointers_off_the_vector_boundary(sgemm: CpuKernel, shifted:
     assert np.isnan(result[12 * 20 :]).all()
 
 
-def test_sgemm_keeps_nan_and_infinity_where_they_belong(sgemm: CpuKernel) -> None:
+def test_sgemm_keeps_nan_and_infinity_where_they_belong(sgemm):
     kernel = kernel_named("sgemm_2d")
     sizes = {"M": 37, "N": 41, "K": 29}
     values = inputs(kernel, sizes)
@@ -219,7 +217,7 @@ def test_sgemm_keeps_nan_and_infinity_where_they_belong(sgemm: CpuKernel) -> Non
     assert np.isnan(result[36]).all()
 
 
-def test_the_emulator_sees_a_step_beyond_a_buffer(launcher: Path, tmp_path: Path) -> None:
+def test_the_emulator_sees_a_step_beyond_a_buffer(launcher, tmp_path):
     kernel = kernel_named("matmul_tiled")
     sizes = {"M": 35, "N": 35, "K": 35}
     unguarded = CpuKernel(kernel, {**kernel.spec.default, "GUARDED": False}, launcher, tmp_path)
@@ -228,7 +226,7 @@ def test_the_emulator_sees_a_step_beyond_a_buffer(launcher: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("missing", [1, 2])
-def test_the_emulator_sees_a_missing_barrier(missing: int, launcher: Path, tmp_path: Path) -> None:
+def test_the_emulator_sees_a_missing_barrier(missing, launcher, tmp_path):
     kernel = kernel_named("matmul_tiled")
     barrier = "__syncthreads();"
     parts = kernel.source.split(barrier)

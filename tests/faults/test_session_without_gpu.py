@@ -23,7 +23,7 @@ from faults.traces import no_traces
 EXPECTED = {fault.name: fault for fault in read_faults()}
 AS_IF = ["write_outside", "assertion", "infinite_loop"]
 """Faults that the fake worker simulates."""
-REAL = ["shared_memory", "registers", "compile_error", "compile_minutes"]
+REAL = ["shared_memory", "registers", "compile_error", "compile_minutes", "compile_memory"]
 
 
 def fake_backend(
@@ -40,21 +40,19 @@ def fake_backend(
 
 
 @pytest.fixture(autouse=True)
-def _no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr(import_module("autotile.tuning.session"), "choose_backend", fake_backend)
     monkeypatch.setattr("faults.fault_session.RUN_DEADLINE_S", 3.0)
     monkeypatch.setattr("faults.fault_session.COMPILE_DEADLINE_S", 3.0)
 
 
-def test_every_fault_is_blamed_and_the_winner_is_healthy(
-    tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_fault_is_blamed_and_the_winner_is_healthy(tmp_path, cubin_cache_folder, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     with no_traces(temporary, monkeypatch):
         session = tune_faults(tmp_path, *AS_IF, *REAL, "recursion", cache=cubin_cache_folder)
-    assert [EXPECTED[name].complaint(session.trial_of(name)) for name in [*AS_IF, *REAL]] == [""] * 7
+    assert [EXPECTED[name].complaint(session.trial_of(name)) for name in [*AS_IF, *REAL]] == [""] * 8
     died = session.trial_of("recursion")
     assert died is not None
     assert died.reason == "the worker died with signal SIGABRT in stage verify"
@@ -63,9 +61,7 @@ def test_every_fault_is_blamed_and_the_winner_is_healthy(
     assert session.result.winner.config["THREADS"] == 1024
 
 
-def test_finals_dismiss_what_hangs_and_tell_how_long_they_take(
-    tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finals_dismiss_what_hangs_and_tell_how_long_they_take(tmp_path, cubin_cache_folder, monkeypatch):
     monkeypatch.setattr("autotile.workers.gpu._RACE_START_S", 0.5)
     monkeypatch.setattr(import_module("autotile.tuning.session"), "_MOVED_S", 0.0)
     states: list[Progress] = []

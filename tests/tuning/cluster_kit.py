@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +15,6 @@ import pytest
 from processes import wait_until
 
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
-
-ROLES = ("SCHEDULER", "WORKER", "CLIENT")
 
 
 class ClusterKit:
@@ -119,26 +116,3 @@ def outer_address() -> str | None:
             if one.family == AF_INET and not ip_address(one.address).is_loopback:
                 return str(one.address)
     return None
-
-
-@contextmanager
-def certificates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Make a certificate that is its own authority, and name it to Dask by variables, which this process knows, too."""
-    import dask.config
-
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    words += ["-subj", "/CN=autotile", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(["openssl", *words], check=True, capture_output=True)
-    prefix = "DASK_DISTRIBUTED__COMM__TLS__"
-    files = {"KEY": str(key), "CERT": str(certificate)}
-    variables = {f"{prefix}{role}__{name}": file for role in ROLES for name, file in files.items()}
-    variables[f"{prefix}CA_FILE"] = str(certificate)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    dask.config.refresh()
-    yield variables
-    monkeypatch.undo()
-    dask.config.refresh()

@@ -1,8 +1,9 @@
 """A tiny kernel with recordings of synthetic times, and sessions that replay them."""
 
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
+import dataclasses
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,27 +20,32 @@ from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.library import Kernel, load_kernel
-from autotile.kernel.operation import Operation, load_operation
+from autotile.kernel.operation import load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.settings import read_settings
+from autotile.settings import Settings, read_settings
 from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
-from autotile.workers.compile_pool import Compiled, CompilePool
+from autotile.workers.compile_pool import CompilePool
 
 SIZE = 4096
 Judge = Callable[[Config], Trial]
 
 
-@dataclass
+@dataclasses.dataclass
 class Bench:
     """A kernel that can be tuned by replay of recordings of a device."""
 
     kernel: Kernel
     folder: Path
     device: DeviceProperties
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of replay from the recordings."""
+        return dataclasses.replace(read_settings(), recording_folders=(self.folder,))
 
     def problem(self, n: int = SIZE) -> Problem:
         return resolve_problem(self.kernel.spec, {"n": n})
@@ -83,9 +89,7 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def earlier_study(
-    tmp_path_factory: pytest.TempPathFactory, cubin_cache_folder: Path, write_scale: Callable[[Path], Path]
-) -> Path:
+def earlier_study(tmp_path_factory, cubin_cache_folder, write_scale):
     """A database that holds a finished session of n = 2048 in one file; tests copy it."""
     folder = tmp_path_factory.mktemp("earlier")
     own = Bench(load_kernel(str(write_scale(folder / "kernels"))), folder, device_profile("h200"))
@@ -97,15 +101,22 @@ def earlier_study(
 
 
 @pytest.fixture
-def bench(scale_toml: Path, tmp_path: Path) -> Bench:
+def bench(scale_toml, tmp_path):
     return Bench(load_kernel(str(scale_toml)), tmp_path, device_profile("h200"))
 
 
 @pytest.fixture
-def rewrite(scale_toml: Path, tmp_path: Path) -> Callable[[Mapping[str, str]], Bench]:
+def recordings_found(bench, monkeypatch):
+    """Let replay by the public functions look for recordings of the tiny kernel."""
+    for module in ("plans", "targets", "tuning", "window"):
+        monkeypatch.setattr(f"autotile.api.{module}.read_settings", lambda: bench.settings)
+
+
+@pytest.fixture
+def rewrite(scale_toml, tmp_path):
     """Return a function that replaces parts of the tiny kernel's search space or template."""
 
-    def make(changes: Mapping[str, str]) -> Bench:
+    def make(changes):
         for file in (scale_toml, scale_toml.with_suffix(".cu")):
             text = file.read_text()
             for old, new in changes.items():
@@ -117,12 +128,35 @@ def rewrite(scale_toml: Path, tmp_path: Path) -> Callable[[Mapping[str, str]], B
 
 
 @pytest.fixture
-def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def tls(tmp_path, monkeypatch):
+    """Variables that name a certificate, which is its own authority, to Dask; this process knows it, too."""
+    import dask.config
+
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=autotile", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+    prefix, roles = "DASK_DISTRIBUTED__COMM__TLS__", ("SCHEDULER", "WORKER", "CLIENT")
+    files = {"KEY": str(key), "CERT": str(certificate)}
+    variables = {f"{prefix}{role}__{name}": file for role in roles for name, file in files.items()}
+    variables[f"{prefix}CA_FILE"] = str(certificate)
+    with monkeypatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        dask.config.refresh()
+        yield variables
+    dask.config.refresh()
+
+
+@pytest.fixture
+def compiled_once(monkeypatch):
     """Take the first cubin of a source for each of its configurations: for large spaces of recorded times."""
     submit = CompilePool.submit
     first: dict[str, CompileJob] = {}
 
-    def submit_first(self: CompilePool, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
+    def submit_first(self, make_job):
         job = make_job()
         return submit(self, lambda: first.setdefault(job.source_hash, job))
 
@@ -130,10 +164,10 @@ def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def operation_of_copies(scale_toml: Path) -> Callable[..., Operation]:
+def operation_of_copies(scale_toml):
     """Return a function that loads the operation "scaling" of copies of the tiny kernel; `when` has conditions."""
 
-    def load(*names: str, **when: str) -> Operation:
+    def load(*names, **when):
         lines = ["[operation]", 'name = "scaling"', "sizes = { n = 4096 }", 'dtypes = ["float32"]']
         for name in names:
             lines += [f"[kernels.{name}]", f'kernel = "./{name}.toml"']
@@ -150,10 +184,10 @@ def operation_of_copies(scale_toml: Path) -> Callable[..., Operation]:
 
 
 @pytest.fixture
-def record_copies(bench: Bench) -> Callable[..., None]:
+def record_copies(bench):
     """Return a function that records kernels of an operation, with factors on the times of the tiny kernel."""
 
-    def record(operation: Operation, **factors: float) -> None:
+    def record(operation, **factors):
         own = bench.kernel
         for name, factor in factors.items():
             bench.kernel = load_kernel(next(member.kernel for member in operation.members if member.name == name))

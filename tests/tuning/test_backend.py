@@ -1,11 +1,10 @@
 """The choice of a backend, replay of a recording, recordings that are refused, and recording without a GPU."""
 
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from faults.traces import no_traces
@@ -13,7 +12,6 @@ from judges import BEST, FakeGpu, ending_at, failing_if
 from msgspec import structs
 
 from autotile.core.model import Config, Outcome, config_key
-from autotile.database.database import Database
 from autotile.errors import InputError, ProblemError, RecordingError, ToolchainError, WorkerError
 from autotile.exchange.kernel_tuner import import_into_recording, read_cache, write_cache
 from autotile.exchange.recording import RecordingHeader, read_recording, write_recording
@@ -24,32 +22,28 @@ from autotile.tuning import backend as backends
 from autotile.tuning import session
 from autotile.tuning.backend import choose_backend
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.progress_state import Progress
 from autotile.tuning.replay import ReplayBackend
-from autotile.tuning.result import Recorded
 from autotile.tuning.session import record
 from autotile.workers.gpu import Backend, Gpu
 from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
 from autotile.workers.sanitizer import Finding
 
 CANDIDATE = {"THREADS": 64, "WORK": 2}
-Choose = Callable[..., Backend]
-Measure = Callable[..., Recorded]
 
 
 @pytest.fixture
-def choose(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Backend]:
+def choose(bench, monkeypatch):
     """Choose a backend on a machine without a GPU."""
     monkeypatch.setattr(backends, "device_count", lambda: 0)
 
-    def with_options(folders: tuple[Path, ...] = (), **options: Any) -> Backend:
+    def with_options(folders=(), **options):
         settings: Settings = replace(read_settings(), recording_folders=folders)
         return choose_backend(bench.kernel, bench.problem(), settings, TuneOptions(**options))
 
     return with_options
 
 
-def test_a_recording_stands_in_for_a_missing_gpu_or_one_that_is_not_asked_for(bench: Any, choose: Choose) -> None:
+def test_a_recording_stands_in_for_a_missing_gpu_or_one_that_is_not_asked_for(bench, choose):
     recording = bench.record()
     chosen = choose((bench.folder,))
     assert (chosen.device.name, chosen.device.source) == ("NVIDIA H200", "replayed")
@@ -62,7 +56,7 @@ def test_a_recording_stands_in_for_a_missing_gpu_or_one_that_is_not_asked_for(be
 
 
 @pytest.fixture
-def one_gpu(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def one_gpu(bench, monkeypatch):
     """A machine with one GPU."""
     monkeypatch.setattr(backends, "has_driver", lambda: True)
     monkeypatch.setattr(backends, "device_count", lambda: 1)
@@ -70,66 +64,52 @@ def one_gpu(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_a_gpu_is_used_where_there_is_one(bench: Any) -> None:
+def test_a_gpu_is_used_where_there_is_one(bench):
     with closing(choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions())) as chosen:
         assert (chosen.device.source, chosen.source, chosen.notice) == ("cuda", "cuda", "")
-        assert chosen.available_rows(None) is None  # type: ignore[arg-type]
+        assert chosen.available_rows(None) is None
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_the_worker_starts_before_the_device_is_read(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-
-    def fake_gpu(*_: Any, **__: Any) -> Any:
-        calls.append("worker")
-        return SimpleNamespace(close=lambda: calls.append("close"))
-
-    def broken_device(index: int) -> Any:
-        calls.append("device")
-        raise ToolchainError("no driver")
-
-    monkeypatch.setattr(backends, "Gpu", fake_gpu)
-    monkeypatch.setattr(backends, "live_device", broken_device)
+def test_the_worker_starts_before_the_device_is_read(bench, monkeypatch):
+    calls = Mock()
+    calls.live_device.side_effect = ToolchainError("no driver")
+    monkeypatch.setattr(backends, "Gpu", calls.Gpu)
+    monkeypatch.setattr(backends, "live_device", calls.live_device)
     with pytest.raises(ToolchainError, match="no driver"):
         choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions())
-    assert calls == ["worker", "device", "close"]
+    assert [name for name, *_ in calls.mock_calls] == ["Gpu", "live_device", "Gpu().close"]
 
 
 @pytest.fixture
-def unopened(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+def unopened(monkeypatch):
     """A GPU without a worker."""
     monkeypatch.setattr(Gpu, "_start", lambda gpu: None)
     return Gpu(None, 1.0)
 
 
-def test_a_worker_that_dies_in_the_race_gives_no_times(unopened: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
-        raise WorkerError("the worker died")
-
-    monkeypatch.setattr(unopened, "_request", fail)
+def test_a_worker_that_dies_in_the_race_gives_no_times(unopened, monkeypatch):
+    monkeypatch.setattr(unopened, "_request", Mock(side_effect=WorkerError("the worker died")))
     assert unopened.race(Race((Entry(Candidate(CANDIDATE, "")),), 9, 0)) is None
 
 
-def test_findings_need_a_sanitizer(unopened: Gpu) -> None:
+def test_findings_need_a_sanitizer(unopened):
     candidates = [Candidate(CANDIDATE, "")]
     findings = [[Finding("memcheck", "passed", "")]]
-    sanitizer: Any = SimpleNamespace(check_all=lambda given: findings if given == candidates else None)
     assert unopened.sanitize(candidates) == [[]]
-    unopened._sanitizer = sanitizer
+    unopened._sanitizer = SimpleNamespace(check_all=lambda given: findings if given == candidates else None)
     assert unopened.sanitize(candidates) == findings
 
 
-def test_a_driver_without_a_device_leaves_no_worker_behind(
-    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_without_a_device_leaves_no_worker_behind(bench, tmp_path, monkeypatch):
     bench.record()
     monkeypatch.setattr(backends, "has_driver", lambda: True)
     monkeypatch.setattr(backends, "device_count", lambda: 0)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     with no_traces(temporary, monkeypatch):
-        settings = replace(read_settings(), recording_folders=(bench.folder,))
-        assert choose_backend(bench.kernel, bench.problem(), settings, TuneOptions()).device.source == "replayed"
+        found = choose_backend(bench.kernel, bench.problem(), bench.settings, TuneOptions())
+        assert found.device.source == "replayed"
 
 
 @pytest.mark.parametrize(
@@ -146,15 +126,13 @@ def test_a_driver_without_a_device_leaves_no_worker_behind(
         ({}, {"l2": "hot"}, RecordingError, r"with a cold L2 cache, expected hot; replay it with --l2 cold"),
     ],
 )
-def test_a_recording_that_does_not_fit_is_refused(
-    bench: Any, choose: Choose, *, recorded: dict[str, Any] | None, asked: dict[str, Any], error: Any, words: str
-) -> None:
+def test_a_recording_that_does_not_fit_is_refused(bench, choose, *, recorded, asked, error, words):
     replay = {"replay": bench.record(**recorded)} if recorded is not None else {}
     with pytest.raises(error, match=words):
         choose(**asked, **replay)
 
 
-def test_recordings_of_other_sizes_kernels_and_gpus(bench: Any, choose: Choose) -> None:
+def test_recordings_of_other_sizes_kernels_and_gpus(bench, choose):
     bench.record(n=8192)
     with pytest.raises(InputError, match=r"recorded are: scale n=8192 float32"):
         choose((bench.folder,))
@@ -176,7 +154,7 @@ def evaluated(backend: Backend, config: Config, limit_us: float | None = None) -
 
 class TestReplay:
     @pytest.fixture
-    def backend(self, bench: Any) -> ReplayBackend:
+    def backend(self, bench):
         judge = failing_if(lambda config: config["WORK"] == 4, Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify")
         configs = [config for config in bench.configs() if config["THREADS"] != 32]
         return ReplayBackend(read_recording(bench.record(judge, configs)))
@@ -195,29 +173,26 @@ class TestReplay:
             ),
         ],
     )
-    def test_what_was_recorded_is_returned(
-        self, backend: ReplayBackend, config: Config, limit_us: float | None, expected: tuple[Outcome, str, str]
-    ) -> None:
+    def test_what_was_recorded_is_returned(self, backend, config, limit_us, expected):
         found = evaluated(backend, config, limit_us)
         assert (found.outcome, found.reason, found.stage) == expected
         assert (found.measurement is not None) is found.outcome.has_time
         if found.measurement is not None:
             assert found.measurement.time_us == pytest.approx(1000 / 64 + 1, rel=1e-6)
 
-    def test_nothing_runs_again(self, backend: ReplayBackend) -> None:
+    def test_nothing_runs_again(self, backend):
         candidate = Candidate(CANDIDATE, "")
         assert backend.race(Race((Entry(candidate),), 9, 0)) is None
         assert backend.check(Check((Entry(candidate),), 75, seed=1)).outcome is Outcome.OK
         assert backend.sanitize([candidate, candidate]) == [[], []]
 
 
-def test_kernel_tuners_cache_is_replayed(bench: Any, choose: Choose, tmp_path: Path) -> None:
+def test_kernel_tuners_cache_is_replayed(bench, choose, tmp_path, database):
     """Trials exported as a cache of Kernel Tuner, imported as a recording and replayed, give the same winner."""
     whole = bench.tune(bench.record())
     cache_file, recording_file = tmp_path / "cache.json", tmp_path / "imported.npz"
-    with Database.open(read_settings().database) as database:
-        (study,) = database.studies()
-        stored = database.stored_trials(study.study_id, phase="search")
+    (study,) = database.studies()
+    stored = database.stored_trials(study.study_id, phase="search")
     write_cache(cache_file, study.key, bench.kernel.spec.parameters, stored)
     cache = read_cache(cache_file)
     import_into_recording(recording_file, cache, cache.key(bench.problem().sizes))
@@ -239,7 +214,7 @@ class TestWithNothingToMeasure:
             (True, "does not compile: the compiler was stopped after 1 s"),
         ],
     )
-    def test_a_template_that_does_not_compile(self, bench: Any, is_endless: bool, said: str) -> None:
+    def test_a_template_that_does_not_compile(self, bench, is_endless, said):
         bomb = ["#define M0 +1", *(f"#define M{n + 1} {10 * f'M{n} '}" for n in range(9)), "int bomb = M9;"]
         source = bench.kernel.source
         text = "\n".join([*bomb, source]) if is_endless else source.replace("blockIdx.x", "blockIdy.x")
@@ -249,7 +224,7 @@ class TestWithNothingToMeasure:
         with pytest.raises(InputError, match=said):
             choose_backend(load_kernel(bench.kernel.spec.source), bench.problem(), settings, options)
 
-    def test_more_memory_than_a_gpu_has(self) -> None:
+    def test_more_memory_than_a_gpu_has(self):
         kernel = load_kernel("sgemm_2d")
         problem = resolve_problem(kernel.spec, {"M": 10**6, "N": 10**6, "K": 4096})
         with pytest.raises(ProblemError, match=r"needs .* GiB of device memory to tune, but NVIDIA H200 has"):
@@ -257,20 +232,24 @@ class TestWithNothingToMeasure:
 
 
 @pytest.fixture
-def measure(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorded]:
+def measure(bench, monkeypatch):
     """Record as on a GPU."""
     backend = FakeGpu(bench.record(), bench.device)
     monkeypatch.setattr(session, "choose_backend", lambda *_, **__: backend)
 
-    def on_gpu(observe: Callable[[Progress], None] = lambda _: None, **choices: Any) -> Recorded:
+    def on_gpu(observe=lambda _: None, **choices):
         options = TuneOptions(workers=1, seed=choices.pop("seed", 0))
         return record(bench.kernel, bench.problem(), read_settings(), options, observe=observe, **choices)
 
     return on_gpu
 
 
-def test_the_whole_space(bench: Any, measure: Measure, tmp_path: Path) -> None:
-    recorded = measure(output=tmp_path)
+def test_the_whole_space_from_where_it_was_interrupted(bench, measure, tmp_path):
+    first = measure(ending_at(4), output=tmp_path)
+    assert (first.path, first.configurations) == (None, 4)
+    done: list[int] = []
+    recorded = measure(lambda progress: done.append(progress.done), output=tmp_path)
+    assert max(done) == 8
     assert recorded.path == tmp_path / "scale-nvidia-h200-4096-float32.npz"
     recording = read_recording(recorded.path)
     assert len(recording) == recorded.configurations == recording.header.valid_configs == 12
@@ -280,7 +259,7 @@ def test_the_whole_space(bench: Any, measure: Measure, tmp_path: Path) -> None:
     assert bench.tune(recorded.path).winner.config == BEST
 
 
-def test_a_sample_and_where_it_is_written(measure: Measure, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_sample_and_where_it_is_written(measure, tmp_path, monkeypatch):
     recorded = measure(sample=5, output=tmp_path / "some.npz", seed=3)
     assert recorded.path == tmp_path / "some.npz"
     recording = read_recording(recorded.path)
@@ -290,20 +269,12 @@ def test_a_sample_and_where_it_is_written(measure: Measure, tmp_path: Path, monk
     assert (tmp_path / measure(sample=1).path).is_file()
 
 
-def test_it_goes_on_where_it_was_interrupted(measure: Measure, tmp_path: Path) -> None:
-    first = measure(ending_at(4), output=tmp_path)
-    assert (first.path, first.configurations) == (None, 4)
-    done: list[int] = []
-    second = measure(lambda progress: done.append(progress.done), output=tmp_path)
-    assert (second.configurations, max(done)) == (12, 8)
-
-
-def test_what_a_search_dropped_early_is_measured(bench: Any, measure: Measure, tmp_path: Path) -> None:
+def test_what_a_search_dropped_early_is_measured(bench, measure, tmp_path):
     assert bench.tune(None).outcomes[Outcome.PRUNED] > 0
     assert read_recording(measure(output=tmp_path).path).ok.all()
 
 
-def test_failures_are_recorded(bench: Any, measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_recorded(bench, measure, tmp_path, monkeypatch):
     judge = failing_if(lambda config: config["WORK"] == 2, Outcome.CRASHED, "illegal address", "verify")
     monkeypatch.setattr(session, "choose_backend", lambda *_, **__: FakeGpu(bench.record(judge), bench.device))
     found = read_recording(measure(output=tmp_path).path).lookup({"THREADS": 64, "WORK": 2})
@@ -311,7 +282,7 @@ def test_failures_are_recorded(bench: Any, measure: Measure, tmp_path: Path, mon
     assert found.resources is not None
 
 
-def test_a_replay_cannot_be_recorded(bench: Any, tmp_path: Path) -> None:
+def test_a_replay_cannot_be_recorded(bench, tmp_path):
     options = TuneOptions(replay=bench.record(), workers=1)
     with pytest.raises(InputError, match="measured on a CUDA device, not made from a replay"):
         record(bench.kernel, bench.problem(), read_settings(), options, output=tmp_path)

@@ -2,17 +2,16 @@
 
 import threading
 import time
-from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from cluster_kit import ClusterKit, kill_all, running_cluster
+from cluster_kit import kill_all, running_cluster
 from judges import FAMILY_SIZES as SIZES
 from judges import FEW, MANY, by_size
 from processes import wait_until
@@ -35,58 +34,38 @@ from autotile.tuning.lanes import GpuName, Lane, run_jobs
 from autotile.tuning.operation_session import tune_operation
 from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.plan import PlannedProblem, TuningPlan
-from autotile.tuning.progress_state import Progress
 from autotile.tuning.schedule import open_lane
 
 
-class Site:
-    """A cluster with two simulated GPUs that replay the recordings in a folder."""
-
-    def __init__(self, kit: ClusterKit, folder: Path) -> None:
-        self.kit = kit
-        self.folder = folder
-        self.workers: list[Any] = []
-
-    def start(self) -> None:
-        """Start the workers; one that a test has killed is started anew."""
-        alive = {number: one for number, one in enumerate(self.workers) if one.poll() is None}
-        self.workers = [alive.get(number) or self.kit.simulated(self.folder, number, 0.02) for number in range(2)]
-
-
 @pytest.fixture(scope="module")
-def own_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def own_site(tmp_path_factory):
+    """A cluster, the folder of its recordings, and its workers."""
     with running_cluster(tmp_path_factory.mktemp("cluster")) as kit:
-        yield Site(kit, tmp_path_factory.mktemp("recordings"))
+        yield SimpleNamespace(kit=kit, folder=tmp_path_factory.mktemp("recordings"), workers=[])
 
 
 @pytest.fixture
-def operation(operation_of_copies: Any) -> Any:
+def operation(operation_of_copies):
     return operation_of_copies("first", "second")
 
 
 @pytest.fixture
-def site(own_site: Site, bench: Any, operation: Any, record_copies: Any) -> Site:
-    """The cluster, with recordings of the tiny kernel at several sizes, and of two copies of it."""
+def site(own_site, bench, operation, record_copies):
+    """The cluster, with recordings of the tiny kernel at several sizes, and of two copies of it, and two workers."""
     bench.folder = own_site.folder
     if not own_site.workers:
         for n in SIZES:
             bench.record(by_size(n), n=n)
         record_copies(operation, first=1.5, second=1.0)
-    own_site.start()
+    alive = {number: one for number, one in enumerate(own_site.workers) if one.poll() is None}
+    new = partial(own_site.kit.simulated, own_site.folder, seconds=0.02)  # in place of one that a test has killed
+    own_site.workers = [alive.get(number) or new(number) for number in range(2)]
     return own_site
 
 
 @pytest.fixture
-def options(site: Site) -> TuneOptions:
+def options(site):
     return TuneOptions(replay="auto", workers=1, scheduler=site.kit.scheduler)
-
-
-@pytest.fixture
-def settings(site: Site, monkeypatch: pytest.MonkeyPatch) -> Any:
-    found = replace(read_settings(), recording_folders=(site.folder,))
-    for module in ("targets", "tuning"):
-        monkeypatch.setattr(f"autotile.api.{module}.read_settings", lambda: found)
-    return found
 
 
 def gpus_used() -> set[str]:
@@ -94,38 +73,29 @@ def gpus_used() -> set[str]:
         return {trial.gpu for study in database.studies() for trial in database.trials(study.study_id)}
 
 
-def test_points_of_a_family_are_tuned_on_all_gpus(bench: Any, site: Site, settings: Any, options: TuneOptions) -> None:
-    threads: dict[int, set[int]] = {}
-
-    def observe(step: Progress) -> None:
-        if step.path[0].of == "tuning point":
-            threads.setdefault(step.path[0].number, set()).add(threading.get_ident())
-
+def test_points_of_a_family_are_tuned_on_all_gpus(bench, options):
     family = parse_family(bench.kernel.spec, ["n=1000..65536"])
     plan = FamilyPlan(points=6, max_configs=4)
-    result = tune_family(bench.kernel, family, "float32", settings, options, plan=plan, observe=observe)
-    assert result.rule.mean_loss == 0.0
-    assert sorted(threads) == [1, 2, 3, 4, 5, 6]
+    result = tune_family(bench.kernel, family, "float32", bench.settings, options, plan=plan)
+    assert (result.rule.mean_loss, len(result.rule.points)) == (0.0, 6)
     assert {config_key(FEW), config_key(MANY)} <= {config_key(one.config) for one in result.rule.configs}
     assert len(gpus_used()) == 2
 
 
-def test_the_kernels_of_an_operation_share_them(settings: Any, operation: Any, options: TuneOptions) -> None:
+def test_the_kernels_of_an_operation_share_them(bench, operation, options):
     problem = operation.resolve({"n": 4096})
     with open_lane(options) as lane:
-        result = tune_operation(operation, problem, settings, replace(options, trials=36), lane=lane)
+        result = tune_operation(operation, problem, bench.settings, replace(options, trials=36), lane=lane)
     assert (result.winner.name, len(gpus_used())) == ("second", 2)
 
 
-def test_a_plan_goes_on_when_a_machine_dies(
-    bench: Any, site: Site, settings: Any, options: TuneOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_goes_on_when_a_machine_dies(bench, site, recordings_found, options, monkeypatch):
     """The session on its GPU goes on with another one."""
     monkeypatch.setattr(cluster_requests, "_ABSENT_S", 1.0)
     planned = tuple(PlannedProblem("scale", bench.kernel, bench.problem(n)) for n in SIZES)
     killed = threading.Event()
 
-    def observe(step: Progress) -> None:
+    def observe(step):
         if step.ending and not killed.is_set():
             killed.set()
             kill_all(site.workers[0])
@@ -136,11 +106,11 @@ def test_a_plan_goes_on_when_a_machine_dies(
     assert sum(len(bench.configs(n)) for n in SIZES) == len(bench.stored())
 
 
-def test_a_gpu_is_missed_that_dies_right_after_the_connection(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_missed_that_dies_right_after_the_connection(site, monkeypatch):
     """It was offered in the first look only."""
     connect = partial(cluster_connection.Connection, site.kit.scheduler, insecure=False)
 
-    def offered() -> set[str]:
+    def offered():
         with closing(connect()) as connection:
             return {name for resources in connection.offers() for name in resources}
 
@@ -158,16 +128,16 @@ class Pool(Lane):
     """GPUs that a test lets come and go."""
 
     def __init__(self, *gpus: GpuName) -> None:
-        super().__init__(gpus, cluster=object())  # type: ignore[arg-type]
+        super().__init__(gpus, cluster=object())
 
     def set(self, *gpus: GpuName) -> None:
         self._devices = gpus
 
 
-def test_gpus_that_join_take_problems_and_help_with_the_last() -> None:
+def test_gpus_that_join_take_problems_and_help_with_the_last():
     pool, seen, helped = Pool("GPU-0"), list[tuple[int, tuple[GpuName, ...]]](), threading.Event()
 
-    def run(number: int, lane: Lane) -> int:
+    def run(number, lane):
         seen.append((number, lane.devices))
         if number == 0:
             pool.set("GPU-0", "GPU-1")
@@ -183,15 +153,15 @@ def test_gpus_that_join_take_problems_and_help_with_the_last() -> None:
     assert helped.is_set()
 
 
-def test_a_session_that_has_lost_its_gpu_gets_the_next_one() -> None:
+def test_a_session_that_has_lost_its_gpu_gets_the_next_one():
     pool = Pool("GPU-0", "GPU-1")
 
-    def lose(lane: Lane) -> tuple[GpuName, ...]:
+    def lose(lane):
         pool.set(*({"GPU-0", "GPU-1", "GPU-2"} - {*lane.devices}))
         wait_until(lambda: len(lane.devices) == 2)
         return lane.devices
 
-    def keep(lane: Lane) -> tuple[GpuName, ...]:
+    def keep(lane):
         time.sleep(0.1)
         return lane.devices
 
@@ -201,7 +171,7 @@ def test_a_session_that_has_lost_its_gpu_gets_the_next_one() -> None:
     assert len({*ended[0]}) == 2
 
 
-def test_problems_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_do_not_wait_for_ever(monkeypatch):
     monkeypatch.setattr(import_module("autotile.tuning.lanes"), "_ABSENT_S", 0.3)
     with pytest.raises(WorkerError, match="no GPU for the problems left"):
         list(run_jobs([lambda lane: 1], Pool()))
@@ -230,13 +200,13 @@ class _Cluster:
 
 
 @pytest.fixture
-def two_models(monkeypatch: pytest.MonkeyPatch) -> TuneOptions:
+def two_models(monkeypatch):
     monkeypatch.setattr(cluster_gpus, "Cluster", _Cluster)
     monkeypatch.setattr(cluster_gpus, "_FRESH_S", 0.0)
     return TuneOptions(scheduler="tcp://127.0.0.1:1")
 
 
-def test_gpus_of_several_models_need_a_choice_or_a_plan(two_models: TuneOptions) -> None:
+def test_gpus_of_several_models_need_a_choice_or_a_plan(two_models):
     with pytest.raises(InputError, match=r"2 models.*choose one, as in --device .*, or use a plan"):
         ClusterLane(two_models)
     with closing(ClusterLane(replace(two_models, gpu_model="H100"))) as lane:
@@ -249,13 +219,11 @@ def test_gpus_of_several_models_need_a_choice_or_a_plan(two_models: TuneOptions)
         assert chosen == [{"GPU-a", "GPU-c"}, {"GPU-b"}]
 
 
-def test_gpus_of_other_commands_and_models_are_left_alone(
-    two_models: TuneOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_of_other_commands_and_models_are_left_alone(two_models, monkeypatch):
     with closing(ClusterLane(replace(two_models, gpu_model="h200"))) as lane:
         given: Any = lane.cluster
 
-        def free(held: Collection[GpuName] = ()) -> list[GpuName]:
+        def free(held=()):
             lane.free(held)  # asks
             return lane.free(held)
 
@@ -270,15 +238,10 @@ def test_gpus_of_other_commands_and_models_are_left_alone(
         ClusterLane(replace(two_models, gpu_model="RTX 4090"))
 
 
-def test_a_session_that_gets_no_gpu_leaves_no_connection(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[str] = []
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise InputError("those there work for other sessions")
-
-    lane = SimpleNamespace(close=lambda: closed.append("lane"))
+def test_a_session_that_gets_no_gpu_leaves_no_connection(bench, monkeypatch):
+    lane, refused = Mock(), InputError("those there work for other sessions")
     monkeypatch.setattr(cluster_gpus, "ClusterLane", lambda options: lane)
-    monkeypatch.setattr(cluster_gpus, "ClusterGpus", refuse)
+    monkeypatch.setattr(cluster_gpus, "ClusterGpus", Mock(side_effect=refused))
     with pytest.raises(InputError, match="work for other sessions"):
         choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions(scheduler="tcp://127.0.0.1:1"))
-    assert closed == ["lane"]
+    lane.close.assert_called_once_with()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import certificates, listening, outer_address, running_cluster
+from cluster_kit import listening, outer_address, running_cluster
 from processes import wait_until
 
 import autotile
@@ -25,13 +25,6 @@ RECIPE = re.compile(r"dask (scheduler [^`&#\n]+)")
 HOST = re.compile(r"(?<=://)(head|\$\(hostname\)|[\w.]+):8786")
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*/*.md"))]
 PAGES += sorted(ROOT.glob("examples/*/*.sh"))
-
-
-@pytest.fixture
-def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Variables that name certificates to Dask, which this process knows, too."""
-    with certificates(tmp_path, monkeypatch) as variables:
-        yield variables
 
 
 def has_ipv6() -> bool:
@@ -62,9 +55,7 @@ def working(
 
 
 @pytest.mark.parametrize(("host", "with_tls"), [("localhost", False), ("[::1]", True)])
-def test_all_ports_are_of_the_loopback_address(
-    bench: Any, tmp_path: Path, request: pytest.FixtureRequest, host: str, with_tls: bool
-) -> None:
+def test_all_ports_are_of_the_loopback_address(bench, tmp_path, request, host, with_tls):
     variables = request.getfixturevalue("tls") if with_tls else None
     with working(bench, tmp_path, variables, host if has_ipv6() else "127.0.0.1") as found:
         for ports in found:
@@ -72,7 +63,7 @@ def test_all_ports_are_of_the_loopback_address(
             assert [address for address, _ in ports if not ip_address(address).is_loopback] == []
 
 
-def test_with_tls_on_the_interface_that_reaches_the_scheduler(bench: Any, tmp_path: Path, tls: dict[str, str]) -> None:
+def test_with_tls_on_the_interface_that_reaches_the_scheduler(bench, tmp_path, tls):
     host = outer_address()
     if host is None:
         pytest.skip("this machine has the loopback address alone")
@@ -112,9 +103,7 @@ def answers_a_stranger(host: str, port: int, tls: Mapping[str, str]) -> bool:
         ("tcp://10.1.2.3:8786", False, r"not encrypted.*use tls://"),
     ],
 )
-def test_what_is_neither_loopback_nor_tls_is_refused_everywhere(
-    bench: Any, address: str, insecure: bool, said: str
-) -> None:
+def test_what_is_neither_loopback_nor_tls_is_refused_everywhere(bench, address, insecure, said):
     for connect in (autotile.worker, lambda address, **given: bench.tune(bench.record(), scheduler=address, **given)):
         with pytest.raises(InputError, match=said):
             connect(address, insecure=insecure)
@@ -126,12 +115,12 @@ def recipes() -> list[str]:
     return sorted({HOST.sub("HOST:PORT", recipe) for recipe in found})
 
 
-def test_the_pages_name_schedulers() -> None:
+def test_the_pages_name_schedulers():
     assert len(recipes()) >= 2
 
 
 @pytest.mark.parametrize("recipe", recipes())
-def test_a_scheduler_as_on_the_pages_is_open_to_nobody(tmp_path: Path, tls: Mapping[str, str], recipe: str) -> None:
+def test_a_scheduler_as_on_the_pages_is_open_to_nobody(tmp_path, tls, recipe):
     scheme, folder = "tls" if "tls://" in recipe else "tcp", tmp_path / "scheduler"
     host = (outer_address() if scheme == "tls" else None) or "127.0.0.1"
     with closing(socket.create_server((host, 0))) as free:

@@ -6,7 +6,6 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
@@ -15,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import ClusterKit, running_cluster
+from cluster_kit import running_cluster
 from gpu_calls import raced
 from judges import BEST, by_threads
 from processes import wait_until
 
 from autotile.core.documents import decode_json, encode_json, to_fields
-from autotile.core.model import Outcome, Trial
+from autotile.core.model import Outcome
 from autotile.errors import WorkerError
 from autotile.kernel.operation import Library
 from autotile.settings import read_settings
@@ -85,7 +84,7 @@ class Idle:
 
 
 @pytest.fixture
-def idle(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Idle]:
+def idle(bench, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "workers"), prepend=":")
     monkeypatch.setattr(cluster_worker, "Gpu", partial(Gpu, module="bad_worker"))
     made = Idle(bench)
@@ -93,23 +92,12 @@ def idle(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Idle]:
     made.end()
 
 
-def test_the_requests_of_a_session_share_what_was_set_up(idle: Idle) -> None:
-    kept = []
-    for _ in range(3):
-        idle.open("only")
-        kept.append(idle._plugin._backend)
-    assert kept[0] is kept[1] is kept[2]
-    idle.close("only")
-    idle.open("another")
-    assert idle._plugin._backend is not kept[0]
-
-
 def timers() -> set[threading.Timer]:
     """Return the timers that were not called off."""
     return {one for one in threading.enumerate() if isinstance(one, threading.Timer) and not one.finished.is_set()}
 
 
-def test_the_gpu_worker_of_an_idle_gpu_ends(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_worker_of_an_idle_gpu_ends(idle, monkeypatch):
     monkeypatch.setattr(cluster_worker, "_IDLE_S", 0.5)
     idle.open("first")
     (pid,) = idle.pids
@@ -121,13 +109,18 @@ def test_the_gpu_worker_of_an_idle_gpu_ends(idle: Idle, monkeypatch: pytest.Monk
     assert is_running(idle.pids[1])
 
 
-def test_the_next_session_takes_it_over_and_keeps_it(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_requests_of_a_session_share_what_was_set_up_and_the_next_takes_its_worker_over(idle, monkeypatch):
     monkeypatch.setattr(cluster_worker, "_IDLE_S", 1000.0)
     before = timers()  # of other tests, which end at any time
-    idle.open("first")
+    kept = []
+    for _ in range(3):
+        idle.open("first")
+        kept.append(idle._plugin._backend)
+    assert kept[0] is kept[1] is kept[2]
     idle.close("first")
     assert len(timers() - before) == 1
     idle.open("second")
+    assert idle._plugin._backend is not kept[0]
     assert not timers() - before  # what would end it is called off
     idle.close("second")
     idle.open("third")
@@ -138,7 +131,7 @@ def test_the_next_session_takes_it_over_and_keeps_it(idle: Idle, monkeypatch: py
 
 
 @pytest.fixture(scope="module")
-def second_inputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ClusterKit, Path]]:
+def second_inputs(tmp_path_factory):
     """A cluster whose GPUs log the seeds of verifications, and read from a file as what error second inputs end."""
     folder = tmp_path_factory.mktemp("cluster")
     (folder / "preload.py").write_text(PRELOAD.format(folder=str(folder)))
@@ -149,11 +142,11 @@ def second_inputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cl
 
 
 @pytest.fixture
-def tune_on_cluster(bench: Any, second_inputs: tuple[ClusterKit, Path]) -> Callable[[str], tuple[Any, list[str]]]:
+def tune_on_cluster(bench, second_inputs):
     """Tune on a simulated GPU whose second inputs end in an error of a kind, or in none; return the seeds, too."""
     kit, folder = second_inputs
 
-    def tune(error: str) -> tuple[Any, list[str]]:
+    def tune(error):
         bench.folder = folder
         (folder / "error").write_text(error)
         (folder / "seeds").write_text("")
@@ -168,7 +161,7 @@ def tune_on_cluster(bench: Any, second_inputs: tuple[ClusterKit, Path]) -> Calla
 
 
 @pytest.mark.parametrize("error", ["InputError", "ToolchainError"])
-def test_second_inputs_that_a_machine_cannot_draw(bench: Any, tune_on_cluster: Any, error: str) -> None:
+def test_second_inputs_that_a_machine_cannot_draw(bench, tune_on_cluster, error):
     result, (first, *others) = tune_on_cluster(error)
     assert result.winner.config == BEST
     assert len(result.ties) + len(result.refused) < len(bench.configs())
@@ -179,7 +172,7 @@ def test_second_inputs_that_a_machine_cannot_draw(bench: Any, tune_on_cluster: A
     assert set(others) == {"0"}  # what follows is verified with the first inputs
 
 
-def test_all_are_verified_with_second_inputs(tune_on_cluster: Any) -> None:
+def test_all_are_verified_with_second_inputs(tune_on_cluster):
     result, seeds = tune_on_cluster("")
     assert result.winner.config == BEST
     assert not any("one set of inputs" in one for one in result.notices)
@@ -187,7 +180,7 @@ def test_all_are_verified_with_second_inputs(tune_on_cluster: Any) -> None:
     assert "0" not in seeds
 
 
-def test_an_error_that_dask_cannot_send_ends_the_session(tune_on_cluster: Any) -> None:
+def test_an_error_that_dask_cannot_send_ends_the_session(tune_on_cluster):
     with pytest.raises(WorkerError, match="RecursionError"):
         tune_on_cluster("(lambda f: f(f))(lambda f: f(f)) or InputError")
 
@@ -240,31 +233,22 @@ class NearCluster(Cluster):
         return decode_json(sent.future.result(), GpuReply)
 
 
-@pytest.fixture
-def race(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Race two configurations of the tiny kernel and a library."""
+def test_kernels_and_the_library_of_its_machine_are_raced_where_a_gpu_is_free(bench, monkeypatch):
     monkeypatch.setattr(cluster_worker, "Gpu", FakeGpu)
     monkeypatch.setattr(cluster_gpus, "_FIRST_GPU_S", 0.1)
     FakeGpu.seen = []
 
-    def hold(*gpus: str) -> list[tuple[Trial, str]]:
+    def race(*gpus):
         cluster, problem = NearCluster(GpuPlugin(OfferedGpu("GPU-a", bench.device, 3))), bench.problem()
         finalists = [(bench.kernel, problem, by_threads(config)) for config in bench.configs()[:2]]
         options, lane = TuneOptions(scheduler="tcp://127.0.0.1:1", workers=1), Lane(gpus, None, cluster, bench.device)
         with Schedule.open(read_settings(), options, lambda _: None, lane) as schedule:
             return hold_contest(finalists, [Library("cublas", "")], problem, device=bench.device, schedule=schedule)
 
-    return hold
-
-
-def test_kernels_and_the_library_of_its_machine_are_raced(bench: Any, race: Any) -> None:
     raced = race("GPU-a")
     assert [trial.time_us for trial, _ in raced] == [10.0, 11.0, 12.0]
     assert [version for _, version in raced] == ["", "", "13.1.0"]
     assert FakeGpu.seen == [*(({"n": 4096}, 3, config) for config in bench.configs()[:2]), "closed"]
-
-
-def test_a_gpu_that_is_not_there_is_an_error(race: Any) -> None:
     with pytest.raises(WorkerError, match="no GPU of the cluster is free"):
         race("GPU-b")
 
@@ -276,7 +260,7 @@ class TestGrid:
     """Jobs of a grid, whose entries have problems of their own."""
 
     @pytest.fixture
-    def near(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[NearCluster]:
+    def near(self, bench, monkeypatch):
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         monkeypatch.setattr(cluster_worker, "Gpu", partial(Gpu, module="fake_sweep_worker"))
         plugin = GpuPlugin(OfferedGpu("GPU-a", bench.device, 3))
@@ -284,7 +268,7 @@ class TestGrid:
         plugin.teardown(None)
 
     @pytest.fixture
-    def gpu(self, near: NearCluster, bench: Any) -> Iterator[FreeGpu]:
+    def gpu(self, near, bench):
         with closing(FreeGpu(Lane(("GPU-a",), None, near, bench.device), 10.0)) as gpu:
             yield gpu
 
@@ -295,14 +279,7 @@ class TestGrid:
         cubin.write_bytes(b"cubin")
         return Time(tuple(Entry(Candidate(config, str(cubin)), workload=workload) for config in configs), grid=True)
 
-    def test_the_worker_of_its_machine_answers(self, near: NearCluster, gpu: FreeGpu, bench: Any) -> None:
-        (first,) = gpu.time(self.job(bench, GOOD))
-        assert first.outcome is Outcome.OK
-        assert near.plugin.handle(GpuRequest(session="other"), {}).is_busy
-        gpu.close()
-        assert not near.plugin.handle(GpuRequest(session="other"), {}).is_busy
-
-    def test_cubins_for_ragged_sizes_go_along(self, gpu: FreeGpu, bench: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    def test_cubins_for_ragged_sizes_go_along(self, gpu, bench, tmp_path, monkeypatch):
         monkeypatch.setenv("AUTOTILE_SWEEP_LOG", str(tmp_path / "entries.jsonl"))
         other = tmp_path / "other.cubin"
         other.write_bytes(b"for 1001 elements")
@@ -316,13 +293,16 @@ class TestGrid:
         assert sent["cubin_path"] != str(other)
         assert Path(sent["cubin_path"]).read_bytes() == b"for 1001 elements"
 
-    def test_a_death_is_blamed_on_its_entry(self, gpu: FreeGpu, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_death_is_blamed_on_its_entry_and_the_gpu_is_busy_until_it_is_closed(self, near, gpu, bench, monkeypatch):
         monkeypatch.setenv("AUTOTILE_FAULTY_SWEEP", "1")
         readings = gpu.time(self.job(bench, GOOD, {"THREADS": 64, "WORK": 4}, GOOD))
         assert [one.outcome for one in readings] == [Outcome.OK, Outcome.CRASHED, Outcome.OK]
         assert "exit code 3" in readings[1].reason
+        assert near.plugin.handle(GpuRequest(session="other"), {}).is_busy
+        gpu.close()
+        assert not near.plugin.handle(GpuRequest(session="other"), {}).is_busy
 
-    def test_another_machine_goes_on(self, near: NearCluster, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_another_machine_goes_on(self, near, bench, monkeypatch):
         near.absent.add("GPU-b")
         looks = iter([["GPU-b"], ["GPU-a"]])
         monkeypatch.setattr(near, "look", lambda: next(looks))

@@ -6,9 +6,7 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -22,7 +20,7 @@ NOTICE = "replayed from measurements recorded on NVIDIA H200"
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
-def test_the_command_says_it_first_and_once(bench: Any, scale_toml: Path, words: tuple[str, ...]) -> None:
+def test_the_command_says_it_first_and_once(bench, scale_toml, words):
     command = ["tune", str(scale_toml), "n=4096", f"--replay={bench.record()}", *words]
     answer = CliRunner().invoke(app, command, catch_exceptions=False)
     lines = answer.stderr.splitlines()
@@ -33,7 +31,7 @@ def test_the_command_says_it_first_and_once(bench: Any, scale_toml: Path, words:
     assert answer.stdout.count(NOTICE) == (1 if words else 0)  # the document repeats it for programs
 
 
-def test_on_a_terminal_it_stays_above_the_live_line(bench: Any) -> None:
+def test_on_a_terminal_it_stays_above_the_live_line(bench):
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=200, markup=False)
     with TuneProgress(console) as progress:
@@ -42,9 +40,7 @@ def test_on_a_terminal_it_stays_above_the_live_line(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
-def test_a_broken_kernel_is_the_users_fault_and_said_once(
-    rewrite: Callable[..., Any], scale_toml: Path, words: tuple[str, ...]
-) -> None:
+def test_a_broken_kernel_is_the_users_fault_and_said_once(rewrite, scale_toml, words):
     bench = rewrite({"factor * x[i]": "factor * z[i]"})
     command = ["tune", str(scale_toml), "n=4096", f"--replay={bench.record()}", *words]
     answer = CliRunner().invoke(app, command)
@@ -67,7 +63,7 @@ print(*(name for name, file in found.items() if name.startswith("autotile.") and
 """
 
 
-def test_a_session_needs_few_modules(bench: Any) -> None:
+def test_a_session_needs_few_modules(bench):
     command = [sys.executable, "-c", PROGRAM, str(bench.kernel.spec.source), str(bench.record())]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOTILE_DB": str(read_settings().database)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -2,14 +2,13 @@
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from cache_settings import SLOW, cache_settings
@@ -38,22 +37,22 @@ def slow_job(depth: int, name: str = "") -> CompileJob:
 
 
 @pytest.fixture(scope="module")
-def kit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterKit]:
+def kit(tmp_path_factory):
     pytest.importorskip("cuda.bindings", reason="NVRTC is not installed")
     with running_cluster(tmp_path_factory.mktemp("cluster")) as kit:
-        kit.farm = kit.worker("--compile", "2")  # type: ignore[attr-defined]
+        kit.farm = kit.worker("--compile", "2")
         yield kit
 
 
 @pytest.fixture
-def farm(kit: ClusterKit) -> Iterator[ClusterCompilers]:
+def farm(kit):
     with closing(Cluster(kit.scheduler, insecure=False)) as cluster:
         wait_until(lambda: cluster.compilers.slots == 2)
         yield cluster.compilers
 
 
 @pytest.fixture
-def busy_pool(farm: ClusterCompilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CompilePool]:
+def busy_pool(farm, tmp_path, monkeypatch):
     """A pool whose own core is busy, so that everything goes to the farm."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "workers"), prepend=":")
     with closing(CompilePool(cache_settings(tmp_path / "cache"), 1, 60.0, module="bad_worker", farm=farm)) as pool:
@@ -63,11 +62,11 @@ def busy_pool(farm: ClusterCompilers, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def compile_workers(kit: ClusterKit) -> list[int]:
     """Return the compile workers of the farm."""
-    below = children(kit.farm.pid)  # type: ignore[attr-defined]
+    below = children(kit.farm.pid)
     return [pid for pid in below if COMPILE_WORKER in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def test_cubins_come_back_into_the_own_cache(busy_pool: CompilePool, tmp_path: Path) -> None:
+def test_cubins_come_back_into_the_own_cache(busy_pool, tmp_path):
     futures = [busy_pool.submit(partial(job, value)) for value in range(6)]
     compiled = [future.result() for future in futures]
     with closing(CompilePool(cache_settings(tmp_path / "other"), 1, 60.0)) as local:
@@ -82,7 +81,7 @@ def test_cubins_come_back_into_the_own_cache(busy_pool: CompilePool, tmp_path: P
     assert again.result().cubin == cubins[0]
 
 
-def test_headers_are_sent_along(busy_pool: CompilePool, tmp_path: Path) -> None:
+def test_headers_are_sent_along(busy_pool, tmp_path):
     found = []
     for other in (1, 2):
         header = tmp_path / f"headers{other}" / "value.h"
@@ -97,7 +96,7 @@ def test_headers_are_sent_along(busy_pool: CompilePool, tmp_path: Path) -> None:
     assert len({one.cubin.cubin_hash for one in found}) == 3  # 0 + 2 is 1 + 1
 
 
-def test_failures_are_those_of_one_candidate(busy_pool: CompilePool, kit: ClusterKit) -> None:
+def test_failures_are_those_of_one_candidate(busy_pool, kit):
     wrong = busy_pool.submit(lambda: replace(JOB, options=("-DVALUE=oops",))).result()
     assert wrong.outcome is Outcome.COMPILE_FAILED
     assert "oops" in wrong.reason
@@ -114,45 +113,34 @@ def test_failures_are_those_of_one_candidate(busy_pool: CompilePool, kit: Cluste
     assert busy_pool.submit(lambda: job(101)).result().outcome is Outcome.OK
 
 
-def test_a_machine_that_dies_costs_no_candidate(
-    busy_pool: CompilePool, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_that_dies_costs_no_candidate(busy_pool, kit, monkeypatch):
     """Its process of Dask is replaced, and compiles again."""
     monkeypatch.setattr(cluster_compilers, "_MIN_PATIENCE_S", 60.0)
     futures = [busy_pool.submit(partial(slow_job, 12, f"killed {n}")) for n in range(2)]
     wait_until(lambda: len(compile_workers(kit)) == 2)
-    for pid in children(kit.farm.pid):  # type: ignore[attr-defined]
+    for pid in children(kit.farm.pid):
         os.kill(pid, signal.SIGKILL)
     assert [future.result(60).outcome for future in futures] == [Outcome.OK] * 2
 
 
-def test_what_the_farm_has_not_done_is_compiled_here(
-    farm: ClusterCompilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_farm_has_not_done_is_compiled_here(farm, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster_compilers, "_MIN_PATIENCE_S", 0.0)
     monkeypatch.setattr(cluster_compilers, "_CHECK_S", 0.05)
-    begun = threading.Event()
-    submit = farm.submit
-
-    def note(*given: Any) -> Any:
-        begun.set()
-        return submit(*given)
-
-    monkeypatch.setattr(farm, "submit", note)
+    monkeypatch.setattr(farm, "submit", submit := Mock(wraps=farm.submit))
     with closing(CompilePool(cache_settings(tmp_path / "cache"), 1, 60.0, farm=farm)) as pool:
         futures = [pool.submit(partial(slow_job, 11, f"given back {n}")) for n in range(3)]
         assert [future.result(60).outcome for future in futures] == [Outcome.OK] * 3
-    assert begun.is_set()
+    assert submit.called
 
 
-def test_a_session_that_ends_waits_for_nothing(busy_pool: CompilePool) -> None:
+def test_a_session_that_ends_waits_for_nothing(busy_pool):
     futures = [busy_pool.submit(partial(slow_job, 16, f"left {n}"), 5.0) for n in range(4)]
     busy_pool.close()
     assert all(future.done() for future in futures)
     assert {future.result().outcome for future in futures if not future.cancelled()} == {Outcome.NOT_COMPILED}
 
 
-def test_another_toolchain_is_not_used(kit: ClusterKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_toolchain_is_not_used(kit, monkeypatch):
     monkeypatch.setattr(cluster_compilers, "toolchain", lambda: "autotile 0.0 and NVRTC 1.0")
     with closing(Cluster(kit.scheduler, insecure=False)) as cluster:
         farm = cluster.compilers
@@ -163,9 +151,7 @@ def test_another_toolchain_is_not_used(kit: ClusterKit, monkeypatch: pytest.Monk
     assert notice.endswith("and this session with autotile 0.0 and NVRTC 1.0: they are not used")
 
 
-def test_a_session_uses_simulated_gpus_and_the_farm(
-    bench: Any, kit: ClusterKit, farm: ClusterCompilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_uses_simulated_gpus_and_the_farm(bench, kit, farm, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster_compilers, "_MIN_PATIENCE_S", 60.0)
     monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))
     recording = bench.record()
@@ -180,19 +166,12 @@ def test_a_session_uses_simulated_gpus_and_the_farm(
     assert sum(result.outcomes.values()) == len(bench.configs())
 
 
-class _Lost:
-    """A connection that is lost."""
-
-    def offers(self) -> list[dict[str, float]]:
-        return [{cluster_compilers.COMPILERS + cluster_compilers.toolchain(): 4}]
-
-    def submit(self, function: Callable[..., Any], *arguments: Any, resource: str) -> Any:
-        raise WorkerError("the scheduler is lost")
-
-
-def test_without_a_connection_and_what_other_machines_lack_is_compiled_here(tmp_path: Path) -> None:
+def test_without_a_connection_and_what_other_machines_lack_is_compiled_here(tmp_path):
+    lost: Any = Mock()
+    lost.offers.return_value = [{cluster_compilers.COMPILERS + cluster_compilers.toolchain(): 4}]
+    lost.submit.side_effect = WorkerError("the scheduler is lost")
     with (
-        closing(ClusterCompilers(_Lost())) as farm,
+        closing(ClusterCompilers(lost)) as farm,
         closing(CompilePool(cache_settings(tmp_path / "cache"), 1, 60.0, farm=farm)) as pool,
     ):
         futures = [pool.submit(partial(job, value)) for value in range(3)]
@@ -207,6 +186,6 @@ LACKING = b'{"cubin_hash": "00", "functions": {"f": {"symbol": "f", "resources":
 
 
 @pytest.mark.parametrize("answer", [None, b"", b"{}\n", b"{}\ncubin", b'{"outcome": "splendid"}\n', LACKING])
-def test_damaged_answers_are_refused(answer: object) -> None:
+def test_damaged_answers_are_refused(answer):
     with pytest.raises(DataError):
         cluster_compilers._read(answer)

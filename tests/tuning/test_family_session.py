@@ -2,10 +2,9 @@
 
 import signal
 import threading
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,21 +12,19 @@ from judges import FAMILY_SIZES as SIZES
 from judges import FEW, MANY, by_size, failed, timed
 
 from autotile.core.model import Config, Outcome, Trial, config_key
-from autotile.database.database import Database
 from autotile.database.learned import FamilyState, family_state, save_family_state
 from autotile.errors import InputError
 from autotile.families.family import parse_family
 from autotile.serving import dispatcher as serving
 from autotile.serving.dispatcher import get_best_kernel
-from autotile.settings import read_settings
 from autotile.tuning import schedule
-from autotile.tuning.family_session import FamilyResult, tune_family
+from autotile.tuning.family_session import tune_family
 from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.progress_state import Progress
 
 
 @pytest.fixture
-def recorded(bench: Any) -> None:
+def recorded(bench):
     """Recordings in which FEW is best up to 10,000 elements, and MANY beyond."""
     for n in SIZES:
         bench.record(by_size(n), n=n)
@@ -48,20 +45,19 @@ def record_by_alignment(bench: Any, sizes: tuple[int, ...] = PAIRS) -> None:
 
 
 @pytest.fixture
-def run(bench: Any) -> Callable[..., FamilyResult]:
+def run(bench):
     """Tune a family of the tiny kernel from the test's own recordings."""
 
     def tune(
-        words: str = "n=1000..65536",
-        observe: Callable[[Progress], None] = lambda _: None,
-        plan: FamilyPlan | None = None,
-        **options: Any,
-    ) -> FamilyResult:
-        settings = replace(read_settings(), recording_folders=(bench.folder,))
+        words="n=1000..65536",
+        observe=lambda _: None,
+        plan=None,
+        **options,
+    ):
         chosen = TuneOptions(**{"replay": "auto", "workers": 1, **options})
         family = parse_family(bench.kernel.spec, words.split())
         plan = plan or FamilyPlan(points=6, max_configs=4)
-        return tune_family(bench.kernel, family, "float32", settings, chosen, plan=plan, observe=observe)
+        return tune_family(bench.kernel, family, "float32", bench.settings, chosen, plan=plan, observe=observe)
 
     return tune
 
@@ -78,7 +74,7 @@ def serve(bench: Any, n: int) -> Any:
 
 
 class TestRule:
-    def test_it_serves_what_is_best_at_each_point(self, bench: Any, run: Any, recorded: None) -> None:
+    def test_it_serves_what_is_best_at_each_point(self, bench, run, recorded, database):
         result = run()
         rule = result.rule
         assert [point.sizes["n"] for point in sorted(rule.points, key=lambda p: p.sizes["n"])] == list(SIZES)
@@ -92,12 +88,12 @@ class TestRule:
         assert not rule.in_force  # serving the nearest equals it
         kernel = serve(bench, 2999)
         assert (kernel.tier, kernel.config) == ("nearest", FEW)
-        with Database.open(read_settings().database) as database:  # progress is forgotten when there is a rule
-            (stored,) = database.rules("scale")
-            assert stored.rule == rule
-            of = stored.key, stored.rule.family
-            assert family_state(database, *of) is None
-            save_family_state(database, *of, stored.device, FamilyState({"points": []}, 5, 5))
+        # progress is forgotten when there is a rule
+        (stored,) = database.rules("scale")
+        assert stored.rule == rule
+        of = stored.key, stored.rule.family
+        assert family_state(database, *of) is None
+        save_family_state(database, *of, stored.device, FamilyState({"points": []}, 5, 5))
         before, steps = len(bench.stored()), set[str]()
         few = run(observe=lambda step: steps.add(step.path[0].of), plan=FamilyPlan(points=6, max_configs=1))
         assert (steps, len(bench.stored())) == ({"tuning point"}, before)  # what is measured is not measured again
@@ -105,7 +101,7 @@ class TestRule:
         assert len(few.rule.configs) == 1
         assert few.rule.mean_loss > 0
 
-    def test_one_that_helps_is_in_force_and_served_and_its_points_exactly(self, bench: Any, run: Any) -> None:
+    def test_one_that_helps_is_in_force_and_served_and_its_points_exactly(self, bench, run):
         record_by_alignment(bench)
         result = run(plan=FamilyPlan(points=len(PAIRS), max_configs=4))
         judgement = result.rule.judgement
@@ -117,7 +113,7 @@ class TestRule:
         assert (near.tier, near.config, near.source) == ("family", FEW, "replayed")
         assert (exact.tier, exact.config) == ("exact", FEW)
 
-    def test_few_points_are_no_judgement_and_no_rule_is_in_force(self, bench: Any, run: Any) -> None:
+    def test_few_points_are_no_judgement_and_no_rule_is_in_force(self, bench, run):
         record_by_alignment(bench, PAIRS[:4])
         result = run(plan=FamilyPlan(points=24, max_configs=4))
         judgement = result.rule.judgement
@@ -129,7 +125,7 @@ class TestRule:
         assert kernel.tier != "family"
         assert "is not in force: 4 held-out points are too few to judge it, at least 5" in kernel.explain()
 
-    def test_noise_is_not_taken_for_a_gain(self, bench: Any, run: Any) -> None:
+    def test_noise_is_not_taken_for_a_gain(self, bench, run):
         """Every configuration takes the same time but for noise: whatever the rule chooses is not better for sure."""
         draw = np.random.default_rng(2)
         for n in PAIRS:
@@ -142,8 +138,8 @@ class TestRule:
         assert kernel.tier != "family"
         assert "which is not clearly better" in kernel.explain()
 
-    def test_a_configuration_that_fails_at_any_point_is_not_among_them(self, bench: Any, run: Any) -> None:
-        def judge(config: Config) -> Trial:
+    def test_a_configuration_that_fails_at_any_point_is_not_among_them(self, bench, run):
+        def judge(config):
             return failed(config, Outcome.WRONG_RESULT) if config == MANY else timed(config, 10.0)
 
         for n in SIZES:
@@ -153,10 +149,10 @@ class TestRule:
         assert result.rule.mean_loss == 0.0  # relative to the best configuration that may be served
 
 
-def test_on_several_gpus_points_are_tuned_at_the_same_time_and_the_rule_is_the_same(run: Any, recorded: None) -> None:
+def test_on_several_gpus_points_are_tuned_at_the_same_time_and_the_rule_is_the_same(run, recorded):
     threads: dict[int, set[int]] = {}
 
-    def observe(step: Progress) -> None:
+    def observe(step):
         if step.path[0].of == "tuning point":
             threads.setdefault(step.path[0].number, set()).add(threading.get_ident())
 
@@ -172,7 +168,7 @@ def test_on_several_gpus_points_are_tuned_at_the_same_time_and_the_rule_is_the_s
 
 
 class TestResuming:
-    def test_a_run_that_was_broken_off_goes_on(self, bench: Any, run: Any, recorded: None) -> None:
+    def test_a_run_that_was_broken_off_goes_on(self, bench, run, recorded):
         with pytest.raises(RuntimeError, match="killed"):
             run(observe=kill_at_third)
         steps: set[tuple[str, int]] = set()
@@ -181,8 +177,8 @@ class TestResuming:
         assert min(number for phase, number in steps if phase == "tuning point") == 3
         assert result.rule == run(fresh=True).rule
 
-    def test_another_plan_begins_anew_and_ctrl_c_keeps_what_was_tuned(self, run: Any, recorded: None) -> None:
-        def interrupt(step: Progress) -> None:
+    def test_another_plan_begins_anew_and_ctrl_c_keeps_what_was_tuned(self, run, recorded, database):
+        def interrupt(step):
             if step.path[0].number == 2 and step.phase == "searching" and step.done == 2:
                 signal.raise_signal(signal.SIGINT)
 
@@ -190,13 +186,10 @@ class TestResuming:
             run(observe=kill_at_third, trials=1)
         result = run(observe=interrupt)
         assert (result.interrupted, result.resumed, result.to_json()["rule"]) == (True, 0, None)
-        with Database.open(read_settings().database) as database:
-            assert database.rules() == []
+        assert database.rules() == []
         assert run().resumed == 1
 
-    def test_candidates_are_measured_where_the_search_would_not_try_them(
-        self, bench: Any, run: Any, rewrite: Any, recorded: None
-    ) -> None:
+    def test_candidates_are_measured_where_the_search_would_not_try_them(self, bench, run, rewrite, recorded, database):
         """And these trials count in later sessions."""
         bench.kernel = rewrite(
             {"[launch]": '[heuristics]\nwork_for_many = "WORK == 1 or n > 10000"\n\n[launch]'}
@@ -205,30 +198,23 @@ class TestResuming:
         many = next(number for number, one in enumerate(rule.configs) if one.config == MANY)
         times_us = {point.sizes["n"]: point.times_us[many] for point in rule.points}
         assert [times_us[n][0] for n in SIZES] == [19.0] * 3 + [10.0] * 3
-        with Database.open(read_settings().database) as database:
-            study = next(study for study in database.studies() if study.key.sizes == {"n": SIZES[1]})
-            tried = database.tried(study.study_id)
+        study = next(study for study in database.studies() if study.key.sizes == {"n": SIZES[1]})
+        tried = database.tried(study.study_id)
         assert config_key(MANY) in tried
         assert config_key({"THREADS": 128, "WORK": 2}) not in tried
         assert bench.tune(bench.folder / "1.npz", n=SIZES[1]).resumed == len(tried)
 
 
-def test_a_budget_is_shared_and_kept(run: Any, recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float] = []
-    tune = schedule.tune
-
-    def noted(*arguments: Any, **named: Any) -> Any:
-        given.append(arguments[3].budget_s)
-        return tune(*arguments, **named)
-
-    monkeypatch.setattr(schedule, "tune", noted)
+def test_a_budget_is_shared_and_kept(run, recorded, monkeypatch):
+    monkeypatch.setattr(schedule, "tune", tune := Mock(wraps=schedule.tune))
     assert run(budget_s=600.0).rule is not None
+    given = [call.args[3].budget_s for call in tune.call_args_list]
     assert all(0 < share <= 600 for share in given)
     assert min(given[:6]) > 0.8 * 600 / 6 - 10  # an equal part of four fifths, less the overhead of a session
     assert max(given[:6]) < 0.8 * 600
 
 
-def test_what_cannot_be_replayed_or_does_not_run_is_refused(bench: Any, run: Any) -> None:
+def test_what_cannot_be_replayed_or_does_not_run_is_refused(bench, run):
     with pytest.raises(InputError, match="leave the file's name out"):
         run(replay="some.npz")
     for n in SIZES[:2]:

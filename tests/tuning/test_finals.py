@@ -1,9 +1,9 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,33 +12,29 @@ from judges import failed, timed
 
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial
 from autotile.errors import InputError
-from autotile.tuning.finals import FinalRules, Finals, choose_finalists, hold_race, run_finals
+from autotile.tuning.finals import FinalRules, Finals, choose_finalists, run_finals
 from autotile.workers.jobs import Candidate, Check, Race, Reading, finals_limit_s
 from autotile.workers.sanitizer import Finding
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
 
 
+@dataclass
 class Racer:
     """Backend with given times for the race; None where no race is possible."""
 
-    source: Literal["cuda", "replayed"] = "cuda"
-    refused_seed: int | None = None
+    times_us: dict[int, Sequence[float]] | None
+    faulty: Sequence[Config] = ()
+    findings: Sequence[Finding] = ()
+    wrong_when_timed: Sequence[Config] = ()
+    breaks_race: Sequence[Config] = ()
+    takes_s: float = 0.0
+    fails_after_s: float = 0.0
 
-    def __init__(
-        self,
-        times_us: dict[int, Sequence[float]] | None,
-        faulty: Sequence[Config] = (),
-        findings: Sequence[Finding] = (),
-        *,
-        wrong_when_timed: Sequence[Config] = (),
-        breaks_race: Sequence[Config] = (),
-        takes_s: float = 0.0,
-        fails_after_s: float = 0.0,
-    ) -> None:
-        self._times_us, self._faulty, self._findings = times_us, faulty, list(findings)
-        self._wrong_when_timed, self._breaks_race = wrong_when_timed, list(breaks_race)
-        self._takes_s, self._fails_after_s = takes_s, fails_after_s
+    source = "cuda"
+    refused_seed = None
+
+    def __post_init__(self) -> None:
         self.rounds = self.races = self.repeats = self.seed = 0
         self.precision = 0.0
         self.verified: list[Config] = []
@@ -56,27 +52,27 @@ class Racer:
         self.repeats = max(self.repeats, repeats)  # those of the winner
         self.verified.append(candidate.config)
         self.limits_s.append(limit_s)
-        if candidate.config in (*self._faulty, *self._breaks_race):
-            time.sleep(self._fails_after_s)
+        if candidate.config in (*self.faulty, *self.breaks_race):
+            time.sleep(self.fails_after_s)
             return Reading(Outcome.WRONG_RESULT, "sometimes", "verify")
-        done = repeats if limit_s is None or not self._takes_s else int(min(1.0, limit_s / self._takes_s) * repeats)
-        time.sleep(self._takes_s * done / repeats)
+        done = repeats if limit_s is None or not self.takes_s else int(min(1.0, limit_s / self.takes_s) * repeats)
+        time.sleep(self.takes_s * done / repeats)
         digest = self.digests.get(candidate.config["TILE"])
         found = {OUTPUT_DIGEST: digest} if digest else {}
         return Reading(Outcome.OK, stage="verify", telemetry={"repeats": done, **found})
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        return [self._findings if candidate.config == A else [] for candidate in candidates]
+        return [list(self.findings) if candidate.config == A else [] for candidate in candidates]
 
     def race(self, job: Race) -> list[Reading] | None:
         self.rounds, self.precision = job.rounds, job.precision
         self.races += 1
         candidates = [one.candidate for one in job.entries if one.candidate is not None]
-        if self._times_us is None or any(c.config in self._breaks_race for c in candidates):
+        if self.times_us is None or any(c.config in self.breaks_race for c in candidates):
             return None
-        wrong = [Outcome.WRONG_RESULT if c.config in self._wrong_when_timed else Outcome.OK for c in candidates]
+        wrong = [Outcome.WRONG_RESULT if c.config in self.wrong_when_timed else Outcome.OK for c in candidates]
         return [
-            raced(self._times_us[int(c.config["TILE"])], outcome) for c, outcome in zip(candidates, wrong, strict=True)
+            raced(self.times_us[int(c.config["TILE"])], outcome) for c, outcome in zip(candidates, wrong, strict=True)
         ]
 
 
@@ -108,27 +104,25 @@ def hold(
         ([failed(D, Outcome.CRASHED)], None, 12, []),
     ],
 )
-def test_finalists_are_chosen(
-    trials: list[Trial], incumbent: Config | None, count: int, expected: list[Config]
-) -> None:
+def test_finalists_are_chosen(trials, incumbent, count, expected):
     assert configs_of(choose_finalists(trials, FinalRules(D, incumbent), count)) == expected
 
 
 @pytest.mark.parametrize(
     ("limit_s", "expected"), [(10.0, [A, B, C, D]), (math.inf, [A, B, C, D]), (1.0, [A, B, D]), (0.1, [A, B, D])]
 )
-def test_those_who_cannot_race_in_time_stay_out(limit_s: float, expected: list[Config]) -> None:
+def test_those_who_cannot_race_in_time_stay_out(limit_s, expected):
     trials = [timed(A, 10_000.0), timed(B, 11_000.0), timed(C, 12_000.0), timed(D, 13_000.0)]
     assert configs_of(choose_finalists(trials, FinalRules(D, limit_s=limit_s), 12)) == expected
 
 
 @pytest.mark.parametrize(("time_us", "search_s", "limit_s"), [(999.0, 600.0, 0.8), (1000.0, 600.0, 60.8)])
-def test_finals_take_a_second_or_a_tenth_of_the_search_more(time_us: float, search_s: float, limit_s: float) -> None:
+def test_finals_take_a_second_or_a_tenth_of_the_search_more(time_us, search_s, limit_s):
     assert finals_limit_s(time_us, search_s) == limit_s
 
 
 class TestRace:
-    def test_paired_times_decide_whatever_the_search_measured(self) -> None:
+    def test_paired_times_decide_whatever_the_search_measured(self):
         drift = [1.0 + 0.05 * i for i in range(9)]
         racer = Racer({1: [10 * d for d in drift], 2: [9.9 * d for d in drift], 4: [20 * d for d in drift]})
         finals = hold(by_tile([A, B, D]), racer)
@@ -138,44 +132,43 @@ class TestRace:
         assert (finals.winner.stage, len(finals.winner.measurement.samples_us)) == ("finals", 9)
 
     @pytest.mark.parametrize(("incumbent", "winner", "tie", "best_us"), [(None, A, B, 10.4), (B, B, A, 10.5)])
-    def test_what_cannot_be_told_apart_is_a_tie_which_the_incumbent_wins(
-        self, incumbent: Config | None, winner: Config, tie: Config, best_us: float
-    ) -> None:
+    def test_what_cannot_be_told_apart_is_a_tie_which_the_incumbent_wins(self, incumbent, winner, tie, best_us):
         racer = Racer({1: [10, 11, 10, 11, 10, 11, 10, 11, 10.4], 2: [10.5] * 9, 4: [20] * 9})
         finals = hold(by_tile([A, B, D]), racer, incumbent=incumbent)
         assert (finals.winner.config, finals.ties) == (winner, (tie,))
         assert finals.speedup.value == pytest.approx(20 / best_us)
 
-    def test_a_slower_incumbent_loses_and_the_default_may_win(self) -> None:
+    def test_a_slower_incumbent_loses_and_the_default_may_win(self):
         racer = Racer({1: [10.0] * 9, 2: [10.5] * 9, 4: [20.0] * 9})
         assert hold(by_tile([A, B, D]), racer, incumbent=B).winner.config == A
         finals = hold(by_tile([A, D]), Racer({1: [10.0] * 9, 4: [5.0] * 9}))
         assert (finals.winner.config, finals.speedup.low, finals.speedup.high) == (D, 1.0, 1.0)
 
-    def test_a_pruned_default_that_ran_the_race_is_measured_for_good(self) -> None:
+    def test_a_pruned_default_that_ran_the_race_is_measured_for_good(self):
         finals = hold([timed(A, 1.0), timed(D, 3.0, Outcome.PRUNED)], Racer({1: [10.0] * 9, 4: [20.0] * 9}))
         assert finals.default.outcome is Outcome.OK
 
-    def test_one_finalist_needs_no_race(self) -> None:
-        racer = Racer({})
-        finals = hold([timed(A, 1.0)], racer)
-        assert (finals.winner.config, finals.default, finals.speedup, finals.ties) == (A, None, None, ())
-        assert racer.rounds == 0
+    def test_one_finalist_needs_no_race(self):
+        finals = hold([timed(A, 1.0)], racer := Racer({}))
+        assert (finals.winner.config, finals.default, finals.speedup, finals.ties, racer.rounds) == (
+            A,
+            None,
+            None,
+            (),
+            0,
+        )
 
-    @pytest.mark.parametrize(("time_us", "rounds"), [(10.0, 60), (30_000.0, 50), (2e6, 9)])
-    def test_long_kernels_run_fewer_rounds(self, time_us: float, rounds: int) -> None:
+    @pytest.mark.parametrize(
+        ("time_us", "limit_s", "rounds"),
+        [(10.0, math.inf, 60), (30_000.0, math.inf, 50), (2e6, math.inf, 9), (10_000.0, 1.0, 15)],
+    )
+    def test_long_kernels_run_fewer_rounds(self, time_us, limit_s, rounds):
         racer = Racer(None)
-        hold([timed(A, time_us), timed(B, time_us)], racer)
-        assert racer.rounds == rounds
-
-    def test_a_race_has_the_time_and_the_precision_of_the_rules(self) -> None:
-        racer = Racer(TIMES_US)
-        racing = [(timed(config, 10_000.0), Candidate(config, "a.cubin")) for config in (A, B)]
-        hold_race(racer, racing, [0, 1], FinalRules(D, limit_s=1.0, precision=0.01))
-        assert (racer.precision, racer.rounds) == (0.01, 15)
+        hold([timed(A, time_us), timed(B, time_us)], racer, limit_s=limit_s, precision=0.01)
+        assert (racer.precision, racer.rounds) == (0.01, rounds)
 
 
-def test_without_a_race_recorded_intervals_decide_and_the_incumbent_stays_among_ties() -> None:
+def test_without_a_race_recorded_intervals_decide_and_the_incumbent_stays_among_ties():
     """In replay, and if the worker died during the race."""
     trials = [timed(A, 10.0), timed(B, 10.1), timed(C, 11.0), timed(D, 20.0)]
     finals = hold(trials, Racer(None))
@@ -190,7 +183,7 @@ TIMES_US = {1: [1.0] * 9, 2: [2.0] * 9, 3: [2.0] * 9, 4: [4.0] * 9}
 
 
 class TestChecks:
-    def test_the_next_one_wins_where_the_fastest_is_faulty(self) -> None:
+    def test_the_next_one_wins_where_the_fastest_is_faulty(self):
         finals = hold(ALL, Racer(TIMES_US, faulty=[A]))
         assert (finals.winner.config, finals.ties, finals.speedup.value) == (B, (C,), 2.0)
         (refused,) = finals.refused
@@ -205,23 +198,21 @@ class TestChecks:
             ([B, C, D], [C], None, [B, D]),  # a tie
         ],
     )
-    def test_a_faulty_one_is_refused(
-        self, finalists: list[Config], faulty: list[Config], incumbent: Config | None, ranked: list[Config]
-    ) -> None:
+    def test_a_faulty_one_is_refused(self, finalists, faulty, incumbent, ranked):
         finals = hold(by_tile(finalists), Racer(TIMES_US, faulty=faulty), incumbent=incumbent)
         assert (configs_of(finals.ranked), finals.ties) == (ranked, ())
         assert configs_of(finals.refused) == faulty
         assert {(trial.outcome, trial.measurement) for trial in finals.refused} == {(Outcome.WRONG_RESULT, None)}
         assert (finals.speedup is None, finals.default is None) == (D not in ranked, D not in ranked)
 
-    def test_all_that_are_ranked_are_verified_once(self) -> None:
+    def test_all_that_are_ranked_are_verified_once(self):
         racer = Racer(TIMES_US, faulty=[D])
         finals = hold(ALL, racer)
         assert racer.verified == [A, B, C, D]
         assert racer.limits_s[0] is None
         assert (configs_of(finals.ranked), finals.default, finals.speedup) == ([A, B, C], None, None)
 
-    def test_the_digest_of_all_repeats_is_kept(self) -> None:
+    def test_the_digest_of_all_repeats_is_kept(self):
         racer = Racer(TIMES_US)
         racer.digests = {1: VARYING_OUTPUTS, 2: "in:out"}
         stored = {OUTPUT_DIGEST: "in:out", "power_w": 5}
@@ -232,21 +223,21 @@ class TestChecks:
         assert found[2] == found[3] == stored
 
     @pytest.mark.parametrize(("times_us", "incumbent"), [([1.0] * 9, None), ([], A)], ids=["late", "before any round"])
-    def test_what_was_wrong_in_a_timed_launch_is_refused(self, times_us: list[float], incumbent: Config | None) -> None:
+    def test_what_was_wrong_in_a_timed_launch_is_refused(self, times_us, incumbent):
         racer = Racer({**TIMES_US, 1: times_us}, wrong_when_timed=[A])
         finals = hold(by_tile([A, B, D]), racer, incumbent=incumbent)
         assert configs_of(finals.ranked) == [B, D]
         assert [(t.config, t.stage, t.measurement) for t in finals.refused] == [(A, "finals", None)]
         assert A not in racer.verified
 
-    def test_a_finalist_that_breaks_the_race_is_found_and_the_others_race_again(self) -> None:
+    def test_a_finalist_that_breaks_the_race_is_found_and_the_others_race_again(self):
         racer = Racer(TIMES_US, breaks_race=[A])
         finals = hold([timed(A, 1.0), timed(B, 9.0), timed(C, 3.0), timed(D, 4.0)], racer)
         assert (racer.races, configs_of(finals.refused)) == (2, [A])
         assert (finals.winner.config, finals.winner.time_us) == (B, 2.0)
         assert sorted(t["TILE"] for t in racer.verified) == [1, 2, 3, 4]
 
-    def test_a_tie_that_could_not_be_verified_as_often_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_tie_that_could_not_be_verified_as_often_is_none(self, monkeypatch):
         monkeypatch.setattr(import_module("autotile.tuning.finals"), "_MIN_CHECK_S", 0.01)
         times = {tile: [2.0] * 9 for tile in (1, 2, 3, 4)}
         finals = hold([timed(c, 2.0) for c in (A, B, C, D)], Racer(times, takes_s=0.03), limit_s=0.07)
@@ -254,26 +245,26 @@ class TestChecks:
         said = "2 configurations as fast as the winner could not be verified as often within 0.07 s, and are not listed"
         assert finals.notices == (f"{said} as ties",)
 
-    def test_after_an_interrupt_the_race_takes_no_time_from_the_checks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_after_an_interrupt_the_race_takes_no_time_from_the_checks(self, monkeypatch):
         monkeypatch.setattr(import_module("autotile.tuning.finals"), "_HURRIED_CHECKS_S", 0.1)
         racer = Racer({tile: [2.0] * 9 for tile in (1, 2, 4)})
         monkeypatch.setattr(racer, "race", lambda job, race=racer.race: time.sleep(0.15) or race(job))
         assert hold([timed(c, 2.0) for c in (A, B, D)], racer, hurried=True).ties == (B, D)
 
-    def test_a_new_winner_gets_all_repeats(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_new_winner_gets_all_repeats(self, monkeypatch):
         monkeypatch.setattr(import_module("autotile.tuning.finals"), "_MIN_CHECK_S", 0.01)
         racer = Racer({1: [1.0] * 9, 2: [1.0] * 9, 4: [4.0] * 9}, wrong_when_timed=[A], takes_s=0.02)
         assert hold([timed(A, 1.0), timed(B, 1.0), timed(D, 4.0)], racer, limit_s=0.01).winner.config == B
         assert racer.limits_s[racer.verified.index(B)] is None
 
-    def test_without_second_inputs_the_checks_are_made_and_it_is_noted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_second_inputs_the_checks_are_made_and_it_is_noted(self, monkeypatch):
         monkeypatch.setattr(Racer, "refused_seed", 1)
         finals = hold(by_tile([A, D]), Racer(TIMES_US))
         assert finals.winner.config == A
         (notice,) = finals.notices
         assert notice.endswith("with one set of inputs, not two: the reference is not finite")
 
-    def test_the_winner_is_verified_often_enough_to_find_one_fault_in_fifty(self) -> None:
+    def test_the_winner_is_verified_often_enough_to_find_one_fault_in_fifty(self):
         racer, hurried = Racer(TIMES_US), Racer(TIMES_US)
         hold(by_tile([A, D]), racer)
         hold(by_tile([A, D]), hurried, hurried=True)
@@ -283,20 +274,19 @@ class TestChecks:
     @pytest.mark.parametrize(
         ("tool", "outcome"), [("memcheck", Outcome.OUT_OF_BOUNDS), ("racecheck", Outcome.WRONG_RESULT)]
     )
-    def test_what_the_sanitizer_finds_cannot_win(self, tool: Any, outcome: Outcome) -> None:
+    def test_what_the_sanitizer_finds_cannot_win(self, tool, outcome):
         racer = Racer(TIMES_US, findings=[Finding(tool, "failed", "Race reported")])
         finals = hold(by_tile([A, D]), racer)
         assert configs_of(finals.ranked) == [D]
         (refused,) = finals.refused
         assert (refused.outcome, refused.stage, refused.reason) == (outcome, "sanitize", f"{tool}: Race reported")
 
-    def test_what_could_not_be_checked_is_told(self) -> None:
-        racer = Racer(TIMES_US, findings=[Finding("initcheck", "unchecked", "could not be checked: no time")])
-        finals = hold(by_tile([A, D]), racer)
+    def test_what_could_not_be_checked_is_told(self):
+        finals = hold(by_tile([A, D]), Racer(TIMES_US, findings=[Finding("initcheck", "unchecked", "no time")]))
         assert configs_of(finals.ranked) == [A, D]
-        assert finals.notices == ("1 of the sanitizer's checks were not made; could not be checked: no time",)
+        assert finals.notices == ("1 of the sanitizer's checks were not made; no time",)
 
-    def test_two_names_for_one_configuration_tie(self) -> None:
+    def test_two_names_for_one_configuration_tie(self):
         steps = np.random.default_rng(0).normal(0, 1e-3, (2, 60))
         finals = hold([timed(A, 1.0), timed(B, 1.0)], Racer({1: list(1 + steps[0]), 2: list(1.0002 + steps[1])}))
         assert len(finals.ties) == 1
@@ -314,7 +304,7 @@ class TestFaultyFamily:
     def times_us(configs: Sequence[Config]) -> dict[int, Sequence[float]]:
         return {int(one["TILE"]): [float(one["TILE"])] * 9 for one in configs}
 
-    def test_the_fault_is_looked_for_in_those_that_are_alike_first(self) -> None:
+    def test_the_fault_is_looked_for_in_those_that_are_alike_first(self):
         configs = family([4, 2, 3, 2, 4, 4])
         faulty = [one for one in configs if one["STAGES"] == 4]
         racer = Racer(self.times_us(configs), faulty=faulty)
@@ -323,7 +313,7 @@ class TestFaultyFamily:
         assert finals.winner.config == configs[1]
 
     @pytest.mark.parametrize("kind", ["faulty", "breaks_race"])
-    def test_faulty_finalists_share_one_limit_of_time(self, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    def test_faulty_finalists_share_one_limit_of_time(self, monkeypatch, kind):
         monkeypatch.setattr(import_module("autotile.tuning.finals"), "_FAULTS_S", 0.1)
         configs = family([4] * 10 + [2, 3])
         racer = Racer(self.times_us(configs), fails_after_s=0.04, **{kind: configs[:10]})
@@ -335,7 +325,7 @@ class TestFaultyFamily:
         (notice,) = finals.notices
         assert notice.startswith(f"{10 - len(finals.refused)} finalists were not verified, and are not ranked")
 
-    def test_all_are_tried_until_one_is_right(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_all_are_tried_until_one_is_right(self, monkeypatch):
         monkeypatch.setattr(import_module("autotile.tuning.finals"), "_FAULTS_S", 0.0)
         configs = family([4] * 6)
         racer = Racer(self.times_us(configs), faulty=configs[:5], fails_after_s=0.001)
@@ -344,7 +334,7 @@ class TestFaultyFamily:
         racer = Racer(self.times_us(configs), faulty=configs, fails_after_s=0.001)
         assert hold(by_tile(configs), racer).winner is None
 
-    def test_the_time_left_counts_the_faults_to_come(self) -> None:
+    def test_the_time_left_counts_the_faults_to_come(self):
         configs = family([4, 4, 4, 2])
         times_us, right, wrong = self.times_us(configs), list[float](), list[float]()
         hold(by_tile(configs), Racer(times_us, takes_s=0.002), observe=right.append)

@@ -1,11 +1,9 @@
 """Families of an operation with a worker that makes up its times: what is measured, stored, learned and resumed."""
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from fake_sweep_worker import BREAKS, CRASHES, HANGS, RAGGED_WRONG, WRONG
@@ -20,12 +18,11 @@ from autotile.database.winners import UNVERIFIED_SAMPLER, WINNERS, read_file
 from autotile.errors import InputError, ProblemError, ToolchainError
 from autotile.families import operation_model
 from autotile.families.operation_model import OperationModel, fit_model
-from autotile.kernel.operation import Library, Operation, load_operation
+from autotile.kernel.operation import Library, load_operation
 from autotile.settings import read_settings
 from autotile.tuning import operation_family, schedule
-from autotile.tuning.operation_family import OperationFamilyResult, tune_operation_family
+from autotile.tuning.operation_family import tune_operation_family
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.progress_state import Progress
 from autotile.workers import gpu as gpu_module
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Reading
@@ -34,12 +31,12 @@ PROBLEMS = 10
 
 
 @pytest.fixture
-def operation(operation_of_copies: Callable[..., Operation]) -> Operation:
+def operation(operation_of_copies):
     return operation_of_copies("first", "second", second="n > 5000")
 
 
 @pytest.fixture
-def run(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OperationFamilyResult]:
+def run(operation, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     monkeypatch.setattr(schedule, "device_count", lambda: 1)
     monkeypatch.setattr(schedule, "live_device", lambda index: device_profile("h200"))
@@ -50,7 +47,7 @@ def run(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     for module in (operation_family, operation_model):
         monkeypatch.setattr(module, "_MIN_PROBLEMS", 6)
 
-    def tune(observe: Callable[[Progress], None] = lambda _: None, **options: Any) -> OperationFamilyResult:
+    def tune(observe=lambda _: None, **options):
         family = operation_family.operation_family(operation, ["n=1000..1000000"], "float32")
         chosen = TuneOptions(**{"trials": PROBLEMS, "workers": 2, **options})
         return tune_operation_family(operation, family, "float32", read_settings(), chosen, observe=observe)
@@ -71,13 +68,14 @@ def stored() -> tuple[OperationModel, list[Trial]]:
     return OperationModel.from_json(found.model), trials
 
 
-def test_every_time_is_stored_and_the_model_chooses_well_and_a_run_that_was_killed_goes_on(
-    run: Any, operation: Operation, tmp_path: Path
-) -> None:
+def test_every_time_is_stored_and_the_model_chooses_well_and_a_run_that_was_killed_goes_on(run, operation, tmp_path):
     with pytest.raises(RuntimeError, match="ended by the test"):
         run(ending_at(3, error=RuntimeError))
+    result = run(ending_at(5))  # an interrupt ends it without a model
+    assert (result.interrupted, result.resumed, result.losses, result.candidates) == (True, 3, None, 0)
+    assert "interrupted" in repr(result)
     result = run()
-    assert (result.problems, result.interrupted, result.resumed, result.refused) == (PROBLEMS, False, 3, 0)
+    assert (result.problems, result.interrupted, result.resumed, result.refused) == (PROBLEMS, False, 5, 0)
     assert (again := run()).resumed == PROBLEMS
     assert again.pairs == result.pairs
     assert 0 <= result.losses.mean < 1
@@ -93,7 +91,7 @@ def test_every_time_is_stored_and_the_model_chooses_well_and_a_run_that_was_kill
     assert result.to_json()["held_out_loss"]["mean"] == result.losses.mean
 
 
-def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configurations_that_fail_anywhere_are_not_in_the_model(run, monkeypatch):
     monkeypatch.setenv("AUTOTILE_FAULTY_SWEEP", "1")
     monkeypatch.setattr(gpu_module, "_GRID_DEADLINE_S", 2.0)
     monkeypatch.setattr(gpu_module, "_ENTRY_DEADLINE_S", 0.0)
@@ -119,21 +117,19 @@ def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkey
         ({"trials": 100, "budget_s": 16.0}, 8),  # fewer than half of the first round are too few to choose by
     ],
 )
-def test_half_of_a_budget_is_for_the_first_round_and_up_to_three_quarters_for_both(
-    run: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], problems: int
-) -> None:
+def test_half_of_a_budget_is_for_the_first_round_and_up_to_three_quarters_for_both(run, monkeypatch, options, problems):
     """By a clock that goes on by a second with each problem that was measured. The rest is for the model."""
     clock = [100.0]
     monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
-    def tick(step: Progress) -> None:
+    def tick(step):
         clock[0] += step.phase == "measuring"
 
     result = run(tick, **options)
     assert (result.problems, result.seconds) == (problems, problems)
 
 
-def test_problems_that_take_too_long_are_left_out(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_that_take_too_long_are_left_out(run, monkeypatch):
     """By their operations; those of the tiny kernel are its elements."""
     monkeypatch.setattr(operation_family, "_MAX_FLOPS", 50_000)
     seen: list[int] = []
@@ -145,30 +141,22 @@ def test_problems_that_take_too_long_are_left_out(run: Any, monkeypatch: pytest.
 class TestRaggedSizes:
     """What a family stores may be served, and is verified as in a session: at the ragged sizes, too."""
 
-    @pytest.fixture
-    def entries(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[dict[str, Any]]]:
-        """Return a function that reads the entries that the worker was sent, in order."""
+    def test_where_sizes_are_compiled_in_there_is_code_for_them(self, scale_toml, run, tmp_path, monkeypatch):
         log = tmp_path / "entries.jsonl"
         monkeypatch.setenv("AUTOTILE_SWEEP_LOG", str(log))
-        return lambda: [json.loads(line) for line in log.read_text().splitlines()]
-
-    def test_where_sizes_are_compiled_in_there_is_code_for_them(
-        self, scale_toml: Path, run: Any, entries: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
         for name in ("first", "second"):
             file, source = scale_toml.with_name(f"{name}.toml"), scale_toml.with_name(f"{name}.cu")
             file.write_text(file.read_text().replace("[problem]", 'defines = { SIZE = "n" }\n\n[problem]'))
             source.write_text(source.read_text().replace("i < n;", "i < SIZE;"))
         monkeypatch.setattr(operation_family, "_SEEDS", 1)
         run(trials=6)
-        possible = [one for one in entries() if one["config"] != {"THREADS": 256, "WORK": 4}]  # by the kernel's rule
+        entries = map(json.loads, log.read_text().splitlines())
+        possible = [one for one in entries if one["config"] != {"THREADS": 256, "WORK": 4}]  # by the kernel's rule
         assert possible
         assert all([other["sizes"] for other in one["others"]] == [{"n": 1001}] for one in possible)
         assert all(one["others"][0]["cubin_path"] != one["cubin_path"] for one in possible)
 
-    def test_one_that_is_wrong_there_is_never_served(
-        self, run: Any, scale_toml: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_one_that_is_wrong_there_is_never_served(self, run, scale_toml, monkeypatch):
         assert run().refused == 0
         with Database.open(read_settings().database) as database:
             assert RAGGED_WRONG in [best.trial.config for best in database.best("first")]  # it is fast
@@ -182,9 +170,7 @@ class TestRaggedSizes:
         assert model.candidates
         assert RAGGED_WRONG not in [one.config for one in model.candidates]
 
-    def test_what_earlier_versions_stored_is_measured_again_and_not_served(
-        self, run: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_earlier_versions_stored_is_measured_again_and_not_served(self, run, monkeypatch):
         location = str(read_settings().database)
         with monkeypatch.context() as earlier:
             earlier.setattr(operation_family, "_SAMPLER", UNVERIFIED_SAMPLER)
@@ -202,13 +188,7 @@ class TestRaggedSizes:
         assert run().resumed == PROBLEMS
 
 
-def test_an_interrupt_ends_it_without_a_model(run: Any) -> None:
-    result = run(ending_at(5))
-    assert (result.interrupted, result.losses, result.candidates) == (True, None, 0)
-    assert "interrupted" in repr(result)
-
-
-def test_of_a_family_flags_that_change_the_layout_take_both_values_and_a_missing_size_is_named() -> None:
+def test_of_a_family_flags_that_change_the_layout_take_both_values_and_a_missing_size_is_named():
     parse = partial(operation_family.operation_family, load_operation("matmul"))
     words = ["M=1..16", "N=1..16", "K=16..64"]
     family = parse(words, "bfloat16")
@@ -220,14 +200,14 @@ def test_of_a_family_flags_that_change_the_layout_take_both_values_and_a_missing
         parse([], "bfloat16")
 
 
-def test_without_a_gpu_it_is_refused(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_it_is_refused(operation, monkeypatch):
     monkeypatch.setattr(schedule, "device_count", lambda: 0)
     family = operation_family.operation_family(operation, ["n=1000..2000"], "float32")
     with pytest.raises(InputError, match="measured on a GPU"):
         tune_operation_family(operation, family, "float32", read_settings(), TuneOptions())
 
 
-def test_the_library_of_another_machine_must_be_the_same() -> None:
+def test_the_library_of_another_machine_must_be_the_same():
     library = Library("cublas", "12.8.4")
     reading = Reading(Outcome.OK, telemetry={LIBRARY_VERSION: "13.1.0"})
     with pytest.raises(ToolchainError, match=r"has cublas 13\.1\.0, and the session 12\.8\.4"):

@@ -1,12 +1,11 @@
 """Operations tuned by replay: how the budget is shared, who wins, what is stored and shown, and what is refused."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from judges import timed
@@ -15,14 +14,12 @@ from msgspec import structs
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Trial
 from autotile.core.statistics import Interval
-from autotile.database.database import Database
 from autotile.database.keys import library_key
 from autotile.errors import InputError
-from autotile.kernel.operation import Library, Operation
-from autotile.settings import read_settings
+from autotile.kernel.operation import Library
 from autotile.tuning import operation_session
 from autotile.tuning.finals import with_times
-from autotile.tuning.operation_session import OperationResult, tune_operation
+from autotile.tuning.operation_session import tune_operation
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 
@@ -30,36 +27,35 @@ NAMES = ("first", "second", "third")
 
 
 @pytest.fixture
-def operation(operation_of_copies: Callable[..., Operation]) -> Operation:
+def operation(operation_of_copies):
     return operation_of_copies(*NAMES, third="n > 100")
 
 
 @pytest.fixture
-def record(operation: Operation, record_copies: Callable[..., None]) -> Callable[..., None]:
+def record(operation, record_copies):
     """Return a function that records kernels of the operation, given the factors on their times."""
     return partial(record_copies, operation)
 
 
 @pytest.fixture
-def recorded(record: Callable[..., None]) -> None:
+def recorded(record):
     """Recordings in which the second kernel is the fastest, and the third far slower."""
     record(first=1.5, second=1.0, third=4.0)
 
 
 @pytest.fixture
-def run(bench: Any, operation: Operation) -> Callable[..., OperationResult]:
-    def tune(observe: Callable[[Progress], None] = lambda _: None, n: int = 4096, **options: Any) -> Any:
-        settings = replace(read_settings(), recording_folders=(bench.folder,))
+def run(bench, operation):
+    def tune(observe=lambda _: None, n=4096, **options):
         given = {name: options.pop(name) for name in ("libraries", "proposed") if name in options}
         chosen = TuneOptions(**{"replay": "auto", "workers": 1, **options})
         problem = operation.resolve({"n": n})
-        return tune_operation(operation, problem, settings, chosen, observe=observe, **given)
+        return tune_operation(operation, problem, bench.settings, chosen, observe=observe, **given)
 
     return tune
 
 
 class TestHalving:
-    def test_the_fastest_kernel_wins_and_the_slowest_gets_no_more(self, bench: Any, recorded: None, run: Any) -> None:
+    def test_the_fastest_kernel_wins_and_the_slowest_gets_no_more(self, bench, recorded, run):
         seen: dict[tuple[int, str], None] = {}
         result = run(lambda step: seen.update({(step.path[0].number, step.problem.kernel): None}), trials=45)
         assert [one.name for one in result.contenders] == ["second", "first", "third"]
@@ -85,7 +81,7 @@ class TestHalving:
         assert len(bench.stored()) == before
         assert again.winner.trial.config == result.winner.trial.config
 
-    def test_a_hopeless_kernel_gets_no_more_though_it_is_in_the_faster_half(self, record: Any, run: Any) -> None:
+    def test_a_hopeless_kernel_gets_no_more_though_it_is_in_the_faster_half(self, record, run):
         """Of three, two go on to the second round, unless they take more than twice as long as the fastest."""
         record(first=3.0, second=1.0, third=4.0)
         result = run(trials=45)
@@ -93,14 +89,12 @@ class TestHalving:
         assert [by_name[name].state for name in NAMES] == ["dropped", "won", "dropped"]
         assert by_name["first"].trials == by_name["third"].trials < by_name["second"].trials
 
-    def test_the_kernels_of_a_round_share_several_gpus(self, recorded: None, run: Any) -> None:
+    def test_the_kernels_of_a_round_share_several_gpus(self, recorded, run):
         result = run(trials=45, devices=(0, 1))
         assert (result.winner.name, result.interrupted) == ("second", False)
         assert sum(one.trials for one in result.contenders) >= 29
 
-    def test_a_short_budget_tries_what_is_proposed_and_goes_on_with_the_fastest(
-        self, recorded: None, run: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_short_budget_tries_what_is_proposed_and_goes_on_with_the_fastest(self, recorded, run, monkeypatch):
         monkeypatch.setattr(operation_session, "device_of", lambda *_: device_profile("h200"))
         seen: dict[tuple[int, str], None] = {}
         result = run(
@@ -113,13 +107,11 @@ class TestHalving:
         assert [by_name[name].trials for name in ("first", "third")] == [2, 2]
         assert by_name["second"].trials > 2
 
-    def test_where_nothing_that_is_proposed_runs_all_kernels_are_searched(
-        self, recorded: None, run: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_where_nothing_that_is_proposed_runs_all_kernels_are_searched(self, recorded, run, monkeypatch):
         monkeypatch.setattr(operation_session, "device_of", lambda *_: device_profile("h200"))
         tune, turns = operation_session._Halving._tune, list[tuple[int, str]]()
 
-        def fails_first(halving: Any, coming: Any, place: Any, lane: Any) -> None:
+        def fails_first(halving, coming, place, lane):
             turns.append((place.number, coming[0].name))
             if place.number > 1:
                 tune(halving, coming, place, lane)
@@ -129,30 +121,24 @@ class TestHalving:
         assert turns == [(number, name) for number in (1, 2) for name in NAMES]
         assert result.winner.name == "second"
 
-    def test_what_a_kernel_tries_first_is_compiled_before_its_turn(self, operation: Operation) -> None:
+    def test_what_a_kernel_tries_first_is_compiled_before_its_turn(self, operation):
         """The compilation of each begins once: of what is proposed, or else of the default."""
         kernel = operation.members[0].load()
         seeds = [{**kernel.spec.default, "WORK": work} for work in (1, 2)]
         entrants = [operation_session._Entrant(kernel, operation.resolve({"n": 4096})) for _ in range(2)]
         entrants[1].seeds = seeds
-        schedule: Any = SimpleNamespace(device=device_profile("h200"))
+        schedule = SimpleNamespace(device=device_profile("h200"))
         halving = operation_session._Halving(operation, entrants[0].problem, schedule, (), lambda *_: None, entrants)
-        jobs: list[Any] = []
-
-        def submit(make_job: Callable[[], Any]) -> Future[Any]:
-            jobs.append(make_job())
-            return Future()
-
-        pool: Any = SimpleNamespace(submit=submit)
-        halving._compile_pool = pool
+        halving._compile_pool = Mock()
         halving._begin_compiling(entrants)
         halving._begin_compiling(entrants)
-        assert len(jobs) == 3
+        jobs = [call.args[0]() for call in halving._compile_pool.submit.call_args_list]
+        assert [job.options[1] for job in jobs] == ["-DWORK=1", "-DWORK=1", "-DWORK=2"]
         assert [len(one.begun or ()) for one in entrants] == [1, 2]
 
     def test_a_kernel_that_does_not_run_costs_nothing_more_and_where_none_does_the_reasons_are_stated(
-        self, record: Any, run: Any
-    ) -> None:
+        self, record, run
+    ):
         for n, left_out in ((4096, False), (64, True)):  # by its condition
             said = rf"no kernel of scaling ran for scaling n={n} float32: there is no"
             with pytest.raises(InputError, match=said) as raised:
@@ -165,9 +151,7 @@ class TestHalving:
         assert "no recording" in third.reason
         assert result.winner.name == "first"
 
-    def test_a_kernel_that_cannot_compute_the_problem_is_not_applicable(
-        self, record: Any, run: Any, operation: Operation
-    ) -> None:
+    def test_a_kernel_that_cannot_compute_the_problem_is_not_applicable(self, record, run, operation):
         """Its rules leave no configuration: nothing has failed."""
         (third,) = (member.kernel for member in operation.members if member.name == "third")
         text = Path(third).read_text()
@@ -193,7 +177,7 @@ def ending_in(*place: Any, error: type[BaseException]) -> Callable[[Progress], N
     return observe
 
 
-def test_an_interrupted_session_names_no_winner_and_a_killed_one_goes_on(bench: Any, recorded: None, run: Any) -> None:
+def test_an_interrupted_session_names_no_winner_and_a_killed_one_goes_on(bench, recorded, run):
     result = run(ending_in(2, "second", error=KeyboardInterrupt), trials=45)
     assert (result.interrupted, result.winner, result.to_json()["winner"]) == (True, None, None)
     assert result.best is not None
@@ -205,15 +189,12 @@ def test_an_interrupted_session_names_no_winner_and_a_killed_one_goes_on(bench: 
 
 
 @pytest.mark.parametrize(("time_us", "finals_s"), [(10_000.0, 6.8), (100.0, 0.8), (None, 0.8)])
-def test_time_is_reserved_for_the_finals_and_for_the_last_race(
-    operation: Operation, time_us: float | None, finals_s: float
-) -> None:
+def test_time_is_reserved_for_the_finals_and_for_the_last_race(operation, time_us, finals_s):
     kernel = operation.members[0].load()
     problem = operation.resolve({"n": 4096})
     trial = timed({}, time_us) if time_us is not None else None
     entrants = [operation_session._Entrant(kernel, problem, best=trial)]
-    schedule: Any = None
-    halving = operation_session._Halving(operation, problem, schedule, (), lambda kernel, problem: None, entrants)
+    halving = operation_session._Halving(operation, problem, None, (), lambda kernel, problem: None, entrants)
     contest_s = 60 * 4 * 1e-6 * (time_us or 0.0)
     assert halving._reserve_s(60.0) == pytest.approx(finals_s + contest_s + 0.8)
 
@@ -227,7 +208,7 @@ def test_time_is_reserved_for_the_finals_and_for_the_last_race(
         ({"objectives": ("time", "registers")}, "objectives"),
     ],
 )
-def test_options_of_one_kernel_are_refused(run: Any, options: Any, said: str) -> None:
+def test_options_of_one_kernel_are_refused(run, options, said):
     with pytest.raises(InputError, match=f"{said}: an operation takes no such option"):
         run(**options)
 
@@ -236,10 +217,10 @@ class TestLastRace:
     """The race itself needs a GPU; here its times are given."""
 
     @pytest.fixture
-    def raced(self, recorded: None, run: Any, bench: Any, monkeypatch: Any) -> Callable[..., OperationResult]:
+    def raced(self, recorded, run, bench, monkeypatch):
 
-        def tune(library: Trial) -> OperationResult:
-            def contest(finalists: Any, libraries: Any, problem: Any, **context: Any) -> list[tuple[Trial, str]]:
+        def tune(library):
+            def contest(finalists, libraries, problem, **context):
                 assert [one.name for one in libraries] == ["mine"]
                 return [*((with_times(t, _rounds(t.time_us)), "") for _, _, t in finalists), (library, "")]
 
@@ -249,29 +230,25 @@ class TestLastRace:
 
         return tune
 
-    def test_a_library_that_is_faster_wins_and_is_stored_under_its_own_key(
-        self, raced: Any, operation: Operation
-    ) -> None:
+    def test_a_library_that_is_faster_wins_and_is_stored_under_its_own_key(self, raced, operation, database):
         result = raced(with_times(timed({}, 2.0), _rounds(2.0)))
         assert (result.winner.name, result.winner.is_library) == ("mine", True)
         second = result.contenders[1]
         assert second.name == "second"
         assert second.ratio.value == pytest.approx(second.time_us / 2.0)
         assert result.to_json()["winner"]["name"] == "mine"
-        with Database.open(read_settings().database) as database:
-            (best,) = database.best("scaling:mine")
+        (best,) = database.best("scaling:mine")
         assert (best.trial.time_us, best.trial.config) == (2.0, {})
         of = operation, operation.resolve({"n": 4096}), structs.replace(device_profile("h200"), source="replayed")
         assert best.key == library_key(*of, "mine", "1.2", nvrtc_version=best.key.nvrtc_version)
 
-    def test_a_wrong_library_does_not_win(self, raced: Any) -> None:
+    def test_a_wrong_library_does_not_win(self, raced, database):
         result = raced(Trial({}, Outcome.WRONG_RESULT, "3 of 9 elements are wrong", "finals"))
         assert result.winner.name == "second"
         mine = result.libraries[0]
         assert (mine.state, mine.trial) == ("failed", None)
         assert "3 of 9" in mine.reason
-        with Database.open(read_settings().database) as database:
-            assert database.best("scaling:mine") == []
+        assert database.best("scaling:mine") == []
 
 
 def _rounds(time_us: float) -> tuple[float, ...]:

@@ -5,16 +5,13 @@ those of the present code.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from judges import ending_at, failed, timed
 
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.space.search_space import feasible_space
-from autotile.tuning.progress_state import Progress
 
 FILE = Path(__file__).parents[1] / "pinned" / "orders.json"
 TRIALS = 48
@@ -41,10 +38,10 @@ def judged(config: Config) -> Trial:
 
 
 @pytest.fixture
-def pinned(request: pytest.FixtureRequest) -> Callable[[str, list[int]], None]:
+def pinned(request):
     """Compare an order with the pinned one, or pin it."""
 
-    def check(name: str, rows: list[int]) -> None:
+    def check(name, rows):
         orders = json.loads(FILE.read_text()) if FILE.is_file() else {}
         if request.config.getoption("--pin"):
             orders[name] = rows
@@ -55,7 +52,7 @@ def pinned(request: pytest.FixtureRequest) -> Callable[[str, list[int]], None]:
 
 
 @pytest.fixture
-def wide(rewrite: Any, compiled_once: None) -> Any:
+def wide(rewrite, compiled_once):
     """Return the wider kernel, its recording and the rows of the trials that are stored, in their order."""
     bench = rewrite(WIDER)
     space = feasible_space(bench.kernel.spec, bench.problem().sizes, bench.device)
@@ -63,13 +60,13 @@ def wide(rewrite: Any, compiled_once: None) -> Any:
     recording = bench.record(judged)
 
     class Wide:
-        def tune(self, observe: Callable[[Progress], None] = lambda _: None, **options: Any) -> Any:
+        def tune(self, observe=lambda _: None, **options):
             """Tune; ``tries`` and ``only`` are rows."""
             given = {name: tuple(map(space.config, options[name])) for name in ("tries", "only") if name in options}
             chosen = {"trials": TRIALS, "workers": 2, "seed": 3, **options, **given}
             return bench.tune(recording, observe, **chosen)
 
-        def rows(self) -> list[int]:
+        def rows(self):
             return [row_of[config_key(trial.config)] for trial in bench.stored()]
 
     return Wide()
@@ -88,15 +85,15 @@ def wide(rewrite: Any, compiled_once: None) -> Any:
         ("nsga2, two objectives", [{"trials": 24, "objectives": ("time", "registers"), "sampler": "nsga2"}]),
     ],
 )
-def test_of_sessions(wide: Any, pinned: Any, name: str, sessions: list[dict[str, Any]]) -> None:
+def test_of_sessions(wide, pinned, name, sessions):
     for options in sessions:
         wide.tune(**options)
     assert name not in SAMPLERS or len(wide.rows()) == TRIALS
     pinned(name, wide.rows())
 
 
-@pytest.mark.parametrize("stops", [[1], [2], [9], [10], [23], [40], [5, 6, 30]])
-def test_of_a_session_that_was_killed_is_that_of_one_that_was_not(wide: Any, pinned: Any, stops: list[int]) -> None:
+@pytest.mark.parametrize("stops", [[1, 2, 9], [10, 23, 40], [5, 6, 30]])
+def test_of_a_session_that_was_killed_is_that_of_one_that_was_not(wide, pinned, stops):
     for after in stops:
         assert wide.tune(ending_at(after - len(wide.rows()), "searching")).interrupted
         assert len(wide.rows()) == after
@@ -105,11 +102,11 @@ def test_of_a_session_that_was_killed_is_that_of_one_that_was_not(wide: Any, pin
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_another_seed_has_another_order(wide: Any, sampler: str) -> None:
+def test_another_seed_has_another_order(wide, sampler):
     wide.tune(sampler=sampler, seed=4, trials=12)
     assert wide.rows() != json.loads(FILE.read_text())[sampler][:12]
 
 
-def test_of_several_gpus_has_each_configuration_once(wide: Any) -> None:
+def test_of_several_gpus_has_each_configuration_once(wide):
     wide.tune(devices=(0, 1))
     assert len(wide.rows()) == len(set(wide.rows())) == TRIALS

@@ -76,13 +76,13 @@ class Device:
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Pool:
+def pool(tmp_path):
     (tmp_path / "cubins").mkdir()
     return Pool(tmp_path / "cubins")
 
 
 @pytest.fixture
-def device(bench: Any) -> Device:
+def device(bench):
     return Device(bench.device)
 
 
@@ -114,12 +114,12 @@ class InOrder:
 
 
 @pytest.fixture
-def pipeline(bench: Any, device: Device, pool: Pool) -> Pipeline:
-    return Pipeline(bench.kernel, bench.problem(), device, pool)  # type: ignore[arg-type]
+def pipeline(bench, device, pool):
+    return Pipeline(bench.kernel, bench.problem(), device, pool)
 
 
 @pytest.fixture
-def proposals(bench: Any) -> InOrder:
+def proposals(bench):
     return InOrder(bench.configs())
 
 
@@ -154,15 +154,13 @@ def ahead(pipeline: Pipeline, pool: Pool, proposals: InOrder, room: int | None =
 
 
 @pytest.fixture
-def compiled(pipeline: Pipeline, pool: Pool, proposals: InOrder) -> InOrder:
+def compiled(pipeline, pool, proposals):
     """The proposals, of which four have compiled."""
     return ahead(pipeline, pool, proposals)
 
 
 @pytest.mark.parametrize(("room", "queued"), [(2, 2), (0, 0), (-3, 0), (100, 4), (None, 4)])
-def test_candidates_are_compiled_ahead_and_no_more_than_there_is_room_for(
-    pipeline: Pipeline, pool: Pool, proposals: InOrder, room: int | None, queued: int
-) -> None:
+def test_candidates_are_compiled_ahead_and_no_more_than_there_is_room_for(pipeline, pool, proposals, room, queued):
     for _ in range(2):
         pipeline.compile_ahead(proposals, room)
         assert len(pool.waiting) == queued
@@ -171,14 +169,22 @@ def test_candidates_are_compiled_ahead_and_no_more_than_there_is_room_for(
         assert job.options == ("-DTHREADS=32", "-DWORK=2", "-DDTYPE=float")
 
 
-def test_trials_come_in_the_order_of_the_proposals(bench: Any, pipeline: Pipeline, compiled: InOrder) -> None:
+def test_trials_come_in_the_order_of_the_proposals_with_their_whole_story(bench, pipeline, device, compiled):
     """Not in that of the compilations, of which the newest end first."""
-    pairs = [advance(pipeline, compiled) for _ in range(5)]
+    pairs = [advance(pipeline, compiled, 7.5) for _ in range(5)]
     assert [(row, trial.config) for row, trial in filter(None, pairs)] == list(enumerate(bench.configs()[:4]))
     assert pairs[-1] is None
+    trial = pairs[0][1]
+    assert (trial.outcome, trial.stage, trial.time_us) == (Outcome.OK, "measure", 10.0)
+    assert (trial.geometry.grid, trial.geometry.block) == ((128, 1, 1), (32, 1, 1))
+    assert (trial.resources, trial.occupancy.blocks_per_sm) == (SMALL, 32)
+    assert trial.cubin_hash == "-DTHREADS=32--DWORK=1--DDTYPE=float"
+    assert trial.seconds == {"compile": 0.25, "load": 0.1, "measure": 0.2}
+    assert trial.telemetry == {"power_w": 500.0}
+    assert device.ran == [(config, 7.5) for config in bench.configs()[:4]]
 
 
-def test_a_result_comes_before_what_still_compiles(pipeline: Pipeline, pool: Pool, device: Device, bench: Any) -> None:
+def test_a_result_comes_before_what_still_compiles(pipeline, pool, device, bench):
     proposals = InOrder(bench.configs())
     pipeline.compile_ahead(proposals)
     (_, future), *later = pool.waiting
@@ -193,9 +199,7 @@ def test_a_result_comes_before_what_still_compiles(pipeline: Pipeline, pool: Poo
 
 
 @pytest.mark.parametrize(("source", "ready", "among"), [("cuda", 3, [0, 1, 2, 3]), ("replayed", 2, [0, 1])])
-def test_what_is_measured_is_chosen_among_what_is_compiled(
-    bench: Any, pipeline: Pipeline, pool: Pool, device: Device, *, source: Any, ready: int, among: list[int]
-) -> None:
+def test_what_is_measured_is_chosen_among_what_is_compiled(bench, pipeline, pool, device, *, source, ready, among):
     """In replay, among what is ready alone: the order does not depend on the compilers."""
     device.source = source
     proposals = ahead(pipeline, pool, InOrder(bench.configs(), ready, choice=ready - 1))
@@ -208,9 +212,7 @@ def test_what_is_measured_is_chosen_among_what_is_compiled(
         assert one.occupancy is not None
 
 
-def test_what_does_not_compile_comes_before_what_is_chosen(
-    bench: Any, pipeline: Pipeline, pool: Pool, device: Device
-) -> None:
+def test_what_does_not_compile_comes_before_what_is_chosen(bench, pipeline, pool, device):
     proposals = InOrder(bench.configs(), ready=3)
     pipeline.compile_ahead(proposals)
     pool.waiting.pop(1)[1].set_result(Compiled(None, 1.0, Outcome.COMPILE_FAILED, "why"))
@@ -219,7 +221,7 @@ def test_what_does_not_compile_comes_before_what_is_chosen(
     assert len(device.ran) == 2
 
 
-def test_a_slow_compilation_holds_up_no_other_on_a_gpu(bench: Any, pipeline: Pipeline, pool: Pool) -> None:
+def test_a_slow_compilation_holds_up_no_other_on_a_gpu(bench, pipeline, pool):
     proposals = InOrder(bench.configs(), ready=2, choice=1)
     pipeline.compile_ahead(proposals)
     slow = pool.waiting.pop(0)
@@ -233,9 +235,7 @@ def test_a_slow_compilation_holds_up_no_other_on_a_gpu(bench: Any, pipeline: Pip
     assert list(proposals.seen) == [0, 1, 3]
 
 
-def test_the_device_is_given_candidates_before_the_first_has_ended(
-    pipeline: Pipeline, device: Device, compiled: InOrder
-) -> None:
+def test_the_device_is_given_candidates_before_the_first_has_ended(pipeline, device, compiled):
     for _ in range(2):
         candidate = pipeline.next_candidate(compiled)
         compiled.proposed.remove(candidate.row)
@@ -245,10 +245,10 @@ def test_the_device_is_given_candidates_before_the_first_has_ended(
     assert pipeline.running == 0
 
 
-def test_the_timeline_shows_the_stages_of_a_candidate(bench: Any, device: Device, pool: Pool) -> None:
+def test_the_timeline_shows_the_stages_of_a_candidate(bench, device, pool):
     timeline = Timeline()
     device.began_at = 5.0
-    pipeline = Pipeline(bench.kernel, bench.problem(), device, pool, timeline)  # type: ignore[arg-type]
+    pipeline = Pipeline(bench.kernel, bench.problem(), device, pool, timeline)
     proposals = ahead(pipeline, pool, InOrder(bench.configs()))
     advance(pipeline, proposals)
     spans = {event["name"]: event for event in timeline.to_json()["traceEvents"] if event["ph"] == "X"}
@@ -257,9 +257,7 @@ def test_the_timeline_shows_the_stages_of_a_candidate(bench: Any, device: Device
     assert spans["measure"]["args"] == {"config": "THREADS=32 WORK=1"}
 
 
-def test_a_candidate_whose_code_is_gone_is_compiled_again(
-    pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder
-) -> None:
+def test_a_candidate_whose_code_is_gone_is_compiled_again(pipeline, pool, device, proposals):
     pipeline.compile_ahead(proposals, room=1)
     pool.finish()
     next(pool.folder.iterdir()).unlink()
@@ -269,18 +267,7 @@ def test_a_candidate_whose_code_is_gone_is_compiled_again(
     assert len(device.ran) == 1
 
 
-def test_a_trial_tells_the_whole_story(pipeline: Pipeline, device: Device, compiled: InOrder) -> None:
-    row, trial = advance(pipeline, compiled, 7.5)
-    assert (row, trial.outcome, trial.stage, trial.time_us) == (0, Outcome.OK, "measure", 10.0)
-    assert (trial.geometry.grid, trial.geometry.block) == ((128, 1, 1), (32, 1, 1))
-    assert (trial.resources, trial.occupancy.blocks_per_sm) == (SMALL, 32)
-    assert trial.cubin_hash == "-DTHREADS=32--DWORK=1--DDTYPE=float"
-    assert trial.seconds == {"compile": 0.25, "load": 0.1, "measure": 0.2}
-    assert trial.telemetry == {"power_w": 500.0}
-    assert device.ran == [(trial.config, 7.5)]
-
-
-def test_the_same_code_is_measured_once(pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder) -> None:
+def test_the_same_code_is_measured_once(pipeline, pool, device, proposals):
     pool.code = "the same"
     ahead(pipeline, pool, proposals)
     trials = [pair[1] for pair in (advance(pipeline, proposals) for _ in range(4)) if pair is not None]
@@ -308,9 +295,7 @@ TOO_LARGE = Compiled(
         (Compiled(None, 60.0, Outcome.TIMED_OUT, "why"), (Outcome.TIMED_OUT, "compile", "why")),
     ],
 )
-def test_what_a_gate_rejects_is_not_launched(
-    pipeline: Pipeline, pool: Pool, proposals: InOrder, result: Compiled, expected: tuple[Outcome, str, str]
-) -> None:
+def test_what_a_gate_rejects_is_not_launched(pipeline, pool, proposals, result, expected):
     pipeline.compile_ahead(proposals)
     pool.waiting[0][1].set_result(result)
     candidate = pipeline.next_candidate(proposals)
@@ -322,7 +307,12 @@ def test_what_a_gate_rejects_is_not_launched(
     assert trial.seconds == {"compile": result.seconds}
 
 
-def test_what_no_longer_compiles_does_not_race(pipeline: Pipeline, pool: Pool, bench: Any) -> None:
+def test_for_the_finals_what_waits_for_a_worker_is_given_up_and_what_no_longer_compiles_does_not_race(
+    pipeline, pool, proposals, bench
+):
+    pipeline.compile_ahead(proposals)
+    waiting = [future for _, future in pool.waiting]
+    pool.waiting.clear()
     trials = [by_threads(config) for config in bench.configs()[:2]]
     racing = begun(pipeline.recompile, pool, 2, trials)
     pool.waiting.pop(0)[1].set_result(Compiled(None, 0.1, Outcome.COMPILE_FAILED, "the cache was trimmed"))
@@ -331,22 +321,11 @@ def test_what_no_longer_compiles_does_not_race(pipeline: Pipeline, pool: Pool, b
     assert trial is trials[1]
     assert candidate.config == trial.config
     assert Path(candidate.cubin_path).parent == pool.folder
-
-
-def test_what_waits_for_a_worker_is_given_up_when_the_finals_begin(
-    pipeline: Pipeline, pool: Pool, proposals: InOrder, bench: Any
-) -> None:
-    pipeline.compile_ahead(proposals)
-    waiting = [future for _, future in pool.waiting]
-    pool.waiting.clear()
-    racing = begun(pipeline.recompile, pool, 1, [by_threads(bench.configs()[0])])
-    pool.finish()
-    assert len(racing.result()) == 1
     assert waiting
     assert all(future.cancelled() for future in waiting)
 
 
-def test_a_broken_toolchain_is_raised(pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder) -> None:
+def test_a_broken_toolchain_is_raised(pipeline, pool, device, proposals):
     pipeline.compile_ahead(proposals)
     pool.waiting[0][1].set_exception(ToolchainError("no NVRTC"))
     with pytest.raises(ToolchainError, match="no NVRTC"):
@@ -354,13 +333,13 @@ def test_a_broken_toolchain_is_raised(pipeline: Pipeline, pool: Pool, device: De
 
 
 @pytest.fixture
-def sized(bench: Any) -> Any:
+def sized(bench):
     """The tiny kernel with its size compiled in."""
     text = bench.kernel.spec.text.replace("[kernel]", '[kernel]\ndefines = { SIZE = "n" }')
     return structs.replace(bench.kernel, spec=parse_spec(text, "scale.toml"))
 
 
-def test_other_problems_are_compiled_where_sizes_are(bench: Any, sized: Any, device: Any, pool: Any) -> None:
+def test_other_problems_are_compiled_where_sizes_are(bench, sized, device, pool):
     problem, proposals = bench.problem(), InOrder(bench.configs(), ready=1)
     pipeline = Pipeline(sized, problem, device, pool, verify_sizes=[{"n": 8192}, problem.sizes])
     pipeline.compile_ahead(proposals, room=1)
@@ -374,7 +353,7 @@ def test_other_problems_are_compiled_where_sizes_are(bench: Any, sized: Any, dev
     assert convert(to_fields(candidate.others), tuple[SizedCubin, ...]) == candidate.others
 
 
-def test_another_problem_that_does_not_compile_is_a_failure(bench: Any, sized: Any, device: Any, pool: Any) -> None:
+def test_another_problem_that_does_not_compile_is_a_failure(bench, sized, device, pool):
     pipeline, proposals = Pipeline(sized, bench.problem(), device, pool), InOrder(bench.configs(), ready=1)
     pipeline.compile_ahead(proposals, room=1)
     pool.waiting.pop()[1].set_result(Compiled(None, 1.0, Outcome.COMPILE_FAILED, "why"))

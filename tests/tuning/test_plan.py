@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ from stored_runs import add_trial, end_run, record_miss, start_run
 import autotile
 from autotile.api.plans import tune_plan, write_plan
 from autotile.core.model import Problem
-from autotile.database.database import Database
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel
-from autotile.kernel.operation import Operation
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import MAX_PROBLEMS, PlannedProblem, is_done, plan_text, read_plan
@@ -24,10 +21,10 @@ from autotile.tuning.progress_state import Progress, StopRequest
 
 
 @pytest.fixture
-def plan_file(tmp_path: Path, scale_toml: Path) -> Callable[[str], Path]:
+def plan_file(tmp_path, scale_toml):
     """Return a function that writes a plan beside the kernel's folder; KERNEL stands for its path."""
 
-    def write(text: str) -> Path:
+    def write(text):
         path = tmp_path / "plan.toml"
         path.write_text(text.replace("KERNEL", f'"kernels/{scale_toml.name}"'))
         return path
@@ -43,7 +40,7 @@ def sizes_of(path: Path) -> list[int]:
 
 
 class TestFile:
-    def test_sizes_are_combined_ordered_by_priority_and_equal_problems_count_once(self, plan_file: Any) -> None:
+    def test_sizes_are_combined_ordered_by_priority_and_equal_problems_count_once(self, plan_file):
         path = plan_file("[[tune]]\nkernel = KERNEL\nsizes = { n = [1024, 2048] }\nproblems = [{ n = 4096 }]\n")
         assert sorted(sizes_of(path)) == [1024, 2048, 4096]
         path = plan_file(
@@ -52,7 +49,7 @@ class TestFile:
         )
         assert sizes_of(path) in ([3, 1, 2], [3, 2, 1])
 
-    def test_the_effort_of_the_plan_is_that_of_entries_without_one(self, plan_file: Any) -> None:
+    def test_the_effort_of_the_plan_is_that_of_entries_without_one(self, plan_file):
         path = plan_file(
             "[plan]\nname = 'night'\ntrials = 50\ntotal_budget_s = 60\n"
             "[[tune]]\nkernel = KERNEL\nsizes = { n = 1 }\n"
@@ -87,24 +84,21 @@ class TestFile:
         ],
         ids=lambda text: text[-40:],
     )
-    def test_a_malformed_plan_is_refused(self, plan_file: Any, text: str, message: str) -> None:
+    def test_a_malformed_plan_is_refused(self, plan_file, text, message):
         with pytest.raises(InputError, match=message):
             read_plan(plan_file(text))
 
-    def test_a_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match=r"nowhere\.toml cannot be read: No such file"):
-            read_plan(tmp_path / "nowhere.toml")
-
-    def test_what_is_written_is_read_back(self, plan_file: Any, tmp_path: Path) -> None:
+    def test_what_is_written_is_read_back(self, plan_file, tmp_path):
+        with pytest.raises(InputError, match=r"again\.toml cannot be read: No such file"):
+            read_plan(tmp_path / "again.toml")
         plan = read_plan(plan_file("[[tune]]\nkernel = KERNEL\nsizes = { n = [1, 2, 3] }\npriority = 2\n"))
         path = write_plan(plan, tmp_path / "again.toml")
         assert read_plan(path).problems == plan.problems
         assert plan_text(plan.problems) in path.read_text()
 
-    def test_misses_make_a_plan(self, bench: Any, scale_toml: Path, tmp_path: Path) -> None:
-        with Database.open(read_settings().database) as database:
-            for n, count in ((512, 3), (700, 9)):
-                record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", count)
+    def test_misses_make_a_plan(self, bench, scale_toml, tmp_path, database):
+        for n, count in ((512, 3), (700, 9)):
+            record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", count)
         plan = autotile.plan(str(scale_toml))
         assert [one.problem.sizes["n"] for one in plan.problems] == [700, 512]
         assert [sorted(sizes_of(write_plan(plan, tmp_path / "misses.toml"))) for _ in "12"] == 2 * [[512, 700]]
@@ -128,9 +122,7 @@ def captured(folder: Path, kernel: str, source: str = "", dtype: str = "float32"
 
 
 class TestCalls:
-    def test_each_call_is_a_problem_on_its_own_arguments(
-        self, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_each_call_is_a_problem_on_its_own_arguments(self, scale_toml, tmp_path, monkeypatch):
         own = captured(tmp_path / "one", "scale", str(scale_toml), n=512)
         shipped = captured(tmp_path / "shipped", "matmul_tiled", "gone.toml", M=64, N=32, K=16)
         monkeypatch.chdir(tmp_path)
@@ -141,24 +133,23 @@ class TestCalls:
         assert (second.problem.kernel, dict(second.problem.sizes)) == ("matmul_tiled", {"M": 64, "N": 32, "K": 16})
         assert first.options(TuneOptions()).captured == str(own)
         assert first.options(TuneOptions()).fresh
-        read = read_plan(tmp_path / "plan.toml").problems
-        assert {(one.captured, str(one.problem)) for one in read} == {
-            (one.captured, str(one.problem)) for one in found.problems
-        }
+        read, made = (
+            {(one.captured, str(one.problem)) for one in plan.problems}
+            for plan in (read_plan(tmp_path / "plan.toml"), found)
+        )
+        assert read == made
 
-    def test_a_folder_of_several_calls_has_a_problem_for_each(self, scale_toml: Path, tmp_path: Path) -> None:
+    def test_a_folder_of_several_calls_has_a_problem_for_each(self, scale_toml, tmp_path):
         calls = tmp_path / "calls"
         for name, n in (("b", 2), ("a", 1)):
             captured(calls / name, "scale", str(scale_toml), n=n)
         found = autotile.plan(captured=[calls]).problems
-        assert [(one.captured, one.problem.sizes["n"]) for one in found] == [
-            (str(calls / "a"), 1),
-            (str(calls / "b"), 2),
-        ]
+        expected = [(str(calls / "a"), 1), (str(calls / "b"), 2)]
+        assert [(one.captured, one.problem.sizes["n"]) for one in found] == expected
         (only,) = autotile.plan(captured=[calls / "b"]).problems
         assert only.problem.sizes["n"] == 2
 
-    def test_what_is_no_captured_call(self, tmp_path: Path) -> None:
+    def test_what_is_no_captured_call(self, tmp_path):
         (tmp_path / "empty").mkdir()
         for number, (kernel, dtype, sizes, said) in enumerate((
             ("nothing", "float32", {"n": 1}, "no kernel named 'nothing'"),
@@ -178,21 +169,16 @@ class TestCalls:
 
 class TestRuns:
     @pytest.fixture
-    def recorded(self, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    def recorded(self, bench, recordings_found):
         """Recordings of three problems in a folder that replay looks into."""
         sizes = [1024, 2048, 4096]
         for n in sizes:
             bench.record(n=n)
-        settings = replace(read_settings(), recording_folders=(tmp_path,))
-        for module in ("plans", "targets"):
-            monkeypatch.setattr(f"autotile.api.{module}.read_settings", lambda: settings)
         return sizes
 
-    @pytest.mark.parametrize("devices", [(), (0, 1), (0, 1, 2, 3)])
-    def test_all_problems_are_tuned_and_left_out_the_next_time(
-        self, recorded: list[int], plan_file: Any, bench: Any, devices: tuple[int, ...]
-    ) -> None:
-        def planned(trials: int) -> Path:
+    @pytest.mark.parametrize("devices", [(), (0, 1, 2, 3)])
+    def test_all_problems_are_tuned_and_left_out_the_next_time(self, recorded, plan_file, bench, devices):
+        def planned(trials):
             return plan_file(f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {recorded} }}\ntrials = {trials}\n")
 
         options = TuneOptions(replay="auto", workers=2, devices=devices)
@@ -209,31 +195,26 @@ class TestRuns:
         assert states(tune_plan(planned(9), options)) == ["tuned"] * 3
         assert tune_plan(planned(9), options).to_json()["complete"]
 
-    def test_a_smaller_gain_asks_for_more_and_a_greater_one_does_not(self, recorded: list[int], plan_file: Any) -> None:
+    def test_a_smaller_gain_asks_for_more_and_a_greater_one_does_not(self, recorded, plan_file):
         for until, state in ((0.01, "tuned"), (0.01, "done"), (0.05, "done"), (0.001, "tuned")):
             head = "[[tune]]\nkernel = KERNEL\ntrials = 6\n"
             path = plan_file(f"{head}until = {until}\nsizes = {{ n = {recorded[0]} }}\n")
             assert states(tune_plan(path, TuneOptions(replay="auto", workers=1))) == [state]
 
-    def test_an_operation_is_done_once_its_last_race_was_held(
-        self, bench: Any, operation_of_copies: Callable[..., Operation]
-    ) -> None:
+    def test_an_operation_is_done_once_its_last_race_was_held(self, bench, operation_of_copies, database):
         operation = operation_of_copies("first")
         bench.kernel = load_kernel(operation.members[0].kernel)
         options = TuneOptions(replay="auto", workers=1)
         planned = PlannedProblem("scaling", operation, operation.resolve({"n": 4096}))
         winner = bench.tune(bench.record()).winner
-        with Database.open(read_settings().database) as database:
-            assert not is_done(database, planned, options, "")  # a session of a kernel alone
-            (study,) = database.studies()
-            run = start_run(database, study.study_id, sampler="contest")
-            add_trial(database, study.study_id, run, winner, phase="final", rank=1)
-            end_run(database, run)
-            assert is_done(database, planned, options, "")
+        assert not is_done(database, planned, options, "")  # a session of a kernel alone
+        (study,) = database.studies()
+        run = start_run(database, study.study_id, sampler="contest")
+        add_trial(database, study.study_id, run, winner, phase="final", rank=1)
+        end_run(database, run)
+        assert is_done(database, planned, options, "")
 
-    def test_one_that_fails_does_not_stop_the_others_and_a_budget_of_all_does(
-        self, recorded: list[int], plan_file: Any
-    ) -> None:
+    def test_one_that_fails_does_not_stop_the_others_and_a_budget_of_all_does(self, recorded, plan_file):
         entry = f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {recorded} }}\n"
         result = tune_plan(plan_file(f"[plan]\ntotal_budget_s = 1e-6\n{entry}"), TuneOptions(replay="auto", workers=1))
         assert (states(result), result.is_complete, result.interrupted) == (["left"] * 3, False, False)
@@ -243,15 +224,13 @@ class TestRuns:
         assert "no recording" in result.entries[0].reason
         assert "3 tuned, 1 failed" in result.summary
 
-    def test_an_interrupt_leaves_the_rest_for_the_next_run(
-        self, recorded: list[int], plan_file: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_interrupt_leaves_the_rest_for_the_next_run(self, recorded, plan_file, monkeypatch):
         path = plan_file(f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {recorded} }}\ntrials = 4\n")
         options, main = TuneOptions(replay="auto", workers=1, devices=(0, 1)), threading.current_thread()
         stops: list[Any] = []
         monkeypatch.setattr(StopRequest, "__enter__", lambda self: stops.append(self) or self)
 
-        def observe(step: Progress) -> None:
+        def observe(step):
             if step.done == 2:
                 assert threading.current_thread() is not main
                 stops[0].requested = True

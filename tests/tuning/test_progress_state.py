@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,20 +15,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupts import heeded_interrupts
 from judges import ending_at, failed, timed
 
 from autotile.core.model import Config, Measurement, Outcome, Trial
 from autotile.core.timeline import Pace
 from autotile.errors import InputError
 from autotile.search import search
-from autotile.space.search_space import SearchSpace, feasible_space
+from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import (
     Clock,
     Load,
     LoadMeter,
-    Progress,
     StoppingRules,
     StopRequest,
     TimeLeft,
@@ -55,17 +51,18 @@ def smooth(config: Config) -> Trial:
 LEAST = {"THREADS": 512, "WORK": 4}
 
 
-@pytest.fixture
-def valley(rewrite: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
-    monkeypatch.setattr(search, "_EXPECTED_PROPOSALS", 64)  # not to try most of so small a space
-    bench = rewrite(MANY)
-    return bench, bench.record(smooth)
-
-
 @pytest.mark.usefixtures("compiled_once")
 class TestSession:
-    def test_it_stops_early_and_says_why_and_goes_no_further(self, valley: tuple[Any, Path]) -> None:
-        bench, recording = valley
+    def test_whichever_rule_holds_first_ends_it_and_says_why_and_only_a_smaller_gain_goes_further(
+        self, rewrite, monkeypatch
+    ):
+        monkeypatch.setattr(search, "_EXPECTED_PROPOSALS", 64)  # not to try most of so small a space
+        bench = rewrite(MANY)
+        recording = bench.record(smooth)
+        result = bench.tune(recording, until=0.01, trials=8)
+        assert (result.stopped.rule, result.outcomes.total()) == ("trials", 8)
+        assert bench.tune(recording, until=0.01, budget_s=0.0).stopped.rule == "budget"
+        few = bench.tune(recording, until=0.05).outcomes.total()
         first = bench.tune(recording, until=0.01)
         assert (first.stopped.rule, first.winner.config) == ("until", LEAST)
         assert 0 <= first.stopped.expected_gain < 0.01
@@ -75,16 +72,9 @@ class TestSession:
         assert again.to_json()["stopped"] == {"rule": "until", "expected_gain": gain, "more_trials": 128}
         assert gain == pytest.approx(first.stopped.expected_gain)
         assert len(bench.stored()) == again.resumed == first.outcomes.total()
-
-    def test_whichever_rule_holds_first_and_a_smaller_gain_goes_on(self, valley: tuple[Any, Path]) -> None:
-        bench, recording = valley
-        result = bench.tune(recording, until=0.01, trials=8)
-        assert (result.stopped.rule, result.outcomes.total()) == ("trials", 8)
-        assert bench.tune(recording, until=0.01, budget_s=0.0).stopped.rule == "budget"
-        few = bench.tune(recording, until=0.05).outcomes.total()
         assert bench.tune(recording, until=1e-4).outcomes.total() > few
 
-    def test_other_ends_have_their_names(self, bench: Any) -> None:
+    def test_other_ends_have_their_names(self, bench):
         recording = bench.record()
         stopped = bench.tune(recording, trials=5).to_json()["stopped"]
         assert stopped == {"rule": "trials", "expected_gain": None, "more_trials": None}
@@ -94,7 +84,7 @@ class TestSession:
         broken_off = bench.tune(recording, ending_at(0), fresh=True)
         assert (broken_off.stopped, broken_off.insight) == (None, None)
 
-    def test_a_search_that_expects_nothing_ends_before_its_limits(self, rewrite: Any) -> None:
+    def test_a_search_that_expects_nothing_ends_before_its_limits(self, rewrite):
         bench = rewrite({**MANY, "WORK = [1, 2, 4]": f"WORK = {list(range(1, 25))}"})
         recording = bench.record(smooth)
         result = bench.tune(recording, trials=150, budget_s=600.0)
@@ -131,9 +121,7 @@ class TestRule:
             ({"until": 1e-4}, 1e-3, None),
         ],
     )
-    def test_less_is_expected_than_is_asked_for(
-        self, options: dict[str, Any], gain: float | None, rule: str | None
-    ) -> None:
+    def test_less_is_expected_than_is_asked_for(self, options, gain, rule):
         rules = rules_of(TuneOptions(**options))
         rules.expected_gain = gain
         assert rule_of(rules) == rule
@@ -150,12 +138,12 @@ class TestRule:
             ({"until": 0.01, "objectives": ("time", "registers")}, "several objectives"),
         ],
     )
-    def test_a_gain_that_cannot_be_applied_is_refused(self, options: dict[str, Any], expected: str) -> None:
+    def test_a_gain_that_cannot_be_applied_is_refused(self, options, expected):
         with pytest.raises(InputError, match=expected):
             check_until(TuneOptions(**options))
 
 
-def test_trials_that_run_take_up_room(space: SearchSpace) -> None:
+def test_trials_that_run_take_up_room(space):
     """They are not in the log yet; on several GPUs many run at once."""
     log = TrialLog(space, [Trial(space.config(row), Outcome.CRASHED) for row in range(3)])
     rules = rules_of(TuneOptions(trials=10), log)
@@ -168,7 +156,7 @@ BAD, WRONG, DEAD = Outcome.COMPILE_FAILED, Outcome.WRONG_RESULT, Outcome.CRASHED
 
 
 @pytest.fixture
-def space(bench: Any) -> SearchSpace:
+def space(bench):
     return feasible_space(bench.kernel.spec, {"n": 4096}, bench.device)
 
 
@@ -176,7 +164,7 @@ def make(threads: int, work: int, time_us: float, outcome: Outcome = Outcome.OK)
     return timed({"THREADS": threads, "WORK": work}, time_us, outcome)
 
 
-def test_sums_follow_every_trial(space: SearchSpace) -> None:
+def test_sums_follow_every_trial(space):
     log = TrialLog(space, [])
     assert (len(log), log.best, log.resumed) == (0, None, 0)
     for trial in (
@@ -196,7 +184,7 @@ def test_sums_follow_every_trial(space: SearchSpace) -> None:
     assert log.outcomes.total() == len(log.trials) == 5
 
 
-def test_the_newest_earlier_trial_of_the_space_counts(space: SearchSpace) -> None:
+def test_the_newest_earlier_trial_of_the_space_counts(space):
     trials = [make(128, 1, 5.0), make(64, 1, 7.0), make(128, 1, 9.0)]
     log = TrialLog(space, [*trials, make(512, 1, 1.0), Trial({"OTHER": 1}, Outcome.OK)])
     assert (log.resumed, log.best) == (2, make(64, 1, 7.0))
@@ -217,9 +205,7 @@ def test_the_newest_earlier_trial_of_the_space_counts(space: SearchSpace) -> Non
         ({BAD: 100}, False, 100, True),
     ],
 )
-def test_a_failure_of_the_kernel_itself(
-    outcomes: dict[Outcome, int], default_tried: bool, max_trials: int, at_fault: bool
-) -> None:
+def test_a_failure_of_the_kernel_itself(outcomes, default_tried, max_trials, at_fault):
     outcome = next(iter(outcomes))
     last = Trial({"TILE": 2}, outcome, "the last reason")
     default = Trial({"TILE": 1}, outcome, "the default's reason") if default_tried else None
@@ -241,7 +227,7 @@ def pace_of(ends_s: list[float]) -> float:
 
 
 def left_after(ends_s: list[float], valid: int = 10_000, trial: Trial = REPLAYED, **options: object) -> TimeLeft:
-    left = TimeLeft(TuneOptions(**options), valid)  # type: ignore[arg-type]
+    left = TimeLeft(TuneOptions(**options), valid)
     for end_s in ends_s:
         left.add(end_s, trial)
     return left
@@ -296,9 +282,7 @@ ENDS = [10.0 + number for number in range(20)]
         ({"sampler": "brute-force"}, 70, (20, 30.0, None), 50.0),
     ],
 )
-def test_the_time_until_the_search_ends(
-    options: dict[str, Any], valid: int, asked: tuple[int, float, float | None], expected: float | None
-) -> None:
+def test_the_time_until_the_search_ends(options, valid, asked, expected):
     """Asked for with the trials so far, the seconds so far, and the trials after which a gain ends it."""
     left = left_after(ENDS[: min(asked[0], 20)], valid, **options)
     found = left.search_s(*asked)
@@ -308,9 +292,13 @@ def test_the_time_until_the_search_ends(
 class TestFinals:
     OK = replace(timed({"BM": 1}, 2000.0), seconds={"load": 0.01, "verify": 0.04})
 
-    def test_they_can_be_left_out_and_replayed_trials_have_none(self):
+    def test_they_can_be_left_out_replayed_trials_have_none_and_a_session_that_only_resumes_has_some(self):
         assert left_after([1.0, 2.0, 3.0], trials=50).finals_s == 0.0
         assert left_after([1.0, 2.0], trial=self.OK, finals=0).finals_s == 0.0
+        left = TimeLeft(TuneOptions(), 100)
+        left.remember([self.OK] * 20)
+        assert left.finals_s == left_after([float(n) for n in range(20)], trial=self.OK).finals_s
+        assert left.search_s(20, 1.0) is None  # they say nothing of the pace
 
     def test_they_take_as_long_as_the_race_and_the_checks_a_second_or_a_tenth_of_the_budget_more_at_most(self):
         quick = replace(self.OK, seconds={"load": 0.0005, "verify": 0.001})
@@ -321,12 +309,6 @@ class TestFinals:
         assert left_after([1.0, 2.0], trial=slow).finals_s == pytest.approx(1.0)
         assert left_after([1.0, 2.0], trial=slow, budget_s=20.0).finals_s == pytest.approx(3.0)
 
-    def test_those_of_a_session_that_only_resumes_have_one_too(self):
-        left = TimeLeft(TuneOptions(), 100)
-        left.remember([self.OK] * 20)
-        assert left.finals_s == left_after([float(n) for n in range(20)], trial=self.OK).finals_s
-        assert left.search_s(20, 1.0) is None  # they say nothing of the pace
-
 
 @pytest.mark.skipif(not RECORD.exists(), reason="benchmarks/time_left.py was not recorded")
 def test_the_estimate_is_better_than_the_mean_since_the_start():
@@ -335,19 +317,9 @@ def test_the_estimate_is_better_than_the_mean_since_the_start():
     assert after < 0.7 * before
 
 
-@pytest.fixture
-def moment(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A clock under control of the test."""
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(import_module("autotile.tuning.progress_state").time, "perf_counter", lambda: clock.now)
-    return clock
-
-
-def ended(gpu_s: float) -> Trial:
-    return Trial({"A": 1}, Outcome.OK, seconds={"compile": 9.0, "load": 0.0, "verify": gpu_s / 2, "measure": gpu_s / 2})
-
-
-def test_the_load_is_that_between_the_first_trial_and_the_last_compilation(moment: SimpleNamespace) -> None:
+def test_the_load_is_that_between_the_first_trial_and_the_last_compilation(monkeypatch):
+    moment = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(import_module("autotile.tuning.progress_state").time, "perf_counter", lambda: moment.now)
     pool: Any = SimpleNamespace(busy_s=0.0, begun_at=0.0)
     meter = LoadMeter(pool, workers=2)
     assert meter.read() is None
@@ -355,7 +327,8 @@ def test_the_load_is_that_between_the_first_trial_and_the_last_compilation(momen
     moments = ((10, 5, 20, 10), (11, 0.25, 21, 11), (12, 0.25, 23, 11.5), (15, 3, 23, 11.5))
     for now, gpu_s, compiled_s, begun_at in moments:
         moment.now, pool.busy_s, pool.begun_at = now, compiled_s, begun_at
-        meter.add(ended(gpu_s))
+        seconds = {"compile": 9.0, "load": 0.0, "verify": gpu_s / 2, "measure": gpu_s / 2}
+        meter.add(Trial({"A": 1}, Outcome.OK, seconds=seconds))
         assert (meter.read() is None) == (now == 10)  # one trial has no load
     load = meter.read()
     assert load == Load(gpu_busy=0.25, compilers_busy=0.75, binds="compilers")
@@ -365,21 +338,16 @@ def ctrl_c() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_the_first_only_asks_and_the_second_raises() -> None:
+def test_the_first_only_asks_the_second_raises_and_afterwards_ctrl_c_is_what_it_was():
+    before = signal.getsignal(signal.SIGINT)
     with StopRequest() as stop:
         ctrl_c()
         assert stop.requested
         with pytest.raises(KeyboardInterrupt):
             ctrl_c()
-
-
-def test_afterwards_ctrl_c_is_what_it_was_and_other_threads_are_left_alone() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(RuntimeError), StopRequest():
-        raise RuntimeError
     assert signal.getsignal(signal.SIGINT) is before
 
-    def requested() -> bool:
+    def requested():  # other threads are left alone
         with StopRequest() as stop:
             return stop.requested
 
@@ -387,21 +355,8 @@ def test_afterwards_ctrl_c_is_what_it_was_and_other_threads_are_left_alone() -> 
         assert thread.submit(requested).result() is False
 
 
-def test_children_heed_it_though_the_tests_run_in_the_background() -> None:
-    """A shell lets the commands that it starts in the background ignore Ctrl-C, and their children inherit that."""
-    code = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with heeded_interrupts():
-            child = subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert child.returncode == -signal.SIGINT
-
-
-def test_in_a_session_it_ends_the_search_and_the_finals_are_held(bench: Any) -> None:
-    def interrupt(progress: Progress) -> None:
+def test_in_a_session_it_ends_the_search_and_the_finals_are_held(bench):
+    def interrupt(progress):
         if (progress.phase, progress.done) == ("searching", 6):
             ctrl_c()
 

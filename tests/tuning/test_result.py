@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +21,9 @@ from autotile.core.model import (
 )
 from autotile.database.database import Database
 from autotile.errors import InputError, RecordingError
-from autotile.settings import read_settings
 from autotile.tuning.backend import workload_of
 from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.result import measure_drift, pareto_front
-from autotile.workers.jobs import Candidate, Reading
 
 REGISTERS = ("time", "registers")
 
@@ -37,19 +34,19 @@ def trial(tile: int, time_us: float, registers: int, outcome: Outcome = Outcome.
 
 
 @pytest.fixture
-def energetic(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def energetic(bench, monkeypatch):
     """Replace the choice of a backend by a fake GPU, which measures energy if the session asks for it."""
     judge = failing_if(lambda config: config == {"THREADS": 64, "WORK": 4}, Outcome.WRONG_RESULT)
     recording = bench.record(judge)
 
     class Energetic(FakeGpu):
-        def _reading(self, candidate: Candidate, limit_us: float | None = None) -> Reading:
+        def _reading(self, candidate, limit_us=None):
             found = super()._reading(candidate, limit_us)
             threads, work = (int(candidate.config[name]) for name in ("THREADS", "WORK"))
             used = {"energy_mj": threads / 64 + work} if self.measures_energy else {}
             return replace(found, telemetry={"max_error": 1e-7 * work, **used}) if found.outcome.has_time else found
 
-    def choose(*of: Any, **_: object) -> FakeGpu:
+    def choose(*of, **_):
         gpu = Energetic(recording, bench.device)
         gpu.measures_energy = workload_of(*of[:4]).energy
         return gpu
@@ -58,10 +55,12 @@ def energetic(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestFront:
-    def test_one_objective_has_none(self) -> None:
+    def test_one_objective_has_none_and_where_nothing_ran_it_is_empty(self):
         assert pareto_front([trial(1, 10.0, 40)], ["time"]) is None
+        front = pareto_front([trial(1, 1.0, 1, Outcome.CRASHED)], REGISTERS)
+        assert front.to_json() == {"objectives": ["time", "registers"], "front": []}
 
-    def test_the_fastest_comes_first_and_what_others_beat_is_left_out(self) -> None:
+    def test_the_fastest_comes_first_and_what_others_beat_is_left_out(self):
         trials = [trial(1, 30.0, 32), trial(2, 10.0, 90), trial(3, 20.0, 90), trial(4, 20.0, 40), trial(5, 1.0, 1)]
         trials[-1] = replace(trials[-1], outcome=Outcome.CRASHED, measurement=None)
         front = pareto_front(trials, REGISTERS)
@@ -75,20 +74,16 @@ class TestFront:
             ],
         }
 
-    def test_the_finals_have_the_last_word(self) -> None:
+    def test_the_finals_have_the_last_word(self):
         searched = [trial(1, 10.0, 60), trial(2, 11.0, 50), trial(3, 30.0, 40)]
         refused = replace(searched[0], outcome=Outcome.WRONG_RESULT, measurement=None)
         front = pareto_front([*searched, trial(2, 12.0, 50), refused], REGISTERS)
         assert [(t.config["BM"], t.time_us) for t in front.trials] == [(2, 12.0), (3, 30.0)]
 
-    def test_where_nothing_ran_it_is_empty(self) -> None:
-        front = pareto_front([trial(1, 1.0, 1, Outcome.CRASHED)], REGISTERS)
-        assert front.to_json() == {"objectives": ["time", "registers"], "front": []}
-
 
 class TestReplay:
     @pytest.mark.parametrize("sampler", ["auto", "feasible", "tpe"])
-    def test_registers_are_weighed_against_time(self, bench: Any, sampler: str) -> None:
+    def test_registers_are_weighed_against_time(self, bench, sampler, database):
         result = bench.tune(bench.record(), objectives=REGISTERS, sampler=sampler)
         assert (result.winner.config, result.outcomes) == (BEST, {Outcome.OK: 12})
         stored = bench.stored()
@@ -97,13 +92,13 @@ class TestReplay:
         expected = {config_key(t.config) for t, kept in zip(stored, non_dominated(values), strict=True) if kept}
         assert {config_key(t.config) for t in result.front.trials} == expected
         assert result.to_json()["front"][0]["config"] == BEST
-        with Database.open(read_settings().database) as database:  # the front is stored with the run
-            (study,) = database.studies()
-            (run,) = database.runs(study.study_id)
+        # the front is stored with the run
+        (study,) = database.studies()
+        (run,) = database.runs(study.study_id)
         assert run.summary["front"] == json.loads(json.dumps(result.to_json()["front"]))
         assert run.settings["objectives"] == ["time", "registers"]
 
-    def test_it_goes_on_as_it_would_have(self, bench: Any, tmp_path: Path) -> None:
+    def test_it_goes_on_as_it_would_have(self, bench, tmp_path):
         chosen = {"objectives": REGISTERS, "sampler": "feasible", "finals": 0}
         recording, orders = bench.record(), []
         for name, stops in (("whole", [10]), ("parts", [4, 10])):
@@ -118,14 +113,14 @@ class TestReplay:
         ("objectives", "lacking"),
         [(("time", "energy"), "no energy of"), (("time", "error", "energy"), "no error and no energy")],
     )
-    def test_what_is_not_recorded_is_named(self, bench: Any, objectives: tuple[str, ...], lacking: str) -> None:
+    def test_what_is_not_recorded_is_named(self, bench, objectives, lacking):
         with pytest.raises(RecordingError, match=f"{lacking}.*leave that objective out, or tune on a GPU"):
             bench.tune(bench.record(), objectives=objectives)
 
 
 @pytest.mark.usefixtures("energetic")
 class TestMeasured:
-    def test_energy_and_error_make_the_front(self, bench: Any) -> None:
+    def test_energy_and_error_make_the_front(self, bench):
         result = bench.tune(None, objectives=("time", "energy", "error"))
         assert (result.winner.config, result.outcomes) == (BEST, {Outcome.OK: 11, Outcome.WRONG_RESULT: 1})
         document = result.to_json()
@@ -135,7 +130,7 @@ class TestMeasured:
         assert document["front"][0] == {"config": BEST, "time_us": time_us, "energy_mj": 8.0, "max_error": 4e-7}
         assert {"THREADS": 32, "WORK": 1} in [entry["config"] for entry in document["front"]]
 
-    def test_energy_is_not_measured_unasked_and_what_lacks_one_is_measured_again(self, bench: Any) -> None:
+    def test_energy_is_not_measured_unasked_and_what_lacks_one_is_measured_again(self, bench):
         assert bench.tune(None, objectives=("time", "error")).resumed == 0
         assert all("energy_mj" not in t.telemetry for t in bench.stored())
         assert all("max_error" in t.telemetry for t in bench.stored() if t.outcome.has_time)
@@ -158,17 +153,14 @@ class TestMeasured:
         ({"budget_s": float("nan")}, "budget_s is nan"),
         ({"run_deadline_s": "1"}, "run_deadline_s is '1'"),
         ({"l2": "warm"}, "l2 is 'warm', expected 'cold' or 'hot'"),
+        ({"devices": (0, 0)}, "twice"),
+        ({"devices": (0, -1)}, r"devices is .*-1"),
+        *((plan, "whole number of at least 1") for plan in ({"points": 0}, {"points": "x"}, {"max_configs": 0})),
     ],
 )
-def test_refusals(options: dict[str, Any], said: str) -> None:
+def test_refusals(options, said):
     with pytest.raises(InputError, match=said):
-        TuneOptions(**options)
-
-
-@pytest.mark.parametrize("plan", [{"points": 0}, {"points": "x"}, {"max_configs": 0}])
-def test_a_family_needs_points_and_configurations(plan: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="expected a whole number of at least 1"):
-        FamilyPlan(**plan)
+        (FamilyPlan if options.keys() & {"points", "max_configs"} else TuneOptions)(**options)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +179,7 @@ def test_a_family_needs_points_and_configurations(plan: dict[str, Any]) -> None:
         ({"trials": np.int64(7), "budget_s": np.float32(2.0)}, 7),  # NumPy's numbers are numbers
     ],
 )
-def test_trials_to_stop_at(options: dict[str, Any], target: int | None) -> None:
+def test_trials_to_stop_at(options, target):
     assert TuneOptions(**options).trial_target == target
 
 
@@ -212,9 +204,7 @@ PLAIN = [replace(trial, telemetry={}) for trial in trials("GPU-a", 60.0, 61.0)]
         ([*PLAIN, *trials("GPU-a", 50.0)], 50.0, 50.0, 50.0),
     ],
 )
-def test_the_drift_is_that_of_the_reference_kernel(
-    of: list[Trial], first: float, least: float, greatest: float
-) -> None:
+def test_the_drift_is_that_of_the_reference_kernel(of, first, least, greatest):
     assert measure_drift(PLAIN) is None  # without the reference kernel
     assert to_document(measure_drift(of)) == {
         "reference_us": {"first": first, "least": least, "greatest": greatest},
@@ -223,7 +213,7 @@ def test_the_drift_is_that_of_the_reference_kernel(
     }
 
 
-def test_a_clock_that_the_gpu_lowers_is_no_load_of_others(bench: Any) -> None:
+def test_a_clock_that_the_gpu_lowers_is_no_load_of_others(bench):
     """Bit 0x4 is the power limit, 0x1 an idle GPU; those beside the greatest time count."""
     result = bench.tune(bench.record(), trials=3)
     for mask, said in (

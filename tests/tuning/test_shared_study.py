@@ -15,17 +15,14 @@ from typing import Any
 
 import pytest
 from judges import BEST, DEFAULT, by_threads, failing_if
-from postgresql_server import PostgresqlServer
 from processes import count_configs, wait_until
 
 from autotile.api.databases import db_merge as merge
 from autotile.core.model import GPU_SCALE, Outcome, Trial, config_key
 from autotile.database import engine, runs
 from autotile.errors import AutotileError
-from autotile.exchange.recording import Recording
 from autotile.tuning.replay import SimulatedGpu
 from autotile.tuning.result import TuneResult
-from autotile.workers.jobs import Candidate, Reading
 
 SESSION = """
 import sys
@@ -68,7 +65,7 @@ def assert_each_once(bench: Any) -> None:
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow(monkeypatch):
     """Let each candidate take 50 ms."""
     replay = partial(SimulatedGpu, seconds=0.05)
     monkeypatch.setattr(import_module("autotile.tuning.backend"), "ReplayBackend", replay)
@@ -82,33 +79,33 @@ def both(run: Callable[[int], TuneResult]) -> list[TuneResult]:
 @pytest.mark.usefixtures("slow")
 class TestTwoSessions:
     @pytest.mark.parametrize("sampler", ["brute-force", "feasible", "tpe", "random"])
-    def test_they_try_each_configuration_once(self, bench: Any, sampler: str) -> None:
+    def test_they_try_each_configuration_once(self, bench, sampler):
         recording = bench.record()
         results = both(lambda number: bench.tune(recording, sampler=sampler, trials=12))
         assert_each_once(bench)
         assert [(result.winner.config, sum(result.outcomes.values())) for result in results] == [(BEST, 12)] * 2
 
-    def test_they_reach_the_number_of_trials_together(self, bench: Any) -> None:
+    def test_they_reach_the_number_of_trials_together(self, bench):
         recording = bench.record()
         results = both(lambda number: bench.tune(recording, sampler="random", seed=number, trials=7))
         assert len(bench.stored()) == 7
         assert max(count_configs(bench.stored()).values()) == 1
         assert all(sum(result.outcomes.values()) == 7 for result in results)
 
-    def test_what_a_user_names_is_tried_once_and_raced_by_both(self, bench: Any) -> None:
+    def test_what_a_user_names_is_tried_once_and_raced_by_both(self, bench):
         recording, named = bench.record(), {"THREADS": 64, "WORK": 2}
         results = both(lambda number: bench.tune(recording, trials=4, tries=(named,)))
         assert count_configs(bench.stored())[config_key(named)] == 1
         assert all([trial.config for trial in result.tried] == [named] for result in results)
 
-    def test_fresh_sessions_share_nothing(self, bench: Any) -> None:
+    def test_fresh_sessions_share_nothing(self, bench):
         recording = bench.record()
         both(lambda number: bench.tune(recording, sampler="brute-force", fresh=True))
         assert set(count_configs(bench.stored()).values()) == {2}
 
 
 @pytest.fixture
-def location(postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch) -> str:
+def location(postgresql, monkeypatch):
     url = postgresql.new_database()
     monkeypatch.setenv("AUTOTILE_DB", url)
     return url
@@ -119,9 +116,7 @@ def wait_for(bench: Any, count: int) -> None:
 
 
 @pytest.mark.parametrize("lease_s", [(), (2.0,)], ids=["same machine", "other machine"])
-def test_what_a_killed_process_was_trying_is_tried_by_the_other(
-    bench: Any, request: pytest.FixtureRequest, lease_s: tuple[float, ...]
-) -> None:
+def test_what_a_killed_process_was_trying_is_tried_by_the_other(bench, request, lease_s):
     """At once if that can be seen to be gone, or else when its lease has run out."""
     if lease_s:
         request.getfixturevalue("location")
@@ -137,7 +132,7 @@ def test_what_a_killed_process_was_trying_is_tried_by_the_other(
 
 
 @pytest.mark.usefixtures("location")
-def test_sessions_go_on_after_restarts_and_crashes_of_the_server(bench: Any, postgresql: PostgresqlServer) -> None:
+def test_sessions_go_on_after_restarts_and_crashes_of_the_server(bench, postgresql):
     recording = bench.record()
     sessions = [start(bench, recording, 0.3, 60.0) for _ in range(2)]
     for trials, how in ((2, signal.SIGINT), (6, signal.SIGQUIT)):
@@ -150,14 +145,14 @@ def test_sessions_go_on_after_restarts_and_crashes_of_the_server(bench: Any, pos
 
 
 def test_a_server_that_stays_away_ends_the_session_which_is_resumed_later(
-    bench: Any, postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch, location: str, tmp_path: Path
-) -> None:
+    bench, postgresql, monkeypatch, location, tmp_path
+):
     recording = bench.record()
     monkeypatch.setattr(engine, "RESTART_S", 0.2)
     monkeypatch.setattr(runs, "LEASE_S", 2.0)  # the same process holds it still, for the second session
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def stop_after_three(progress: Any) -> None:
+    def stop_after_three(progress):
         if progress.done == 3:
             postgresql.stop()
 
@@ -179,16 +174,16 @@ SLOWNESS = {"GPU-fast": 1.0, "GPU-slow": 1.04}
 
 
 @pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def on_gpu(monkeypatch):
     """Return a function that selects the GPU of the calling thread's sessions, and with whom each has a candidate."""
     chosen = threading.local()
 
     class Chosen(SimulatedGpu):
-        def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "") -> None:
+        def __init__(self, recording, notice="", *, uuid=""):
             super().__init__(recording, notice, uuid=chosen.gpu, slowness=SLOWNESS[chosen.gpu])
             self._together = chosen.together
 
-        def result(self) -> tuple[Candidate, Reading]:
+        def result(self):
             found = super().result()
             if self._together is not None and dict(found[0].config) != DEFAULT:
                 self._together.wait(60)
@@ -197,7 +192,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     monkeypatch.setattr(import_module("autotile.tuning.backend"), "ReplayBackend", Chosen)
 
-    def choose(gpu: str, together: threading.Barrier | None = None) -> None:
+    def choose(gpu, together=None):
         chosen.gpu = gpu
         chosen.together = together
 
@@ -218,10 +213,10 @@ def assert_on_scale_of(home: str, trials: list[Trial]) -> None:
         assert trial.telemetry.get(GPU_SCALE) == expected
 
 
-def test_sessions_that_run_at_the_same_time(bench: Any, on_gpu: Any) -> None:
+def test_sessions_that_run_at_the_same_time(bench, on_gpu):
     recording, together = bench.record(), threading.Barrier(2)
 
-    def run(number: int) -> TuneResult:
+    def run(number):
         on_gpu([*SLOWNESS][number], together)
         return bench.tune(recording, sampler="brute-force", discard=False)
 
@@ -238,7 +233,7 @@ def test_sessions_that_run_at_the_same_time(bench: Any, on_gpu: Any) -> None:
 
 
 @pytest.mark.parametrize("home", SLOWNESS)
-def test_a_session_that_resumes_another_ones_study(bench: Any, on_gpu: Any, home: str) -> None:
+def test_a_session_that_resumes_another_ones_study(bench, on_gpu, home):
     recording = bench.record()
     (other,) = SLOWNESS.keys() - {home}
     for gpu, trials in ((home, 6), (other, 12)):
@@ -250,7 +245,7 @@ def test_a_session_that_resumes_another_ones_study(bench: Any, on_gpu: Any, home
         assert trial.time_us == pytest.approx(SLOWNESS[trial.gpu] * recorded_us(trial), rel=1e-5)
 
 
-def test_without_a_reference_times_stay_as_they_are(bench: Any, on_gpu: Any) -> None:
+def test_without_a_reference_times_stay_as_they_are(bench, on_gpu):
     on_gpu("GPU-fast")
     recording = bench.record(failing_if(lambda config: dict(config) == DEFAULT, Outcome.WRONG_RESULT))
     bench.tune(recording, sampler="brute-force", discard=False, trials=6)

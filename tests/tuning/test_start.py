@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from judges import BEST, timed
@@ -11,11 +10,9 @@ from step_kernels import APART_SPACE, APART_TEMPLATE, write_steps
 
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial, split_objectives
-from autotile.database.database import Database
 from autotile.errors import InputError, SpecError
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.spec import KernelSpec
-from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.start import (
@@ -28,26 +25,17 @@ from autotile.tuning.start import (
 )
 
 
-def test_the_nearest_studies_come_first(bench: Any) -> None:
+def test_the_nearest_studies_come_first_but_not_the_own_one_nor_one_without_a_size_in_common(bench, database):
     for n in (512, 1024, 8192):
         bench.tune(bench.record(n=n), n=n, trials=8)
-    with Database.open(read_settings().database) as database:
-        key = next(study.key for study in database.studies() if study.key.sizes == {"n": 1024})
-        sources = find_sources(database, key)
+    key = next(study.key for study in database.studies() if study.key.sizes == {"n": 1024})
+    sources = find_sources(database, key)
+    assert find_sources(database, structs.replace(key, sizes={"x": 1024})) == []
     assert [source.name for source in sources] == ["n=512", "n=8192"]
     assert all(len(source.configs) == len(source.times_us) >= 6 for source in sources)
 
 
-def test_a_study_does_not_teach_itself_nor_one_without_a_size_in_common(bench: Any) -> None:
-    bench.tune(bench.record(), trials=8)
-    assert bench.tune(bench.record(), trials=10, sampler="feasible").learnt_from == ()
-    with Database.open(read_settings().database) as database:
-        key = next(study.key for study in database.studies())
-        assert find_sources(database, structs.replace(key, sizes={"n": 1024}))
-        assert find_sources(database, structs.replace(key, sizes={"x": 1024})) == []
-
-
-def test_a_taught_session_finds_the_best_at_once_and_tells_from_what(bench: Any) -> None:
+def test_a_taught_session_finds_the_best_at_once_and_tells_from_what(bench):
     bench.tune(bench.record(n=1024), n=1024, sampler="brute-force")
     taught = bench.tune(bench.record(), trials=3, sampler="feasible")
     assert (taught.winner.config, taught.learnt_from) == (BEST, ("n=1024",))
@@ -56,7 +44,7 @@ def test_a_taught_session_finds_the_best_at_once_and_tells_from_what(bench: Any)
     assert bench.tune(bench.record(n=256), n=256, trials=6, sampler="random").learnt_from == ()
 
 
-def test_a_study_that_misleads_is_named(bench: Any) -> None:
+def test_a_study_that_misleads_is_named(bench):
     fewest_threads_win = bench.record(lambda one: timed(one, float(one["THREADS"] * one["WORK"])), n=1024)
     bench.tune(fewest_threads_win, n=1024, sampler="brute-force")
     found = bench.tune(bench.record(), sampler="feasible", trials=8)
@@ -71,9 +59,7 @@ def test_a_study_that_misleads_is_named(bench: Any) -> None:
     [("[launch]", "[heuristics]\n{}\n\n[launch]", 4), ("[rules]\n", "[rules]\n{}\n", 2)],
     ids=["heuristics", "rules"],
 )
-def test_what_was_best_elsewhere_is_tried_where_the_search_would_not_look(
-    bench: Any, rewrite: Any, place: str, condition: str, work: int
-) -> None:
+def test_what_was_best_elsewhere_is_tried_where_the_search_would_not_look(bench, rewrite, place, condition, work):
     """But not a configuration that breaks a rule."""
     bench.tune(bench.record(n=1024), n=1024, sampler="brute-force")
     recording = bench.record()
@@ -91,10 +77,6 @@ def kernel_of(folder: Path, old: str = "", new: str = "", helpers: str = "") -> 
     return load_kernel(str(folder / "apart.toml"))
 
 
-def test_what_each_step_alone_uses_is_apart(tmp_path: Path) -> None:
-    assert independent_groups(kernel_of(tmp_path)) == [((0,), ("A", "UNROLL")), ((1,), ("B",))]
-
-
 @pytest.mark.parametrize(
     ("old", "new", "helpers"),
     [
@@ -108,18 +90,18 @@ def test_what_each_step_alone_uses_is_apart(tmp_path: Path) -> None:
         ("", "", "__global__ void first(int) { }"),
     ],
 )
-def test_what_ties_steps_together(tmp_path: Path, old: str, new: str, helpers: str) -> None:
+def test_what_ties_steps_together(tmp_path, old, new, helpers):
     (tmp_path / "helpers.cuh").write_text("")
     assert independent_groups(kernel_of(tmp_path, old, new, helpers)) == []
 
 
 @pytest.mark.parametrize("name", ["two_step_sum", "split_rows", "scan_rounds", "block_sums"])
-def test_steps_that_share_parameters(tmp_path: Path, name: str) -> None:
+def test_steps_that_share_parameters(tmp_path, name):
     assert independent_groups(load_kernel(str(write_steps(tmp_path, name)))) == []
 
 
 @pytest.fixture
-def times(tmp_path: Path) -> StepTimes:
+def times(tmp_path):
     kernel = kernel_of(tmp_path)
     spec = kernel.spec
     return StepTimes(independent_groups(kernel), feasible_space(spec, spec.sizes, H200), spec.default, 0)
@@ -131,7 +113,8 @@ def stepped(config: dict[str, int], first_us: float, second_us: float) -> Trial:
     return Trial(config, Outcome.OK, measurement=measured, telemetry=steps)
 
 
-def test_a_few_trials_have_every_setting(times: StepTimes) -> None:
+def test_what_each_step_alone_uses_is_apart_and_a_few_trials_have_every_setting_of_it(times, tmp_path):
+    assert independent_groups(kernel_of(tmp_path)) == [((0,), ("A", "UNROLL")), ((1,), ("B",))]
     configs = [dict(config) for config in times.first_configs()]
     assert (len(configs), times.count) == (7, 7)  # 8 pairs of A and UNROLL, less one that breaks the rule
     assert configs[0] == {"A": 64, "UNROLL": 1, "B": 128}
@@ -139,9 +122,13 @@ def test_a_few_trials_have_every_setting(times: StepTimes) -> None:
         (a, u) for a in (32, 64, 128, 256) for u in (1, 2) if a * u <= 256
     }
     assert {config["B"] for config in configs} == {32, 64, 128}
+    # one without a time is tried with the default
+    done = [stepped(config, 1, 1) for config in configs]
+    assert times.untimed_configs(done) == []
+    assert times.untimed_configs(done[:-1]) == [{**done[-1].config, "B": 128}]
 
 
-def test_the_best_of_each_step_are_combined(times: StepTimes) -> None:
+def test_the_best_of_each_step_are_combined(times):
     trials = [
         stepped({"A": 64, "UNROLL": 1, "B": 128}, 9, 9),
         stepped({"A": 32, "UNROLL": 2, "B": 64}, 2, 20),
@@ -154,17 +141,11 @@ def test_the_best_of_each_step_are_combined(times: StepTimes) -> None:
     assert times.best_configs(trials[3:]) == []
 
 
-def test_a_setting_without_a_time_is_tried_with_the_default(times: StepTimes) -> None:
-    done = [stepped(dict(config), 1, 1) for config in times.first_configs()]
-    assert times.untimed_configs(done) == []
-    assert times.untimed_configs(done[:-1]) == [{**done[-1].config, "B": 128}]
-
-
 METRICS = '[metrics]\nrate = "4 * n / time_us"\nshare = "rate / 1000"\n[arguments]'
 
 
 @pytest.fixture
-def scored(rewrite: Any) -> Any:
+def scored(rewrite):
     """The tiny kernel with metrics."""
     return rewrite({"[arguments]": METRICS})
 
@@ -180,7 +161,7 @@ def scorer(spec: KernelSpec, text: str | None, *, maximize: bool = False) -> Sco
     return Scorer(spec, Problem("scale", {"n": 1000}, "float32"), objective)
 
 
-def test_the_cost_is_the_objective_or_its_reciprocal_and_metrics_are_stored(scored: Any, rewrite: Any) -> None:
+def test_the_cost_is_the_objective_or_its_reciprocal_and_metrics_are_stored(scored, rewrite):
     spec = scored.kernel.spec
     found = scorer(spec, None).scored(trial(2, 8.0, max_error=1e-6))
     assert found.scores == {"rate": 500.0, "share": 0.5}
@@ -199,7 +180,7 @@ def test_the_cost_is_the_objective_or_its_reciprocal_and_metrics_are_stored(scor
 
 
 @pytest.mark.parametrize(("text", "maximize"), [("time_us / WORK", False), ("n * WORK / time_us", True)])
-def test_slow_is_what_costs_more_than_the_best(scored: Any, text: str, maximize: bool) -> None:
+def test_slow_is_what_costs_more_than_the_best(scored, text, maximize):
     found = scorer(scored.kernel.spec, text, maximize=maximize)
     best = found.scored(trial(2, 10.0))
     assert found.time_limit_us(trial(4, 1.0), best) == pytest.approx(20.0)
@@ -208,7 +189,7 @@ def test_slow_is_what_costs_more_than_the_best(scored: Any, text: str, maximize:
 
 
 @pytest.mark.parametrize("text", ["energy_mj * time_us", "1000 - time_us", "registers + 0 * time_us"])
-def test_nothing_is_pruned_where_the_time_does_not_tell(scored: Any, text: str) -> None:
+def test_nothing_is_pruned_where_the_time_does_not_tell(scored, text):
     found = scorer(scored.kernel.spec, text)
     best = found.scored(trial(2, 10.0, energy_mj=3.0))
     assert found.time_limit_us(trial(4, 1.0), best) is None
@@ -223,19 +204,19 @@ def test_nothing_is_pruned_where_the_time_does_not_tell(scored: Any, text: str) 
         ("time_us / WROK", SpecError, "unknown name 'WROK'; did you mean 'WORK'"),
     ],
 )
-def test_an_objective_needs_a_positive_value(scored: Any, text: str, error: type[Exception], said: str) -> None:
+def test_an_objective_needs_a_positive_value(scored, text, error, said):
     with pytest.raises(error, match=said):
         scorer(scored.kernel.spec, text).scored(trial(2, 8.0))
 
 
-def test_energy_is_measured_where_it_is_used(rewrite: Any, scored: Any) -> None:
+def test_energy_is_measured_where_it_is_used(rewrite, scored):
     spec = scored.kernel.spec
     assert not measures_energy(spec, None)
     assert measures_energy(spec, session_objective(spec, TuneOptions(objective="energy_mj * time_us")))
     assert measures_energy(rewrite({"share = ": 'watts = "1e3 * energy_mj / time_us"\nshare = '}).kernel.spec, None)
 
 
-def test_names_and_expressions() -> None:
+def test_names_and_expressions():
     assert split_objectives(["registers,energy"]) == (("time", "registers", "energy"), None)
     assert split_objectives(["max(time_us, 3)"]) == (("time",), "max(time_us, 3)")
     assert split_objectives(["time", "rate"], ["rate"]) == (("time",), "rate")
@@ -247,7 +228,7 @@ def test_names_and_expressions() -> None:
 
 class TestSessions:
     @pytest.mark.parametrize(("text", "maximize"), [("time_us * WORK", False), ("n / time_us / WORK", True)])
-    def test_the_best_by_the_objective_wins_and_is_served(self, scored: Any, text: str, maximize: bool) -> None:
+    def test_the_best_by_the_objective_wins_and_is_served(self, scored, text, maximize, database):
         result = scored.tune(scored.record(), objective=text, maximize=maximize, discard=False)
         best = min(scored.stored(), key=lambda one: one.time_us * one.config["WORK"])
         assert result.winner.config == best.config
@@ -255,11 +236,10 @@ class TestSessions:
         assert result.winner.cost == min(one.cost for one in scored.stored() if one.cost is not None)
         assert result.speedup.value == pytest.approx(result.default.cost / result.winner.cost)
         assert result.to_json()["winner"]["scores"].keys() == {"objective", "rate", "share"}
-        with Database.open(read_settings().database) as database:
-            (served,) = database.best()
+        (served,) = database.best()
         assert served.trial.config == best.config
 
-    def test_pruning_compares_the_objective(self, scored: Any) -> None:
+    def test_pruning_compares_the_objective(self, scored):
         scored.tune(scored.record(), objective="time_us * WORK ** 2")
         trials = scored.stored()
         least = min(one.cost for one in trials)
@@ -267,12 +247,12 @@ class TestSessions:
         assert all(one.cost > 1.25 * least for one in trials if one.outcome is Outcome.PRUNED)
         assert all(one.outcome is Outcome.OK for one in trials if one.cost <= 1.25 * least)
 
-    def test_a_session_resumes_with_another_objective(self, scored: Any) -> None:
+    def test_a_session_resumes_with_another_objective(self, scored):
         by_time = scored.tune(scored.record(), discard=False)
         by_work = scored.tune(scored.record(), objective="time_us * WORK ** 4", discard=False)
         assert [one.winner.config["WORK"] for one in (by_time, by_work)] == [4, 1]
         assert by_work.resumed == 12
 
-    def test_that_of_the_file(self, rewrite: Any) -> None:
+    def test_that_of_the_file(self, rewrite):
         kernel = rewrite({"[arguments]": '[objective]\nvalue = "1 / (time_us * WORK)"\nmaximize = true\n[arguments]'})
         assert kernel.tune(kernel.record(), discard=False).winner.config["WORK"] == 1

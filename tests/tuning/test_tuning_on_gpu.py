@@ -3,7 +3,6 @@
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from autotile.serving.dispatcher import get_best_kernel
 from autotile.space.limits import compiled_occupancy
 from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.progress_state import Progress
 from autotile.workers.jobs import Candidate, loaded
 
 pytestmark = pytest.mark.gpu
@@ -30,7 +28,7 @@ HEIGHT, WIDTH = 1000, 700
 
 
 class TestWinner:
-    def test_it_is_measured_stored_served_and_right(self, scale_toml: Path) -> None:
+    def test_it_is_measured_stored_served_and_right(self, scale_toml):
         import cupy
 
         result = autotile.tune(str(scale_toml), n=N, options=TuneOptions(trials=6, seed=1))
@@ -51,7 +49,7 @@ class TestWinner:
         np.testing.assert_allclose(kernel(x).get(), want, rtol=1e-6)
         np.testing.assert_allclose(kernel(x, factor=-3.0).get(), -1.5 * want, rtol=1e-6)
 
-    def test_the_example(self) -> None:
+    def test_the_example(self):
         import cupy
 
         options = TuneOptions(trials=10, seed=2)
@@ -68,7 +66,7 @@ class TestWinner:
         want = 0.5 * padded[1:-1, 1:-1] + 0.125 * around
         np.testing.assert_allclose(diffused.get(), want, rtol=1e-5, atol=1e-5)
 
-    def test_hot_and_cold_are_kept_apart(self, scale_toml: Path) -> None:
+    def test_hot_and_cold_are_kept_apart(self, scale_toml):
         for l2 in ("cold", "hot"):
             result = autotile.tune(str(scale_toml), n=N, options=TuneOptions(trials=3, l2=l2))
             assert result.resumed == 0
@@ -78,8 +76,8 @@ class TestWinner:
 
 class TestInterrupts:
     @pytest.mark.parametrize(("phase", "done"), [("starting", 0), ("searching", 2), ("finals", 12)])
-    def test_ctrl_c(self, bench: Any, phase: str, done: int) -> None:
-        def interrupt(progress: Progress) -> None:
+    def test_ctrl_c(self, bench, phase, done):
+        def interrupt(progress):
             if (progress.phase, progress.done) == (phase, done):
                 raise KeyboardInterrupt
 
@@ -91,11 +89,11 @@ class TestInterrupts:
         assert set(count_configs(bench.stored()).values()) == {1}
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-    def test_a_signal(self, tmp_path: Path, number: signal.Signals) -> None:
+    def test_a_signal(self, tmp_path, number):
         check_signal((str(STENCIL), "H=4096", "W=4096", "--trials", "300"), tmp_path / "signals.db", number)
 
 
-def test_occupancy_is_the_drivers_own(cubin_cache_folder: Path) -> None:
+def test_occupancy_is_the_drivers_own(cubin_cache_folder):
     """The occupancy computed from the compiled resources equals the driver's."""
     kernel = load_kernel(str(STENCIL))
     device = live_device()

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import pytest
 from gpu_calls import raced
@@ -14,13 +15,12 @@ from judges import BEST as WINNER
 from judges import DEFAULT, by_threads, failed, failing_if, timed
 from msgspec.structs import replace
 from sqlalchemy import update
-from stored_runs import record_miss
+from stored_runs import change, record_miss
 
 from autotile.api import targets
 from autotile.api.verification import verify
 from autotile.core.model import Config, Measurement, Outcome, Resources, Trial, config_key
 from autotile.cuda.compiler import CachedCubin, CompiledFunction
-from autotile.database.database import Database
 from autotile.database.engine import MISSES, STUDIES
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel, make_kernel
@@ -42,10 +42,10 @@ SECOND = {"THREADS": 256, "WORK": 2}
 
 
 @pytest.fixture
-def again(bench: Any) -> Any:
+def again(bench):
     """Verify by replay of a recording made from a function of the configuration."""
 
-    def run(judge: Any, *arguments: Any, at: int = SIZE, **named: Any) -> Any:
+    def run(judge, *arguments, at=SIZE, **named):
         options = TuneOptions(replay=bench.record(judge, n=at), workers=1)
         return verify(bench.kernel.spec.source, *arguments, options=options, **named)
 
@@ -72,20 +72,19 @@ all_wrong = partial(failed, outcome=Outcome.WRONG_RESULT, reason="y[7] is 1")
 
 
 @pytest.fixture
-def tuned(bench: Any) -> Any:
+def tuned(bench, database):
     """Tune by replay; ``nvrtc`` replaces the version of the compiler."""
 
-    def tune(nvrtc: str = "") -> None:
+    def tune(nvrtc=""):
         bench.tune(bench.record())
         if nvrtc:
-            with Database.open(read_settings().database) as database, database.writing() as connection:
-                key = replace(bench.key(), nvrtc_version=nvrtc, source="replayed")
-                connection.execute(update(STUDIES).values(nvrtc_version=nvrtc, digest=key.digest))
+            key = replace(bench.key(), nvrtc_version=nvrtc, source="replayed")
+            change(database, update(STUDIES).values(nvrtc_version=nvrtc, digest=key.digest))
 
     return tune
 
 
-def test_what_is_still_best_is_confirmed(bench: Any, tuned: Any, again: Any) -> None:
+def test_what_is_still_best_is_confirmed(bench, tuned, again):
     tuned()
     result = again(by_threads)
     (row,) = result.problems
@@ -97,6 +96,9 @@ def test_what_is_still_best_is_confirmed(bench: Any, tuned: Any, again: Any) -> 
     assert {config_key(config) for config in retimed} == {
         config_key(config) for config in (WINNER, SECOND, DEFAULT, {"THREADS": 256, "WORK": 1})
     }
+    bench.tune(bench.record(n=2048), n=2048)
+    for one in (again(by_threads, {"n": 4096}), again(by_threads, n=4096)):  # not the other problem
+        assert [dict(row.problem.sizes) for row in one.problems] == [{"n": 4096}]
 
 
 @pytest.mark.parametrize(
@@ -107,16 +109,14 @@ def test_what_is_still_best_is_confirmed(bench: Any, tuned: Any, again: Any) -> 
     ],
     ids=["another is faster", "the winner is wrong"],
 )
-def test_what_is_best_now_is_served(
-    bench: Any, tuned: Any, again: Any, judge: Callable[[Config], Trial], expected: tuple[str, str]
-) -> None:
+def test_what_is_best_now_is_served(bench, tuned, again, judge, expected):
     tuned()
     (row,) = again(judge).problems
     assert (row.before, row.after, (row.verdict, row.reason)) == (WINNER, SECOND, expected)
     assert kernel_for(bench).config == SECOND
 
 
-def test_another_compiler_marks_a_result_as_aged_until_it_is_verified(bench: Any, tuned: Any, again: Any) -> None:
+def test_another_compiler_marks_a_result_as_aged_until_it_is_verified(bench, tuned, again):
     tuned(nvrtc="12.0")
     kernel = kernel_for(bench)
     assert (kernel.tier, kernel.config) == ("nearest", WINNER)
@@ -133,7 +133,7 @@ def test_another_compiler_marks_a_result_as_aged_until_it_is_verified(bench: Any
 
 
 @pytest.mark.parametrize("nvrtc", ["", "12.0"])
-def test_where_all_are_wrong_nothing_of_them_is_served(bench: Any, tuned: Any, again: Any, nvrtc: str) -> None:
+def test_where_all_are_wrong_nothing_of_them_is_served(bench, tuned, again, nvrtc):
     """Not even results of another compiler version, as the installed one would compile them."""
     tuned(nvrtc)
     (row,) = again(all_wrong).problems
@@ -141,41 +141,30 @@ def test_where_all_are_wrong_nothing_of_them_is_served(bench: Any, tuned: Any, a
     assert kernel_for(bench).config not in (WINNER, SECOND)
 
 
-def test_one_problem_of_several(bench: Any, tuned: Any, again: Any) -> None:
-    tuned()
-    bench.tune(bench.record(n=2048), n=2048)
-    for result in (again(by_threads, {"n": 4096}), again(by_threads, n=4096)):
-        (row,) = result.problems
-        assert dict(row.problem.sizes) == {"n": 4096}
-    with pytest.raises(InputError, match="n is given twice"):
-        again(by_threads, {"n": 4096}, n=4096)
-
-
-def test_what_is_not_tuned(bench: Any, tuned: Any, again: Any) -> None:
+def test_what_cannot_be_verified(bench, tuned, again, monkeypatch):
+    with pytest.raises(InputError, match="give one of them"):
+        again(by_threads, aged=True, served=True)
     with pytest.raises(InputError, match="scale is not tuned, so there is nothing to verify"):
         again(by_threads)
     tuned()
     with pytest.raises(InputError, match="scale n=8 float32 is not tuned"):
         again(by_threads, {"n": 8})
-
-
-def test_without_a_gpu_nothing_can_be_verified(bench: Any, tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tuned()
+    with pytest.raises(InputError, match="n is given twice"):
+        again(by_threads, {"n": 4096}, n=4096)
     monkeypatch.setattr("autotile.api.verification.device_count", lambda: 0)
     with pytest.raises(InputError, match="there is no CUDA device here"):
         verify(bench.kernel.spec.source)
 
 
 @pytest.fixture
-def check(bench: Any, again: Any) -> Any:
+def check(bench, again, database):
     """Tune for one size, miss another, and verify what is served there by replay of a function of the configuration."""
     bench.tune(bench.record())
-    with Database.open(read_settings().database) as database:
-        record_miss(database, bench.problem(ASKED), bench.device.name, "nearest", 3)
+    record_miss(database, bench.problem(ASKED), bench.device.name, "nearest", 3)
     return partial(again, at=ASKED, served=True)
 
 
-def test_what_is_correct_there_is_confirmed_once_and_still_counts_as_not_tuned(bench: Any, check: Any) -> None:
+def test_what_is_correct_there_is_confirmed_once_and_still_counts_as_not_tuned(bench, check, database):
     (row,) = check(by_threads).problems
     assert (row.verdict, row.before, row.after, row.reason) == ("confirmed", WINNER, WINNER, "")
     assert row.before_measurement is None
@@ -183,14 +172,13 @@ def test_what_is_correct_there_is_confirmed_once_and_still_counts_as_not_tuned(b
     assert row.speedup.value > 1
     assert served(bench, ASKED) == ("nearest", WINNER)
     assert check(by_threads).problems == ()
-    with Database.open(read_settings().database) as database:
-        (missed,) = assess_misses(database, bench.kernel.spec.source)
+    (missed,) = assess_misses(database, bench.kernel.spec.source)
     assert not missed.tuned
     assert bench.tune(bench.record(n=ASKED), n=ASKED).winner.config == WINNER
     assert kernel_for(bench, ASKED).tier == "exact"
 
 
-def test_what_is_wrong_there_is_not_served_for_it_until_a_tuning_measures_it(bench: Any, check: Any) -> None:
+def test_what_is_wrong_there_is_not_served_for_it_until_a_tuning_measures_it(bench, check):
     first, second = check(wrong_if(WINNER)).problems
     assert (first.verdict, first.before, first.after) == ("demoted", WINNER, DEFAULT)
     assert (second.verdict, second.before, second.after) == ("confirmed", DEFAULT, DEFAULT)
@@ -201,43 +189,32 @@ def test_what_is_wrong_there_is_not_served_for_it_until_a_tuning_measures_it(ben
     assert served(bench, ASKED) == ("exact", WINNER)
 
 
-def test_a_default_that_is_wrong_is_reported_and_stays_the_last_resort(bench: Any, check: Any) -> None:
+def test_a_default_that_is_wrong_is_reported_and_stays_the_last_resort(bench, check):
     rows = check(all_wrong).problems
     assert [row.verdict for row in rows] == ["demoted", "failed"]
     assert kernel_for(bench, ASKED).config == DEFAULT
 
 
-def test_given_sizes_are_verified_without_a_miss(bench: Any, check: Any) -> None:
-    with Database.open(read_settings().database) as database, database.writing() as connection:
-        connection.execute(MISSES.delete())
+def test_what_cannot_run_there_gets_no_verdict_and_given_sizes_are_verified_without_a_miss(bench, check, database):
+    options = TuneOptions(replay=bench.record(configs=[DEFAULT], n=ASKED), workers=1)
+    (row,) = verify(bench.kernel.spec.source, options=options, served=True).problems
+    assert row.verdict == "failed"
+    assert kernel_for(bench, ASKED).config == WINNER
+    change(database, MISSES.delete())
     assert check(by_threads).problems == ()
     (row,) = check(by_threads, {"n": ASKED}).problems
     assert row.verdict == "confirmed"
 
 
-def test_aged_and_served_exclude_each_other(again: Any) -> None:
-    with pytest.raises(InputError, match="give one of them"):
-        again(by_threads, aged=True, served=True)
-
-
-@pytest.mark.usefixtures("check")
-def test_a_configuration_that_cannot_run_there_gets_no_verdict(bench: Any) -> None:
-    options = TuneOptions(replay=bench.record(configs=[DEFAULT], n=ASKED), workers=1)
-    (row,) = verify(bench.kernel.spec.source, options=options, served=True).problems
-    assert row.verdict == "failed"
-    assert kernel_for(bench, ASKED).config == WINNER
-
-
 class TestTuningAProblemThatWasServed:
-    def test_what_was_served_is_tried_right_after_the_default_whatever_is_served_by_now(self, bench: Any) -> None:
+    def test_what_was_served_is_tried_right_after_the_default_whatever_is_served_by_now(self, bench, database):
         chosen = {"THREADS": 64, "WORK": 2}
         bench.tune(bench.record(), served=chosen, trials=4, sampler="random", finals=0)
         assert [trial.config for trial in bench.stored()][:2] == [DEFAULT, chosen]
-        with Database.open(read_settings().database) as database:
-            (study,) = database.studies()
-            assert find_served(database, study.study_id, TuneOptions(served=WINNER)) == chosen
-            assert find_served(database, study.study_id, TuneOptions(served=WINNER, fresh=True)) == WINNER
-            assert find_served(database, study.study_id + 1, TuneOptions(served=WINNER)) == WINNER
+        (study,) = database.studies()
+        assert find_served(database, study.study_id, TuneOptions(served=WINNER)) == chosen
+        assert find_served(database, study.study_id, TuneOptions(served=WINNER, fresh=True)) == WINNER
+        assert find_served(database, study.study_id + 1, TuneOptions(served=WINNER)) == WINNER
 
     @pytest.mark.parametrize(
         ("tier", "options", "expected"),
@@ -247,36 +224,26 @@ class TestTuningAProblemThatWasServed:
             *(("nearest", options, None) for options in ({"fresh": True}, {"transfer": False}, {"only": (DEFAULT,)})),
         ],
     )
-    def test_the_call_finds_it_unless_earlier_results_are_excluded(
-        self, bench: Any, monkeypatch: pytest.MonkeyPatch, tier: str, options: Any, expected: Config | None
-    ) -> None:
-        seen: list[TuneOptions] = []
+    def test_the_call_finds_it_unless_earlier_results_are_excluded(self, bench, monkeypatch, tier, options, expected):
         monkeypatch.setattr(targets, "device_count", lambda: 1)
         monkeypatch.setattr(targets, "check_gpu", lambda _: None)
         monkeypatch.setattr(dispatcher, "find_best_result", lambda *_: SimpleNamespace(tier=tier, config=WINNER))
-        monkeypatch.setattr(
-            import_module("autotile.tuning.session"), "tune", lambda *arguments: seen.append(arguments[3])
-        )
+        monkeypatch.setattr(import_module("autotile.tuning.session"), "tune", tune := Mock())
         targets.tune_problem(bench.kernel, bench.problem(), TuneOptions(**options))
-        assert seen[0].served == expected
+        assert tune.call_args.args[3].served == expected
 
 
-class Pool:
-    """Compile pool; the cubin of a source has a name of its own, and one with an error does not compile."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def submit(self, make_job: Any) -> Future[Compiled]:
-        job, future = make_job(), Future()
-        path = self.folder / ("candidate.cubin" if "rewritten" in job.source else "winner.cubin")
-        path.touch()
-        if "error" in job.source:
-            future.set_result(Compiled(None, 0.1, Outcome.COMPILE_FAILED, "line 1: error"))
-        else:
-            functions = {"scale": CompiledFunction("scale", Resources(32, 0, 0, 0, 0))}
-            future.set_result(Compiled(CachedCubin(path, path.name, functions), 0.1))
-        return future
+def compiled(folder: Path, make_job: Any) -> Future[Compiled]:
+    """Compile; the cubin of a source has a name of its own, and one with an error does not compile."""
+    job, future = make_job(), Future()
+    path = folder / ("candidate.cubin" if "rewritten" in job.source else "winner.cubin")
+    path.touch()
+    if "error" in job.source:
+        future.set_result(Compiled(None, 0.1, Outcome.COMPILE_FAILED, "line 1: error"))
+    else:
+        functions = {"scale": CompiledFunction("scale", Resources(32, 0, 0, 0, 0))}
+        future.set_result(Compiled(CachedCubin(path, path.name, functions), 0.1))
+    return future
 
 
 class Device:
@@ -345,7 +312,8 @@ def judged(scale_toml, tmp_path, device):
         rewritten = make_kernel(kernel.spec, path)
         problem = resolve_problem(kernel.spec, {"n": 4096})
         backend = Device(device, **candidate)
-        ours, theirs = (Pipeline(each, problem, backend, Pool(tmp_path)) for each in (rewritten, kernel))
+        pool = SimpleNamespace(submit=partial(compiled, tmp_path))
+        ours, theirs = (Pipeline(each, problem, backend, pool) for each in (rewritten, kernel))
         if confirming:
             confirm_agreement(theirs, backend, confirming)
         return judge_on(backend, problem, (ours, theirs), (DEFAULT, DEFAULT), 0), backend.log
@@ -407,12 +375,10 @@ OWN = [{"THREADS": threads, "WORK": 1} for threads in (128, 32, 64)]
 
 
 class TestWithoutAReference:
-    def test_the_kernel_is_run_until_two_configurations_agree(self, judged):
+    def test_the_kernel_is_run_until_two_configurations_agree_and_judges_nothing_if_none_do(self, judged):
         found, log = judged(confirming=OWN, agree_after=2)
         assert found.verdict == "faster"
         assert log.index("race") > log.index("check with second inputs")
         assert log.count("check with second inputs") == 3  # two of the kernel, one of the candidate
-
-    def test_a_kernel_that_never_agrees_judges_nothing(self, judged):
         with pytest.raises(InputError, match="no two of its configurations agree"):
             judged(confirming=OWN, agree_after=9)
