@@ -115,15 +115,10 @@ def study_sections(page: Page, study: StudyData, prefix: str, *, of_operation: b
     serving = _serving_of(study, "Serve this kernel alone" if of_operation else "Serve it", path)
     failures: Markup | None = None
     if study.failures:
+        told = zip(charts["failures"].table.rows[:_MAX_ROWS], study.failures, strict=False)
         described = [
-            (
-                f"{place}. {str(group.outcome).replace('_', ' ')}",
-                group.stage or NOTHING,
-                f"{group.count:,}",
-                tag("span", group.reason or NOTHING, class_="words"),
-                tag("code", config_text(group.examples[0])),
-            )
-            for place, group in enumerate(study.failures[:_MAX_ROWS], start=1)
+            (f"{place}. {name}", *more, tag("span", reason, class_="words"), tag("code", config_text(one.examples[0])))
+            for (place, name, *more, reason, _), one in told
         ]
         caption = "Failures, with the words of the compiler, verification or sanitizer"
         headings = ("outcome", "stage", "configurations", "what was said", "for example")
