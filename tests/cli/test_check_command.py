@@ -6,6 +6,7 @@ import pytest
 
 import autotile
 from autotile.api import verification
+from autotile.api.verification import judge
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.core.statistics import Interval
 from autotile.tuning.verifying import CandidateCheck
@@ -60,18 +61,15 @@ class TestExitCodes:
         candidate = found.document["candidate"]
         assert (candidate["outcome"], candidate["reason"]) == ("out_of_bounds", "wrote 1 words outside y")
 
-    @pytest.mark.parametrize(
-        ("words", "message"),
-        [
+    @pytest.mark.usefixtures("recording")
+    def test_of_bad_input_and_without_a_gpu(self, answer, run, scale_toml, tmp_path, monkeypatch):
+        for words, message in (
             (("--config", "THREAD=1"), "'THREAD' is not a parameter of scale"),
             (("--config", "THREADS"), "expected NAME=VALUE"),
             (("--verify-problem", "m=3"), "scale has no size 'm'"),
-        ],
-    )
-    def test_of_bad_input(self, answer, words, message):
-        answer(*words)[0].is_refused(message)
-
-    def test_without_a_gpu(self, run, scale_toml, tmp_path, recording, monkeypatch):
+        ):
+            answer(*words)[0].is_refused(message)
+        monkeypatch.setattr(verification, "judge", judge)
         monkeypatch.setenv("AUTOTILE_RECORDINGS", str(tmp_path))
         found = run("verify", scale_toml.with_suffix(".cu"), "--like", scale_toml)
         found.is_refused()

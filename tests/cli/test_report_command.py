@@ -56,15 +56,12 @@ def test_what_cannot_be_shown_is_told_in_one_line(run, stored, empty_folder, wor
     assert list(empty_folder.iterdir()) == []
 
 
-def test_an_empty_database_and_a_damaged_one(run, tmp_path):
+def test_without_a_whole_database_or_plotly_one_line_says_so(run, stored, tmp_path, monkeypatch):
     run("report", "sgemm_2d", f"--db={tmp_path / 'none.db'}").is_refused("there is no database")
     (tmp_path / "damaged.db").write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 40)
     answer = run("report", "sgemm_2d", f"--db={tmp_path / 'damaged.db'}")
     answer.is_refused()
     assert len(answer.err.splitlines()) == 1
-
-
-def test_without_plotly_the_extra_is_named(run, stored, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     answer = run("report", "sgemm_2d", f"--db={stored}", "-o", tmp_path / "x.html")
     assert answer.code == 1
