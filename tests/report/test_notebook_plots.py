@@ -87,13 +87,12 @@ class TestStudy:
         with pytest.raises(InputError, match=r"There is nothing\Z"):
             figure_of(Chart("x", "X", None, "There is nothing."))
 
-    def test_the_theme_follows_plotly(self, result: OfStudy, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(plotly.io.templates, "default", "plotly_dark")
-        assert result.plot_finals().layout.paper_bgcolor == DARK["paper"]
-
-    def test_without_a_package_its_extra_is_named(
+    def test_the_theme_follows_plotly_and_without_a_package_its_extra_is_named(
         self, result: OfStudy, trials: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(plotly.io.templates, "default", "plotly_dark")
+            assert result.plot_finals().layout.paper_bgcolor == DARK["paper"]
         monkeypatch.setitem(sys.modules, "plotly", None)
         with pytest.raises(ToolchainError, match=r"autotile\[report\]"):
             result.plot_finals()
@@ -135,23 +134,20 @@ class TestTrials:
             TrialList(()).plot_finals()
 
 
-class TestSpaces:
-    def test_rules_and_limits_of_a_space(self) -> None:
-        made = autotile.space("sgemm_2d", SIZES, device="h200").plot_rules()
-        (bars,) = made.data
-        assert bars.x[0] == 93312
-        assert bars.x[-1] == 14712
-
-    def test_occupancy_over_a_resource_and_blocks_that_each_limit_allows(self) -> None:
-        found = autotile.occupancy(256, 64, 16384, device="h200")
-        for resource in ("threads", "registers", "smem_bytes"):
-            line, mark = found.plot_over(resource).data  # type: ignore[arg-type]
-            assert mark.y == (found.occupancy.warps_per_sm,), resource
-            assert min(line.y) < max(line.y) <= found.device.max_warps_per_sm, resource
-        (bars,) = found.plot_limits(dark=True).data
-        assert min(bars.x) == found.occupancy.blocks_per_sm
-        with pytest.raises(InputError, match="no resource 'warps'"):
-            found.plot_over("warps")  # type: ignore[arg-type]
+def test_a_space_its_limits_and_the_occupancy_over_a_resource() -> None:
+    made = autotile.space("sgemm_2d", SIZES, device="h200").plot_rules()
+    (bars,) = made.data
+    assert bars.x[0] == 93312
+    assert bars.x[-1] == 14712
+    found = autotile.occupancy(256, 64, 16384, device="h200")
+    for resource in ("threads", "registers", "smem_bytes"):
+        line, mark = found.plot_over(resource).data  # type: ignore[arg-type]
+        assert mark.y == (found.occupancy.warps_per_sm,), resource
+        assert min(line.y) < max(line.y) <= found.device.max_warps_per_sm, resource
+    (bars,) = found.plot_limits(dark=True).data
+    assert min(bars.x) == found.occupancy.blocks_per_sm
+    with pytest.raises(InputError, match="no resource 'warps'"):
+        found.plot_over("warps")  # type: ignore[arg-type]
 
 
 class TestHtml:
@@ -165,12 +161,10 @@ class TestHtml:
         assert "<th>BM</th>" in shown
         assert "93,312 combinations" in shown
 
-    def test_hostile_names_are_escaped(self, hostile_database: Path) -> None:
+    def test_hostile_names_are_escaped_and_a_long_table_is_cut(self, hostile_database: Path, trials: Any) -> None:
         shown = autotile.list(database=hostile_database)._repr_html_()
         assert SCRIPT not in shown
         assert "&lt;script&gt;" in shown
-
-    def test_a_long_table_is_cut(self, trials: Any) -> None:
         many = TrialList(trials.trials * 4)
         shown = many._repr_html_()
         assert shown.count("<tr>") == 101
