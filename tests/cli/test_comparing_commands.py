@@ -11,14 +11,12 @@ import pytest
 from answers import Run
 from msgspec import structs
 from msgspec.structs import replace
-from sqlalchemy import update
-from stored_runs import add_trial, end_run, start_run
+from stored_runs import add_trial, change_file, end_run, start_run
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.database.care import check_database, copy_missing_rows
 from autotile.database.database import Database
-from autotile.database.engine import RUNS, TRIALS
 from autotile.database.keys import TuningKey, key_of
 from autotile.exchange.shipped import write_winners
 from autotile.kernel.library import load_kernel
@@ -170,9 +168,8 @@ class TestMerge:
         a, b, out = book("a.db"), book("b.db"), book("out.db")
         a.put(1024, FAST, 10.0)
         future = "2140-01-01T00:00:00.000000+00:00"
-        with Database.open(a.path) as database, database.writing() as connection:
-            connection.execute(update(RUNS).values(started_at=future, ended_at=future))
-            connection.execute(update(TRIALS).values(created_at=future))
+        change_file(a.path, f"UPDATE runs SET started_at = '{future}', ended_at = '{future}'")
+        change_file(a.path, f"UPDATE trials SET created_at = '{future}'")
         b.put(1024, SLOW, 10.1)
         for sources in ((a, b), (b, a)):
             out.path.unlink(missing_ok=True)
@@ -190,8 +187,7 @@ class TestMerge:
         with Database.open(a.path) as database, Database.open(whole) as copy:
             copy_missing_rows(database, copy)
         for path in (a.path, whole):
-            with Database.open(path) as database, database.writing() as connection:
-                connection.execute(update(TRIALS).values(created_at="2020-01-01T00:00:00.000000+00:00"))
+            change_file(path, "UPDATE trials SET created_at = '2020-01-01T00:00:00.000000+00:00'")
         a.put(1024, SLOW, 10.1)
         assert run("db", "clean", "--db", a.path, "--older-than", "90d").code == 0
         assert run("db", "merge", whole, "-o", a.path).code == 0
@@ -219,8 +215,7 @@ class TestMerge:
         copy = tmp_path / "copy.db"
         Database.open(a.path).close()
         copy.write_bytes(a.path.read_bytes())
-        with Database.open(copy) as database, database.writing() as connection:
-            connection.execute(update(RUNS).values(ended_at=None))
+        change_file(copy, "UPDATE runs SET ended_at = NULL")
         assert run("db", "merge", a.path, "-o", copy).code == 0
         with Database.open(copy) as database:
             assert database.best()[0].confirmed
@@ -251,8 +246,7 @@ class TestClean:
         mine.put(1024, OTHER, 10.0, SLOW, template_hash="0" * 64)
         mine.put(512, SLOW, 10.0, OTHER)
         long_ago = (datetime.now(UTC) - timedelta(days=100)).isoformat()
-        with Database.open(mine.path) as database, database.writing() as connection:
-            connection.execute(update(TRIALS).where(TRIALS.c.study_id == 4).values(created_at=long_ago))
+        change_file(mine.path, f"UPDATE trials SET created_at = '{long_ago}' WHERE study_id = 4")
         return mine
 
     def test_a_dry_run_changes_nothing(self, mine: Book, run: Run) -> None:

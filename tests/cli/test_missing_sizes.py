@@ -75,6 +75,7 @@ class TestOfAKernel:
 def test_sizes_that_are_partly_given(run: Run, tmp_path: Path) -> None:
     for words in (
         ("tune", "sgemm_2d", "M=4096", "--trials", "1", "--finals", "0", "--json"),
+        *((command, "sgemm_2d", "M=4096", "--device", "h200", "--json") for command in ("space", "explain")),
         ("tune", "sgemm_2d", "M=4095..4096", "--points", "1", "--trials", "1", "--replay"),
         ("export", "sgemm_2d", "M=4096", "--format", "bundle", "-o", tmp_path / "x.autotile", "--arch", "sm_90"),
     ):
@@ -85,6 +86,8 @@ def test_sizes_that_are_partly_given(run: Run, tmp_path: Path) -> None:
             assert answer.document["problem"] == {"M": 4096, "N": 4096, "K": 4096}
     best = run("best", "sgemm_2d", "N=7", "--device", "h200", "--json").document
     assert best["problem"] == {"M": 4096, "N": 7, "K": 4096}
+    for command in ("space", "explain"):
+        assert run(command, "sgemm_2d", "M=4096", "N=4096", "K=4096", "--device", "h200").err == ""
     for command in ("best", "explain"):
         answer = run(command, "matmul", "M=512", "--device", "h200", "--json")
         assert "not given, so as in the operation file: N=4096 K=4096" in answer.err

@@ -169,23 +169,20 @@ class TestClosing:
 class TestSchedules:
     """Sessions in a schedule are told apart."""
 
-    @pytest.mark.parametrize(("name", "heading"), [("family", "tuning point 2 of 2"), ("operation", "round 2 of 2")])
-    def test_each_session_has_a_heading(self, name: str, heading: str) -> None:
+    @pytest.mark.parametrize(("name", "of"), [("family", "tuning point"), ("operation", "round")])
+    def test_each_session_has_a_heading_and_of_those_at_the_same_time_the_last_is_shown(
+        self, name: str, of: str
+    ) -> None:
         console = elsewhere()
         display, _ = DISPLAYS[name](console)
-        for number in (1, 2, 2):
-            display(STEPS[name](number))
-        lines = console.file.getvalue().splitlines()
-        assert lines.count(f"{heading}: {PROBLEM}") == 1
-        assert len(lines) == 4
-
-    def test_of_sessions_at_the_same_time_the_last_is_shown(self) -> None:
-        console = elsewhere()
-        display = TuneProgress(console)
         for number, phase in [(1, "starting"), (2, "starting"), (1, "searching"), (2, "searching")]:
-            display(STEPS["family"](number, phase))
-        shown = [line.partition(":")[0] for line in console.file.getvalue().splitlines()]
-        assert shown == ["tuning point 1 of 2", "starting", "tuning point 2 of 2", "starting", "searching"]
+            display(STEPS[name](number, phase))
+        lines = console.file.getvalue().splitlines()
+        assert [line for line in lines if PROBLEM.kernel in line] == [f"{of} {n} of 2: {PROBLEM}" for n in (1, 2)]
+        assert [line.partition(":")[0] for line in lines] == [
+            *(f"{of} 1 of 2", "starting"),
+            *(f"{of} 2 of 2", "starting", "searching"),
+        ]
 
     def test_the_end_of_a_problem_of_a_plan_is_said(self) -> None:
         console = elsewhere()

@@ -74,15 +74,6 @@ LARGE = ["matmul_tiled", "M=1000000", "N=1000000", "K=8", "--device=rtx-3060"]
 TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpose_tma.toml"
 
 
-@pytest.mark.parametrize("command", ["space", "explain"])
-def test_sizes_that_are_not_given_are_named(run, scale_toml, command):
-    answer = run(command, "matmul_tiled", "N=512", "--device", "h200", "--json")
-    sizes = answer.document["problem"]
-    assert sizes["N"] == 512
-    assert f"not given, so as in the search-space file: M={sizes['M']} K={sizes['K']}" in answer.err
-    assert run(command, scale_toml, "n=4096", "--device", "h200").err == ""
-
-
 class TestExplain:
     def test_parameters_and_sizes_may_be_mixed_and_have_defaults(self, run, scale_toml):
         found = run("explain", scale_toml, "THREADS=64", "n=1000", "WORK=2", "--device", "h200", "--json").document

@@ -307,10 +307,8 @@ def test_the_front_is_in_the_document_and_a_table_but_nothing_of_time_alone(tune
 
 
 @pytest.fixture
-def tune_family(run, scale_toml, recording, monkeypatch):
+def tune_family(run, scale_toml, own_recordings):
     """Tune a family of the tiny kernel; one of its problems is recorded."""
-    settings = replace(read_settings(), recording_folders=(Path(recording).parent,))
-    monkeypatch.setattr(tuning, "read_settings", lambda: settings)
     return lambda *words: run("tune", scale_toml, "n=1000..2000000", "--replay", *words)
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from sqlalchemy import update
+from stored_runs import change_file
 from typer.testing import CliRunner
 
 from autotile.api.results import read_percentage
@@ -22,7 +22,6 @@ from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.core.statistics import median_interval
 from autotile.database.database import Database
-from autotile.database.engine import TRIALS
 from autotile.database.keys import TuningKey
 from autotile.errors import InputError
 from autotile.report.comparison import DatabaseComparison, _ratio_of_sessions, changes_chart, compare
@@ -203,8 +202,7 @@ class TestMatching:
     def test_a_row_that_does_not_match_its_schema_is_skipped(self, a: Book, b: Book) -> None:
         for side in (a, b):
             side.put(1024, fast(10.0, 1), measured(SLOW, samples(11.0, 1)))
-        with Database.open(b.path) as database, database.writing() as connection:
-            connection.execute(update(TRIALS).where(TRIALS.c.phase == "final").values(time_us=-1.0))
+        change_file(b.path, "UPDATE trials SET time_us = -1.0 WHERE phase = 'final'")
         with pytest.warns(UserWarning, match="skipped 1 unusable row"):
             found = compare(a.path, b.path)
         assert [one.same_config for one in found.problems] == [True]

@@ -19,8 +19,8 @@ import pytest
 from interrupts import heeded_interrupts
 from report_studies import Session as Sessions
 from report_studies import store_session
-from sqlalchemy import select, update
-from stored_runs import add_trial, end_run, measured, start_run
+from sqlalchemy import Executable, select, update
+from stored_runs import add_trial, change, change_file, end_run, measured, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.database.database import Database
@@ -86,10 +86,8 @@ class Session:
     def end(self) -> None:
         end_run(self.database, self.run, {"seconds": 1.0})
 
-    def change(self, *statements: Any) -> None:
-        with self.database.writing() as connection:
-            for statement in statements:
-                connection.execute(statement)
+    def change(self, *statements: str | Executable) -> None:
+        change(self.database, *statements)
 
 
 @pytest.fixture
@@ -167,7 +165,8 @@ class TestState:
     def test_one_that_stores_nothing_may_have_been_killed_and_only_some_kernels(
         self, client: Client, session: Session, path: Path
     ) -> None:
-        session.change(update(RUNS).values(started_at=(datetime.now(UTC) - timedelta(hours=1)).isoformat()))
+        before = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+        session.change(f"UPDATE runs SET started_at = '{before}'")
         (found,) = client.state()["sessions"]
         assert (found["state"], found["silent"]) == ("silent", "1 h 00 min")
         for kernel, count in (("sgemm", 1), ("other", 0)):
@@ -292,9 +291,7 @@ class TestDatabase:
 
     def test_one_of_an_older_version_is_not_upgraded(self, client: Client, session: Session, path: Path) -> None:
         session.database.close()
-        with closing(sqlite3.connect(path)) as other, other:
-            (column,) = [row[1] for row in other.execute("PRAGMA table_info(autotile_schema)")]
-            other.execute(f"UPDATE autotile_schema SET {column} = '0005'")
+        change_file(path, "UPDATE autotile_schema SET version_num = '0005'")
         before = path.read_bytes()
         assert "older autotile" in client.message()
         assert path.read_bytes() == before
