@@ -303,7 +303,9 @@ def text(several: Path) -> str:
 class TestPageOfAnOperation:
     """What won stands first: problem, winner, library, ratio and the race, before any kernel of its own."""
 
-    def test_the_head_and_the_first_headline_name_the_problem_the_winner_and_the_ratio(self, text: str) -> None:
+    def test_the_head_and_the_first_headline_name_what_won_and_kernels_that_cannot_compute_it_are_not_applicable(
+        self, text: str
+    ) -> None:
         page = Reader(text)
         assert "cublas is the fastest" in page.text
         assert "(replayed)" not in page.text
@@ -313,9 +315,6 @@ class TestPageOfAnOperation:
         headline = Reader(first[: first.index("</p>") + 4].partition(">")[2]).text
         assert re.match(r"cublas is 1\.\d{3}\N{MULTIPLICATION SIGN} faster than sgemm", headline.strip())
         assert "95 % interval" in headline
-
-    def test_it_serves_the_operation_and_kernels_that_cannot_compute_it_are_not_applicable(self, text: str) -> None:
-        page = Reader(text)
         assert "Serve cublas" in page.text
         line = 'kernel = autotile.get_best_kernel("matmul", M=1024, N=1024, K=1024, dtype="float32")'
         assert line in page.text
