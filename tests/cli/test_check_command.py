@@ -39,23 +39,18 @@ def answer(monkeypatch, run, scale_toml, tmp_path, device):
 
 
 class TestExitCodes:
-    @pytest.mark.parametrize(
-        ("speedup", "code", "verdict"),
-        [
+    def test_of_a_right_and_of_a_wrong_candidate(self, answer):
+        for speedup, code, verdict in (
             (Interval(1.2, 1.1, 1.3), 0, "faster"),
             (Interval(0.99, 0.98, 1.01), 0, "equal"),
             (Interval(0.9, 0.8, 0.95), 3, "slower"),
             (None, 0, "right"),
-        ],
-    )
-    def test_of_a_right_candidate(self, answer, speedup, code, verdict):
-        found, _ = answer("--json", speedup=speedup)
-        assert (found.code, found.document["verdict"], found.document["right"]) == (code, verdict, True)
-        assert (found.document["candidate"]["time_us"], found.document["winner"]["tier"]) == (5.0, "default")
-        if speedup is not None:
-            assert found.document["speedup"] == {"ratio": speedup.value, "interval": [speedup.low, speedup.high]}
-
-    def test_of_a_wrong_candidate(self, answer):
+        ):
+            found, _ = answer("--json", speedup=speedup)
+            assert (found.code, found.document["verdict"], found.document["right"]) == (code, verdict, True)
+            assert (found.document["candidate"]["time_us"], found.document["winner"]["tier"]) == (5.0, "default")
+            if speedup is not None:
+                assert found.document["speedup"] == {"ratio": speedup.value, "interval": [speedup.low, speedup.high]}
         found, _ = answer("--json", candidate=trial(Outcome.OUT_OF_BOUNDS, "wrote 1 words outside y"))
         assert (found.code, found.document["verdict"]) == (1, "wrong")
         candidate = found.document["candidate"]
