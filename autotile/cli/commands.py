@@ -33,7 +33,6 @@ from autotile.cli.output import (
     SLOWER,
     STANDARD_OUTPUT,
     CommandInterruptedError,
-    check_csv,
     check_output,
     error_console,
     examples,
@@ -440,8 +439,10 @@ def _add(app: typer.Typer, name: str, command: Command) -> None:
 def _run(command: Command, described: Sequence[Described], given: dict[str, Any]) -> None:
     """Call the function of a command, show its result, and exit with the code."""
     as_json, csv, parquet = bool(given.pop("as_json", False)), given.pop("csv", None), given.pop("parquet", None)
-    check_csv(csv, as_json=as_json)
-    check_output(parquet)
+    if csv == STANDARD_OUTPUT and as_json:
+        raise InputError("--csv - and --json both write to standard output; give --csv a file, or leave one out")
+    for file in (csv, parquet):
+        check_output(file)
     is_driven = given.pop("ask_tell", False)
     if command.words is not None:
         given |= command.words[1](given.pop("words") or [])

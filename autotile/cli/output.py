@@ -89,22 +89,11 @@ STANDARD_OUTPUT = "-"
 """Name of a file that stands for standard output."""
 
 
-def check_csv(csv: str | None, *, as_json: bool) -> None:
-    """Raise before anything is done if a table cannot be written as CSV where it is to be.
-
-    It is an `InputError` if JSON goes to standard output, too, or for what `check_output` raises.
-    """
-    if csv != STANDARD_OUTPUT:
-        check_output(csv)
-    elif as_json:
-        raise InputError("--csv - and --json both write to standard output; give --csv a file, or leave one out")
-
-
 def check_output(file: str | None) -> None:
     """Raise if a file cannot be written because its path is none of a file, or its folder does not exist."""
     from autotile.settings import output_path
 
-    if file is not None and not (folder := output_path(file).absolute().parent).is_dir():
+    if file not in (None, STANDARD_OUTPUT) and not (folder := output_path(file).absolute().parent).is_dir():
         raise InputError(f"cannot write {file!r}: there is no folder {str(folder)!r}; make it, or name another")
 
 

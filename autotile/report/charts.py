@@ -108,30 +108,20 @@ def finals_chart(study: StudyData) -> Chart:
             text = f"{with_units(label(measured_text(default.trial)))} \N{RIGHTWARDS ARROW}"
             place = {"x": 1, "xref": "paper", "xanchor": "right", "y": finalist_label(default), "yref": "y"}
             notes.append({**place, "text": text, "showarrow": False, "font": {"color": INK, "size": 12}})
-    marks = {}
-    for one in ranked:
-        ratio = f"{one.ratio.value:.4f} x the winner's time" if one.ratio is not None and one.rank > 1 else ""
-        hover = hover_text(finalist_label(one), measured_text(one.trial), ratio, config_text(one.trial.config))
-        marks[one.rank] = (one.times_us[0], finalist_label(one), hover)
-    kinds = (
+    traces = []
+    for name, symbol, color, chosen in (
         ("winner", "circle", ACCENT, [one for one in ranked if one.rank == 1]),
         ("ties with the winner", "circle-open", ACCENT, [one for one in ranked if one.is_tie and not one.is_default]),
         ("default", "diamond", INK, [one for one in ranked if one.is_default and one.rank > 1]),
         ("slower", "circle", MUTED, [one for one in ranked if not one.is_tie and not one.is_default and one.rank > 1]),
-    )
-    traces = [
-        points(
-            [marks[one.rank] for one in chosen],
-            name=name,
-            symbol=symbol,
-            color=color,
-            size=8,
-            width=2,
-            error_x=error_bars([one.times_us for one in chosen], color=color, thickness=3, width=7),
-        )
-        for name, symbol, color, chosen in kinds
-        if chosen
-    ]
+    ):
+        marks = []
+        for one in chosen:
+            ratio = f"{one.ratio.value:.4f} x the winner's time" if one.ratio is not None and one.rank > 1 else ""
+            hover = hover_text(finalist_label(one), measured_text(one.trial), ratio, config_text(one.trial.config))
+            marks.append((one.times_us[0], finalist_label(one), hover))
+        bounds = error_bars([one.times_us for one in chosen], color=color, thickness=3, width=7)
+        traces += points(marks, name=name, symbol=symbol, color=color, size=8, width=2, error_x=bounds)
     band = {"x0": low, "x1": high, "y0": 0, "y1": 1, "xref": "x", "yref": "paper", "layer": "below"}
     made = figure(
         traces,
@@ -490,15 +480,10 @@ def time_by_parameter_chart(study: StudyData, name: str) -> Chart:
         hover_text(f"{name} = {value}", f"fastest {low:,.6g} {MICRO_S}", plural(len(each), "trial"))
         for value, low, each in zip(values, fastest, times, strict=True)
     ]
-    marks = points(
-        zip(names, fastest, hover, strict=True),
-        name="",
-        symbol="line-ew-open",
-        color=[ACCENT if low == best else INK for low in fastest],
-        size=8,
-    )
+    colors = [ACCENT if low == best else INK for low in fastest]
+    marks = zip(names, fastest, hover, strict=True)
     made = figure(
-        [boxes, marks],
+        [boxes, *points(marks, name="", symbol="line-ew-open", color=colors, size=8)],
         height=250,
         x={"title": label(name, 24), "type": "category", "showgrid": False},
         y={
@@ -692,7 +677,7 @@ def front_chart(study: StudyData) -> Chart:
             lines = (f"{axis}: {value:.6g}" for axis, value in zip(axes, values, strict=True))
             marks.append((values[0], values[1], hover_text(*lines, config_text(trial.config))))
         line = {"color": color, "shape": "hv", "width": 2}
-        traces.append(points(marks, name=name, symbol="circle", color=color, size=size, mode=mode, line=line))
+        traces += points(marks, name=name, symbol="circle", color=color, size=size, mode=mode, line=line)
     made = figure(traces, height=380, x={"title": axes[0]}, y={"title": axes[1]}, showlegend=True)
     rows = [(*(f"{value:.6g}" for value in values), config_text(trial.config)) for trial, values in best]
     more = f" The chart shows the first two of {len(axes)} objectives." if len(axes) > 2 else ""
@@ -745,8 +730,7 @@ def roofline_chart(studies: StudyData | Sequence[StudyData]) -> Chart:
         ("winner", "circle", ACCENT),
     ):
         marks = [(x, y, hover_text(text, measured_text(trial))) for kind, trial, x, y, text in found if kind == name]
-        if marks:
-            traces.append(points(marks, name=name if alone else "winners", symbol=symbol, color=color, size=10))
+        traces += points(marks, name=name if alone else "winners", symbol=symbol, color=color, size=10)
     rates = [rate for trace in traces for rate in trace.y]
     made = figure(
         traces,
@@ -835,8 +819,7 @@ def family_loss_chart(stored: StoredRule) -> Chart:
             for (x, point), loss in zip(placed, losses, strict=True)
             if loss is not None
         ]
-        if marks:
-            traces.append(points(marks, name=name, symbol=symbol, color=color, size=9, width=2))
+        traces += points(marks, name=name, symbol=symbol, color=color, size=9, width=2)
     across = " \N{MULTIPLICATION SIGN} ".join(names) if names else "problem"
     xs = [x for x, _ in placed]
     made = figure(

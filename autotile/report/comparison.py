@@ -29,7 +29,6 @@ from autotile.core.text import (
     ResultTable,
     percent_text,
     plural,
-    source_text,
     time_text,
 )
 from autotile.database.database import Database, StoredBest, open_existing
@@ -37,7 +36,6 @@ from autotile.database.keys import (
     STUDY_HEADINGS,
     TuningKey,
     key_differences,
-    key_text,
     study_columns,
     versioned_document,
 )
@@ -81,11 +79,11 @@ _MAX_DRAWN = 60
 """Problems that the chart draws: those that changed most in either direction."""
 _ROW_PX = 26
 _VERDICTS = {
-    "slower": ("slower in B", "circle", INK),
-    "faster": ("faster in B", "diamond", ACCENT),
-    "unresolved": ("not told apart", "circle-open", MUTED),
+    "slower": ("slower", " in B", "circle", INK),
+    "faster": ("faster", " in B", "diamond", ACCENT),
+    "unresolved": ("not told apart", "", "circle-open", MUTED),
 }
-"""Label, symbol and colour of each verdict on the page."""
+"""Label of each verdict, what the page adds to it, its symbol and its colour."""
 
 
 Difference = tuple[str, str, str]
@@ -135,14 +133,19 @@ class ComparedProblem:
         """Test, with confidence, that ``b`` is slower by more than a relative ``limit``."""
         return self.ratio is not None and self.ratio.low > 1.0 + limit
 
-    def beyond_text(self, limit: float | None) -> str:
-        """Return the mark of a problem that is slower by more than a limit; empty for any other."""
-        return f" by more than {percent_text(limit)}" if limit is not None and self.is_slower_by(limit) else ""
+    def verdict_text(self, limit: float | None, *, of_page: bool = False) -> str:
+        """Return the verdict in words, with a mark where it is slower by more than a limit."""
+        if self.ratio is None:
+            return "too few samples"
+        text, of_b, *_ = _VERDICTS[self.verdict]
+        beyond = f" by more than {percent_text(limit)}" if limit is not None and self.is_slower_by(limit) else ""
+        return f"{text}{of_b if of_page else ''}{beyond}"
 
     @property
-    def devices_text(self) -> str:
-        """The GPUs of both results, as one where they are the same."""
-        return " -> ".join(dict.fromkeys(source_text(side.key.gpu_name, side.key.source) for side in (self.a, self.b)))
+    def columns(self) -> tuple[str, str, str]:
+        """As `study_columns`, with the GPUs of both results where they differ."""
+        kernel, problem, device = study_columns(self.a.key)
+        return kernel, problem, " -> ".join(dict.fromkeys((device, study_columns(self.b.key)[2])))
 
     def to_json(self, limit: float | None) -> dict[str, Any]:
         """Return all of it, with the mark for a limit."""
@@ -231,8 +234,8 @@ class DatabaseComparison(Result):
     def counts_text(self) -> str:
         """Return how many problems got slower, got faster or cannot be told apart."""
         verdicts = [one.verdict for one in self.problems]
-        named = {"slower": "slower", "faster": "faster", "unresolved": "not told apart", "unknown": "unknown"}
-        counts = [f"{verdicts.count(verdict)} {text}" for verdict, text in named.items() if verdict in verdicts]
+        named = [*((verdict, text) for verdict, (text, *_) in _VERDICTS.items()), ("unknown", "unknown")]
+        counts = [f"{verdicts.count(verdict)} {text}" for verdict, text in named if verdict in verdicts]
         return f"{plural(len(self.problems), 'problem')} compared" + (f": {', '.join(counts)}" if counts else "")
 
     def _changes(self, arrow: str) -> Iterator[tuple[str, str]]:
@@ -246,9 +249,8 @@ class DatabaseComparison(Result):
             yield "clock", f"the reference kernel, which follows it, took {change} in B"
 
     def _left_out(self) -> list[tuple[str, str]]:
-        return [("left out", f"{plural(self.superseded, 'study', 'studies')} of older versions")] * bool(
-            self.superseded
-        )
+        text = f"{plural(self.superseded, 'study', 'studies')} of older versions"
+        return [("left out", text)] if self.superseded else []
 
     def _headline(self) -> str:
         return f"A {self.a}, B {self.b}: {self.counts_text()}"
@@ -263,7 +265,6 @@ class DatabaseComparison(Result):
             facts.append(("intervals", "95 % for all problems together"))
         yield facts
         if self.problems:
-            verdicts = {"unresolved": "not told apart", "unknown": "too few samples"}
             rows = []
             for one in self.problems:
                 config = config_text(one.a.trial.config) or NOTHING
@@ -272,18 +273,8 @@ class DatabaseComparison(Result):
                     configs.append(f"the former in both: {_change_text(one.retimed)}")
                 if one.common is not None:
                     configs.append(f"all {one.common_count:,} that both measured: {_change_text(one.common)}")
-                rows.append(
-                    (
-                        one.key.kernel,
-                        key_text(one.key),
-                        one.devices_text,
-                        _best_time(one.a),
-                        _best_time(one.b),
-                        _change_text(one.ratio),
-                        verdicts.get(one.verdict, one.verdict) + one.beyond_text(self.limit),
-                        "; ".join(configs),
-                    )
-                )
+                found = _change_text(one.ratio), one.verdict_text(self.limit), "; ".join(configs)
+                rows.append((*one.columns, _best_time(one.a), _best_time(one.b), *found))
             times = (f"{RIGHT}A", f"{RIGHT}B", "B against A", "verdict", "configurations")
             yield ResultTable((*STUDY_HEADINGS, *times), rows, ("configurations", "device"))
         for name, only in (("A", self.only_a), ("B", self.only_b)):
@@ -334,24 +325,9 @@ class DatabaseComparison(Result):
                 for ratio in (one.ratio, one.retimed, one.common):
                     known = (ratio.value, ratio.low, ratio.high) if ratio is not None else ()
                     changes.append([round(100 * (value - 1), 3) for value in known] or [None] * 3)
-                verdict = "too few samples"
-                if one.ratio is not None:
-                    verdict = _VERDICTS[one.verdict][0] + one.beyond_text(self.limit)
-                rows.append(
-                    (
-                        one.key.kernel,
-                        key_text(one.key),
-                        one.devices_text,
-                        one.a.trial.time_us,
-                        one.b.trial.time_us,
-                        *changes[0],
-                        verdict,
-                        config_text(one.a.trial.config),
-                        config_text(one.b.trial.config),
-                        changes[1][0],
-                        changes[2][0],
-                    )
-                )
+                a, b = one.a.trial, one.b.trial
+                verdict = one.verdict_text(self.limit, of_page=True), config_text(a.config), config_text(b.config)
+                rows.append((*one.columns, a.time_us, b.time_us, *changes[0], *verdict, changes[1][0], changes[2][0]))
             page.add("problems", "Problems", page.data_table("comparison", (columns, rows)), link="Problems")
         for name, only in (("A", self.only_a), ("B", self.only_b)):
             if only:
@@ -397,27 +373,26 @@ def changes_chart(found: DatabaseComparison) -> Chart:
         return Chart("changes", title, None, "No problem has times whose uncertainty is known in both.")
     labels, seen = [], Counter[str]()
     for one, _ in known:  # those of equal problems on several GPUs are numbered
-        text = label(f"{one.key.kernel} {key_text(one.key)}")
+        text = label(" ".join(one.columns[:2]))
         seen[text] += 1
         labels.append(text if seen[text] == 1 else f"{text} ({seen[text]})")
     half = _MAX_DRAWN // 2
     every = list(zip(labels, known, strict=True))
     drawn = every if len(every) <= _MAX_DRAWN else [*every[:half], *every[-half:]]
     traces = []
-    for verdict, (name, symbol, color) in _VERDICTS.items():
+    for verdict, (name, of_b, symbol, color) in _VERDICTS.items():
         marks, changes = [], []
         for text, (one, ratio) in drawn:
             if one.verdict == verdict:
                 a, b = (config_text(side.trial.config) or NOTHING for side in (one.a, one.b))
                 times = with_units(f"{_best_time(one.a)} -> {_best_time(one.b)}: {_change_text(ratio)}")
                 configs = [a] if one.same_config else [f"A: {a}", f"B: {b}"]
-                hover = hover_text(f"{one.key.kernel} {key_text(one.key)}", one.devices_text, times, *configs)
+                hover = hover_text(" ".join(one.columns[:2]), one.columns[2], times, *configs)
                 value, low, high = (100 * (each - 1) for each in (ratio.value, ratio.low, ratio.high))
                 marks.append((value, text, hover))
                 changes.append((value, low, high))
-        if marks:
-            bounds = error_bars(changes, color=color, thickness=2, width=5)
-            traces.append(points(marks, name=name, symbol=symbol, color=color, size=9, width=1.5, error_x=bounds))
+        bounds = error_bars(changes, color=color, thickness=2, width=5)
+        traces += points(marks, name=name + of_b, symbol=symbol, color=color, size=9, width=1.5, error_x=bounds)
     limit = found.limit
     lines = [(0.0, FAINT, "solid"), *([(100 * limit, INK, "dash")] if limit is not None else [])]
     across = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}
@@ -430,7 +405,7 @@ def changes_chart(found: DatabaseComparison) -> Chart:
         showlegend=True,
     )
     summary = f"{found.counts_text()}." + (f" The dashed line is the limit of {percent_text(limit)}." if limit else "")
-    rows = [(text, one.devices_text, _change_text(ratio)) for text, (one, ratio) in every]
+    rows = [(text, one.columns[2], _change_text(ratio)) for text, (one, ratio) in every]
     left_out = f"{len(drawn)} of {len(known):,} problems are drawn, those that changed most."
     table = ResultTable(("problem", "device", "B against A"), rows)
     return Chart("changes", title, made, summary, table, left_out if len(drawn) < len(known) else "")

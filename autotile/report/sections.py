@@ -115,15 +115,10 @@ def study_sections(page: Page, study: StudyData, prefix: str, *, of_operation: b
     serving = _serving_of(study, "Serve this kernel alone" if of_operation else "Serve it", path)
     failures: Markup | None = None
     if study.failures:
+        told = zip(charts["failures"].table.rows[:_MAX_ROWS], study.failures, strict=False)
         described = [
-            (
-                f"{place}. {str(group.outcome).replace('_', ' ')}",
-                group.stage or NOTHING,
-                f"{group.count:,}",
-                tag("span", group.reason or NOTHING, class_="words"),
-                tag("code", config_text(group.examples[0])),
-            )
-            for place, group in enumerate(study.failures[:_MAX_ROWS], start=1)
+            (f"{place}. {name}", *more, tag("span", reason, class_="words"), tag("code", config_text(one.examples[0])))
+            for (place, name, *more, reason, _), one in told
         ]
         caption = "Failures, with the words of the compiler, verification or sanitizer"
         headings = ("outcome", "stage", "configurations", "what was said", "for example")
@@ -282,16 +277,14 @@ def trial_table(study: StudyData) -> DataTable:
         trial, used, occupancy = one.trial, one.trial.resources, one.trial.occupancy
         measured = trial.measurement
         times = (measured.time_us, measured.low_us, measured.high_us) if measured is not None else ()
-        values = [trial.config.get(name) for name in study.parameters]
         row = [
             place,
             str(trial.outcome),
-            *((round(time_us, 4) for time_us in times) if times else (None, None, None)),
-            used.registers if used is not None else None,
-            used.spill_bytes if used is not None else None,
+            *([round(time_us, 4) for time_us in times] or (None, None, None)),
+            *((used.registers, used.spill_bytes) if used is not None else (None, None)),
             round(100 * occupancy.occupancy, 2) if occupancy is not None else None,
             round(after_s, 2),
-            *(str(value) if isinstance(value, bool) else value for value in values),
+            *(str(value) if isinstance(value, bool) else value for value in map(trial.config.get, study.parameters)),
             trial.reason[:300],
         ]
         rows.append(row)

@@ -418,9 +418,8 @@ def registers_chart(survey: Survey) -> Chart:
                 example = f"such as {config_text(survey.config(indices[0]))}"
                 marks.append((used, occupied, hover_text(place, plural(len(indices), "configuration"), example)))
                 grown.append(round(least_px + (most_px - least_px) * (len(indices) / most) ** 0.5, 1))
-        if marks:
-            size, marker = grown if most > 1 else least_px, {"opacity": 0.8, "line": {"width": 0}}
-            traces.append(points(marks, name=name, symbol=symbol, color=color, size=size, marker=marker))
+        size, marker = grown if most > 1 else least_px, {"opacity": 0.8, "line": {"width": 0}}
+        traces += points(marks, name=name, symbol=symbol, color=color, size=size, marker=marker)
     made = figure(
         traces,
         height=380,

@@ -133,17 +133,21 @@ def points(
     size: Any,
     width: float = 0,
     **more: Any,
-) -> go.Scatter:
-    """Return markers, each at x and y with a text that is shown beside it; ``more`` are properties of the trace.
+) -> list[go.Scatter]:
+    """Return a trace of markers, each at x and y with a text that is shown beside it; none without markers.
 
-    The ``width`` is that of their outline; where it is 0 they have none of their own.
+    The ``width`` is that of their outline; where it is 0 they have none of their own. ``more`` are properties of the
+    trace.
     """
-    x, y, hover = map(list, zip(*marks, strict=True))
+    columns = [list(column) for column in zip(*marks, strict=True)]
+    if not columns:
+        return []
+    x, y, hover = columns
     marker = {"symbol": symbol, "color": color, "size": size, **more.pop("marker", {})}
     if width:
         marker["line"] = {"color": color, "width": width}
     more = {"mode": "markers", **more}
-    return load_plotly().Scatter(x=x, y=y, name=name, marker=marker, hovertext=hover, hoverinfo="text", **more)
+    return [load_plotly().Scatter(x=x, y=y, name=name, marker=marker, hovertext=hover, hoverinfo="text", **more)]
 
 
 def bars(

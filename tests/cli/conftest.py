@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from answers import Answer, Run
 from typer.testing import CliRunner
 
+from autotile.api import tuning
 from autotile.cli.application import app
+from autotile.settings import read_settings
 
 
 @pytest.fixture
@@ -27,6 +31,27 @@ def run() -> Run:
 def tune(run: Run, scale_toml: Path, recording: Path) -> Run:
     """Tune the tiny kernel by replay."""
     return lambda *words: run("tune", scale_toml, "n=1048576", f"--replay={recording}", *words)
+
+
+@pytest.fixture
+def written(scale_toml: Path, recording: Path, tmp_path: Path) -> Callable[[str], list[str]]:
+    """Split a command into words; those in capitals stand for files, for no text and for 5,000 digits."""
+    names = {"KERNEL": scale_toml, "RECORDING": recording, "NINES": "9" * 5000, "OUT": tmp_path}
+    names |= {name: tmp_path / file for name, file in (("DATABASE", "tuning.db"), ("OTHER", "other.db"))}
+
+    def words(command: str) -> list[str]:
+        for name, text in names.items():
+            command = command.replace(name, str(text))
+        return ["" if word == "EMPTY" else word for word in command.split()]
+
+    return words
+
+
+@pytest.fixture
+def own_recordings(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the recording of the tiny kernel be the only one."""
+    settings = replace(read_settings(), recording_folders=(recording.parent,))
+    monkeypatch.setattr(tuning, "read_settings", lambda: settings)
 
 
 @pytest.fixture(scope="session")

@@ -120,11 +120,10 @@ def test_any_objects_are_answered(converse, sent):
     assert "result" in answers[-1]
 
 
-class TestTry:
-    def test_named_configurations_are_tried_and_shown(self, tune):
-        answer = tune("--try", "THREADS=32,WORK=4", "--try", "WORK=2", "--trials", "6", "--json")
-        assert [one["outcome"] for one in answer.document["tried"]] == ["wrong_result", "ok"]
-        assert answer.document["tried"][1]["config"] == {"THREADS": 128, "WORK": 2}
-        shown = tune("--try", "WORK=2", "--trials", "6")
-        assert "tried" in shown.out
-        assert "THREADS=128 WORK=2: 8.8" in shown.out
+def test_named_configurations_are_tried_and_shown(tune):
+    answer = tune("--try", "THREADS=32,WORK=4", "--try", "WORK=2", "--trials", "6", "--json")
+    assert [one["outcome"] for one in answer.document["tried"]] == ["wrong_result", "ok"]
+    assert answer.document["tried"][1]["config"] == {"THREADS": 128, "WORK": 2}
+    shown = tune("--try", "WORK=2", "--trials", "6")
+    assert "tried" in shown.out
+    assert "THREADS=128 WORK=2: 8.8" in shown.out

@@ -6,6 +6,7 @@ import pytest
 
 import autotile
 from autotile.api import verification
+from autotile.api.verification import judge
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.core.statistics import Interval
 from autotile.tuning.verifying import CandidateCheck
@@ -38,40 +39,32 @@ def answer(monkeypatch, run, scale_toml, tmp_path, device):
 
 
 class TestExitCodes:
-    @pytest.mark.parametrize(
-        ("speedup", "code", "verdict"),
-        [
+    def test_of_a_right_and_of_a_wrong_candidate(self, answer):
+        for speedup, code, verdict in (
             (Interval(1.2, 1.1, 1.3), 0, "faster"),
             (Interval(0.99, 0.98, 1.01), 0, "equal"),
             (Interval(0.9, 0.8, 0.95), 3, "slower"),
             (None, 0, "right"),
-        ],
-    )
-    def test_of_a_right_candidate(self, answer, speedup, code, verdict):
-        found, _ = answer("--json", speedup=speedup)
-        assert (found.code, found.document["verdict"], found.document["right"]) == (code, verdict, True)
-        assert (found.document["candidate"]["time_us"], found.document["winner"]["tier"]) == (5.0, "default")
-        if speedup is not None:
-            assert found.document["speedup"] == {"ratio": speedup.value, "interval": [speedup.low, speedup.high]}
-
-    def test_of_a_wrong_candidate(self, answer):
+        ):
+            found, _ = answer("--json", speedup=speedup)
+            assert (found.code, found.document["verdict"], found.document["right"]) == (code, verdict, True)
+            assert (found.document["candidate"]["time_us"], found.document["winner"]["tier"]) == (5.0, "default")
+            if speedup is not None:
+                assert found.document["speedup"] == {"ratio": speedup.value, "interval": [speedup.low, speedup.high]}
         found, _ = answer("--json", candidate=trial(Outcome.OUT_OF_BOUNDS, "wrote 1 words outside y"))
         assert (found.code, found.document["verdict"]) == (1, "wrong")
         candidate = found.document["candidate"]
         assert (candidate["outcome"], candidate["reason"]) == ("out_of_bounds", "wrote 1 words outside y")
 
-    @pytest.mark.parametrize(
-        ("words", "message"),
-        [
+    @pytest.mark.usefixtures("recording")
+    def test_of_bad_input_and_without_a_gpu(self, answer, run, scale_toml, tmp_path, monkeypatch):
+        for words, message in (
             (("--config", "THREAD=1"), "'THREAD' is not a parameter of scale"),
             (("--config", "THREADS"), "expected NAME=VALUE"),
             (("--verify-problem", "m=3"), "scale has no size 'm'"),
-        ],
-    )
-    def test_of_bad_input(self, answer, words, message):
-        answer(*words)[0].is_refused(message)
-
-    def test_without_a_gpu(self, run, scale_toml, tmp_path, recording, monkeypatch):
+        ):
+            answer(*words)[0].is_refused(message)
+        monkeypatch.setattr(verification, "judge", judge)
         monkeypatch.setenv("AUTOTILE_RECORDINGS", str(tmp_path))
         found = run("verify", scale_toml.with_suffix(".cu"), "--like", scale_toml)
         found.is_refused()

@@ -49,10 +49,6 @@ def commands() -> Iterator[tuple[str, Any]]:
                 waiting.append((f"{name} {word}".strip(), inner))
 
 
-def test_the_commands_are_these():
-    assert {name for name, _ in commands()} == {"", *NAMES}
-
-
 def test_a_command_is_made_without_the_others(run, monkeypatch):
     made = []
     monkeypatch.setattr("autotile.cli.application.add_command", lambda app, name: made.append(name) or add(app, name))
@@ -61,9 +57,9 @@ def test_a_command_is_made_without_the_others(run, monkeypatch):
     assert made == ["db"]
 
 
-def test_help_imports_no_function():
+def test_help_and_the_packages_import_no_function():
     code = (
-        "import atexit, sys; from autotile.cli.application import main; "
+        "import atexit, sys, autotile.api; from autotile.cli.application import main; "
         "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); main()"
     )
     for words in ((), ("tune",), ("export",)):
@@ -72,25 +68,20 @@ def test_help_imports_no_function():
         assert not [name for name in done.stderr.split() if name.startswith(("autotile.api.", "numpy", *HEAVY))]
 
 
-@pytest.mark.parametrize(("name", "command"), [pytest.param(n, c, id=n or "autotile") for n, c in commands()])
-def test_every_command_and_option_has_help(name, command):
-    assert command.help.strip().splitlines()[0].endswith(".")
-    for parameter in command.params:
-        assert parameter.help, f"{name}: {parameter.name}"
-    if not hasattr(command, "commands"):
-        assert "Examples:" in command.epilog
-        assert f"autotile {name}" in command.epilog
-
-
-def test_every_command_has_a_function_of_its_name() -> None:
-    named = {name for name, command in commands() if not hasattr(command, "commands")}
-    functions = {"import_" if name == "import" else re.sub("[ -]", "_", name) for name in named}
-    assert functions <= set(dir(autotile))
-    for name in functions:
-        function = getattr(autotile, name)
-        assert callable(function)
-        assert function.__name__ == name
-        assert "Parameters\n" in function.__doc__ or not inspect.signature(function).parameters
+def test_every_command_and_option_has_help_and_every_command_a_function_of_its_name():
+    assert {name for name, _ in commands()} == {"", *NAMES}
+    for name, command in commands():
+        assert command.help.strip().splitlines()[0].endswith("."), name
+        for parameter in command.params:
+            assert parameter.help, f"{name}: {parameter.name}"
+        if not hasattr(command, "commands"):
+            assert "Examples:" in command.epilog
+            assert f"autotile {name}" in command.epilog
+            named = "import_" if name == "import" else re.sub("[ -]", "_", name)
+            assert named in dir(autotile)
+            function = getattr(autotile, named)
+            assert function.__name__ == named
+            assert "Parameters\n" in function.__doc__ or not inspect.signature(function).parameters
 
 
 def help_of(*words: str, application: typer.Typer = app, width: int = 100) -> list[str]:
@@ -111,48 +102,35 @@ def test_help_is_shown_and_examples_keep_their_lines(name, command):
         assert lines[first : first + len(examples)] == examples
 
 
-def test_commands_are_in_panels():
+def panels(lines: list[str]) -> list[str]:
+    return [line.strip("╭─╮ ") for line in lines if line.startswith("╭")]
+
+
+def test_commands_and_the_options_of_tune_are_in_panels():
     lines = help_of()
-    panels = [line.strip("╭─╮ ") for line in lines if line.startswith("╭")]
-    assert panels == ["Options", "Everyday", "Results", "Machines and databases"]
-    assert "Commands" not in panels
+    assert panels(lines) == ["Options", "Everyday", "Results", "Machines and databases"]
     for name, command in commands():
         if name and " " not in name:
             (line,) = [line for line in lines if line.split()[:1] == [name]]
             assert line.endswith(command.help.splitlines()[0])
-
-
-def test_options_of_tune_are_in_panels():
     lines = help_of("tune")
-    panels = [line.strip("╭─╮ ") for line in lines if line.startswith("╭")]
-    assert panels == ["Arguments", "Options", "Search", "Measurement"]
+    assert panels(lines) == ["Arguments", "Options", "Search", "Measurement"]
     first = next(n for n, line in enumerate(lines) if line.startswith("╭─ Options"))
     assert sum(line.startswith("--") for line in lines[first : lines.index("Examples:")]) <= 16
     further = " ".join(lines[next(n for n, line in enumerate(lines) if line.startswith("Further options")) :])
     assert all(option in further for option in ("--seed", "--finals", "--max-configs", "--insecure"))
 
 
-@pytest.mark.parametrize(("old", "new"), [("survey", "space --compile"), ("merge", "db merge")])
-def test_an_old_name_says_the_new_one(run, old, new):
-    answer = run(old, "sgemm_2d")
-    assert (answer.code, answer.err) == (2, f"error: there is no command '{old}'; it is `autotile {new}`\n")
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("tune", "NAME[,...]"),
-        ("tune", "[FILE.npz]"),
-        ("tune", "PARAM=VALUE[,...]"),
-        ("verify", "SIZE=N[,...]"),
-        ("export", "KERNEL [SIZE=N]..."),
-    ],
-)
-def test_brackets_in_metavars_are_shown(name, shown):
-    assert shown in "\n".join(help_of(name))
+def test_an_old_name_says_the_new_one(run):
+    for old, new in (("survey", "space --compile"), ("merge", "db merge")):
+        answer = run(old, "sgemm_2d")
+        assert (answer.code, answer.err) == (2, f"error: there is no command '{old}'; it is `autotile {new}`\n")
 
 
 def test_texts_of_the_help_are_no_markup_and_fill_the_width():
+    of_tune = ("NAME[,...]", "[FILE.npz]", "PARAM=VALUE[,...]")
+    for name, metavars in (("tune", of_tune), ("verify", ("SIZE=N[,...]",)), ("export", ("KERNEL [SIZE=N]...",))):
+        assert [shown for shown in metavars if shown not in "\n".join(help_of(name))] == []
     application = typer.Typer(cls=CommandLine)
 
     @application.callback()
@@ -207,14 +185,11 @@ def test_an_interrupted_command_says_so_and_is_130(run, monkeypatch):
     assert run("explain", "--threads", "32").err == "error: interrupted\n"
 
 
-@pytest.mark.parametrize("words", [[], ["db"]])
-def test_a_group_alone_shows_its_help(run, words):
-    answer = run(*words)
-    assert (answer.code, answer.err) == (0, "")
-    assert "Usage: autotile" in answer.out
-
-
-def test_version(run):
+def test_a_group_alone_shows_its_help_and_the_program_its_version(run):
+    for words in ([], ["db"]):
+        answer = run(*words)
+        assert (answer.code, answer.err) == (0, "")
+        assert "Usage: autotile" in answer.out
     assert run("--version").out == f"autotile {__version__}\n"
 
 
@@ -233,38 +208,34 @@ class TestCrash:
 
         return crashed
 
-    @pytest.mark.parametrize("error", [ZeroDivisionError("by\nzero"), RecursionError(), MemoryError(), KeyError("x")])
-    def test_it_is_one_line_and_a_report(self, crash, tmp_path, error):
-        answer = crash(error)
-        (report,) = tmp_path.glob("autotile-report-*.txt")
-        assert (answer.code, answer.out) == (70, "")
-        name = " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())
-        assert answer.err == f"error: unexpected {name}; please report it with the file {report}\n"
-        text = report.read_text()
-        assert text.startswith(f"autotile {__version__}, Python 3.")
-        assert "\ncommand: autotile explain --threads 32\n" in text
-        assert "Traceback (most recent call last)" in text
-        assert "in fail" in text
-        assert report.stat().st_mode & 0o777 == 0o600
+    def test_it_is_one_line_and_a_report(self, crash, tmp_path):
+        for error in (ZeroDivisionError("by\nzero"), RecursionError(), MemoryError(), KeyError("x")):
+            answer = crash(error)
+            (report,) = tmp_path.glob("autotile-report-*.txt")
+            assert (answer.code, answer.out) == (70, "")
+            name = " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())
+            assert answer.err == f"error: unexpected {name}; please report it with the file {report}\n"
+            text = report.read_text()
+            assert text.startswith(f"autotile {__version__}, Python 3.")
+            assert "\ncommand: autotile explain --threads 32\n" in text
+            assert "Traceback (most recent call last)" in text
+            assert "in fail" in text
+            assert report.stat().st_mode & 0o777 == 0o600
+            report.unlink()
 
-    @pytest.mark.parametrize(
-        "url",
-        [
-            "postgresql://me:s3cr%40et@host/db",
-            "postgresql+psycopg://me:s3cr@et/x@host/db",
-            "postgresql://host/db?user=me&password=s3cret",
-        ],
-    )
-    def test_passwords_are_masked(self, monkeypatch, tmp_path, url):
+    def test_passwords_are_masked(self, monkeypatch, tmp_path):
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        error = ValueError(f"cannot connect to {url!r}: s3cr@et, s3cret")
-        message = report_crash(error, ["list", f"--db={url}"])
-        (report,) = tmp_path.glob("autotile-report-*.txt")
-        for text in (message, report.read_text()):
-            assert "***" in text
-            assert not re.search("s3cr%40et|s3cr@et/x", text)
-            assert url not in text
-        assert "s3cr%40et" not in url or "s3cr@et" not in message
+        for place in ("//me:s3cr%40et@host/db", "//me:s3cr@et/x@host/db", "//host/db?user=me&password=s3cret"):
+            url = f"postgresql:{place}"
+            error = ValueError(f"cannot connect to {url!r}: s3cr@et, s3cret")
+            message = report_crash(error, ["list", f"--db={url}"])
+            (report,) = tmp_path.glob("autotile-report-*.txt")
+            for text in (message, report.read_text()):
+                assert "***" in text
+                assert not re.search("s3cr%40et|s3cr@et/x", text)
+                assert url not in text
+            assert "s3cr%40et" not in url or "s3cr@et" not in message
+            report.unlink()
 
     def test_without_room_for_a_report(self, crash, monkeypatch, tmp_path):
         def refuse(**_: Any) -> None:
@@ -275,82 +246,65 @@ class TestCrash:
         assert answer.code == 70
         assert answer.err.endswith("zero; no report could be written: No space left on device\n")
 
-    def test_an_error_of_the_system_that_names_a_file(self, crash):
+    def test_an_error_of_the_system_that_names_a_file_or_none(self, crash):
         answer = crash(PermissionError(errno.EACCES, "Permission denied", "/some/file"), "--json")
         assert answer.code == 1
         assert answer.document == {"error": {"kind": "PermissionError", "message": "/some/file: Permission denied"}}
         assert answer.err == "error: /some/file: Permission denied\n"
-
-    def test_an_error_of_the_system_that_names_none(self, crash):
         answer = crash(OSError(errno.EIO, "Input/output error"), "--json")
         assert (answer.code, answer.document["error"]["kind"]) == (70, "OSError")
         assert "unexpected OSError: [Errno 5] Input/output error" in answer.document["error"]["message"]
         assert answer.document["error"]["message"] in answer.err
 
 
-class TestProcesses:
-    def test_the_packages_are_lean(self):
-        code = f"import autotile.cli, autotile.api, sys\nprint([name for name in {HEAVY} if name in sys.modules])"
-        done = python("-c", code)
-        assert (done.stdout.strip(), done.stderr) == ("[]", "")
-
-    def test_a_closed_pipe_is_not_an_error(self, tmp_path):
-        script = tmp_path / "pipe.sh"
-        script.write_text(f"'{sys.executable}' -m autotile devices --json | head -c 1\n")
+def test_a_closed_pipe_is_not_an_error_and_ascii_terminals_are_served(tmp_path):
+    for rest, shown in (("--json | head -c 1", "{"), ("| grep -o rtx-3060 | head -n 1", "rtx-3060\n")):
         done = subprocess.run(
-            ["/bin/sh", str(script)], env=child_environment(), capture_output=True, text=True, timeout=60, check=True
+            ["/bin/sh", "-c", f"'{sys.executable}' -m autotile devices {rest}"],
+            env={**child_environment(), "PYTHONIOENCODING": "ascii"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
         )
-        assert done.stdout == "{"
-        assert "Traceback" not in done.stderr
-        assert "Exception ignored" not in done.stderr
-
-    def test_python_m_is_the_same_command_and_ascii_terminals_are_served(self, tmp_path):
-        done = python("-m", "autotile", "devices", env={"PYTHONIOENCODING": "ascii"}, cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "rtx-3060" in done.stdout
+        assert (done.stdout, done.stderr) == (shown, "")
 
 
-class TestCompletion:
-    @pytest.mark.parametrize(
-        ("typed", "offered"),
-        [
-            ("autotile tu", "tune"),
-            ("autotile tr", "trials"),
-            ("autotile tune sgemm", "sgemm_2d"),
-            ("autotile tune sgemm_2d --sampler brute", "brute-force"),
-            ("autotile tune sgemm_2d --sampler kernel-tuner:ge", "kernel-tuner:genetic_algorithm"),
-            ("autotile tune sgemm_2d --l2 c", "cold"),
-            ("autotile space sgemm_2d --device rtx-30", "rtx-3060"),
-            ("autotile trials sgemm_2d --outcome wrong", "wrong_result"),
-            ("autotile export sgemm_2d --format ker", "kernel-tuner"),
-        ],
-    )
-    def test_tab(self, typed, offered):
-        typing = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_AUTOTILE_COMPLETE": "complete_bash"}
-        assert offered in CliRunner().invoke(app, prog_name="autotile", env=typing).stdout.split()
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("autotile tu", "tune"),
+        ("autotile tr", "trials"),
+        ("autotile tune sgemm", "sgemm_2d"),
+        ("autotile tune sgemm_2d --sampler brute", "brute-force"),
+        ("autotile tune sgemm_2d --sampler kernel-tuner:ge", "kernel-tuner:genetic_algorithm"),
+        ("autotile tune sgemm_2d --l2 c", "cold"),
+        ("autotile space sgemm_2d --device rtx-30", "rtx-3060"),
+        ("autotile trials sgemm_2d --outcome wrong", "wrong_result"),
+        ("autotile export sgemm_2d --format ker", "kernel-tuner"),
+    ],
+)
+def test_a_tab_completes_a_word(typed, offered):
+    typing = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_AUTOTILE_COMPLETE": "complete_bash"}
+    assert offered in CliRunner().invoke(app, prog_name="autotile", env=typing).stdout.split()
 
 
-FUNCTIONS = {command.function for command in COMMANDS.values()}
-
-
-@pytest.mark.parametrize("path", sorted(FUNCTIONS))
-def test_the_source_says_what_the_function_does(path: str) -> None:
+def test_the_source_says_what_the_function_does_and_the_first_sentence_is_the_help() -> None:
     """The derivation reads the source; what it finds is the signature of the function that is then called."""
-    module, _, name = path.rpartition(".")
-    function = getattr(import_module(f"autotile.{module}"), name)
-    text, described = describe(path)
-    assert text == inspect.cleandoc(function.__doc__).partition("\n\nParameters\n")[0]
-    stated = inspect.signature(function).parameters
-    own = [one for one in described if one.name in stated]
-    assert own
-    for one in own:
-        parameter = stated[one.name]
-        if parameter.kind is not parameter.VAR_POSITIONAL:
-            assert (one.default is None and parameter.default == ()) or one.default == parameter.default
-    assert all(one.help.endswith(".") for one in described)
-
-
-def test_the_first_sentence_is_the_help_and_none_for_the_default() -> None:
+    for path in sorted({command.function for command in COMMANDS.values()}):
+        module, _, name = path.rpartition(".")
+        function = getattr(import_module(f"autotile.{module}"), name)
+        text, found = describe(path)
+        assert text == inspect.cleandoc(function.__doc__).partition("\n\nParameters\n")[0]
+        stated = inspect.signature(function).parameters
+        own = [one for one in found if one.name in stated]
+        assert own, path
+        for one in own:
+            parameter = stated[one.name]
+            if parameter.kind is not parameter.VAR_POSITIONAL:
+                assert (one.default is None and parameter.default == ()) or one.default == parameter.default, path
+        assert all(one.help.endswith(".") for one in found), path
     described = {one.name: one for one in describe("api.results.best")[1]}
     kernel, dtype = described["kernel"], described["dtype"]
     assert (kernel.help, kernel.default) == ("Name of a kernel or an operation, or path of its file.", REQUIRED)
@@ -359,66 +313,51 @@ def test_the_first_sentence_is_the_help_and_none_for_the_default() -> None:
     assert (options["finals"].hint, options["finals"].default) == ("int", 12)
     assert options["l2"].default == "cold"
     assert options["objective"].help.endswith("May be given again.")
-
-
-def test_parameters_in_a_text_are_shown_as_options() -> None:
     flags = {"output": "-o", "keep_gpus": "--keep-gpu"}
     assert in_options("With ``output`` and ``keep_gpus``; ``BM``.", flags) == "With -o and --keep-gpu; BM."
 
 
-@pytest.mark.parametrize(
-    ("function", "name", "form", "options"),
-    [
+def test_options_have_their_form() -> None:
+    for function, name, form, options in (
         ("api.results.best", "library", "", ["--library/--no-library"]),
         ("api.exchange.export", "output", "-o --output FILE", ["-o", "--output"]),
         ("api.results.trials", "limit", "N 1..", ["--limit"]),
         ("api.inspection.space", "sample", "N 1..9", ["--sample"]),
-    ],
-)
-def test_options_have_their_form(function: str, name: str, form: str, options: list[str]) -> None:
-    (one,) = [one for one in describe(function)[1] if one.name == name]
-    option = parameter_of(one, form, {}).annotation.__metadata__[0]
-    assert [option.default, *option.param_decls] == options  # in an annotation, the first stands there
-    assert option.max == (9 if form.endswith("9") else None)
+    ):
+        (one,) = [one for one in describe(function)[1] if one.name == name]
+        option = parameter_of(one, form, {}).annotation.__metadata__[0]
+        assert [option.default, *option.param_decls] == options  # in an annotation, the first stands there
+        assert option.max == (9 if form.endswith("9") else None)
 
 
-def test_words_are_split_at_the_first_equals_sign():
+def test_words_are_split_at_the_first_equals_sign_and_need_a_name_and_a_value():
     assert read_assignments(["A=1", "B=x=y"]) == {"A": "1", "B": "x=y"}
+    for word in ("A", "=1", "A=", "1A=2", "A B=1"):
+        with pytest.raises(InputError, match="expected NAME=VALUE"):
+            read_assignments([word])
 
 
-@pytest.mark.parametrize("word", ["A", "=1", "A=", "1A=2", "A B=1"])
-def test_words_that_are_no_assignment(word):
-    with pytest.raises(InputError, match="expected NAME=VALUE"):
-        read_assignments([word])
+def test_values_take_the_type_of_their_parameter():
+    for word, value in (
+        *(("TILE=16", 16), ("TILE=-1", -1), ("TILE=big", "big"), ("TILE=12345678", "12345678"), ("GUARDED=TRUE", True)),
+        *(("GUARDED=0", False), ("GUARDED=maybe", "maybe"), ("N=512", 512), ("UNKNOWN=512", "512")),
+    ):
+        ((name, found),) = read_values(load_kernel("matmul_tiled").spec, [word]).items()
+        assert name == word.partition("=")[0]
+        assert (found, type(found)) == (value, type(value))
 
 
-@pytest.mark.parametrize(
-    ("word", "value"),
-    [
-        ("TILE=16", 16), ("TILE=-1", -1), ("TILE=big", "big"), ("TILE=12345678", "12345678"), ("GUARDED=TRUE", True),
-        ("GUARDED=0", False), ("GUARDED=maybe", "maybe"), ("N=512", 512), ("UNKNOWN=512", "512"),
-    ],
-)  # fmt: skip
-def test_values_take_the_type_of_their_parameter(word, value):
-    ((name, found),) = read_values(load_kernel("matmul_tiled").spec, [word]).items()
-    assert name == word.partition("=")[0]
-    assert (found, type(found)) == (value, type(value))
-
-
-@pytest.mark.parametrize(
-    ("command", "word", "meant"),
-    [
+def test_an_option_that_is_written_as_in_python_is_recognized(run):
+    for command, word, meant in (
         ("tune", "trials=8", "--trials 8"),
         ("tune", "budget=30s", "--budget 30s"),
         ("tune", "verify_problem=3", "--verify-problem 3"),
         ("best", "device=h200", "--device h200"),
-    ],
-)
-def test_an_option_that_is_written_as_in_python_is_recognized(run, command, word, meant):
-    answer = run(command, "matmul_tiled", "M=2048", word)
-    assert answer.code == 2
-    assert answer.err.replace("\n", " ").rstrip().endswith(f"; did you mean {meant}?")
-    assert "did you mean" not in run(command, "matmul_tiled", "rows=8").err
+    ):
+        answer = run(command, "matmul_tiled", "M=2048", word)
+        assert answer.code == 2
+        assert answer.err.replace("\n", " ").rstrip().endswith(f"; did you mean {meant}?")
+        assert "did you mean" not in run(command, "matmul_tiled", "rows=8").err
     assert "did you mean" not in run("best", "matmul_tiled", "trials=8").err, "which has no such option"
 
 

@@ -11,14 +11,12 @@ import pytest
 from answers import Run
 from msgspec import structs
 from msgspec.structs import replace
-from sqlalchemy import update
-from stored_runs import add_trial, end_run, start_run
+from stored_runs import add_trial, change_file, end_run, start_run
 
-from autotile.core.device import device_profile
+from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.database.care import check_database, copy_missing_rows
 from autotile.database.database import Database
-from autotile.database.engine import RUNS, TRIALS
 from autotile.database.keys import TuningKey, key_of
 from autotile.exchange.shipped import write_winners
 from autotile.kernel.library import load_kernel
@@ -36,20 +34,16 @@ class Book:
         self._kernel = load_kernel(str(kernel))
 
     def key(self, n: int, gpu: str = "h200", **changes: Any) -> TuningKey:
-        device = replace(device_profile(gpu), source="cuda")
         problem = Problem("scale", {"n": n}, "float32")
-        return structs.replace(key_of(self._kernel, problem, device, nvrtc_version="13.0", l2_mode="cold"), **changes)
+        key = key_of(self._kernel, problem, cuda_device(gpu), nvrtc_version="13.0", l2_mode="cold")
+        return structs.replace(key, **changes)
 
     def put(self, n: int, winner: Config, time_us: float, *losers: Config, gpu: str = "h200", **key: Any) -> None:
-        """A session: a search over the winner and the losers, and a final that the winner won."""
-        device = replace(device_profile(gpu), source="cuda")
+        """A search over the winner and the losers, and finals that the winner won."""
+        searched = [trial(config, 2 * time_us) for config in (winner, *losers)]
         with Database.open(self.path) as database:
-            study = database.study(self.key(n, gpu, **key), device)
-            run = start_run(database, study, sampler="random", seed=n)
-            for config in (winner, *losers):
-                add_trial(database, study, run, trial(config, 2 * time_us))
-            add_trial(database, study, run, trial(winner, time_us), phase="final", rank=1)
-            end_run(database, run)
+            study = database.add_run(self.key(n, gpu, **key), searched, sampler="random", device=cuda_device(gpu))
+            database.add_run(study, [trial(winner, time_us)], sampler="random", phase="final", is_ranked=True)
 
     def served(self, n: int, **key: Any) -> Config | None:
         with Database.open(self.path) as database:
@@ -65,6 +59,10 @@ class Book:
                 for study in studies
                 for stored in database.stored_trials(study.study_id)
             )
+
+
+def cuda_device(gpu: str) -> DeviceProperties:
+    return replace(device_profile(gpu), source="cuda")
 
 
 def trial(config: Config, time_us: float) -> Trial:
@@ -109,7 +107,7 @@ class TestDiff:
         assert [entry["differs"] for entry in answer["only_a"] + answer["only_b"]] == [["nvrtc_version"]] * 2
         assert "nvrtc_version" in run("db", "diff", a.path, b.path).out
 
-    def test_files_of_winners(self, book: Any, run: Run, tmp_path: Path) -> None:
+    def test_files_of_winners_and_what_is_not_there(self, book: Any, run: Run, tmp_path: Path) -> None:
         a = book("a.db")
         a.put(1024, FAST, 10.0)
         with Database.open(a.path) as database:
@@ -117,16 +115,12 @@ class TestDiff:
         answer = run("db", "diff", tmp_path / "a.json", a.path, "--json").document
         assert (answer["only_a"], answer["only_b"]) == ([], [])
         assert answer["both"][0]["same_config"]
-
-    def test_what_is_not_there(self, book: Any, run: Run, tmp_path: Path) -> None:
-        a = book("a.db")
-        a.put(1024, FAST, 10.0)
         for other in ("missing.db", "missing.json"):
             run("db", "diff", a.path, tmp_path / other).is_refused(other)
 
 
 class TestMerge:
-    def test_every_trial_is_there_once(self, book: Any, run: Run) -> None:
+    def test_every_trial_is_there_once_also_in_one_of_them(self, book: Any, run: Run) -> None:
         a, b, out = book("a.db"), book("b.db"), book("out.db")
         a.put(1024, FAST, 10.0, SLOW, OTHER)
         b.put(1024, FAST, 10.0, OTHER)
@@ -134,15 +128,10 @@ class TestMerge:
         assert run("db", "merge", a.path, b.path, "-o", out.path).code == 0
         assert out.trials() == sorted(a.trials() + b.trials())
         assert run("db", "merge", a.path, b.path, out.path, "-o", out.path).code == 0
-        assert out.trials() == sorted(a.trials() + b.trials())
-
-    def test_into_one_of_them(self, book: Any, run: Run) -> None:
-        a, b = book("a.db"), book("b.db")
-        a.put(1024, FAST, 10.0)
-        b.put(2048, SLOW, 5.0)
         both = sorted(a.trials() + b.trials())
+        assert out.trials() == both
         answer = run("db", "merge", a.path, b.path, "-o", a.path, "--json").document
-        assert [entry["trials"] for entry in answer["copied"]] == [2]
+        assert [entry["trials"] for entry in answer["copied"]] == [len(b.trials())]
         assert a.trials() == both
 
     @pytest.mark.parametrize("faster_first", [True, False])
@@ -179,9 +168,8 @@ class TestMerge:
         a, b, out = book("a.db"), book("b.db"), book("out.db")
         a.put(1024, FAST, 10.0)
         future = "2140-01-01T00:00:00.000000+00:00"
-        with Database.open(a.path) as database, database.writing() as connection:
-            connection.execute(update(RUNS).values(started_at=future, ended_at=future))
-            connection.execute(update(TRIALS).values(created_at=future))
+        change_file(a.path, f"UPDATE runs SET started_at = '{future}', ended_at = '{future}'")
+        change_file(a.path, f"UPDATE trials SET created_at = '{future}'")
         b.put(1024, SLOW, 10.1)
         for sources in ((a, b), (b, a)):
             out.path.unlink(missing_ok=True)
@@ -199,8 +187,7 @@ class TestMerge:
         with Database.open(a.path) as database, Database.open(whole) as copy:
             copy_missing_rows(database, copy)
         for path in (a.path, whole):
-            with Database.open(path) as database, database.writing() as connection:
-                connection.execute(update(TRIALS).values(created_at="2020-01-01T00:00:00.000000+00:00"))
+            change_file(path, "UPDATE trials SET created_at = '2020-01-01T00:00:00.000000+00:00'")
         a.put(1024, SLOW, 10.1)
         assert run("db", "clean", "--db", a.path, "--older-than", "90d").code == 0
         assert run("db", "merge", whole, "-o", a.path).code == 0
@@ -228,24 +215,21 @@ class TestMerge:
         copy = tmp_path / "copy.db"
         Database.open(a.path).close()
         copy.write_bytes(a.path.read_bytes())
-        with Database.open(copy) as database, database.writing() as connection:
-            connection.execute(update(RUNS).values(ended_at=None))
+        change_file(copy, "UPDATE runs SET ended_at = NULL")
         assert run("db", "merge", a.path, "-o", copy).code == 0
         with Database.open(copy) as database:
             assert database.best()[0].confirmed
-            assert len(database.runs(1)) == 1
+            assert len(database.runs(1)) == 2
 
-    def test_a_source_that_is_missing(self, book: Any, run: Run, tmp_path: Path) -> None:
+    def test_a_source_that_is_missing_and_a_target_that_is_something_else(
+        self, book: Any, run: Run, tmp_path: Path
+    ) -> None:
         """Nothing is begun before all of them are there."""
         mine: Book = book("a.db")
         mine.put(1024, FAST, 10.0)
         answer = run("db", "merge", mine.path, tmp_path / "nothing.db", "-o", tmp_path / "out.db")
         answer.is_refused("there is no database")
         assert not (tmp_path / "out.db").exists()
-
-    def test_into_something_else(self, book: Any, run: Run, tmp_path: Path) -> None:
-        mine: Book = book("a.db")
-        mine.put(1024, FAST, 10.0)
         (tmp_path / "notes.txt").write_text("notes")
         answer = run("db", "merge", mine.path, "-o", tmp_path / "notes.txt")
         answer.is_refused("is not a database, so it is left unchanged")
@@ -262,8 +246,7 @@ class TestClean:
         mine.put(1024, OTHER, 10.0, SLOW, template_hash="0" * 64)
         mine.put(512, SLOW, 10.0, OTHER)
         long_ago = (datetime.now(UTC) - timedelta(days=100)).isoformat()
-        with Database.open(mine.path) as database, database.writing() as connection:
-            connection.execute(update(TRIALS).where(TRIALS.c.study_id == 4).values(created_at=long_ago))
+        change_file(mine.path, f"UPDATE trials SET created_at = '{long_ago}' WHERE study_id = 4")
         return mine
 
     def test_a_dry_run_changes_nothing(self, mine: Book, run: Run) -> None:
@@ -277,13 +260,11 @@ class TestClean:
         ]
         assert "would be deleted" in run("db", "clean", "--older-than", "90d", "--dry-run").out
 
-    def test_old_trials_go_and_their_winner_stays(self, mine: Book, run: Run) -> None:
+    def test_old_trials_go_and_their_winner_where_it_is_meant(self, mine: Book, run: Run) -> None:
         count = len(mine.trials())
         assert run("db", "clean", "--older-than", "90d").code == 0
         assert len(mine.trials()) == count - 2
         assert mine.served(512) == SLOW
-
-    def test_winners_go_where_they_are_meant(self, mine: Book, run: Run) -> None:
         assert run("db", "clean", "--older-than", "90d", "--winners").code == 0
         assert mine.served(512) is None
         assert mine.served(1024) == FAST
@@ -291,18 +272,16 @@ class TestClean:
             assert len(database.studies()) == 3
             assert check_database(database).ok
 
-    def test_other_gpus(self, mine: Book, run: Run) -> None:
-        answer = run("db", "clean", "--keep-gpu", "h200", "--winners", "--json").document
-        assert [(study["device"], study["whole"]) for study in answer["studies"]] == [("NVIDIA A100-SXM4-80GB", True)]
-        assert mine.served(1024, gpu="a100") is None
-
-    def test_a_slip_in_the_name_of_a_gpu_or_in_a_date_deletes_nothing(self, mine: Book, run: Run) -> None:
+    def test_other_gpus_but_not_by_a_slip_in_a_name_or_in_a_date(self, mine: Book, run: Run) -> None:
         before = mine.trials()
         run("db", "clean", "--keep-gpu", "h2000", "--winners").is_refused(
             "nearest: h200", "the database holds results of NVIDIA A100-SXM4-80GB, NVIDIA H200"
         )
         run("db", "clean", "--older-than", "2062-01-31").is_refused("lies in the future")
         assert mine.trials() == before
+        answer = run("db", "clean", "--keep-gpu", "h200", "--winners", "--json").document
+        assert [(study["device"], study["whole"]) for study in answer["studies"]] == [("NVIDIA A100-SXM4-80GB", True)]
+        assert mine.served(1024, gpu="a100") is None
 
     def test_other_versions(self, mine: Book, run: Run, scale_toml: Path) -> None:
         answer = run("db", "clean", scale_toml, "--stale", "--json").document

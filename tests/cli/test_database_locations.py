@@ -70,7 +70,7 @@ def location(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 
 
 def test_an_error_shows_no_password_and_leaves_nothing(
-    run: Run, location: str, scale_toml: Path, recording: Path
+    run: Run, location: str, scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for words in (
         ("db", "diff", location, location),
@@ -88,9 +88,6 @@ def test_an_error_shows_no_password_and_leaves_nothing(
         assert answer.err.count("\n") == 1, answer
         assert SECRET not in answer.out + answer.err
         assert list(Path.cwd().iterdir()) == []
-
-
-def test_the_path_of_a_database_shows_no_password(run: Run, location: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOTILE_DB", location)
     answer = run("db", "path")
     assert SECRET not in answer.out + answer.err
@@ -163,39 +160,29 @@ def test_a_silent_server_is_said_to_be_waited_for_and_is_given_up_soon(monkeypat
         list(side_by_side.map(run_to_the_end, commands))
 
 
-@pytest.fixture
-def folder_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_a_database_is_refused_in_words(
+    run: Run, tune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("loop.db").symlink_to("loop.db")
     Path("unreadable.db").touch(mode=0)
-
-
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("x" * 5000, "File name too long"),
-        ("y" * 300, "File name too long"),
-        ("a/" * 3000, "File name too long"),
+    best = partial(run, "best", "sgemm_2d", "M=1", "N=1", "K=1")
+    for path, words in (
+        *((long, "File name too long") for long in ("x" * 5000, "y" * 300, "a/" * 3000)),
         ("folder", "is a folder"),
         ("/dev/null", "is not a regular file"),
         ("loop.db", "Too many levels of symbolic links"),
         ("unreadable.db", "cannot read the database"),
         ("a\0b", "is not the path of a database"),
-    ],
-    ids=["long", "long name", "long folders", "folder", "device", "loop", "unreadable", "NUL"],
-)
-@pytest.mark.usefixtures("folder_of_faults")
-@pytest.mark.parametrize("command", [["list"], ["best", "sgemm_2d", "M=1", "N=1", "K=1"], ["db", "check"], ["tune"]])
-def test_what_cannot_be_a_database_is_refused_in_words(
-    run: Run, tune: Run, path: str, words: str, command: list[str]
-) -> None:
-    if path == "unreadable.db" and os.access(path, os.R_OK):
-        pytest.skip("root may read every file")
-    answer = (tune if command == ["tune"] else partial(run, *command))("--db", path, "--json")
-    answer.is_refused(words)
-    assert answer.err.count("\n") == 1
-    assert len(answer.err) < 500
+    ):
+        if path == "unreadable.db" and os.access(path, os.R_OK):
+            continue  # root may read every file
+        for command in (partial(run, "list"), best, partial(run, "db", "check"), tune):
+            answer = command("--db", path, "--json")
+            answer.is_refused(words)
+            assert answer.err.count("\n") == 1
+            assert len(answer.err) < 500
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "database.md"
@@ -296,25 +283,22 @@ def test_an_upgrade_that_gets_no_lock_changes_nothing_and_says_why(server_url: s
         assert check_database(database).revision == engine.SCHEMA_REVISION
 
 
-@pytest.mark.parametrize(
-    ("url", "may_hold_one"),
-    [
-        ("postgresql://me@127.0.0.1:1/name", False),
-        ("postgresql://me@[::1]:1/name", False),
-        ("postgresql://me@[::1]:1,[::2]:2/name", False),
-        ("postgresql://me@/name?host=127.0.0.1:1&host=127.0.0.1:2", False),
-        ("postgresql://me@127.0.0.1/name?passfile=/home/me/.pgpass", False),
-        ("postgresql://me:s3cret@127.0.0.1:1/name", True),
-        ("postgresql://me@127.0.0.1:1/name?password=s3cret", True),
-        ("postgresql://me@127.0.0.1:1/name?sslpassword=s3cret", True),
-        ("postgresql://me:12345/x@127.0.0.1:1/name", True),
-        ("postgresql://me:1@127.0.0.1:1/name", True),
-        ("postgresql://me@[::1]:1:s@127.0.0.1/name", True),
-        ("password=s", True),
-        ("host=h;Password=s", True),
-    ],
+WITHOUT_PASSWORD = (
+    *("postgresql://me@127.0.0.1:1/name", "postgresql://me@[::1]:1/name", "postgresql://me@[::1]:1,[::2]:2/name"),
+    "postgresql://me@/name?host=127.0.0.1:1&host=127.0.0.1:2",
+    "postgresql://me@127.0.0.1/name?passfile=/home/me/.pgpass",
 )
-def test_what_may_hold_a_password_is_refused_on_the_command_line(run: Run, url: str, may_hold_one: bool) -> None:
+WITH_PASSWORD = (
+    "postgresql://me:s3cret@127.0.0.1:1/name",
+    *(f"postgresql://me@127.0.0.1:1/name?{key}=s3cret" for key in ("password", "sslpassword")),
+    *("postgresql://me:12345/x@127.0.0.1:1/name", "postgresql://me:1@127.0.0.1:1/name"),
+    *("postgresql://me@[::1]:1:s@127.0.0.1/name", "password=s", "host=h;Password=s"),
+)
+
+
+@pytest.mark.parametrize("url", [*WITHOUT_PASSWORD, *WITH_PASSWORD])
+def test_what_may_hold_a_password_is_refused_on_the_command_line(run: Run, url: str) -> None:
+    may_hold_one = url in WITH_PASSWORD
     for option in (("--db", url), (f"--db={url}",), ("-o", url), (f"-o{url}",), (f"-o={url}",)):
         answer = run("db", "merge", "a.db", *option, "--json")
         answer.is_refused(*("~/.pgpass", "PGPASSWORD", "AUTOTILE_DB", "config.toml") if may_hold_one else ())

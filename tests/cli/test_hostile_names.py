@@ -51,9 +51,9 @@ def files_below(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("models.db")}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_models_are_written_in_their_folder(run: Run, tmp_path: Path, name: str) -> None:
-    database = stored(tmp_path, name)
+@pytest.mark.parametrize(("name", "dtype"), [*((name, "float32") for name in NAMES), ("H200", "../../x")])
+def test_models_are_written_in_their_folder(run: Run, tmp_path: Path, name: str, dtype: str) -> None:
+    database = stored(tmp_path, name, dtype)
     folder = tmp_path / "deep" / "er" / "out"
     answer = run("export", "matmul", "-o", folder, "--db", database, "--json")
     assert answer.code == 0, answer.err
@@ -62,12 +62,6 @@ def test_models_are_written_in_their_folder(run: Run, tmp_path: Path, name: str)
     assert {path.parent for path in files_below(tmp_path)} == {folder}
     if name == "NVIDIA H200":
         assert [path.name for path in folder.iterdir()] == ["nvidia-h200.matmul.float32.json"]
-
-
-def test_a_dtype_is_no_path(run: Run, tmp_path: Path) -> None:
-    database = stored(tmp_path, "H200", dtype="../../x")
-    assert run("export", "matmul", "-o", tmp_path / "deep" / "out", "--db", database).code == 0
-    assert {path.name for path in (tmp_path / "deep").iterdir()} == {"out"}
 
 
 def test_a_link_in_the_folder_is_not_followed(run: Run, tmp_path: Path) -> None:
@@ -82,30 +76,30 @@ def test_a_link_in_the_folder_is_not_followed(run: Run, tmp_path: Path) -> None:
     assert target.read_text() == "kept"
 
 
-@pytest.mark.parametrize("name", ["../sums", "/tmp/sums", "a/b", "..", ".", "", "a\\u0000b", "a\\nb", "x y"])
-def test_an_operation_is_not_named_like_a_path(run: Run, tmp_path: Path, name: str) -> None:
+def test_an_operation_is_not_named_like_a_path(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "sums.toml"
-    file.write_text(
-        f'[operation]\nname = "{name}"\nsizes = {{ ROWS = 64, N = 4096 }}\ndtypes = ["float32"]\n'
-        '[kernels.sgemm_2d]\nsizes = { M = "ROWS", K = "2 * N", N = "N" }\n'
-    )
-    run("best", file, "ROWS=64", "N=4096", "--device", "h200").is_refused("name")
+    for name in ("../sums", "/tmp/sums", "a/b", "..", ".", "", "a\\u0000b", "a\\nb", "x y"):
+        file.write_text(
+            f'[operation]\nname = "{name}"\nsizes = {{ ROWS = 64, N = 4096 }}\ndtypes = ["float32"]\n'
+            '[kernels.sgemm_2d]\nsizes = { M = "ROWS", K = "2 * N", N = "N" }\n'
+        )
+        run("best", file, "ROWS=64", "N=4096", "--device", "h200").is_refused("name")
 
 
-@pytest.mark.parametrize("name", ["../k", "/tmp/k.toml", "a/b", "..", "", "k\n", "k\0"])
-def test_the_kernel_of_a_captured_call_is_a_name(run: Run, tmp_path: Path, name: str) -> None:
-    call = {"kernel": name, "source": "", "sizes": {"n": 64}, "dtype": "float32", "scalars": {}, "arrays": {}}
-    (tmp_path / "call.json").write_text(json.dumps(call))
-    run("tune", "--captured", tmp_path).is_refused("not the document of a captured call")
+def test_the_kernel_of_a_captured_call_is_a_name(run: Run, tmp_path: Path) -> None:
+    for name in ("../k", "/tmp/k.toml", "a/b", "..", "", "k\n", "k\0"):
+        call = {"kernel": name, "source": "", "sizes": {"n": 64}, "dtype": "float32", "scalars": {}, "arrays": {}}
+        (tmp_path / "call.json").write_text(json.dumps(call))
+        run("tune", "--captured", tmp_path).is_refused("not the document of a captured call")
 
 
-@pytest.mark.parametrize("files", ["../x", "/tmp/abs", "a" * 63, "a" * 64 + "\n", ".."])
-def test_a_machine_of_the_farm_takes_only_a_digest_for_a_folder(files: str) -> None:
+def test_a_machine_of_the_farm_takes_only_a_digest_for_a_folder() -> None:
     job = CompileJob("", "", "/k.cu", "k", "sm_90", ())
     request = {"toolchain": "", "key": "", "job": asdict(job), "deadline_s": 1.0}
     assert decode_json(json.dumps({**request, "files": "a" * 64}), CompileRequest).files == "a" * 64
-    with pytest.raises(DataError, match="files"):
-        decode_json(json.dumps({**request, "files": files}), CompileRequest)
+    for files in ("../x", "/tmp/abs", "a" * 63, "a" * 64 + "\n", ".."):
+        with pytest.raises(DataError, match="files"):
+            decode_json(json.dumps({**request, "files": files}), CompileRequest)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -122,30 +116,21 @@ def test_a_name_stays_in_its_cpp_string(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command",
     [
-        ("export", "--format", "bundle", "matmul_tiled", "--arch", "sm_90", "-o"),
-        ("list", "--csv"),
-        ("tune", "matmul_tiled", "--captured"),
-        ("tune", "--plan"),
-        ("tune", "matmul_tiled", "M=2048", "N=2048", "K=2048", "--replay"),
-        ("verify", "matmul_tiled", "--like"),
-        ("report", "matmul_tiled", "-o"),
-        ("report",),
-        ("import", "--format", "kernel-tuner"),
-        ("new", "k", "--in"),
-        ("export", "--format", "plan", "--captured"),
-        ("export", "--format", "plan", "-o"),
-        ("space",),
+        *("export --format bundle matmul_tiled --arch sm_90 -o", "list --csv", "tune matmul_tiled --captured"),
+        *("tune --plan", "tune matmul_tiled M=2048 N=2048 K=2048 --replay", "verify matmul_tiled --like"),
+        *("report matmul_tiled -o", "report", "import --format kernel-tuner", "new k --in", "space"),
+        *("export --format plan --captured", "export --format plan -o"),
     ],
 )
 def test_a_path_that_cannot_be_used_is_an_error_with_words(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
     for path in ("/dev/null", "/proc/self/mem", "/proc/self/status", "x" * 3000, "loop", "loop/x", "a\0b"):
-        answer = run(*words, path)
+        answer = run(*command.split(), path)
         assert answer.code in (0, 1, 2), answer
         assert "Traceback" not in answer.err
         assert "please report" not in answer.err
@@ -172,16 +157,17 @@ def odd(tmp_path: Path, key: TuningKey) -> Path:
     return tmp_path / "tuning.db"
 
 
-@pytest.mark.parametrize("command", [["list"], ["trials", ODD], ["list", "--misses"], ["db", "check"]])
-def test_a_table_is_not_broken_and_the_terminal_sees_no_control(run: Run, odd: Path, command: list[str]) -> None:
-    answer = run(*command)
-    assert is_plain(answer.out)
-    assert is_plain(answer.err)
-    assert "\\x1b" in answer.out or command == ["db", "check"]
-    assert command != ["list"] or answer.out.count("\n") == 3  # the headings and one row
-    document = run(*command, "--json").out
-    assert document.isascii()
-    assert json.loads(document) is not None
+@pytest.mark.usefixtures("odd")
+def test_a_table_is_not_broken_and_the_terminal_sees_no_control(run: Run) -> None:
+    for command in (["list"], ["trials", ODD], ["list", "--misses"], ["db", "check"]):
+        answer = run(*command)
+        assert is_plain(answer.out)
+        assert is_plain(answer.err)
+        assert "\\x1b" in answer.out or command == ["db", "check"]
+        assert command != ["list"] or answer.out.count("\n") == 3  # the headings and one row
+        document = run(*command, "--json").out
+        assert document.isascii()
+        assert json.loads(document) is not None
 
 
 def test_what_is_escaped() -> None:
@@ -194,7 +180,7 @@ def test_what_is_escaped() -> None:
     assert is_plain(shown_text("".join(map(chr, range(0x3000)))))
 
 
-def test_bad_rows_are_remarked_once_and_listed(run: Run, odd: Path) -> None:
+def test_bad_rows_are_remarked_once_and_listed_and_an_argument_may_be_no_text(run: Run, odd: Path) -> None:
     with sqlite3.connect(odd) as connection:
         connection.execute("UPDATE trials SET config = '[' WHERE id = 1")
     answer = run("trials", ODD, "--json")
@@ -207,9 +193,6 @@ def test_bad_rows_are_remarked_once_and_listed(run: Run, odd: Path) -> None:
     ]
     shown = run("db", "check")
     assert (shown.code, "-o NEW.db" in shown.out) == (1, True)
-
-
-def test_an_argument_that_is_no_text_is_an_error(odd: Path) -> None:
     done = python("-m", "autotile", "list", os.fsdecode(b"\xff"), "--json", env={"AUTOTILE_DB": str(odd)})
     assert done.stdout.isascii()
     assert set(json.loads(done.stdout)["error"]) >= {"kind", "message"}

@@ -28,28 +28,21 @@ def test_devices_without_a_gpu(run):
     answer = run("devices")
     assert "no CUDA device on this machine" in answer.out
     assert "66.9 TFLOP/s" in answer.out
+    run("devices", "--measure", "--json").is_refused("no CUDA device")
 
 
-def test_devices_with_a_gpu(run, monkeypatch):
+def test_devices_with_a_gpu_and_its_measured_ceilings(run, tmp_path, monkeypatch):
     monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
     monkeypatch.setattr("autotile.api.targets.live_device", lambda index: device_profile("h100"))
-    (live,) = run("devices", "--json").document["live"]
-    assert (live["index"], live["name"]) == (0, "NVIDIA H100 80GB HBM3")
-
-
-def test_devices_shows_measured_ceilings(run, tmp_path):
     with Database.open(tmp_path / "tuning.db") as database:
         save_ceilings(database, CEILINGS)
-    ceiling = run("devices", "--json").document["ceilings"][0]["ceilings"][0]
+    document = run("devices", "--json").document
+    assert [(live["index"], live["name"]) for live in document["live"]] == [(0, "NVIDIA H100 80GB HBM3")]
+    ceiling = document["ceilings"][0]["ceilings"][0]
     assert (ceiling["name"], ceiling["value"], ceiling["unit"]) == ("dram_read", 4.2e12, "B/s")
     shown = run("devices").out
     assert "DRAM, copy" in shown
     assert "4,000 GB/s" in shown
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_measure_device_without_a_gpu(run):
-    run("devices", "--measure", "--json").is_refused("no CUDA device")
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -64,7 +57,7 @@ class TestDoctor:
 
         return choose
 
-    def test_replay_is_enough(self, run, recordings_in, recording):
+    def test_replay_is_enough_and_a_damaged_recording_is_told(self, run, recordings_in, recording):
         recordings_in(recording.parent)
         answer = run("doctor", "--json")
         assert (answer.code, answer.document["ok"]) == (0, True)
@@ -73,6 +66,10 @@ class TestDoctor:
         assert status["GPU"] == "warn"
         assert status["NVRTC"] == status["compiler"] == status["database"] == status["recordings"] == "ok"
         assert "tuning works here by replay, of 1 recorded problem" in run("doctor").out
+        recording.with_name("broken.npz").write_bytes(b"broken")
+        answer = run("doctor")
+        assert answer.code == 0
+        assert "broken.npz" in answer.out
 
     def test_neither_gpu_nor_recording(self, run, recordings_in, tmp_path):
         recordings_in(tmp_path / "none")
@@ -83,37 +80,24 @@ class TestDoctor:
         assert status["GPU"]["status"] == "fail"
         assert status["recordings"]["cure"]
 
-    def test_a_damaged_recording_is_told(self, run, recordings_in, recording):
-        recording.with_name("broken.npz").write_bytes(b"broken")
-        recordings_in(recording.parent)
-        answer = run("doctor")
-        assert answer.code == 0
-        assert "broken.npz" in answer.out
-
-    def test_a_missing_compiler(self, run, monkeypatch):
+    def test_a_missing_compiler_missing_headers_and_a_database_that_cannot_be_read(self, run, monkeypatch, tmp_path):
         def missing() -> str:
             raise ToolchainError("no NVRTC; install the wheels")
 
         monkeypatch.setattr(doctor, "nvrtc_version", missing)
-        answer = run("doctor", "--json")
-        assert answer.code == 1
-        (nvrtc,) = [row for row in answer.document["checks"] if row["name"] == "NVRTC"]
-        assert "install the wheels" in nvrtc["detail"]
-
-    def test_missing_headers_are_cured_in_a_checkout_and_elsewhere(self, run, monkeypatch):
         monkeypatch.setattr(doctor, "toolkit_headers", lambda: ())
-        (headers,) = [row for row in run("doctor", "--json").document["checks"] if row["name"] == "headers"]
-        assert headers["status"] == "warn"
-        assert 'pip install -e ".[cuda13]" in a checkout' in headers["cure"]
-        assert 'pip install "autotile[cuda13]" elsewhere' in headers["cure"]
-
-    def test_a_database_that_cannot_be_read(self, run, tmp_path):
         (tmp_path / "notes.txt").write_text("no database")
         answer = run("doctor", "--db", tmp_path / "notes.txt", "--json")
         assert answer.code == 1
-        assert next(row["status"] for row in answer.document["checks"] if row["name"] == "database") == "fail"
+        found = {row["name"]: row for row in answer.document["checks"]}
+        assert {name: found[name]["status"] for name in ("NVRTC", "headers", "database")} == {
+            "NVRTC": "fail", "headers": "warn", "database": "fail"
+        }  # fmt: skip
+        assert "install the wheels" in found["NVRTC"]["detail"]
+        assert 'pip install -e ".[cuda13]" in a checkout' in found["headers"]["cure"]
+        assert 'pip install "autotile[cuda13]" elsewhere' in found["headers"]["cure"]
 
-    def test_a_broken_configuration_file(self, run, monkeypatch, tmp_path):
+    def test_a_broken_configuration_file(self, run, tmp_path):
         folder = tmp_path / "config" / "autotile"
         folder.mkdir(parents=True)
         (folder / "config.toml").write_text("database = \n")

@@ -9,7 +9,7 @@ import pytest
 from answers import Run
 from msgspec import structs
 from msgspec.structs import replace
-from stored_runs import add_trial, end_run, record_miss, start_run
+from stored_runs import record_miss
 
 from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
@@ -36,14 +36,12 @@ def study(scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         device = replace(device_profile(gpu), source="cuda")
         problem = Problem("scale", {"n": n}, "float32")
         key = structs.replace(key_of(kernel, problem, device, nvrtc_version="13.0", l2_mode="cold"), **changes)
+        trials = [
+            Trial(config, Outcome.OK, "", "finals", measurement=Measurement(time_us, time_us, time_us))
+            for config, time_us in times
+        ]
         with Database.open(read_settings().database) as database:
-            number = database.study(key, device)
-            session = start_run(database, number, sampler="random")
-            for rank, (config, time_us) in enumerate(times, start=1):
-                measured = Measurement(time_us, time_us, time_us)
-                trial = Trial(config, Outcome.OK, "", "finals", measurement=measured)
-                add_trial(database, number, session, trial, phase="final", rank=rank)
-            end_run(database, session)
+            database.add_run(key, trials, sampler="random", device=device, phase="final", is_ranked=True)
 
     return put
 
@@ -53,8 +51,8 @@ def miss(n: int, tier: str, count: int, gpu: str = H200, kernel: str = "scale") 
         record_miss(database, Problem(kernel, {"n": n}, "float32"), gpu, tier, count)
 
 
-def row_of(run: Run, n: int) -> dict[str, Any]:
-    (row,) = [row for row in run("list", "--misses", "--json").document if row["problem"]["n"] == n]
+def only_row(run: Run) -> dict[str, Any]:
+    (row,) = run("list", "--misses", "--json").document
     return row
 
 
@@ -63,7 +61,7 @@ def test_of_the_default_as_elsewhere_on_this_gpu(study: Any, run: Run) -> None:
     study(1024, [(FAST, 10.0), (DEFAULT, 15.0)])
     study(2048, [(DEFAULT, 20.0), (SLOW, 21.0)])
     miss(8192, "default", 1000)
-    row = row_of(run, 8192)
+    row = only_row(run)
     assert row["call_us"] == pytest.approx(80.0 * 1.25)
     assert row["lost_s"] == pytest.approx(1000 * 80.0 * 0.25 * 1e-6)
     assert (row["measured"], row["tuned"], row["count"]) == (False, False, 1000)
@@ -74,22 +72,20 @@ def test_of_the_nearest_by_leaving_out_each_tuned_problem(study: Any, run: Run) 
     study(1024, [(FAST, 10.0), (SLOW, 11.0)])
     study(2048, [(SLOW, 20.0), (FAST, 26.0)])
     miss(4096, "nearest", 10)
-    row = row_of(run, 4096)
-    loss = (0.1 + 0.3) / 2
-    assert row["lost_s"] == pytest.approx(10 * 40.0 * loss * 1e-6)
+    assert only_row(run)["lost_s"] == pytest.approx(10 * 40.0 * ((0.1 + 0.3) / 2) * 1e-6)
 
 
 def test_of_another_gpus_configuration(study: Any, run: Run) -> None:
     study(1024, [(FAST, 10.0), (SLOW, 14.0)])
     study(2048, [(SLOW, 30.0)], gpu="a100")
     miss(2048, "transferred", 100)
-    assert row_of(run, 2048)["lost_s"] == pytest.approx(100 * 20.0 * 0.4 * 1e-6)
+    assert only_row(run)["lost_s"] == pytest.approx(100 * 20.0 * 0.4 * 1e-6)
 
 
 def test_what_was_tuned_since_is_known(study: Any, run: Run) -> None:
     study(1024, [(FAST, 10.0), (DEFAULT, 12.0)])
     miss(1024, "default", 50)
-    row = row_of(run, 1024)
+    row = only_row(run)
     assert (row["measured"], row["tuned"]) == (True, True)
     assert row["lost_s"] == pytest.approx(50 * 2.0 * 1e-6)
     assert "tuned" in run("list", "--misses").out

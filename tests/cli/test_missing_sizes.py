@@ -72,27 +72,24 @@ class TestOfAKernel:
             assert session.evaluate({"THREADS": 64, "WORK": 1})
 
 
-class TestPartlyGiven:
-    def test_a_kernel(self, run: Run) -> None:
-        answer = run("tune", "sgemm_2d", "M=4096", "--trials", "1", "--finals", "0", "--json")
-        assert "not given, so as in the search-space file: N=4096 K=4096" in answer.err
-        assert answer.document["problem"] == {"M": 4096, "N": 4096, "K": 4096}
-        best = run("best", "sgemm_2d", "N=7", "--device", "h200", "--json").document
-        assert best["problem"] == {"M": 4096, "N": 7, "K": 4096}
-
-    def test_an_operation(self, run: Run) -> None:
-        for command in ("best", "explain"):
-            answer = run(command, "matmul", "M=512", "--device", "h200", "--json")
-            assert "not given, so as in the operation file: N=4096 K=4096" in answer.err
-            assert "EMULATE" not in answer.err  # a condition may always be left out
-            assert {name: answer.document["problem"][name] for name in "MNK"} == {"M": 512, "N": 4096, "K": 4096}
-
-    def test_a_family(self, run: Run) -> None:
-        answer = run("tune", "sgemm_2d", "M=4095..4096", "--points", "1", "--trials", "1", "--replay")
-        assert "not given, so as in the search-space file: N=4096 K=4096" in answer.err
-
-    def test_a_bundle(self, run: Run, tmp_path: Path) -> None:
-        words = ["--format", "bundle", "-o", tmp_path / "x.autotile", "--arch", "sm_90"]
-        answer = run("export", "sgemm_2d", "M=4096", *words)
+def test_sizes_that_are_partly_given(run: Run, tmp_path: Path) -> None:
+    for words in (
+        ("tune", "sgemm_2d", "M=4096", "--trials", "1", "--finals", "0", "--json"),
+        *((command, "sgemm_2d", "M=4096", "--device", "h200", "--json") for command in ("space", "explain")),
+        ("tune", "sgemm_2d", "M=4095..4096", "--points", "1", "--trials", "1", "--replay"),
+        ("export", "sgemm_2d", "M=4096", "--format", "bundle", "-o", tmp_path / "x.autotile", "--arch", "sm_90"),
+    ):
+        answer = run(*words)
         assert "not given, so as in the search-space file: N=4096 K=4096" in answer.err
         assert "needs the size" not in answer.err
+        if "--json" in words:
+            assert answer.document["problem"] == {"M": 4096, "N": 4096, "K": 4096}
+    best = run("best", "sgemm_2d", "N=7", "--device", "h200", "--json").document
+    assert best["problem"] == {"M": 4096, "N": 7, "K": 4096}
+    for command in ("space", "explain"):
+        assert run(command, "sgemm_2d", "M=4096", "N=4096", "K=4096", "--device", "h200").err == ""
+    for command in ("best", "explain"):
+        answer = run(command, "matmul", "M=512", "--device", "h200", "--json")
+        assert "not given, so as in the operation file: N=4096 K=4096" in answer.err
+        assert "EMULATE" not in answer.err  # a condition may always be left out
+        assert {name: answer.document["problem"][name] for name in "MNK"} == {"M": 512, "N": 4096, "K": 4096}

@@ -9,7 +9,7 @@ import autotile
 from autotile.errors import InputError
 
 
-def test_its_files_are_a_valid_kernel(tmp_path):
+def test_its_files_are_a_valid_kernel_and_its_test_passes(tmp_path):
     made = autotile.new("blur", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"blur.cu", "blur.toml", "test_blur.py"}
     assert autotile.space(made.space, device="h200").valid == 19
@@ -17,24 +17,18 @@ def test_its_files_are_a_valid_kernel(tmp_path):
     assert explanation.fault == ""
     assert explanation.resources.registers > 0
     assert "NAME" not in made.source.read_text() + made.space.read_text() + made.test.read_text()
-
-
-def test_its_test_passes(tmp_path):
-    autotile.new("blur", tmp_path)
     done = python("-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", tmp_path, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     assert "passed" in done.stdout
 
 
-@pytest.mark.parametrize("existing", ["blur.cu", "blur.toml", "test_blur.py"])
-def test_nothing_is_overwritten(tmp_path, existing):
-    (tmp_path / existing).write_text("mine")
-    with pytest.raises(InputError, match=f"{existing} exists already, and nothing is overwritten"):
-        autotile.new("blur", tmp_path)
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {existing: "mine"}
-
-
 def test_a_name_is_an_identifier_that_is_free_and_the_folder_exists(tmp_path):
+    for existing in ("blur.cu", "blur.toml", "test_blur.py"):
+        (tmp_path / existing).write_text("mine")
+        with pytest.raises(InputError, match=f"{existing} exists already, and nothing is overwritten"):
+            autotile.new("blur", tmp_path)
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {existing: "mine"}
+        (tmp_path / existing).unlink()
     for name in ("", "2d", "a-b", "a b", "../up", "int", "class", "x", "N", "_hidden", "n" * 65, "é"):
         with pytest.raises(InputError, match="name"):
             autotile.new(name, tmp_path)

@@ -7,9 +7,7 @@ A key may be added; one that is there neither goes nor changes its kind.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import pytest
 from answers import Run
 from stored_runs import record_miss
 
-from autotile.api import tuning
 from autotile.core.model import Problem
 from autotile.database.database import Database
 from autotile.settings import read_settings
@@ -31,7 +28,7 @@ COMMANDS = {
     "tune --try": "tune KERNEL n=1048576 --replay=RECORDING --try THREADS=64,WORK=2",
     "tune --objective": "tune KERNEL n=1048576 --replay=RECORDING --sampler nsga2 --objective time,registers",
     "tune-family": "tune KERNEL n=1000..2000000 --replay",
-    "tune --plan": "tune --plan PLAN --replay",
+    "tune --plan": "tune --plan OUT/plan.toml --replay",
     "best": "best KERNEL n=1048576 --device h200",
     "best, nearest": "best KERNEL n=1000000 --device h200",
     "best, default": "best matmul_tiled M=512 N=512 K=512 --device h200",
@@ -100,48 +97,21 @@ def missing(pinned: Any, found: Any, at: str = "") -> list[str]:
     return [] if pinned == found else [f"{at} is {found}, not {pinned}"]
 
 
-@pytest.fixture
-def documents(
-    run: Run, scale_toml: Path, recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], dict[str, Any]]:
-    """Return a function that runs every command and returns the shapes of their documents."""
-    settings = replace(read_settings(), recording_folders=(recording.parent,))
-    monkeypatch.setattr(tuning, "read_settings", lambda: settings)
-    monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
-    out = tmp_path / "out"
-    out.mkdir()
-    plan = tmp_path / "plan.toml"
-    plan.write_text(f'[[tune]]\nkernel = "{scale_toml}"\nproblems = [{{ n = 1048576 }}]\ntrials = 4\n')
-    names = {
-        "KERNEL": str(scale_toml),
-        "RECORDING": str(recording),
-        "DATABASE": os.environ["AUTOTILE_DB"],
-        "OTHER": str(tmp_path / "other.db"),
-        "PLAN": str(plan),
-        "OUT": str(out),
-    }
-
-    def words(line: str) -> list[str]:
-        for name, text in names.items():
-            line = line.replace(name, text)
-        return line.split()
-
-    def shapes() -> dict[str, Any]:
-        run("tune", scale_toml, "n=1048576", f"--replay={recording}", "--db", names["OTHER"], "--trials", "5")
-        with Database.open(names["DATABASE"]) as database:
-            record_miss(database, Problem("scale", {"n": 1048576}, "float32"), "NVIDIA H200", "default", 3)
-        result = {}
-        for name, line in COMMANDS.items():
-            answer = run(*words(line), "--json")
-            assert answer.out, (name, answer.err)
-            result[name] = {"code": answer.code, "document": shape(answer.document)}
-        return result
-
-    return shapes
-
-
-def test_keys_and_kinds_stay(documents: Callable[[], dict[str, Any]], request: pytest.FixtureRequest) -> None:
-    found = documents()
+@pytest.mark.usefixtures("own_recordings")
+def test_keys_and_kinds_stay(
+    run: Run, written: Callable[[str], list[str]], scale_toml: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue("monkeypatch").setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+    text = f'[[tune]]\nkernel = "{scale_toml}"\nproblems = [{{ n = 1048576 }}]\ntrials = 4\n'
+    (tmp_path / "plan.toml").write_text(text)
+    run(*written("tune KERNEL n=1048576 --replay=RECORDING --db OTHER --trials 5"))
+    with Database.open(read_settings().database) as database:
+        record_miss(database, Problem("scale", {"n": 1048576}, "float32"), "NVIDIA H200", "default", 3)
+    found = {}
+    for name, line in COMMANDS.items():
+        answer = run(*written(line), "--json")
+        assert answer.out, (name, answer.err)
+        found[name] = {"code": answer.code, "document": shape(answer.document)}
     if request.config.getoption("--pin"):
         FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     pinned = json.loads(FILE.read_text())

@@ -31,36 +31,25 @@ class TestProgress:
             "searching: 50/200 trials; best 4,790 us, 28.7 TFLOP/s (42.9 % of fp32 peak), BM=128; "
             "8,294,400 combinations -> 24,906 valid -> 50 tried: 45 ok, 5 pruned; 3.00 s elapsed; about 15.0 s left"
         )
-
-    @pytest.mark.parametrize(
-        ("changes", "said"),
-        [
+        for changes, said in (
             ({"gates": {"combinations": 90, "limits": 60}}, "50/60 trials"),
             ({"target": None, "budget_s": 60.0}, "50 trials"),
             ({"best": None, "outcomes": {}, "done": 0}, "best: none yet"),
-        ],
-        ids=["a small space", "a budget alone", "before anything ran"],
-    )
-    def test_what_differs_is_said(self, changes, said):
-        assert said in plain_line(replace(PROGRESS, **changes))
+        ):
+            assert said in plain_line(replace(PROGRESS, **changes))
 
-    def test_the_finals_have_a_time_left_too(self):
+    def test_a_time_left_is_that_of_the_finals_too_falls_and_is_not_shown_once_it_is_over(self):
         assert plain_line(replace(PROGRESS, phase="finals", remaining_s=2.0)).endswith("; about 2.00 s left")
         assert "left" not in plain_line(replace(PROGRESS, remaining_s=None))
         assert plain_line(replace(PROGRESS, remaining_s=0.0)).endswith("elapsed")
         assert "; at most 15.0 s left" in plain_line(replace(PROGRESS, may_end_earlier=True))
+        finals = replace(PROGRESS, phase="finals", remaining_s=0.4)
+        assert left_text(finals, 0.1) == "about 0.30 s left"
+        assert left_text(finals, 0.4) == left_text(finals, 60.0) == ""
 
     def test_without_a_target_the_bar_says_nothing(self):
         assert completion(replace(PROGRESS, target=None), 0.0) == (50, None)
         assert completion(PROGRESS, 0.0) == (50, 200)
-
-    def test_elsewhere_than_on_a_terminal_lines_are_rare(self):
-        console = elsewhere()
-        with TuneProgress(console) as progress:
-            for phase in ("starting", "searching", "searching", "searching", "finals"):
-                progress(replace(PROGRESS, phase=phase))
-        lines = console.file.getvalue().splitlines()
-        assert [line.split(":")[0] for line in lines] == ["starting", "searching", "finals"]
 
     @pytest.mark.parametrize("budget_s", [None, 60.0])
     @pytest.mark.parametrize("phase", ["starting", "searching", "finals"])
@@ -74,12 +63,6 @@ class TestProgress:
         assert "28.7 TFLOP/s (42.9 % of fp32 peak)" in drawn
         assert "45 ok, 5 pruned" in drawn
         assert ("trials" in drawn.split("best")[0]) == (phase == "searching")
-
-
-def test_a_time_left_falls_and_is_not_shown_once_it_is_over():
-    finals = replace(PROGRESS, phase="finals", remaining_s=0.4)
-    assert left_text(finals, 0.1) == "about 0.30 s left"
-    assert left_text(finals, 0.4) == left_text(finals, 60.0) == ""
 
 
 @dataclass
@@ -135,24 +118,19 @@ def settles(is_true: Callable[[], bool]) -> bool:
 WAITING = "the scheduler does not answer; it is waited for"
 
 
-class TestWaiting:
-    @pytest.mark.parametrize("name", ["tune", "plan"])
-    def test_a_terminal_shows_what_a_session_waits_for(self, name: str) -> None:
-        console = terminal(200)
-        display, state = DISPLAYS[name](console)
-        with display as observe:
-            observe(replace(state, waiting=WAITING))
-        assert WAITING in console.file.getvalue()
-
-    @pytest.mark.parametrize("name", ["tune", "plan"])
-    def test_elsewhere_a_line_says_so_at_once(self, name: str) -> None:
-        console = elsewhere()
-        display, state = DISPLAYS[name](console)
-        with display as observe:
-            for waiting in ("", "", WAITING, WAITING, WAITING):
-                observe(replace(state, waiting=waiting))
-        lines = [line for line in console.file.getvalue().splitlines() if WAITING in line]
-        assert len(lines) == 1
+@pytest.mark.parametrize("name", ["tune", "plan"])
+def test_a_terminal_shows_what_a_session_waits_for_and_elsewhere_a_line_says_so_at_once(name: str) -> None:
+    console = terminal(200)
+    display, state = DISPLAYS[name](console)
+    with display as observe:
+        observe(replace(state, waiting=WAITING))
+    assert WAITING in console.file.getvalue()
+    console = elsewhere()
+    display, state = DISPLAYS[name](console)
+    with display as observe:
+        for waiting in ("", "", WAITING, WAITING, WAITING):
+            observe(replace(state, waiting=waiting))
+    assert sum(WAITING in line for line in console.file.getvalue().splitlines()) == 1
 
 
 class TestClosing:
@@ -191,23 +169,20 @@ class TestClosing:
 class TestSchedules:
     """Sessions in a schedule are told apart."""
 
-    @pytest.mark.parametrize(("name", "heading"), [("family", "tuning point 2 of 2"), ("operation", "round 2 of 2")])
-    def test_each_session_has_a_heading(self, name: str, heading: str) -> None:
+    @pytest.mark.parametrize(("name", "of"), [("family", "tuning point"), ("operation", "round")])
+    def test_each_session_has_a_heading_and_of_those_at_the_same_time_the_last_is_shown(
+        self, name: str, of: str
+    ) -> None:
         console = elsewhere()
         display, _ = DISPLAYS[name](console)
-        for number in (1, 2, 2):
-            display(STEPS[name](number))
-        lines = console.file.getvalue().splitlines()
-        assert lines.count(f"{heading}: {PROBLEM}") == 1
-        assert len(lines) == 4
-
-    def test_of_sessions_at_the_same_time_the_last_is_shown(self) -> None:
-        console = elsewhere()
-        display = TuneProgress(console)
         for number, phase in [(1, "starting"), (2, "starting"), (1, "searching"), (2, "searching")]:
-            display(STEPS["family"](number, phase))
-        shown = [line.partition(":")[0] for line in console.file.getvalue().splitlines()]
-        assert shown == ["tuning point 1 of 2", "starting", "tuning point 2 of 2", "starting", "searching"]
+            display(STEPS[name](number, phase))
+        lines = console.file.getvalue().splitlines()
+        assert [line for line in lines if PROBLEM.kernel in line] == [f"{of} {n} of 2: {PROBLEM}" for n in (1, 2)]
+        assert [line.partition(":")[0] for line in lines] == [
+            *(f"{of} 1 of 2", "starting"),
+            *(f"{of} 2 of 2", "starting", "searching"),
+        ]
 
     def test_the_end_of_a_problem_of_a_plan_is_said(self) -> None:
         console = elsewhere()

@@ -21,19 +21,6 @@ EXPORT = "export KERNEL n=1048576"
 BUNDLE = "export --format bundle KERNEL -o OUT/x"
 
 
-@pytest.fixture
-def written(scale_toml: Path, recording: Path, tmp_path: Path) -> Callable[[str], list[str]]:
-    """Split a command into words; those in capitals stand for files, for no text and for 5,000 digits."""
-    names = {"KERNEL": scale_toml, "RECORDING": recording, "OUT": tmp_path, "NINES": "9" * 5000}
-
-    def words(command: str) -> list[str]:
-        for name, text in names.items():
-            command = command.replace(name, str(text))
-        return ["" if word == "EMPTY" else word for word in command.split()]
-
-    return words
-
-
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -175,21 +162,16 @@ def test_a_problem_beyond_any_memory(run: Run) -> None:
     assert "no recording" in answer.err or "GiB" in answer.err
 
 
-def test_recording_needs_a_gpu(run: Run, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotile.api.targets.device_count", lambda: 0)
-    answer = run("export", "--format", "recording", "--measure", scale_toml, "n=4096", "--json")
-    answer.is_refused("no CUDA device 0 on this machine")
-
-
-def test_an_interrupted_recording_is_130_and_one_document(
+def test_recording_needs_a_gpu_and_is_130_and_one_document_if_it_is_interrupted(
     run: Run, scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    header = read_recording_header(recording)
+    words = ("export", "--format", "recording", "--measure", scale_toml, "n=1048576", "--json")
+    monkeypatch.setattr("autotile.api.targets.device_count", lambda: 0)
+    run(*words).is_refused("no CUDA device 0 on this machine")
+    made = Recorded(None, read_recording_header(recording), 7, 1.0)
     monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
-    monkeypatch.setattr(
-        import_module("autotile.tuning.session"), "record", lambda *_, **__: Recorded(None, header, 7, 1.0)
-    )
-    answer = run("export", "--format", "recording", "--measure", scale_toml, "n=1048576", "--json")
+    monkeypatch.setattr(import_module("autotile.tuning.session"), "record", lambda *_, **__: made)
+    answer = run(*words)
     assert answer.code == 130
     assert "7 configurations measured; the same command goes on" in answer.document["error"]["message"]
 

@@ -45,29 +45,22 @@ def test_of_a_command(run: Run, kernel: Path, tmp_path: Path, monkeypatch: pytes
         assert TIME.search(answer.out) is None or MARK in answer.out, words
 
 
-class TestPlan:
-    @pytest.fixture
-    def plan(self, scale_toml: Path, recording: Path, tmp_path: Path) -> Path:
-        path = tmp_path / "plan.toml"
-        path.write_text(f'[[tune]]\nkernel = "{scale_toml}"\nsizes = {{ n = [1048576, 77] }}\ntrials = 3\n')
-        return path
-
-    def test_its_table_and_its_lines(self, run: Run, plan: Path, recording: Path) -> None:
-        answer = run("tune", "--plan", plan, "--replay", recording)
-        assert answer.code == 1
-        for line in (*answer.out.splitlines(), *answer.err.splitlines()):
-            assert not TIME.search(line) or MARK in line, line
-        assert re.search(r"tuned +[\d.]+ us \(replayed\)", answer.out)
-        assert "NVIDIA H200 (replayed)" in answer.out
-
-    def test_in_a_notebook(self, plan: Path, recording: Path) -> None:
-        result = autotile.tune_plan(plan, replay=recording)
-        assert " us (replayed)</td>" in result._repr_html_()
-        assert result.entries[0].device_label == "NVIDIA H200 (replayed)"
-        assert (result.entries[1].device_label, result.entries[1].time_text) == ("-", "-")
+def test_of_a_plan(run: Run, scale_toml: Path, recording: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f'[[tune]]\nkernel = "{scale_toml}"\nsizes = {{ n = [1048576, 77] }}\ntrials = 3\n')
+    answer = run("tune", "--plan", plan, "--replay", recording, "--db", tmp_path / "other.db")
+    assert answer.code == 1
+    for line in (*answer.out.splitlines(), *answer.err.splitlines()):
+        assert not TIME.search(line) or MARK in line, line
+    assert re.search(r"tuned +[\d.]+ us \(replayed\)", answer.out)
+    assert "NVIDIA H200 (replayed)" in answer.out
+    result = autotile.tune_plan(plan, replay=recording)
+    assert " us (replayed)</td>" in result._repr_html_()
+    assert result.entries[0].device_label == "NVIDIA H200 (replayed)"
+    assert (result.entries[1].device_label, result.entries[1].time_text) == ("-", "-")
 
 
-def test_what_only_one_database_has(run: Run, kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_pages_and_lists(run: Run, kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     empty = tmp_path / "empty.db"
     Database.open(empty).close()
@@ -78,14 +71,15 @@ def test_what_only_one_database_has(run: Run, kernel: Path, tmp_path: Path, monk
     page = html.unescape(Path("page.html").read_text())
     only = page[page.index('id="only-a"') :]
     assert "<td>NVIDIA H200 (replayed)</td>" in only[: only.index("</section>")]
-
-
-def test_pages_and_their_facts(run: Run, kernel: Path, tmp_path: Path) -> None:
     assert run("report", kernel, "-o", tmp_path / "r.html").code == 0
     page = html.unescape((tmp_path / "r.html").read_text())
     facts = page[page.index('class="facts"') : page.index("</dl>")]
     times = re.findall(r"[\d.,]+ \N{MICRO SIGN}s\)( \(replayed\))?", facts)
     assert times == [" (replayed)"] * 2  # winner and default
+    trials = autotile.trials(kernel)
+    rows = re.findall("<tr>.*?</tr>", trials._repr_html_())[1:]
+    assert len(rows) == len(trials.trials)
+    assert all(MARK in row for row in rows if TIME.search(row))
 
 
 def test_contenders_of_an_operation() -> None:
@@ -94,10 +88,3 @@ def test_contenders_of_an_operation() -> None:
     text = explain(Problem("op", {"n": 1}, "float32"), device_profile("h200"), choice)
     assert "first 10 us replayed; second 11 us measured" in text
     assert json.dumps(measured[0].to_json()["source"]) == '"replayed"'
-
-
-def test_lists_in_a_notebook(kernel: Path) -> None:
-    trials = autotile.trials(kernel)
-    rows = re.findall("<tr>.*?</tr>", trials._repr_html_())[1:]
-    assert len(rows) == len(trials.trials)
-    assert all(MARK in row for row in rows if TIME.search(row))

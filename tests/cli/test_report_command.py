@@ -19,13 +19,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_a_page_of_a_problem(run, stored, tmp_path):
     page = tmp_path / "page.html"
     answer = run("report", "sgemm_2d", "M=4096", f"--db={stored}", "-o", page, "--json")
@@ -36,9 +29,9 @@ def test_a_page_of_a_problem(run, stored, tmp_path):
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_what_cannot_be_shown_is_told_in_one_line(run, stored, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words, message in (
         (["sgemm_3d"], "no kernel named 'sgemm_3d'; did you mean sgemm_2d"),
         (["sgemm_2d", "M=7"], "has no trials of sgemm_2d M=7; it has sgemm_2d M=4096 N=4096 K=4096 float32"),
         (["sgemm_2d", "Q=1"], "sgemm_2d has no size 'Q'; its sizes are M, N, K"),
@@ -47,24 +40,19 @@ def test_a_page_of_a_problem(run, stored, tmp_path):
         (["sgemm_2d", "--fail-if-slower", "5%"], "give them as A.db B.db"),
         (["missing.npz"], "there is no recording missing.npz"),
         (["sgemm_2d", "-o", "/nonexistent/x.html"], "cannot write /nonexistent/x.html"),
-    ],
-)
-def test_what_cannot_be_shown_is_told_in_one_line(run, stored, empty_folder, words, message):
-    answer = run("report", *words, f"--db={stored}")
-    answer.is_refused(message)
-    assert len(answer.err.splitlines()) == 1
-    assert list(empty_folder.iterdir()) == []
+    ):
+        answer = run("report", *words, f"--db={stored}")
+        answer.is_refused(message)
+        assert len(answer.err.splitlines()) == 1
+        assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_database_and_a_damaged_one(run, tmp_path):
+def test_without_a_whole_database_or_plotly_one_line_says_so(run, stored, tmp_path, monkeypatch):
     run("report", "sgemm_2d", f"--db={tmp_path / 'none.db'}").is_refused("there is no database")
     (tmp_path / "damaged.db").write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 40)
     answer = run("report", "sgemm_2d", f"--db={tmp_path / 'damaged.db'}")
     answer.is_refused()
     assert len(answer.err.splitlines()) == 1
-
-
-def test_without_plotly_the_extra_is_named(run, stored, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     answer = run("report", "sgemm_2d", f"--db={stored}", "-o", tmp_path / "x.html")
     assert answer.code == 1

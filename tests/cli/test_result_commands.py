@@ -16,26 +16,20 @@ from autotile.exchange.recording import read_recording_header
 from autotile.settings import read_settings
 
 
-class TestWithoutADatabase:
-    def test_nothing_is_an_answer(self, run, scale_toml):
-        assert run("list", "--json").document == []
-        assert run("trials", scale_toml, "--json").document == []
-        assert "nothing is tuned yet" in run("list").out
-        assert run("db", "check", "--json").document["exists"] is False
-        run("list", "nosuch").is_refused("nosuch")
-
-    def test_looking_makes_no_database(self, run, tmp_path, scale_toml):
-        for words in (["list"], ["trials", scale_toml], ["db", "check"], ["db", "path"], ["best", scale_toml, "n=64"]):
-            run(*words)
-        assert not (tmp_path / "tuning.db").exists()
-
-    def test_the_default_is_served(self, run, scale_toml):
-        answer = run("best", scale_toml, "n=4096", "--device", "h200", "--json")
-        found = answer.document
-        assert (answer.code, found["tier"], found["time_us"]) == (0, "default", None)
-        assert (found["config"], found["device"]["name"]) == ({"THREADS": 128, "WORK": 1}, "NVIDIA H200")
-        assert "Nothing is tuned" in found["explain"]
-        assert "tier" in run("best", scale_toml, "n=4096", "--device", "h200").out
+def test_without_a_database_nothing_is_an_answer_the_default_is_served_and_none_is_made(run, tmp_path, scale_toml):
+    assert run("list", "--json").document == []
+    assert run("trials", scale_toml, "--json").document == []
+    assert "nothing is tuned yet" in run("list").out
+    assert run("db", "check", "--json").document["exists"] is False
+    run("list", "nosuch").is_refused("nosuch")
+    answer = run("best", scale_toml, "n=4096", "--device", "h200", "--json")
+    found = answer.document
+    assert (answer.code, found["tier"], found["time_us"]) == (0, "default", None)
+    assert (found["config"], found["device"]["name"]) == ({"THREADS": 128, "WORK": 1}, "NVIDIA H200")
+    assert "Nothing is tuned" in found["explain"]
+    assert "tier" in run("best", scale_toml, "n=4096", "--device", "h200").out
+    assert run("db", "path").out == f"{tmp_path / 'tuning.db'}\n"
+    assert not (tmp_path / "tuning.db").exists()
 
 
 @pytest.mark.usefixtures("tuned")
@@ -46,21 +40,16 @@ class TestWithResults:
         assert study["device"] == {"name": "NVIDIA H200", "source": "replayed"}
         assert study["best"]["config"] == {"THREADS": 256, "WORK": 4}
         assert "NVIDIA H200 (replayed)" in run("list", "scale").out
-
-    def test_list_of_a_kernel_that_was_never_tuned(self, run):
         assert run("list", "sgemm_2d", "--json").document == []
         assert "nothing is tuned yet of sgemm_2d in" in run("list", "sgemm_2d").out
-        run("list", "nosuch").is_refused("nosuch")
 
-    def test_trials_are_fastest_first(self, run):
+    def test_trials_are_fastest_first_and_of_an_outcome_a_size_and_a_number(self, run):
         rows = run("trials", "scale", "--json").document
         times = [row["time_us"] for row in rows]
         measured = [time for time in times if time is not None]
         assert measured == sorted(measured)
         assert times[len(measured) :] == [None] * (len(times) - len(measured))
         assert all(row["source"] == "replayed" for row in rows)
-
-    def test_trials_by_outcome_size_and_number(self, run):
         (wrong,) = run("trials", "scale", "--outcome", "wrong_result", "--json").document
         assert wrong["reason"] == "y[3] is 0, expected 1"
         assert wrong["config"] == {"THREADS": 32, "WORK": 4}
@@ -68,7 +57,7 @@ class TestWithResults:
         assert run("trials", "scale", "n=1", "--json").document == []
         assert "THREADS=32 WORK=4" in run("trials", "scale", "--outcome", "wrong_result").out
 
-    def test_trials_as_csv(self, run, tmp_path):
+    def test_trials_as_csv_where_it_can_be_written(self, run, tmp_path):
         answer = run("trials", "scale", "--csv", "-")
         rows = list(csv.DictReader(io.StringIO(answer.out)))
         listed = run("trials", "scale", "--json").document
@@ -81,14 +70,6 @@ class TestWithResults:
         assert (written.code, written.out) == (0, "")
         assert f"wrote {len(rows)} trials to {path}" in written.err
         assert path.read_text() == answer.out
-
-    def test_trials_as_parquet(self, run, tmp_path):
-        parquet = pytest.importorskip("pyarrow.parquet", reason="the extra autotile[parquet] is not installed")
-        path = tmp_path / "trials.parquet"
-        listed = run("trials", "scale", "--parquet", path, "--json").document
-        assert parquet.read_table(path)["param.THREADS"].to_pylist() == [e["config"]["THREADS"] for e in listed]
-
-    def test_trials_that_cannot_be_written(self, run):
         for words, said in (
             (["--csv", "-", "--json"], "both write to standard output"),
             (["--parquet", "-"], "name a file"),
@@ -100,11 +81,15 @@ class TestWithResults:
             assert said in answer.err
             assert answer.err.count("\n") == 1
 
-    def test_best_of_other_sizes_is_the_nearest(self, run, scale_toml):
+    def test_trials_as_parquet(self, run, tmp_path):
+        parquet = pytest.importorskip("pyarrow.parquet", reason="the extra autotile[parquet] is not installed")
+        path = tmp_path / "trials.parquet"
+        listed = run("trials", "scale", "--parquet", path, "--json").document
+        assert parquet.read_table(path)["param.THREADS"].to_pylist() == [e["config"]["THREADS"] for e in listed]
+
+    def test_best_on_the_recorded_gpu_and_on_another_one_which_is_not_called_replayed(self, run, scale_toml):
         found = run("best", scale_toml, "n=1000000", "--device", "h200", "--json").document
         assert (found["tier"], found["config"]) == ("nearest", {"THREADS": 256, "WORK": 4})
-
-    def test_best_on_another_gpu_is_not_called_replayed_on_it(self, run, scale_toml):
         words = ["best", scale_toml, "n=1048576", "--device", "rtx-3090"]
         found = run(*words, "--json").document
         assert (found["tier"], found["tuned_on"]) == ("transferred", "NVIDIA H200")
@@ -112,8 +97,6 @@ class TestWithResults:
         assert lines[0] == "scale n=1048576 float32 on NVIDIA GeForce RTX 3090"
         (time,) = [line for line in lines if line.startswith("time there")]
         assert "us on NVIDIA H200 (replayed) (95 % interval" in time
-
-    def test_best_on_the_recorded_gpu_is(self, run, scale_toml):
         found = run("best", scale_toml, "n=1048576", "--device", "h200", "--json").document
         assert (found["tier"], found["config"]) == ("exact", {"THREADS": 256, "WORK": 4})
         assert found["source"] == "replayed"
@@ -121,12 +104,10 @@ class TestWithResults:
         assert lines[0] == "scale n=1048576 float32 on NVIDIA H200 (replayed)"
         assert all(line == line.rstrip() for line in lines)
 
-    def test_check(self, run):
+    def test_check_finds_lost_rows(self, run, tmp_path):
         answer = run("db", "check", "--json")
         assert (answer.code, answer.document["ok"], answer.document["rows"]["studies"]) == (0, True, 1)
         assert "whole" in run("db", "check").out
-
-    def test_check_finds_lost_rows(self, run, tmp_path):
         with sqlite3.connect(tmp_path / "tuning.db") as connection:
             connection.execute("PRAGMA foreign_keys=OFF")
             connection.execute("DELETE FROM studies")
@@ -145,7 +126,7 @@ class TestWithResults:
 
 @pytest.mark.usefixtures("tuned")
 class TestExchange:
-    def test_kernel_tuner_there_and_back(self, run, scale_toml, tmp_path):
+    def test_kernel_tuner_there_and_back_and_nothing_else(self, run, scale_toml, tmp_path):
         path = tmp_path / "cache.json"
         done = run("export", scale_toml, "n=1048576", "--format", "kernel-tuner", "-o", path, "--json").document
         assert done["configurations"] == 12
@@ -161,80 +142,65 @@ class TestExchange:
         run("import", path, "n=1", "-o", path).is_refused("it is the file that is imported")
         run("import", path, "n=0").is_refused("size n is 0")
         run("import", path, "n=8", "--dtype", "float31").is_refused("no dtype 'float31'")
+        path.write_text("{}")
+        run("import", path, "n=1").is_refused("cache file of Kernel Tuner")
+        run("import", tmp_path / "missing.json", "n=1").is_refused("missing.json")
 
-    def test_t4(self, run, scale_toml, tmp_path):
-        assert run("export", scale_toml, "n=1048576", "-o", tmp_path / "t4.json").code == 0
-        assert json.loads((tmp_path / "t4.json").read_text())["schema_version"] == "1.0.0"
+    def test_t4_of_one_gpu(self, run, scale_toml, tmp_path):
+        path = tmp_path / "t4.json"
+        words = ("export", scale_toml, "n=1048576", "-o", path, "--device")
+        run(*words, "nosuch").is_refused("no GPU profile is named")
+        run(*words, "7").is_refused("no CUDA device 7")
+        assert not path.exists()
+        assert run(*words, "h200").code == 0
+        assert json.loads(path.read_text())["schema_version"] == "1.0.0"
 
-    def test_a_database_is_left_as_it_is(self, run, scale_toml):
+    def test_a_database_is_left_as_it_is_and_a_study_of_optuna_is_added_once(self, run, scale_toml, tmp_path):
         path = Path(read_settings().database)
         before = path.read_bytes()
         for form in ("t4", "kernel-tuner", "optuna"):
             run("export", scale_toml, "n=1048576", "--format", form, "-o", path).is_refused("is a database")
             assert path.read_bytes() == before
-
-    def test_several_optuna_studies_in_a_file(self, run, scale_toml, tmp_path):
         command = ("export", scale_toml, "n=1048576", "--format", "optuna", "-o", tmp_path / "study.db")
         assert run(*command).code == 0
         run(*command).is_refused("holds a study named")
 
-    def test_import_of_something_else(self, run, tmp_path):
-        (tmp_path / "x.json").write_text("{}")
-        run("import", tmp_path / "x.json", "n=1").is_refused("cache file of Kernel Tuner")
-        run("import", tmp_path / "missing.json", "n=1").is_refused("missing.json")
-
 
 def test_where_the_database_is(run, tmp_path, monkeypatch):
-    assert run("db", "path").out == f"{tmp_path / 'tuning.db'}\n"
     assert run("db", "path", "--json").document == {"database": str(tmp_path / "tuning.db")}
     monkeypatch.setenv("AUTOTILE_DB", "postgresql://me:secret@host/tuning")
     assert run("db", "path").out == "postgresql+psycopg://me:***@host/tuning\n"
 
 
 @pytest.mark.usefixtures("tuned")
-class TestBundle:
-    def test_it_is_made_and_looked_into(self, run: Run, scale_toml: Path, tmp_path: Path) -> None:
-        path = tmp_path / "app.autotile"
-        answer = run("export", "--format", "bundle", scale_toml, "-o", path, "--json")
-        assert answer.code == 0
-        made = answer.document
-        assert (made["file"], made["bytes"]) == (str(path), path.stat().st_size)
-        assert made["kernels"] == [{"kernel": "scale", "problems": 1, "cubins": 2, "architectures": ["sm_90"]}]
-        assert len(made["digest"]) == 64
-        served = run("best", "scale", "n=1048576", "--device", "h200", "--bundle", path, "--json").document
-        assert served["config"] == {"THREADS": 256, "WORK": 4}
-        assert served["bundle"].startswith(f"{path}, compiled for sm_90 with NVRTC ")
-        assert str(path) in run("best", "scale", "n=1048576", "--device", "h200", "--bundle", path).out
-
-    def test_a_person_reads_what_is_in_it(self, run: Run, scale_toml: Path, tmp_path: Path) -> None:
-        words = ("-o", tmp_path / "x", "--arch", "sm_80", "--arch", "sm_90")
-        answer = run("export", "--format", "bundle", scale_toml, "n=1048576", *words)
-        assert answer.code == 0
-        assert "sm_80 sm_90" in answer.out
-        assert "digest" in answer.out
+def test_a_bundle_is_made_and_looked_into(run: Run, scale_toml: Path, tmp_path: Path) -> None:
+    path = tmp_path / "app.autotile"
+    answer = run("export", "--format", "bundle", scale_toml, "-o", path, "--json")
+    assert answer.code == 0
+    made = answer.document
+    assert (made["file"], made["bytes"]) == (str(path), path.stat().st_size)
+    assert made["kernels"] == [{"kernel": "scale", "problems": 1, "cubins": 2, "architectures": ["sm_90"]}]
+    assert len(made["digest"]) == 64
+    served = run("best", "scale", "n=1048576", "--device", "h200", "--bundle", path, "--json").document
+    assert served["config"] == {"THREADS": 256, "WORK": 4}
+    assert served["bundle"].startswith(f"{path}, compiled for sm_90 with NVRTC ")
+    assert str(path) in run("best", "scale", "n=1048576", "--device", "h200", "--bundle", path).out
+    words = ("-o", tmp_path / "x", "--arch", "sm_80", "--arch", "sm_90")
+    answer = run("export", "--format", "bundle", scale_toml, "n=1048576", *words)
+    assert answer.code == 0
+    assert "sm_80 sm_90" in answer.out
+    assert "digest" in answer.out
 
 
 @pytest.mark.usefixtures("tuned")
-class TestHeader:
-    def test_it_is_written_with_its_cubins(self, run: Run, scale_toml: Path, tmp_path: Path) -> None:
-        path = tmp_path / "include" / "scale.hpp"
-        made = run("export", scale_toml, "--format", "c-header", "-o", path, "--json").document
-        assert (made["namespace"], made["problems"], len(made["cubins"])) == ("autotile::scale", 1, 2)
-        text = path.read_text()
-        for cubin in made["cubins"]:
-            assert (path.parent / cubin).read_bytes()[:4] == b"\x7fELF"
-            assert cubin in text
-        assert "if (!(sizes.n >= (config.THREADS * config.WORK))) return false;  // enough_blocks" in text
-        assert "{{1048576}, " in text
-        assert "@@" not in text
-
-
-@pytest.mark.usefixtures("tuned")
-def test_trials_of_one_gpu(run: Run, scale_toml: Path, tmp_path: Path) -> None:
-    words = ("export", scale_toml, "n=1048576", "-o", tmp_path / "x.json", "--device")
-    run(*words, "a100").is_refused("was not tuned on NVIDIA A100")
-    run(*words, "nosuch").is_refused("no GPU profile is named")
-    run(*words, "7").is_refused("no CUDA device 7")
-    assert not (tmp_path / "x.json").exists()
-    assert run(*words, "h200").code == 0
-    assert (tmp_path / "x.json").exists()
+def test_a_header_is_written_with_its_cubins(run: Run, scale_toml: Path, tmp_path: Path) -> None:
+    path = tmp_path / "include" / "scale.hpp"
+    made = run("export", scale_toml, "--format", "c-header", "-o", path, "--json").document
+    assert (made["namespace"], made["problems"], len(made["cubins"])) == ("autotile::scale", 1, 2)
+    text = path.read_text()
+    for cubin in made["cubins"]:
+        assert (path.parent / cubin).read_bytes()[:4] == b"\x7fELF"
+        assert cubin in text
+    assert "if (!(sizes.n >= (config.THREADS * config.WORK))) return false;  // enough_blocks" in text
+    assert "{{1048576}, " in text
+    assert "@@" not in text

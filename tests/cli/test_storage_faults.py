@@ -11,20 +11,21 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import Run
+from answers import Answer, Run
 from child_python import python
 from interrupts import heeded_interrupts
 from small_disk import autotile, on_small_disk
-from stored_runs import start_run
+from stored_runs import change_file, start_run
 
 from autotile.cli.application import CommandLine
 from autotile.core.model import Resources
 from autotile.cuda.compiler import Compilation, CompiledFunction, CubinCache
-from autotile.database import engine
 from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.errors import InputError
@@ -36,9 +37,10 @@ WINNER = '"THREADS": 256,\n      "WORK": 4'
 SIZE = "n=1048576"
 
 
-def refusal(code: int, out: str, err: str, *, expected: int = 2) -> str:
-    """The one message of a command that refused."""
-    assert code == expected, err
+def refusal(answer: Answer | tuple[int, str, str], *, expected: int | None = 2) -> str:
+    """The one message of a command that refused, with whatever code if that is None."""
+    code, out, err = (answer.code, answer.out, answer.err) if isinstance(answer, Answer) else answer
+    assert code == (code if expected is None else expected), err
     (message,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert "Traceback" not in err + out
     return message
@@ -49,6 +51,15 @@ def stored(location: Path | str) -> int:
     with Database.open(location) as database:
         assert check_database(database).ok
         return len(database.trials(1, phase="search"))
+
+
+def refusing(number: int) -> Callable[..., None]:
+    """Return a function of the system that fails."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
 
 
 @pytest.fixture
@@ -90,9 +101,9 @@ class TestFullDisk:
         tune = autotile(*words, "--db", location, TMPDIR=tmp_path)
         copied = [["copy", f"{location}{end}", f"{kept}{end}"] for end in ("", "-wal")]
         first, again, *_, resumed = on_small_disk(disk, "220k", tune, tune, *copied, ["size", "4m"], tune)
-        assert FULL in refusal(*first, expected=1)
-        assert "trials of this session are kept in" in refusal(*first, expected=1)
-        assert FULL in refusal(*again, expected=again[0])
+        assert FULL in refusal(first, expected=1)
+        assert "trials of this session are kept in" in refusal(first, expected=1)
+        assert FULL in refusal(again, expected=None)
         trials = stored(kept)
         assert 0 < trials < 12
         assert resumed[0] == 0
@@ -106,7 +117,7 @@ class TestFullDisk:
             disk, "4k", tune, ["size", "60k"], another, ["size", "4m"], tune, another
         )
         for refused in (small, larger):
-            assert FULL in refusal(*refused, expected=refused[0])
+            assert FULL in refusal(refused, expected=None)
         for code, out, _ in done:
             assert code == 0
             assert '"resumed": 0,' in out
@@ -131,8 +142,8 @@ class TestFullDisk:
         assert old[0] == 0
         assert [code for code, _, _ in done[: len(READING)]] == [0] * len(READING)
         for answer in done[len(READING) :]:
-            assert FULL in refusal(*answer)
-        assert "No space left on device" in refusal(*over)
+            assert FULL in refusal(answer)
+        assert "No space left on device" in refusal(over)
         assert kept == (tmp_path / "t4.json").read_text()
 
     def test_of_cubins_blames_no_candidate(self, words: list[str], tmp_path: Path) -> None:
@@ -141,7 +152,7 @@ class TestFullDisk:
         full, listed, _, resumed = on_small_disk(
             disk, "40k", tune, autotile("list", "--json", "--db", location), ["size", "4m"], tune
         )
-        message = refusal(*full)
+        message = refusal(full)
         assert "cannot write the cubin cache" in message
         assert "No space left on device; make room, or set AUTOTILE_CACHE" in message
         assert "compile_failed" not in listed[1]
@@ -150,30 +161,9 @@ class TestFullDisk:
         assert stored(location) == 12
 
     def test_of_temporary_files_does_no_harm(self, words: list[str], tmp_path: Path) -> None:
-        disk = tmp_path / "disk"
-        words += ["--db", str(tmp_path / "tuning.db"), "--trials", "2"]
-        _, done = on_small_disk(disk, "16k", ["fill"], autotile(*words, AUTOTILE_CACHE=tmp_path / "cold", TMPDIR=disk))
+        tune = autotile(*words, "--trials", "2", AUTOTILE_CACHE=tmp_path / "cold", TMPDIR=tmp_path / "disk")
+        _, done = on_small_disk(tmp_path / "disk", "16k", ["fill"], tune)
         assert done[0] == 0, done[2]
-
-    def test_as_sqlite_tells_it(self, run: Run, words: list[str], tmp_path: Path, monkeypatch: Any) -> None:
-        """The same without a disk: SQLite is allowed so many pages and no more."""
-        location = tmp_path / "tuning.db"
-        Database.open(location).close()
-        pages = location.stat().st_size // 4096 + 1
-        connect = engine._connect
-
-        def small(*access: Any) -> sqlite3.Connection:
-            connection = connect(*access)
-            connection.execute(f"PRAGMA max_page_count={pages}")
-            return connection
-
-        with monkeypatch.context() as patch:
-            patch.setattr(engine, "_connect", small)
-            full = run(*words, "--db", location)
-        assert FULL in refusal(full.code, full.out, full.err, expected=1)
-        trials = stored(location)
-        assert 0 < trials < 12
-        assert run(*words, "--db", location).document["resumed"] == trials
 
     @pytest.mark.usefixtures("tuned")
     @pytest.mark.parametrize(
@@ -202,39 +192,27 @@ class TestFullDisk:
         limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (140_000, 140_000))\n"
         code = f"{limited}from autotile.cli.application import main; sys.argv[0] = 'autotile'; main()"
         done = python("-c", code, *words, "--db", location, env={"TMPDIR": str(tmp_path)})
-        assert "reading from or writing to the disk failed" in refusal(
-            done.returncode, done.stdout, done.stderr, expected=1
-        )
+        message = refusal((done.returncode, done.stdout, done.stderr), expected=1)
+        assert "reading from or writing to the disk failed" in message
         assert 0 <= stored(location) < 12
 
 
 class TestCubinCache:
-    def test_one_that_can_only_be_read_serves_what_it_holds(
+    def test_one_that_can_only_be_read_serves_what_it_holds_and_one_must_be_made(
         self, run: Run, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert run(*words).code == 0
-
-        def refuse(*_: object, **__: object) -> None:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-        monkeypatch.setattr(os, "utime", refuse)
-        monkeypatch.setattr("autotile.cuda.compiler.tempfile.mkstemp", refuse)
+        monkeypatch.setattr(os, "utime", refusing(errno.EROFS))
+        monkeypatch.setattr("autotile.cuda.compiler.tempfile.mkstemp", refusing(errno.EROFS))
         assert run(*words, "--db", tmp_path / "another.db").code == 0
-
-    def test_one_that_cannot_be_made(self, run: Run, words: list[str], tmp_path: Path, monkeypatch: Any) -> None:
         (tmp_path / "file").touch()
         monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "file"))
-        answer = run(*words)
-        assert "set AUTOTILE_CACHE to a folder elsewhere" in refusal(answer.code, answer.out, answer.err)
+        assert "set AUTOTILE_CACHE to a folder elsewhere" in refusal(run(*words))
 
     def test_one_that_cannot_be_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         cache = CubinCache(tmp_path, 10**6)
         compilation = Compilation(b"cubin", {"f": CompiledFunction("f", Resources(32, 0, 0, 0, 0))})
-
-        def refuse(*_: object, **__: object) -> None:
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
-        monkeypatch.setattr("autotile.cuda.compiler.tempfile.mkstemp", refuse)
+        monkeypatch.setattr("autotile.cuda.compiler.tempfile.mkstemp", refusing(errno.EACCES))
         with pytest.raises(InputError, match="Permission denied; change its permissions, or set AUTOTILE_CACHE"):
             cache.put("key", compilation)
 
@@ -246,7 +224,7 @@ class TestReadOnlyDisk:
         _, _, *done = on_small_disk(disk, "4m", ["copy", str(tuned), str(disk / "tuning.db")], ["read-only"], *steps)
         assert [code for code, _, _ in done[: len(READING)]] == [0] * len(READING)
         for answer in done[len(READING) :]:
-            assert "cannot write" in refusal(*answer)
+            assert "cannot write" in refusal(answer)
 
     def test_a_log_that_was_left_there_is_not_passed_over(self, commands: Any, tuned: Path, tmp_path: Path) -> None:
         """It may hold trials that the file lacks; to read them, SQLite must write."""
@@ -257,76 +235,60 @@ class TestReadOnlyDisk:
             steps = [autotile(*commands[name], "--db", disk / "tuning.db") for name in ("list", "check", "tune")]
             *_, listed, checked, told = on_small_disk(disk, "4m", *copies, ["read-only"], *steps)
         for answer in (listed, checked):
-            assert "tuning.db-wal, which cannot be read in a folder that is not writable: copy both" in refusal(*answer)
-        assert "cannot write" in refusal(*told)
+            assert "tuning.db-wal, which cannot be read in a folder that is not writable: copy both" in refusal(answer)
+        assert "cannot write" in refusal(told)
 
     def test_of_cubins(self, words: list[str], tmp_path: Path) -> None:
         disk = tmp_path / "disk"
         tune = autotile(*words, "--db", tmp_path / "tuning.db", AUTOTILE_CACHE=disk)
         _, done = on_small_disk(disk, "4m", ["read-only"], tune)
-        assert "cannot create the cubin cache" in refusal(*done)
+        assert "cannot create the cubin cache" in refusal(done)
 
 
 class TestDamage:
-    @pytest.fixture
-    def damaged(self, tuned: Path) -> Path:
-        tuned.write_bytes(tuned.read_bytes()[:20_000])
-        return tuned
-
-    def test_it_is_told_and_left_alone(self, run: Run, commands: dict[str, list[str]], damaged: Path) -> None:
-        before = damaged.read_bytes()
+    def test_it_is_told_and_left_alone_or_kept_aside(self, run: Run, commands: Any, tuned: Path) -> None:
+        before, damaged = tuned.read_bytes()[:20_000], tuned
+        damaged.write_bytes(before)
         for name in ("list", "trials", "best", "export"):
-            answer = run(*commands[name], "--db", damaged)
-            assert "the file is damaged" in refusal(answer.code, answer.out, answer.err)
+            assert "the file is damaged" in refusal(run(*commands[name], "--db", damaged))
         answer = run(*commands["check"], "--db", damaged)
         assert answer.code == 1
         assert "malformed" in answer.out
         assert damaged.read_bytes() == before
+        for name in WRITING:
+            answer = run(*commands[name], "--db", damaged)
+            assert answer.code == 0
+            (kept,) = damaged.parent.glob("tuning.db.corrupt-*")
+            assert f"was damaged: it is kept as {kept}" in answer.out + answer.err
+            assert kept.read_bytes() == before
+            kept.unlink()
+            damaged.write_bytes(before)
 
-    @pytest.mark.parametrize("name", WRITING)
-    def test_it_is_kept_aside_and_told(self, run: Run, commands: Any, damaged: Path, name: str) -> None:
-        before = damaged.read_bytes()
-        answer = run(*commands[name], "--db", damaged)
-        assert answer.code == 0
-        (kept,) = damaged.parent.glob("tuning.db.corrupt-*")
-        assert f"was damaged: it is kept as {kept}" in answer.out + answer.err
-        assert kept.read_bytes() == before
 
-
-class TestForeignFiles:
-    def test_a_newer_schema(self, run: Run, commands: dict[str, list[str]], tuned: Path) -> None:
-        connection = sqlite3.connect(tuned)
-        connection.execute("UPDATE autotile_schema SET version_num = '0099'")
-        connection.commit()
-        connection.close()
-        before = tuned.read_bytes()
+def test_a_newer_schema_and_another_file_are_left_unchanged(
+    run: Run, commands: dict[str, list[str]], tuned: Path, tmp_path: Path
+) -> None:
+    change_file(tuned, "UPDATE autotile_schema SET version_num = '0099'")
+    notes = tmp_path / "notes.txt"
+    notes.write_text("remember the milk")
+    for path, said in ((tuned, "written by a newer autotile"), (notes, "is not a database, so it is left unchanged")):
+        before = path.read_bytes()
         for words in commands.values():
-            answer = run(*words, "--db", tuned)
-            assert "written by a newer autotile" in refusal(answer.code, answer.out, answer.err)
-        assert tuned.read_bytes() == before
-
-    def test_no_database_at_all(self, run: Run, commands: dict[str, list[str]], tmp_path: Path) -> None:
-        path = tmp_path / "notes.txt"
-        path.write_text("remember the milk")
-        for words in commands.values():
-            answer = run(*words, "--db", path)
-            assert "is not a database, so it is left unchanged" in refusal(answer.code, answer.out, answer.err)
-        assert path.read_text() == "remember the milk"
+            assert said in refusal(run(*words, "--db", path))
+        assert path.read_bytes() == before
 
 
-class TestNetwork:
-    def test_a_database_there_is_kept_without_shared_memory(
-        self, run: Run, words: list[str], tuned: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for module in ("engine", "database"):
-            monkeypatch.setattr(f"autotile.database.{module}.network_file_system", lambda path: "nfs4")
-        answer = run(*words, "--db", tuned)
-        assert answer.code == 0
-        assert f"{tuned} lies on a network file system (nfs4)" in answer.err
-        connection = sqlite3.connect(tuned)
+def test_a_database_on_a_network_is_kept_without_shared_memory(
+    run: Run, words: list[str], tuned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("engine", "database"):
+        monkeypatch.setattr(f"autotile.database.{module}.network_file_system", lambda path: "nfs4")
+    answer = run(*words, "--db", tuned)
+    assert answer.code == 0
+    assert f"{tuned} lies on a network file system (nfs4)" in answer.err
+    with closing(sqlite3.connect(tuned)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
-        connection.close()
-        assert stored(tuned) == 12
+    assert stored(tuned) == 12
 
 
 @pytest.fixture
@@ -388,7 +350,7 @@ def test_ctrl_c_while_modules_are_imported(module: str, words: str, press: str) 
         assert json.loads(done.stdout) == {"error": {"kind": "CommandInterruptedError", "message": "interrupted"}}
 
 
-@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "<&- 2>&-"])
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "<&- 2>&-"])
 def test_a_session_goes_on_without_standard_error(session: list[str], redirection: str) -> None:
     done = shell(redirection, session)
     assert done.stderr == ""
@@ -415,11 +377,11 @@ def test_a_live_picture_goes_with_its_terminal(session: list[str]) -> None:
     went_on(process.returncode, out)
 
 
-@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
-def test_an_error_keeps_its_exit_code(redirection: str) -> None:
-    done = shell(redirection, [sys.executable, "-m", "autotile", "space", "nowhere.toml", "--json"])
-    assert (done.returncode, done.stderr) == (2, "")
-    assert json.loads(done.stdout)["error"]["kind"] == "UnknownKernelError"
+def test_an_error_keeps_its_exit_code() -> None:
+    for redirection in ("2>&-", "2>/dev/full"):
+        done = shell(redirection, [sys.executable, "-m", "autotile", "space", "nowhere.toml", "--json"])
+        assert (done.returncode, done.stderr) == (2, "")
+        assert json.loads(done.stdout)["error"]["kind"] == "UnknownKernelError"
 
 
 def test_an_answer_without_standard_output_is_an_error_after_the_session(session: list[str]) -> None:

@@ -132,15 +132,6 @@ def operation_explanation() -> OperationExplanation:
     )
 
 
-@pytest.mark.parametrize("name", ["plan", "operation"])
-def test_messages_of_several_lines_have_no_escapes(name: str) -> None:
-    for width in (80, 10_000):
-        text = " ".join(" ".join(drawn(reports()[name], width)).split())
-        assert "no recording of gemm_wgmma; see `autotile doctor`" in text
-        assert "\\n" not in text
-        assert "\\t" not in text
-
-
 def test_a_message_of_several_lines_keeps_them_among_facts() -> None:
     assert drawn(facts([("why", "one\n\ttwo")]), 80) == ["why  one", "         two"]
 
@@ -154,6 +145,11 @@ def test_a_report_fits_breaks_no_word_and_no_line_ends_in_spaces(name: str) -> N
         assert max(map(len, lines)) <= width
         assert words <= {word for line in lines for word in line.split()}
         assert [line for line in lines if line != line.rstrip()] == []
+        if name in ("plan", "operation"):  # a message of several lines, without escapes
+            text = " ".join(" ".join(lines).split())
+            assert "no recording of gemm_wgmma; see `autotile doctor`" in text
+            assert "\\n" not in text
+            assert "\\t" not in text
 
 
 class TestListing:
@@ -161,12 +157,10 @@ class TestListing:
         ("name", f"{RIGHT}count", "long", "note"), [("a", "1", "x " * 20, ""), ("b", "22", "y", "-")], ("long",)
     )
 
-    def test_wide_enough_is_a_table(self) -> None:
+    def test_wide_enough_is_a_table_and_too_long_a_column_moves_below_its_row(self) -> None:
         lines = drawn(self.LISTING, 80)
         assert [line.split()[0] for line in lines[2:]] == ["a", "b"]
         assert lines[0].split() == ["name", "count", "long", "note"]
-
-    def test_too_long_a_column_moves_below_its_row(self) -> None:
         assert drawn(self.LISTING, 30) == [
             "name   count   note",
             "───────────────────",
@@ -177,12 +171,10 @@ class TestListing:
             "  long  y",
         ]
 
-    def test_what_is_empty_is_left_out_below(self) -> None:
+    def test_what_is_empty_is_left_out_below_and_the_first_column_never_moves(self) -> None:
         lines = drawn(self.LISTING, 12)
         assert lines[:3] == ["name   count", "────────────", "a          1"]
         assert not any("note" in line for line in lines)
-
-    def test_the_first_column_never_moves(self) -> None:
         assert drawn(Listing(("name", "value"), [("a long name", "1")]), 8)[0] == "name"
 
 
@@ -195,12 +187,9 @@ class Paragraphs(Result):
         yield "word " * 30
 
 
-def test_text_below_and_titles_end_where_they_end() -> None:
+def test_titles_paragraphs_and_facts_end_where_they_end() -> None:
     lines = drawn(render(Paragraphs()), 10_000)
     assert lines == ["a title", "", "one", "", ("word " * 30).strip()]
-
-
-def test_paragraphs_and_facts_are_not_padded() -> None:
     shown = table("one", "two")
     shown.add_row("a", "")
     assert drawn(shown, 80)[-1] == "a"
@@ -307,19 +296,15 @@ class TestTuneTable:
         assert "winner" in winner
         assert "4,790 us" in winner
         assert any("default" in line and "7,185 us" in line for line in shown(RESULT))
+        lines = shown(replace(RESULT, interrupted=True))
+        assert len([line for line in lines if line.startswith("best so far")]) == 2
+        lines = shown(RESULT, width=80)
+        assert max(map(len, lines)) <= 80
+        assert "4,790 us" in "".join(lines)
 
     def test_what_matters_is_one_line_of_the_report(self) -> None:
         lines = shown(replace(RESULT, insight=INSIGHT), width=200)
         assert [" ".join(line.split()) for line in lines if line.startswith("matters")] == [" ".join(MATTERS.split())]
-
-    def test_of_an_interrupted_session_both_are_the_best_so_far(self) -> None:
-        lines = shown(replace(RESULT, interrupted=True))
-        assert len([line for line in lines if line.startswith("best so far")]) == 2
-
-    def test_it_fits_eighty_columns(self) -> None:
-        lines = shown(RESULT, width=80)
-        assert max(map(len, lines)) <= 80
-        assert "4,790 us" in "".join(lines)
 
     def test_the_document_counts_every_outcome_and_says_why_it_ended(self) -> None:
         document = replace(RESULT, stopped=Stopped("until", 0.00432, 128)).to_json()
@@ -360,21 +345,15 @@ def test_each_objective_has_a_column_with_its_unit() -> None:
     assert " ".join(second.split()) == "101.0 us 199 12.35 mJ 1.3e-06 BM=1 SWIZZLE=row-major-in-groups"
 
 
-def test_of_many_ten_are_shown_with_both_ends() -> None:
+def test_of_many_ten_are_shown_with_both_ends_and_of_one_itself() -> None:
     heading, _, _, *rows = front_lines(37, "registers")
     assert heading == "front of time and registers: 37 configurations, 10 shown; --json lists all"
     assert len(rows) == 10
     assert "BM=0 " in rows[0]
     assert "BM=36 " in rows[-1]
-
-
-def test_a_front_without_the_winner_or_of_one_configuration() -> None:
     assert "winner" not in "\n".join(front_lines(3, "registers", winner=99))
     assert front_lines(1, "registers")[0] == "front of time and registers: 1 configuration"
-
-
-@pytest.mark.parametrize("width", [60, 80])
-def test_it_fits_the_terminal(width: int) -> None:
-    lines = front_lines(3, "registers", "energy", "error", width=width)
-    assert max(len(line) for line in lines[1:]) <= width
-    assert "\n".join(lines).count("SWIZZLE=row-major-in-groups") == 3
+    for width in (60, 80):
+        lines = front_lines(3, "registers", "energy", "error", width=width)
+        assert max(len(line) for line in lines[1:]) <= width
+        assert "\n".join(lines).count("SWIZZLE=row-major-in-groups") == 3

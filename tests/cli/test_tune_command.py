@@ -79,12 +79,11 @@ class TestReplay:
         assert sum(again["outcomes"].values()) == 12
         assert tune("--trials", "5", "--fresh", "--json").document["resumed"] == 0
 
-    @pytest.mark.parametrize("more", [(), ("--fresh",)], ids=["resumed", "fresh"])
-    def test_a_configuration_counts_once_after_several_sessions(self, tune, run, tmp_path, scale_toml, more):
+    def test_a_configuration_counts_once_after_several_sessions(self, tune, run, tmp_path, scale_toml):
         problem = [scale_toml, "n=1048576"]
         first = tune("--trials", "12", "--json").document
         before = run("trials", *problem, "--json").document
-        for _ in range(2):
+        for more in ((), ("--fresh",)):
             last = tune("--trials", "12", *more, "--json").document
         found = run("trials", *problem, "--json").document
         count = len(found)
@@ -114,9 +113,7 @@ class TestReplay:
         assert run("report", scale_toml, "-o", tmp_path / "r.html").code == 0
         assert f"{count} configurations tried in 3 sessions" in (tmp_path / "r.html").read_text()
         assert rows_of(run("db", "path").out.strip()) >= count + 3 * 2  # nothing is lost
-
-    @pytest.mark.usefixtures("tuned")
-    def test_the_winner_alone_is_listed_shown_and_exported(self, run, tmp_path, scale_toml):
+        # of which the winner alone may be left
         assert run("db", "clean", "--keep-gpu", "a100").code == 0
         (left,) = run("trials", scale_toml, "--json").document
         (study,) = run("list", "--json").document
@@ -125,24 +122,23 @@ class TestReplay:
         exported = run("export", scale_toml, "n=1048576", "--format", "t4", "-o", tmp_path / "t4.json", "--json")
         assert exported.document["configurations"] == 1
 
-    def test_the_document_says_what_matters_and_why_the_search_ended(self, tune):
+    def test_the_document_says_what_matters_and_why_the_search_ended_and_that_no_further_problem_is_run(self, tune):
         found = tune("--until", "1%", "--json").document
         assert found["stopped"] == {"rule": "space", "expected_gain": None, "more_trials": None}
         assert found["importance"] == []
         assert found["insight"] == "11 times are too few to tell what matters: 30 are needed"
+        found = tune("--trials", "2", "--json", "--verify-problem", "n=64").document
+        assert any("nothing runs at the problems" in notice for notice in found["notices"])
 
-    @pytest.mark.parametrize("sampler", ["random", "tpe", "brute-force"])
-    def test_samplers(self, tune, sampler):
-        found = tune("--sampler", sampler, "--trials", "12", "--json").document
-        assert found["winner"]["config"] == {"THREADS": 256, "WORK": 4}
-
-    def test_a_strategy_of_kernel_tuner_is_repeatable_and_resumes(self, tune, tmp_path):
+    def test_samplers_and_a_strategy_of_kernel_tuner_which_is_repeatable_and_resumes(self, tune, tmp_path):
+        for sampler in ("random", "tpe", "brute-force"):
+            found = tune("--sampler", sampler, "--trials", "12", "--fresh", "--json").document
+            assert found["winner"]["config"] == {"THREADS": 256, "WORK": 4}
         words = ("--sampler", "kernel-tuner:pso", "--seed", "3", "--trials", "12", "--json")
-        first = tune(*words).document
-        again = tune(*words, "--db", tmp_path / "other.db").document
+        first, again = (tune(*words, "--db", tmp_path / name).document for name in ("one.db", "other.db"))
         assert first["winner"]["config"] == again["winner"]["config"] == {"THREADS": 256, "WORK": 4}
         assert first["outcomes"] == again["outcomes"]
-        assert tune(*words).document["resumed"] == 12
+        assert tune(*words, "--db", tmp_path / "one.db").document["resumed"] == 12
 
 
 def test_the_line_that_serves_shows_no_password():
@@ -163,7 +159,13 @@ def test_an_error_that_is_not_the_users_is_1(run, scale_toml, monkeypatch):
     assert "five workers died" in answer.err
 
 
-def test_misses_have_sizes_in_the_kernels_own_order(run):
+def test_misses_have_sizes_in_the_kernels_own_order_and_there_may_be_none(run):
+    assert run("tune", "--misses", "--json").document == run("list", "--misses", "--json").document == []
+    result = run("tune", "--misses")
+    assert "no missed problem is left to tune" in result.err
+    assert "problems  0 problems, in " in result.out
+    assert "speed-up" not in result.out
+    assert "no misses are stored" in run("list", "--misses").out
     sizes = {"M": 512, "N": 256, "K": 128}
     with Database.open(read_settings().database) as database:
         record_miss(database, Problem("sgemm_2d", sizes, "float32"), "NVIDIA H200", "nearest")
@@ -171,15 +173,6 @@ def test_misses_have_sizes_in_the_kernels_own_order(run):
     by_kernel = {row["kernel"]: list(row["problem"]) for row in run("list", "--misses", "--json").document}
     assert by_kernel == {"sgemm_2d": ["M", "N", "K"], "gone": ["K", "M", "N"]}
     assert "M=512 N=256 K=128 float32" in run("list", "--misses").out
-
-
-def test_no_misses(run):
-    assert run("tune", "--misses", "--json").document == run("list", "--misses", "--json").document == []
-    result = run("tune", "--misses")
-    assert "no missed problem is left to tune" in result.err
-    assert "problems  0 problems, in " in result.out
-    assert "speed-up" not in result.out
-    assert "no misses are stored" in run("list", "--misses").out
 
 
 @pytest.mark.usefixtures("missed")
@@ -192,34 +185,24 @@ class TestMisses:
             for n, times in ((1048576, 2), (2048, 1)):
                 record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
 
-    def test_what_was_asked_for_is_tuned(self, run, recording):
+    def test_what_was_asked_for_is_tuned_once(self, run, recording, scale_toml):
+        run("best", "scale", "n=4096", "--device", "h200")  # looking is not counted
+        run("best", "scale", "n=4096", "--device", "rtx-3090", "--json")
         rows = run("list", "--misses", "--json").document
         assert [(row["problem"]["n"], row["count"]) for row in rows] == [(1048576, 2), (2048, 1)]
         assert "NVIDIA H200" in run("list", "--misses").out
+        assert run("list", "--misses", scale_toml, "--json").document == rows
+        assert run("list", "--misses", "sgemm_2d", "--json").document == []
+        assert run("list", "--misses", "nosuch").code == 2
         answer = run("tune", "--misses", f"--replay={recording}", "--json")
         assert [found["problem"] for found in answer.document] == [{"n": 1048576}]
         assert answer.document[0]["winner"]["config"] == {"THREADS": 256, "WORK": 4}
         assert "n=2048 float32 is left out" in answer.err
-        assert answer.code == 1
-
-    def test_what_is_tuned_since_is_not_tuned_again(self, run, recording):
-        answer = run("tune", "scale", "--misses", f"--replay={recording}")
         assert "1048576 float32: 2 calls not served exactly" in answer.err
-        assert "2 problems: 1 tuned, 1 failed" in answer.out
         assert answer.code == 1
         answer = run("tune", "--misses", "scale", f"--replay={recording}")
         assert "1048576 float32: 2 calls" not in answer.err
         assert "1 problem: 1 failed" in answer.out  # the other one
-
-    def test_misses_of_one_kernel(self, run, scale_toml):
-        assert len(run("list", "--misses", scale_toml, "--json").document) == 2
-        assert run("list", "--misses", "sgemm_2d", "--json").document == []
-        assert run("list", "--misses", "nosuch").code == 2
-
-    def test_looking_is_not_counted(self, run):
-        run("best", "scale", "n=4096", "--device", "h200")
-        run("best", "scale", "n=4096", "--device", "rtx-3090", "--json")
-        assert 4096 not in [row["problem"]["n"] for row in run("list", "--misses", "--json").document]
 
 
 class TestDevice:
@@ -242,18 +225,11 @@ class TestDevice:
         monkeypatch.setattr(import_module("autotile.tuning.session"), "record", session)
         return indices
 
-    @pytest.mark.parametrize(
-        ("device", "index"), [("0", 0), ("1", 1), ("a100", 1), ("NVIDIA A100-SXM4-80GB", 1), ("H100", 0)]
-    )
-    def test_an_index_or_a_name(self, run, scale_toml, used, device, index):
+    def test_an_index_or_a_name_and_no_other(self, run, scale_toml, used):
         for command in (["tune"], ["export", "--format", "recording", "--measure"]):
-            answer = run(*command, scale_toml, SIZES, "--device", device)
-            assert "no GPU at all" in answer.err
-        assert used == [index, index]
-
-    @pytest.mark.usefixtures("used")
-    def test_any_other_is_refused(self, run, scale_toml):
-        for command in (["tune"], ["export", "--format", "recording", "--measure"]):
+            for device in ("0", "1", "a100", "NVIDIA A100-SXM4-80GB", "H100"):
+                assert "no GPU at all" in run(*command, scale_toml, SIZES, "--device", device).err
+            assert used[-5:] == [0, 1, 1, 1, 0]
             for device in ("h200", "2", "-1", "", "9" * 5000):
                 run(*command, scale_toml, SIZES, "--device", device).is_refused("CUDA device")
 
@@ -284,69 +260,45 @@ def test_an_interrupt_says_what_is_saved_and_is_130(run, scale_toml, recording, 
     assert len(run("trials", "scale", "--json").document) == 3
 
 
-@pytest.mark.parametrize(
-    ("words", "full"),
-    [
-        (["k", "n=1", "--replay"], ["k", "n=1", "--replay=auto"]),
-        (["--replay", "k", "n=1"], ["--replay=auto", "k", "n=1"]),
-        (["--replay", "mine.toml", "n=1"], ["--replay=auto", "mine.toml", "n=1"]),
-        (["k", "--replay", "a/b.npz", "n=1"], ["k", "--replay", "a/b.npz", "n=1"]),
-        (["k", "--replay", "a/folder", "n=1"], ["k", "--replay", "a/folder", "n=1"]),
-        (["--replay", "a/mine.toml", "n=1"], ["--replay=auto", "a/mine.toml", "n=1"]),
-        (["k", "--replay=a/b.npz"], ["k", "--replay=a/b.npz"]),
-        (["k", "--replay", "--json"], ["k", "--replay=auto", "--json"]),
-        ([], []),
-    ],
-)
-def test_replay_may_stand_alone(words, full):
-    assert fill_in_replay(words) == full
+def test_replay_may_stand_alone():
+    for words, full in (
+        ("k n=1 --replay", "k n=1 --replay=auto"),
+        ("--replay k n=1", "--replay=auto k n=1"),
+        ("--replay mine.toml n=1", "--replay=auto mine.toml n=1"),
+        ("k --replay a/b.npz n=1", "k --replay a/b.npz n=1"),
+        ("k --replay a/folder n=1", "k --replay a/folder n=1"),
+        ("--replay a/mine.toml n=1", "--replay=auto a/mine.toml n=1"),
+        ("k --replay=a/b.npz", "k --replay=a/b.npz"),
+        ("k --replay --json", "k --replay=auto --json"),
+        ("", ""),
+    ):
+        assert fill_in_replay(words.split()) == full.split()
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("90", 90), ("5m", 300), ("1h", 3600), ("1h30m", 5400), ("0.5s", 0.5)]
-)
-def test_durations(text, seconds):
-    assert read_duration(text) == seconds
+def test_durations():
+    durations = {"90s": 90, "90": 90, "5m": 300, "1h": 3600, "1h30m": 5400, "0.5s": 0.5}
+    assert {text: read_duration(text) for text in durations} == durations
+    for text in ("", "0", "-5", "5 minutes", "s", "1d", "nan", "inf"):
+        with pytest.raises(InputError, match="expected a duration such as"):
+            read_duration(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "share"), [("1%", 0.01), ("0.01", 0.01), ("0.5 %", 0.005), (".5%", 0.005), ("25%", 0.25), (" 2% ", 0.02)]
-)
-def test_shares(text, share):
-    assert read_share(text) == pytest.approx(share)
+def test_shares():
+    shares = {"1%": 0.01, "0.01": 0.01, "0.5 %": 0.005, ".5%": 0.005, "25%": 0.25, " 2% ": 0.02}
+    assert {text: read_share(text) for text in shares} == pytest.approx(shares)
+    for text in ("", "%", "0", "0%", "1", "100%", "-1%", "1e-2", "nan", "1,5%", "1%%", "\u0661%"):
+        with pytest.raises(InputError, match="expected a percentage such as"):
+            read_share(text)
 
 
-@pytest.mark.parametrize("text", ["", "%", "0", "0%", "1", "100%", "-1%", "1e-2", "nan", "1,5%", "1%%", "\u0661%"])
-def test_no_shares(text):
-    with pytest.raises(InputError, match="expected a percentage such as"):
-        read_share(text)
-
-
-@pytest.mark.parametrize("text", ["", "0", "-5", "5 minutes", "s", "1d", "nan", "inf"])
-def test_no_durations(text):
-    with pytest.raises(InputError, match="expected a duration such as"):
-        read_duration(text)
-
-
-def test_replay_says_that_further_problems_are_not_run(tune):
-    answer = tune("--trials", "2", "--json", "--verify-problem", "n=64")
-    assert answer.code == 0
-    assert any("nothing runs at the problems" in notice for notice in answer.document["notices"])
-
-
-@pytest.mark.parametrize(
-    "words", [["--objective", "registers"], ["--objective", "time,registers"], ["--objective=registers,time"]]
-)
-def test_the_front_is_in_the_document(tune, words):
-    found = tune("--json", *words).document
-    assert found["objectives"] == ["time", "registers"]
-    assert found["front"][0]["config"] == found["winner"]["config"] == {"THREADS": 256, "WORK": 4}
-    assert all(entry.keys() == {"config", "time_us", "registers"} for entry in found["front"])
-    registers = [entry["registers"] for entry in found["front"]]
-    assert registers == sorted(registers, reverse=True)
-
-
-def test_a_person_reads_it_as_a_table_but_nothing_of_time_alone(tune):
+def test_the_front_is_in_the_document_and_a_table_but_nothing_of_time_alone(tune):
+    for words in (["--objective", "registers"], ["--objective", "time,registers"], ["--objective=registers,time"]):
+        found = tune("--json", *words).document
+        assert found["objectives"] == ["time", "registers"]
+        assert found["front"][0]["config"] == found["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+        assert all(entry.keys() == {"config", "time_us", "registers"} for entry in found["front"])
+        registers = [entry["registers"] for entry in found["front"]]
+        assert registers == sorted(registers, reverse=True)
     answer = tune("--objective", "time", "--objective", "registers")
     assert answer.code == 0
     assert "front of time and registers: " in answer.out
@@ -355,10 +307,8 @@ def test_a_person_reads_it_as_a_table_but_nothing_of_time_alone(tune):
 
 
 @pytest.fixture
-def tune_family(run, scale_toml, recording, monkeypatch):
+def tune_family(run, scale_toml, own_recordings):
     """Tune a family of the tiny kernel; one of its problems is recorded."""
-    settings = replace(read_settings(), recording_folders=(Path(recording).parent,))
-    monkeypatch.setattr(tuning, "read_settings", lambda: settings)
     return lambda *words: run("tune", scale_toml, "n=1000..2000000", "--replay", *words)
 
 
@@ -379,11 +329,6 @@ def helpful(scale_toml, recording):
         sizes = resolve_problem(spec, {"n": n}).sizes
         header = replace(found.header, key=structs.replace(found.header.key, sizes=sizes))
         write_recording(Path(recording).with_name(f"{n}.npz"), header, trials)
-
-
-def test_points_and_configurations_are_limited(tune_family):
-    found = tune_family("--points", "1", "--max-configs", "1", "--json").document
-    assert len(found["rule"]["configs"]) == 1
 
 
 class TestTuning:
@@ -444,6 +389,8 @@ class TestTuning:
         assert listed["in_force"] is False
         assert run("report", "scale", "-o", tmp_path / "page.html").code == 0
         assert "The rule is not in force: 0 held-out points" in (tmp_path / "page.html").read_text()
+        limited = tune_family("--points", "1", "--max-configs", "1", "--json").document
+        assert len(limited["rule"]["configs"]) == 1
 
 
 PRODUCT = {"M": 2048, "N": 2048, "K": 2048}

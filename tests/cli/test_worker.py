@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,19 +21,12 @@ TUNE = ("tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--scheduler")
 
 
 @pytest.mark.usefixtures("dask")
-def test_what_is_not_encrypted_is_refused(run) -> None:
+def test_what_is_refused(run) -> None:
     for words in (("worker",), TUNE):
         run(*words, "tcp://node7:8786").is_refused("not encrypted")
-
-
-@pytest.mark.usefixtures("dask")
-def test_the_time_of_a_simulated_gpu_needs_a_recording(run) -> None:
     run("worker", "tcp://127.0.0.1:8786", "--replay-seconds", "1").is_refused("--replay")
-
-
-@pytest.mark.parametrize("choice", [["--devices", "0,1"], ["--device", "1"]])
-def test_gpus_of_a_scheduler_are_chosen_by_their_model(run, choice: list[str]) -> None:
-    run(*TUNE, "tcp://127.0.0.1:1", *choice).is_refused("to choose a model, name it")
+    for choice in (["--devices", "0,1"], ["--device", "1"]):
+        run(*TUNE, "tcp://127.0.0.1:1", *choice).is_refused("to choose a model, name it")
 
 
 def test_without_dask_the_error_names_the_extra(run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,55 +112,47 @@ def test_without_a_scheduler_they_say_so_and_end(run, scale_toml: Path, recordin
     answer.is_refused(f"no scheduler answers at {no_scheduler}: ")
 
 
-def broken(files: Mapping[str, Path], which: str, fault: str) -> None:
-    """Break a file of a certificate."""
-    file = files[which]
-    if fault == "missing":
-        file.unlink()
-    elif fault == "a folder":
-        file.unlink()
-        file.mkdir()
-    elif fault == "text":
-        file.write_text("no certificate\n")
-    else:
-        file.write_bytes(files["other key"].read_bytes())
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with a certificate and its key, and with the keys of others, one of them with a password."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("certificate")
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
+    for name, protection in (("key", ["-nodes"]), ("other", ["-nodes"]), ("protected", ["-passout", "pass:secret"])):
+        files = ["-keyout", str(folder / name), "-out", str(folder / f"{name}.cert")]
+        command = ["openssl", *words, *protection, "-subj", "/CN=autotile", *files]
+        subprocess.run(command, check=True, capture_output=True)
+    return folder
 
 
 NAMES = ("ca-file", "client.cert", "client.key", "worker.cert", "worker.key")
 FAULTS = [(name, fault) for name in NAMES for fault in ("missing", "a folder", "text")]
-FAULTS += [(name, fault) for name in NAMES if "key" in name for fault in ("of another certificate", "with a password")]
+FAULTS += [(name, fault) for name in NAMES if "key" in name for fault in ("other", "protected")]
 
 
 @pytest.mark.usefixtures("dask")
-@pytest.mark.parametrize(("name", "fault"), FAULTS)
-def test_an_error_of_certificates_names_the_file(run, scale_toml: Path, tmp_path: Path, name: str, fault: str) -> None:
+@pytest.mark.parametrize("case", FAULTS)
+def test_an_error_of_certificates_names_the_file(
+    run, scale_toml: Path, tmp_path: Path, certificate: Path, case: tuple[str, str]
+) -> None:
     import dask.config
 
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    files = {name: tmp_path / f"{name}.pem" for name in ("ca-file", "cert", "key", "other key", "sound key")}
-
-    def certify(key: str, certificate: str, protection: list[str]) -> None:
-        words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2", *protection]
-        words += ["-subj", "/CN=autotile", "-keyout", str(files[key]), "-out", str(tmp_path / certificate)]
-        subprocess.run(["openssl", *words], check=True, capture_output=True)
-
-    certify("sound key", "cert.pem", ["-nodes"])
-    certify("other key", "another.pem", ["-passout", "pass:secret"] if "password" in fault else ["-nodes"])
-    for copied, source in (("ca-file", files["cert"]), ("key", files["sound key"])):
-        shutil.copy(source, files[copied])
-    shutil.copy(files["cert"], tmp_path / "sound.pem")
-    sound = {"cert": str(tmp_path / "sound.pem"), "key": str(files["sound key"])}
-    bad = {"cert": str(files["cert"]), "key": str(files["key"])}
+    name, fault = case
+    sound = {"ca-file": certificate / "key.cert", "cert": certificate / "key.cert", "key": certificate / "key"}
     role, _, which = name.rpartition(".")
-    broken(files, which, fault)
-    roles = {one: bad if one == role else sound for one in ("client", "worker")}
-    with dask.config.set(
-        {"distributed.comm.tls": {**dask.config.get("distributed.comm.tls"), **roles, "ca-file": str(files["ca-file"])}}
-    ):
+    file = tmp_path / "broken.pem"
+    if fault == "a folder":
+        file.mkdir()
+    elif fault != "missing":
+        file.write_text((certificate / fault).read_text() if fault != "text" else "no certificate\n")
+    paths = {one: str(path) for one, path in {**sound, which: file}.items()}
+    roles = {one: paths if one == role else {key: str(sound[key]) for key in sound} for one in ("client", "worker")}
+    tls = {**dask.config.get("distributed.comm.tls"), **roles, "ca-file": paths["ca-file"]}
+    with dask.config.set({"distributed.comm.tls": tls}):
         for words in (["worker"], ["tune", scale_toml, "n=1048576", "--scheduler"]):
             answer = run(*words, "tls://127.0.0.1:1")
             assert answer.code == 2
-            assert str(files[which]) in answer.err
+            assert str(file) in answer.err
             assert f"distributed.comm.tls.{name}" in answer.err
             assert ("does not exist" in answer.err) == (fault == "missing")

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from sqlalchemy import update
-from stored_runs import add_trial, end_run, start_run
+from stored_runs import change_file
 from typer.testing import CliRunner
 
 from autotile.api.results import read_percentage
@@ -23,7 +22,6 @@ from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.core.statistics import median_interval
 from autotile.database.database import Database
-from autotile.database.engine import TRIALS
 from autotile.database.keys import TuningKey
 from autotile.errors import InputError
 from autotile.report.comparison import DatabaseComparison, _ratio_of_sessions, changes_chart, compare
@@ -62,14 +60,11 @@ class Book:
         device = structs.replace(device_profile(gpu), source="cuda")
         problem = Problem(changes.pop("kernel", "scale"), {"n": n}, "float32")
         key = TuningKey.for_device(problem, device, **{**VERSIONS, **changes})
+        columns: dict[str, Any] = {"sampler": "random", "driver": driver, "host": "a host"}
         with Database.open(self.path) as database:
-            study = database.study(key, device)
-            run = start_run(database, study, sampler="random", seed=n, driver=driver, host="a host")
-            for trial in trials:
-                add_trial(database, study, run, trial)
+            study = database.add_run(key, trials, device=device, **columns)
             if trials[0].outcome.has_time:
-                add_trial(database, study, run, trials[0], phase="final", rank=1)
-            end_run(database, run)
+                database.add_run(study, trials[:1], phase="final", is_ranked=True, **columns)
 
 
 @pytest.fixture
@@ -92,24 +87,18 @@ WRONG = Trial(FAST, Outcome.WRONG_RESULT, "y differs", "verify")
 
 
 class TestOneProblem:
-    def test_slower_with_its_interval(self, a: Book, b: Book) -> None:
+    def test_slower_with_its_interval_and_within_the_limit_by_that(self, a: Book, b: Book) -> None:
         (found,) = both(a, b, 1.08).problems
         assert found.verdict == "slower"
         assert 1.06 < found.ratio.low < 1.08 < found.ratio.high < 1.1
         assert found.is_slower_by(0.05)
-        assert not found.is_slower_by(0.1)
+        assert found.ratio.value > 1.075
+        assert not found.is_slower_by(0.075)
         assert (found.same_config, found.retimed) == (True, found.ratio)
 
-    def test_a_change_within_the_limit_by_the_interval_does_not_fail(self, a: Book, b: Book) -> None:
-        (found,) = both(a, b, 1.052).problems
-        assert found.ratio.value > 1.05
-        assert not found.is_slower_by(0.05)
-
-    @pytest.mark.parametrize(
-        ("slower", "seed", "verdict"), [(0.9, 0, "faster"), *((1.0, seed, "unresolved") for seed in range(5))]
-    )
-    def test_faster_and_noise(self, a: Book, b: Book, slower: float, seed: int, verdict: str) -> None:
-        (found,) = both(a, b, slower, seed).problems
+    @pytest.mark.parametrize(("slower", "verdict"), [(0.9, "faster"), (1.0, "unresolved")])
+    def test_faster_and_noise(self, a: Book, b: Book, slower: float, verdict: str) -> None:
+        (found,) = both(a, b, slower).problems
         assert found.verdict == verdict
         assert not found.is_slower_by(0.0)
 
@@ -175,7 +164,7 @@ class TestUncertainty:
 
 
 class TestMatching:
-    def test_another_gpu_and_another_compiler(self, a: Book, b: Book) -> None:
+    def test_another_gpu_and_another_compiler_but_the_same_gpu_first(self, a: Book, b: Book) -> None:
         a.put(1024, fast(10.0, 1))
         b.put(1024, fast(20.0, 2), gpu="a100-sxm4-80gb", nvrtc_version="12.9", driver="570.1")
         differences = {name: (mine, other) for (name, mine, other), _ in compare(a.path, b.path).differences}
@@ -183,11 +172,8 @@ class TestMatching:
         assert differences["driver"] == ("580.65", "570.1")
         assert differences["GPU"][0] == "NVIDIA H200"
         assert not {"kernel", "sizes", "dtype"} & differences.keys()
-
-    def test_the_same_gpu_comes_first(self, a: Book, b: Book) -> None:
-        for side in (a, b):
-            side.put(1024, fast(10.0, 1))
-            side.put(1024, fast(20.0, 2), gpu="a100-sxm4-80gb")
+        a.put(1024, fast(20.0, 2), gpu="a100-sxm4-80gb")
+        b.put(1024, fast(10.0, 1))
         found = compare(a.path, b.path)
         assert [one.a.key.gpu_name == one.b.key.gpu_name for one in found.problems] == [True, True]
 
@@ -199,7 +185,7 @@ class TestMatching:
         assert (found.superseded, found.differences) == (1, ())
         assert [one.ratio.value for one in found.problems if one.ratio is not None] == [1.0]
 
-    def test_problems_of_one_only_or_that_fail_in_the_second(self, a: Book, b: Book) -> None:
+    def test_problems_of_one_only_or_that_fail_in_the_second(self, a: Book, b: Book, tmp_path: Path) -> None:
         for n in (1024, 2048):
             a.put(n, fast(10.0, 1))
         b.put(1024, fast(10.0, 1), l2_mode="hot")
@@ -210,20 +196,16 @@ class TestMatching:
         assert [one.key.kernel for one in found.broken] == ["scale"]
         assert "failed in B" in found.page()
         assert compare(b.path, a.path).broken == ()
+        with pytest.raises(InputError, match=r"there is no database .*missing\.db"):
+            compare(a.path, tmp_path / "missing.db")
 
     def test_a_row_that_does_not_match_its_schema_is_skipped(self, a: Book, b: Book) -> None:
         for side in (a, b):
             side.put(1024, fast(10.0, 1), measured(SLOW, samples(11.0, 1)))
-        with Database.open(b.path) as database, database.writing() as connection:
-            connection.execute(update(TRIALS).where(TRIALS.c.phase == "final").values(time_us=-1.0))
+        change_file(b.path, "UPDATE trials SET time_us = -1.0 WHERE phase = 'final'")
         with pytest.warns(UserWarning, match="skipped 1 unusable row"):
             found = compare(a.path, b.path)
         assert [one.same_config for one in found.problems] == [True]
-
-    def test_what_is_not_there(self, a: Book, tmp_path: Path) -> None:
-        a.put(1024, fast(10.0, 1))
-        with pytest.raises(InputError, match=r"there is no database .*missing\.db"):
-            compare(a.path, tmp_path / "missing.db")
 
 
 Run = Callable[..., tuple[int, str, str]]
@@ -252,7 +234,11 @@ class TestExitCode:
         assert ("1 problem slower by more than" in err) == (code == 3)
         assert ("by more than" in out) == (code == 3)
 
-    def test_a_problem_that_fails(self, a: Book, b: Book, run: Run) -> None:
+    def test_a_problem_that_fails_and_nothing_to_compare(self, a: Book, b: Book, run: Run) -> None:
+        a.put(512, fast(10.0, 1))
+        b.put(256, fast(10.0, 1))
+        code, _, err = run("--fail-if-slower", "5%")
+        assert (code, "no problem in common" in err) == (1, True)
         both(a, b, 1.5)
         a.put(2048, fast(10.0, 1))
         b.put(2048, WRONG)
@@ -262,16 +248,10 @@ class TestExitCode:
         assert "1 problem slower" in err
         assert "no configuration works in the other" in out
 
-    def test_nothing_to_compare(self, a: Book, b: Book, run: Run) -> None:
-        a.put(1024, fast(10.0, 1))
-        b.put(2048, fast(10.0, 1))
-        code, _, err = run("--fail-if-slower", "5%")
-        assert (code, "no problem in common" in err) == (1, True)
-
-    @pytest.mark.parametrize("text", ["5", "0.05", "-5%", "five%", "", "1e3%", "5%%"])
-    def test_what_is_no_percentage(self, text: str) -> None:
-        with pytest.raises(InputError, match="expected one such as 5%"):
-            read_percentage(text)
+    def test_what_is_no_percentage(self) -> None:
+        for text in ("5", "0.05", "-5%", "five%", "", "1e3%", "5%%"):
+            with pytest.raises(InputError, match="expected one such as 5%"):
+                read_percentage(text)
 
 
 class TestAnswer:
@@ -297,11 +277,10 @@ class TestAnswer:
         _, out, _ = run()
         parts = "GPU: NVIDIA H200 -> ", "not told apart", "all 8 that both measured: +0.0 %", "only in A", "n=512"
         assert [text for text in parts if text not in out] == []
-
-    def test_a_hostile_name_does_not_reach_the_terminal(self, a: Book, b: Book, run: Run) -> None:
-        for side in (a, b):
+        for side in (a, b):  # and no hostile name reaches the terminal
             side.put(1, fast(1.0, 1), kernel="\x1b[31mred\u202e")
         _, out, _ = run()
+        assert "red" in out
         assert not {"\x1b", "\u202e"} & set(out)
 
 

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from child_python import python
 from report_studies import SCRIPT, Session, store_session
-from sqlalchemy import select
+from stored_runs import change_file
 
-from autotile.database.database import Database
-from autotile.database.engine import RUNS, TRIALS
 from autotile.report.live import LiveServer
 
 LIMIT_S = 120.0
@@ -178,19 +176,17 @@ def test_progress_and_the_time_left(watch: Any, tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     start = datetime.now(UTC) - timedelta(seconds=30)
     store_session(path, Session(trials=50, ended=False, finals=False))
-    with Database.open(path) as database, database.writing() as connection:
-        settings = {"trial_target": 200, "objectives": ["time"]}
-        connection.execute(RUNS.update().values(settings=settings, started_at=start.isoformat()))
-        for number, row in enumerate(connection.execute(select(TRIALS.c.id)).scalars().all()):
-            moment = (start + timedelta(seconds=0.5 * number)).isoformat(timespec="microseconds")
-            connection.execute(TRIALS.update().where(TRIALS.c.id == row).values(created_at=moment))
+    settings = '{"trial_target": 200, "objectives": ["time"]}'
+    change_file(path, f"UPDATE runs SET settings = '{settings}', started_at = '{start.isoformat()}'")
+    for number in range(50):
+        moment = (start + timedelta(seconds=0.5 * number)).isoformat(timespec="microseconds")
+        change_file(path, f"UPDATE trials SET created_at = '{moment}' WHERE id = {number + 1}")
     page = watch(path)
     page.wait(lambda: "of 200 configurations tried" in page.text(".session .progress"), "no progress")
     assert "50 of 200 configurations tried, about 1 min 1" in page.text(".session .progress")
     assert page.browser.execute_script("return document.querySelector('.session progress').value") == 0.25
     assert page.text("#sessions tr td:nth-child(9)").startswith("about 1 min 1")
-    with Database.open(path) as database, database.writing() as connection:
-        connection.execute(RUNS.update().values(ended_at=datetime.now(UTC).isoformat()))
+    change_file(path, f"UPDATE runs SET ended_at = '{datetime.now(UTC).isoformat()}'")
     page.wait(lambda: page.text(".session .state").startswith("ended"), "not ended")
     hidden = "return document.querySelector('.session .progress').hidden"
     page.wait(lambda: page.browser.execute_script(hidden), "the progress is still shown")

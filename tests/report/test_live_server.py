@@ -19,8 +19,8 @@ import pytest
 from interrupts import heeded_interrupts
 from report_studies import Session as Sessions
 from report_studies import store_session
-from sqlalchemy import select, update
-from stored_runs import add_trial, end_run, measured, start_run
+from sqlalchemy import Executable, select, update
+from stored_runs import add_trial, change, change_file, end_run, measured, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.database.database import Database
@@ -86,10 +86,8 @@ class Session:
     def end(self) -> None:
         end_run(self.database, self.run, {"seconds": 1.0})
 
-    def change(self, *statements: Any) -> None:
-        with self.database.writing() as connection:
-            for statement in statements:
-                connection.execute(statement)
+    def change(self, *statements: str | Executable) -> None:
+        change(self.database, *statements)
 
 
 @pytest.fixture
@@ -109,14 +107,12 @@ def name(client: Client, session: Session) -> str:
 
 
 class TestGuard:
-    def test_without_the_token_nothing_is_answered(self, client: Client) -> None:
+    def test_without_the_token_nothing_is_answered_and_only_this_machine(self, client: Client) -> None:
         for target in ("/", "/state", "/wrong/state", f"/{TOKEN}x/state", f"/{TOKEN[:-1]}/", f"//{TOKEN}/"):
             answer = client.http.get(f"http://127.0.0.1:8000{target}")
             assert answer.status_code == 403, target
             assert TOKEN not in answer.text
             assert answer.headers["content-security-policy"].startswith("default-src 'none'")
-
-    def test_this_machine_alone_is_answered(self, client: Client) -> None:
         strangers = ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "10.0.0.1", "")
         for host in (*strangers, "127.0.0.1", "127.0.0.1:8000", "localhost:1234"):
             answer = client.http.get(f"/{TOKEN}/state", headers={"host": host})
@@ -127,7 +123,7 @@ class TestGuard:
             for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
                 assert client.http.request(method, f"/{TOKEN}/{target}").status_code == 405, (method, target)
 
-    def test_headers_of_every_answer(self, client: Client) -> None:
+    def test_headers_of_every_answer_and_a_page_that_names_nothing_elsewhere(self, client: Client) -> None:
         for target in ("", "state", "page.js", "none"):
             headers = client.http.get(f"/{TOKEN}/{target}").headers
             policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
@@ -137,12 +133,8 @@ class TestGuard:
             assert headers["referrer-policy"] == "no-referrer"
             assert headers["x-content-type-options"] == "nosniff"
             assert headers["cross-origin-resource-policy"] == "same-origin"
-
-    def test_other_paths(self, client: Client) -> None:
         for target in ("live.py", "%2e%2e%2flive.py", "assets/page.js", "session", "session/"):
             assert client.http.get(f"/{TOKEN}/{target}").status_code == 404, target
-
-    def test_the_page_names_nothing_elsewhere(self, client: Client) -> None:
         page = client.http.get(f"/{TOKEN}/")
         assert page.headers["content-type"].startswith("text/html")
         assert "://" not in page.text
@@ -168,16 +160,17 @@ class TestState:
         session.run = start_run(session.database, session.study, sampler="random", host="a host")
         assert listed() == ("running", 0)  # the newest run of the study
 
-    def test_one_that_stores_nothing_may_have_been_killed(self, client: Client, session: Session) -> None:
-        session.change(update(RUNS).values(started_at=(datetime.now(UTC) - timedelta(hours=1)).isoformat()))
+    def test_one_that_stores_nothing_may_have_been_killed_and_only_some_kernels(
+        self, client: Client, session: Session, path: Path
+    ) -> None:
+        before = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+        session.change(f"UPDATE runs SET started_at = '{before}'")
         (found,) = client.state()["sessions"]
         assert (found["state"], found["silent"]) == ("silent", "1 h 00 min")
-
-    def test_only_some_kernels(self, path: Path, session: Session) -> None:
         for kernel, count in (("sgemm", 1), ("other", 0)):
-            client = Client(path, (kernel,))
-            assert len(client.state()["sessions"]) == count
-            client.follower.close()
+            of_kernel = Client(path, (kernel,))
+            assert len(of_kernel.state()["sessions"]) == count
+            of_kernel.follower.close()
 
     def test_a_row_that_does_not_match_its_schema(self, client: Client, session: Session) -> None:
         session.add(2)
@@ -234,12 +227,11 @@ class TestDrawing:
         assert last["number"] > first["number"]
         assert last["version"] == client.get("state")["sessions"][0]["version"]
 
-    def test_any_number_is_answered(self, client: Client, name: str) -> None:
+    def test_any_number_is_answered_and_sessions_that_are_listed_no_longer_are_freed(
+        self, client: Client, session: Session, name: str
+    ) -> None:
         for since in ("-1", "x", "1e9", "99999999999999", "\N{SUPERSCRIPT TWO}", ""):
             assert self.answer(client, name, since)["charts"], since
-
-    def test_sessions_that_are_listed_no_longer_are_freed(self, client: Client, session: Session, name: str) -> None:
-        client.follower.read()
         assert client.http.get(f"/{TOKEN}/session/d0-999").status_code == 404
         assert client.follower._drawings.keys() == {name}
         session.change(TRIALS.delete(), RUNS.delete())
@@ -249,17 +241,14 @@ class TestDrawing:
 
 
 class TestDatabase:
-    def test_one_that_does_not_exist_yet(self, path: Path, request: pytest.FixtureRequest) -> None:
-        client = Client(path)
+    def test_one_that_does_not_exist_yet_that_is_deleted_and_comes_back(
+        self, client: Client, path: Path, request: pytest.FixtureRequest
+    ) -> None:
         assert "holds nothing yet" in client.message()
         assert not path.exists()
-        request.getfixturevalue("session")
+        session = request.getfixturevalue("session")
         assert client.message() == ""
-        assert len(client.get("state")["sessions"]) == 1
-        client.follower.close()
-
-    def test_one_that_is_deleted_and_comes_back(self, client: Client, session: Session, path: Path) -> None:
-        first = client.state()["sessions"][0]
+        (first,) = client.get("state")["sessions"]
         session.database.close()
         kept = path.read_bytes()
         path.unlink()
@@ -292,19 +281,15 @@ class TestDatabase:
             other.execute("ROLLBACK")
             assert shown(is_message=False) == ""
 
-    @pytest.mark.parametrize(
-        "content", [b"no database", b"SQLite format 3\0" + b"\xff" * 5000], ids=["text", "damaged"]
-    )
-    def test_one_that_is_none(self, client: Client, path: Path, content: bytes) -> None:
-        path.write_bytes(content)
-        assert str(path) in client.message()
-        assert path.read_bytes() == content
+    def test_one_that_is_none(self, client: Client, path: Path) -> None:
+        for content in (b"no database", b"SQLite format 3\0" + b"\xff" * 5000):
+            path.write_bytes(content)
+            assert str(path) in client.message()
+            assert path.read_bytes() == content
 
     def test_one_of_an_older_version_is_not_upgraded(self, client: Client, session: Session, path: Path) -> None:
         session.database.close()
-        with closing(sqlite3.connect(path)) as other, other:
-            (column,) = [row[1] for row in other.execute("PRAGMA table_info(autotile_schema)")]
-            other.execute(f"UPDATE autotile_schema SET {column} = '0005'")
+        change_file(path, "UPDATE autotile_schema SET version_num = '0005'")
         before = path.read_bytes()
         assert "older autotile" in client.message()
         assert path.read_bytes() == before
@@ -346,11 +331,12 @@ class TestServer:
         assert len(tokens) == 2
         assert all(len(token) >= 32 for token in tokens)
 
-    @pytest.mark.parametrize("missing", ["plotly", "starlette.applications", "uvicorn"])
-    def test_a_missing_package(self, path: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-        monkeypatch.setitem(sys.modules, missing, None)
-        with pytest.raises(ToolchainError, match=r"pip install 'autotile\[report\]'"):
-            LiveServer([path])
+    def test_a_missing_package(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for missing in ("plotly", "starlette.applications", "uvicorn"):
+            with monkeypatch.context() as patch:
+                patch.setitem(sys.modules, missing, None)
+                with pytest.raises(ToolchainError, match=r"pip install 'autotile\[report\]'"):
+                    LiveServer([path])
 
     @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
     def test_the_command_until_it_is_interrupted(self, path: Path, session: Session, ending: signal.Signals) -> None:
@@ -400,6 +386,7 @@ class Strangers:
     def close(self) -> None:
         for one in self._sockets:
             one.close()
+        self._sockets.clear()
 
     def _is_open(self, one: socket.socket) -> bool:
         one.setblocking(False)
@@ -456,13 +443,14 @@ HALF = (
 
 
 class TestHalfOpenConnections:
-    @pytest.mark.parametrize("sent", [*[(one,) for one in HALF], HALF, (2000 * REFUSED,)])
-    def test_they_keep_nobody_out(self, serving: LiveServer, strangers: Strangers, sent: tuple[bytes, ...]) -> None:
-        for _ in range(3):
-            strangers.connect(100, *sent)
-            with closing(user(serving)) as connection:
-                assert get(connection, serving)[0] == 200
-        assert strangers.count_open() <= 64
+    def test_they_keep_nobody_out(self, serving: LiveServer, strangers: Strangers) -> None:
+        for sent in (*[(one,) for one in HALF], HALF, (2000 * REFUSED,)):
+            for _ in range(3):
+                strangers.connect(100, *sent)
+                with closing(user(serving)) as connection:
+                    assert get(connection, serving)[0] == 200
+            assert strangers.count_open() <= 64, sent
+            strangers.close()
 
     def test_they_do_not_displace_the_user(self, serving: LiveServer, strangers: Strangers) -> None:
         with closing(user(serving)) as connection:

@@ -204,10 +204,9 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_text_has_contrast(theme: dict[str, str]) -> None:
-    for role in ("ink", "muted", "accent"):
-        assert contrast(theme[role], theme["paper"]) >= 4.5
+def test_text_has_contrast() -> None:
+    for theme in (LIGHT, DARK):
+        assert min(contrast(theme[role], theme["paper"]) for role in ("ink", "muted", "accent")) >= 4.5
 
 
 ELEMENTS = """

@@ -85,12 +85,8 @@ def test_text_comes_back_as_it_was(text: str, attribute: str) -> None:
     found = Reader(tag("p", text, title=attribute))
     assert found.elements == [("p", {"title": attribute})] or "\r" in attribute or "\0" in attribute
     assert found.text == shown_text(text, lines=True)
-
-
-def test_markup_is_not_escaped_twice() -> None:
-    assert tag("p", tag("b", "<"), ["&", None, joined("x")], hidden=True, id=None) == (
-        "<p hidden><b>&lt;</b>&amp;x</p>"
-    )
+    shown = tag("p", tag("b", "<"), ["&", None, joined("x")], hidden=True, id=None)  # markup is not escaped twice
+    assert shown == "<p hidden><b>&lt;</b>&amp;x</p>"
 
 
 def test_the_sections_are_in_order_and_the_answer_states_what_was_found(page: str, study: StudyData) -> None:
@@ -153,11 +149,8 @@ def test_every_axis_of_times_has_its_unit(study: StudyData) -> None:
     assert "MHz" in str(panels.annotations)
     assert {note.font.size for note in panels.annotations} == {12}
     assert (panels.margin.t, panels.yaxis2.nticks, panels.yaxis2.anchor) == (30, 4, "x2")
-
-
-def test_properties_of_a_figure_stand_beside_those_of_all_figures() -> None:
     made = figure([], height=100, x={"title": "n", "type": "log"}, margin={"t": 40}).layout
-    assert (made.margin.t, made.margin.l) == (40, 8)
+    assert (made.margin.t, made.margin.l) == (40, 8)  # its own properties stand beside those of all figures
     assert (made.xaxis.title.text, made.xaxis.title.font.color) == ("n", LIGHT["muted"])
     assert (made.xaxis.type, made.xaxis.tickangle, made.yaxis.type) == ("log", 0, None)
 
@@ -180,17 +173,16 @@ def test_several_objectives_have_a_front(tmp_path: Path) -> None:
     for time_us, registers in best:
         assert not any(values[0] < time_us and values[1] < registers for _, values, _ in found.front)
     assert [trace.name for trace in front_chart(found).figure.data] == ["dominated", "front"]
+    alone = replace(found, trials=[one for one in found.trials if one.trial.outcome is Outcome.OK][:1], final_trials=())
+    assert [trace.name for trace in front_chart(alone).figure.data] == ["front"]
     sections = Reader(report_page(report_of_study(found))).named("section")
     assert "front" in [attributes["id"] for attributes in sections]
 
 
-def test_the_dark_theme_exchanges_every_colour(study: StudyData) -> None:
+def test_the_dark_theme_exchanges_every_colour_and_labels_cannot_be_tags(study: StudyData) -> None:
     text = themed(parallel_coordinates_chart(study).figure, dark=True).to_json()
     assert DARK["accent"] in text
     assert not any(colour in text for colour in LIGHT.values())
-
-
-def test_labels_cannot_be_tags() -> None:
     assert label("<a href='javascript:x'>") == "&lt;a href='javascript:x'&gt;"
     assert len(label("x" * 500)) == 60
     assert "<br>" in hover_text("a", "<b>")
@@ -203,7 +195,7 @@ def test_a_logarithmic_axis_has_ticks(low: float, ratio: float) -> None:
     assert len(axis["tickvals"]) == len(axis["ticktext"]) > 0
 
 
-def test_where_a_page_cannot_be_written(tmp_path: Path, database: Path) -> None:
+def test_where_a_page_cannot_be_written_and_one_without_charts_needs_no_plotly(tmp_path: Path, database: Path) -> None:
     with pytest.raises(InputError, match="is a folder"):
         write_page("x", tmp_path)
     with pytest.raises(InputError, match="give another path with -o"):
@@ -212,9 +204,6 @@ def test_where_a_page_cannot_be_written(tmp_path: Path, database: Path) -> None:
     with pytest.raises(InputError, match="it is a database"):
         write_page("x", database)
     assert database.read_bytes() == before
-
-
-def test_a_page_without_charts_needs_no_plotly() -> None:
     page = Page("Nothing")
     page.body.append(page.section("a", "A", tag("p", "text"), link="A"))
     text = page.html()
@@ -294,6 +283,10 @@ def test_the_roofline_is_of_the_ceilings_that_were_measured(tmp_path: Path) -> N
     assert "measured on NVIDIA H200" in chart.note
     faster = replace(study.winner, measurement=Measurement(1000.0, 999.0, 1001.0))
     assert study.bound(faster).roof.label == "tf32 tensor cores"  # faster than FMA allows
+    bare = structs.replace(study.device, fp32_lanes_per_sm=1, clock_mhz=0.0)  # without a rate of arithmetic,
+    (memory, *_) = roofline_chart(replace(study, device=bare, ceilings=None)).figure.data
+    work = study.work_of(study.winner)
+    assert max(memory.x) == pytest.approx(work.flops / work.bytes)  # the memory's line ends at the last point
 
 
 @pytest.fixture(scope="module")
@@ -310,7 +303,9 @@ def text(several: Path) -> str:
 class TestPageOfAnOperation:
     """What won stands first: problem, winner, library, ratio and the race, before any kernel of its own."""
 
-    def test_the_head_and_the_first_headline_name_the_problem_the_winner_and_the_ratio(self, text: str) -> None:
+    def test_the_head_and_the_first_headline_name_what_won_and_kernels_that_cannot_compute_it_are_not_applicable(
+        self, text: str
+    ) -> None:
         page = Reader(text)
         assert "cublas is the fastest" in page.text
         assert "(replayed)" not in page.text
@@ -320,9 +315,6 @@ class TestPageOfAnOperation:
         headline = Reader(first[: first.index("</p>") + 4].partition(">")[2]).text
         assert re.match(r"cublas is 1\.\d{3}\N{MULTIPLICATION SIGN} faster than sgemm", headline.strip())
         assert "95 % interval" in headline
-
-    def test_it_serves_the_operation_and_kernels_that_cannot_compute_it_are_not_applicable(self, text: str) -> None:
-        page = Reader(text)
         assert "Serve cublas" in page.text
         line = 'kernel = autotile.get_best_kernel("matmul", M=1024, N=1024, K=1024, dtype="float32")'
         assert line in page.text
@@ -395,12 +387,3 @@ def test_tensor_cores_bind_the_kernels_that_use_them(tmp_path: Path, recording: 
     measured = measured_study(tmp_path / "b.db", recording, {**RATES, "tensor_bfloat16": 7.2e14})
     roof = measured.bound(measured.winner).roof
     assert (roof.label, roof.rate) == (label.partition(" (")[0], pytest.approx(rate * 7.2e14 / 989.4e12, rel=1e-3))
-
-
-def test_a_memory_without_a_rate_of_arithmetic_ends_at_the_last_point(tmp_path: Path) -> None:
-    store_session(tmp_path / "a.db", Session(trials=40))
-    study = read_one(tmp_path / "a.db")
-    unknown = replace(study, device=structs.replace(study.device, fp32_lanes_per_sm=1, clock_mhz=0.0))
-    (memory, *_) = roofline_chart(unknown).figure.data
-    work = study.work_of(study.winner)
-    assert max(memory.x) == pytest.approx(work.flops / work.bytes)

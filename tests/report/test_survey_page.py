@@ -32,53 +32,49 @@ def found(
         return surveyed(write_scale(tmp_path_factory.mktemp("survey") / "kernels"), HOSTILE)
 
 
-class TestPage:
-    def test_it_has_every_section_and_every_configuration(self, found: Survey) -> None:
-        text = found.page()
-        assert "<script>alert(1)" not in text
-        assert "alert(1)" in html.unescape(text)
-        for anchor in ("summary", "occupancy", "parameters", "failures", "configurations"):
-            assert f'id="{anchor}"' in text
-        (data,) = re.findall(r'<script type="application/json" id="data-tables">(.*?)</script>', text, re.DOTALL)
-        tables = json.loads(data)
-        assert len(tables["survey-table"]["rows"]) == 12
-        headings = [name for name, _, _ in tables["survey-table"]["columns"]]
-        assert {"THREADS", "WORK", "outcome", "registers_per_thread", "waves"} < set(headings)
-
-    def test_nothing_that_compiles_is_a_page_too(self, scale_toml: Path) -> None:
-        text = surveyed(scale_toml, "#error nothing compiles").page()
-        assert "nothing compiles" in text
-        assert 'id="occupancy"' not in text
+def test_the_page_has_every_section_and_every_configuration(found: Survey) -> None:
+    text = found.page()
+    assert "<script>alert(1)" not in text
+    assert "alert(1)" in html.unescape(text)
+    for anchor in ("summary", "occupancy", "parameters", "failures", "configurations"):
+        assert f'id="{anchor}"' in text
+    (data,) = re.findall(r'<script type="application/json" id="data-tables">(.*?)</script>', text, re.DOTALL)
+    tables = json.loads(data)
+    assert len(tables["survey-table"]["rows"]) == 12
+    headings = [name for name, _, _ in tables["survey-table"]["columns"]]
+    assert {"THREADS", "WORK", "outcome", "registers_per_thread", "waves"} < set(headings)
 
 
-class TestCharts:
-    def test_numbers_behind_the_charts_add_up(self, found: Survey) -> None:
-        for chart in (registers_chart(found), blocks_chart(found)):
-            assert sum(int(row[-1]) for row in chart.table.rows) == 9
-        assert dict(limits_chart(found).table.rows) == {
-            name.replace("_", " "): f"{count:,}" for name, count in found.limit_counts()
-        }
-
-    def test_resources_by_parameter(self, found: Survey) -> None:
-        rows = {(row[0], row[1]): row[2:] for row in parameter_table(found)[1]}
-        assert set(rows) == {("THREADS", t) for t in ("32", "64", "128", "256")} | {("WORK", w) for w in "124"}
-        configurations, usable, registers, *_ = rows["THREADS", "64"]
-        assert (configurations, usable, registers) == (3, 0.0, None)
-        assert rows["THREADS", "128"][:2] == [3, 100.0]
+def test_nothing_that_compiles_is_a_page_too(scale_toml: Path) -> None:
+    text = surveyed(scale_toml, "#error nothing compiles").page()
+    assert "nothing compiles" in text
+    assert 'id="occupancy"' not in text
 
 
-class TestInABrowser:
-    def test_it_is_drawn_without_an_error(self, browser: Any, found: Survey, tmp_path: Path) -> None:
-        path = tmp_path / "survey.html"
-        path.write_text(found.page())
-        browser.get(path.as_uri())
-        for name in ("registers", "blocks", "limits", "failures"):
-            plot = browser.find_element("id", f"{name}-chart")
-            browser.execute_script("arguments[0].scrollIntoView()", plot)
-            browser.execute_async_script(
-                "const [plot, done] = arguments; const wait = () => plot.querySelector('.main-svg') ? done() : "
-                "setTimeout(wait, 50); wait();",
-                plot,
-            )
-        assert len(browser.find_elements("css selector", "#survey-table tbody tr")) == 12
-        assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+def test_numbers_behind_the_charts_and_resources_by_parameter_add_up(found: Survey) -> None:
+    for chart in (registers_chart(found), blocks_chart(found)):
+        assert sum(int(row[-1]) for row in chart.table.rows) == 9
+    assert dict(limits_chart(found).table.rows) == {
+        name.replace("_", " "): f"{count:,}" for name, count in found.limit_counts()
+    }
+    rows = {(row[0], row[1]): row[2:] for row in parameter_table(found)[1]}
+    assert set(rows) == {("THREADS", t) for t in ("32", "64", "128", "256")} | {("WORK", w) for w in "124"}
+    configurations, usable, registers, *_ = rows["THREADS", "64"]
+    assert (configurations, usable, registers) == (3, 0.0, None)
+    assert rows["THREADS", "128"][:2] == [3, 100.0]
+
+
+def test_it_is_drawn_in_a_browser_without_an_error(browser: Any, found: Survey, tmp_path: Path) -> None:
+    path = tmp_path / "survey.html"
+    path.write_text(found.page())
+    browser.get(path.as_uri())
+    for name in ("registers", "blocks", "limits", "failures"):
+        plot = browser.find_element("id", f"{name}-chart")
+        browser.execute_script("arguments[0].scrollIntoView()", plot)
+        browser.execute_async_script(
+            "const [plot, done] = arguments; const wait = () => plot.querySelector('.main-svg') ? done() : "
+            "setTimeout(wait, 50); wait();",
+            plot,
+        )
+    assert len(browser.find_elements("css selector", "#survey-table tbody tr")) == 12
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
