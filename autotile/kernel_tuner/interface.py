@@ -309,15 +309,12 @@ def _objectives(
     """Return the objectives and whether greater values of each are better."""
     if objectives:
         return list(objectives), [bool(value) for value in objectives.values()]
-    if objective is None or isinstance(objective, str):
-        direction = None if higher_is_better is None else bool(higher_is_better)
-        name, is_higher = get_objective_defaults(objective, direction)
-        return [name], [is_higher]
-    given = higher_is_better if isinstance(higher_is_better, Sequence) else [higher_is_better] * len(objective)
-    if len(given) != len(objective):
-        raise InputError(f"objective has {len(objective)} names, objective_higher_is_better {len(given)} values")
-    pairs = [get_objective_defaults(name, each) for name, each in zip(objective, given, strict=True)]
-    return [name for name, _ in pairs], [is_higher for _, is_higher in pairs]
+    names = [objective] if objective is None or isinstance(objective, str) else objective
+    given = higher_is_better if isinstance(higher_is_better, Sequence) else [higher_is_better] * len(names)
+    if len(given) != len(names):
+        raise InputError(f"objective has {len(names)} names, objective_higher_is_better {len(given)} values")
+    pairs = [get_objective_defaults(name, each) for name, each in zip(names, given, strict=True)]
+    return [name for name, _ in pairs], [bool(is_higher) for _, is_higher in pairs]
 
 
 def _is_tunable(argument: Any) -> bool:

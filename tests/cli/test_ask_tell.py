@@ -111,7 +111,7 @@ values = st.recursive(
 requests = st.dictionaries(st.sampled_from(["ask", "evaluate", "tell", "id", "x"]), values, max_size=3)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(requests, max_size=8))
 def test_any_objects_are_answered(converse, sent):
     code, answers = converse(*sent)

@@ -112,7 +112,7 @@ _MISSPELT = st.one_of(
 ).filter(lambda location: not location.startswith("/"))  # a folder may be named "password=1"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(location=_MISSPELT)
 @example(location=f"sqlite:///team.db@:{SECRET}?@h")
 def test_no_misspelling_shows_the_password(run: Run, monkeypatch: Any, tmp_path: Path, location: str) -> None:

@@ -70,7 +70,7 @@ SCHEMAS = [
 
 class TestSchemas:
     @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
-    @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=10, suppress_health_check=list(HealthCheck))
     @given(data=st.data(), seed=st.integers(0, 2**32))
     def test_what_matches_is_parsed_and_what_does_not_is_one_kind_of_error(
         self, schema: Any, data: st.DataObject, seed: int
@@ -86,7 +86,7 @@ class TestSchemas:
             with suppress(DataError):
                 convert(changed, schema)
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(seed=st.integers(0, 2**32))
     def test_an_altered_rule(self, seed: int) -> None:
         parts = {"M": [[1, 8]], "N": [[4, 4], [9, 16]]}
@@ -132,7 +132,6 @@ class TestSchemas:
         assert caught.value.field == field
         assert fault.lower() in caught.value.fault.lower()
 
-    @settings(deadline=None)
     @given(
         st.recursive(
             st.none() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
@@ -287,7 +286,7 @@ class TestReading:
         with pytest.raises(OSError, match="more than 4 bytes"):
             read_regular(path, 4)
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(st.dictionaries(texts, tables | st.lists(tables, min_size=1, max_size=3), max_size=5))
     def test_a_document_is_read_back(self, document):
         assert tomllib.loads(toml_text(document)) == document

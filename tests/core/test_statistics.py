@@ -69,7 +69,6 @@ class TestIntervals:
         assert Interval(100.0, 99.5, 100.5).relative_half_width == pytest.approx(0.005)
         assert median_interval([7.0] * 10).relative_half_width == 0.0
 
-    @settings(deadline=None)
     @given(st.lists(times, min_size=1, max_size=40), st.floats(0.5, 8.0), st.randoms(use_true_random=False))
     def test_order_and_unit_do_not_matter(self, samples, unit, random):
         interval = median_interval(samples)
@@ -106,7 +105,6 @@ class TestIntervals:
         with pytest.raises(ValueError, match="equal numbers of rounds: 2 of a, 3 of b"):
             paired_ratio([1.0, 2.0], [1.0, 2.0, 3.0])
 
-    @settings(deadline=None)
     @given(st.lists(times, min_size=3, max_size=3), st.lists(times, min_size=3, max_size=3), st.data())
     def test_ratio_of_holds_every_ratio_of_values_in_the_intervals(self, ends_a, ends_b, data):
         a, b = (Interval(value, low, high) for low, value, high in (sorted(ends_a), sorted(ends_b)))
@@ -191,7 +189,7 @@ class TestObjectives:
         assert objective_values(Trial({}, Outcome.CRASHED, resources=TRIAL.resources), ["registers"]) is None
 
     @given(POINTS)
-    @settings(deadline=None, max_examples=100)
+    @settings(max_examples=100)
     def test_a_point_is_kept_where_no_other_dominates_it(self, points: list[list[int]]) -> None:
         values = np.array(points)
         expected = [not any(dominates(other, point) for other in values) for point in values]

@@ -220,7 +220,7 @@ EXAMPLES = st.builds(
 
 
 def test_a_trial_comes_back_as_it_was_stored(database: Database, study: int) -> None:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(trials=st.lists(EXAMPLES, min_size=1, max_size=8))
     def store_and_read(trials: list[Trial]) -> None:
         run = start_run(database, study, sampler="random")

@@ -353,7 +353,7 @@ def test_an_altered_row_is_parsed_or_bad(template: Path, table: str) -> None:
     with Database.open(template) as database, database.reading() as connection:
         rows = list(rows_of(connection, select(METADATA.tables[table])))
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(seed=st.integers(0, 2**32))
     def parse(seed: int) -> None:
         random = Random(seed)

@@ -52,7 +52,7 @@ from autotile.settings import data_folder, read_settings
 
 def with_many_seeds(read: Callable[[int], None]) -> None:
     """Call a function that alters a file at random and reads it."""
-    checked = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    checked = settings(max_examples=60, suppress_health_check=list(HealthCheck))
     checked(given(seed=st.integers(0, 2**32))(read))()
 
 

@@ -85,7 +85,7 @@ def trials_of(configs: list[dict[str, Any]]) -> st.SearchStrategy[Trial]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), several=st.sampled_from([PARAMETERS, (), (Parameter("BM", (32, 64)),), (MANY,)]))
 def test_results_come_back_as_they_were_recorded(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, several: tuple[Parameter, ...]
@@ -176,7 +176,7 @@ def test_what_is_missing_or_of_another_kernel_is_refused(path: Path) -> None:
         read_recording(path, kernel="stencil")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(start=st.floats(0, 1, exclude_max=True), patch=st.none() | st.binary(min_size=1, max_size=8))
 def test_a_damaged_file_is_refused_or_harmless(recorded: Path, start: float, patch: bytes | None) -> None:
     good = recorded.read_bytes()

@@ -102,7 +102,7 @@ class TestSelectPoints:
             assert any(point[name] % 2 for point in points)
             assert any(point[name] % 64 == 0 for point in points)
 
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=8)
     @given(st.integers(1, 5000), st.integers(0, 5000), st.integers(2, 20))
     def test_they_are_members_each_once_and_the_same_every_time(self, low: int, more: int, count: int) -> None:
         family = parse_family(SPEC, [f"M={low}..{low + more}", "N=64,4096", "K=512"])
@@ -202,7 +202,7 @@ def _tilings(name: str, transposed: int) -> tuple[KernelSpec, dict[str, int], Ti
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(m=SIZE, n=SIZE, k=SIZE, transposed=st.integers(0, 1))
 def test_a_tiling_gives_the_blocks_of_the_grid(name: str, m: int, n: int, k: int, transposed: int) -> None:
     spec, flags, found = _tilings(name, transposed)

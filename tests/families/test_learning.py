@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_gpu import MAX_CONFIGS, SPEC, SyntheticGpu, learned_from
 
@@ -166,7 +166,6 @@ class TestTree:
         assert isinstance(tree, Split)
         assert tree.then == Leaf((1, 0))
 
-    @settings(deadline=None)
     @given(matrices, st.integers(1, MAX_CONFIGS))
     def test_it_reads_back_and_is_no_larger_than_asked(self, losses: np.ndarray, most: int) -> None:
         features = list_features(SPEC, losses.shape[1])

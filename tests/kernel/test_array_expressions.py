@@ -42,7 +42,6 @@ def test_matmul_is_replaced_by_the_hook() -> None:
     assert calls == [((3, 4), (4, 5), np.float64)]
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(-6, 6), st.integers(-6, 6))
 def test_shift_reads_zero_outside(rows: int, columns: int, down: int, right: int) -> None:
     array = np.arange(1.0, rows * columns + 1).reshape(rows, columns)
@@ -121,7 +120,7 @@ TOKENS = (
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(TOKENS.split()), max_size=12).map(" ".join)))
 def test_any_text_gives_an_array_or_a_spec_error(text: str) -> None:
     with contextlib.suppress(SpecError):

@@ -86,7 +86,7 @@ def parse_unless_literal_zero_divides(text: str) -> Any:
         return None
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.one_of(DEEP_NUMBERS, DEEP_CONDITIONS), ROWS)
 def test_values_are_those_of_python(text: str, rows: list[dict[str, Any]]) -> None:
     expression = parse_unless_literal_zero_divides(text)
@@ -142,7 +142,7 @@ REAL_ROW = st.fixed_dictionaries({"A": st.integers(-5, 12), "X": st.floats(-1e6,
 REAL_ROWS = st.lists(REAL_ROW, min_size=1, max_size=4)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(REALS, REAL_ROWS)
 def test_real_values_are_those_of_python(text: str, rows: list[dict[str, Any]]) -> None:
     expression = parse(text)
@@ -433,7 +433,7 @@ TOKENS = (
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(TOKENS.split()), max_size=14).map(" ".join)))
 def test_any_text_gives_an_expression_or_a_spec_error(text: str) -> None:
     with contextlib.suppress(SpecError):

@@ -103,7 +103,6 @@ def test_derived_ragged_sizes(sizes: dict[str, int], ragged: dict[str, int]) -> 
     assert derived_ragged(sizes) == ragged
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.dictionaries(st.sampled_from("ABCDEFGH"), st.integers(1, 10**6), min_size=1))
 def test_derived_ragged_sizes_are_odd_and_never_larger(sizes: dict[str, int]) -> None:
     ragged = derived_ragged(sizes)
@@ -426,7 +425,7 @@ def test_a_file_whose_lines_look_like_long_keys_takes_little_memory() -> None:
         assert peak < 20 * 2**20
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.data())
 def test_a_damaged_file_gives_a_spec_error_or_a_spec(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(SGEMM) - 1))

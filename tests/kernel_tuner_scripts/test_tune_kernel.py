@@ -353,6 +353,16 @@ def test_an_unknown_option(cached: Path, strategy: str | None) -> None:
         )
 
 
+@pytest.mark.parametrize(("direction", "best"), [(False, 32), ([False], 32), (True, 160), ([True], 160)])
+def test_the_direction_of_one_objective_may_be_in_a_list(cached: Path, direction: Any, best: int) -> None:
+    named = {"metrics": {"threads": lambda p: p["block_size_x"]}, "objective": "threads"}
+    given = {"params": SPACE, "cache": cached, "simulation_mode": True, **named}
+    _, env = tuned(objective_higher_is_better=direction, **given)
+    assert env["best_config"]["block_size_x"] == best
+    with pytest.raises(ValueError, match="objective has 1 names, objective_higher_is_better 2 values"):
+        tuned(objective_higher_is_better=[True, False], **given)
+
+
 @pytest.mark.parametrize(("strategy", "simulation_mode"), [("nsga2", False), ("nsga2", True), ("nsga3", True)])
 def test_several_objectives(cached: Path, strategy: str, simulation_mode: bool) -> None:
     results, env = tuned(

@@ -56,7 +56,7 @@ def _quiet() -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(space=spaces())
 def test_all_rows_are_proposed_once_and_nothing_else(name: str, space: SearchSpace) -> None:
     sampler = make_sampler(name, space, seed=3)
@@ -159,7 +159,6 @@ def test_the_nearest_row_is_taken_when_no_draw_is_one() -> None:
     assert set(configs[2:]) == {(4, 4), (8, 2), (2, 8)}
 
 
-@settings(deadline=None, max_examples=50)
 @given(spaces(), st.randoms(use_true_random=False))
 def test_codes_lead_to_their_row_exactly_when_it_is_free(space: SearchSpace, random) -> None:
     candidates = Candidates(space)

@@ -100,7 +100,7 @@ registers_of = st.integers(0, 260)
 smem_of = st.integers(0, 240_000)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(devices, st.tuples(threads_of, registers_of, smem_of), st.integers(0, 2), st.integers(0, 300))
 def test_result_hangs_together_and_fits_the_sm_and_more_of_anything_gives_no_more_blocks(device, kernel, grown, more):
     found, (threads, registers, smem) = occupancy(*kernel, device), kernel
@@ -115,7 +115,6 @@ def test_result_hangs_together_and_fits_the_sm_and_more_of_anything_gives_no_mor
     assert threads == 0 or occupancy(*larger, device).blocks_per_sm <= found.blocks_per_sm
 
 
-@settings(deadline=None, max_examples=50)
 @given(devices, st.lists(st.tuples(threads_of, registers_of, smem_of), min_size=1, max_size=8))
 def test_columns_give_what_single_kernels_give(device, kernels):
     threads, registers, smem = (np.array(column) for column in zip(*kernels, strict=True))

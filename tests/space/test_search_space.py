@@ -73,7 +73,7 @@ def spaces(draw: st.DrawFn, most: int = 4) -> KernelSpec:
 OF_ROWS = st.sampled_from(["A * B + N", "C if F else -C", "S == 'x'", "N + 1", "A + B + C + D", "S"])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(spaces(), OF_ROWS)
 def test_a_space_is_the_filtered_product(spec: KernelSpec, text: str) -> None:
     found, valid = enumerate_space(spec, SIZES, H200), brute_force(spec)
@@ -95,7 +95,7 @@ def test_a_space_is_the_filtered_product(spec: KernelSpec, text: str) -> None:
     assert found.evaluate(parsed, SIZES).tolist() == [parsed.evaluate({**SIZES, **config}) for config in valid]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(spaces(most=3), st.sampled_from([1, 7]), st.sampled_from([0, 8]))
 def test_chunks_and_rules_over_large_grids_change_nothing(spec: KernelSpec, chunk: int, grid: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -98,7 +98,7 @@ def test_a_split_fills_an_idle_device_and_a_persistent_kernel_has_the_blocks_of_
     assert found.blocks.tolist() == [512, 512, 1024]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.tuples(*[st.integers(1, 2**20)] * 3), st.sampled_from(["float32", "float64"]))
 def test_any_problem_has_finite_times(sizes: tuple[int, int, int], dtype: str) -> None:
     spec = parse_spec(SGEMM, "sgemm.toml")
