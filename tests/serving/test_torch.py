@@ -225,17 +225,15 @@ class TestLeftToPytorch:
         served, fresh = (
             autotile.get_best_kernel("matmul", M=4, N=n, K=64, dtype="float32", device="h200") for n in (48, 32)
         )
-        calls, key = served.calls, (x.shape, layer.weight.shape, x.dtype, True, True, False)
+        key = (x.shape, layer.weight.shape, x.dtype, True, True, False)
 
         def calls_of(module: Any) -> tuple[int, int]:
             """Numbers of calls that were counted, and of those that asked for a choice."""
-            nonlocal calls
-            before, calls = calls, served.calls
+            before = served.calls
             asked.clear()
             with torch.no_grad():
                 assert torch.equal(module(x), nn.functional.linear(x, module.weight))
-            before, calls = calls, served.calls
-            return calls - before, len(asked)
+            return served.calls - before, len(asked)
 
         assert calls_of(layer) == (0, 1)
         products._products.note(key, (served, served.choice))
