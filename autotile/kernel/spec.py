@@ -31,7 +31,14 @@ from autotile.kernel.arguments import (
     arguments_of_kind,
 )
 from autotile.kernel.contents import InputExpression
-from autotile.kernel.expressions import ArrayExpression, Expression, Location, parse_array_expression, parse_expression
+from autotile.kernel.expressions import (
+    ArrayExpression,
+    Expression,
+    Location,
+    is_c_identifier,
+    parse_array_expression,
+    parse_expression,
+)
 from autotile.kernel.functions import Kind
 from autotile.kernel.table import ProblemSection, Table, check_names, describe
 
@@ -88,7 +95,6 @@ _SAFE_VALUE = r"(?a)[\w.,+:%-]*"
 _FILE_NAME = r"(?a)\w[\w.-]*"
 _PLACEHOLDER = r"\{([^{}]*)\}"
 _MAX_TEXT = 1000
-_MACRO_NAME = r"(?a)[A-Za-z_]\w*"
 _MISSPELLED = 0.9
 """Similarity above which an unknown option is taken for a known one that is misspelled."""
 
@@ -303,7 +309,7 @@ def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mappin
         raise table.error("defines", f"at most {_MAX_DEFINES} macros are accepted")
     defines: dict[str, Expression | str] = {}
     for name, value in entries.data.items():
-        if not re.fullmatch(_MACRO_NAME, name):
+        if not is_c_identifier(name):
             raise entries.error(name, f"{name!r} is not the name of a macro")
         text = repr(value) if isinstance(value, bool | float) else value
         is_plain = isinstance(text, str) and text not in kinds and text not in ("True", "False")

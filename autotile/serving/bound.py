@@ -701,7 +701,7 @@ class BoundKernel:
                 self._launcher = other._launcher if other._first_use is None else None  # a race is of one kernel
                 self._code, self._first_use = other._code, other._first_use
             self.choice, self.find_ways = other.choice, other.find_ways or self.find_ways
-        EPOCH.renew()
+        EPOCH.now = object()
         return True
 
     def _launch_device(self) -> int:

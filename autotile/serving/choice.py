@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import msgspec
@@ -16,23 +17,9 @@ from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, 
 Tier = Literal["exact", "family", "model", "library", "nearest", "transferred", "default"]
 
 
-class Epoch:
-    """The time for which all choices that a process serves stay as they are, to compare what is known of them by.
-
-    ``now`` is another object after a choice may have changed.
-    """
-
-    __slots__ = ("now",)
-
-    def __init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
-        """Begin another one."""
-        self.now = object()
-
-
-EPOCH = Epoch()
+EPOCH = SimpleNamespace(now=object())
+"""The time for which all choices that a process serves stay as they are, to compare what is known of them by: ``now``
+becomes another object after a choice may have changed."""
 
 
 class Estimated(msgspec.Struct, frozen=True):

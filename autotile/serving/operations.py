@@ -599,7 +599,7 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
 
     def clear(self) -> None:
         """Forget the products and the kernels."""
-        EPOCH.renew()
+        EPOCH.now = object()
         super().clear()
         self.kernels.clear()
         self.notes.clear()

@@ -374,7 +374,7 @@ class Pins:
         if self._pin is not None:
             self._pin.flush_quietly()
         self._pin, self._is_decided = None, False
-        EPOCH.renew()
+        EPOCH.now = object()
 
     def served_choices(self) -> list[PinnedChoice]:
         """Return the served kernels, except those of bundles."""
@@ -403,7 +403,7 @@ class Pins:
         """Serve pinned choices from now on, given what `_checked` returned for them."""
         self.forget()
         self._pin, self._is_decided = pin, True
-        EPOCH.renew()
+        EPOCH.now = object()
         for location, kernel, fresh in checked:
             self._refresher.exchange(location, kernel, fresh)
 

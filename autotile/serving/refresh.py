@@ -139,11 +139,12 @@ class MissCounter:
         """List a kernel; of too many, the older half is written and leaves the list until it is called again."""
         if self._process != os.getpid():
             self._process = process = os.getpid()
-            if "multiprocessing.process" in sys.modules:  # of its children, which run no function of `atexit`
+            # Children of `multiprocessing` run its finalizers, and no functions of `atexit`. Its import takes 5 ms.
+            if "multiprocessing.process" in sys.modules:
                 from multiprocessing.util import Finalize
 
                 Finalize(None, self.flush, exitpriority=0)
-            else:  # the import takes 5 ms of a first look-up
+            else:
                 atexit.register(lambda: self.flush() if os.getpid() == process else None)
         if len(self._watched) >= _MAX_WATCHED:
             self._write(self._watched, _CALL_TIMEOUT_S, wait_s=0.0)

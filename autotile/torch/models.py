@@ -11,6 +11,7 @@ import torch
 
 from autotile.core.argument_types import check_value
 from autotile.core.device import device_profile
+from autotile.core.documents import attributes
 from autotile.core.text import NOTHING, Part, Result, ResultTable, plain_heading, plural, time_text
 from autotile.errors import InputError
 from autotile.serving.choice import EPOCH
@@ -109,10 +110,9 @@ class Acceleration(Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return the replaced layers and those that were left as JSON values."""
-        fields = ("names", "in_features", "out_features", "has_bias", "dtype")
+        named = ("names", "in_features", "out_features", "has_bias", "dtype")
         replaced = [
-            {**{name: getattr(one, name) for name in fields}, "gains": [gain._asdict() for gain in one.gains]}
-            for one in self.replaced
+            {**attributes(one, *named), "gains": [gain._asdict() for gain in one.gains]} for one in self.replaced
         ]
         return {"replaced": replaced, "left": self.left}
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import to_document
+from autotile.core.documents import attributes, to_document
 from autotile.core.model import (
     OBJECTIVES,
     Config,
@@ -422,7 +422,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
                 {"config": dict(t.config), "outcome": str(t.outcome), "reason": t.reason} for t in self.refused
             ],
             "tried": [trial_entry(trial) for trial in self.tried],
-            **to_document({name: getattr(self, name) for name in _PARTS}),
+            **to_document(attributes(self, *_PARTS)),
             **(self.insight.to_json() if self.insight is not None else dict.fromkeys(_EFFECT_KEYS)),
             **(self.front.to_json() if self.front is not None else {}),
             "flops": self.flops,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import decode_json, encode_json
+from autotile.core.documents import attributes, decode_json, encode_json
 from autotile.core.forks import fork_guard
 from autotile.core.model import SAME_CODE, Config, Measurement, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.text import time_text
@@ -1029,7 +1029,7 @@ class Pipeline:
         twin = self._measured.get(self._launch_of(trial)) if self.backend.source == "cuda" else None
         if twin is not None:
             reason = f"the same code as {config_text(twin.config)}, which was measured"
-            taken_over = {name: getattr(twin, name) for name in ("outcome", "measurement", "telemetry", "gpu")}
+            taken_over = attributes(twin, "outcome", "measurement", "telemetry", "gpu")
             return self.score(replace(trial, reason=reason, stage=SAME_CODE, **taken_over))
         given = candidate.candidate()
         assert given is not None
@@ -1053,8 +1053,7 @@ class Pipeline:
                 self.timeline.add(track, stage, start_s, start_s + seconds, config=config_text(candidate.config))
                 start_s += seconds
         compiled = candidate.trial()
-        names = ("outcome", "reason", "stage", "measurement", "telemetry", "gpu")
-        taken_over = {name: getattr(reading, name) for name in names}
+        taken_over = attributes(reading, "outcome", "reason", "stage", "measurement", "telemetry", "gpu")
         trial = replace(compiled, seconds={**compiled.seconds, **reading.seconds}, **taken_over)
         if reading.captured:  # its outputs, for a check by a function of the user's
             assert self.kernel.inspection is not None
