@@ -35,6 +35,11 @@ from autotile.kernel.inputs import InputMaker
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
 from autotile.kernel.spec import KernelSpec, Tolerance
 
+_ROUNDING, _LONG_SUM = 0.01, 100.0
+"""Largest error that may be rounding: relative, and over the tolerance of one term, of a sum of 10,000."""
+_EXACT_BYTES = 4
+"""Size of integers in which sums and products of what is measured seldom exceed the type."""
+
 
 class Verdict(NamedTuple):
     """Result of verifying a candidate; ``max_error`` if the outcome is ``OK``, else a reason.
@@ -64,8 +69,20 @@ class BoundArguments:
     launch_key: Hashable = None
 
 
-_Inputs = tuple[Mapping[str, GuardedBuffer], dict[str, ReferenceOutput], Waiting]
-"""Contents of the inputs, the outputs that are expected for them, and those that configurations must agree on."""
+@dataclass(slots=True)
+class _Inputs:
+    """Contents of the inputs, the outputs that are expected for them, and those that configurations must agree on."""
+
+    pristine: Mapping[str, GuardedBuffer]
+    expected: dict[str, ReferenceOutput]
+    waiting: Waiting = field(default_factory=list)
+    hashes: Sequence[tuple[int, int]] = ()
+    """Of the arrays that no launch may change."""
+
+    @property
+    def arrays(self) -> list[Any]:
+        """These arrays."""
+        return [*(one.array for one in self.pristine.values()), *(one.values for one in self.expected.values())]
 
 
 class ProblemInstance:
@@ -132,9 +149,8 @@ class ProblemInstance:
     @property
     def size_bytes(self) -> int:
         """Device memory of the buffers, the inputs and the expected outputs, without guard bands."""
-        kept = [*self._buffers.values(), *(b for pristine, *_ in self._sets.values() for b in pristine.values())]
-        expected = (output.values for _, outputs, _ in self._sets.values() for output in outputs.values())
-        return sum(int(b.array.nbytes) for b in kept) + sum(int(values.nbytes) for values in expected)
+        kept = [*self.arrays, *(array for one in self._sets.values() for array in one.arrays)]
+        return sum(int(array.nbytes) for array in kept)
 
     def add_inputs(self, seed: int) -> None:
         """Draw a second set of inputs, and compute its reference; the set of seed 0 stays in use. See `use_inputs`.
@@ -149,7 +165,8 @@ class ProblemInstance:
     def use_inputs(self, seed: int) -> None:
         """Copy a set of inputs to the buffers that kernels read; its reference is expected from then on."""
         self._seed = seed
-        self._pristine, self._expected, self._waiting = self._sets[seed]
+        used = self._sets[seed]
+        self._pristine, self._expected, self._waiting = used.pristine, used.expected, used.waiting
         for name, pristine in self._pristine.items():
             self._buffers[name].copy_from(pristine)
 
@@ -157,6 +174,11 @@ class ProblemInstance:
         """Use the inputs of seed 0, and free those of other seeds."""
         self.use_inputs(0)
         self._sets = {0: self._sets[0]}
+
+    def is_intact(self) -> bool:
+        """Restore what kernels read; return True if no launch has changed an input's content or an expected output."""
+        self.use_inputs(self._seed)
+        return all(self._support.hashes(one.arrays) == one.hashes for one in self._sets.values())
 
     def bind(self, config: Config, device: DeviceProperties) -> BoundArguments:
         """Return the launch arguments of a configuration, which keep its workspaces alive.
@@ -239,13 +261,27 @@ class ProblemInstance:
                 stored = output.array.ravel()[first : first + 1].get()
                 got = stored[0] if dtype.component.is_integer else dtype.decode(stored)[0]
                 want = expected.values.ravel()[first : first + 1].get()[0]
-                place, within = ", ".join(str(int(i)) for i in index), self._tolerance(name).text(expected.scale)
+                tolerance = self._tolerance(name)
+                place, within = ", ".join(str(int(i)) for i in index), tolerance.text(expected.scale)
                 return Verdict(
                     Outcome.WRONG_RESULT,
                     f"{wrong} of {output.elements} elements of {name} are wrong at {at}: "
-                    f"{name}[{place}] is {_shown(got)}, expected {_shown(want)} within {within}",
+                    f"{name}[{place}] is {_shown(got)}, expected {_shown(want)} within {within}"
+                    + self._hint(max_error, tolerance),
                 )
         return Verdict(Outcome.OK, max_error=max(errors))
+
+    def _hint(self, max_error: float, tolerance: Tolerance) -> str:
+        """Return how the reference rather than the kernel may be at fault; empty if nothing suggests it."""
+        reference = self._spec.reference
+        is_computed = reference.tolerance is None and not reference.tolerances and reference.reduction.text == "1"
+        if is_computed and 0.0 < max_error < min(_ROUNDING, _LONG_SUM * tolerance.relative):
+            return "; if that is rounding, state the reduction, the number of terms of a sum, or a tolerance"
+        types = {self._element_type(one.name) for one in self._spec.buffers if one.is_read}
+        narrow = sorted(one.name for one in types if one.is_integer and one.component.component_bytes < _EXACT_BYTES)
+        if reference.function is not None and narrow:
+            return f"; NumPy's arithmetic wraps around in {narrow[0]}, of which the reference takes arrays: use astype"
+        return ""
 
     def digest(self) -> str:
         """Return a digest of the inputs in use and one of the outputs as they are, to the bit.
@@ -254,9 +290,15 @@ class ProblemInstance:
         """
         if self._seed not in self._input_digests:
             scalars = {name: np.asarray(value).tobytes().hex() for name, value in self._scalars.items()}
-            self._input_digests[self._seed] = _digest_of(self._pristine, scalars)
+            self._input_digests[self._seed] = self._digest_of(self._pristine, scalars)
         written = {b.name: self._buffers[b.name] for b in self._spec.buffers if b.is_written}
-        return f"{self._input_digests[self._seed]}:{_digest_of(written)}"
+        return f"{self._input_digests[self._seed]}:{self._digest_of(written)}"
+
+    def _digest_of(self, buffers: Mapping[str, GuardedBuffer], scalars: Mapping[str, str] | None = None) -> str:
+        arrays = [buffer.array for buffer in buffers.values()]
+        hashes = zip(buffers, arrays, self._support.hashes(arrays), strict=True)
+        content = {name: (array.shape, str(array.dtype), *found) for name, array, found in hashes}
+        return hashlib.sha256(canonical_json([content, scalars]).encode()).hexdigest()[:32]
 
     @property
     def is_unconfirmed(self) -> bool:
@@ -289,6 +331,8 @@ class ProblemInstance:
             return Verdict(Outcome.WRONG_RESULT, str(error))
         if agreed is not None:
             self._expected.update(agreed)
+            used = self._sets[self._seed]
+            used.hashes = self._support.hashes(used.arrays)
             self._references.keep(self.sizes, agreed, seed=self._seed, check=self._check)
         return Verdict(Outcome.OK)
 
@@ -333,8 +377,9 @@ class ProblemInstance:
                 pristine[buffer.name].array.set(inputs.stored(buffer.name))
         operands = [scalar for scalar in self._spec.scalars if scalar.is_operand]
         scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in operands}
-        expected = self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check)
-        return pristine, expected, []
+        made = _Inputs(pristine, self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check))
+        made.hashes = self._support.hashes(made.arrays)
+        return made
 
     def _new_buffer(self, buffer: BufferArgument) -> GuardedBuffer:
         return GuardedBuffer(buffer.extents(self.sizes), self._element_type(buffer.name), self._support)
@@ -346,13 +391,6 @@ class ProblemInstance:
 def _shown(value: Any) -> str:
     """Return a value as text; of a whole number all digits."""
     return str(value) if value.dtype.kind in "biu" else f"{value:.9g}"
-
-
-def _digest_of(buffers: Mapping[str, GuardedBuffer], scalars: Mapping[str, str] | None = None) -> str:
-    content = {
-        name: (buffer.array.shape, str(buffer.array.dtype), *buffer.content_hash()) for name, buffer in buffers.items()
-    }
-    return hashlib.sha256(canonical_json([content, scalars]).encode()).hexdigest()[:32]
 
 
 MEMORY_SHARE = 0.25

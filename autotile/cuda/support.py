@@ -120,6 +120,18 @@ class SupportKernels:
 
         return int(self.results([queue])[0, 0]), float(squares.get().sum())
 
+    def hashes(self, arrays: Sequence[Any]) -> list[tuple[int, int]]:
+        """Return a hash of the bits of each device array, which differs if they do, but for one in 2**64 cases.
+
+        Of an array whose bytes are no multiple of four, those up to the next one count, which its memory has.
+        """
+
+        def queued(array: Any) -> Queued:
+            words = -(-array.nbytes // _WORD_BYTES)
+            return partial(self.launch, "hash_words", words, np.uint64(array.data.ptr), np.uint64(words))
+
+        return [(int(first), int(second)) for first, second, _ in self.results([queued(array) for array in arrays])]
+
     def spin(self, blocks: int, iterations: int) -> None:
         """Launch blocks that each take a fixed number of clock cycles, on CuPy's current stream."""
         sink = np.uint64(self._sink.data.ptr)
@@ -231,12 +243,6 @@ class GuardedBuffer:
         """Write the guard bands."""
         for band in self._bands:
             self._support.fill_words(band, self._guard_bytes // _WORD_BYTES, self._pattern)
-
-    def content_hash(self) -> tuple[int, int]:
-        """Return a hash of the array's bits, which differs if they do, but for one in 2**64 cases."""
-        span = np.uint64(self.pointer), np.uint64(self._words)
-        (found,) = self._support.results([partial(self._support.launch, "hash_words", self._words, *span)])
-        return int(found[0]), int(found[1])
 
     def count_unlike(self, other: GuardedBuffer, result: np.uint64) -> None:
         """Add the number of words in which the arrays differ to a result."""

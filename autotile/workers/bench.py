@@ -425,8 +425,6 @@ class LaidOut:
         self._ragged = self._instances(ragged, check=True) if ragged is not None else None
         others = [self._instances(sizes, check=True) for sizes in workload.verify_sizes]
         self._all = [one for one in (self._ragged, self._tuned, *others) if one is not None]
-        self._known_good: tuple[SizedFunctions, Config] | None = None
-        """Newest candidate that passed verification."""
         self.fresh = True
         """Whether no candidate has run yet."""
 
@@ -456,8 +454,8 @@ class LaidOut:
         return self.fresh or self.is_intact()
 
     def is_intact(self) -> bool:
-        """Verify the newest candidate that passed again; return whether it still passes."""
-        return self._known_good is not None and self._verify(*self._known_good).outcome is Outcome.OK
+        """Return True if inputs and expected outputs are as they were laid out."""
+        return all(instance.is_intact() for instances in self._all for instance in instances)
 
     def timed(self, candidate: Candidate, best_us: float | None, stage: Stage, *, grid: bool) -> Reading:
         """Load, verify, then measure a candidate."""
@@ -490,8 +488,6 @@ class LaidOut:
         bound = instance.bind(config, self.device)
         launch = _launch_sequence(functions.tuned, bound)
         reading = self.measured(self._runnable(launch, bound), best_us, is_quick=grid)
-        if reading.outcome.has_time:
-            self._known_good = (functions, config)
         telemetry: dict[str, float | int | str] = {**reading.telemetry, "max_error": verdict.max_error}
         if not grid and reading.outcome.has_time:
             kernel = self._kernel
@@ -567,7 +563,6 @@ class LaidOut:
             return Reading(Outcome.WRONG_RESULT, _UNCONFIRMED, "verify")
         if verdict.outcome is not Outcome.OK:
             return Reading(verdict.outcome, f"{verdict.reason}, in repeat {done} of {job.repeats}", "verify")
-        self._known_good = (functions, config)
         digest = VARYING_OUTPUTS if any(len(found) > 1 for found in digests.values()) else min(digests[0])
         telemetry: dict[str, int | str] = {"repeats": done, OUTPUT_DIGEST: digest}
         seconds = {"verify": round(time.perf_counter() - start, 6)}
