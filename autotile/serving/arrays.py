@@ -401,7 +401,9 @@ class CallArrays:
             served = f" with {with_values}; see the kernel's attribute shapes" if with_values else ""
             raise ArgumentError(f"{name} has shape {view.shape}, expected {shape} for {self._problem}{served}")
         if view.dtype != dtype:
-            raise ArgumentError(f"{name} has dtype {view.dtype}, expected {dtype}; convert it with astype")
+            given = str(getattr(array, "dtype", view.dtype)).removeprefix("torch.")
+            wanted = DTYPES[element_type].component.name
+            raise ArgumentError(f"{name} has dtype {given}, expected {wanted}; convert it with astype")
         if not view.flags.c_contiguous:
             raise ArgumentError(f"{name} is not C-contiguous (row-major); pass cupy.ascontiguousarray({name})")
         if view.data.device_id != self._device_index:

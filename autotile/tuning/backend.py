@@ -176,6 +176,7 @@ def workload_of(
 def expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> ExpectedFolder | None:
     """Make a folder with the results of a reference in Python for every set of inputs that verification may use.
 
+    They are computed aside; those for the second set of inputs, which finals need, come last.
     Without a reference, the folder takes the outputs on which configurations agree.
     """
     if kernel.reference_function is None and not kernel.spec.reference.is_agreement:
@@ -190,8 +191,8 @@ def expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> E
         for given, seed, check in (
             (spec.ragged_sizes(problem.sizes), 0, True),
             (problem.sizes, 0, False),
-            (problem.sizes, SECOND_SEED, False),
             *((sizes, 0, True) for sizes in options.verify_sizes),
+            (problem.sizes, SECOND_SEED, False),
         )
         if not missing_input(spec, given, problem.dtype)
         for sizes in shaped_problems(spec, given)

@@ -616,6 +616,7 @@ def hold_contest(
             folder = expected_folder(kernel, own_problem, options)
             if folder is not None:
                 stack.callback(folder.close)
+                folder.wait()
             workloads.append(workload_of(kernel, own_problem, settings, options, folder))
         backend: Backend
         if lane.cluster is not None:

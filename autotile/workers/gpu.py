@@ -271,6 +271,8 @@ class Gpu(Backend):
         """Verify a candidate; one that hangs is given up after a few verifications, long before its deadline."""
         (entry,) = job.entries
         limit_s = min(self._deadline_s / 2, job.limit_s if job.limit_s is not None else self._deadline_s)
+        if job.seed and self._expected is not None:
+            self._expected.wait()
         reading = self._read(replace(job, limit_s=limit_s))
         if reading.outcome is Outcome.OK:
             self._known_good = Time((replace(entry, limit_us=0.0),))
@@ -417,7 +419,7 @@ class Gpu(Backend):
             self._sent += 1
 
     def _start(self, *, reuse: bool = True) -> Child:
-        """Start a worker, or reuse an idle one of the same device, and send it the problem."""
+        """Start a worker, or reuse an idle one of the device, and send it the problem once the reference is known."""
         if self._is_closed:
             raise ToolchainError("the GPU worker was closed")
         place = str(self._device_index)
@@ -427,9 +429,14 @@ class Gpu(Backend):
             child = idle or start_child(self._module, place)
         except WorkerError as error:
             raise _cannot_start(error) from None
+        self._is_opening = self._expected is None or self._expected.is_complete
+        if self._is_opening:
+            self._send_problem(child)
+        return child
+
+    def _send_problem(self, child: Child) -> None:
         message = {"op": "open", "workload": self._workload, "device_index": self._device_index}
         child.send(message, _OPEN_DEADLINE_S)
-        return child
 
     def _wait_until_open(self) -> DeviceProperties:
         """Wait for the worker, started anew if there is none, to set up the problem; drop it if it fails."""
@@ -437,6 +444,10 @@ class Gpu(Backend):
             if self._child is None:
                 self._child = self._start()
             try:
+                if not self._is_opening and self._expected is not None:
+                    self._expected.wait(0)
+                    self._send_problem(self._child)
+                    self._is_opening = True
                 return parsed_reply(self._child.receive(_OPEN_DEADLINE_S), DeviceProperties)
             except BaseException as error:  # Ctrl-C, too, must not leave the worker behind
                 self._drop_child()

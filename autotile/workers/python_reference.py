@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -55,8 +56,8 @@ class DrawnInputs(NamedTuple):
 class ExpectedFolder:
     """A private folder with the results of a function for each of several sets of inputs; without one, it is empty.
 
-    The child that calls the function is killed after ``limit_s``. Raise `InputError` if the function raises, takes too
-    long, crashes, or returns something else than the outputs.
+    The child that calls the function runs on, set after set, until it ends or ``limit_s`` is over; `wait` waits for it.
+    Raise `InputError` if there is no room for the folder, or no child can be made.
     """
 
     def __init__(
@@ -69,6 +70,14 @@ class ExpectedFolder:
     ) -> None:
         self._spec = spec
         self._dtype = dtype
+        self._process: int | None = None
+        """The child until it has ended."""
+        self._seeds: list[int] = []
+        """Of the sets without results, the next first."""
+        self._fault = ""
+        self._place = f"{spec.source}: [reference] function {spec.reference.function}"
+        self._sharing = threading.Lock()
+        """Held by the thread that waits for the child."""
         try:
             self.path = Path(tempfile.mkdtemp(prefix="autotile-reference-"))
         except OSError as error:
@@ -78,53 +87,118 @@ class ExpectedFolder:
         self._function = function
         try:
             if function.library == "cupy" and _is_cuda_initialized():
-                self._write_all(inputs)
+                for one in inputs:
+                    self._write(one)
             else:
-                self._write_in_child(inputs, limit_s)
+                self._begin(inputs, limit_s)
         except BaseException:
             self.close()
             raise
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is to be waited for."""
+        return self._process is None and not self._fault
+
+    def wait(self, seed: int | None = None) -> None:
+        """Wait for the results of the sets of inputs of a seed, or of all.
+
+        Raise `InputError` if the function raises, takes too long, crashes, or returns something else than the outputs.
+        """
+        with self._sharing:
+            while not self._fault and (self._seeds if seed is None else seed in self._seeds):
+                self._fault = self._next_fault()
+                del self._seeds[0]
+            if self._process is not None and (self._fault or not self._seeds):
+                self._end()
+        if self._fault:
+            raise InputError(self._fault)
+
     def close(self) -> None:
-        """Delete the folder; closing twice is harmless."""
+        """End the child, and delete the folder; closing twice is harmless."""
+        if (process := self._process) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+            with self._sharing:
+                if self._process is not None:
+                    self._fault = self._fault or f"{self._place} was ended"
+                    self._end()
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _write_all(self, inputs: Sequence[DrawnInputs]) -> None:
-        for one in inputs:
-            self._write(one)
+    def _begin(self, inputs: Sequence[DrawnInputs], limit_s: float) -> None:
+        def write(answer: Callable[[str], None]) -> None:
+            for one in inputs:
+                self._write(one)
+                answer("")
 
-    def _write_in_child(self, inputs: Sequence[DrawnInputs], limit_s: float) -> None:
-        place = f"{self._spec.source}: [reference] function {self._spec.reference.function}"
         _flush()
         try:
-            reader, writer = os.pipe()
+            self._reader, writer = os.pipe()
             try:
-                process = _fork(lambda: self._write_all(inputs), reader, writer)
+                self._process = _fork(write, self._reader, writer)
             except BaseException:
-                os.close(reader)
+                os.close(self._reader)
                 raise
             finally:
                 os.close(writer)
         except OSError as error:
-            raise InputError(f"{place} cannot be called, as there is no process for it: {error.strerror}") from None
-        try:
-            answer = _read(reader, limit_s, process)
-        finally:
-            os.close(reader)
-            status = _end(process)
+            reason = error.strerror
+            raise InputError(f"{self._place} cannot be called, as there is no process for it: {reason}") from None
+        self._seeds = [one.seed for one in inputs]
+        self._limit_s, self._end_s = limit_s, time.monotonic() + limit_s
+        self._unread = b""
+
+    def _next_fault(self) -> str:
+        """Wait for the answer to the next set, and return what is wrong with it; empty if nothing is."""
+        assert self._process is not None
+        answer = self._next_line(self._process)
         if answer is None:
-            raise InputError(f"{place} did not return within {limit_s:g} s; make it faster, or the problem smaller")
+            return f"{self._place} did not return within {self._limit_s:g} s; make it faster, or the problem smaller"
         if not answer:
+            status = self._end()
             how = f"with status {os.waitstatus_to_exitcode(status)}" if status is not None else "or closed its files"
-            raise InputError(f"{place} ended its process, {how}")
+            return f"{self._place} ended its process, {how}"
         try:
-            fault = decode_json(answer, str)
+            return decode_json(answer, str)
         except DataError:
-            raise InputError(
-                f"{place}: its process sent a damaged answer; it must not write to files that it has not opened"
-            ) from None
-        if fault:
-            raise InputError(fault)
+            return (
+                f"{self._place}: its process sent a damaged answer; it must not write to files that it has not opened"
+            )
+
+    def _next_line(self, process: int) -> bytes | None:
+        """Read a line that the child writes; None if it takes too long, empty or incomplete if the child ended.
+
+        Processes that the child has started may keep the pipe open, so its end is not waited for.
+        """
+        while b"\n" not in self._unread and len(self._unread) < _MAX_ANSWER:
+            left_s = self._end_s - time.monotonic()
+            has_ended = not is_running(process)
+            ready, _, _ = select.select([self._reader], [], [], 0.0 if has_ended else min(_POLL_S, max(left_s, 0.0)))
+            part = os.read(self._reader, _MAX_ANSWER) if ready else b""
+            if (ready or has_ended) and not part:
+                break
+            if not ready and left_s <= 0:
+                return None
+            self._unread += part
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _end(self) -> int | None:
+        """Kill the child if it still runs; else return its status, None if another thread of the program has it."""
+        process, self._process = self._process, None
+        assert process is not None
+        os.close(self._reader)
+        end = time.monotonic() + _GRACE_S
+        while (runs := is_running(process)) and time.monotonic() < end:
+            time.sleep(0.001)
+        if runs:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        try:
+            _, status = os.waitpid(process, 0)
+        except ChildProcessError:
+            return None
+        return status if not runs else None
 
     def _write(self, inputs: DrawnInputs) -> None:
         """Call the function for a set of inputs, and write its results."""
@@ -185,8 +259,10 @@ def shaped_problems(spec: KernelSpec, sizes: Mapping[str, int]) -> list[dict[str
 _MAX_SHAPES = 64
 
 
-def _fork(run: Callable[[], None], reader: int, writer: int) -> int:
-    """Fork a child that calls a function, writes its error to a pipe as a line of JSON and ends; return its id.
+def _fork(run: Callable[[Callable[[str], None]], None], reader: int, writer: int) -> int:
+    """Fork a child that calls a function with one that answers, answers its error and ends; return its id.
+
+    An answer is a line of JSON in a pipe.
 
     The child must never return into the program that called autotile. No handler of a signal may interrupt it before
     it is within a ``finally``: signals are blocked until their handlers are removed.
@@ -212,39 +288,25 @@ def _fork(run: Callable[[], None], reader: int, writer: int) -> int:
     return process
 
 
-def _answer(run: Callable[[], None], writer: int) -> NoReturn:
-    """Call the function in the child and write its error, empty if there is none; the caller handles what is raised."""
-    error = ""
+def _answer(run: Callable[[Callable[[str], None]], None], writer: int) -> NoReturn:
+    """Call the function in the child, and answer its error if it raises one; the caller handles what is raised here."""
+
+    def answer(error: str) -> None:
+        _flush()
+        line = encode_json(shown_text(error[:_MAX_ERROR], lines=True)).encode() + b"\n"
+        while line:
+            line = line[os.write(writer, line) :]
+
     try:
         try:
-            run()
+            run(answer)
         except InputError as fault:
-            error = _text(fault)
+            answer(_text(fault))
         except BaseException as fault:
-            error = f"the reference cannot be computed: {_described(fault)}"
-        answer = encode_json(shown_text(error[:_MAX_ERROR], lines=True)).encode()
+            answer(f"the reference cannot be computed: {_described(fault)}")
     except BaseException:  # even the description of an exception may raise another
-        answer = b'"the reference cannot be computed, and its exception cannot be described"'
-    _flush()
-    answer += b"\n"
-    while answer:
-        answer = answer[os.write(writer, answer) :]
+        os.write(writer, b'"the reference cannot be computed, and its exception cannot be described"\n')
     os._exit(0)
-
-
-def _end(process: int) -> int | None:
-    """Kill a child if it still runs; else return its status, None if another thread of the program waited for it."""
-    end = time.monotonic() + _GRACE_S
-    while (runs := is_running(process)) and time.monotonic() < end:
-        time.sleep(0.001)
-    if runs:
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-    try:
-        _, status = os.waitpid(process, 0)
-    except ChildProcessError:
-        return None
-    return status if not runs else None
 
 
 def _flush() -> None:
@@ -257,26 +319,6 @@ _MAX_ERROR = 4000
 """Characters of an error; more is cut, before it becomes JSON."""
 _MAX_ANSWER = 64 << 10
 _POLL_S = 0.2
-
-
-def _read(reader: int, limit_s: float, process: int) -> bytes | None:
-    """Read the line that the child writes; None if it takes too long, empty or incomplete if the child ended.
-
-    Processes that the child has started may keep the pipe open, so its end is not waited for.
-    """
-    end_s = time.monotonic() + limit_s
-    found = b""
-    while not found.endswith(b"\n") and len(found) < _MAX_ANSWER:
-        left_s = end_s - time.monotonic()
-        has_ended = not is_running(process)
-        ready, _, _ = select.select([reader], [], [], 0.0 if has_ended else min(_POLL_S, max(left_s, 0.0)))
-        part = os.read(reader, _MAX_ANSWER) if ready else b""
-        if (ready or has_ended) and not part:
-            break
-        if not ready and left_s <= 0:
-            return None
-        found += part
-    return found
 
 
 def _text(error: BaseException) -> str:

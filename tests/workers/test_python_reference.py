@@ -34,6 +34,7 @@ INPUTS = DrawnInputs(SIZES, 0, check=True)
 def results(function: Callable[..., Any], *sets: DrawnInputs, limit_s: float = 30.0) -> list[np.ndarray]:
     sets = sets or (INPUTS,)
     with closing(ExpectedFolder(SPEC, "float32", ReferenceFunction(function), sets, limit_s)) as folder:
+        folder.wait()
         found = [np.load(expected_file(folder.path, "C", s.sizes, s.seed, check=s.check)) for s in sets]
     assert not folder.path.exists()
     return found
@@ -68,6 +69,23 @@ def test_every_set_of_inputs_has_its_results_in_double_precision() -> None:
     np.testing.assert_allclose(second, given["A"] @ given["B"], rtol=1e-12)
     assert first.dtype == second.dtype == np.float64
     assert (first != second).any()
+
+
+def test_sets_of_inputs_are_waited_for_by_their_seed_and_the_rest_is_given_up() -> None:
+    def function(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+        if (inputs()["A"] != A).any():
+            time.sleep(100)
+        return A @ B
+
+    sets = (INPUTS, INPUTS._replace(seed=1))
+    with closing(ExpectedFolder(SPEC, "float32", ReferenceFunction(function), sets, 60.0)) as folder:
+        folder.wait(0)
+        assert expected_file(folder.path, "C", SIZES, 0, check=True).exists()
+        assert not folder.is_complete
+    assert not folder.path.exists()
+    for _ in range(2):
+        with pytest.raises(InputError, match="was ended"):
+            folder.wait()
 
 
 def fails(A: np.ndarray) -> np.ndarray:
