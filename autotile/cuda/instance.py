@@ -277,8 +277,8 @@ class ProblemInstance:
         is_computed = reference.tolerance is None and not reference.tolerances and reference.reduction.text == "1"
         if is_computed and 0.0 < max_error < min(_ROUNDING, _LONG_SUM * tolerance.relative):
             return "; if that is rounding, state the reduction, the number of terms of a sum, or a tolerance"
-        types = {self._element_type(one.name) for one in self._spec.buffers if one.is_read}
-        narrow = sorted(one.name for one in types if one.is_integer and one.component.component_bytes < _EXACT_BYTES)
+        types = {self._element_type(one.name).component for one in self._spec.buffers if one.is_read}
+        narrow = sorted(one.name for one in types if one.is_integer and one.component_bytes < _EXACT_BYTES)
         if reference.function is not None and narrow:
             return f"; NumPy's arithmetic wraps around in {narrow[0]}, of which the reference takes arrays: use astype"
         return ""

@@ -160,6 +160,11 @@ class GpuGroup(Backend):
         """Return a mask over the rows that the first GPU can run; None for all."""
         return self._members[0].backend.available_rows(space)
 
+    def await_reference(self) -> None:
+        """Wait for the results of a reference in Python for each GPU."""
+        for member in self._members:
+            member.backend.await_reference()
+
     def wait(self) -> DeviceProperties:
         """Wait until one GPU can run candidates; the others join when they can."""
         with self._changed:

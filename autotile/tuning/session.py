@@ -207,6 +207,7 @@ def open_session(
         for config in options.tries:
             if reason := check_config(kernel.spec, config, problem.sizes, backend.device, problem.dtype):
                 raise ConfigError(f"{config_text(config)} cannot be tried: {reason}")
+        backend.await_reference()  # behind all that begins at the same time; no budget includes it
         stop = lane.stop if lane is not None else None
         yield Session(pipeline, options, space=space, database=database, observe=observe, stop=stop)
 

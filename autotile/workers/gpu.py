@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -87,6 +88,9 @@ class Backend(ABC):
     def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
         """Return a mask over the rows of a space that can be run, shape (rows,); None for all."""
         return None
+
+    def await_reference(self) -> None:  # noqa: B027 - most have none
+        """Wait for the results of a reference in Python; an `InputError` is raised if it fails."""
 
     def wait(self) -> DeviceProperties:
         """Wait until candidates can be run, and return the properties of the device.
@@ -195,7 +199,8 @@ class Gpu(Backend):
         self._module = module
         self._worker_pool = worker_pool
         self._expected = expected
-        self._is_open = self._is_closed = False
+        self._is_open = self._is_closed = self._is_opening = False
+        self._opening = threading.Lock()
         self._consecutive_deaths = 0
         self._last_reason = ""
         self._queue: deque[Time] = deque()
@@ -208,6 +213,13 @@ class Gpu(Backend):
         self._verification_s: float | None = None
         """Longest time of a verification that ended."""
         self._child: Child | None = self._start()
+
+    def await_reference(self) -> None:
+        """Wait for the results of a reference in Python, and send the worker the problem."""
+        with self._opening:  # the thread of one GPU among several may be there first
+            if self._expected is not None and self._child is not None and not self._is_opening:
+                self._expected.wait(0)
+                self._send_problem(self._child)
 
     def wait(self) -> DeviceProperties:
         """Wait until the worker has set up the problem, and return the properties of its device."""
@@ -429,14 +441,15 @@ class Gpu(Backend):
             child = idle or start_child(self._module, place)
         except WorkerError as error:
             raise _cannot_start(error) from None
-        self._is_opening = self._expected is None or self._expected.is_complete
-        if self._is_opening:
+        self._is_opening = False
+        if self._expected is None or self._expected.is_complete:
             self._send_problem(child)
         return child
 
     def _send_problem(self, child: Child) -> None:
         message = {"op": "open", "workload": self._workload, "device_index": self._device_index}
         child.send(message, _OPEN_DEADLINE_S)
+        self._is_opening = True
 
     def _wait_until_open(self) -> DeviceProperties:
         """Wait for the worker, started anew if there is none, to set up the problem; drop it if it fails."""
@@ -444,10 +457,7 @@ class Gpu(Backend):
             if self._child is None:
                 self._child = self._start()
             try:
-                if not self._is_opening and self._expected is not None:
-                    self._expected.wait(0)
-                    self._send_problem(self._child)
-                    self._is_opening = True
+                self.await_reference()
                 return parsed_reply(self._child.receive(_OPEN_DEADLINE_S), DeviceProperties)
             except BaseException as error:  # Ctrl-C, too, must not leave the worker behind
                 self._drop_child()
