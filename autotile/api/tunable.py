@@ -57,6 +57,7 @@ def kernel(
     reference: Any = None,
     reference_on: ArrayLibrary = "numpy",
     tolerance: float | Mapping[str, Any] | None = None,
+    reduction: int | str | None = None,
     verify: Callable[..., Any] | None = None,
     sizes: Mapping[str, int] | None = None,
     rules: Mapping[str, Any] | Sequence[Any] = (),
@@ -110,6 +111,8 @@ def kernel(
         already initialized here.
     tolerance
         Relative tolerance, or one for each output, as in ``[reference]``; None for that of the element type.
+    reduction
+        Number of terms in the sum that an element of an output is, by which that tolerance grows: ``"K"``; None for 1.
     verify
         Function that compares outputs, instead of a tolerance. It is called in this process for every configuration
         that runs, with the expected and the written values: two arrays of NumPy, or two mappings from names to arrays
@@ -174,9 +177,9 @@ def kernel(
     >>> scale.tune(n=1 << 20)  # doctest: +SKIP
     <TuneResult: scale n=1048576 float32 on NVIDIA H200: ...>
     """
-    reference_keys: dict[str, Any] = {} if tolerance is None else {"tolerance": tolerance}
-    if verify is not None:
-        reference_keys["comparison"] = function_name(verify)
+    comparison = function_name(verify) if verify is not None else None
+    reference_keys: dict[str, Any] = {"tolerance": tolerance, "reduction": reduction, "comparison": comparison}
+    reference_keys = {key: value for key, value in reference_keys.items() if value is not None}
     further: Any = sections or {}
     if reference_keys:
         further = {**further, "reference": {**further.get("reference", {}), **reference_keys}}

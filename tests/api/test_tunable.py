@@ -209,6 +209,7 @@ class TestReferences:
         assert (np.load(Path(spec.folder) / file) == answer).all()
 
     def test_tolerances(self):
+        assert scale(reduction="n", reference="naive").document["reference"]["reduction"] == "n"
         assert scale(tolerance=1e-3).definition.spec.reference.tolerance == 1e-3
         assert scale(tolerance={"y": {"absolute": 0.1}}).definition.spec.reference.tolerances["y"].absolute == 0.1
 
