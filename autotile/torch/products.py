@@ -148,7 +148,7 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
             known.kernel.count_call()
             return _torch_matmul(a.detach(), b.detach())
     if known is None:
-        return _multiply(a, b, emulate)
+        return _multiply(a, b, emulate) if not _is_stacked(a, b) else _of_stacks(a, b, emulate)
     made: Tensor | None = known.launch(a, b)
     if made is None:
         made = known.kernel(*(one.detach() if one.is_contiguous() else one.detach().mT for one in (a, b)))
@@ -164,15 +164,15 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
     Parameters
     ----------
     a, b
-        CUDA tensors of one dtype: float32, float16 or bfloat16; shapes ``(m, k)`` and ``(k, n)``, or stacks
-        ``(batch, m, k)`` and ``(batch, k, n)``. Transposed views are used without a copy.
+        CUDA tensors of one dtype: float32, float16 or bfloat16; shapes ``(m, k)`` and ``(k, n)``, stacks of such, whose
+        leading axes are broadcast, or vectors, as for `torch.matmul`. Transposed views are used without a copy.
     emulate
         As for `autotile.matmul`; it also applies to the gradients.
 
     Returns
     -------
     torch.Tensor
-        New tensor of the same dtype, shape ``(m, n)`` or ``(batch, m, n)``.
+        New tensor of the same dtype, shape ``(..., m, n)``; without the axis of a factor that is a vector.
 
     Raises
     ------
@@ -180,8 +180,12 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
         Shapes or dtypes do not match.
     InputError
         No kernel computes such a product.
+    RuntimeError
+        By PyTorch: leading axes cannot be broadcast, or a factor has no axis.
     """
     if _is_compiling() or not _is_eager(a, b):
+        if _is_stacked(a, b):
+            return _of_stacks(a, b, emulate)
         result: Tensor = torch.ops.autotile.matmul(a, b, emulate)
         return result
     key = (a.shape, b.shape, a.dtype, emulate)
@@ -189,6 +193,8 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
         by_torch = _decision(key, lambda: _product_of(a, b, emulate), lambda kernel: kernel.is_library)
         if by_torch and _is_plain(a):
             return _torch_matmul(a, b)
+        if _is_stacked(a, b):
+            return _of_stacks(a, b, emulate)
         recorded: Tensor = _Differentiable.apply(a, b, emulate)
         return recorded
     left = _notes.get(key)
@@ -196,6 +202,27 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
         left[0].count_call()
         return _torch_matmul(a, b)
     return _launched(a, b, emulate)
+
+
+def _is_stacked(a: Tensor, b: Tensor) -> bool:
+    """Whether two factors are other than two matrices, or two stacks of as many."""
+    x, y = a.shape, b.shape
+    return x[:-2] != y[:-2] or not 2 <= len(x) <= 3 or len(y) < 2
+
+
+def _of_stacks(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
+    """Compute `matmul` of such factors: views of matrices or stacks, and copies of what is broadcast."""
+    if not (a.dim() and b.dim()):
+        return _torch_matmul(a, b)  # which raises an error
+    if b.dim() == 1:
+        return matmul(a, b.unsqueeze(1), emulate=emulate).squeeze(-1)
+    if a.dim() == 1:
+        return matmul(a.unsqueeze(0), b, emulate=emulate).squeeze(-2)
+    if b.dim() == 2:
+        return matmul(a.flatten(0, -2), b, emulate=emulate).unflatten(0, a.shape[:-1])
+    leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    left, right = (one.expand(*leading, *one.shape[-2:]).flatten(0, -3) for one in (a, b))
+    return matmul(left, right, emulate=emulate).unflatten(0, leading)
 
 
 def _is_plain(a: Tensor) -> bool:

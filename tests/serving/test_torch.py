@@ -51,6 +51,41 @@ def apart() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+STACKED = [
+    ((3, 5, 64), (64, 8)), ((2, 1, 5, 64), (3, 64, 8)), ((2, 3, 5, 64), (2, 3, 64, 8)), ((5, 64), (3, 64, 8)),
+    ((1, 5, 64), (3, 64, 8)), ((64,), (64, 8)), ((5, 64), (64,)), ((64,), (64,)), ((64,), (3, 64, 8)),
+    ((2, 3, 5, 64), (64,)),
+]  # fmt: skip
+"""Shapes of factors that are neither two matrices nor two stacks of as many."""
+
+
+@pytest.mark.parametrize("shapes", STACKED)
+def test_a_traced_product_has_the_shape_that_pytorch_gives_it(shapes: Any) -> None:
+    with torch._subclasses.FakeTensorMode():
+        a, b = (torch.empty(shape, device="cuda") for shape in shapes)
+        assert autotile.torch.matmul(a, b).shape == torch.matmul(a, b).shape
+
+
+def test_factors_that_cannot_be_multiplied_are_an_error_of_pytorch() -> None:
+    for shapes in (((), (64,)), ((2, 5, 64), (3, 64, 8)), ((64,), ())):
+        with pytest.raises(RuntimeError):
+            autotile.torch.matmul(*map(torch.empty, shapes))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shapes", STACKED)
+def test_stacks_and_vectors_with_their_gradients(shapes: Any) -> None:
+    factors = [torch.randn(shape, device="cuda", requires_grad=True) for shape in shapes]
+    expected = torch.matmul(*(one.double() for one in factors))
+    gradient = torch.randn(expected.shape, device="cuda")
+    for compute in (autotile.torch.matmul, torch.compile(autotile.torch.matmul, fullgraph=True)):
+        with torch.no_grad():
+            assert close(compute(*factors), expected)
+        found = torch.autograd.grad(compute(*factors), factors, gradient)
+        want = torch.autograd.grad(expected, factors, gradient.double(), retain_graph=True)
+        assert all(close(own, one) for own, one in zip(found, want, strict=True))
+
+
 class TestAccelerate:
     def test_the_layers_that_may_gain_change_their_class_alone(self, model: Any) -> None:
         x, before = torch.randn(4, 64), {name: id(one) for name, one in model.named_parameters()}
