@@ -145,7 +145,7 @@ class ExpectedFolder:
             reason = error.strerror
             raise InputError(f"{self._place} cannot be called, as there is no process for it: {reason}") from None
         self._seeds = [one.seed for one in inputs]
-        self._limit_s, self._end_s = limit_s, time.monotonic() + limit_s
+        self._limit_s, self._deadline_s = limit_s, time.monotonic() + limit_s
         self._unread = b""
 
     def _next_fault(self) -> str:
@@ -171,7 +171,7 @@ class ExpectedFolder:
         Processes that the child has started may keep the pipe open, so its end is not waited for.
         """
         while b"\n" not in self._unread and len(self._unread) < _MAX_ANSWER:
-            left_s = self._end_s - time.monotonic()
+            left_s = self._deadline_s - time.monotonic()
             has_ended = not is_running(process)
             ready, _, _ = select.select([self._reader], [], [], 0.0 if has_ended else min(_POLL_S, max(left_s, 0.0)))
             part = os.read(self._reader, _MAX_ANSWER) if ready else b""
