@@ -397,6 +397,10 @@ class TestNvcc:
         with pytest.raises(CompileError, match=r"no __global__ function 'missing'.*plain"):
             compile_cubin(replace(NVCC_JOB, entry="missing"))
 
+    def test_macros_of_names_that_the_headers_of_cuda_use(self) -> None:
+        source = "__global__ void plain(int* y) { y[0] = T + value; }"
+        assert compile_cubin(replace(NVCC_JOB, source=source, options=("-DT=16", "-Dvalue"))).cubin
+
     def test_the_version_is_part_of_the_key(self, monkeypatch: pytest.MonkeyPatch) -> None:
         key = NVCC_JOB.key
         assert key != replace(NVCC_JOB, compiler="nvrtc").key
@@ -427,11 +431,11 @@ echo cubin > "$2"; cat >&2 <<'END'
 {report}
 END""",
         )
-        job = replace(NVCC_JOB, options=("-DTEXT=a b; $(touch /nowhere) `x`",), include_folders=("/some where",))
+        job = replace(NVCC_JOB, options=("--text=a b; $(touch /nowhere) `x`",), include_folders=("/some where",))
         assert toolchain.nvcc_version() == "1.2.3"
         assert compile_cubin(job).resources.registers == 8
         arguments = (tmp_path / "arguments").read_text().splitlines()
-        assert "-DTEXT=a b; $(touch /nowhere) `x`" in arguments
+        assert "--text=a b; $(touch /nowhere) `x`" in arguments
         assert "-I/some where" in arguments
         assert "-arch=sm_90" in arguments
 
