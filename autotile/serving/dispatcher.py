@@ -14,6 +14,7 @@ from weakref import WeakSet
 import numpy as np
 from msgspec.structs import replace
 
+from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import Config, L2Mode
@@ -125,6 +126,7 @@ class Dispatcher:
     >>> kernel = dispatcher.get_best_kernel("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
     """
 
+    @checked
     def __init__(
         self,
         *,

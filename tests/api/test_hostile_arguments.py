@@ -171,3 +171,6 @@ def test_what_is_served_is_asked_for_in_the_right_types(option: str) -> None:
             continue  # none, as is ""
         with suppress(AutotileError):
             autotile.get_best_kernel("sgemm_2d", M=64, N=64, K=64, **{option: value})
+        if option in ("database", "bundle"):
+            with pytest.raises(InputError, match=f"{option} is "):
+                autotile.Dispatcher(**{option: value})

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import sys
 from contextlib import nullcontext
 from importlib import import_module
@@ -351,6 +352,28 @@ def test_an_unknown_option(cached: Path, strategy: str | None) -> None:
         tuned(
             strategy=strategy, strategy_options={"no_such_option": 1}, params=SPACE, cache=cached, simulation_mode=True
         )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("strategy_options", 5, "a mapping by name"),
+        ("strategy_options", "max_fevals=5", "a mapping by name"),
+        ("seed", "a", "a whole number"),
+        ("device", "0", "a whole number"),
+        ("objective", 5, "a text, a list"),
+        ("observers", 5, "a list or None"),
+        ("compiler_options", "-O3", "a list, each a text, a function"),
+        ("lang", 5, "a text"),
+        ("answer", 5, "a list or None"),
+        ("defines", 5, "a mapping by name"),
+        ("cmem_args", [1], "a mapping by name"),
+        ("log", "debug", "a whole number"),
+    ],
+)
+def test_an_argument_of_a_wrong_type(option: str, value: Any, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"{option} is {value!r}, expected {said}")):
+        tuned(**{option: value})
 
 
 @pytest.mark.parametrize(("direction", "best"), [(False, 32), ([False], 32), (True, 160), ([True], 160)])
