@@ -109,12 +109,13 @@ def has_password(argument: str) -> bool:
 _SQLITE = "sqlite:///"
 
 
-def absolute_location(location: str) -> str:
+def absolute_location(location: str | Path) -> str:
     """Return a location that means the same after a change of the working directory; errors as of `absolute_path`."""
-    if not looks_like_url(location):
+    text = str(location)
+    if not isinstance(location, str | Path) or not looks_like_url(text):
         return str(absolute_path(location, "a database"))
-    path = location.removeprefix(_SQLITE)
-    return f"{_SQLITE}{absolute_path(path, 'a database')}" if path not in ("", location) else location
+    path = text.removeprefix(_SQLITE)
+    return f"{_SQLITE}{absolute_path(path, 'a database')}" if path not in ("", text) else text
 
 
 def masked_message(message: str) -> str:

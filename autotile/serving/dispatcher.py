@@ -14,7 +14,6 @@ from weakref import WeakSet
 import numpy as np
 from msgspec.structs import replace
 
-from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import Config, L2Mode
@@ -82,7 +81,7 @@ def _kept(serve: Find[Arguments]) -> Find[Arguments]:
         name, database = (names or (given.get("name"),))[0], given.get("database")
         if given.get("strict") or given.get("bundle") is not None:
             return served
-        if not (database is None or database == absolute_location(str(database))):
+        if not (database is None or database == absolute_location(database)):
             return served
         if isinstance(name, str | os.PathLike) and is_path(str(name)) and not Path(name).is_absolute():
             return served
@@ -126,7 +125,6 @@ class Dispatcher:
     >>> kernel = dispatcher.get_best_kernel("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
     """
 
-    @checked
     def __init__(
         self,
         *,
@@ -136,7 +134,7 @@ class Dispatcher:
         deployment: Literal["graph", "eager"] | None = None,
     ) -> None:
         self._l2 = state_of(l2, deployment)
-        self._database = absolute_location(str(database)) if database is not None else None
+        self._database = absolute_location(database) if database is not None else None
         self._bundle = _bundle_path(bundle)
         self.served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
         """Kernels that `get_best_kernel` has returned, by its arguments."""
@@ -277,7 +275,7 @@ class Dispatcher:
         >>> kernel = get_best_kernel("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
         >>> C = kernel(A, B)  # doctest: +SKIP
         """
-        location = None if database is None else absolute_location(str(database))
+        location = None if database is None else absolute_location(database)
         source = _bundle_path(bundle)
         # The one form in which a call is kept, which no working directory changes: plain names, absolute paths and
         # whole sizes are as in most calls, which therefore take one entry.
@@ -640,7 +638,7 @@ class Dispatcher:
     def location(self, database: str | Path | None) -> str:
         """Return the path or URL of the database that a call uses."""
         if database:
-            return absolute_location(str(database))
+            return absolute_location(database)
         return self._database or served_database()
 
     def _device(
