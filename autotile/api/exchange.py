@@ -316,6 +316,9 @@ def export(
     for is_wrong, reason in (
         (is_measured and format != "recording", "--measure and --sample are of a recording; add --format recording"),
         (workers is not None and not is_measured, "--workers is of a measurement; add --measure"),
+        (seed and sample is None, "--seed is of a random sample; add --sample N"),
+        (l2 is not None and format in (*_COMPILED, "plan"), f"--l2 is of trials, and not for --format {format}"),
+        (dtype is not None and format == "plan", "--dtype is not for --format plan, which has the dtypes of its calls"),
         (captured and format != "plan", "--captured is of a plan; add --format plan"),
         (architectures and format not in _COMPILED, f"--arch is for --format {' and '.join(_COMPILED)}, not {format}"),
         (device is not None and format in _COMPILED, f"--device is not for --format {format}: it is for all GPUs"),
@@ -357,8 +360,8 @@ def export(
     ((name, own),) = selected
     given = dict(own or {})
     if not is_measured and (operation := named_operation(name)) is not None:
-        if given or device is not None or format != "t4":
-            raise InputError(f"{name} is an operation, of which models are exported: give no sizes, format or device")
+        if given or device is not None or format != "t4" or l2 is not None:
+            raise InputError(f"{name} is an operation, of which models are exported: give no sizes, format, GPU or L2")
         return ExportedModels(tuple(export_models(operation, str(output), dtype=dtype, database=database)))
     if format == "c-header":
         if given:
@@ -449,6 +452,8 @@ def import_(
     """
     if format not in get_args(ImportFormat):
         raise InputError(f"there is no format {format!r}; expected {', '.join(get_args(ImportFormat))}")
+    if output is not None and database is not None:
+        raise InputError("results go into a recording or into a database; give --output or --db")
     path = user_path(file, "a cache file")
     cache = read_cache(path)
     key = cache.key(merge_sizes(sizes, named_sizes) or None, dtype)

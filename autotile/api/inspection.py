@@ -506,7 +506,7 @@ def space(
     compile: bool = False,
     sample: int | None = None,
     seed: int = 0,
-    limit: int = 12,
+    limit: int | None = None,
     output: str | Path | None = None,
     workers: int | None = None,
     dtype: str | None = None,
@@ -536,7 +536,7 @@ def space(
     seed
         Seed of the choice.
     limit
-        Configurations in the table; files and JSON have all.
+        Configurations in the table; files and JSON have all. None for 12.
     output
         Write a page, too. None for no.
     workers
@@ -570,13 +570,14 @@ def space(
         page = output_path(output) if output is not None else None
         place: Any = {"dtype": dtype, "device": device}
         found = survey(kernel, given, sample=sample, seed=seed, workers=workers, observe=observe, **place)
+        found = found if limit is None else replace(found, shown=limit)
         if page is None:
-            return replace(found, shown=limit)
+            return found
         from autotile.report.page import write_page
 
         write_page(found.page(), page)
-        return replace(found, shown=limit, notices=(*found.notices, f"wrote {page}"))
-    for name, option in (("--output", output), ("--workers", workers), ("--seed", seed or None)):
+        return replace(found, notices=(*found.notices, f"wrote {page}"))
+    for name, option in (("--output", output), ("--workers", workers), ("--seed", seed or None), ("--limit", limit)):
         if option is not None:
             raise InputError(f"{name} is of compiled configurations; add --compile")
     return summarize(kernel, given, dtype, device)
@@ -672,11 +673,15 @@ def explain(
     if kernel is None:
         if threads is None:
             raise InputError("nothing to explain; expected KERNEL [NAME=VALUE ...], or --threads N of a block")
+        if dtype is not None or database is not None:
+            raise InputError("--dtype and --db are of a kernel or an operation; leave them out with --threads")
         return occupancy(threads, registers, smem, device=device)
     if threads is not None or registers or smem:
         raise InputError("--threads, --registers and --smem are of a block without a kernel; leave the kernel out")
     given = merge_sizes(assignments, named_assignments)
     if (operation := named_operation(kernel)) is None:
+        if database is not None:
+            raise InputError(f"{kernel} is a kernel, which nothing stored changes; leave --db out")
         return explain_kernel(kernel, given, dtype=dtype, device=device)
     from autotile.database.database import database_location
 

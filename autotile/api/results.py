@@ -592,6 +592,8 @@ def best(
     >>> best("sgemm", M=4096, N=4096, K=4096, device="h200").tier
     'exact'
     """
+    if bundle is not None and database is not None:
+        raise InputError("a bundle holds its own results; give --bundle or --db")
     served_for, given = resolve_served_device(device), merge_sizes(sizes, named_sizes)
     operation = named_operation(kernel)
     opened = open_for_reading(database) if bundle is None else None
@@ -669,6 +671,8 @@ def list(
     if misses + families + recordings > 1:
         raise InputError("--misses, --families and --recordings are lists of their own; give one of them")
     if recordings:
+        if database is not None:
+            raise InputError("--recordings are files, which are in no database; leave --db out")
         found = list_recordings(read_settings().recording_folders)
         name = None if kernel is None else load_kernel(kernel).name
         own = (one for one in found if one.header is not None and one.header.key.kernel == name)
@@ -880,6 +884,8 @@ def report(
         recording = user_path(str(kernel), "a recording")
         if not recording.is_file():
             raise InputError(f"there is no recording {recording}; see `autotile list --recordings`")
+        if given or any(one is not None for one in (dtype, device, database)):
+            raise InputError("a recording is of one problem; leave sizes, --dtype, --device and --db out")
         data = report_of_study(study_of_recording(read_recording(recording), str(recording)))
     else:
         operation = named_operation(kernel)

@@ -81,7 +81,7 @@ def _kept(serve: Find[Arguments]) -> Find[Arguments]:
         name, database = (names or (given.get("name"),))[0], given.get("database")
         if given.get("strict") or given.get("bundle") is not None:
             return served
-        if not (database is None or database == absolute_location(database)):
+        if not (database is None or database == absolute_location(str(database))):
             return served
         if isinstance(name, str | os.PathLike) and is_path(str(name)) and not Path(name).is_absolute():
             return served
