@@ -458,6 +458,7 @@ def import_(
     cache = read_cache(path)
     key = cache.key(merge_sizes(sizes, named_sizes) or None, dtype)
     details: dict[str, object] = {"recording": str(output)}
+    added = count = len(cache.trials)
     if output is not None:
         target = output_path(output)
         if target.exists() and target.samefile(path):
@@ -465,9 +466,11 @@ def import_(
         import_into_recording(target, cache, key)
     else:
         with Database.open(database_location(database)) as opened:
-            details = {"study": import_into_database(opened, cache, key), "database": opened.location}
-            details |= {"note": "; ".join(opened.notices)} if opened.notices else {}
-    return Transfer("imported", path, format, key.problem, key.gpu_name, len(cache.trials), details)
+            study, added = import_into_database(opened, cache, key)
+            known = [f"{count - added:,} of the file's {count:,} were imported before"] if added < count else []
+            details = {"study": study, "database": opened.location}
+            details |= {"note": "; ".join(notes)} if (notes := [*known, *opened.notices]) else {}
+    return Transfer("imported", path, format, key.problem, key.gpu_name, added, details)
 
 
 @checked_except("kernels")

@@ -68,6 +68,8 @@ class TestImport:
         made = autotile.import_(cache, n=N, database=database)
         assert made.details == {"study": 1, "database": str(database)}
         assert repr(made).startswith("<Transfer: scale n=1048576 float32 on NVIDIA H200: 12 configurations imported, ")
+        again = autotile.import_(cache, n=N, database=database)
+        assert (again.configurations, again.details["note"]) == (0, "12 of the file's 12 were imported before")
         made = autotile.import_(str(cache), {"n": N}, output=recording)
         assert made.details == {"recording": str(recording)}
         assert recording.is_file()
