@@ -23,6 +23,7 @@ from autotile.core.model import L2Mode, Problem
 from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, database_location, open_for_reading
 from autotile.database.learned import read_models
+from autotile.database.paths import check_output
 from autotile.errors import InputError
 from autotile.exchange.bundle import Shipment, prepare_shipments, write_bundle
 from autotile.exchange.cpp_header import namespace_of, write_shipped_header
@@ -367,8 +368,9 @@ def export(
         if given:
             loaded, problem = open_problem(name, given, dtype)
             announce(sizes_notice(loaded.spec, problem.sizes, given))
+        header = check_output(str(output), makes_folder=True)
         (shipment,) = _prepare(selected, architectures, dtype, database)
-        header, element_type = output_path(str(output)), dtype or shipment.bundled.kernel.spec.dtypes[0]
+        element_type = dtype or shipment.bundled.kernel.spec.dtypes[0]
         cubins = write_shipped_header(shipment, element_type, header)
         problems = sum(winner.key.dtype == element_type for winner in shipment.bundled.winners)
         namespace = f"autotile::{namespace_of(shipment.bundled.kernel.spec, element_type)}"
@@ -460,10 +462,7 @@ def import_(
     details: dict[str, object] = {"recording": str(output)}
     added = count = len(cache.trials)
     if output is not None:
-        target = output_path(output)
-        if target.exists() and target.samefile(path):
-            raise InputError(f"cannot write {target}: it is the file that is imported; name another file")
-        import_into_recording(target, cache, key)
+        import_into_recording(check_output(output, path, makes_folder=True), cache, key)
     else:
         with Database.open(database_location(database)) as opened:
             study, added = import_into_database(opened, cache, key)
@@ -514,7 +513,7 @@ def bundle(
     <WrittenBundle: app.autotile (1.2 MiB): sgemm_2d, matmul_tiled>
     """
     entries: Sequence[Any] = kernels if isinstance(kernels, Sequence) and not isinstance(kernels, str) else [kernels]
-    selected, file = list(map(_selection, entries)), output_path(output)
+    selected, file = list(map(_selection, entries)), check_output(output)
     shipments = _prepare(selected, architectures, dtype and dtype_name(dtype), database)
     packed = [shipment.bundled for shipment in shipments]
     images = {member: image for shipment in shipments for member, image in shipment.images.items()}

@@ -45,6 +45,7 @@ from autotile.core.text import (
     time_text,
 )
 from autotile.cuda.compiler import compile_job
+from autotile.database.paths import check_output
 from autotile.errors import ConfigError, InputError, SpecError, ToolchainError, WorkerError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel, KernelName, load_kernel
@@ -53,7 +54,7 @@ from autotile.kernel.sources import signature_fault
 from autotile.kernel.spec import STEP, KernelSpec
 from autotile.serving.choice import Contender
 from autotile.serving.dispatcher import find_best_kernel
-from autotile.settings import output_path, read_settings
+from autotile.settings import read_settings
 from autotile.space import limits
 from autotile.space.enumeration import SpaceStage
 from autotile.space.limits import UNLIMITED, CompiledStep, check_config, compiled_steps, demand_of, limits_of
@@ -567,7 +568,7 @@ def space(
     """
     given = merge_sizes(sizes, named_sizes)
     if compile or sample is not None:
-        page = output_path(output) if output is not None else None
+        page = check_output(output) if output is not None else None
         place: Any = {"dtype": dtype, "device": device}
         found = survey(kernel, given, sample=sample, seed=seed, workers=workers, observe=observe, **place)
         found = found if limit is None else replace(found, shown=limit)

@@ -62,6 +62,7 @@ from autotile.database.keys import (
     study_columns,
     study_document,
 )
+from autotile.database.paths import check_output
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingFile, list_recordings, read_recording
@@ -71,7 +72,7 @@ from autotile.report.notebook import StudyPlots
 from autotile.report.study import study_without_trials
 from autotile.serving.choice import Compared, Contender, resources_document
 from autotile.serving.dispatcher import default_dispatcher, find_best_kernel
-from autotile.settings import output_path, read_settings, user_path
+from autotile.settings import read_settings, user_path
 from autotile.tuning.plan import AssessedMiss, assess_misses
 
 if TYPE_CHECKING:
@@ -861,7 +862,10 @@ def report(
 
     given, dtype = merge_sizes(sizes, named_sizes), None if dtype is None else known_dtype(dtype)
     path = user_path("report.html" if output is None else output, "a report")
-    path = path / "report.html" if path.is_dir() else output_path(path)
+    path = path / "report.html" if path.is_dir() else path
+    is_recording = isinstance(kernel, str | Path) and str(kernel).endswith(".npz")
+    if other is None or output is not None:
+        check_output(path, *([str(kernel)] if is_recording else []))
     if other is not None:
         for name, value in (("dtype", dtype), ("device", device), ("db", database)):
             if value is not None:
@@ -880,7 +884,7 @@ def report(
     from autotile.report.sections import report_page
     from autotile.report.study import study_of_recording
 
-    if isinstance(kernel, str | Path) and str(kernel).endswith(".npz"):
+    if is_recording:
         recording = user_path(str(kernel), "a recording")
         if not recording.is_file():
             raise InputError(f"there is no recording {recording}; see `autotile list --recordings`")

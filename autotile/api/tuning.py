@@ -30,6 +30,7 @@ from autotile.core.argument_types import check_value, checked
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import TIME, Config, Problem, Trial, config_key, split_objectives
 from autotile.core.text import Result, device_text, plural, time_text
+from autotile.database.paths import check_output
 from autotile.errors import InputError
 from autotile.kernel.library import KernelName, held_kernel, load_kernel
 from autotile.kernel.operation import Operation
@@ -471,7 +472,8 @@ def record(
     """
     given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
     loaded, problem = open_problem(kernel, given, dtype)
-    path = user_path(output, "a recording") if output is not None else None
+    path = user_path(Path() if output is None else output, "a recording")
+    check_output(path / f"{loaded.name}.npz" if path.is_dir() else path, makes_folder=True)
     check_device_index(chosen.device_index)
     with observing(observe or progress) as observer:
         return sessions.record(loaded, problem, read_settings(), chosen, sample=sample, output=path, observe=observer)

@@ -13,7 +13,7 @@ from typing import BinaryIO
 from urllib.parse import unquote
 
 from autotile.errors import DatabaseError, InputError
-from autotile.settings import absolute_path
+from autotile.settings import absolute_path, output_path, user_path
 
 DATABASE_MAGIC = b"SQLite format 3\0"
 """First bytes of every SQLite database: https://sqlite.org/fileformat.html, "The Database Header"."""
@@ -194,6 +194,29 @@ def write_output(path: Path, data: bytes | str, *, content: str = "", follow_lin
     except OSError as error:
         what = f"the {content} to {path}" if content else str(path)
         raise InputError(f"cannot write {what}: {error.strerror}; name another file") from None
+
+
+def check_output(path: str | Path, *others: str | Path, makes_folder: bool = False) -> Path:
+    """Return the path of a file that will be written after other work; an `InputError` if that would fail now.
+
+    ``others`` are files that are read, or written, too. The folder need not exist if it will be made.
+    """
+    found = output_path(path)
+    if found.resolve() in (user_path(one, "a file").resolve() for one in others):
+        raise InputError(f"cannot write {found}: the command reads or writes it already; name another file")
+    folder = found.absolute().parent
+    if not (makes_folder or folder.is_dir()):
+        raise InputError(f"cannot write {found}: there is no folder {str(folder)!r}; make it, or name another")
+    while not folder.exists():
+        folder = folder.parent
+    target = folder / found.name
+    try:
+        if target.is_file() or not target.exists():
+            with contextlib.suppress(LookupError), atomic_write(target):
+                raise LookupError  # so that nothing is written
+    except OSError as error:
+        raise InputError(f"cannot write {found}: {error.strerror}; name another file") from None
+    return found
 
 
 def _start_of(path: Path) -> bytes:

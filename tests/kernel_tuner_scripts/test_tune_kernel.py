@@ -170,6 +170,8 @@ def test_a_cache_is_continued_simulated_and_written_as_t4(tmp_path: Path, cut: b
         assert env["simulation"]
     searched, _ = tune_cache(file, restrictions=["block_size_x > 32"], quiet=True)
     assert {result["block_size_x"] for result in searched} == {64}  # of the values that the file states
+    with pytest.raises(InputError, match="there is no folder"):
+        tuned(cache="none/cache")
     with pytest.raises(InputError, match="has the kernel_name 'add'"):
         tune_kernel("other", ADD, N, arguments(), SIZES, cache=file, simulation_mode=True)
 
