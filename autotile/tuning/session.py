@@ -234,6 +234,7 @@ class Session:
         self._stopped: Stopped | None = None
         self._effects: ParameterEffects | None = None
         self._finals: Finals | None = None
+        self._has_result = False
         self._confirmation: Confirmation | None = None
         self._receives_stop = stop is None
         self._stop = stop or StopRequest()
@@ -424,14 +425,17 @@ class Session:
             self._hold_finals()
             result = self._result(interrupted=False)
             self._record.end(result.to_json())
+            self._has_result = True
         finally:
             self.abort()
         return result
 
     def abort(self) -> None:
-        """Close the session without a result; its trials are stored."""
-        self._close_workers()
-        self._resources.close()
+        """Close the session, which ends as interrupted without a result; its trials are stored."""
+        with self._resources:
+            self._close_workers()
+            if not self._has_result and self._finals is None:
+                self._record.end(self._result(interrupted=True).to_json())
 
     def _close_workers(self) -> None:
         self._compile_pool.close()
