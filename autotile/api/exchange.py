@@ -79,7 +79,7 @@ class Transfer(Result):
         return f"{self.problem} on {self.device}: {transferred} {self.action}, {self.file} ({self.file_format})"
 
     def _parts(self) -> Iterator[Part]:
-        transferred = f"{self.configurations:,} configurations of {self.problem} on {self.device}"
+        transferred = f"{plural(self.configurations, 'configuration')} of {self.problem} on {self.device}"
         facts: Facts = [(self.action, transferred), ("file", f"{self.file} ({self.file_format})")]
         yield [*facts, *((label.replace("_", " "), str(value)) for label, value in self.details.items())]
 

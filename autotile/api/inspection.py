@@ -41,6 +41,7 @@ from autotile.core.text import (
     duration_text,
     occupancy_text,
     percent_text,
+    plural,
     source_text,
     time_text,
 )
@@ -184,8 +185,8 @@ class Explanation(Result):
         ]
         if self.geometry is not None:
             grid, block = (_shape_text(dimensions) for dimensions in (self.geometry.grid, self.geometry.block))
-            facts.append(("grid", f"{grid}: {self.geometry.blocks:,} blocks"))
-            facts.append(("block", f"{block}: {self.geometry.threads:,} threads"))
+            facts.append(("grid", f"{grid}: {plural(self.geometry.blocks, 'block')}"))
+            facts.append(("block", f"{block}: {plural(self.geometry.threads, 'thread')}"))
         if self.resources is not None:
             dynamic_bytes = self.geometry.dynamic_smem_bytes if self.geometry is not None else 0
             facts.append(("registers", f"{self.resources.registers} a thread"))
@@ -199,7 +200,8 @@ class Explanation(Result):
             for step in self.steps:
                 of, launch = step.resources, step.geometry
                 text = (
-                    f"{launch.blocks:,} blocks of {launch.threads:,} threads, {of.registers} registers a thread, "
+                    f"{plural(launch.blocks, 'block')} of {plural(launch.threads, 'thread')}, "
+                    f"{of.registers} registers a thread, "
                     f"{of.static_smem_bytes + launch.dynamic_smem_bytes:,} B shared, {of.spill_bytes:,} B spilled, "
                     f"occupancy {percent_text(step.occupancy.occupancy)}"
                 )
@@ -411,7 +413,7 @@ class SpaceSummary(Result):
         yield [(name, " ".join(map(str, values))) for name, values in self.parameters.items()]
         rows = [(stage, f"{count:,}") for stage, count in self.funnel()]
         yield ResultTable(("after", f"{RIGHT}configurations left"), rows, is_wrapped=True)
-        yield f"{self.valid:,} valid configurations, enumerated in {duration_text(self.seconds)}"
+        yield f"{plural(self.valid, 'valid configuration')}, enumerated in {duration_text(self.seconds)}"
 
     def to_json(self) -> Any:
         """Return the counts, and the values of each parameter."""
@@ -884,7 +886,7 @@ def survey(
     loaded, problem, target, valid, notices = _open_space(kernel, merge_sizes(sizes, named_sizes), dtype, device)
     order = np.random.default_rng(seed).permutation(len(valid))[:sample].tolist()
     if sample is not None and sample > len(valid):
-        notices += (f"there are {len(valid):,} valid configurations: all are compiled",)
+        notices += (f"only {plural(len(valid), 'configuration is', 'configurations are')} valid: all are compiled",)
     estimate = estimate_times(loaded.spec, problem.sizes, target, valid, problem.dtype)
     table, started, count = SurveyTable(valid), time.monotonic(), worker_count(workers)
 

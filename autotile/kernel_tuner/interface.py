@@ -21,6 +21,7 @@ from autotile.core.argument_types import check_value, checked_except
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
 from autotile.core.model import ENERGY, OUTPUT_DIGEST, TIME, Config, Measurement, Outcome, Trial, non_dominated
+from autotile.core.text import plural
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import InputError
@@ -315,7 +316,9 @@ def _objectives(
     names = [objective] if objective is None or isinstance(objective, str) else objective
     given = higher_is_better if isinstance(higher_is_better, Sequence) else [higher_is_better] * len(names)
     if len(given) != len(names):
-        raise InputError(f"objective has {len(names)} names, objective_higher_is_better {len(given)} values")
+        raise InputError(
+            f"objective has {plural(len(names), 'name')}, objective_higher_is_better {plural(len(given), 'value')}"
+        )
     pairs = [get_objective_defaults(name, each) for name, each in zip(names, given, strict=True)]
     return [name for name, _ in pairs], [bool(is_higher) for _, is_higher in pairs]
 
@@ -371,7 +374,9 @@ def _with_check(
 ) -> ScriptKernel:
     """Return a kernel with its answer, and with the functions that look at its outputs."""
     if answer is not None and len(answer) != len(kernel.arguments):
-        raise InputError(f"answer has {len(answer)} elements, expected {len(kernel.arguments)}, one for each argument")
+        raise InputError(
+            f"answer has {plural(len(answer), 'element')}, expected {len(kernel.arguments)}, one an argument"
+        )
     kernel = replace(kernel, answer=answer)
     arrays = [host_array(each) for each in answer or ()]
     if verify is None and not observation.of_output:
