@@ -239,8 +239,8 @@ class Dispatcher:
         database
             Path or URL; None for the dispatcher's own.
         bundle
-            Bundle of ``autotile export`` to serve from, without a compiler or a database; ``name`` is then that of a
-            kernel in the bundle.
+            Bundle of ``autotile export`` to serve from, without a compiler or a database; it may hold a kernel whose
+            file is not here, by its name.
         strict
             Raise instead of serving in any tier but ``exact``.
         library
@@ -280,7 +280,7 @@ class Dispatcher:
         # The one form in which a call is kept, which no working directory changes: plain names, absolute paths and
         # whole sizes are as in most calls, which therefore take one entry.
         kept = name if held_kernel(name) else str(name)
-        if isinstance(kept, str) and is_path(kept) and not (source or self._bundle):
+        if isinstance(kept, str) and is_path(kept):
             kept = str(absolute_path(kept, "a search-space file"))
         dtype = None if dtype is None else dtype_name(dtype)
         whole = {size: _whole_size(value) for size, value in sizes.items()}
@@ -429,7 +429,9 @@ class Dispatcher:
             return self._find_for_operation(lookup, anew=anew, defaults=defaults)
         if lookup.bundle is not None:
             held, bundle = held_kernel(name), self._open_bundle(lookup.bundle)
-            bundled = bundle.kernel(held.name if held else str(name))
+            if held is None and is_path(str(name)) and Path(str(name)).is_file():
+                held = load_kernel(name)
+            bundled = bundle.kernel(held.name if held is not None else str(name))
             problem = resolve_problem(bundled.kernel.spec, sizes, dtype, defaults=defaults)
             index, device = self._device(lookup.place, lambda: list(bundled.winners))
             choice, cubin = choose_bundled(bundle, bundled, problem, device, self.l2)
