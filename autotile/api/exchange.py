@@ -22,6 +22,7 @@ from autotile.core.dtypes import dtype_name
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, database_location, open_for_reading
+from autotile.database.keys import space_hash
 from autotile.database.learned import read_models
 from autotile.database.paths import check_output
 from autotile.errors import InputError
@@ -582,8 +583,13 @@ def _export_trials(
             raise InputError(f"{problem} was not tuned{asked}; {known}")
         study = max(matching, key=lambda study: (study.last_at is not None, study.last_at, study.study_id))
         names = {parameter.name for parameter in parameters}
-        trials = [one for one in opened.standing_trials(study.study_id) if one.trial.config.keys() == names]
-    key = study.key
+        standing = opened.standing_trials(study.study_id)
+    trials = [one for one in standing if one.trial.config.keys() == names]
+    key, notes = study.key, []
+    if key.template_hash and (key.template_hash, key.space_hash) != (kernel.source_hash, space_hash(kernel.spec)):
+        notes.append(f"they are of another version of the kernel than that of {kernel.spec.source} now")
+    if left := len(standing) - len(trials):
+        notes.append(f"{plural(left, 'configuration')} of other parameters left out")
     if file_format == "t4":
         write_t4(path, trials, study.device)
     elif file_format == "kernel-tuner":
@@ -609,4 +615,5 @@ def _export_trials(
         header = RecordingHeader(key, parameters, study.device, settings=origin, chosen="those that a search tried")
         write_recording(path, header, [stored.trial for stored in trials if stored.trial.outcome.is_finding])
     gpu = source_text(key.gpu_name, key.source)
-    return Transfer("exported", path, file_format, problem, gpu, len(trials), {"study": study.study_id})
+    details = {"study": study.study_id, **({"note": "; ".join(notes)} if notes else {})}
+    return Transfer("exported", path, file_format, problem, gpu, len(trials), details)
