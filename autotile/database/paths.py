@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -118,8 +118,18 @@ def absolute_location(location: str | Path) -> str:
     return f"{_SQLITE}{absolute_path(path, 'a database')}" if path not in ("", text) else text
 
 
-def masked_message(message: str) -> str:
-    """Return a message in which the passwords of what may be URLs are masked; other text is unchanged."""
+def masked_message(message: str, words: Iterable[str] = ()) -> str:
+    """Return a message in which the passwords of what may be URLs are masked; other text is unchanged.
+
+    Those of the words, such as of a command line, are masked wherever they stand.
+    """
+    secrets = set[str]()
+    for word in (re.sub(_OPTION, "", word) for word in words):
+        around = map(re.escape, masked_message(word).split(MASK))
+        found_in = re.fullmatch("(.*)".join(around), word, re.DOTALL)
+        secrets.update(filter(None, found_in.groups() if found_in is not None else ()))
+    for secret in sorted({*secrets, *map(unquote, secrets)}, key=len, reverse=True):
+        message = message.replace(secret, MASK)
     message = re.sub(_URL_IN_TEXT, _masked_url, message)
     parts, end = [], 0
     for found in re.finditer(_KEY, message):
