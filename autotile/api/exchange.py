@@ -22,7 +22,9 @@ from autotile.core.dtypes import dtype_name
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, database_location, open_for_reading
+from autotile.database.keys import space_hash
 from autotile.database.learned import read_models
+from autotile.database.paths import check_output
 from autotile.errors import InputError
 from autotile.exchange.bundle import Shipment, prepare_shipments, write_bundle
 from autotile.exchange.cpp_header import namespace_of, write_shipped_header
@@ -78,7 +80,7 @@ class Transfer(Result):
         return f"{self.problem} on {self.device}: {transferred} {self.action}, {self.file} ({self.file_format})"
 
     def _parts(self) -> Iterator[Part]:
-        transferred = f"{self.configurations:,} configurations of {self.problem} on {self.device}"
+        transferred = f"{plural(self.configurations, 'configuration')} of {self.problem} on {self.device}"
         facts: Facts = [(self.action, transferred), ("file", f"{self.file} ({self.file_format})")]
         yield [*facts, *((label.replace("_", " "), str(value)) for label, value in self.details.items())]
 
@@ -316,6 +318,9 @@ def export(
     for is_wrong, reason in (
         (is_measured and format != "recording", "--measure and --sample are of a recording; add --format recording"),
         (workers is not None and not is_measured, "--workers is of a measurement; add --measure"),
+        (seed and sample is None, "--seed is of a random sample; add --sample N"),
+        (l2 is not None and format in (*_COMPILED, "plan"), f"--l2 is of trials, and not for --format {format}"),
+        (dtype is not None and format == "plan", "--dtype is not for --format plan, which has the dtypes of its calls"),
         (captured and format != "plan", "--captured is of a plan; add --format plan"),
         (architectures and format not in _COMPILED, f"--arch is for --format {' and '.join(_COMPILED)}, not {format}"),
         (device is not None and format in _COMPILED, f"--device is not for --format {format}: it is for all GPUs"),
@@ -357,15 +362,16 @@ def export(
     ((name, own),) = selected
     given = dict(own or {})
     if not is_measured and (operation := named_operation(name)) is not None:
-        if given or device is not None or format != "t4":
-            raise InputError(f"{name} is an operation, of which models are exported: give no sizes, format or device")
+        if given or device is not None or format != "t4" or l2 is not None:
+            raise InputError(f"{name} is an operation, of which models are exported: give no sizes, format, GPU or L2")
         return ExportedModels(tuple(export_models(operation, str(output), dtype=dtype, database=database)))
     if format == "c-header":
         if given:
             loaded, problem = open_problem(name, given, dtype)
             announce(sizes_notice(loaded.spec, problem.sizes, given))
+        header = check_output(str(output), makes_folder=True)
         (shipment,) = _prepare(selected, architectures, dtype, database)
-        header, element_type = output_path(str(output)), dtype or shipment.bundled.kernel.spec.dtypes[0]
+        element_type = dtype or shipment.bundled.kernel.spec.dtypes[0]
         cubins = write_shipped_header(shipment, element_type, header)
         problems = sum(winner.key.dtype == element_type for winner in shipment.bundled.winners)
         namespace = f"autotile::{namespace_of(shipment.bundled.kernel.spec, element_type)}"
@@ -449,20 +455,22 @@ def import_(
     """
     if format not in get_args(ImportFormat):
         raise InputError(f"there is no format {format!r}; expected {', '.join(get_args(ImportFormat))}")
+    if output is not None and database is not None:
+        raise InputError("results go into a recording or into a database; give --output or --db")
     path = user_path(file, "a cache file")
     cache = read_cache(path)
     key = cache.key(merge_sizes(sizes, named_sizes) or None, dtype)
     details: dict[str, object] = {"recording": str(output)}
+    added = count = len(cache.trials)
     if output is not None:
-        target = output_path(output)
-        if target.exists() and target.samefile(path):
-            raise InputError(f"cannot write {target}: it is the file that is imported; name another file")
-        import_into_recording(target, cache, key)
+        import_into_recording(check_output(output, path, makes_folder=True), cache, key)
     else:
         with Database.open(database_location(database)) as opened:
-            details = {"study": import_into_database(opened, cache, key), "database": opened.location}
-            details |= {"note": "; ".join(opened.notices)} if opened.notices else {}
-    return Transfer("imported", path, format, key.problem, key.gpu_name, len(cache.trials), details)
+            study, added = import_into_database(opened, cache, key)
+            known = [f"{count - added:,} of the file's {count:,} were imported before"] if added < count else []
+            details = {"study": study, "database": opened.location}
+            details |= {"note": "; ".join(notes)} if (notes := [*known, *opened.notices]) else {}
+    return Transfer("imported", path, format, key.problem, key.gpu_name, added, details)
 
 
 @checked_except("kernels")
@@ -506,7 +514,7 @@ def bundle(
     <WrittenBundle: app.autotile (1.2 MiB): sgemm_2d, matmul_tiled>
     """
     entries: Sequence[Any] = kernels if isinstance(kernels, Sequence) and not isinstance(kernels, str) else [kernels]
-    selected, file = list(map(_selection, entries)), output_path(output)
+    selected, file = list(map(_selection, entries)), check_output(output)
     shipments = _prepare(selected, architectures, dtype and dtype_name(dtype), database)
     packed = [shipment.bundled for shipment in shipments]
     images = {member: image for shipment in shipments for member, image in shipment.images.items()}
@@ -575,8 +583,13 @@ def _export_trials(
             raise InputError(f"{problem} was not tuned{asked}; {known}")
         study = max(matching, key=lambda study: (study.last_at is not None, study.last_at, study.study_id))
         names = {parameter.name for parameter in parameters}
-        trials = [one for one in opened.standing_trials(study.study_id) if one.trial.config.keys() == names]
-    key = study.key
+        standing = opened.standing_trials(study.study_id)
+    trials = [one for one in standing if one.trial.config.keys() == names]
+    key, notes = study.key, []
+    if key.template_hash and (key.template_hash, key.space_hash) != (kernel.source_hash, space_hash(kernel.spec)):
+        notes.append(f"they are of another version of the kernel than that of {kernel.spec.source} now")
+    if left := len(standing) - len(trials):
+        notes.append(f"{plural(left, 'configuration')} of other parameters left out")
     if file_format == "t4":
         write_t4(path, trials, study.device)
     elif file_format == "kernel-tuner":
@@ -602,4 +615,5 @@ def _export_trials(
         header = RecordingHeader(key, parameters, study.device, settings=origin, chosen="those that a search tried")
         write_recording(path, header, [stored.trial for stored in trials if stored.trial.outcome.is_finding])
     gpu = source_text(key.gpu_name, key.source)
-    return Transfer("exported", path, file_format, problem, gpu, len(trials), {"study": study.study_id})
+    details = {"study": study.study_id, **({"note": "; ".join(notes)} if notes else {})}
+    return Transfer("exported", path, file_format, problem, gpu, len(trials), details)

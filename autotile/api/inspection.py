@@ -41,10 +41,12 @@ from autotile.core.text import (
     duration_text,
     occupancy_text,
     percent_text,
+    plural,
     source_text,
     time_text,
 )
 from autotile.cuda.compiler import compile_job
+from autotile.database.paths import check_output
 from autotile.errors import ConfigError, InputError, SpecError, ToolchainError, WorkerError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel, KernelName, load_kernel
@@ -53,7 +55,7 @@ from autotile.kernel.sources import signature_fault
 from autotile.kernel.spec import STEP, KernelSpec
 from autotile.serving.choice import Contender
 from autotile.serving.dispatcher import find_best_kernel
-from autotile.settings import output_path, read_settings
+from autotile.settings import read_settings
 from autotile.space import limits
 from autotile.space.enumeration import SpaceStage
 from autotile.space.limits import UNLIMITED, CompiledStep, check_config, compiled_steps, demand_of, limits_of
@@ -183,8 +185,8 @@ class Explanation(Result):
         ]
         if self.geometry is not None:
             grid, block = (_shape_text(dimensions) for dimensions in (self.geometry.grid, self.geometry.block))
-            facts.append(("grid", f"{grid}: {self.geometry.blocks:,} blocks"))
-            facts.append(("block", f"{block}: {self.geometry.threads:,} threads"))
+            facts.append(("grid", f"{grid}: {plural(self.geometry.blocks, 'block')}"))
+            facts.append(("block", f"{block}: {plural(self.geometry.threads, 'thread')}"))
         if self.resources is not None:
             dynamic_bytes = self.geometry.dynamic_smem_bytes if self.geometry is not None else 0
             facts.append(("registers", f"{self.resources.registers} a thread"))
@@ -198,7 +200,8 @@ class Explanation(Result):
             for step in self.steps:
                 of, launch = step.resources, step.geometry
                 text = (
-                    f"{launch.blocks:,} blocks of {launch.threads:,} threads, {of.registers} registers a thread, "
+                    f"{plural(launch.blocks, 'block')} of {plural(launch.threads, 'thread')}, "
+                    f"{of.registers} registers a thread, "
                     f"{of.static_smem_bytes + launch.dynamic_smem_bytes:,} B shared, {of.spill_bytes:,} B spilled, "
                     f"occupancy {percent_text(step.occupancy.occupancy)}"
                 )
@@ -410,7 +413,7 @@ class SpaceSummary(Result):
         yield [(name, " ".join(map(str, values))) for name, values in self.parameters.items()]
         rows = [(stage, f"{count:,}") for stage, count in self.funnel()]
         yield ResultTable(("after", f"{RIGHT}configurations left"), rows, is_wrapped=True)
-        yield f"{self.valid:,} valid configurations, enumerated in {duration_text(self.seconds)}"
+        yield f"{plural(self.valid, 'valid configuration')}, enumerated in {duration_text(self.seconds)}"
 
     def to_json(self) -> Any:
         """Return the counts, and the values of each parameter."""
@@ -506,7 +509,7 @@ def space(
     compile: bool = False,
     sample: int | None = None,
     seed: int = 0,
-    limit: int = 12,
+    limit: int | None = None,
     output: str | Path | None = None,
     workers: int | None = None,
     dtype: str | None = None,
@@ -536,7 +539,7 @@ def space(
     seed
         Seed of the choice.
     limit
-        Configurations in the table; files and JSON have all.
+        Configurations in the table; files and JSON have all. None for 12.
     output
         Write a page, too. None for no.
     workers
@@ -567,16 +570,17 @@ def space(
     """
     given = merge_sizes(sizes, named_sizes)
     if compile or sample is not None:
-        page = output_path(output) if output is not None else None
+        page = check_output(output) if output is not None else None
         place: Any = {"dtype": dtype, "device": device}
         found = survey(kernel, given, sample=sample, seed=seed, workers=workers, observe=observe, **place)
+        found = found if limit is None else replace(found, shown=limit)
         if page is None:
-            return replace(found, shown=limit)
+            return found
         from autotile.report.page import write_page
 
         write_page(found.page(), page)
-        return replace(found, shown=limit, notices=(*found.notices, f"wrote {page}"))
-    for name, option in (("--output", output), ("--workers", workers), ("--seed", seed or None)):
+        return replace(found, notices=(*found.notices, f"wrote {page}"))
+    for name, option in (("--output", output), ("--workers", workers), ("--seed", seed or None), ("--limit", limit)):
         if option is not None:
             raise InputError(f"{name} is of compiled configurations; add --compile")
     return summarize(kernel, given, dtype, device)
@@ -672,11 +676,15 @@ def explain(
     if kernel is None:
         if threads is None:
             raise InputError("nothing to explain; expected KERNEL [NAME=VALUE ...], or --threads N of a block")
+        if dtype is not None or database is not None:
+            raise InputError("--dtype and --db are of a kernel or an operation; leave them out with --threads")
         return occupancy(threads, registers, smem, device=device)
     if threads is not None or registers or smem:
         raise InputError("--threads, --registers and --smem are of a block without a kernel; leave the kernel out")
     given = merge_sizes(assignments, named_assignments)
     if (operation := named_operation(kernel)) is None:
+        if database is not None:
+            raise InputError(f"{kernel} is a kernel, which nothing stored changes; leave --db out")
         return explain_kernel(kernel, given, dtype=dtype, device=device)
     from autotile.database.database import database_location
 
@@ -878,7 +886,7 @@ def survey(
     loaded, problem, target, valid, notices = _open_space(kernel, merge_sizes(sizes, named_sizes), dtype, device)
     order = np.random.default_rng(seed).permutation(len(valid))[:sample].tolist()
     if sample is not None and sample > len(valid):
-        notices += (f"there are {len(valid):,} valid configurations: all are compiled",)
+        notices += (f"only {plural(len(valid), 'configuration is', 'configurations are')} valid: all are compiled",)
     estimate = estimate_times(loaded.spec, problem.sizes, target, valid, problem.dtype)
     table, started, count = SurveyTable(valid), time.monotonic(), worker_count(workers)
 

@@ -241,7 +241,9 @@ def best_text(progress: Progress) -> str:
 def count_text(progress: Progress) -> str:
     """Return the number of trials, with their target if there is one: ``50/200 trials``."""
     target = trial_target(progress)
-    return f"{trial_count(progress):,}/{target:,} trials" if target is not None else f"{trial_count(progress):,} trials"
+    return (
+        f"{trial_count(progress):,}/{target:,} trials" if target is not None else plural(trial_count(progress), "trial")
+    )
 
 
 def trial_count(progress: Progress) -> int:

@@ -62,6 +62,7 @@ from autotile.database.keys import (
     study_columns,
     study_document,
 )
+from autotile.database.paths import check_output
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingFile, list_recordings, read_recording
@@ -71,7 +72,7 @@ from autotile.report.notebook import StudyPlots
 from autotile.report.study import study_without_trials
 from autotile.serving.choice import Compared, Contender, resources_document
 from autotile.serving.dispatcher import default_dispatcher, find_best_kernel
-from autotile.settings import output_path, read_settings, user_path
+from autotile.settings import read_settings, user_path
 from autotile.tuning.plan import AssessedMiss, assess_misses
 
 if TYPE_CHECKING:
@@ -592,6 +593,8 @@ def best(
     >>> best("sgemm", M=4096, N=4096, K=4096, device="h200").tier
     'exact'
     """
+    if bundle is not None and database is not None:
+        raise InputError("a bundle holds its own results; give --bundle or --db")
     served_for, given = resolve_served_device(device), merge_sizes(sizes, named_sizes)
     operation = named_operation(kernel)
     opened = open_for_reading(database) if bundle is None else None
@@ -669,6 +672,8 @@ def list(
     if misses + families + recordings > 1:
         raise InputError("--misses, --families and --recordings are lists of their own; give one of them")
     if recordings:
+        if database is not None:
+            raise InputError("--recordings are files, which are in no database; leave --db out")
         found = list_recordings(read_settings().recording_folders)
         name = None if kernel is None else load_kernel(kernel).name
         own = (one for one in found if one.header is not None and one.header.key.kernel == name)
@@ -857,7 +862,10 @@ def report(
 
     given, dtype = merge_sizes(sizes, named_sizes), None if dtype is None else known_dtype(dtype)
     path = user_path("report.html" if output is None else output, "a report")
-    path = path / "report.html" if path.is_dir() else output_path(path)
+    path = path / "report.html" if path.is_dir() else path
+    is_recording = isinstance(kernel, str | Path) and str(kernel).endswith(".npz")
+    if other is None or output is not None:
+        check_output(path, *([str(kernel)] if is_recording else []))
     if other is not None:
         for name, value in (("dtype", dtype), ("device", device), ("db", database)):
             if value is not None:
@@ -876,10 +884,12 @@ def report(
     from autotile.report.sections import report_page
     from autotile.report.study import study_of_recording
 
-    if isinstance(kernel, str | Path) and str(kernel).endswith(".npz"):
+    if is_recording:
         recording = user_path(str(kernel), "a recording")
         if not recording.is_file():
             raise InputError(f"there is no recording {recording}; see `autotile list --recordings`")
+        if given or any(one is not None for one in (dtype, device, database)):
+            raise InputError("a recording is of one problem; leave sizes, --dtype, --device and --db out")
         data = report_of_study(study_of_recording(read_recording(recording), str(recording)))
     else:
         operation = named_operation(kernel)

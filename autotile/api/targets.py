@@ -518,6 +518,10 @@ def session_options(
     options, devices = replace(options, **changes), given.get("devices")
     if options.insecure and not options.scheduler:
         raise InputError("--insecure is of the connection to a scheduler; add --scheduler ADDRESS")
+    if not options.finals and (options.sanitize or "precision" in given):
+        raise InputError("--precision and --sanitize are of the finals, of which --finals 0 holds none; leave one out")
+    if options.spend and options.until is not None:
+        raise InputError("--spend goes on when little is expected, and --until stops then; give one of them")
     if options.scheduler and (device is not None or devices is not None):
         if devices is not None or not isinstance(device, str) or device.isdecimal():
             raise InputError("--scheduler uses all GPUs of a model; to choose a model, name it: --device H200")
@@ -526,6 +530,8 @@ def session_options(
         raise InputError("--device names one GPU and --devices several; give one of them")
     if device == "all" or (isinstance(device, Sequence) and not isinstance(device, str)):
         device, devices = None, device
+    if device is not None and options.replay is not None:
+        raise InputError("--device names a GPU to run on, and launches are replayed; leave --device or --replay out")
     if devices is None:
         return options if device is None else replace(options, device_index=resolve_gpu(device), devices=())
     if options.replay is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import inspect
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -461,29 +460,26 @@ def new(name: str, folder: str | Path = ".") -> NewKernel:
     Parameters
     ----------
     name
-        Name of the kernel. It is that of its function, too, a C identifier.
+        Name of the kernel, a C identifier; its function is NAME_kernel.
     folder
         Folder of the files. It must exist.
 
     Raises
     ------
     InputError
-        The name is not a C identifier or is reserved, a file exists, or a file cannot be written. Nothing is written
-        then.
+        The name cannot be that of a kernel, a file exists, or a file cannot be written. Nothing is written then.
     """
-    if not is_c_identifier(name) or not name[0].isalpha() or len(name) > _MAX_NAME:
+    if not is_c_identifier(name) or not name[0].isalpha() or is_keyword(name) or len(name) > _MAX_NAME:
         raise InputError(
             f"{name[:_MAX_NAME]!r} cannot be the name of a kernel: use letters, digits and '_', a letter first, "
-            f"{_MAX_NAME} characters at most"
+            f"{_MAX_NAME} characters at most, and no keyword"
         )
-    if is_keyword(name) or name in ("x", "y", "a", "N", "BLOCK", "PER_THREAD", "main"):
-        raise InputError(f"{name!r} is a keyword, or a name in the kernel that is written; choose another")
     target = user_path(str(folder), "a folder")
     if not target.is_dir():
         raise InputError(f"{str(folder)!r} is not a folder; make it first, or name another")
     assets = resources.files("autotile.api").joinpath("assets")
     contents = {
-        target / pattern.format(name): re.sub(r"\bNAME\b", name, assets.joinpath(file).read_text("utf-8"))
+        target / pattern.format(name): assets.joinpath(file).read_text("utf-8").replace("NAME", name)
         for pattern, file in _FILES.items()
     }
     for path in contents:

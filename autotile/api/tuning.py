@@ -30,6 +30,7 @@ from autotile.core.argument_types import check_value, checked
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import TIME, Config, Problem, Trial, config_key, split_objectives
 from autotile.core.text import Result, device_text, plural, time_text
+from autotile.database.paths import check_output
 from autotile.errors import InputError
 from autotile.kernel.library import KernelName, held_kernel, load_kernel
 from autotile.kernel.operation import Operation
@@ -212,13 +213,17 @@ def tune(
             ("--try", bool(chosen.tries)),
             ("--ask-tell", search is not None),
             ("--captured", chosen.captured is not None),
-            ("--objective", is_family and chosen.objectives != (TIME,)),
+            ("--objective", is_family and (chosen.objectives != (TIME,) or chosen.maximize)),
             ("--verify-problem", is_family and bool(chosen.verify_sizes)),
         ):
             if is_given:
                 raise InputError(f"{option} is of one session; use it with one problem")
     if not is_family and (points is not None or max_configs is not None):
         raise InputError("--points and --max-configs are of families of sizes; give a range such as M=1..8192")
+    if search is not None and _differ(chosen, "sampler", "trials", "budget_s", "until", "spend"):
+        raise InputError(
+            "--sampler, --trials, --budget, --until and --spend are of autotile's own search; leave them out"
+        )
     shown = observe or progress
     announced: Any = {} if announce is None else {"announce": announce}
     if plan is not None:
@@ -286,6 +291,11 @@ def tune(
     line = serving_call(kernel, replace(problem, sizes=served), dtype=dtype, database=chosen.database)
     result: TuneResult | OperationResult = replace(found, call=line, notices=(*assumed, *found.notices))
     return result
+
+
+def _differ(options: TuneOptions, *names: str) -> bool:
+    """Return True if some options have other values than they have by default."""
+    return any(getattr(options, name) != getattr(TuneOptions(), name) for name in names)
 
 
 def _check_no_session_options(name: KernelName, options: TuneOptions, search: object) -> None:
@@ -396,7 +406,8 @@ def _tune_operation_family(
     from autotile.tuning import operation_family
     from autotile.tuning.schedule import open_lane
 
-    if options.only is not None or options.tries or options.verify_sizes or options.until or options.fresh:
+    of_sessions = ("sampler", "until", "spend", "transfer", "fresh", "only", "tries", "verify_sizes")
+    if _differ(options, *of_sessions, "objectives", "maximize", "finals", "precision", "sanitize"):
         raise InputError("a family of an operation takes only a budget, a number of problems, and a seed")
     check_gpu(options)
     chosen = dtype_name(dtype) if dtype is not None else operation.dtypes[0]
@@ -461,7 +472,8 @@ def record(
     """
     given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
     loaded, problem = open_problem(kernel, given, dtype)
-    path = user_path(output, "a recording") if output is not None else None
+    path = user_path(Path() if output is None else output, "a recording")
+    check_output(path / f"{loaded.name}.npz" if path.is_dir() else path, makes_folder=True)
     check_device_index(chosen.device_index)
     with observing(observe or progress) as observer:
         return sessions.record(loaded, problem, read_settings(), chosen, sample=sample, output=path, observe=observer)

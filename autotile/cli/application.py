@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Annotated, Any
-from urllib.parse import unquote
 
 import typer
 from rich.markup import escape
@@ -37,7 +36,7 @@ from autotile.cli.output import (
     show_error,
     show_warning,
 )
-from autotile.database.paths import has_password
+from autotile.database.paths import has_password, masked_message
 from autotile.errors import AutotileError, DataWarning, InputError, ProblemError, RescuedRunError
 from autotile.version import __version__
 
@@ -268,11 +267,6 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-_PASSWORDS = (
-    re.compile(r"(?<=://)([^\s:/@]*:)(\S*)(?=@)"),
-    re.compile(r"((?:password|passwd|pwd)=)([^\s&]+)", re.IGNORECASE),
-)
-"""Passwords of URLs, behind the user and greedy, as they may hold any character; and passwords by name."""
 _MAX_LINE = 300
 """Characters of an exception's text in the message; the report has it whole."""
 
@@ -282,10 +276,8 @@ def report_crash(error: BaseException, words: Sequence[str]) -> str:
 
     Passwords among the words of the command line are masked, in the report and in the message.
     """
-    found = [match[2] for word in words for pattern in _PASSWORDS for match in pattern.finditer(word)]
-    passwords = set(filter(None, (*found, *map(unquote, found))))
     name = f"{type(error).__name__}: {error}".rstrip(": ")
-    summary = _masked(" ".join(name.split()), passwords)[:_MAX_LINE]
+    summary = masked_message(" ".join(name.split()), words)[:_MAX_LINE]
     lines = (
         f"autotile {__version__}, Python {platform.python_version()}, {platform.platform()}",
         f"command: autotile {shlex.join(words)}",
@@ -295,16 +287,7 @@ def report_crash(error: BaseException, words: Sequence[str]) -> str:
     try:
         descriptor, path = tempfile.mkstemp(prefix="autotile-report-", suffix=".txt")  # of mode 0600
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(_masked("\n".join(lines), passwords))
+            file.write(masked_message("\n".join(lines), words))
     except OSError as refused:
         return f"unexpected {summary}; no report could be written: {refused.strerror}"
     return f"unexpected {summary}; please report it with the file {path}"
-
-
-def _masked(text: str, passwords: Iterable[str]) -> str:
-    """Replace the passwords, of URLs and by name, and those of the command line wherever they stand."""
-    for pattern in _PASSWORDS:
-        text = pattern.sub(r"\1***", text)
-    for password in sorted(passwords, key=len, reverse=True):
-        text = text.replace(password, "***")
-    return text

@@ -33,7 +33,6 @@ from autotile.cli.output import (
     SLOWER,
     STANDARD_OUTPUT,
     CommandInterruptedError,
-    check_output,
     error_console,
     examples,
     help_without_command,
@@ -44,6 +43,7 @@ from autotile.cli.output import (
     write_table_file,
 )
 from autotile.core.text import plural
+from autotile.database.paths import check_output
 from autotile.errors import InputError
 
 EVERYDAY, RESULTS, CARE = "Everyday", "Results", "Machines and databases"
@@ -441,8 +441,9 @@ def _run(command: Command, described: Sequence[Described], given: dict[str, Any]
     as_json, csv, parquet = bool(given.pop("as_json", False)), given.pop("csv", None), given.pop("parquet", None)
     if csv == STANDARD_OUTPUT and as_json:
         raise InputError("--csv - and --json both write to standard output; give --csv a file, or leave one out")
-    for file in (csv, parquet):
-        check_output(file)
+    files = [file for file in (csv, parquet, given.get("output")) if file not in (None, STANDARD_OUTPUT)]
+    for number, file in enumerate(files if csv or parquet else ()):
+        check_output(file, *files[:number])
     is_driven = given.pop("ask_tell", False)
     if command.words is not None:
         given |= command.words[1](given.pop("words") or [])

@@ -89,14 +89,6 @@ STANDARD_OUTPUT = "-"
 """Name of a file that stands for standard output."""
 
 
-def check_output(file: str | None) -> None:
-    """Raise if a file cannot be written because its path is none of a file, or its folder does not exist."""
-    from autotile.settings import output_path
-
-    if file not in (None, STANDARD_OUTPUT) and not (folder := output_path(file).absolute().parent).is_dir():
-        raise InputError(f"cannot write {file!r}: there is no folder {str(folder)!r}; make it, or name another")
-
-
 def write_table_file(file: str, columns: ColumnTable, row: str, *, as_parquet: bool = False) -> None:
     """Write a table to a file as CSV or Parquet, with a remark that says so, or as CSV to standard output.
 

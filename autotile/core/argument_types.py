@@ -149,5 +149,6 @@ def _expected(hint: Any) -> str:
         return "a mapping by name"
     if issubclass(known, Iterable) and inner:
         is_pair = known is tuple and inner[-1] is not Ellipsis
-        return f"a tuple of {' and '.join(map(_expected, inner))}" if is_pair else f"a list, each {_expected(inner[0])}"
+        each = "" if inner[0] is Any else f", each {_expected(inner[0])}"
+        return f"a tuple of {' and '.join(map(_expected, inner))}" if is_pair else f"a list{each}"
     return f"a {known.__name__}"

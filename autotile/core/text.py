@@ -124,7 +124,7 @@ def occupancy_text(device: DeviceProperties, occupancy: Occupancy) -> str:
 def funnel_text(gates: Mapping[str, int], outcomes: Mapping[Outcome, int]) -> str:
     """Format the counts of a session: ``8,294,400 combinations -> 24,906 valid -> 200 tried: 180 ok, 20 pruned``."""
     tried = sum(outcomes.values())
-    counts = f"{gates['combinations']:,} combinations -> {gates['limits']:,} valid -> {tried:,} tried"
+    counts = f"{plural(gates['combinations'], 'combination')} -> {gates['limits']:,} valid -> {tried:,} tried"
     return f"{counts}: {outcomes_text(outcomes)}" if tried else counts
 
 

@@ -505,7 +505,7 @@ def _compile_with_nvcc(job: CompileJob) -> Compilation:
     ]
     with tempfile.TemporaryDirectory(prefix="autotile-nvcc-") as folder:
         source, cubin = Path(folder, template.name), Path(folder, "kernel.cubin")
-        text = job.source + ("\n".join(["", *references, ""]) if references else "")
+        text, options = _with_macros("\n".join([job.source, *references, ""]), job.compiler_options)
         source.write_text(text, encoding="utf-8", errors="surrogateescape")
         has_standard = any(option.lstrip("-").startswith("std=") for option in job.options)
         arguments = [
@@ -513,7 +513,7 @@ def _compile_with_nvcc(job: CompileJob) -> Compilation:
             *("-cubin", "--resource-usage", "-Xptxas=-v"),
             f"-arch={job.architecture}",
             *(() if has_standard else ("-std=c++17",)),
-            *job.compiler_options,
+            *options,
             *(f"-I{path}" for path in (template.parent, *job.include_folders)),
             *("-o", str(cubin), str(source)),
         ]

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype, map_npy
 from autotile.core.model import Config, config_key
-from autotile.core.text import sizes_text
+from autotile.core.text import plural, sizes_text
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import constant_copies, copy_constants
 from autotile.cuda.function import Function, Module
@@ -374,7 +374,7 @@ class ExpectedOutputs:
             counts = self.support.results([*(one.count_broken for one in guarded.values()), *changes])[:, 0]
             for name, words in zip(guarded, counts, strict=False):
                 if words:
-                    raise InputError(f"{place}: the reference kernel wrote {words} words outside {name}")
+                    raise InputError(f"{place}: the reference kernel wrote {plural(words, 'word')} outside {name}")
             for name, words in zip(read, counts[len(guarded) :], strict=True):
                 if words:
                     raise InputError(f"{place}: the reference kernel changed its input {name}")

@@ -16,7 +16,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import canonical_json
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
-from autotile.core.text import sizes_text
+from autotile.core.text import plural, sizes_text
 from autotile.cuda.driver import constant_copies, copy_constants
 from autotile.cuda.expected_outputs import (
     ExpectedOutputs,
@@ -239,7 +239,7 @@ class ProblemInstance:
             for buffer in guarded.values():
                 buffer.restore_guards()
             name, (count, *_) = next(pair for pair in zip(guarded, broken, strict=True) if pair[1].any())
-            return Verdict(Outcome.OUT_OF_BOUNDS, f"wrote {count} words outside {name} at {at}")
+            return Verdict(Outcome.OUT_OF_BOUNDS, f"wrote {plural(count, 'word')} outside {name} at {at}")
         for name, (count, *_) in zip(read, changed, strict=True):
             if count:
                 self._buffers[name].copy_from(self._pristine[name])
@@ -247,8 +247,8 @@ class ProblemInstance:
         for name, (count, *_) in zip(zeroed, left, strict=True):
             if count:
                 bound.workspaces[name].clear()
-                reason = f"left {count} words of the workspace {name} other than zero, which the next launch relies on"
-                return Verdict(Outcome.WRONG_RESULT, f"{reason}, at {at}")
+                reason = f"left {plural(count, 'word')} of the workspace {name} other than zero"
+                return Verdict(Outcome.WRONG_RESULT, f"{reason}, which the next launch relies on, at {at}")
         if self.is_unconfirmed and self._spec.reference.comparison is None:
             return self._compared_with_others(bound)
         errors = [0.0]

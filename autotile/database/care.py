@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, exists, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, Table, delete, exists, func, inspect, literal_column, select, update
 
 from autotile.core.device import device_profile
 from autotile.core.documents import canonical_json
 from autotile.core.model import Measurement, Trial, config_key
 from autotile.core.statistics import Interval, ratio_of, widen_by_session_spread
+from autotile.core.text import plural
 from autotile.database.database import (
     BadRowError,
     Database,
@@ -45,7 +46,7 @@ from autotile.database.engine import (
 from autotile.database.keys import TuningKey, space_hash
 from autotile.database.learned import check_family, copy_learned, plausible, stored_ceilings, stored_model
 from autotile.database.runs import claiming_runs
-from autotile.database.winners import STORED_MISSES, Row
+from autotile.database.winners import STORED_MISSES, VERSION_TABLE, Row
 from autotile.errors import AutotileError, InputError
 from autotile.kernel.library import KernelName, kernel_names, load_kernel
 
@@ -99,11 +100,14 @@ def check_database(database: Database) -> DatabaseCheck:
                 problems = [line for line in lines if line != "ok"]
             if problems:  # counting would read the damaged pages again and raise
                 return DatabaseCheck(location, tuple(problems))
+            if connection.dialect.name == "sqlite":  # a schema of a server may have other tables
+                foreign = {*inspect(connection).get_table_names()} - {*METADATA.tables, VERSION_TABLE}
+                problems = [f"it has a table {name!r:.80} that autotile did not create" for name in sorted(foreign)]
             links = ((RUNS, "study_id", STUDIES), (TRIALS, "study_id", STUDIES), (TRIALS, "run_id", RUNS))
             for child, column, parent in links:
                 lost = select(child.c.id).outerjoin_from(child, parent, child.c[column] == parent.c.id)
                 if number := count(lost.where(parent.c.id.is_(None)).subquery()):
-                    problems.append(f"{number} rows of {child.name} name a row of {parent.name} that is missing")
+                    problems.append(f"{plural(number, 'row')} of {child.name} without a row of {parent.name}")
             bad: list[BadRowError] = []
             for name in _PARSERS:
                 usable_rows(connection, METADATA.tables[name], bad=bad)

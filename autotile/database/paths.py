@@ -6,14 +6,14 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote
 
 from autotile.errors import DatabaseError, InputError
-from autotile.settings import absolute_path
+from autotile.settings import absolute_path, output_path, user_path
 
 DATABASE_MAGIC = b"SQLite format 3\0"
 """First bytes of every SQLite database: https://sqlite.org/fileformat.html, "The Database Header"."""
@@ -109,16 +109,27 @@ def has_password(argument: str) -> bool:
 _SQLITE = "sqlite:///"
 
 
-def absolute_location(location: str) -> str:
+def absolute_location(location: str | Path) -> str:
     """Return a location that means the same after a change of the working directory; errors as of `absolute_path`."""
-    if not looks_like_url(location):
+    text = str(location)
+    if not isinstance(location, str | Path) or not looks_like_url(text):
         return str(absolute_path(location, "a database"))
-    path = location.removeprefix(_SQLITE)
-    return f"{_SQLITE}{absolute_path(path, 'a database')}" if path not in ("", location) else location
+    path = text.removeprefix(_SQLITE)
+    return f"{_SQLITE}{absolute_path(path, 'a database')}" if path not in ("", text) else text
 
 
-def masked_message(message: str) -> str:
-    """Return a message in which the passwords of what may be URLs are masked; other text is unchanged."""
+def masked_message(message: str, words: Iterable[str] = ()) -> str:
+    """Return a message in which the passwords of what may be URLs are masked; other text is unchanged.
+
+    Those of the words, such as of a command line, are masked wherever they stand.
+    """
+    secrets = set[str]()
+    for word in (re.sub(_OPTION, "", word) for word in words):
+        around = map(re.escape, masked_message(word).split(MASK))
+        found_in = re.fullmatch("(.*)".join(around), word, re.DOTALL)
+        secrets.update(filter(None, found_in.groups() if found_in is not None else ()))
+    for secret in sorted({*secrets, *map(unquote, secrets)}, key=len, reverse=True):
+        message = message.replace(secret, MASK)
     message = re.sub(_URL_IN_TEXT, _masked_url, message)
     parts, end = [], 0
     for found in re.finditer(_KEY, message):
@@ -193,6 +204,29 @@ def write_output(path: Path, data: bytes | str, *, content: str = "", follow_lin
     except OSError as error:
         what = f"the {content} to {path}" if content else str(path)
         raise InputError(f"cannot write {what}: {error.strerror}; name another file") from None
+
+
+def check_output(path: str | Path, *others: str | Path, makes_folder: bool = False) -> Path:
+    """Return the path of a file that will be written after other work; an `InputError` if that would fail now.
+
+    ``others`` are files that are read, or written, too. The folder need not exist if it will be made.
+    """
+    found = output_path(path)
+    if found.resolve() in (user_path(one, "a file").resolve() for one in others):
+        raise InputError(f"cannot write {found}: the command reads or writes it already; name another file")
+    folder = found.absolute().parent
+    if not (makes_folder or folder.is_dir()):
+        raise InputError(f"cannot write {found}: there is no folder {str(folder)!r}; make it, or name another")
+    while not folder.exists():
+        folder = folder.parent
+    target = folder / found.name
+    try:
+        if target.is_file() or not target.exists():
+            with contextlib.suppress(LookupError), atomic_write(target):
+                raise LookupError  # so that nothing is written
+    except OSError as error:
+        raise InputError(f"cannot write {found}: {error.strerror}; name another file") from None
+    return found
 
 
 def _start_of(path: Path) -> bytes:

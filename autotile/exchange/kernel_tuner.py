@@ -211,8 +211,8 @@ def read_cache(path: Path) -> KernelTunerCache:
     )
 
 
-def import_into_database(database: Database, cache: KernelTunerCache, key: TuningKey) -> int:
-    """Store the results of a cache file as one finished run, and return the id of its study.
+def import_into_database(database: Database, cache: KernelTunerCache, key: TuningKey) -> tuple[int, int]:
+    """Store the results of a cache file as one finished run; return the id of its study, and the number of results.
 
     Those that the study has already, of the same file or a shorter one, are not stored again.
     """
@@ -222,7 +222,7 @@ def import_into_database(database: Database, cache: KernelTunerCache, key: Tunin
     if added:
         origin = {"imported_from": cache.path.name}
         database.add_run(study, added, sampler="kernel_tuner", settings=origin, summary={"trials": len(added)})
-    return study
+    return study, len(added)
 
 
 def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -> None:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Finite, Format, Name, NonNegative, TimeUs, convert, to_document
 from autotile.core.model import Config, Resources, config_key, config_text
-from autotile.core.text import percent_text, sizes_text
+from autotile.core.text import percent_text, plural, sizes_text
 from autotile.errors import DataError, ProblemError
 from autotile.families.features import Feature, Traits
 from autotile.kernel.problem import size_distance
@@ -209,14 +209,16 @@ def select_points(
     needed = len(family.extents[widest].ends)
     if count < needed:
         raise ProblemError(
-            f"{count} points cannot cover {widest}={family.extents[widest]}: expected at least {needed}, one for each "
-            "listed value and each end of a range"
+            f"{plural(count, 'point')} cannot cover {widest}={family.extents[widest]}: expected at least {needed}, one "
+            "for each listed value and each end of a range"
         )
     candidates = _spread_candidates(family, _CANDIDATES)
     members = family.members(candidates)
     chosen = select_points_from(family, members, count, is_possible, np.array(list(candidates.values()), float))
     if not chosen:
-        raise ProblemError(f"the kernel has no valid configuration for any of {len(members)} problems of {family}")
+        raise ProblemError(
+            f"the kernel has no valid configuration for any of {plural(len(members), 'problem')} of {family}"
+        )
     return chosen
 
 
@@ -529,10 +531,10 @@ class FamilyRule:
         if judgement is None:
             return ""
         if judgement.upper is None:
-            return f"{judgement.points} held-out points are too few to judge it, at least {MIN_JUDGED} are needed"
-        took = (
-            f"at {judgement.points} held-out points it took {judgement.ratio:.3g} times as long as serving without it"
-        )
+            points = plural(judgement.points, "held-out point is", "held-out points are")
+            return f"{points} too few to judge it, at least {MIN_JUDGED} are needed"
+        points = plural(judgement.points, "held-out point")
+        took = f"at {points} it took {judgement.ratio:.3g} times as long as serving without it"
         if self.in_force:
             return f"{took} on average, at most {judgement.upper:.3g} times (95 %)"
         return f"{took} on average, up to {judgement.upper:.3g} times (95 %), which is not clearly better"

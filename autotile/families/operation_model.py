@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Format, Name, convert, to_document
 from autotile.core.model import Config, Resources, Value, config_key
+from autotile.core.text import plural
 from autotile.errors import DataError, InputError
 from autotile.families.features import TILING_COLUMNS, UNTILED, Column, Tilings, array_extents, blocks_at
 from autotile.families.network import Ensemble, Inputs, Neighbours, Prepared
@@ -630,7 +631,7 @@ def fit_model(
     problems.
     """
     if len(problems) < _MIN_PROBLEMS:
-        raise InputError(f"{len(problems)} problems were measured; a model needs at least {_MIN_PROBLEMS}")
+        raise InputError(f"{plural(len(problems), 'problem')} measured; a model needs at least {_MIN_PROBLEMS}")
     own = tuple(sorted(candidates, key=lambda one: one.is_library))
     numbers = {one.key: number for number, one in enumerate(own)}
     times_us = np.full((len(problems), len(own)), np.nan)

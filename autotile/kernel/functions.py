@@ -447,7 +447,7 @@ def _axes(shape: Shape, axis: Any) -> tuple[int, ...]:
         return tuple(range(len(shape)))
     found = []
     for one in axis if isinstance(axis, tuple) else (axis,):
-        _require(-len(shape) <= one < len(shape), f"axis {one} is out of bounds for an array of {len(shape)} axes")
+        _require(-len(shape) <= one < len(shape), f"axis {one} is out of bounds for a {len(shape)}-dimensional array")
         found.append(one % len(shape))
     _require(len(set(found)) == len(found), f"an axis is repeated in {axis}")
     return tuple(found)
@@ -613,7 +613,7 @@ def _stacked(shapes: Sequence[Shape], axis: int = 0) -> Shape:
     different = f"arrays of different shapes: {', '.join(map(str, shapes))}"
     _require(all(shape == shapes[0] for shape in shapes), different)
     rank = len(shapes[0]) + 1
-    _require(-rank <= axis < rank, f"axis {axis} is out of bounds for an array of {rank} axes")
+    _require(-rank <= axis < rank, f"axis {axis} is out of bounds for a {rank}-dimensional array")
     return (*shapes[0][: axis % rank], len(shapes), *shapes[0][axis % rank :])
 
 
@@ -625,7 +625,7 @@ def _pad_widths(shape: Shape, widths: Any) -> tuple[tuple[int, int], ...]:
         widths = (widths,) * len(shape)
     widths = tuple((width, width) if isinstance(width, int) else width for width in widths)
     if len(widths) != len(shape) or any(len(pair) != 2 or min(pair) < 0 for pair in widths):
-        raise ValueError(f"padding of an array of {len(shape)} axes takes a pair of widths from 0 for each axis")
+        raise ValueError(f"padding of a {len(shape)}-dimensional array takes a pair of widths from 0 for each axis")
     return tuple((before, after) for before, after in widths)
 
 
@@ -698,7 +698,7 @@ def _conv2d(xp: ModuleType, x: Any, weights: Any) -> Any:
 def _windows(x: Shape, extents: tuple[int, ...]) -> Shape:
     """Return the shape of all windows of the last axes: their positions, then their elements."""
     if len(extents) > len(x) or not extents or min(extents) < 1:
-        raise ValueError(f"windows of the shape {extents} of an array of {len(x)} axes")
+        raise ValueError(f"windows of the shape {extents} of a {len(x)}-dimensional array")
     kept = len(x) - len(extents)
     return (*x[:kept], *_positions(x[kept:], extents), *extents)
 
@@ -717,7 +717,7 @@ def _contracted(subscripts: str, shapes: Sequence[Shape]) -> Shape:
     inputs, output = _subscript_parts(subscripts, len(shapes))
     extents: dict[str, int] = {}
     for labels, shape in zip(inputs, shapes, strict=True):
-        _require(len(labels) == len(shape), f"{labels!r} for an array of {len(shape)} axes")
+        _require(len(labels) == len(shape), f"{labels!r} for a {len(shape)}-dimensional array")
         for label, extent in zip(labels, shape, strict=True):
             known = extents.setdefault(label, extent)
             _require(known == extent, f"the axis {label!r} has the extents {known} and {extent}")
@@ -949,7 +949,7 @@ def indexed(shape: Shape, index: Sequence[Any]) -> Shape:
     parts = list(index) if any(part is ... for part in index) else [*index, ...]
     taken = sum(part is not None and part is not ... for part in parts)
     fits = taken <= len(shape) and sum(part is ... for part in parts) == 1
-    _require(fits, f"{taken} indices for an array of {len(shape)} axes")
+    _require(fits, f"{taken} indices for a {len(shape)}-dimensional array")
     places = [number for number, part in enumerate(parts) if isinstance(part, tuple)]
     are_together = not places or places == list(range(places[0], places[0] + len(places)))
     _require(are_together, "arrays of indices must stand side by side; index in two steps")

@@ -12,6 +12,7 @@ import msgspec
 
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Value
+from autotile.core.text import plural
 from autotile.errors import ConfigError, ProblemError, listing, nearest
 from autotile.kernel.arguments import (
     Argument,
@@ -108,7 +109,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, gc=False):
             counts.append(count)
         if not 0 < sum(counts) <= MAX_LAUNCHES:
             raise ConfigError(
-                f"{spec.name}: a call of the configuration would launch {sum(counts):,} kernels, expected 1 to "
+                f"{spec.name}: a call of the configuration would launch {plural(sum(counts), 'kernel')}, expected 1 to "
                 f"{MAX_LAUNCHES:,}; add a rule that excludes it"
             )
         launches: list[StepLaunch] = []

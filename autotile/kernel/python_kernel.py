@@ -226,7 +226,7 @@ def arranged_outputs(returned: Any, names: Sequence[str]) -> dict[str, Any]:
         return dict(returned)
     if isinstance(returned, tuple) or (isinstance(returned, list) and len(names) > 1):
         if len(returned) != len(names):
-            raise InputError(f"it returns {len(returned)} arrays, expected {len(names)}: {expected}")
+            raise InputError(f"it returns {plural(len(returned), 'array')}, expected {len(names)}: {expected}")
         return dict(zip(names, returned, strict=True))
     if returned is None or len(names) > 1:
         what = "nothing" if returned is None else "one array"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotile.database.paths import write_output
+from autotile.database.paths import check_output, write_output
 from autotile.errors import DataError, InputError
 from autotile.exchange.kernel_tuner import CACHE_END, read_open_json, t4_metadata
 from autotile.kernel_tuner.parameters import ParameterCodec, Params
@@ -106,6 +106,7 @@ class CacheFile:
         self.device_name = ""
         self._is_open = False
         if not self.path.exists():
+            check_output(self.path)
             return
         document = _read(self.path)
         for name in ("device_name", "kernel_name", "problem_size", "tune_params_keys"):

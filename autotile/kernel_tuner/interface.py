@@ -8,7 +8,7 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from autotile.core.argument_types import check_value, checked_except
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
 from autotile.core.model import ENERGY, OUTPUT_DIGEST, TIME, Config, Measurement, Outcome, Trial, non_dominated
+from autotile.core.text import plural
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import InputError
@@ -69,6 +71,7 @@ class ConfigResult(dict[str, Any]):
         raise KeyError(name)
 
 
+@checked_except("verbose", "quiet", "simulation_mode", "block_size_names")  # the first three: of any truth
 def tune_kernel(
     kernel_name: str,
     kernel_source: Any,
@@ -90,7 +93,7 @@ def tune_kernel(
     cmem_args: Mapping[str, Any] | None = None,
     texmem_args: Mapping[str, Any] | None = None,
     compiler: str | None = None,
-    compiler_options: Any = None,
+    compiler_options: Sequence[str] | Callable[..., Any] | None = None,
     defines: Mapping[str, Any] | None = None,
     log: int | None = None,
     iterations: int = 7,
@@ -152,7 +155,7 @@ def tune_kernel(
         if name.startswith(_DEVICE_PARAMETERS):
             warnings.warn(
                 f"the parameter {name} sets nothing: autotile leaves clocks, power limits and partitions as they are",
-                stacklevel=2,
+                stacklevel=3,
             )
     size = list(problem_size) if isinstance(problem_size, tuple | list) else problem_size
     size = "callable" if callable(problem_size) else size
@@ -231,6 +234,7 @@ def tune_cache(
     return tune_kernel(**described, restrictions=restrictions, cache=cache_path, simulation_mode=True)
 
 
+@checked_except("quiet", "block_size_names")
 def run_kernel(
     kernel_name: str,
     kernel_source: Any,
@@ -247,7 +251,7 @@ def run_kernel(
     cmem_args: Mapping[str, Any] | None = None,
     texmem_args: Mapping[str, Any] | None = None,
     compiler: str | None = None,
-    compiler_options: Any = None,
+    compiler_options: Sequence[str] | Callable[..., Any] | None = None,
     defines: Mapping[str, Any] | None = None,
     block_size_names: Sequence[str] | None = None,
     quiet: bool = False,
@@ -312,7 +316,9 @@ def _objectives(
     names = [objective] if objective is None or isinstance(objective, str) else objective
     given = higher_is_better if isinstance(higher_is_better, Sequence) else [higher_is_better] * len(names)
     if len(given) != len(names):
-        raise InputError(f"objective has {len(names)} names, objective_higher_is_better {len(given)} values")
+        raise InputError(
+            f"objective has {plural(len(names), 'name')}, objective_higher_is_better {plural(len(given), 'value')}"
+        )
     pairs = [get_objective_defaults(name, each) for name, each in zip(names, given, strict=True)]
     return [name for name, _ in pairs], [bool(is_higher) for _, is_higher in pairs]
 
@@ -338,6 +344,7 @@ def _groups(kernel: ScriptKernel, answer: Any) -> Iterator[tuple[ScriptKernel, S
         narrowed = ParameterCodec({**codec.values, **fixed}) if names else codec
         probe = {name: listed[0] for name, listed in narrowed.values.items()}
         expected = _selected(answer, probe)
+        check_value("answer", expected, Iterable[Any] | None)
         listed = [_selected(each, probe) for each in expected] if expected is not None else None
         yield replace(kernel, arguments=[_selected(each, probe) for each in kernel.arguments], codec=narrowed), listed
 
@@ -367,7 +374,9 @@ def _with_check(
 ) -> ScriptKernel:
     """Return a kernel with its answer, and with the functions that look at its outputs."""
     if answer is not None and len(answer) != len(kernel.arguments):
-        raise InputError(f"answer has {len(answer)} elements, expected {len(kernel.arguments)}, one for each argument")
+        raise InputError(
+            f"answer has {plural(len(answer), 'element')}, expected {len(kernel.arguments)}, one an argument"
+        )
     kernel = replace(kernel, answer=answer)
     arrays = [host_array(each) for each in answer or ()]
     if verify is None and not observation.of_output:
@@ -413,7 +422,7 @@ class _TuneCall:
         Results in the cache are not measured again. Errors are those of `tune_kernel`.
         """
         codec, kernel = self.codec, described.build()
-        if self.device >= device_count():
+        if not 0 <= self.device < device_count():
             raise InputError(
                 f"there is no CUDA device {self.device} here; to search results of an earlier call, pass "
                 "cache and simulation_mode=True"

@@ -23,6 +23,7 @@ from autotile.api.tunable import private_folder
 from autotile.core.documents import toml_text
 from autotile.core.dtypes import DTYPES, dtype_name, load_npy
 from autotile.core.model import Outcome, config_text
+from autotile.core.text import plural
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import InputError
@@ -162,7 +163,7 @@ class ScriptKernel:
                 raise InputError(f"problem_size contains {each!r}, expected whole numbers and texts")
             extents.append(int(evaluate(each, params) if isinstance(each, str) else each))
         if not 1 <= len(extents) <= 3:
-            raise InputError(f"problem_size has {len(extents)} extents, expected 1 to 3")
+            raise InputError(f"problem_size has {plural(len(extents), 'extent')}, expected 1 to 3")
         axes = zip((*extents, 1, 1)[:3], self.grid_div, self.block_names, strict=True)
         return tuple(math.ceil(float(extent) / _divisor(given, name, params)) for extent, given, name in axes)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Occupancy, Trial
-from autotile.core.text import ResultTable, interval_text, percent_text, source_text, time_text
+from autotile.core.text import ResultTable, interval_text, percent_text, plural, source_text, time_text
 from autotile.errors import InputError, ToolchainError
 
 if TYPE_CHECKING:
@@ -303,10 +303,10 @@ def space_chart(stages: Sequence[tuple[str, int]]) -> Chart:
         color=[SOFT] * (len(stages) - 1) + [ACCENT],
         text=[f"{count:,}" for _, count in stages],
         inside=True,
-        hover=[hover_text(name, f"{count:,} configurations are left") for name, count in stages],
+        hover=[hover_text(name, f"{plural(count, 'configuration')} left") for name, count in stages],
     )
     table = ResultTable(("after", "configurations left"), [(name, f"{count:,}") for name, count in stages])
-    summary = f"{valid:,} of {combinations:,} combinations are valid."
+    summary = f"Valid: {valid:,} of {plural(combinations, 'combination')}."
     return Chart("space", "What the rules and limits leave", made, summary, table)
 
 
@@ -356,7 +356,7 @@ def occupancy_chart(
             y=[here],
             mode="markers+text",
             marker={"color": ACCENT, "size": 10},
-            text=[f"{present:,}: {here} warps"],
+            text=[f"{present:,}: {plural(here, 'warp')}"],
             textposition="top right" if present <= (drawn[0] + drawn[-1]) / 2 else "top left",
             textfont={"color": MUTED},
             hoverinfo="skip",

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autotile.core.model import Trial, Value
+from autotile.core.text import plural
 from autotile.search.gaussian_process import Floats, one_blas_thread, positions
 from autotile.space.search_space import SearchSpace
 
@@ -193,7 +194,7 @@ def importance_of(space: SearchSpace, rows: ArrayLike, times_us: ArrayLike) -> t
     tried, times = np.asarray(rows, np.int64), np.asarray(times_us, np.float64)
     needed = max(_MIN_TRIALS, _MIN_TRIALS_PER_PARAMETER * sum(len(each.values) > 1 for each in space.parameters))
     if len(tried) < needed:
-        return (), f"{len(tried)} times are too few to tell what matters: {needed} are needed"
+        return (), f"{plural(len(tried), 'time is', 'times are')} too few to tell what matters: {needed} are needed"
     if times.max() / times.min() - 1 < _MIN_SPREAD:
         return (), f"the times differ by less than {100 * _MIN_SPREAD:.0f} %"
     rng = np.random.default_rng(0)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from autotile.core.model import Config
+from autotile.core.text import plural
 from autotile.kernel.spec import Parameter
 from autotile.search.gaussian_process import Embedding, Floats, GaussianProcess, Rows, fit, informative, one_blas_thread
 from autotile.space.search_space import SearchSpace
@@ -64,7 +65,7 @@ class MisleadingSource:
     trials: int
 
     def __str__(self) -> str:
-        return f"{self.name} (rank correlation {self.correlation:.1f} over {self.trials} trials)"
+        return f"{self.name} (rank correlation {self.correlation:.1f} over {plural(self.trials, 'trial')})"
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""

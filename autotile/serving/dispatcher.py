@@ -134,7 +134,7 @@ class Dispatcher:
         deployment: Literal["graph", "eager"] | None = None,
     ) -> None:
         self._l2 = state_of(l2, deployment)
-        self._database = absolute_location(str(database)) if database is not None else None
+        self._database = absolute_location(database) if database is not None else None
         self._bundle = _bundle_path(bundle)
         self.served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
         """Kernels that `get_best_kernel` has returned, by its arguments."""
@@ -239,8 +239,8 @@ class Dispatcher:
         database
             Path or URL; None for the dispatcher's own.
         bundle
-            Bundle of ``autotile export`` to serve from, without a compiler or a database; ``name`` is then that of a
-            kernel in the bundle.
+            Bundle of ``autotile export`` to serve from, without a compiler or a database; it may hold a kernel whose
+            file is not here, by its name.
         strict
             Raise instead of serving in any tier but ``exact``.
         library
@@ -275,12 +275,12 @@ class Dispatcher:
         >>> kernel = get_best_kernel("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
         >>> C = kernel(A, B)  # doctest: +SKIP
         """
-        location = None if database is None else absolute_location(str(database))
+        location = None if database is None else absolute_location(database)
         source = _bundle_path(bundle)
         # The one form in which a call is kept, which no working directory changes: plain names, absolute paths and
         # whole sizes are as in most calls, which therefore take one entry.
         kept = name if held_kernel(name) else str(name)
-        if isinstance(kept, str) and is_path(kept) and not (source or self._bundle):
+        if isinstance(kept, str) and is_path(kept):
             kept = str(absolute_path(kept, "a search-space file"))
         dtype = None if dtype is None else dtype_name(dtype)
         whole = {size: _whole_size(value) for size, value in sizes.items()}
@@ -429,7 +429,9 @@ class Dispatcher:
             return self._find_for_operation(lookup, anew=anew, defaults=defaults)
         if lookup.bundle is not None:
             held, bundle = held_kernel(name), self._open_bundle(lookup.bundle)
-            bundled = bundle.kernel(held.name if held else str(name))
+            if held is None and is_path(str(name)) and Path(str(name)).is_file():
+                held = load_kernel(name)
+            bundled = bundle.kernel(held.name if held is not None else str(name))
             problem = resolve_problem(bundled.kernel.spec, sizes, dtype, defaults=defaults)
             index, device = self._device(lookup.place, lambda: list(bundled.winners))
             choice, cubin = choose_bundled(bundle, bundled, problem, device, self.l2)
@@ -638,7 +640,7 @@ class Dispatcher:
     def location(self, database: str | Path | None) -> str:
         """Return the path or URL of the database that a call uses."""
         if database:
-            return absolute_location(str(database))
+            return absolute_location(database)
         return self._database or served_database()
 
     def _device(

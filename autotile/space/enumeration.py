@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.model import Value
+from autotile.core.text import plural
 from autotile.errors import EmptySpaceError, SpecError
 from autotile.kernel.expressions import Location
 from autotile.kernel.spec import Parameter, Rule
@@ -208,7 +209,11 @@ class _JoinTable:
         self.stages.append(SpaceStage(rule.name, remaining, rule.is_heuristic))
         if remaining == 0:
             met = ", ".join(stage.name for stage in self.stages[:-1])
-            those = f"of the {before:,} combinations that meet {met}" if met else f"of {before:,} combinations"
+            those = (
+                f"of the {plural(before, 'combination')} that meet {met}"
+                if met
+                else f"of {plural(before, 'combination')}"
+            )
             raise rule.expression.location.error(
                 f"the {rule} leaves none {those}; relax it or add values",
                 expression=rule.expression.text,

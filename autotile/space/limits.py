@@ -20,6 +20,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources, Value
+from autotile.core.text import plural
 from autotile.errors import nearest
 from autotile.kernel.arguments import (
     ArrayArgument,
@@ -297,7 +298,7 @@ def _explain_occupancy(demand: LaunchDemand, device: DeviceProperties) -> str:
     found = occupancy(demand.threads, registers, demand.smem_bytes, device)
     if found.blocks_per_sm:
         return _low_occupancy("", found, demand.spec)
-    needs = f"{demand.threads:,} threads, at least {demand.registers:,} registers per thread"
+    needs = f"{plural(demand.threads, 'thread')}, at least {plural(demand.registers, 'register')} per thread"
     return _no_block_fits(f"{needs}, {demand.smem_bytes:,} bytes of shared memory", found, device)
 
 
@@ -311,7 +312,7 @@ def _low_occupancy(noun: str, found: Occupancy, spec: KernelSpec) -> str:
 
 
 def _too_many_blocks(blocks: int, resident: int, device: DeviceProperties) -> str:
-    return f"a cooperative launch of {blocks:,} blocks, of which {device.name} holds {resident:,} at a time"
+    return f"a cooperative launch of {plural(blocks, 'block')}, of which {device.name} holds {resident:,} at a time"
 
 
 def _explain_memory(demand: Demand, device: DeviceProperties) -> str:
@@ -465,8 +466,8 @@ LIMITS = (
             & (demand.registers <= device.max_registers_per_thread)
         ),
         lambda demand, device: (
-            f"at least {demand.registers:,} registers per thread for {demand.threads:,} "
-            f"threads, {device.name} allows {device.max_registers_per_thread:,} per thread and "
+            f"at least {plural(demand.registers, 'register')} per thread for {plural(demand.threads, 'thread')}, "
+            f"{device.name} allows {device.max_registers_per_thread:,} per thread and "
             f"{device.registers_per_block:,} per block"
         ),
         parts=("block", "min_registers"),

@@ -312,7 +312,7 @@ def tune_operation(
         "only": options.only is not None,
         "configurations to try": bool(options.tries),
         "problems to verify": bool(options.verify_sizes),
-        "objectives": len(options.objectives) > 1 or options.objective is not None,
+        "objectives": len(options.objectives) > 1 or options.objective is not None or options.maximize,
         "a captured call": options.captured is not None,
         "a timeline": options.trace is not None,
     }

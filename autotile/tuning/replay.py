@@ -123,12 +123,16 @@ class SimulatedGpu(ReplayBackend):
         return super().result()
 
     def race(self, job: Race) -> list[Reading] | None:
-        """Return the recorded times of each candidate, as this GPU takes them."""
+        """Return times with the recorded median and interval of each candidate, as this GPU takes them."""
         times = [self._reading(one.candidate).measurement for one in job.entries if one.candidate]
         if any(one is None for one in times) or len(times) < len(job.entries):
             return None
-        rounds = [(self._slowness * one.time_us,) * job.rounds for one in times if one is not None]
-        return [Reading(Outcome.OK, stage="race", rounds_us=one) for one in rounds]
+        rest, readings = (job.rounds - 1) // 2, []
+        for number, one in enumerate(filter(None, times)):
+            rounds = np.repeat([one.low_us, one.time_us, one.high_us], [rest, job.rounds - 2 * rest, rest])
+            own = self._slowness * np.random.default_rng(number).permutation(rounds)  # those of a round are independent
+            readings.append(Reading(Outcome.OK, stage="race", rounds_us=tuple(own.tolist())))
+        return readings
 
     def close(self) -> None:
         """End what another thread waits for."""

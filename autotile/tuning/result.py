@@ -458,12 +458,12 @@ def _default_text(trial: Trial) -> str:
 
 def _stopped(stopped: Stopped) -> str:
     """Return why a search ended for what it expected; nothing for another reason."""
-    gain = 100 * (stopped.expected_gain or 0.0)
+    gain, trials = 100 * (stopped.expected_gain or 0.0), plural(stopped.more_trials or 0, "more trial")
     if stopped.rule == "settled":
         more = f"{gain:.1g} %" if gain >= _MIN_GAIN_SHOWN else f"less than {_MIN_GAIN_SHOWN:g} %"
-        return f"nothing more is expected: {more} from {stopped.more_trials} more trials; --spend uses the budget up"
+        return f"nothing more is expected: {more} from {trials}; --spend uses the budget up"
     if stopped.rule == "until":
-        return f"{gain:.2g} % was expected of {stopped.more_trials} more trials, less than --until asks for"
+        return f"{gain:.2g} % was expected of {trials}, less than --until asks for"
     return ""
 
 

@@ -33,14 +33,14 @@ from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CompileJob, check_signatures, compile_job
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of
-from autotile.database.paths import write_output
+from autotile.database.paths import check_output, write_output
 from autotile.errors import ConfigError, DataWarning, InputError
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import Workrate, check_memory
 from autotile.kernel.spec import KernelSpec, computed_values
 from autotile.search.samplers import BRUTE_FORCE, check_sampler, sampler_entry
-from autotile.settings import Settings, output_path
+from autotile.settings import Settings
 from autotile.space.limits import check_config, compiled_steps
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import choose_backend
@@ -173,8 +173,8 @@ def open_session(
     """
     check_sampler(options.sampler, options.objectives)
     check_until(options)
-    if options.trace is not None and not output_path(options.trace).absolute().parent.is_dir():
-        raise InputError(f"{options.trace}: the folder of the timeline does not exist; make it, or name another")
+    if options.trace is not None:
+        check_output(options.trace, *([options.replay] if options.replay else []))
     with ExitStack() as stack:
         chosen = choose_backend(kernel, problem, settings, options, worker_pool, lane=lane)
         backend = stack.enter_context(closing(chosen))
@@ -235,6 +235,7 @@ class Session:
         self._stopped: Stopped | None = None
         self._effects: ParameterEffects | None = None
         self._finals: Finals | None = None
+        self._has_result = False
         self._confirmation: Confirmation | None = None
         self._receives_stop = stop is None
         self._stop = stop or StopRequest()
@@ -425,14 +426,17 @@ class Session:
             self._hold_finals()
             result = self._result(interrupted=False)
             self._record.end(result.to_json())
+            self._has_result = True
         finally:
             self.abort()
         return result
 
     def abort(self) -> None:
-        """Close the session without a result; its trials are stored."""
-        self._close_workers()
-        self._resources.close()
+        """Close the session, which ends as interrupted without a result; its trials are stored."""
+        with self._resources:
+            self._close_workers()
+            if not self._has_result and self._finals is None:
+                self._record.end(self._result(interrupted=True).to_json())
 
     def _close_workers(self) -> None:
         self._compile_pool.close()

@@ -36,6 +36,7 @@ from autotile.core.model import (
     config_text,
     objective_values,
 )
+from autotile.core.text import plural
 from autotile.database.keys import TuningKey
 from autotile.database.winners import UNVERIFIED_SAMPLER
 from autotile.errors import InputError
@@ -507,6 +508,6 @@ class StepTimes:
             for steps, names in self._groups
         )
         return (
-            f"steps that share no parameters were tuned apart in {trials} trials, by their own times: "
+            f"steps that share no parameters were tuned apart in {plural(trials, 'trial')}, by their own times: "
             f"{'; '.join(parts)}; the best of each were combined"
         )

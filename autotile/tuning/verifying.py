@@ -17,7 +17,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.statistics import Interval, raced_ratio, ratio_of
-from autotile.core.text import Facts, Part, Result, device_text, interval_text, time_text
+from autotile.core.text import Facts, Part, Result, device_text, interval_text, plural, time_text
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, StoredBest, database_location
 from autotile.database.keys import TuningKey, key_of, space_hash
@@ -124,7 +124,7 @@ class CandidateCheck(Result):
             ("winner is", "tuned for this problem" if self.tier == "exact" else f"of tier {self.tier}"),
         ]
         if self.repeats:
-            facts.append(("verified", f"{self.repeats} times, two launches each"))
+            facts.append(("verified", f"{plural(self.repeats, 'time')}, two launches each"))
         if self.sanitized:
             facts.append(("sanitized", f"{', '.join(self.sanitized)} found nothing"))
         yield facts

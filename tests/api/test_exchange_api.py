@@ -40,6 +40,12 @@ class TestExport:
         assert repr(made) == f"<ExportedHeader: autotile::scale: 1 tuned problem, 2 cubins, {tmp_path / 'scale.hpp'}>"
         assert "2 cubins beside the header" in made._repr_html_()
 
+    def test_trials_of_another_version_of_the_kernel_are_said_to_be_such(self, tuned: Path, tmp_path: Path) -> None:
+        assert "note" not in autotile.export(tuned, n=N, output=tmp_path / "x").details
+        (tuned.with_suffix(".cu")).write_text("\n#define NEWER\n" + tuned.with_suffix(".cu").read_text())
+        note = autotile.export(tuned, n=N, output=tmp_path / "x").details["note"]
+        assert note == f"they are of another version of the kernel than that of {tuned} now"
+
     def test_what_cannot_be_exported(self, tuned: Path, tmp_path: Path) -> None:
         refused: list[tuple[dict[str, Any], str]] = [
             ({}, "scale n=4096 float32 was not tuned; tuned are: n=1048576"),
@@ -68,6 +74,8 @@ class TestImport:
         made = autotile.import_(cache, n=N, database=database)
         assert made.details == {"study": 1, "database": str(database)}
         assert repr(made).startswith("<Transfer: scale n=1048576 float32 on NVIDIA H200: 12 configurations imported, ")
+        again = autotile.import_(cache, n=N, database=database)
+        assert (again.configurations, again.details["note"]) == (0, "12 of the file's 12 were imported before")
         made = autotile.import_(str(cache), {"n": N}, output=recording)
         assert made.details == {"recording": str(recording)}
         assert recording.is_file()

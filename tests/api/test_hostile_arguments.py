@@ -169,5 +169,9 @@ def test_what_is_served_is_asked_for_in_the_right_types(option: str) -> None:
     for value in ([], {}, {"a": []}, object(), 10**30, b"x", 1.5):
         if option in ("database", "bundle") and value in ([], {}):
             continue  # none, as is ""
-        with suppress(AutotileError):
+        is_place = option in ("database", "bundle")
+        with pytest.raises(InputError) if is_place else suppress(AutotileError):
             autotile.get_best_kernel("sgemm_2d", M=64, N=64, K=64, **{option: value})
+        if is_place:
+            with pytest.raises(InputError, match=f"is not the path of a {option}: expected the path of a file"):
+                autotile.Dispatcher(**{option: value})

@@ -223,7 +223,7 @@ class TestSurvey:
         assert len(few) == 4
         assert set(few.rows) < set(more.rows)
         assert survey(scale_toml, device="h200", n=4096, sample=99).notices[-1] == (
-            "there are 12 valid configurations: all are compiled"
+            "only 12 configurations are valid: all are compiled"
         )
 
         found = survey(scale_toml, device="rtx-3060", n=4096, sample=2)

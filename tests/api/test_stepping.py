@@ -130,6 +130,7 @@ class TestTheSession:
             search()
         assert session.result is None
         assert len(stored("search")) == 1
+        assert autotile.db_check().check.unfinished_runs == 0
         with pytest.raises(InputError, match="the session is closed"):
             session.ask()
 

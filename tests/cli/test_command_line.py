@@ -225,7 +225,12 @@ class TestCrash:
 
     def test_passwords_are_masked(self, monkeypatch, tmp_path):
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        for place in ("//me:s3cr%40et@host/db", "//me:s3cr@et/x@host/db", "//host/db?user=me&password=s3cret"):
+        for place in (
+            "//me:s3cr%40et@host/db",
+            "//me:s3cr@et/x@host/db",
+            "//host/db?user=me&password=s3cret",
+            "//host/db?secret=s3cret",
+        ):
             url = f"postgresql:{place}"
             error = ValueError(f"cannot connect to {url!r}: s3cr@et, s3cret")
             message = report_crash(error, ["list", f"--db={url}"])

@@ -139,7 +139,7 @@ class TestExchange:
 
         assert run("import", path, "n=1048576", "-o", tmp_path / "made.npz").code == 0
         assert read_recording_header(tmp_path / "made.npz").problem.sizes == {"n": 1048576}
-        run("import", path, "n=1", "-o", path).is_refused("it is the file that is imported")
+        run("import", path, "n=1", "-o", path).is_refused("the command reads or writes it already")
         run("import", path, "n=0").is_refused("size n is 0")
         run("import", path, "n=8", "--dtype", "float31").is_refused("no dtype 'float31'")
         path.write_text("{}")

@@ -67,6 +67,7 @@ def test_the_funnel_is_one_line():
         "8,294,400 combinations -> 24,906 valid -> 200 tried: 180 ok, 8 compile_failed, 12 pruned"
     )
     assert funnel_text(gates, {}) == "8,294,400 combinations -> 24,906 valid -> 0 tried"
+    assert funnel_text({"combinations": 1, "limits": 1}, {}) == "1 combination -> 1 valid -> 0 tried"
 
 
 class Bare(Result):

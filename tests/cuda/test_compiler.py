@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import struct
 import sys
-import time
+import timeit
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -397,6 +398,10 @@ class TestNvcc:
         with pytest.raises(CompileError, match=r"no __global__ function 'missing'.*plain"):
             compile_cubin(replace(NVCC_JOB, entry="missing"))
 
+    def test_macros_of_names_that_the_headers_of_cuda_use(self) -> None:
+        source = "__global__ void plain(int* y) { y[0] = T + value; }"
+        assert compile_cubin(replace(NVCC_JOB, source=source, options=("-DT=16", "-Dvalue"))).cubin
+
     def test_the_version_is_part_of_the_key(self, monkeypatch: pytest.MonkeyPatch) -> None:
         key = NVCC_JOB.key
         assert key != replace(NVCC_JOB, compiler="nvrtc").key
@@ -427,11 +432,11 @@ echo cubin > "$2"; cat >&2 <<'END'
 {report}
 END""",
         )
-        job = replace(NVCC_JOB, options=("-DTEXT=a b; $(touch /nowhere) `x`",), include_folders=("/some where",))
+        job = replace(NVCC_JOB, options=("--text=a b; $(touch /nowhere) `x`",), include_folders=("/some where",))
         assert toolchain.nvcc_version() == "1.2.3"
         assert compile_cubin(job).resources.registers == 8
         arguments = (tmp_path / "arguments").read_text().splitlines()
-        assert "-DTEXT=a b; $(touch /nowhere) `x`" in arguments
+        assert "--text=a b; $(touch /nowhere) `x`" in arguments
         assert "-I/some where" in arguments
         assert "-arch=sm_90" in arguments
 
@@ -647,13 +652,13 @@ class TestCubinCache:
         assert cache.get("own") is not None
 
     def test_a_cubin_is_checked_in_little_time(self, cache: CubinCache) -> None:
-        cache.put("key", compilation(1, 100_000))
-        seconds = []
-        for _ in range(20):
-            started = time.perf_counter()
-            assert cache.get("key") is not None
-            seconds.append(time.perf_counter() - started)
-        assert min(seconds) < 2e-3
+        """Little more than the hash of the file takes on the same machine."""
+        path = cache.put("key", compilation(1, 100_000)).path
+        timed = [
+            min(timeit.repeat(check, number=1, repeat=50))
+            for check in (lambda: cache.get("key"), lambda: hashlib.sha256(path.read_bytes()).digest())
+        ]
+        assert timed[0] < 5 * timed[1]
 
     @pytest.mark.parametrize("mask", [0o000, 0o002, 0o022, 0o277])
     def test_its_folders_are_for_the_user_alone(self, tmp_path: Path, mask: int) -> None:

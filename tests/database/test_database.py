@@ -181,8 +181,11 @@ def test_a_check_counts_rows_and_finds_orphans(database: Database, study: int, r
     empty = dict.fromkeys(("misses", "families", "models", "ceilings", "claims"), 0)
     assert report.counts == {"studies": 1, "runs": 1, "trials": 1, **empty}
     assert (report.unfinished_runs, report.revision) == (1, winners.SCHEMA_REVISION)
-    change_file(Path(database.location), "DELETE FROM runs")
-    assert check_database(database).problems == ("1 rows of trials name a row of runs that is missing",)
+    change_file(Path(database.location), "DELETE FROM runs", "CREATE TABLE foreign_one (id)")
+    assert check_database(database).problems == (
+        "it has a table 'foreign_one' that autotile did not create",
+        "1 row of trials without a row of runs",
+    )
 
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)

@@ -169,9 +169,10 @@ class TestImport:
         cache = read_cache(theirs)
         shorter = replace(cache, trials=cache.trials[:1])
         stored = [import_into_database(database, each, cache.key()) for each in (shorter, cache, cache)]
-        assert len({*stored}) == 1
-        assert tuple(database.trials(stored[0])) == cache.trials
-        assert [run.summary["trials"] for run in database.runs(stored[0])] == [1, len(cache.trials) - 1]
+        ((study, one), *others) = stored
+        assert (one, *others) == (1, (study, len(cache.trials) - 1), (study, 0))
+        assert tuple(database.trials(study)) == cache.trials
+        assert [run.summary["trials"] for run in database.runs(study)] == [1, len(cache.trials) - 1]
         (best,) = database.best("add")
         assert best.trial.config == {"block_size_x": 128, "vector": False, "kind": "b"}
         assert best.run.settings == {"imported_from": "theirs.json"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import timeit
 from importlib import import_module
 from pathlib import Path
 
@@ -9,14 +10,16 @@ import pytest
 
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Problem
+from autotile.cuda.compiler import compile_job
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 from autotile.workers.child import WorkerPool
+from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Workload
-from faults.fault_kit import read_faults
+from faults.fault_kit import HEALTHY, fault_kernel, read_faults
 from faults.fault_session import tune_faults
 from faults.traces import no_traces
 
@@ -43,8 +46,12 @@ def fake_backend(
 def _no_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr(import_module("autotile.tuning.session"), "choose_backend", fake_backend)
-    monkeypatch.setattr("faults.fault_session.RUN_DEADLINE_S", 3.0)
-    monkeypatch.setattr("faults.fault_session.COMPILE_DEADLINE_S", 3.0)
+    (timed := tmp_path / "timed").mkdir()
+    kernel, settings = fault_kernel(timed, HEALTHY), Settings(str(timed / "x.db"), timed / "cache", 10**9, (), ())
+    job = compile_job(kernel, kernel.spec.default, kernel.spec.dtypes[0], "sm_90")
+    taken_s = timeit.timeit(lambda: compile_in_worker(job, settings, 300.0), number=1)  # as this machine is now
+    for name in ("RUN_DEADLINE_S", "COMPILE_DEADLINE_S"):
+        monkeypatch.setattr(f"faults.fault_session.{name}", max(3.0, 4 * taken_s))
 
 
 def test_every_fault_is_blamed_and_the_winner_is_healthy(tmp_path, cubin_cache_folder, monkeypatch):

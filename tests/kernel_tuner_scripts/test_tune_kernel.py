@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import sys
 from contextlib import nullcontext
 from importlib import import_module
@@ -169,6 +170,8 @@ def test_a_cache_is_continued_simulated_and_written_as_t4(tmp_path: Path, cut: b
         assert env["simulation"]
     searched, _ = tune_cache(file, restrictions=["block_size_x > 32"], quiet=True)
     assert {result["block_size_x"] for result in searched} == {64}  # of the values that the file states
+    with pytest.raises(InputError, match="there is no folder"):
+        tuned(cache="none/cache")
     with pytest.raises(InputError, match="has the kernel_name 'add'"):
         tune_kernel("other", ADD, N, arguments(), SIZES, cache=file, simulation_mode=True)
 
@@ -351,6 +354,28 @@ def test_an_unknown_option(cached: Path, strategy: str | None) -> None:
         tuned(
             strategy=strategy, strategy_options={"no_such_option": 1}, params=SPACE, cache=cached, simulation_mode=True
         )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("strategy_options", 5, "a mapping by name"),
+        ("strategy_options", "max_fevals=5", "a mapping by name"),
+        ("seed", "a", "a whole number"),
+        ("device", "0", "a whole number"),
+        ("objective", 5, "a text, a list"),
+        ("observers", 5, "a list or None"),
+        ("compiler_options", "-O3", "a list, each a text, a function"),
+        ("lang", 5, "a text"),
+        ("answer", 5, "a list or None"),
+        ("defines", 5, "a mapping by name"),
+        ("cmem_args", [1], "a mapping by name"),
+        ("log", "debug", "a whole number"),
+    ],
+)
+def test_an_argument_of_a_wrong_type(option: str, value: Any, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"{option} is {value!r}, expected {said}")):
+        tuned(**{option: value})
 
 
 @pytest.mark.parametrize(("direction", "best"), [(False, 32), ([False], 32), (True, 160), ([True], 160)])

@@ -149,9 +149,10 @@ class TestServing:
         assert (served[4000].config, served[8000].config) == (other, FAST)
 
     @pytest.mark.parametrize("of_dispatcher", [False, True])
-    def test_strict(self, bundle: Path, of_dispatcher: bool) -> None:
-        """A dispatcher may serve from it; otherwise it is named in the call."""
+    def test_strict(self, bundle: Path, store: Any, of_dispatcher: bool) -> None:
+        """A dispatcher may serve from it; otherwise it is named in the call. A kernel is named by its file, too."""
         serve = Dispatcher(bundle=bundle).get_best_kernel if of_dispatcher else partial(get_best_kernel, bundle=bundle)
+        assert serve(store.path, n=4096, device="h200", strict=True).kernel == "scale"
         kernel = serve("scale", n=4096, device="h200", strict=True)
         assert f"It comes from the bundle {bundle}" in kernel.explain()
         assert serve("scale", n=4096, device="h200") is kernel

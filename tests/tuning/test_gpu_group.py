@@ -22,6 +22,7 @@ from judges import BEST, by_threads
 
 from autotile.core.device import device_profile
 from autotile.core.model import GPU_SCALE, Outcome, Trial, config_key
+from autotile.core.statistics import median_interval
 from autotile.errors import WorkerError
 from autotile.exchange.recording import read_recording
 from autotile.tuning import gpu_group
@@ -29,7 +30,7 @@ from autotile.tuning.finals import measured_on
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.replay import SimulatedGpu
 from autotile.workers.gpu import Gpu, GpuUse
-from autotile.workers.jobs import Candidate, Check, Entry, Reading, Workload
+from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading, Workload
 
 
 class FaultyGpu(SimulatedGpu):
@@ -106,6 +107,16 @@ class TestSimulated:
         for _ in range(6):  # the limit is on the scale of each
             several.submit(Candidate(BEST, ""), factor[home] * (1000 / 256 + 0.5))
         assert [several.result()[1].outcome for _ in range(6)] == [Outcome.OK] * 6
+
+    def test_a_race_has_the_intervals_of_the_recording(self, bench, group):
+        entries = [Entry(candidate) for candidate in candidates(bench)[:2]]
+        for entry, reading in zip(entries, group({}).race(Race(tuple(entries), 50, 0)), strict=True):
+            recorded = by_threads(entry.candidate.config).measurement
+            found = median_interval(reading.rounds_us)
+            assert (found.value, found.low, found.high) == pytest.approx(
+                (recorded.time_us, recorded.low_us, recorded.high_us), rel=1e-5
+            )
+            assert found.low < found.value < found.high
 
     def test_a_slower_one_takes_fewer(self, bench, group):
         several = group({"seconds": 0.005}, {"seconds": 0.1})

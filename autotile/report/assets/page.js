@@ -389,7 +389,7 @@
       this.after.disabled = this.page === pages - 1;
       const range = shown.length ? `${first + 1}\u2013${first + shown.length} of ` : "";
       const all = this.kept.length < this.rows.length ? ` (${this.rows.length.toLocaleString("en")} in all)` : "";
-      this.count.textContent = `${range}${this.kept.length.toLocaleString("en")} rows${all}`;
+      this.count.textContent = `${range}${this.kept.length.toLocaleString("en")} row${this.kept.length === 1 ? "" : "s"}${all}`;
       this.place.dataset.drawn = "1";
     }
 
