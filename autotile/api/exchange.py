@@ -577,8 +577,9 @@ def _export_trials(
         names = {parameter.name for parameter in parameters}
         trials = [one for one in opened.standing_trials(study.study_id) if one.trial.config.keys() == names]
     key = study.key
+    details: dict[str, object] = {"study": study.study_id}
     if file_format == "t4":
-        write_t4(path, trials, study.device)
+        details["metadata"] = str(write_t4(path, trials, study.device)[1])
     elif file_format == "kernel-tuner":
         write_cache(path, key, parameters, trials)
     elif file_format == "optuna":
@@ -602,4 +603,4 @@ def _export_trials(
         header = RecordingHeader(key, parameters, study.device, settings=origin, chosen="those that a search tried")
         write_recording(path, header, [stored.trial for stored in trials if stored.trial.outcome.is_finding])
     gpu = source_text(key.gpu_name, key.source)
-    return Transfer("exported", path, file_format, problem, gpu, len(trials), {"study": study.study_id})
+    return Transfer("exported", path, file_format, problem, gpu, len(trials), details)

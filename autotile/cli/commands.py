@@ -443,6 +443,9 @@ def _run(command: Command, described: Sequence[Described], given: dict[str, Any]
         raise InputError("--csv - and --json both write to standard output; give --csv a file, or leave one out")
     for file in (csv, parquet):
         check_output(file)
+    named = [Path(file).absolute() for file in (csv, parquet, given.get("output")) if file and file != STANDARD_OUTPUT]
+    if len(set(named)) < len(named):
+        raise InputError(f"two outputs are to be written to {named[0]}; name another file for one of them")
     is_driven = given.pop("ask_tell", False)
     if command.words is not None:
         given |= command.words[1](given.pop("words") or [])

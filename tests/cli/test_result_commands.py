@@ -75,6 +75,7 @@ class TestWithResults:
             (["--parquet", "-"], "name a file"),
             (["--csv", "/"], "names a folder"),
             (["--csv", "/no/such/folder/x.csv"], "there is no folder '/no/such/folder'"),
+            (["--csv", path, "--parquet", path], "two outputs are to be written to"),
         ):
             answer = run("trials", "scale", *words)
             assert answer.code != 0
