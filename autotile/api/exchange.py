@@ -22,6 +22,7 @@ from autotile.core.dtypes import dtype_name
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, database_location, open_for_reading
+from autotile.database.keys import space_hash
 from autotile.database.learned import read_models
 from autotile.errors import InputError
 from autotile.exchange.bundle import Shipment, prepare_shipments, write_bundle
@@ -550,7 +551,7 @@ def _export_trials(
     database: str | Path | None,
     l2: L2Mode | None,
 ) -> Transfer:
-    """Write the trials of the newest study of a problem to a file."""
+    """Write the trials of the newest study of a problem to a file, one of the present version of the kernel if any."""
     opened = open_for_reading(database)
     if opened is None:
         raise InputError("nothing is tuned yet, so nothing can be exported; run `autotile tune` first")
@@ -573,11 +574,15 @@ def _export_trials(
             known = f"tuned are: {'; '.join(tuned)}" if tuned else f"nothing is tuned of {problem.kernel}"
             asked = f"{f' on {gpu_name}' if gpu_name else ''}{f' with a {l2} L2' if l2 else ''}"
             raise InputError(f"{problem} was not tuned{asked}; {known}")
-        study = max(matching, key=lambda study: (study.last_at is not None, study.last_at, study.study_id))
+        version = kernel.source_hash, space_hash(kernel.spec)
+        current = [study for study in matching if (study.key.template_hash, study.key.space_hash) == version]
+        study = max(current or matching, key=lambda study: (study.last_at is not None, study.last_at, study.study_id))
         names = {parameter.name for parameter in parameters}
         trials = [one for one in opened.standing_trials(study.study_id) if one.trial.config.keys() == names]
     key = study.key
     details: dict[str, object] = {"study": study.study_id}
+    if not current:
+        details["note"] = "another version of the kernel was tuned; of the present one nothing is"
     if file_format == "t4":
         details["metadata"] = str(write_t4(path, trials, study.device)[1])
     elif file_format == "kernel-tuner":

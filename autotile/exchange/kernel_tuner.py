@@ -103,9 +103,13 @@ def _stage_times(trial: Trial, names: Mapping[str, str], other: str) -> dict[str
 
 
 _FAILURES: Mapping[str, tuple[Outcome, str, str]] = {
-    "InvalidConfig": (Outcome.INFEASIBLE, "limits", "too many threads a block, or a restriction is not met"),
+    "InvalidConfig": (Outcome.INFEASIBLE, "limits", "a limit or a restriction is not met, or a wrong result"),
     "CompilationFailedConfig": (Outcome.COMPILE_FAILED, "compile", "compilation failed"),
-    "RuntimeFailedConfig": (Outcome.RESOURCE_EXCEEDED, "load", "too many resources requested for launch"),
+    "RuntimeFailedConfig": (
+        Outcome.RESOURCE_EXCEEDED,
+        "load",
+        "too many resources, another failed launch, or a wrong result",
+    ),
     "ErrorConfig": (Outcome.CRASHED, "measure", "failed for a reason that was not recorded"),
 }
 """Meaning of Kernel Tuner's error marks: its core.py continues after these failures only."""
