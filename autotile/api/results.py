@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -57,7 +58,6 @@ from autotile.database.keys import (
     L2_TEXTS,
     STUDY_HEADINGS,
     TuningKey,
-    key_text,
     space_hash,
     study_columns,
     study_document,
@@ -92,6 +92,16 @@ def counted_text(keys: Iterable[TuningKey], singular: str, several: str) -> str:
     return f"{text} (replayed)" if replayed == len(sources) else f"{text}, {replayed:,} (replayed)"
 
 
+def _columns_by_study(keys: Mapping[int, TuningKey]) -> dict[int, tuple[str, str, str]]:
+    """Return `study_columns` by the number of a study, which is shown where two read alike, as of two versions."""
+    columns = {number: study_columns(key) for number, key in keys.items()}
+    count = Counter(columns.values())
+    return {
+        number: (kernel, f"{problem} (study {number})" if count[kernel, problem, device] > 1 else problem, device)
+        for number, (kernel, problem, device) in columns.items()
+    }
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class StudyList(Result):
     """Studies of a database (its path or URL), by kernel and then oldest first; ``of_kernel`` names that asked for."""
@@ -107,10 +117,11 @@ class StudyList(Result):
         if not self.studies:
             yield f"nothing is tuned yet{self.of_kernel} in {self.location}; `autotile tune` does it"
             return
+        columns = _columns_by_study({study.study_id: study.key for study in self.studies})
         headings = (*STUDY_HEADINGS, f"{RIGHT}tried", f"{RIGHT}ok", f"{RIGHT}best", "configuration", "last trial")
         rows = [
             (
-                *study_columns(study.key),
+                *columns[study.study_id],
                 f"{study.trials:,}",
                 f"{study.ok:,}",
                 time_text(study.best_time_us),
@@ -317,10 +328,11 @@ class TrialList(Result, StudyPlots):
         if not self.trials:
             yield "no such trial is stored"
             return
-        several = len({entry.stored.study_id for entry in self.trials}) > 1
+        columns = _columns_by_study({entry.stored.study_id: entry.key for entry in self.trials})
+        several = len(columns) > 1
         scores = dict.fromkeys(name for entry in self.trials for name in entry.stored.trial.scores)
         rows = []
-        for key, stored in self.trials:
+        for _, stored in self.trials:
             trial = stored.trial
             own, measured, resources, occupancy = trial.scores, trial.measurement, trial.resources, trial.occupancy
             remarks = [f"finals, place {stored.rank}"] if stored.phase == "final" else []
@@ -336,7 +348,7 @@ class TrialList(Result, StudyPlots):
                     *(f"{own[name]:.6g}" if name in own else NOTHING for name in scores),
                     config_text(trial.config),
                     ", ".join(remarks),
-                    *([f"{key_text(key)}, {source_text(key.gpu_name, key.source)}"] if several else []),
+                    *([", ".join(columns[stored.study_id][1:])] if several else []),
                 )
             )
         figures = ("time", "95 % interval, us", "registers", "occupancy", *scores)
