@@ -555,7 +555,6 @@ def _export_trials(
     opened = open_for_reading(database)
     if opened is None:
         raise InputError("nothing is tuned yet, so nothing can be exported; run `autotile tune` first")
-    parameters = kernel.spec.parameters
     with opened:
         gpu_name = resolve_device(device)[0].name if device is not None else None
         studies = opened.studies(problem.kernel)
@@ -577,8 +576,12 @@ def _export_trials(
         version = kernel.source_hash, space_hash(kernel.spec)
         current = [study for study in matching if (study.key.template_hash, study.key.space_hash) == version]
         study = max(current or matching, key=lambda study: (study.last_at is not None, study.last_at, study.study_id))
-        names = {parameter.name for parameter in parameters}
+        names = {parameter.name for parameter in kernel.spec.parameters}
         trials = [one for one in opened.standing_trials(study.study_id) if one.trial.config.keys() == names]
+    parameters = tuple(  # with the values that were tried when the file listed them
+        each._replace(values=tuple(dict.fromkeys([*each.values, *(one.trial.config[each.name] for one in trials)])))
+        for each in kernel.spec.parameters
+    )
     key = study.key
     details: dict[str, object] = {"study": study.study_id}
     if not current:
