@@ -870,10 +870,17 @@ def report(
     given, dtype = merge_sizes(sizes, named_sizes), None if dtype is None else known_dtype(dtype)
     path = user_path("report.html" if output is None else output, "a report")
     path = path / "report.html" if path.is_dir() else output_path(path)
-    if other is not None:
-        for name, value in (("dtype", dtype), ("device", device), ("db", database)):
+    recording = None
+    if other is None and isinstance(kernel, str | Path) and str(kernel).endswith(".npz"):
+        recording = user_path(str(kernel), "a recording")
+        if not recording.is_file():
+            raise InputError(f"there is no recording {recording}; see `autotile list --recordings`")
+    if other is not None or recording is not None:
+        for name, value in (("SIZE=N", given or None), ("--dtype", dtype), ("--device", device), ("--db", database)):
             if value is not None:
-                raise InputError(f"--{name} selects problems of one database; leave it out to compare two")
+                purpose = "to compare two" if recording is None else "to show a recording"
+                raise InputError(f"{name} selects problems of one database; leave it out {purpose}")
+    if other is not None:
         limit = read_percentage(fail_if_slower) if fail_if_slower is not None else None
         from autotile.report.comparison import compare
 
@@ -888,10 +895,7 @@ def report(
     from autotile.report.sections import report_page
     from autotile.report.study import study_of_recording
 
-    if isinstance(kernel, str | Path) and str(kernel).endswith(".npz"):
-        recording = user_path(str(kernel), "a recording")
-        if not recording.is_file():
-            raise InputError(f"there is no recording {recording}; see `autotile list --recordings`")
+    if recording is not None:
         data = report_of_study(study_of_recording(read_recording(recording), str(recording)))
     else:
         operation = named_operation(kernel)
