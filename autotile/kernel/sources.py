@@ -468,6 +468,8 @@ class OwnSources:
         self._read_files()
         self.digest = self._digest.hexdigest()
         """SHA-256 of the files."""
+        self.headers = () if self._has_macro else tuple(map(_digest_of, sorted(self.included)))
+        """Path and SHA-256 of each file that is included; none where a macro may name any."""
 
     @cached_property
     def _permitted(self) -> tuple[Path, ...]:
@@ -688,6 +690,20 @@ def _raw_file(path: Path, _mtime_ns: int, _size: int, _now_ns: int) -> tuple[str
     content = read_bytes(path, "file")
     words = {*re.findall(_ABSOLUTE, content), *(re.findall(_UPWARD, content) if b"../" in content else ())}
     return hashlib.sha256(content).hexdigest(), tuple(os.fsdecode(word) for word in sorted(words))
+
+
+def _digest_of(path: Path) -> tuple[str, str]:
+    try:
+        return str(path), _raw_file(path, *_version(path))[0]
+    except (OSError, InputError):
+        return str(path), ""
+
+
+def check_unchanged(headers: Iterable[tuple[str, str]]) -> None:
+    """Raise `InputError` if one of `OwnSources.headers` is another file now."""
+    for path, digest in headers:
+        if _digest_of(Path(path))[1] != digest:
+            raise InputError(f"{path} has changed since the kernel was read, and would be compiled in: start again")
 
 
 def _text(content: bytes) -> str:

@@ -199,6 +199,17 @@ def test_a_changed_header_is_noticed_at_once(tmp_path: Path) -> None:
     assert len(found) == 10
 
 
+@pytest.mark.parametrize("text", ["#define VALUE 2\n", "neither C nor C++\n"])
+def test_a_header_that_changes_while_a_session_runs_is_not_compiled_as_what_it_was(own: Own, text: str) -> None:
+    own.write("#include <x.h>")
+    cache, job = CubinCache(own.folder.parent / "cubins", 1 << 30), own.job()
+    for header in own.folder.rglob("x.h"):
+        header.write_text(text)
+    with pytest.raises(InputError, match=r"x\.h has changed since the kernel was read"):
+        cache.get_or_compile(job)
+    assert cache.get(job.key) is None
+
+
 def test_limits_of_a_folder_of_headers(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     own.write("#include DEFINED", "defines = { DEFINED = '<x.h>' }")
     for limit in ("_MAX_LIBRARY_ENTRIES", "_MAX_LIBRARY_BYTES"):
