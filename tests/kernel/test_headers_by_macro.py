@@ -13,7 +13,7 @@ from autotile.cuda.compiler import CompileJob, CubinCache, compile_job
 from autotile.cuda.toolchain import installed_nvcc
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, load_kernel
-from autotile.kernel.sources import OwnSources
+from autotile.kernel.sources import OwnSources, check_unchanged
 
 _SPEC = make_spec({"TILE": [32, 64], "NAME": ["x", "y"]}, launch={"block": ["TILE"]}).text
 _ENTRY = 'extern "C" __global__ void k(float* x) { x[0] = VALUE; }\n'
@@ -208,6 +208,14 @@ def test_a_header_that_changes_while_a_session_runs_is_not_compiled_as_what_it_w
     with pytest.raises(InputError, match=r"x\.h has changed since the kernel was read"):
         cache.get_or_compile(job)
     assert cache.get(job.key) is None
+    beside = own.folder.parent / "k.h"
+    beside.write_text("int k;")
+    headers = OwnSources(beside.with_suffix(".cu"), '#include "k.h"\n').headers
+    beside.write_text("int  k; // a comment")
+    check_unchanged(headers)
+    beside.write_text(text)
+    with pytest.raises(InputError, match=r"k\.h has changed"):
+        check_unchanged(headers)
 
 
 def test_limits_of_a_folder_of_headers(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
