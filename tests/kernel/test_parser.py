@@ -240,6 +240,7 @@ ARGUMENTS = [
     ('value = "M" }', 'value = "Q" }', "arguments.M.value", ["unknown name 'Q'"]),
     ('value = "M" }', 'value = "M", check = 3 }', "arguments.M.check", ["remove check"]),
     ("value = 1.0", "value = true", "arguments.alpha.value", ["expected a number, got the boolean true"]),
+    ("value = 1.0, check = 0.75", 'value = "0.5"', "arguments.alpha.value", ["give a real constant without quotes"]),
     ("value = 1.0, ", "", "arguments.alpha", ["'value' is missing"]),
     ("check = 0.75", "check = inf", "arguments.alpha.check", ["expected a finite number"]),
     ('"int32", v', '"int32", buffer = "int32", v', "arguments.M", ["one of the keys buffer, scalar"]),
