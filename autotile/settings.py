@@ -230,12 +230,13 @@ def _database_of(_: tuple[str | None, ...]) -> str:
 def expand_path(path: str | os.PathLike[str], what: str) -> Path:
     """Return a path of the user with ``~`` and ``~user`` at its start replaced by the home folder.
 
-    It is an `InputError`, which says ``what`` the path is of, if the path is empty, or there is no such user.
+    It is an `InputError`, which says ``what`` the path is of, if the path is empty or ``-``, or there is no such user.
     """
     is_path = isinstance(path, str | os.PathLike)
-    if not is_path or not str(path).strip() or "\0" in str(path):
+    if not is_path or str(path).strip() in ("", "-") or "\0" in str(path):
         shown = str(path) if is_path else path
-        raise InputError(f"{shown!r:.200} is not the path of {what}: expected the path of a file")
+        hint = ", such as /dev/stdout" if shown == "-" else ""
+        raise InputError(f"{shown!r:.200} is not the path of {what}: expected the path of a file{hint}")
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -558,11 +558,10 @@ def _export_trials(
     database: str | Path | None,
     l2: L2Mode | None,
 ) -> Transfer:
-    """Write the trials of the newest study of a problem to a file."""
+    """Write the trials of the newest study of a problem to a file, one of the present version of the kernel if any."""
     opened = open_for_reading(database)
     if opened is None:
         raise InputError("nothing is tuned yet, so nothing can be exported; run `autotile tune` first")
-    parameters = kernel.spec.parameters
     with opened:
         gpu_name = resolve_device(device)[0].name if device is not None else None
         studies = opened.studies(problem.kernel)
@@ -581,17 +580,25 @@ def _export_trials(
             known = f"tuned are: {'; '.join(tuned)}" if tuned else f"nothing is tuned of {problem.kernel}"
             asked = f"{f' on {gpu_name}' if gpu_name else ''}{f' with a {l2} L2' if l2 else ''}"
             raise InputError(f"{problem} was not tuned{asked}; {known}")
-        study = max(matching, key=lambda study: (study.last_at is not None, study.last_at, study.study_id))
-        names = {parameter.name for parameter in parameters}
+        version = kernel.source_hash, space_hash(kernel.spec)
+        current = [study for study in matching if (study.key.template_hash, study.key.space_hash) == version]
+        chosen = current or [study for study in matching if study.key.template_hash] or matching  # the last: imported
+        study = max(chosen, key=lambda study: (study.last_at is not None, study.last_at, study.study_id))
+        names = {parameter.name for parameter in kernel.spec.parameters}
         standing = opened.standing_trials(study.study_id)
     trials = [one for one in standing if one.trial.config.keys() == names]
+    parameters = tuple(  # with the values that were tried when the file listed them
+        each._replace(values=tuple(dict.fromkeys([*each.values, *(one.trial.config[each.name] for one in trials)])))
+        for each in kernel.spec.parameters
+    )
     key, notes = study.key, []
-    if key.template_hash and (key.template_hash, key.space_hash) != (kernel.source_hash, space_hash(kernel.spec)):
-        notes.append(f"they are of another version of the kernel than that of {kernel.spec.source} now")
+    if not current and key.template_hash:
+        notes.append("another version of the kernel was tuned; of the present one nothing is")
     if left := len(standing) - len(trials):
         notes.append(f"{plural(left, 'configuration')} of other parameters left out")
+    details: dict[str, object] = {"study": study.study_id, **({"note": "; ".join(notes)} if notes else {})}
     if file_format == "t4":
-        write_t4(path, trials, study.device)
+        details["metadata"] = str(write_t4(path, trials, study.device)[1])
     elif file_format == "kernel-tuner":
         write_cache(path, key, parameters, trials)
     elif file_format == "optuna":
@@ -615,5 +622,4 @@ def _export_trials(
         header = RecordingHeader(key, parameters, study.device, settings=origin, chosen="those that a search tried")
         write_recording(path, header, [stored.trial for stored in trials if stored.trial.outcome.is_finding])
     gpu = source_text(key.gpu_name, key.source)
-    details = {"study": study.study_id, **({"note": "; ".join(notes)} if notes else {})}
     return Transfer("exported", path, file_format, problem, gpu, len(trials), details)

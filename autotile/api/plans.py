@@ -38,6 +38,7 @@ from autotile.core.text import (
     time_text,
 )
 from autotile.cuda.driver import device_count, live_device
+from autotile.database.paths import write_output
 from autotile.errors import AutotileError, DatabaseError, InputError
 from autotile.kernel.inputs import call_folder, kernel_of_call, read_captured_call
 from autotile.kernel.library import KernelName, load_kernel
@@ -524,7 +525,7 @@ def write_plan(plan: TuningPlan, output: str | Path) -> Path:
     try:
         if path.is_file() and b"[[tune]]" not in read_regular(path, MAX_PLAN_BYTES):
             raise InputError(f"cannot write {path}: it exists and is no plan; name another file")
-        path.write_text(plan_text(plan.problems, [f"{plan.name}: {plural(len(plan.problems), 'problem')}"]))
+        write_output(path, plan_text(plan.problems, [f"{plan.name}: {plural(len(plan.problems), 'problem')}"]))
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; name another file") from None
     return path

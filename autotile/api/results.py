@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -57,7 +58,6 @@ from autotile.database.keys import (
     L2_TEXTS,
     STUDY_HEADINGS,
     TuningKey,
-    key_text,
     space_hash,
     study_columns,
     study_document,
@@ -93,6 +93,16 @@ def counted_text(keys: Iterable[TuningKey], singular: str, several: str) -> str:
     return f"{text} (replayed)" if replayed == len(sources) else f"{text}, {replayed:,} (replayed)"
 
 
+def _columns_by_study(keys: Mapping[int, TuningKey]) -> dict[int, tuple[str, str, str]]:
+    """Return `study_columns` by the number of a study, which is shown where two read alike, as of two versions."""
+    columns = {number: study_columns(key) for number, key in keys.items()}
+    count = Counter(columns.values())
+    return {
+        number: (kernel, f"{problem} (study {number})" if count[kernel, problem, device] > 1 else problem, device)
+        for number, (kernel, problem, device) in columns.items()
+    }
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class StudyList(Result):
     """Studies of a database (its path or URL), by kernel and then oldest first; ``of_kernel`` names that asked for."""
@@ -108,10 +118,11 @@ class StudyList(Result):
         if not self.studies:
             yield f"nothing is tuned yet{self.of_kernel} in {self.location}; `autotile tune` does it"
             return
+        columns = _columns_by_study({study.study_id: study.key for study in self.studies})
         headings = (*STUDY_HEADINGS, f"{RIGHT}tried", f"{RIGHT}ok", f"{RIGHT}best", "configuration", "last trial")
         rows = [
             (
-                *study_columns(study.key),
+                *columns[study.study_id],
                 f"{study.trials:,}",
                 f"{study.ok:,}",
                 time_text(study.best_time_us),
@@ -318,10 +329,11 @@ class TrialList(Result, StudyPlots):
         if not self.trials:
             yield "no such trial is stored"
             return
-        several = len({entry.stored.study_id for entry in self.trials}) > 1
+        columns = _columns_by_study({entry.stored.study_id: entry.key for entry in self.trials})
+        several = len(columns) > 1
         scores = dict.fromkeys(name for entry in self.trials for name in entry.stored.trial.scores)
         rows = []
-        for key, stored in self.trials:
+        for _, stored in self.trials:
             trial = stored.trial
             own, measured, resources, occupancy = trial.scores, trial.measurement, trial.resources, trial.occupancy
             remarks = [f"finals, place {stored.rank}"] if stored.phase == "final" else []
@@ -337,7 +349,7 @@ class TrialList(Result, StudyPlots):
                     *(f"{own[name]:.6g}" if name in own else NOTHING for name in scores),
                     config_text(trial.config),
                     ", ".join(remarks),
-                    *([f"{key_text(key)}, {source_text(key.gpu_name, key.source)}"] if several else []),
+                    *([", ".join(columns[stored.study_id][1:])] if several else []),
                 )
             )
         figures = ("time", "95 % interval, us", "registers", "occupancy", *scores)
@@ -863,13 +875,19 @@ def report(
     given, dtype = merge_sizes(sizes, named_sizes), None if dtype is None else known_dtype(dtype)
     path = user_path("report.html" if output is None else output, "a report")
     path = path / "report.html" if path.is_dir() else path
-    is_recording = isinstance(kernel, str | Path) and str(kernel).endswith(".npz")
+    recording = None
+    if other is None and isinstance(kernel, str | Path) and str(kernel).endswith(".npz"):
+        recording = user_path(str(kernel), "a recording")
+        if not recording.is_file():
+            raise InputError(f"there is no recording {recording}; see `autotile list --recordings`")
     if other is None or output is not None:
-        check_output(path, *([str(kernel)] if is_recording else []))
-    if other is not None:
-        for name, value in (("dtype", dtype), ("device", device), ("db", database)):
+        check_output(path, *([recording] if recording is not None else []))
+    if other is not None or recording is not None:
+        for name, value in (("SIZE=N", given or None), ("--dtype", dtype), ("--device", device), ("--db", database)):
             if value is not None:
-                raise InputError(f"--{name} selects problems of one database; leave it out to compare two")
+                purpose = "to compare two" if recording is None else "to show a recording"
+                raise InputError(f"{name} selects problems of one database; leave it out {purpose}")
+    if other is not None:
         limit = read_percentage(fail_if_slower) if fail_if_slower is not None else None
         from autotile.report.comparison import compare
 
@@ -884,12 +902,7 @@ def report(
     from autotile.report.sections import report_page
     from autotile.report.study import study_of_recording
 
-    if is_recording:
-        recording = user_path(str(kernel), "a recording")
-        if not recording.is_file():
-            raise InputError(f"there is no recording {recording}; see `autotile list --recordings`")
-        if given or any(one is not None for one in (dtype, device, database)):
-            raise InputError("a recording is of one problem; leave sizes, --dtype, --device and --db out")
+    if recording is not None:
         data = report_of_study(study_of_recording(read_recording(recording), str(recording)))
     else:
         operation = named_operation(kernel)

@@ -24,6 +24,7 @@ from autotile.core.argument_types import checked, checked_except
 from autotile.core.documents import toml_text
 from autotile.core.model import Config
 from autotile.core.text import Part, Result
+from autotile.database.paths import write_output
 from autotile.errors import InputError
 from autotile.kernel.expressions import is_c_identifier, is_keyword, python_source
 from autotile.kernel.library import Inspection, Kernel, load_kernel, make_kernel
@@ -240,7 +241,7 @@ class TunableKernel(Result):
         spec, template = self._parse(), described.template
         if template is None:
             template = Path(str(self._folder)) / spec.template
-            template.write_text(str(described.source))
+            template.write_text(str(described.source), encoding="utf-8")
         self._functions: Any = {  # that no search-space file can hold
             "reference_function": ReferenceFunction(described.reference, reference_on) if described.reference else None,
             "inspection": comparison_of(spec, verify, private_folder()) if verify is not None else None,
@@ -348,10 +349,10 @@ class TunableKernel(Result):
                 raise InputError(f"{file} exists already; name another file, or pass overwrite=True")
         try:
             if not is_own:
-                template.write_text(definition.source)
+                write_output(template, definition.source)
             for name, array in self._described.arrays.items():
                 np.save(target.parent / name, array, allow_pickle=False)
-            target.write_text(toml_text(self.document))
+            write_output(target, toml_text(self.document))
         except OSError as error:
             raise InputError(f"cannot write {error.filename}: {error.strerror}") from None
         if load_kernel(target).source_hash != definition.source_hash:

@@ -58,6 +58,8 @@ class CompileJob:
     compiler: str = "nvrtc"
     files: tuple[tuple[str, str], ...] = ()
     """Name and SHA-256 of each file in the template's folder that options name."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Path and SHA-256 of the author's files that are included, as of ``source_hash``."""
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -115,6 +117,7 @@ def compile_job(
         "architecture": spec.architecture or architecture,
         "include_folders": tuple(map(str, kernel.include_folders)),
         "compiler": build.compiler,
+        "headers": kernel.headers,
     }
     if kernel.variant is not None:
         source, options = kernel.variant(config)
@@ -180,8 +183,18 @@ def compile_cubin(job: CompileJob, folder: Path | None = None) -> Compilation:
     """Compile a source to a cubin; precompiled headers are kept in the folder, if there is one.
 
     Raise `CompileError` if the source does not compile, or an entry does not name one ``__global__`` function;
-    `ToolchainError` if the compiler is missing, or does not support the architecture.
+    `InputError` if a header has changed since; `ToolchainError` if the compiler is missing, or does not support the
+    architecture.
     """
+    from autotile.kernel.sources import check_unchanged
+
+    try:
+        return _compiled(job, folder)
+    finally:
+        check_unchanged(job.headers)
+
+
+def _compiled(job: CompileJob, folder: Path | None) -> Compilation:
     if job.compiler == "nvcc":
         return _compile_with_nvcc(job)
     from autotile.cuda.headers import compile_error, include_folders, own_headers

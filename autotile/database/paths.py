@@ -200,7 +200,8 @@ def write_output(path: Path, data: bytes | str, *, content: str = "", follow_lin
     """Write a file that a user named; an `InputError` if it cannot be written, with what it was to hold."""
     try:
         with atomic_write(path, follow_link=follow_link) as stream:
-            stream.write(data.encode() if isinstance(data, str) else data)
+            # a path in it has the bytes that the locale cannot decode as surrogates
+            stream.write(data.encode(errors="surrogateescape") if isinstance(data, str) else data)
     except OSError as error:
         what = f"the {content} to {path}" if content else str(path)
         raise InputError(f"cannot write {what}: {error.strerror}; name another file") from None

@@ -103,9 +103,13 @@ def _stage_times(trial: Trial, names: Mapping[str, str], other: str) -> dict[str
 
 
 _FAILURES: Mapping[str, tuple[Outcome, str, str]] = {
-    "InvalidConfig": (Outcome.INFEASIBLE, "limits", "too many threads a block, or a restriction is not met"),
+    "InvalidConfig": (Outcome.INFEASIBLE, "limits", "a limit or a restriction is not met, or a wrong result"),
     "CompilationFailedConfig": (Outcome.COMPILE_FAILED, "compile", "compilation failed"),
-    "RuntimeFailedConfig": (Outcome.RESOURCE_EXCEEDED, "load", "too many resources requested for launch"),
+    "RuntimeFailedConfig": (
+        Outcome.RESOURCE_EXCEEDED,
+        "load",
+        "too many resources, another failed launch, or a wrong result",
+    ),
     "ErrorConfig": (Outcome.CRASHED, "measure", "failed for a reason that was not recorded"),
 }
 """Meaning of Kernel Tuner's error marks: its core.py continues after these failures only."""
@@ -339,9 +343,11 @@ def t4_metadata(device: DeviceProperties | None) -> dict[str, Any]:
 def write_t4(path: Path, trials: Iterable[StoredTrial], device: DeviceProperties | None) -> tuple[Path, Path]:
     """Write the results to a path and the metadata beside it, with ``-metadata`` before the suffix; return both paths.
 
-    It is an `InputError` if a file cannot be written.
+    It is an `InputError` if a file cannot be written, or the metadata would replace a file beside which no results are.
     """
     metadata = path.with_name(f"{path.stem}-metadata{path.suffix}")
+    if metadata.exists() and not path.exists():
+        raise InputError(f"the metadata of {path} would replace {metadata}; name another file, or move that one away")
     for target, document in ((path, t4_results(trials)), (metadata, t4_metadata(device))):
         write_output(target, encode_json(document, indent=1) + "\n")
     return path, metadata

@@ -75,6 +75,8 @@ class Kernel(msgspec.Struct, frozen=True):
     template_names: frozenset[str] = frozenset()
     """Names that are no macros: those of template parameters in the author's files, whose declarations a macro would
     break, and those in the names of entries that these files do not use, as a header might declare them."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Path and SHA-256 of the author's files that the template includes, as of ``source_hash``."""
 
     def has_source_of(self, other: Kernel) -> bool:
         """Return True if a configuration of both compiles to the same code: their files are the same."""
@@ -175,6 +177,7 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
         template,
         digest,
         include_folders=tuple(folders),
+        headers=own.headers,
         template_names=own.template_names | (named - own.used_names),
     )
 
@@ -189,7 +192,8 @@ def reference_source(kernel: Kernel) -> Kernel | None:
     text = read_text(path, "template")
     texts = _macro_texts(kernel.spec)
     own = OwnSources(path, text, kernel.include_folders, macro_texts=texts)
-    return replace(kernel, source=text, template_path=path, source_hash=own.digest, template_names=own.template_names)
+    read = {"source": text, "source_hash": own.digest, "headers": own.headers, "template_names": own.template_names}
+    return replace(kernel, template_path=path, **read)
 
 
 def _macro_texts(spec: KernelSpec) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
-from autotile.errors import listing, nearest
+from autotile.errors import SpecError, listing, nearest
 from autotile.kernel.arguments import ArgumentScope, TensorMapArgument, TextureArgument, parse_arguments
 from autotile.kernel.functions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps
@@ -70,6 +70,8 @@ def parse_spec(
     file is malformed; the message gives the file, the line, the key and the remedy.
     """
     document = read_document(text, source)
+    if "operation" in document.data:
+        raise SpecError("this file is of an operation, not of a kernel; name one of its kernels", source=source)
     document.allow(SECTIONS, deprecated=(_FORMER_HEURISTICS,))
     kernel, problem_table = document.table("kernel"), document.table("problem")
     kernel.allow(

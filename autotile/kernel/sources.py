@@ -13,6 +13,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -468,6 +469,14 @@ class OwnSources:
         self._read_files()
         self.digest = self._digest.hexdigest()
         """SHA-256 of the files."""
+        self.headers = () if self._has_macro else tuple(map(self._header, sorted(self.included)))
+        """Path and one of `_digests` of each file that is included; none where a macro may name any."""
+
+    def _header(self, path: Path) -> tuple[str, str]:
+        return str(path), ["", *islice(_digests(path), 1 if self._is_library(path) else 2)][-1]
+
+    def _is_library(self, path: Path) -> bool:
+        return any(path.is_relative_to(library) for library in self._libraries)
 
     @cached_property
     def _permitted(self) -> tuple[Path, ...]:
@@ -527,7 +536,7 @@ class OwnSources:
                     self._check(included, path, name, text)
                     continue
                 self._seen.add(included)
-                if not may_include or any(included.is_relative_to(library) for library in self._libraries):
+                if not may_include or self._is_library(included):
                     self._headers.append(included)
                 else:
                     self._waiting.append((included, included.name, _text(read_bytes(included, "included file"))))
@@ -688,6 +697,21 @@ def _raw_file(path: Path, _mtime_ns: int, _size: int, _now_ns: int) -> tuple[str
     content = read_bytes(path, "file")
     words = {*re.findall(_ABSOLUTE, content), *(re.findall(_UPWARD, content) if b"../" in content else ())}
     return hashlib.sha256(content).hexdigest(), tuple(os.fsdecode(word) for word in sorted(words))
+
+
+def _digests(path: Path) -> Iterator[str]:
+    """Yield the SHA-256 of a file, and that of its code, which comments do not change; nothing if it cannot be read."""
+    with contextlib.suppress(OSError, InputError):
+        yield _raw_file(path, *_version(path))[0]
+        code = _scanned(_text(read_bytes(path, "file")))[0]
+        yield hashlib.sha256(code.encode(errors="surrogateescape")).hexdigest()
+
+
+def check_unchanged(headers: Iterable[tuple[str, str]]) -> None:
+    """Raise `InputError` if one of `OwnSources.headers` has another code now."""
+    for path, digest in headers:
+        if digest not in _digests(Path(path)):
+            raise InputError(f"{path} has changed since the kernel was read, and would be compiled in: start again")
 
 
 def _text(content: bytes) -> str:

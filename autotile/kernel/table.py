@@ -202,7 +202,8 @@ class Table(msgspec.Struct, frozen=True):
         if expected == "real" and expression.kind == "number":
             return expression
         if expression.kind != expected:
-            hint = _TO_WHOLE if (expected, expression.kind) == ("number", "real") else ""
+            to_whole = _OF_ARGUMENT if name == "value" else _TO_WHOLE
+            hint = to_whole if (expected, expression.kind) == ("number", "real") else ""
             problem = f"expected {NOUNS[expected]}, but this is {NOUNS[expression.kind]}{hint}"
             raise expression.location.error(problem, expression=expression.text)
         return expression
@@ -213,6 +214,7 @@ class Table(msgspec.Struct, frozen=True):
             raise self.error(name, f"{len(entries)} entries, at most {MAX_ENTRIES} are accepted; shorten it")
 
 
+_OF_ARGUMENT = "; give a real constant without quotes, as in value = 0.5, or compute the value in the kernel"
 _TO_WHOLE = "; divide with // (rounds down) or ceil_div (rounds up), or round with floor(), ceil() or round()"
 
 

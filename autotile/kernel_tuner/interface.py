@@ -22,7 +22,6 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
 from autotile.core.model import ENERGY, OUTPUT_DIGEST, TIME, Config, Measurement, Outcome, Trial, non_dominated
 from autotile.core.text import plural
-from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import InputError
 from autotile.kernel.problem import resolve_problem
@@ -32,7 +31,7 @@ from autotile.kernel_tuner.file_utils import CacheFile, read_header
 from autotile.kernel_tuner.observers import Observation
 from autotile.kernel_tuner.parameters import ParameterCodec, Params, check_restrictions
 from autotile.kernel_tuner.strategies import Strategy, StrategyChoice, TuneRunner, choose_strategy, installed_module
-from autotile.kernel_tuner.translation import ScriptKernel, block_names, host_array, run_once
+from autotile.kernel_tuner.translation import ScriptKernel, block_names, checked_device, host_array, run_once
 from autotile.kernel_tuner.util import (
     CompilationFailedConfig,
     ErrorConfig,
@@ -157,6 +156,8 @@ def tune_kernel(
                 f"the parameter {name} sets nothing: autotile leaves clocks, power limits and partitions as they are",
                 stacklevel=3,
             )
+    if unknown := [name for name in block_size_names or () if name not in codec.values]:
+        warnings.warn(f"no parameters, so of the default extents: {unknown} of block_size_names", stacklevel=3)
     size = list(problem_size) if isinstance(problem_size, tuple | list) else problem_size
     size = "callable" if callable(problem_size) else size
     header = {"kernel_name": kernel_name, "problem_size": size, "objective": names[0]}
@@ -178,6 +179,7 @@ def tune_kernel(
         if call.file is None or not call.file.entries:
             raise InputError("simulation_mode needs a cache with results; give cache, the name of its file")
         env = call.simulate(kernel, call.file)
+        env["simulated_time"] = sum(map(_simulated_ms, call.results.values()))
     else:
         env, groups = {}, list(_groups(kernel, answer))
         for number, (group, expected) in enumerate(groups, start=1):
@@ -199,6 +201,12 @@ def tune_kernel(
     best = _best_results(found, names, directions)
     if best:
         env["best_config"] = best if len(names) > 1 else best[0]
+    elif any("__error__" not in result for result in found):
+        warnings.warn(
+            f"no result has all objectives ({', '.join(names)}), so that none is the best; expected names of results: "
+            "time, parameters, metrics and values of observers",
+            stacklevel=3,
+        )
     for name in _TOTALS:
         env[f"total_{name}"] = sum(result.get(name, 0) for result in found)
     # Configurations compile in parallel, so that the total may exceed the wall time.
@@ -422,12 +430,8 @@ class _TuneCall:
         Results in the cache are not measured again. Errors are those of `tune_kernel`.
         """
         codec, kernel = self.codec, described.build()
-        if not 0 <= self.device < device_count():
-            raise InputError(
-                f"there is no CUDA device {self.device} here; to search results of an earlier call, pass "
-                "cache and simulation_mode=True"
-            )
-        device = live_device(self.device)
+        hint = "and only the results of an earlier call can be searched: pass cache and simulation_mode=True"
+        device = checked_device(self.device, hint)
         problem = resolve_problem(kernel.spec, {}, None, defaults=True)
         if not self.quiet:
             print(f"Using: {device.name}")
@@ -500,7 +504,10 @@ class _TuneCall:
         }
 
     def simulate(self, described: ScriptKernel, file: CacheFile) -> dict[str, Any]:
-        """Search the results of a cache until the limits, or all results, are reached; nothing is compiled or run."""
+        """Search the results of a cache until the limits, or all results, are reached; nothing is compiled or run.
+
+        As in Kernel Tuner, what the results state that they took counts towards the time limit.
+        """
         from autotile.search.samplers import resolve_sampler
         from autotile.search.search import Search
 
@@ -511,8 +518,9 @@ class _TuneCall:
                 encoded = codec.encode(entry)
             except InputError:
                 continue
-            if check_restrictions(described.restrictions, entry, codec.values):
-                entries.append((encoded, entry))
+            params = codec.decode(encoded)
+            if check_restrictions(described.restrictions, params, codec.values):
+                entries.append((encoded, {**entry, **params}))
         if not entries:
             raise InputError(f"no result in {file.path} has listed values and meets the restrictions")
         env = {"device_name": file.device_name, "simulation": True}
@@ -523,7 +531,9 @@ class _TuneCall:
             def evaluate(wanted: Sequence[Params]) -> list[ConfigResult]:
                 return [self._add_cached(known[codec.key(params)]) for params in wanted]
 
-            self._run_strategy(configs, evaluate, file.device_name, 1024)
+            self._run_strategy(
+                configs, evaluate, file.device_name, 1024, lambda params: _simulated_ms(known[codec.key(params)])
+            )
             return env
         parameters = tuple(Parameter(name, tuple(values)) for name, values in codec.declared.items())
         empty = np.empty((0, len(parameters)), np.uint16, order="F")
@@ -532,15 +542,16 @@ class _TuneCall:
         trials = min(self.chosen.trials or len(space), len(space))
         sampler = resolve_sampler(self.chosen.sampler, space, None, trials)
         search = Search(space, sampler, self.seed or 0, trials=trials)
-        started, limit_s = time.perf_counter(), self.chosen.budget_s
+        started, limit_s, simulated_ms = time.perf_counter(), self.chosen.budget_s, 0.0
         try:
             for _ in range(trials):
-                is_late = limit_s is not None and time.perf_counter() - started > limit_s
+                is_late = limit_s is not None and time.perf_counter() - started + simulated_ms / 1e3 > limit_s
                 proposed = None if is_late else search.propose()
                 if proposed is None:
                     break
                 row, config = proposed
                 result = self._add_cached(by_row[row])
+                simulated_ms += _simulated_ms(result)
                 trial = Trial(config, Outcome.CRASHED, source="replayed")
                 if "__error__" not in result:
                     time_us = 1e3 * float(result["time"])
@@ -557,6 +568,7 @@ class _TuneCall:
         evaluate: Callable[[Sequence[Params]], Sequence[Params]],
         device_name: str,
         max_threads: int,
+        simulated_ms: Callable[[Params], float] = lambda _: 0.0,
     ) -> None:
         """Call the ``tune`` of a strategy as Kernel Tuner does, until it ends or the budget is spent.
 
@@ -596,7 +608,7 @@ class _TuneCall:
         )
         device = SimpleNamespace(name=device_name, max_threads=max_threads, env={"device_name": device_name})
         try:
-            strategy.tune(searchspace, TuneRunner(self.codec, evaluate, device), options)
+            strategy.tune(searchspace, TuneRunner(self.codec, evaluate, device, simulated_ms), options)
         except util.StopCriterionReached as reached:
             if self.verbose:
                 print(reached)
@@ -611,12 +623,12 @@ class _TuneCall:
             if entry is None:
                 left.append(config)
             else:
-                self._add_cached(entry)
+                self._add_cached({**entry, **self.codec.decode(config), **dict.fromkeys(_STAGES, 0)})
         return tuple(left) if len(left) < len(space) else None
 
     def _add_cached(self, entry: Mapping[str, Any]) -> ConfigResult:
-        """Add a result that was measured by an earlier call; its compilation and measurement take no time now."""
-        result = ConfigResult({**entry, "compile_time": 0, "verification_time": 0, "benchmark_time": 0})
+        """Add a result that was measured by an earlier call."""
+        result = ConfigResult(entry)
         if "__error__" not in result:
             process_metrics(result, self.metrics)
         self.results[self.codec.key(entry)] = result
@@ -666,6 +678,11 @@ _OWN_TELEMETRY = frozenset(
     }
 )
 """Telemetry of autotile's own, as against what observers of the output added."""
+
+
+def _simulated_ms(result: Mapping[str, Any]) -> float:
+    """Return the time that a result of a cache took."""
+    return sum(float(result.get(name) or 0) for name in _STAGES)
 
 
 def _number(value: Any) -> Any:

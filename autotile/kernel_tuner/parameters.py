@@ -117,8 +117,10 @@ def _listed(name: str, values: Any) -> list[Any]:
 
 
 def _position(values: Sequence[Any], value: Any) -> int | None:
-    """Return the index of a value; True is not 1 here, and 1.0 is not 1."""
+    """Return the index of a value; True is not 1 here, and 1.0 is not 1, but a list is the tuple of its items."""
     plain = value.item() if isinstance(value, np.generic) else value
+    if isinstance(plain, list):  # of JSON, which has no tuples
+        plain, values = tuple(plain), [tuple(each) if isinstance(each, list) else each for each in values]
     return next((i for i, each in enumerate(values) if type(each) is type(plain) and each == plain), None)
 
 

@@ -6,11 +6,13 @@ Kernel Tuner's strategies have the names of their modules here, as ``strategies.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
+from numbers import Real
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -122,7 +124,7 @@ def choose_strategy(
         return chosen(BRUTE_FORCE)
     if strategy == "random_sample":
         check_options("fraction")
-        share = float(given.get("fraction", _RANDOM_SHARE))
+        share = _limit(given, "fraction") or _RANDOM_SHARE
         return chosen("random", count=trials if trials or budget_s else max(1, int(share * combinations)))
     if isinstance(strategy, str):
         runs_here = any(option not in _LIMITS for option in given)
@@ -148,15 +150,18 @@ def _limit(options: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
-        raise InputError(f"strategy_options[{name!r}] is {value!r}, expected a positive number")
+    least, expected = (1, "number of at least 1") if name == "max_fevals" else (5e-324, "positive number")
+    is_number = isinstance(number, Real) and not isinstance(number, bool)
+    if not is_number or not least <= float(number) < math.inf:
+        raise InputError(f"strategy_options[{name!r}] is {value!r}, expected a {expected}")
     return float(number)
 
 
 class TuneRunner:
     """The part of Kernel Tuner's runners that strategies use.
 
-    ``evaluate`` returns a result for each of some configurations; ``dev`` has ``name``, ``max_threads`` and ``env``.
+    ``evaluate`` returns a result for each of some configurations, ``simulated_ms`` the time that one takes beside that
+    which passes; ``dev`` has ``name``, ``max_threads`` and ``env``.
     """
 
     simulation_mode = False
@@ -165,10 +170,15 @@ class TuneRunner:
     accumulated_strategy_time = 0.0
 
     def __init__(
-        self, codec: ParameterCodec, evaluate: Callable[[Sequence[Params]], Sequence[Params]], device: SimpleNamespace
+        self,
+        codec: ParameterCodec,
+        evaluate: Callable[[Sequence[Params]], Sequence[Params]],
+        device: SimpleNamespace,
+        simulated_ms: Callable[[Params], float],
     ) -> None:
         self._codec = codec
         self._evaluate = evaluate
+        self._simulated_ms = simulated_ms
         self._tried: set[str] = set()
         self.dev = device
 
@@ -195,6 +205,7 @@ class TuneRunner:
             allowed[key] = config
             if key not in self._tried:
                 tuning_options.budget.add_evaluations(1)
+                tuning_options.budget.add_time(milliseconds=self._simulated_ms(config))
         self._tried |= allowed.keys()
         found = dict(zip(allowed, self._evaluate(list(allowed.values())), strict=True))
         return [dict(found[key]) if (key := self._codec.key(config)) in found else None for config in configs]

@@ -20,6 +20,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from autotile.api.tunable import private_folder
+from autotile.core.device import DeviceProperties
 from autotile.core.documents import toml_text
 from autotile.core.dtypes import DTYPES, dtype_name, load_npy
 from autotile.core.model import Outcome, config_text
@@ -124,10 +125,7 @@ class ScriptKernel:
         """Return the code for a configuration, without its macros."""
         text = self._first(dict(params)) if callable(self._first) else self._first
         if (path := self.path) is not None:
-            try:
-                return path.read_text(errors="replace")
-            except OSError as error:
-                raise InputError(f"cannot read the source {path}: {error.strerror}") from None
+            return read_bytes(path, "source").decode("utf-8-sig", "replace")
         if not isinstance(text, str):
             raise InputError(f"kernel_source is {type(text).__name__}, expected code, a file, a function, or a list")
         return text
@@ -513,6 +511,13 @@ _COMPILE_DEADLINE_S = 120.0
 _RUN_DEADLINE_S = 300.0
 
 
+def checked_device(index: int, hint: str) -> DeviceProperties:
+    """Return a GPU by its CUDA index; an `InputError`, which ends with the hint, if there is none."""
+    if not 0 <= index < device_count():
+        raise InputError(f"there is no CUDA device {index} here, {hint}")
+    return live_device(index)
+
+
 def run_once(described: ScriptKernel, device_index: int) -> list[Any]:
     """Launch the only configuration of a kernel once, in a process of its own, and return the arguments after it.
 
@@ -520,11 +525,7 @@ def run_once(described: ScriptKernel, device_index: int) -> list[Any]:
     arrays on a GPU get what the kernel wrote, as if it had been launched on them. Errors are those of `run_kernel`.
     """
     kernel = described.build()
-    if device_index >= device_count():
-        raise InputError(
-            f"there is no CUDA device {device_index} here, and run_kernel needs one; see `autotile doctor`"
-        )
-    device = live_device(device_index)
+    device = checked_device(device_index, "and run_kernel needs one; see `autotile doctor`")
     problem = resolve_problem(kernel.spec, {}, None, defaults=True)
     config = dict(kernel.spec.default)
     if reason := check_config(kernel.spec, config, problem.sizes, device, problem.dtype):

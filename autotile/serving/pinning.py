@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -141,7 +141,7 @@ def parse_choices(text: bytes | str, origin: str) -> list[PinnedChoice]:
             raise PinError(f"{origin} has format {version!r:.40}, expected {PIN_FORMAT}: it needs another autotile")
         choices = list(decode_json(text, _PinFile).choices)
     except DataError as error:
-        raise PinError(f"{origin} holds no pinned choices: {error}; pin to another file, or delete this one") from None
+        raise PinError(f"{origin} holds no pinned choices: {error}; pin to another file, or move it away") from None
     if len({choice.request for choice in choices}) != len(choices):
         raise PinError(f"{origin} names a problem twice; delete one of the choices")
     return choices
@@ -294,10 +294,12 @@ class Pin:
             self._resume_s = end_s + (end_s - start_s) / _MAX_SHARE
 
     def flush_quietly(self) -> None:
-        """Write the file as `flush` does, if there is anything to write and it can be written."""
-        with suppress(PinError):  # it is tried again, at exit at last
+        """Write the file as `flush` does, if there is anything to write, with a warning if it cannot be written."""
+        try:
             if self._choices:
                 self.flush()
+        except PinError as error:  # it is tried again, at exit at last
+            _warn(str(error))
 
     def abandon(self) -> None:
         """Neither add choices nor write the file any more."""

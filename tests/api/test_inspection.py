@@ -320,7 +320,7 @@ def test_a_path_and_its_text_name_the_same_kernel_whose_sizes_have_defaults(scal
 
 
 def test_the_path_of_an_output_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for output in ("", ".", "..", "/", Path(), "~autotile-nobody/file", "~"):
+    for output in ("", "-", ".", "..", "/", Path(), "~autotile-nobody/file", "~"):
         with pytest.raises(InputError, match=r"names a folder|expected the path of a file|there is no home folder"):
             output_path(output)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -20,6 +20,7 @@ from autotile.errors import InputError, ProblemError, SpecError, UnknownKernelEr
 from autotile.kernel import python_kernel
 from autotile.kernel.library import load_kernel
 from autotile.kernel.python_kernel import parameter_names
+from autotile.tuning.plan import read_plan
 
 CODE = """
 extern "C" __global__ void scale(const float* x, float* y, int n, float factor) {
@@ -69,6 +70,22 @@ class TestSameModel:
         assert "THREADS" in (tmp_path / "scale.cu").read_text()
         with pytest.raises(InputError, match=r"rule_1 is a Python function, which a search-space file cannot hold"):
             scale(rules=[lambda WORK: WORK < 4]).save(tmp_path / "other.toml")
+
+    def test_files_are_utf_8_in_every_locale(self, tmp_path):
+        program = r"""
+import autotile, autotile.api.plans as plans
+out = autotile.Buffer("float32", "n", "out")
+code = "// d\xe9j\xe0\n__global__ void one(float* y) { y[BLOCK * blockIdx.x + threadIdx.x] = 1; }"
+parameters, launch = {"BLOCK": [32]}, {"block": "BLOCK", "grid": "ceil_div(n, BLOCK)"}
+autotile.kernel(code, "one", sizes={"n": 32}, parameters=parameters, arguments=[out], launch=launch).save("one.toml")
+open("plan.toml", "w").write("[[tune]]\nkernel = './one.toml'")
+plans.write_plan(plans.read_plan(plans.Path("plan.toml")), "again.toml")
+"""
+        (tmp_path / "é").mkdir()
+        ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+        python("-c", program, cwd=tmp_path / "é", env=ascii_only, check=True)
+        assert "déjà" in (tmp_path / "é" / "one.cu").read_text("utf-8")
+        assert read_plan(tmp_path / "é" / "again.toml").problems[0].asked_as == str(tmp_path / "é" / "one.toml")
 
     def test_a_source_of_a_file_is_read_again(self, tmp_path):
         file = tmp_path / "code.cuh"

@@ -249,6 +249,12 @@ class TestClean:
         change_file(mine.path, f"UPDATE trials SET created_at = '{long_ago}' WHERE study_id = 4")
         return mine
 
+    def test_two_versions_do_not_read_alike(self, mine: Book, run: Run) -> None:
+        for words in (["list"], ["trials", "scale"]):
+            shown = run(*words).out
+            assert ["n=1024 float32 (study 1)" in shown, "n=1024 float32 (study 3)" in shown] == [True, True]
+            assert "(study 2)" not in shown
+
     def test_a_dry_run_changes_nothing(self, mine: Book, run: Run) -> None:
         before = mine.trials()
         answer = run("db", "clean", "--older-than", "90d", "--keep-gpu", "h200", "--dry-run", "--json").document

@@ -87,7 +87,10 @@ BUNDLE = "export --format bundle KERNEL -o OUT/x"
         ("explain KERNEL --db OUT/x.db", "is a kernel, which nothing stored changes"),
         ("best KERNEL --bundle OUT/x --db OUT/x.db", "give --bundle or --db"),
         ("list --recordings --db OUT/x.db", "leave --db out"),
-        ("report RECORDING --dtype float32", "leave sizes, --dtype, --device and --db out"),
+        (
+            "report RECORDING --dtype float32",
+            "--dtype selects problems of one database; leave it out to show a recording",
+        ),
         # outputs, before the work
         (f"{REPLAY} --trace OUT/none/x.json", "there is no folder"),
         (f"{REPLAY} --trace OUT", "names a folder"),

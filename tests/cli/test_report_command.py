@@ -39,6 +39,7 @@ def test_what_cannot_be_shown_is_told_in_one_line(run, stored, tmp_path, monkeyp
         (["M=4096"], "stands before any kernel"),
         (["sgemm_2d", "--fail-if-slower", "5%"], "give them as A.db B.db"),
         (["missing.npz"], "there is no recording missing.npz"),
+        ([RECORDING, "M=4"], "SIZE=N selects problems of one database; leave it out to show a recording"),
         (["sgemm_2d", "-o", "/nonexistent/x.html"], "cannot write /nonexistent/x.html"),
     ):
         answer = run("report", *words, f"--db={stored}")

@@ -75,6 +75,7 @@ class TestWithResults:
             (["--parquet", "-"], "name a file"),
             (["--csv", "/"], "names a folder"),
             (["--csv", "/no/such/folder/x.csv"], "there is no folder '/no/such/folder'"),
+            (["--csv", path, "--parquet", path], "reads or writes it already"),
         ):
             answer = run("trials", "scale", *words)
             assert answer.code != 0
@@ -128,6 +129,7 @@ class TestWithResults:
 class TestExchange:
     def test_kernel_tuner_there_and_back_and_nothing_else(self, run, scale_toml, tmp_path):
         path = tmp_path / "cache.json"
+        scale_toml.write_text(scale_toml.read_text().replace("128, 256]", "128]"))  # since it was tuned
         done = run("export", scale_toml, "n=1048576", "--format", "kernel-tuner", "-o", path, "--json").document
         assert done["configurations"] == 12
         assert len(json.loads(path.read_text())["cache"]) == 12
@@ -146,7 +148,7 @@ class TestExchange:
         run("import", path, "n=1").is_refused("cache file of Kernel Tuner")
         run("import", tmp_path / "missing.json", "n=1").is_refused("missing.json")
 
-    def test_t4_of_one_gpu(self, run, scale_toml, tmp_path):
+    def test_t4_of_one_gpu_and_of_the_present_version(self, run, scale_toml, tmp_path):
         path = tmp_path / "t4.json"
         words = ("export", scale_toml, "n=1048576", "-o", path, "--device")
         run(*words, "nosuch").is_refused("no GPU profile is named")
@@ -154,6 +156,13 @@ class TestExchange:
         assert not path.exists()
         assert run(*words, "h200").code == 0
         assert json.loads(path.read_text())["schema_version"] == "1.0.0"
+        cache = ("export", scale_toml, "n=1048576", "--format", "kernel-tuner", "-o", tmp_path / "cache.json")
+        assert [run(*command).code for command in (cache, ("import", tmp_path / "cache.json", "n=1048576"))] == [0, 0]
+        done = run(*words, "h200", "--json").document  # not what was imported since
+        assert (done["study"], "note" in done) == (1, False)
+        code = scale_toml.with_suffix(".cu")
+        code.write_text(code.read_text().replace("factor * x[i]", "x[i] * factor"))
+        assert "another version" in run(*words, "h200", "--json").document["note"]
 
     def test_a_database_is_left_as_it_is_and_a_study_of_optuna_is_added_once(self, run, scale_toml, tmp_path):
         path = Path(read_settings().database)

@@ -63,6 +63,9 @@ class TestT4:
         file_utils = pytest.importorskip("kernel_tuner.file_utils")
         with pytest.raises(InputError, match=r"cannot write .*nowhere"):
             write_t4(tmp_path / "nowhere" / "x.json", [], None)
+        (tmp_path / "mine-metadata.json").touch()
+        with pytest.raises(InputError, match=r"would replace .*mine-metadata.json"):
+            write_t4(tmp_path / "mine.json", [], None)
         results, metadata = write_t4(tmp_path / "sgemm.json", stored, device)
         assert metadata.name == "sgemm-metadata.json"
         for path, target in ((results, "results"), (metadata, "metadata")):

@@ -13,7 +13,7 @@ from autotile.cuda.compiler import CompileJob, CubinCache, compile_job
 from autotile.cuda.toolchain import installed_nvcc
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, load_kernel
-from autotile.kernel.sources import OwnSources
+from autotile.kernel.sources import OwnSources, check_unchanged
 
 _SPEC = make_spec({"TILE": [32, 64], "NAME": ["x", "y"]}, launch={"block": ["TILE"]}).text
 _ENTRY = 'extern "C" __global__ void k(float* x) { x[0] = VALUE; }\n'
@@ -197,6 +197,25 @@ def test_a_changed_header_is_noticed_at_once(tmp_path: Path) -> None:
         os.utime(header, ns=(now_ns, now_ns))
         found.add(OwnSources(tmp_path / "k.cu", '#include "x.h"\n', [header.parent]).digest)
     assert len(found) == 10
+
+
+@pytest.mark.parametrize("text", ["#define VALUE 2\n", "neither C nor C++\n"])
+def test_a_header_that_changes_while_a_session_runs_is_not_compiled_as_what_it_was(own: Own, text: str) -> None:
+    own.write("#include <x.h>")
+    cache, job = CubinCache(own.folder.parent / "cubins", 1 << 30), own.job()
+    for header in own.folder.rglob("x.h"):
+        header.write_text(text)
+    with pytest.raises(InputError, match=r"x\.h has changed since the kernel was read"):
+        cache.get_or_compile(job)
+    assert cache.get(job.key) is None
+    beside = own.folder.parent / "k.h"
+    beside.write_text("int k;")
+    headers = OwnSources(beside.with_suffix(".cu"), '#include "k.h"\n').headers
+    beside.write_text("int  k; // a comment")
+    check_unchanged(headers)
+    beside.write_text(text)
+    with pytest.raises(InputError, match=r"k\.h has changed"):
+        check_unchanged(headers)
 
 
 def test_limits_of_a_folder_of_headers(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,6 +240,7 @@ ARGUMENTS = [
     ('value = "M" }', 'value = "Q" }', "arguments.M.value", ["unknown name 'Q'"]),
     ('value = "M" }', 'value = "M", check = 3 }', "arguments.M.check", ["remove check"]),
     ("value = 1.0", "value = true", "arguments.alpha.value", ["expected a number, got the boolean true"]),
+    ("value = 1.0, check = 0.75", 'value = "0.5"', "arguments.alpha.value", ["give a real constant without quotes"]),
     ("value = 1.0, ", "", "arguments.alpha", ["'value' is missing"]),
     ("check = 0.75", "check = inf", "arguments.alpha.check", ["expected a finite number"]),
     ('"int32", v', '"int32", buffer = "int32", v', "arguments.M", ["one of the keys buffer, scalar"]),
@@ -397,6 +398,7 @@ def without(section: str) -> str:
         ('"a\\u001b[2J" = 1', "'a\\x1b[2J' is not a valid key"),
         ("[kernel]\n" + "k" * 101 + " = 1", "at most 100 printable characters"),
         ('x = """\n[' + " " * 100_000 + '\n"""', "unknown section 'x'"),
+        ("[operation]\nx = 1\n", "this file is of an operation, not of a kernel"),
         (SGEMM + "\n[limit]\nx = 1\n", "unknown section 'limit'; did you mean 'limits'?"),
         (
             edited("[rules]\n", "[rules]\n" + "".join(f'r{n} = "BM > 0"\n' for n in range(1001))),

@@ -204,11 +204,11 @@ def test_absurd_numbers_and_texts_are_refused() -> None:
 
 def test_values_of_any_type_are_parameters() -> None:
     codec = ParameterCodec(
-        {"n": [np.int32(4), 8, 8], "f": [0.5, 1], "s": ["a b", "c"], "t": ["int", "float"], "b": [True]}
+        {"n": [np.int32(4), 8, 8], "f": [0.5, 1], "s": ["a b", "c"], "t": ["int", "float"], "b": [True], "p": [(2, 4)]}
     )
-    assert codec.declared == {"n": [4, 8], "f": [0, 1], "s": [0, 1], "t": ["int", "float"], "b": [True]}
-    config = {"n": 8, "f": 1, "s": "a b", "t": "int", "b": True}
-    assert codec.decode(dict(codec.encode(config))) == config
+    assert codec.declared == {"n": [4, 8], "f": [0, 1], "s": [0, 1], "t": ["int", "float"], "b": [True], "p": [0]}
+    config = {"n": 8, "f": 1, "s": "a b", "t": "int", "b": True, "p": (2, 4)}
+    assert codec.decode(dict(codec.encode({**config, "p": [2, 4]}))) == config  # as in JSON
     with pytest.raises(InputError, match="not among its values"):
         codec.encode({**config, "f": 2})
 

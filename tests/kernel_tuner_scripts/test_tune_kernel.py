@@ -47,7 +47,7 @@ def _fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tests = str(Path(__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")])))
     device = device_profile("h200")
-    for module in ("kernel_tuner.interface", "kernel_tuner.translation", "tuning.backend"):
+    for module in ("kernel_tuner.translation", "tuning.backend"):
         monkeypatch.setattr(import_module(f"autotile.{module}"), "device_count", lambda: 1)
         monkeypatch.setattr(import_module(f"autotile.{module}"), "live_device", lambda _: device)
     monkeypatch.setattr(import_module("autotile.tuning.backend"), "has_driver", lambda: True)
@@ -292,6 +292,7 @@ def test_arrays_of_a_gpu_are_used_in_place(on_gpu: list[Any]) -> None:
 
 
 SPACE = {"block_size_x": [32, 64, 96, 128, 160], "unused": [1, 2, 3, 4]}
+TOOK = {"compile_time": 400.0, "verification_time": 0}
 LISTED = sorted(strategy_map)
 
 
@@ -300,7 +301,7 @@ def cached(tmp_path: Path) -> Path:
     """A cache file with a time of every configuration."""
     rows = [dict(zip(SPACE, row, strict=True)) for row in itertools.product(*SPACE.values())]
     header = {"device_name": "NVIDIA H200", "kernel_name": "add", "problem_size": N, "objective": "time"}
-    times = {",".join(map(str, row.values())): {**row, "time": 1000 / row["block_size_x"]} for row in rows}
+    times = {",".join(map(str, row.values())): {**row, **TOOK, "time": 1000 / row["block_size_x"]} for row in rows}
     file = tmp_path / "cache.json"
     file.write_text(
         json.dumps({**header, "tune_params_keys": list(SPACE), "tune_params": SPACE, "cache": times}, indent="")
@@ -378,13 +379,45 @@ def test_an_argument_of_a_wrong_type(option: str, value: Any, said: str) -> None
         tuned(**{option: value})
 
 
+@pytest.mark.parametrize("strategy", [None, "mls", strategies.mls])
+def test_a_simulation_takes_the_times_of_the_cache(cached: Path, strategy: Any) -> None:
+    found, env = tuned(
+        params=SPACE, cache=cached, simulation_mode=True, strategy=strategy, strategy_options={"time_limit": 3}
+    )
+    assert 1 <= len(found) <= 8
+    assert env["simulated_time"] == 400 * len(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"device": "0"}, "device is '0', expected a whole number"),
+        ({"device": -1}, "no CUDA device -1 here"),
+        ({"seed": "x"}, "seed is 'x', expected a whole number"),
+        ({"strategy_options": {"max_fevals": float("inf")}}, "expected a number of at least 1"),
+        ({"strategy_options": {"time_limit": float("nan")}}, "expected a positive number"),
+        ({"strategy": "random_sample", "strategy_options": {"fraction": "x"}}, "expected a positive number"),
+        ({"restrictions": ["blok > 1"], "simulation_mode": True}, "known are block_size_x, unused$"),
+    ],
+)
+def test_an_argument_that_cannot_be(cached: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        tuned(params=SPACE, cache=cached, **given)
+
+
+def test_names_that_nothing_has_are_said(cached: Path) -> None:
+    given = {"objective": "tiem", "objective_higher_is_better": True, "block_size_names": ["blok"]}
+    with pytest.warns(UserWarning, match="no result has all objectives"), pytest.warns(UserWarning, match="'blok'"):
+        tuned(params=SPACE, cache=cached, simulation_mode=True, strategy_options={"max_fevals": np.int64(2)}, **given)
+
+
 @pytest.mark.parametrize(("direction", "best"), [(False, 32), ([False], 32), (True, 160), ([True], 160)])
 def test_the_direction_of_one_objective_may_be_in_a_list(cached: Path, direction: Any, best: int) -> None:
     named = {"metrics": {"threads": lambda p: p["block_size_x"]}, "objective": "threads"}
     given = {"params": SPACE, "cache": cached, "simulation_mode": True, **named}
     _, env = tuned(objective_higher_is_better=direction, **given)
     assert env["best_config"]["block_size_x"] == best
-    with pytest.raises(ValueError, match="objective has 1 names, objective_higher_is_better 2 values"):
+    with pytest.raises(ValueError, match="objective has 1 name, objective_higher_is_better 2 values"):
         tuned(objective_higher_is_better=[True, False], **given)
 
 

@@ -108,10 +108,18 @@ class TestFile:
             autotile.pin(file)
         assert default_dispatcher.pins.in_force() is None
 
-    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+    def test_a_folder_that_is_not_there(self, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(PinError, match="cannot be written"):
             autotile.pin(tmp_path / "none" / "choices.json")
         assert default_dispatcher.pins.in_force() is None
+        file = tmp_path / "none" / "choices.json"
+        monkeypatch.setenv("AUTOTILE_PIN", str(file))
+        default_dispatcher.pins.forget()
+        with pytest.warns(PinWarning, match="cannot be written"):
+            ask(store, 4096)
+        file.parent.mkdir()
+        default_dispatcher.pins.forget()  # it is tried again
+        assert file.exists()
 
     @pytest.mark.parametrize("named", [False, True])
     def test_a_strict_setting_without_a_file_serves_nothing(

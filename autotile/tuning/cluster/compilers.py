@@ -124,7 +124,7 @@ class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
                     raise
         folders = tuple(_below(root, folder) for folder in request.job.include_folders)
         path = _below(root, request.job.template_path)
-        job = replace(request.job, template_path=path, include_folders=folders)
+        job = replace(request.job, template_path=path, include_folders=folders, headers=())
         if job.key != request.key:
             raise WorkerError("its compiler is another one")
         compiled = self._pool.submit(lambda: job, request.deadline_s).result()
