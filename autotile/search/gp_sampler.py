@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 
 import numpy as np
@@ -229,6 +229,7 @@ def due_fit(ended: int) -> int:
     return due
 
 
+@dataclass(eq=False)
 class Surrogate:
     """A Gaussian process over the rows of a space, updated with a history of trials and fitted again as trials end.
 
@@ -241,37 +242,24 @@ class Surrogate:
     `compiled_points`. Of the trials of a fit, ``max_first`` informative ones are used.
     """
 
-    fitted = 0
+    points: PointsOf
+    groups: Rows
+    history: History
+    prior: ExpectedSpeeds | None = None
+    features: Mapping[int, Floats] | None = None
+    max_first: int = field(kw_only=True)
+    fitted: int = field(default=0, init=False)
     """Number of trials of the newest fit, counted by their end; 0 before the first."""
-    parameters: Hyperparameters
-    best: Rows
+    parameters: Hyperparameters = field(init=False)
+    best: Rows = field(init=False)
     """Rows of the best trials of the newest fit, the best first."""
-
-    _process: GaussianProcess
-
-    def __init__(
-        self,
-        points: PointsOf,
-        groups: Rows,
-        history: History,
-        *,
-        prior: ExpectedSpeeds | None = None,
-        features: Mapping[int, Floats] | None = None,
-        max_first: int,
-    ) -> None:
-        self.prior = prior
-        self._points_by_parameters = points
-        self._groups = groups
-        self._history = history
-        self._features = features
-        self._max_first = max_first
 
     def update(self) -> bool:
         """Fit again if that is due, and begin a process with the trials of that fit, without rows; return whether so.
 
         At least one trial must have succeeded.
         """
-        history = self._history
+        history = self.history
         first = max(STARTUP, history.first_success + 1)
         due = max(due_fit(history.ended), first)
         if due == self.fitted:
@@ -281,9 +269,9 @@ class Surrogate:
                 continue
             ended, values = history.first_ended(count), history.values(count)
             observed = history.rows[ended]
-            self._points, groups = self._points_by_parameters, self._groups
-            if self._features is not None:
-                self._points, groups = compiled_points(self._points, groups, self._features, observed)
+            self._points, groups = self.points, self.groups
+            if self.features is not None:
+                self._points, groups = compiled_points(self._points, groups, self.features, observed)
             loss = losses(values, np.ones(values.shape[1]))
             ascending = np.argsort(loss, kind="stable")
             residual = loss if self.prior is None else loss - self._prior_losses(observed, values, loss)
@@ -298,7 +286,7 @@ class Surrogate:
             )
             self.fitted = count
         self.best = history.rows[ended[ascending[:_BEST]]]
-        chosen = informative(ascending, self._max_first)
+        chosen = informative(ascending, self.max_first)
         self._indices: Rows = ended[chosen]
         """Trials of the process, by their index in the history."""
         self._included = set(ended.tolist())
@@ -335,7 +323,7 @@ class Surrogate:
         all. The results of chosen rows only lower the gains of others, so that the rows that are not among the best at
         first do not become so before a trial begins or ends, or too late to matter.
         """
-        history = self._history
+        history = self.history
         added = [index for index in range(self._seen, history.begun) if index not in self._included]
         self._seen = history.begun
         if added:
@@ -386,7 +374,7 @@ class Surrogate:
         """Return the losses of rows that the prior predicts, given values and losses of the first trials that ended."""
         assert self.prior is not None
         ran = ~np.isnan(values[:, 0])
-        tried = self._history.rows[self._history.first_ended(len(values))]
+        tried = self.history.rows[self.history.first_ended(len(values))]
         return self.prior.losses(rows, tried[ran], values[ran, 0], loss[ran])
 
 

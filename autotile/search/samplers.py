@@ -335,28 +335,6 @@ def resolve_sampler(
     return BRUTE_FORCE if trials is not None and trials >= rows else DEFAULT
 
 
-def make_sampler(
-    name: str,
-    space: SearchSpace,
-    seed: int,
-    available: ArrayLike | None = None,
-    *,
-    sources: Sequence[Source] = (),
-    trials: int | None = None,
-    estimate: Estimate | None = None,
-) -> RowSampler:
-    """Make a sampler over the rows of a space.
-
-    Raise `InputError` if there is no such sampler, it requires a package that is not installed, or the seed is
-    negative.
-    The name is one of `SAMPLERS`, ``auto``, or ``kernel-tuner:`` with a strategy of Kernel Tuner; the rest is as for
-    `autotile.search.search.Search`.
-    """
-    check_sampler(name)
-    entry = sampler_entry(resolve_sampler(name, space, available, trials))
-    return entry.make(space, seed, available, sources=sources, trials=trials, estimate=estimate)
-
-
 def check_sampler(name: str, objectives: Sequence[str] = (TIME,)) -> None:
     """Check that a sampler can be made.
 

@@ -21,7 +21,7 @@ from autotile.kernel.spec import Parameter
 from autotile.search.gaussian_process import features_of
 from autotile.search.gp_sampler import RELATIVE_ERROR, FeasibleGPSampler
 from autotile.search.row_sampler import distributions_of, quiet_optuna
-from autotile.search.samplers import Lookahead, check_sampler, make_sampler, resolve_sampler, sampler_entry
+from autotile.search.samplers import Lookahead, check_sampler, resolve_sampler, sampler_entry
 from autotile.search.transfer import Estimate, MisleadingSource, Source
 from autotile.space.search_space import SearchSpace
 
@@ -216,17 +216,16 @@ class Search:
     ) -> None:
         check_sampler(sampler, objectives)
         self.sampler = resolve_sampler(sampler, space, available, trials)
-        self._rows = make_sampler(
-            self.sampler, space, seed, available, sources=sources, trials=trials, estimate=estimate
-        )
-        self._sources = tuple(source.name for source in sources) if sampler_entry(self.sampler).transfers else ()
+        entry = sampler_entry(self.sampler)
+        self._rows = entry.make(space, seed, available, sources=sources, trials=trials, estimate=estimate)
+        self._sources = tuple(source.name for source in sources) if entry.transfers else ()
         self.study = new_study(sampler=self._rows, objectives=objectives)
         """The trials but those of nominated rows, in the order of the proposals; it minimises the objectives."""
         self.space = space
         self._distributions = distributions_of(space.parameters)
         self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
         self._objective = StudyValues(objectives)
-        self.pending: dict[int, optuna.Trial] = {}
+        self._pending: dict[int, optuna.Trial] = {}
         """Rows that were proposed and not told, with their trials."""
         self._nominated: set[int] = set()
         self._ahead = ahead
@@ -281,7 +280,7 @@ class Search:
         config = asked.params
         proposed = self.space.row_of(config)
         assert proposed is not None
-        self.pending[proposed] = asked
+        self._pending[proposed] = asked
         self._gains.append(self._rows.expected_gain)
         self._begun += 1
         return proposed, config
@@ -315,8 +314,11 @@ class Search:
         self._rows.close()
 
     def add(self, trial: Trial) -> None:
-        """Learn from a trial that was not proposed here, if the space can express its configuration."""
+        """Learn from a trial that was not measured here, if the space can express its configuration."""
         row = self.space.row_of(trial.config)
+        if row is not None and row in self._pending:
+            self.tell(row, trial)
+            return
         if row is not None:
             self._nominated.discard(row)
         config, known = trial.config, self._distributions
@@ -365,7 +367,7 @@ class Search:
                 result = None if failed or values is None else tuple(values)
                 self.ranking.tell(row, result, relative_error(trial))
             return
-        asked = self.pending.pop(row, None)
+        asked = self._pending.pop(row, None)
         if asked is None:
             raise ConfigError(f"row {row} was not proposed or was told already; tell each proposal once")
         for name, value in attributes_of(trial).items():
@@ -515,10 +517,6 @@ class Shortlist:
     def add(self, trial: Trial) -> None:
         """Learn from a trial that was not measured here."""
         row = self._search.space.row_of(trial.config)
-        if row is not None and row in self._search.pending:
-            self._waiting.pop(row, None)
-            self._search.tell(row, trial)
-            return
         if row is not None:
             self._waiting.pop(row, None)
             self._again.pop(row, None)

@@ -9,6 +9,7 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from rows import TILES, advance, ask, broken, make_space, ok, spaces, tile_space, tile_time_us, wide_ok, wide_space
 
 from autotile.core.model import Config
@@ -17,12 +18,16 @@ from autotile.search import samplers
 from autotile.search.gp_sampler import FeasibleGPSampler
 from autotile.search.optuna_samplers import FeasibleSampler, FeasibleTPESampler
 from autotile.search.row_sampler import Candidates, RowSampler
-from autotile.search.samplers import BRUTE_FORCE, SAMPLERS, Lookahead, lookahead_of, make_sampler
+from autotile.search.samplers import BRUTE_FORCE, SAMPLERS, Lookahead, lookahead_of
 from autotile.search.search import Search
 from autotile.space.search_space import SearchSpace
 
 INSTALLED = [name for name, kind in SAMPLERS.items() if kind.missing_package is None]
 QUICK = [name for name in INSTALLED if name != "gp"]
+
+
+def make_sampler(name: str, space: SearchSpace, seed: int, available: NDArray[np.bool_] | None = None) -> RowSampler:
+    return Search(space, name, seed, available=available)._rows
 
 
 def run(sampler: RowSampler, trials: int, study: optuna.Study | None = None) -> list[int]:
