@@ -19,7 +19,6 @@ from autotile.database.database import (
     Database,
     StoredBest,
     StoredTrial,
-    matching,
     parsed_rows,
     row_of,
     stored_run,
@@ -363,12 +362,9 @@ def clean_database(
     Sessions go on meanwhile: a transaction deletes a few hundred trials of a study, so that nobody waits long for it.
     If it is interrupted, some studies have been cleaned; the rest is cleaned by the same call.
     """
-    query = matching(select(STUDIES).order_by(STUDIES.c.kernel, STUDIES.c.id), STUDIES, kernel=kernel)
-    with database.reading() as connection:
-        studies = parsed_rows(connection, query, stored_study)
     limit = stored_moment(before) if before else ""
     cleaned = []
-    for study in studies:
+    for study in database.rows(STUDIES, stored_study, STUDIES.c.kernel, kernel=kernel):
         study_id, key = study.study_id, study.key
         reasons = []  # that select all trials of the study
         if keep_gpus and key.gpu_name not in keep_gpus:
