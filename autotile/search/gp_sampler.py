@@ -27,7 +27,14 @@ from autotile.search.gaussian_process import (
     one_blas_thread,
 )
 from autotile.search.row_sampler import RowSampler, rows_to_evaluate
-from autotile.search.transfer import ExpectedSpeeds, MisleadingSource, TransferPrior
+from autotile.search.transfer import (
+    Estimate,
+    ExpectedSpeeds,
+    MisleadingSource,
+    Source,
+    TransferPrior,
+    estimated_speeds,
+)
 from autotile.space.search_space import SearchSpace
 
 RELATIVE_ERROR = "relative_error"
@@ -463,12 +470,11 @@ class FeasibleGPSampler(RowSampler):
     later or never; its result is told, or a trial with the row is added to the study. Trials that were added to the
     study are seen by `remaining`.
 
-    Some proposals follow the ``prior``, speeds expected from other studies: the best rows by it at first, and then by a
-    model of the difference between this space and the prior, fitted to all trials. The others are those of a search
-    without a prior, and depend only on each other's results. A prior that misleads therefore costs no more than the
-    proposals that followed it. The ``estimate``, speeds by estimated times, is used unless there is a prior: half of
-    the first rows are likely ones by it, and it is the mean of the model, with a fitted slope, until twelve trials have
-    ended.
+    Some proposals follow the prior, speeds expected from ``sources``: the best rows by it at first, and then by a model
+    of the difference between this space and the prior, fitted to all trials. The others are those of a search without a
+    prior, and depend only on each other's results. A prior that misleads therefore costs no more than the proposals
+    that followed it. The ``estimate`` is used unless there is a prior: half of the first rows are likely ones by its
+    times, and their speeds are the mean of the model, with a fitted slope, until twelve trials have ended.
     """
 
     def __init__(
@@ -477,12 +483,12 @@ class FeasibleGPSampler(RowSampler):
         seed: int,
         available: ArrayLike | None = None,
         *,
-        prior: TransferPrior | None = None,
-        estimate: ExpectedSpeeds | None = None,
+        sources: Sequence[Source] = (),
+        estimate: Estimate | None = None,
     ) -> None:
         super().__init__(space, seed, available)
-        self._prior = prior or None
-        self._estimate = estimate if self._prior is None else None
+        self._prior = prior if sources and (prior := TransferPrior(space, sources)) else None
+        self._estimate = estimated_speeds(space, estimate) if estimate is not None and self._prior is None else None
         self._embedding = Embedding(space.parameters)
         self._embedded: Floats | None = None
         """Coordinates of all rows of a small space, since looking them up is faster."""

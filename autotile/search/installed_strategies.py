@@ -63,9 +63,10 @@ class KernelTunerSampler(RowSampler):
     def __init__(
         self,
         space: SearchSpace,
-        strategy: str,
         seed: int,
         available: ArrayLike | None = None,
+        *,
+        strategy: str,
         trials: int | None = None,
     ) -> None:
         super().__init__(space, seed, available)

@@ -134,7 +134,7 @@ def test_strings_do_not_make_it_differ_between_processes(monkeypatch: pytest.Mon
 
 def test_the_rest_of_a_generation_is_proposed_while_the_strategy_waits_and_then_its_neighbours() -> None:
     space = tile_space()
-    sampler = KernelTunerSampler(space, "random_sample", 0, trials=12)
+    sampler = KernelTunerSampler(space, 0, strategy="random_sample", trials=12)
     study = optuna.create_study(sampler=sampler)
     rows = [space.row_of(ask(study, space).params) for _ in range(20)]
     assert rows[:12] == list(sampler._wanted)  # which samples as many as there are trials, at once
@@ -285,12 +285,12 @@ class TestProcess:
 
     def test_output_of_a_strategy_is_no_message(self, child_module: Callable[[str], None]) -> None:
         child_module("print('noise', flush=True); channel.reply({} if request['op'] == 'open' else {'wanted': [5]})")
-        sampler = KernelTunerSampler(tile_space(), "pso", 0)
+        sampler = KernelTunerSampler(tile_space(), 0, strategy="pso")
         assert sampler._step().wanted == [5]
         sampler.close()
 
     def test_an_unknown_strategy_is_a_failure_of_the_run(self) -> None:
-        sampler = KernelTunerSampler(tile_space(), "no_such_strategy", 0)
+        sampler = KernelTunerSampler(tile_space(), 0, strategy="no_such_strategy")
         step = sampler._step()
         assert (step.wanted, step.new) == ([], 0)
         assert "KeyError: 'no_such_strategy'" in step.failure
@@ -302,7 +302,7 @@ class TestProcess:
         codes = np.array([(a, b, c) for c in range(2) for a in range(256) for b in range(256)][:65_600], np.uint8)
         parameters = tuple(Parameter(name, tuple(range(count))) for name, count in (("A", 256), ("B", 256), ("C", 2)))
         space = SearchSpace(parameters, codes, len(codes), rules=(), limits=(), seconds=0.0)
-        sampler = KernelTunerSampler(space, "brute_force", 0)
+        sampler = KernelTunerSampler(space, 0, strategy="brute_force")
         first = sampler._step().wanted
         sampler._is_running, sampler._unsent = True, dict.fromkeys(first, 1.0)
         second = sampler._step().wanted
@@ -315,6 +315,6 @@ class TestProcess:
 
     def test_starting_one_does_not_wait_for_kernel_tuner(self) -> None:
         start = time.perf_counter()
-        sampler = KernelTunerSampler(tile_space(), "pso", 0)
+        sampler = KernelTunerSampler(tile_space(), 0, strategy="pso")
         assert time.perf_counter() - start < 0.5  # the import takes a second or more
         sampler.close()

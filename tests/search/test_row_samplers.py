@@ -110,14 +110,14 @@ def test_brute_force_goes_in_order_and_random_is_uniform_over_the_rows_and_not_o
 )
 @pytest.mark.parametrize("ordered", [False, True])
 def test_any_sampler_can_be_wrapped_in_anyones_study(inner, ordered: bool) -> None:
-    rows = optimize(FeasibleSampler(tile_space(), inner, 5, ordered=ordered), 25)
+    rows = optimize(FeasibleSampler(tile_space(), 5, inner=inner, ordered=ordered), 25)
     assert None not in rows
     assert len(set(rows)) == 25
 
 
 def test_a_study_ends_by_itself_when_every_row_was_tried() -> None:
     space = make_space({"A": (1, 2, 3), "B": (1, 2, 3)}, lambda c: int(c["A"]) <= int(c["B"]))
-    study = optuna.create_study(sampler=FeasibleSampler(space, optuna.samplers.TPESampler, 0))
+    study = optuna.create_study(sampler=FeasibleSampler(space, 0, inner=optuna.samplers.TPESampler))
     study.optimize(lambda t: t.suggest_categorical("A", (1, 2, 3)) * t.suggest_categorical("B", (1, 2, 3)))
     assert len(study.trials) == 6
     assert study.best_params == {"A": 1, "B": 1}
@@ -129,7 +129,7 @@ def test_threads_share_a_sampler() -> None:
 
 def test_trials_of_others_and_failed_ones_are_not_proposed_again() -> None:
     space = make_space({"A": tuple(range(12))})
-    sampler = FeasibleSampler(space, optuna.samplers.NSGAIISampler, 0, startup=2)
+    sampler = FeasibleSampler(space, 0, inner=optuna.samplers.NSGAIISampler, startup=2)
     study = optuna.create_study(sampler=sampler)
     for value, state in ((3, optuna.trial.TrialState.FAIL), (4, optuna.trial.TrialState.PRUNED)):
         study.enqueue_trial({"A": value})
@@ -157,7 +157,7 @@ def test_the_nearest_row_is_taken_when_no_draw_is_one() -> None:
             return param_distribution.choices[-1]
 
     space = make_space({"A": (1, 2, 4, 8), "B": (1, 2, 4, 8)}, lambda c: int(c["A"]) + int(c["B"]) <= 12)
-    study = optuna.create_study(sampler=FeasibleSampler(space, Corner, 0, startup=1))
+    study = optuna.create_study(sampler=FeasibleSampler(space, 0, inner=Corner, startup=1))
     study.enqueue_trial({"A": 1, "B": 1})
     configs = [tuple(space.config(row).values()) for row in run(study.sampler, 6, study)][1:]
     assert set(configs[:2]) == {(8, 4), (4, 8)}
