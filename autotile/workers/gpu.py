@@ -286,9 +286,8 @@ class Gpu(Backend):
         `ToolchainError` if a problem does not fit in memory beside the others, or a reference cannot be computed.
         """
         race_s = min(2 * self._deadline_s, _RACE_START_S) + _RACE_MARGIN * job.expected_s
-        lays_out = any(one.workload is not None for one in job.entries)
         checks_s = {f"{CHECK_STAGE}{number}": self._deadline_s for number in range(len(job.entries))}
-        deadline_s = _OPEN_DEADLINE_S + race_s if lays_out else race_s
+        deadline_s = _OPEN_DEADLINE_S + race_s if job.workloads else race_s
         try:
             return self._request(job, deadline_s, {**checks_s, RACE_STAGE: race_s}).readings
         except WorkerError as error:
