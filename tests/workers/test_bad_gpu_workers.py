@@ -187,7 +187,6 @@ class TestChecksBeforeARace:
     """One participant that ends the worker, or hangs, costs the others nothing."""
 
     def race(self, gpu: Gpu, *deeds: str) -> list[Reading]:
-        assert gpu._workload is not None
         entries = tuple(Entry(doing(deed), problem=0) for deed in deeds)
         return gpu.raced(Race(entries, 2, 0, checks=4, workloads=(gpu._workload,)))
 
