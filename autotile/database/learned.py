@@ -25,7 +25,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Moment, Name, NonNegative, convert
 from autotile.core.model import Outcome, Problem, config_key
 from autotile.database.database import Database, row_of
-from autotile.database.engine import CEILINGS, FAMILIES, MODELS, insert_for, now_text, stored_moment
+from autotile.database.engine import CEILINGS, FAMILIES, MODELS, identity_of, insert_for, now_text, stored_moment
 from autotile.database.keys import TuningKey, json_hash, space_hash
 from autotile.database.winners import Row, StoredMiss, StoredRuleDocument
 from autotile.errors import DataError
@@ -33,16 +33,9 @@ from autotile.families.family import Family, FamilyRule
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
 
-_OF: Mapping[str, tuple[str, ...]] = {
-    FAMILIES.name: ("digest",),
-    MODELS.name: ("operation", "dtype", "gpu_name"),
-    CEILINGS.name: ("gpu_uuid",),
-}
-"""Columns by which the one row is found, by table."""
-
 
 def _same(table: Table, row: Row) -> list[ColumnElement[bool]]:
-    return [table.c[name] == row[name] for name in _OF[table.name]]
+    return [column == row[column.name] for column in identity_of(table)]
 
 
 def _replace(connection: Connection, table: Table, row: Row) -> None:
@@ -124,7 +117,7 @@ def save_family_state(
     with database.writing() as connection:
         insert = insert_for(connection, FAMILIES).values(**_family_row(key, family, device), progress=asdict(state))
         change = {"progress": insert.excluded.progress}
-        connection.execute(insert.on_conflict_do_update(index_elements=["digest"], set_=change))
+        connection.execute(insert.on_conflict_do_update(index_elements=identity_of(FAMILIES), set_=change))
 
 
 def save_rule(database: Database, key: TuningKey, device: DeviceProperties, rule: FamilyRule) -> None:
