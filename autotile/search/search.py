@@ -420,8 +420,9 @@ class Shortlist:
         self._search = search
         self._lookahead = lookahead
         self._sm_count = sm_count
-        self._waiting: dict[int, Config] = {}
-        """Candidates that were proposed and not chosen, the oldest first."""
+        self._waiting: dict[int, Config | None] = {}
+        """Rows that were proposed and not chosen, the oldest first; with the configuration of each that was nominated
+        while trials were replayed, and that this session has not compiled."""
         self._running: dict[int, None] = {}
         """Rows that were chosen and whose results were not told, the oldest first."""
         self._begun = 0
@@ -430,8 +431,6 @@ class Shortlist:
         self._described: set[int] = set()
         self._earlier: dict[int, Trial] = {}
         """Trials of earlier sessions that no choice may know yet, by row; by a negative number without a valid row."""
-        self._again: dict[int, Config] = {}
-        """Candidates that were nominated while trials were replayed, and that this session has not compiled."""
         if lookahead.ranks:
             for number, trial in enumerate(earlier):
                 row = search.space.row_of(trial.config)
@@ -460,9 +459,11 @@ class Shortlist:
         if self._is_full:
             return None
         wanted = self._wanted(room)
-        if self._again and len(self._waiting) - len(self._again) < wanted:
-            row = next(iter(self._again))
-            return row, self._again.pop(row)
+        again = {row: config for row, config in self._waiting.items() if config is not None}
+        if again and len(self._waiting) - len(again) < wanted:
+            row = next(iter(again))
+            self._waiting[row] = None
+            return row, again[row]
         return self._propose(wanted)
 
     def ready(self) -> list[int]:
@@ -471,14 +472,14 @@ class Shortlist:
         It is also empty while more than `Lookahead.held` chosen rows have no result.
         """
         self._replay()
-        return [row for row in self._ready() if row not in self._again]
+        return [row for row in self._ready() if self._waiting[row] is None]
 
     def waiting(self) -> list[int]:
         """Return all rows that `propose` returned and that were not chosen, the oldest first; the ready ones included.
 
         Those of an earlier session that `propose` has yet to return are not among them.
         """
-        return [row for row in self._waiting if row not in self._again]
+        return [row for row, config in self._waiting.items() if config is None]
 
     def choose(self, compiled: Mapping[int, Trial]) -> int:
         """Return the row to measure, given rows that wait with the results of their compilation.
@@ -498,13 +499,11 @@ class Shortlist:
             del self._running[row]
         else:
             del self._waiting[row]
-            self._again.pop(row, None)
         self._describe(row, trial)
         self._search.tell(row, trial)
         while min(len(self._waiting), self._ready_count) > self._lookahead.max_waiting:
             oldest = next(iter(self._waiting))
             del self._waiting[oldest]
-            self._again.pop(oldest, None)
             self._search.set_aside(oldest)
             self._set_aside += 1
 
@@ -512,14 +511,12 @@ class Shortlist:
         """Leave a row that was chosen, or was ready and rejected, to another session; `add` takes its trial."""
         self._running.pop(row, None)
         self._waiting.pop(row, None)
-        self._again.pop(row, None)
 
     def add(self, trial: Trial) -> None:
         """Learn from a trial that was not measured here."""
         row = self._search.space.row_of(trial.config)
         if row is not None:
             self._waiting.pop(row, None)
-            self._again.pop(row, None)
             self._describe(row, trial)
         self._search.add(trial)
 
@@ -554,12 +551,11 @@ class Shortlist:
             return None
         proposed = self._search.nominate() if self._lookahead.ranks else self._search.propose()
         if proposed is not None:
-            self._waiting[proposed[0]] = proposed[1]
+            self._waiting[proposed[0]] = None
         return proposed
 
     def _begin(self, row: int) -> None:
         del self._waiting[row]
-        self._again.pop(row, None)
         self._running[row] = None
         self._begun += 1
         if self._lookahead.ranks:
@@ -573,7 +569,7 @@ class Shortlist:
         """
         while self._earlier:
             while not self._is_full and (proposed := self._propose(self._wanted())) is not None:
-                self._again[proposed[0]] = proposed[1]
+                self._waiting[proposed[0]] = proposed[1]
             ready = self._ready()
             earlier = self._earlier
             due = next((row for row in ready if row in earlier and earlier[row].stage in _REJECTED_IN), None)
