@@ -252,16 +252,20 @@ LIBRARY_VERSION = "library_version"
 """Key of the telemetry of a library's reading: its version on the machine that ran it."""
 
 
+def _with_candidates(job: Job, change: Callable[[Candidate], Candidate]) -> Job:
+    """Return a job whose candidates are replaced by a function of them."""
+    entries = [one if one.candidate is None else replace(one, candidate=change(one.candidate)) for one in job.entries]
+    return replace(job, entries=tuple(entries))
+
+
 def with_files(job: Job, file: Callable[[str], str], workload: Callable[[Workload], Workload] = lambda one: one) -> Job:
     """Return a job whose cubins' paths and workloads are replaced by functions of them, as on another machine."""
-    entries = []
-    for one in job.entries:
-        candidate = one.candidate
-        if candidate is not None:
-            others = tuple(replace(other, cubin_path=file(other.cubin_path)) for other in candidate.others)
-            candidate = replace(candidate, cubin_path=file(candidate.cubin_path), others=others)
-        entries.append(replace(one, candidate=candidate))
-    return replace(job, entries=tuple(entries), workloads=tuple(map(workload, job.workloads)))
+
+    def moved(candidate: Candidate) -> Candidate:
+        others = tuple(replace(other, cubin_path=file(other.cubin_path)) for other in candidate.others)
+        return replace(candidate, cubin_path=file(candidate.cubin_path), others=others)
+
+    return replace(_with_candidates(job, moved), workloads=tuple(map(workload, job.workloads)))
 
 
 JOBS: Mapping[str, type[Time] | type[Check] | type[Race]] = {"time": Time, "check": Check, "race": Race}
@@ -270,14 +274,9 @@ JOBS: Mapping[str, type[Time] | type[Check] | type[Race]] = {"time": Time, "chec
 
 def job_message(job: Job) -> dict[str, Any]:
     """Return a job as JSON values, in which configurations hold the computed values."""
-    entries = []
-    for one in job.entries:
-        candidate = one.candidate
-        if candidate is not None:
-            candidate = replace(candidate, config={**candidate.config, **candidate.computed}, computed={})
-        entries.append(replace(one, candidate=candidate))
     op = next(name for name, kind in JOBS.items() if isinstance(job, kind))
-    return {"op": op, **to_fields(replace(job, entries=tuple(entries)))}
+    complete = _with_candidates(job, lambda one: replace(one, config={**one.config, **one.computed}, computed={}))
+    return {"op": op, **to_fields(complete)}
 
 
 def read_job(message: Mapping[str, Any]) -> Job:
