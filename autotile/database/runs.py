@@ -503,7 +503,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 def forget_dead(connection: Connection, study_id: int) -> int:
     """Delete the claims of processes of this machine that are gone; return how many others are left."""
     _lock(connection, study_id)
-    query = select(CLAIMS.c.id, CLAIMS.c.owner, CLAIMS.c.expires_at).where(CLAIMS.c.study_id == study_id)
+    query = select(CLAIMS.c.id, CLAIMS.c.owner).where(CLAIMS.c.study_id == study_id)
     rows = connection.execute(query).all()
     gone = [row[0] for row in rows if is_gone(row[1])]
     if gone:
