@@ -20,7 +20,6 @@ from autotile.database.database import (
     Database,
     StoredBest,
     StoredTrial,
-    matching,
     parsed_rows,
     row_of,
     stored_run,
@@ -39,13 +38,14 @@ from autotile.database.engine import (
     STUDIES,
     TRIALS,
     DamagedDatabaseError,
+    identity_of,
     insert_for,
     schema_revision,
     stored_moment,
 )
 from autotile.database.keys import TuningKey, space_hash
 from autotile.database.learned import check_family, copy_learned, plausible, stored_ceilings, stored_model
-from autotile.database.runs import claiming_runs
+from autotile.database.runs import TRIAL_IDENTITY, claiming_runs
 from autotile.database.winners import STORED_MISSES, VERSION_TABLE, Row
 from autotile.errors import AutotileError, InputError
 from autotile.kernel.library import KernelName, kernel_names, load_kernel
@@ -137,7 +137,6 @@ def usable_rows(
 
 _RUN_IDENTITY = ("started_at", "host", "sampler", "seed")
 """Columns that identify a run within its study; runs of a study begin at least a microsecond apart."""
-_TRIAL_IDENTITY = ("phase", "rank", "config_key", "outcome", "created_at", "time_us")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +207,7 @@ def copy_missing_rows(source: Database, target: Database) -> CopiedRows:
         for row in usable_rows(theirs, MISSES):
             miss = insert_for(ours, MISSES).values(**_values(MISSES, row))
             change = {name: greater(MISSES.c[name], miss.excluded[name]) for name in ("count", "last_at")}
-            unique = ["kernel", "sizes", "dtype", "gpu_name", "tier"]
-            ours.execute(miss.on_conflict_do_update(index_elements=unique, set_=change))
+            ours.execute(miss.on_conflict_do_update(index_elements=identity_of(MISSES), set_=change))
         return CopiedRows(studies, runs, trials, rules)
 
 
@@ -230,13 +228,13 @@ def _copy_runs(theirs: Connection, ours: Connection, from_study: int, study_id: 
             change = {"ended_at": row["ended_at"], "summary": row["summary"]}
             ours.execute(update(RUNS).where(RUNS.c.id == mine["id"]).values(**change))
     present = {
-        (row["run_id"], _identity(row, _TRIAL_IDENTITY))
+        (row["run_id"], _identity(row, TRIAL_IDENTITY))
         for row in usable_rows(ours, TRIALS, TRIALS.c.study_id == study_id)
     }
     trials = [
         _values(TRIALS, row) | {"study_id": study_id, "run_id": run_ids[row["run_id"]]}
         for row in usable_rows(theirs, TRIALS, TRIALS.c.study_id == from_study)
-        if row["run_id"] in run_ids and (run_ids[row["run_id"]], _identity(row, _TRIAL_IDENTITY)) not in present
+        if row["run_id"] in run_ids and (run_ids[row["run_id"]], _identity(row, TRIAL_IDENTITY)) not in present
     ]
     if trials:
         ours.execute(TRIALS.insert(), trials)
@@ -367,12 +365,9 @@ def clean_database(
     Sessions go on meanwhile: a transaction deletes a few hundred trials of a study, so that nobody waits long for it.
     If it is interrupted, some studies have been cleaned; the rest is cleaned by the same call.
     """
-    query = matching(select(STUDIES).order_by(STUDIES.c.kernel, STUDIES.c.id), STUDIES, kernel=kernel)
-    with database.reading() as connection:
-        studies = parsed_rows(connection, query, stored_study)
     limit = stored_moment(before) if before else ""
     cleaned = []
-    for study in studies:
+    for study in database.rows(STUDIES, stored_study, STUDIES.c.kernel, kernel=kernel):
         study_id, key = study.study_id, study.key
         reasons = []  # that select all trials of the study
         if keep_gpus and key.gpu_name not in keep_gpus:

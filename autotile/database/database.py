@@ -189,9 +189,13 @@ def warn_of(connection: Connection, rows: Iterable[BadRowError]) -> None:
 
 Phase = Literal["search", "final"]
 
-_GEOMETRY_COLUMNS = LaunchGeometry.__struct_fields__
-_OCCUPANCY_COLUMNS = Occupancy.__struct_fields__
-_TIME_COLUMNS = ("samples_us", *MEASUREMENT_COLUMNS)
+_COLUMNS_OF: Mapping[str, tuple[str, ...]] = {
+    "geometry": LaunchGeometry.__struct_fields__,
+    "resources": RESOURCE_COLUMNS,
+    "occupancy": Occupancy.__struct_fields__,
+    "measurement": ("samples_us", *MEASUREMENT_COLUMNS),
+}
+"""Columns of the parts of a trial; all of a part that it lacks are null."""
 _FIGURES = ("energy_mj", "max_error", "reference_us", "repeats")
 """Telemetry that other modules calculate with."""
 
@@ -217,13 +221,7 @@ class StoredTrial:
 
 def trial_row(trial: Trial) -> dict[str, Any]:
     """Return the columns of the table ``trials`` that the trial itself determines."""
-    parts = (
-        (trial.geometry, _GEOMETRY_COLUMNS),
-        (trial.resources, RESOURCE_COLUMNS),
-        (trial.occupancy, _OCCUPANCY_COLUMNS),
-        (trial.measurement, _TIME_COLUMNS),
-    )
-    columns = {name: getattr(part, name) if part is not None else None for part, names in parts for name in names}
+    columns = {name: getattr(getattr(trial, part), name, None) for part, names in _COLUMNS_OF.items() for name in names}
     if trial.occupancy is not None:
         columns["limits"] = dict(trial.occupancy.limits)
     # JSON has no infinity and no NaN
@@ -247,12 +245,7 @@ def trial_row(trial: Trial) -> dict[str, Any]:
 def stored_trial(row: Row) -> StoredTrial:
     """Return the trial in a complete row of the table."""
     columns = {**row, "samples_us": row["samples_us"] if row["samples_us"] is not None else ()}
-    parts = {
-        "resources": part_of(row, RESOURCE_COLUMNS),
-        "measurement": columns if part_of(row, _TIME_COLUMNS) else None,
-        "geometry": part_of(row, _GEOMETRY_COLUMNS),
-        "occupancy": part_of(row, _OCCUPANCY_COLUMNS),
-    }
+    parts = {part: columns if part_of(row, names) else None for part, names in _COLUMNS_OF.items()}
     value = {**columns, "trial_id": row["id"], "trial": {**columns, **parts}}
     found = convert(value, StoredTrial)
     for name in _FIGURES:
@@ -713,17 +706,21 @@ class Database(AbstractContextManager["Database"]):
             finish_run(connection, run_id, summary or {})
         return study_id
 
+    def rows(
+        self, table: Table, parse: Callable[[Row], Value], *order: ColumnElement[Any], **columns: object
+    ) -> list[Value]:
+        """Return the parsed rows of a table with the given columns, oldest first after an order; None selects all."""
+        query = matching(select(table).order_by(*order, table.c.id), table, **columns)
+        with self.reading() as connection:
+            return parsed_rows(connection, query, parse)
+
     def runs(self, study_id: int) -> list[StoredRun]:
         """Return the runs of a study, oldest first."""
-        with self.reading() as connection:
-            query = select(RUNS).where(RUNS.c.study_id == study_id).order_by(RUNS.c.id)
-            return parsed_rows(connection, query, stored_run)
+        return self.rows(RUNS, stored_run, study_id=study_id)
 
     def stored_trials(self, study_id: int, *, phase: Phase | None = None) -> list[StoredTrial]:
         """Return the trials of a study with their positions in the database and times, oldest first."""
-        query = matching(select(TRIALS).order_by(TRIALS.c.id), TRIALS, study_id=study_id, phase=phase)
-        with self.reading() as connection:
-            return parsed_rows(connection, query, stored_trial)
+        return self.rows(TRIALS, stored_trial, study_id=study_id, phase=phase)
 
     def standing_trials(self, study_id: int) -> list[StoredTrial]:
         """Return one trial of each configuration, as it is shown and exported; see `standing_trials`."""
@@ -784,18 +781,18 @@ class Database(AbstractContextManager["Database"]):
 
     def winners(self, kernel: str, dtype: str) -> list[Winner]:
         """Return the winner of each study of a kernel, newest first, without reading the rest of its trial and run."""
-        try:
-            return self.read(WINNERS, kernel=kernel, dtype=dtype)
-        except DataError:  # `best` names the bad row, and takes the next best
-            return [best.winner for best in self.best(kernel, dtype=dtype)]
+        return self._served(WINNERS, kernel=kernel, dtype=dtype)
 
     def winner(self, key: TuningKey) -> Winner | None:
         """Return the winner of the study of a key; None if there is none."""
-        try:
-            found = self.read(WINNER, digest=key.digest)
-        except DataError:
-            found = [best.winner for best in self.best(digest=key.digest)]
+        found = self._served(WINNER, digest=key.digest)
         return found[0] if found else None
+
+    def _served(self, query: Query[Winner], **columns: Any) -> list[Winner]:
+        try:
+            return self.read(query, **columns)
+        except DataError:  # `best` names the bad row, and takes the next best
+            return [best.winner for best in self.best(**columns)]
 
     def add_misses(self, rows: Sequence[Row]) -> None:
         """Add to the counts of misses, in one transaction."""

@@ -205,6 +205,11 @@ def insert_for(connection: Connection, table: Table) -> postgresql.Insert | sqli
     return sqlite.insert(table)
 
 
+def identity_of(table: Table) -> list[Column[Any]]:
+    """Return the columns of a table of which no two rows have the same values."""
+    return [column for one in table.constraints if isinstance(one, UniqueConstraint) for column in one]
+
+
 def stored_moment(moment: datetime) -> str:
     """Return a time as it is stored, in UTC: text whose order is that of time in every database."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")

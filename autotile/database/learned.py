@@ -13,7 +13,7 @@ no estimate if too little is tuned.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -24,25 +24,18 @@ from autotile.core.ceilings import DeviceCeilings, check_ceilings
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Moment, Name, NonNegative, convert
 from autotile.core.model import Outcome, Problem, config_key
-from autotile.database.database import Database, matching, parsed_rows, row_of
-from autotile.database.engine import CEILINGS, FAMILIES, MODELS, insert_for, now_text, stored_moment
+from autotile.database.database import Database, row_of
+from autotile.database.engine import CEILINGS, FAMILIES, MODELS, identity_of, insert_for, now_text, stored_moment
 from autotile.database.keys import TuningKey, json_hash, space_hash
-from autotile.database.winners import Row, StoredMiss, StoredRuleDocument, Value
+from autotile.database.winners import Row, StoredMiss, StoredRuleDocument
 from autotile.errors import DataError
 from autotile.families.family import Family, FamilyRule
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
 
-_OF: Mapping[str, tuple[str, ...]] = {
-    FAMILIES.name: ("digest",),
-    MODELS.name: ("operation", "dtype", "gpu_name"),
-    CEILINGS.name: ("gpu_uuid",),
-}
-"""Columns by which the one row is found, by table."""
-
 
 def _same(table: Table, row: Row) -> list[ColumnElement[bool]]:
-    return [table.c[name] == row[name] for name in _OF[table.name]]
+    return [column == row[column.name] for column in identity_of(table)]
 
 
 def _replace(connection: Connection, table: Table, row: Row) -> None:
@@ -65,15 +58,6 @@ def copy_learned(ours: Connection, table: Table, row: Row) -> bool:
 def plausible(moment: str) -> str:
     """Return a date for comparison with those of another machine: one that has yet to come counts as the oldest."""
     return "" if moment > now_text() else moment
-
-
-def _read(
-    database: Database, table: Table, parse: Callable[[Row], Value], *order: ColumnElement[Any], **of: str | None
-) -> list[Value]:
-    """Return the contents of rows, selected by columns; a column that is None selects all."""
-    query = matching(select(table).order_by(*order, table.c.id.desc()), table, **of)
-    with database.reading() as connection:
-        return parsed_rows(connection, query, parse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +106,7 @@ def _family_row(key: TuningKey, family: Family, device: DeviceProperties) -> dic
 
 def family_state(database: Database, key: TuningKey, family: Family) -> FamilyState | None:
     """Return the state of a family; None if its tuning never started, or has finished."""
-    found = _read(database, FAMILIES, check_family, digest=json_hash([key.to_json(), family.to_json()]))
+    found = database.rows(FAMILIES, check_family, digest=json_hash([key.to_json(), family.to_json()]))
     return found[0] if found else None
 
 
@@ -133,7 +117,7 @@ def save_family_state(
     with database.writing() as connection:
         insert = insert_for(connection, FAMILIES).values(**_family_row(key, family, device), progress=asdict(state))
         change = {"progress": insert.excluded.progress}
-        connection.execute(insert.on_conflict_do_update(index_elements=["digest"], set_=change))
+        connection.execute(insert.on_conflict_do_update(index_elements=identity_of(FAMILIES), set_=change))
 
 
 def save_rule(database: Database, key: TuningKey, device: DeviceProperties, rule: FamilyRule) -> None:
@@ -173,7 +157,7 @@ def save_model(
 
 def read_models(database: Database, operation: str | None = None, dtype: str | None = None) -> list[StoredModel]:
     """Return the stored models, newest first; None selects all."""
-    return _read(database, MODELS, stored_model, operation=operation, dtype=dtype)
+    return database.rows(MODELS, stored_model, MODELS.c.id.desc(), operation=operation, dtype=dtype)
 
 
 @row_of(CEILINGS)
@@ -195,7 +179,8 @@ def save_ceilings(database: Database, measured: DeviceCeilings) -> None:
 
 def read_ceilings(database: Database, gpu_name: str | None = None) -> list[DeviceCeilings]:
     """Return the ceilings of the GPUs of a model, or of all, newest first."""
-    return _read(database, CEILINGS, stored_ceilings, CEILINGS.c.measured_at.desc(), gpu_name=gpu_name)
+    newest = (CEILINGS.c.measured_at.desc(), CEILINGS.c.id.desc())
+    return database.rows(CEILINGS, stored_ceilings, *newest, gpu_name=gpu_name)
 
 
 @dataclass(frozen=True, slots=True)

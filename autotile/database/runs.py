@@ -103,8 +103,8 @@ _TRIED = (
     "SELECT id FROM trials WHERE id > :first AND study_id + 0 = :study AND config_key = :key AND run_id <> :run "
     "AND phase = 'search' LIMIT 1"
 )
-_COMPARED = ("phase", "rank", "config_key", "outcome", "time_us", "created_at")
-"""Columns of a trial that are compared when a run is read back."""
+TRIAL_IDENTITY = ("phase", "rank", "config_key", "outcome", "time_us", "created_at")
+"""Columns of a trial that identify it within its run."""
 
 _STORED = (
     "SELECT id FROM trials "
@@ -417,13 +417,13 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         self._database.check_in_place()
         self._database.check_integrity()
         with self._database.reading() as connection:
-            columns = (TRIALS.c[name] for name in _COMPARED)
+            columns = (TRIALS.c[name] for name in TRIAL_IDENTITY)
             query = select(*columns).where(TRIALS.c.run_id == self.run_id).order_by(TRIALS.c.id)
             stored = [tuple(row) for row in connection.execute(query)]
             run = connection.execute(select(RUNS.c.started_at, RUNS.c.ended_at).where(RUNS.c.id == self.run_id))
             started_at, ended_at = run.one_or_none() or (None, None)
         ended = self._summary is None or ended_at is not None
-        expected = [tuple(row[name] for name in _COMPARED) for row in self._rows]
+        expected = [tuple(row[name] for name in TRIAL_IDENTITY) for row in self._rows]
         whole = expected, expected[: len(expected) - self._unsure]
         if started_at != self._run["started_at"] or not ended or stored not in whole:
             raise DatabaseError(
@@ -503,7 +503,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 def forget_dead(connection: Connection, study_id: int) -> int:
     """Delete the claims of processes of this machine that are gone; return how many others are left."""
     _lock(connection, study_id)
-    query = select(CLAIMS.c.id, CLAIMS.c.owner, CLAIMS.c.expires_at).where(CLAIMS.c.study_id == study_id)
+    query = select(CLAIMS.c.id, CLAIMS.c.owner).where(CLAIMS.c.study_id == study_id)
     rows = connection.execute(query).all()
     gone = [row[0] for row in rows if is_gone(row[1])]
     if gone:

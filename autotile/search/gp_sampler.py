@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 
 import numpy as np
@@ -27,7 +27,14 @@ from autotile.search.gaussian_process import (
     one_blas_thread,
 )
 from autotile.search.row_sampler import RowSampler, rows_to_evaluate
-from autotile.search.transfer import ExpectedSpeeds, MisleadingSource, TransferPrior
+from autotile.search.transfer import (
+    Estimate,
+    ExpectedSpeeds,
+    MisleadingSource,
+    Source,
+    TransferPrior,
+    estimated_speeds,
+)
 from autotile.space.search_space import SearchSpace
 
 RELATIVE_ERROR = "relative_error"
@@ -229,6 +236,7 @@ def due_fit(ended: int) -> int:
     return due
 
 
+@dataclass(eq=False)
 class Surrogate:
     """A Gaussian process over the rows of a space, updated with a history of trials and fitted again as trials end.
 
@@ -241,37 +249,24 @@ class Surrogate:
     `compiled_points`. Of the trials of a fit, ``max_first`` informative ones are used.
     """
 
-    fitted = 0
+    points: PointsOf
+    groups: Rows
+    history: History
+    prior: ExpectedSpeeds | None = None
+    features: Mapping[int, Floats] | None = None
+    max_first: int = field(kw_only=True)
+    fitted: int = field(default=0, init=False)
     """Number of trials of the newest fit, counted by their end; 0 before the first."""
-    parameters: Hyperparameters
-    best: Rows
+    parameters: Hyperparameters = field(init=False)
+    best: Rows = field(init=False)
     """Rows of the best trials of the newest fit, the best first."""
-
-    _process: GaussianProcess
-
-    def __init__(
-        self,
-        points: PointsOf,
-        groups: Rows,
-        history: History,
-        *,
-        prior: ExpectedSpeeds | None = None,
-        features: Mapping[int, Floats] | None = None,
-        max_first: int,
-    ) -> None:
-        self.prior = prior
-        self._points_by_parameters = points
-        self._groups = groups
-        self._history = history
-        self._features = features
-        self._max_first = max_first
 
     def update(self) -> bool:
         """Fit again if that is due, and begin a process with the trials of that fit, without rows; return whether so.
 
         At least one trial must have succeeded.
         """
-        history = self._history
+        history = self.history
         first = max(STARTUP, history.first_success + 1)
         due = max(due_fit(history.ended), first)
         if due == self.fitted:
@@ -281,9 +276,9 @@ class Surrogate:
                 continue
             ended, values = history.first_ended(count), history.values(count)
             observed = history.rows[ended]
-            self._points, groups = self._points_by_parameters, self._groups
-            if self._features is not None:
-                self._points, groups = compiled_points(self._points, groups, self._features, observed)
+            self._points, groups = self.points, self.groups
+            if self.features is not None:
+                self._points, groups = compiled_points(self._points, groups, self.features, observed)
             loss = losses(values, np.ones(values.shape[1]))
             ascending = np.argsort(loss, kind="stable")
             residual = loss if self.prior is None else loss - self._prior_losses(observed, values, loss)
@@ -298,7 +293,7 @@ class Surrogate:
             )
             self.fitted = count
         self.best = history.rows[ended[ascending[:_BEST]]]
-        chosen = informative(ascending, self._max_first)
+        chosen = informative(ascending, self.max_first)
         self._indices: Rows = ended[chosen]
         """Trials of the process, by their index in the history."""
         self._included = set(ended.tolist())
@@ -335,7 +330,7 @@ class Surrogate:
         all. The results of chosen rows only lower the gains of others, so that the rows that are not among the best at
         first do not become so before a trial begins or ends, or too late to matter.
         """
-        history = self._history
+        history = self.history
         added = [index for index in range(self._seen, history.begun) if index not in self._included]
         self._seen = history.begun
         if added:
@@ -386,7 +381,7 @@ class Surrogate:
         """Return the losses of rows that the prior predicts, given values and losses of the first trials that ended."""
         assert self.prior is not None
         ran = ~np.isnan(values[:, 0])
-        tried = self._history.rows[self._history.first_ended(len(values))]
+        tried = self.history.rows[self.history.first_ended(len(values))]
         return self.prior.losses(rows, tried[ran], values[ran, 0], loss[ran])
 
 
@@ -475,12 +470,11 @@ class FeasibleGPSampler(RowSampler):
     later or never; its result is told, or a trial with the row is added to the study. Trials that were added to the
     study are seen by `remaining`.
 
-    Some proposals follow the ``prior``, speeds expected from other studies: the best rows by it at first, and then by a
-    model of the difference between this space and the prior, fitted to all trials. The others are those of a search
-    without a prior, and depend only on each other's results. A prior that misleads therefore costs no more than the
-    proposals that followed it. The ``estimate``, speeds by estimated times, is used unless there is a prior: half of
-    the first rows are likely ones by it, and it is the mean of the model, with a fitted slope, until twelve trials have
-    ended.
+    Some proposals follow the prior, speeds expected from ``sources``: the best rows by it at first, and then by a model
+    of the difference between this space and the prior, fitted to all trials. The others are those of a search without a
+    prior, and depend only on each other's results. A prior that misleads therefore costs no more than the proposals
+    that followed it. The ``estimate`` is used unless there is a prior: half of the first rows are likely ones by its
+    times, and their speeds are the mean of the model, with a fitted slope, until twelve trials have ended.
     """
 
     def __init__(
@@ -489,12 +483,12 @@ class FeasibleGPSampler(RowSampler):
         seed: int,
         available: ArrayLike | None = None,
         *,
-        prior: TransferPrior | None = None,
-        estimate: ExpectedSpeeds | None = None,
+        sources: Sequence[Source] = (),
+        estimate: Estimate | None = None,
     ) -> None:
         super().__init__(space, seed, available)
-        self._prior = prior or None
-        self._estimate = estimate if self._prior is None else None
+        self._prior = prior if sources and (prior := TransferPrior(space, sources)) else None
+        self._estimate = estimated_speeds(space, estimate) if estimate is not None and self._prior is None else None
         self._embedding = Embedding(space.parameters)
         self._embedded: Floats | None = None
         """Coordinates of all rows of a small space, since looking them up is faster."""

@@ -84,9 +84,7 @@ def _shares(
     None for all.
     """
     counted = parameters or len(columns)
-    covariance = _covariance(columns, pairs, counted)
-    covariance.flat[:: len(targets) + 1] += noise
-    solved = np.linalg.solve(covariance, targets)
+    solved = np.linalg.solve(_covariance(columns, pairs, counted, noise), targets)
     across = [column.kernel[:, column.trials] for column in columns]
     alone = np.array([(each @ solved / counted)[column.rows] for each, column in zip(across, columns, strict=True)])
     couples = list(combinations(range(len(columns)), 2))
@@ -112,8 +110,7 @@ def _predicted_share(columns: Sequence[Column], targets: Floats, pairs: float, n
     """
     count = len(columns)
     some = [Column(each.kernel, each.trials, each.rows[:_VARIANCE_ROWS]) for each in columns]
-    covariance = _covariance(columns, pairs, count)
-    covariance.flat[:: len(targets) + 1] += noise
+    covariance = _covariance(columns, pairs, count, noise)
     across = _combined([each.kernel[each.rows][:, each.trials] for each in some], pairs, count)
     prior = _combined([np.diag(each.kernel)[each.rows] for each in some], pairs, count)
     solved = np.linalg.solve(covariance, np.column_stack([targets, across.T]))
@@ -123,9 +120,11 @@ def _predicted_share(columns: Sequence[Column], targets: Floats, pairs: float, n
     return predicted / (predicted + float(posterior.mean()))
 
 
-def _covariance(columns: Sequence[Column], pairs: float, parameters: int) -> Floats:
+def _covariance(columns: Sequence[Column], pairs: float, parameters: int, noise: float = 0.0) -> Floats:
     """Return the covariance of the trials."""
-    return _combined([each.kernel[each.trials][:, each.trials] for each in columns], pairs, parameters)
+    covariance = _combined([each.kernel[each.trials][:, each.trials] for each in columns], pairs, parameters)
+    covariance.flat[:: len(covariance) + 1] += noise
+    return covariance
 
 
 def _combined(kernels: Sequence[Floats], pairs: float, parameters: int) -> Floats:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import weakref
 from base64 import b64encode
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +16,6 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from autotile.errors import InputError, WorkerError, WorkerTimeoutError
-from autotile.kernel.spec import Parameter
 from autotile.search.gaussian_process import positions
 from autotile.search.row_sampler import RowSampler
 from autotile.space.search_space import SearchSpace
@@ -32,9 +30,6 @@ _MAX_SILENCE_S = 60.0
 _MAX_FRUITLESS_RUNS = 3
 """Consecutive runs that ask for no row that earlier runs did not ask for, after which the strategy is given up."""
 
-Times = Iterable[tuple[int, float | None]]
-"""Pairs of the index of a configuration and its time in milliseconds, None for a failure."""
-
 
 class StrategyState(NamedTuple):
     """State of a run that waits for times, or that ended."""
@@ -47,50 +42,13 @@ class StrategyState(NamedTuple):
     """At the end: error of the strategy, empty if there was none."""
 
 
-class StrategyProcess:
-    """A strategy of Kernel Tuner in a child process; it starts at once, and ends with this object at the latest.
-
-    Numbers are passed to the strategy unchanged, other values as their index in the list of values. Raise `WorkerError`
-    if the process cannot be started.
-    """
-
-    def __init__(self, strategy: str, parameters: Iterable[Parameter], codes: NDArray[np.integer]) -> None:
-        self._strategy = strategy
-        self._parameters = tuple(parameters)
-        self._codes: NDArray[np.integer] | None = codes
-        """None once they were sent."""
-        self._child = Child(_WORKER_MODULE)
-        self.close = weakref.finalize(self, self._child.kill)
-        """Kill the process."""
-
-    def step(self, times: Times, **start: int) -> StrategyState:
-        """Pass on times, and wait until the strategy asks for others or ends.
-
-        With ``seed`` and ``evaluations``, a run begins that is scheduled for as many evaluations; else the present one
-        goes on with the times that it waits for. Raise `WorkerError` if the process died, or proposed nothing in time.
-        """
-        if self._codes is not None:
-            values = {}
-            for each in self._parameters:  # Kernel Tuner keeps values in sets, and the order of a set of strings varies
-                is_numeric = positions(each.values) is not None
-                values[each.name] = list(each.values) if is_numeric else list(range(len(each.values)))
-            codes = {"codes": b64encode(self._codes.tobytes()).decode(), "dtype": self._codes.dtype.str}
-            self._child.request({"op": "open", "strategy": self._strategy, "values": values, **codes}, _STARTUP_S)
-            self._codes = None
-        message = {"op": "run" if start else "resume", **start, "times_ms": list(times)}
-        try:
-            return StrategyState(**self._child.request(message, _MAX_SILENCE_S))
-        except WorkerTimeoutError:
-            raise WorkerError(f"it proposed nothing for {_MAX_SILENCE_S:g} s") from None
-        except TypeError as error:
-            raise WorkerError(f"the worker's reply is malformed: {error}") from None
-
-
 class KernelTunerSampler(RowSampler):
     """Proposes the rows whose times a strategy of Kernel Tuner asks for.
 
     The strategy runs in a child process, where it waits for the time of each row, or of all rows of a generation. It
     does not wait for known times, whatever proposed the row. A failure is reported to it as an invalid configuration.
+    Numbers are passed to it unchanged, other values as their index in the list of values. The process starts with this
+    object, which ends it.
 
     A run that ends before the search, as a local search does in its optimum, is followed by a run with another seed.
     After several consecutive runs without new rows, rows are drawn uniformly.
@@ -105,9 +63,10 @@ class KernelTunerSampler(RowSampler):
     def __init__(
         self,
         space: SearchSpace,
-        strategy: str,
         seed: int,
         available: ArrayLike | None = None,
+        *,
+        strategy: str,
         trials: int | None = None,
     ) -> None:
         super().__init__(space, seed, available)
@@ -118,20 +77,20 @@ class KernelTunerSampler(RowSampler):
         self._times_ms: dict[int, float | None] = {}
         """Time of each row that was tried; None for a failure."""
         self._unsent: dict[int, float | None] = {}
-        """Times that the strategy has not received yet, by configuration."""
+        """Times that the strategy has not received yet, by configuration, in milliseconds."""
         self._wanted: deque[int] = deque()
         """Rows that the strategy waits for."""
         self._runs = 0
         self._fruitless_runs = 0
         self._has_asked = False
         """Whether the strategy ever asked for a row."""
-        self._process: StrategyProcess | None = self._start()
-        self._is_running = False
+        self._is_running = self._has_space = False
+        self._child: Child | None = self._start()
+        """None after it has died."""
 
     def close(self) -> None:
         """End the child process."""
-        if self._process is not None:
-            self._process.close()
+        self._end_process()
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
         while True:
@@ -140,18 +99,12 @@ class KernelTunerSampler(RowSampler):
             if self._wanted or self._fruitless_runs >= _MAX_FRUITLESS_RUNS:
                 break
             # the strategy runs until it asks for an unknown time, or ends
-            times, self._unsent = self._unsent.items(), {}
             try:
-                if self._process is None:
-                    self._process = self._start()
-                start: dict[str, int] = {}
-                if not self._is_running:
-                    seed = int(np.random.SeedSequence((self._seed, self._runs)).generate_state(1)[0])
-                    start = {"seed": seed, "evaluations": self._evaluations}
-                step = self._process.step(times, **start)
+                step = self._step()
             except WorkerError as error:
                 step = StrategyState([], failure=str(error))
-                self._process = None
+                self._end_process()
+                self._child, self._has_space = None, False
                 for tried in self._times_ms:  # a new process knows no times
                     self._note_time(tried)
             self._is_running = bool(step.wanted)
@@ -183,6 +136,35 @@ class KernelTunerSampler(RowSampler):
         if index < len(self._rows) and self._rows[index] == row:
             self._unsent[index] = self._times_ms[row]
 
-    def _start(self) -> StrategyProcess:
-        space = self.candidates.space
-        return StrategyProcess(self._strategy, space.parameters, space.codes[self._rows])
+    def _start(self) -> Child:
+        child = Child(_WORKER_MODULE)
+        self._end_process = weakref.finalize(self, child.kill)
+        return child
+
+    def _step(self) -> StrategyState:
+        """Pass on the times, and wait until the strategy asks for others or its run ends; begin one if none goes on.
+
+        Raise `WorkerError` if the process died, or proposed nothing in time.
+        """
+        child = self._child = self._child or self._start()
+        if not self._has_space:
+            values = {}
+            for each in self.candidates.space.parameters:
+                # Kernel Tuner keeps values in sets, and the order of a set of strings varies
+                is_numeric = positions(each.values) is not None
+                values[each.name] = list(each.values) if is_numeric else list(range(len(each.values)))
+            codes = self.candidates.space.codes[self._rows]
+            table = {"codes": b64encode(codes.tobytes()).decode(), "dtype": codes.dtype.str}
+            child.request({"op": "open", "strategy": self._strategy, "values": values, **table}, _STARTUP_S)
+            self._has_space = True
+        message: dict[str, Any] = {"op": "resume"}
+        if not self._is_running:
+            seed = int(np.random.SeedSequence((self._seed, self._runs)).generate_state(1)[0])
+            message = {"op": "run", "seed": seed, "evaluations": self._evaluations}
+        times, self._unsent = list(self._unsent.items()), {}
+        try:
+            return StrategyState(**child.request({**message, "times_ms": times}, _MAX_SILENCE_S))
+        except WorkerTimeoutError:
+            raise WorkerError(f"it proposed nothing for {_MAX_SILENCE_S:g} s") from None
+        except TypeError as error:
+            raise WorkerError(f"the worker's reply is malformed: {error}") from None

@@ -54,10 +54,10 @@ class FeasibleSampler(RowSampler):
     def __init__(
         self,
         space: SearchSpace,
-        inner: Callable[..., BaseSampler],
         seed: int,
-        *,
         available: ArrayLike | None = None,
+        *,
+        inner: Callable[..., BaseSampler],
         startup: int = 10,
         draws: int = 8,
         ordered: bool = False,
@@ -160,7 +160,7 @@ class FeasibleTPESampler(FeasibleSampler):
     """
 
     def __init__(self, space: SearchSpace, seed: int, available: ArrayLike | None = None) -> None:
-        super().__init__(space, self._tpe, seed, available=available, draws=_DRAWS)
+        super().__init__(space, seed, available, inner=self._tpe, draws=_DRAWS)
         candidates = self.candidates
         index = {
             parameter.name: position for position, parameter in enumerate(space.parameters) if len(parameter.values) > 1

@@ -69,7 +69,6 @@ class Candidates:
             self.free &= np.asarray(available, np.bool_)
         self.remaining = int(np.count_nonzero(self.free))
         self._sizes = [len(parameter.values) for parameter in space.parameters]
-        self._ranks = rank(list(space.codes.T), self._sizes, len(space))
         self._distances: list[NDArray[np.float32]] = []
         """Distance between any two values of each parameter, 0 to 1, shape (values, values)."""
         for parameter, size in zip(space.parameters, self._sizes, strict=True):
@@ -92,10 +91,10 @@ class Candidates:
 
     def rows_of(self, codes: Rows) -> Rows:
         """Return the row of each combination of codes, shape (n, parameters); -1 if it is invalid."""
-        wanted = rank(list(codes.T), self._sizes, len(codes))
-        rows = np.searchsorted(self._ranks, wanted)
-        rows[rows == len(self._ranks)] = 0
-        return np.where(self._ranks[rows] == wanted, rows, -1)
+        wanted, ranks = rank(list(codes.T), self._sizes, len(codes)), self.space.ranks
+        rows = np.searchsorted(ranks, wanted)
+        rows[rows == len(ranks)] = 0
+        return np.where(ranks[rows] == wanted, rows, -1)
 
     def free_rows_of(self, codes: Rows) -> Rows:
         """Return the row of each combination of codes, shape (n, parameters); -1 if it is invalid or taken."""

@@ -6,9 +6,10 @@ made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -21,8 +22,9 @@ from autotile.core.model import TIME
 from autotile.errors import InputError, nearest
 
 if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
     from autotile.search.row_sampler import RowSampler
-    from autotile.search.transfer import Estimate, Source
     from autotile.space.search_space import SearchSpace
 
 AUTO = "auto"
@@ -138,13 +140,12 @@ def _nominated(lookahead: Lookahead, size: int) -> list[int]:
     return counts[:size]
 
 
-Make = Callable[..., "RowSampler"]
-"""Called with space, seed and available rows, and by name with ``sources``, ``trials`` and ``estimate``."""
-
-
 @dataclass(frozen=True, slots=True)
 class SamplerEntry:
     """A sampler and its traits.
+
+    ``kind`` is its class with the module of this package, and ``options`` are arguments of the class besides space,
+    seed and available rows. Of ``sources``, ``trials`` and ``estimate`` of a search, it takes those in ``takes``.
 
     ``lookahead`` ranks only with a sampler that has the methods of `autotile.search.gp_sampler.FeasibleGPSampler`. One
     that does not learn from results looks further ahead with many compile workers. By the gain of proposals that one
@@ -156,7 +157,9 @@ class SamplerEntry:
     """
 
     summary: str
-    make: Make
+    kind: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    takes: tuple[str, ...] = ()
     lookahead: Lookahead = Lookahead(_AHEAD)
     learns: bool = True
     predicts_gain: bool = False
@@ -171,95 +174,63 @@ class SamplerEntry:
         """First of the packages that is not installed; None if all are."""
         return next((package for package in self.packages if find_spec(package[0]) is None), None)
 
-
-def _feasible(
-    space: SearchSpace,
-    seed: int,
-    available: ArrayLike | None,
-    *,
-    sources: Sequence[Source],
-    trials: int | None,
-    estimate: Estimate | None,
-) -> RowSampler:
-    from autotile.search.gp_sampler import FeasibleGPSampler
-    from autotile.search.transfer import TransferPrior, estimated_speeds
-
-    prior = TransferPrior(space, sources) if sources else None
-    estimated = estimated_speeds(space, estimate) if estimate is not None and not prior else None
-    return FeasibleGPSampler(space, seed, available, prior=prior, estimate=estimated)
+    def make(self, space: SearchSpace, seed: int, available: ArrayLike | None, **given: Any) -> RowSampler:
+        """Make the sampler with what it takes of what is given; its module is imported now."""
+        module, _, name = self.kind.partition(".")
+        kind: type[RowSampler] = getattr(import_module(f"autotile.search.{module}"), name)
+        return kind(space, seed, available, **self.options, **{each: given[each] for each in self.takes})
 
 
-def _tpe(space: SearchSpace, seed: int, available: ArrayLike | None, **_: Any) -> RowSampler:
-    from autotile.search.optuna_samplers import FeasibleTPESampler
-
-    return FeasibleTPESampler(space, seed, available)
-
-
-def _baseline(in_order: bool, space: SearchSpace, seed: int, available: ArrayLike | None, **_: Any) -> RowSampler:
-    from autotile.search.row_sampler import BaselineSampler
-
-    return BaselineSampler(space, seed, available, in_order=in_order)
-
-
-def _strategy(
-    name: str, space: SearchSpace, seed: int, available: ArrayLike | None, *, trials: int | None, **_: Any
-) -> RowSampler:
-    from autotile.search.installed_strategies import KernelTunerSampler
-
-    return KernelTunerSampler(space, name, seed, available, trials)
-
-
-def _optuna(
-    inner: tuple[str, Mapping[str, Any]],
-    options: Mapping[str, Any],
-    space: SearchSpace,
-    seed: int,
-    available: ArrayLike | None,
-    **_: Any,
-) -> RowSampler:
-    """Wrap a sampler of Optuna, given by its name and arguments; ``options`` are those of `FeasibleSampler`."""
+def _optuna(name: str, **arguments: Any) -> BaseSampler:
+    """Make a sampler of Optuna."""
     from optuna import samplers
 
-    from autotile.search.optuna_samplers import FeasibleSampler
-
-    name, arguments = inner
-    return FeasibleSampler(space, partial(getattr(samplers, name), **arguments), seed, available=available, **options)
+    made: BaseSampler = getattr(samplers, name)(**arguments)
+    return made
 
 
 _QUIET = {"warn_independent_sampling": False}
+_WRAPPER, _BASELINE = "optuna_samplers.FeasibleSampler", "row_sampler.BaselineSampler"
 
 
 SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
     {
         DEFAULT: SamplerEntry(
             "Gaussian process over the valid configurations: fewest measurements",
-            _feasible,
+            "gp_sampler.FeasibleGPSampler",
+            takes=("sources", "estimate"),
             lookahead=Lookahead(RANKED_AHEAD, _PER_MEASURED, queued=_QUEUED),
             predicts_gain=True,
             transfers=True,
         ),
-        "tpe": SamplerEntry("tree-structured Parzen estimator: models where the fast configurations lie", _tpe),
+        "tpe": SamplerEntry(
+            "tree-structured Parzen estimator: models where the fast configurations lie",
+            "optuna_samplers.FeasibleTPESampler",
+        ),
         "gp": SamplerEntry(
             "Optuna's Gaussian process: slow proposals",
+            _WRAPPER,
             # a second draw would find the same maximum of the same model
-            partial(_optuna, ("GPSampler", {"n_startup_trials": 1, **_QUIET}), {"draws": 1, "ordered": True}),
+            {"inner": partial(_optuna, "GPSampler", n_startup_trials=1, **_QUIET), "draws": 1, "ordered": True},
             packages=(("torch", "torch", "torch"),),
         ),
         "cmaes": SamplerEntry(
             "CMA-ES: an evolution strategy over the order of the values",
-            partial(_optuna, ("CmaEsSampler", _QUIET), {"startup": 1, "ordered": True}),
+            _WRAPPER,
+            {"inner": partial(_optuna, "CmaEsSampler", **_QUIET), "startup": 1, "ordered": True},
             multi_objective=False,
             packages=(("cmaes", "cmaes", "cmaes"),),
         ),
         "nsga2": SamplerEntry(
             "genetic algorithm: crosses and mutates the best configurations",
-            partial(_optuna, ("NSGAIISampler", {"population_size": _POPULATION}), {"startup": _POPULATION}),
+            _WRAPPER,
+            {"inner": partial(_optuna, "NSGAIISampler", population_size=_POPULATION), "startup": _POPULATION},
         ),
         "random": SamplerEntry(
-            "uniform over the configurations that are left", partial(_baseline, False), learns=False
+            "uniform over the configurations that are left", _BASELINE, {"in_order": False}, learns=False
         ),
         BRUTE_FORCE: SamplerEntry(
-            "every configuration, in order", partial(_baseline, True), learns=False, exhaustive=True
+            "every configuration, in order", _BASELINE, {"in_order": True}, learns=False, exhaustive=True
         ),
     }
 )
@@ -293,7 +264,9 @@ def sampler_entry(name: str) -> SamplerEntry:
         own = _STRATEGY_PACKAGES.get(strategy)
         return SamplerEntry(
             f"Kernel Tuner's strategy {strategy}",
-            partial(_strategy, strategy),
+            "installed_strategies.KernelTunerSampler",
+            {"strategy": strategy},
+            ("trials",),
             lookahead=Lookahead(1),  # a strategy waits for each time before it wants another
             multi_objective=False,
             packages=(_KERNEL_TUNER, *([own] if own is not None else [])),
@@ -333,28 +306,6 @@ def resolve_sampler(
         return name
     rows = len(space) if available is None else int(np.count_nonzero(available))
     return BRUTE_FORCE if trials is not None and trials >= rows else DEFAULT
-
-
-def make_sampler(
-    name: str,
-    space: SearchSpace,
-    seed: int,
-    available: ArrayLike | None = None,
-    *,
-    sources: Sequence[Source] = (),
-    trials: int | None = None,
-    estimate: Estimate | None = None,
-) -> RowSampler:
-    """Make a sampler over the rows of a space.
-
-    Raise `InputError` if there is no such sampler, it requires a package that is not installed, or the seed is
-    negative.
-    The name is one of `SAMPLERS`, ``auto``, or ``kernel-tuner:`` with a strategy of Kernel Tuner; the rest is as for
-    `autotile.search.search.Search`.
-    """
-    check_sampler(name)
-    entry = sampler_entry(resolve_sampler(name, space, available, trials))
-    return entry.make(space, seed, available, sources=sources, trials=trials, estimate=estimate)
 
 
 def check_sampler(name: str, objectives: Sequence[str] = (TIME,)) -> None:

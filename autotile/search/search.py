@@ -21,7 +21,7 @@ from autotile.kernel.spec import Parameter
 from autotile.search.gaussian_process import features_of
 from autotile.search.gp_sampler import RELATIVE_ERROR, FeasibleGPSampler
 from autotile.search.row_sampler import distributions_of, quiet_optuna
-from autotile.search.samplers import Lookahead, check_sampler, make_sampler, resolve_sampler, sampler_entry
+from autotile.search.samplers import Lookahead, check_sampler, resolve_sampler, sampler_entry
 from autotile.search.transfer import Estimate, MisleadingSource, Source
 from autotile.space.search_space import SearchSpace
 
@@ -216,17 +216,16 @@ class Search:
     ) -> None:
         check_sampler(sampler, objectives)
         self.sampler = resolve_sampler(sampler, space, available, trials)
-        self._rows = make_sampler(
-            self.sampler, space, seed, available, sources=sources, trials=trials, estimate=estimate
-        )
-        self._sources = tuple(source.name for source in sources) if sampler_entry(self.sampler).transfers else ()
+        entry = sampler_entry(self.sampler)
+        self._rows = entry.make(space, seed, available, sources=sources, trials=trials, estimate=estimate)
+        self._sources = tuple(source.name for source in sources) if entry.transfers else ()
         self.study = new_study(sampler=self._rows, objectives=objectives)
         """The trials but those of nominated rows, in the order of the proposals; it minimises the objectives."""
         self.space = space
         self._distributions = distributions_of(space.parameters)
         self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
         self._objective = StudyValues(objectives)
-        self.pending: dict[int, optuna.Trial] = {}
+        self._pending: dict[int, optuna.Trial] = {}
         """Rows that were proposed and not told, with their trials."""
         self._nominated: set[int] = set()
         self._ahead = ahead
@@ -281,7 +280,7 @@ class Search:
         config = asked.params
         proposed = self.space.row_of(config)
         assert proposed is not None
-        self.pending[proposed] = asked
+        self._pending[proposed] = asked
         self._gains.append(self._rows.expected_gain)
         self._begun += 1
         return proposed, config
@@ -315,8 +314,11 @@ class Search:
         self._rows.close()
 
     def add(self, trial: Trial) -> None:
-        """Learn from a trial that was not proposed here, if the space can express its configuration."""
+        """Learn from a trial that was not measured here, if the space can express its configuration."""
         row = self.space.row_of(trial.config)
+        if row is not None and row in self._pending:
+            self.tell(row, trial)
+            return
         if row is not None:
             self._nominated.discard(row)
         config, known = trial.config, self._distributions
@@ -365,7 +367,7 @@ class Search:
                 result = None if failed or values is None else tuple(values)
                 self.ranking.tell(row, result, relative_error(trial))
             return
-        asked = self.pending.pop(row, None)
+        asked = self._pending.pop(row, None)
         if asked is None:
             raise ConfigError(f"row {row} was not proposed or was told already; tell each proposal once")
         for name, value in attributes_of(trial).items():
@@ -418,8 +420,9 @@ class Shortlist:
         self._search = search
         self._lookahead = lookahead
         self._sm_count = sm_count
-        self._waiting: dict[int, Config] = {}
-        """Candidates that were proposed and not chosen, the oldest first."""
+        self._waiting: dict[int, Config | None] = {}
+        """Rows that were proposed and not chosen, the oldest first; with the configuration of each that was nominated
+        while trials were replayed, and that this session has not compiled."""
         self._running: dict[int, None] = {}
         """Rows that were chosen and whose results were not told, the oldest first."""
         self._begun = 0
@@ -428,8 +431,6 @@ class Shortlist:
         self._described: set[int] = set()
         self._earlier: dict[int, Trial] = {}
         """Trials of earlier sessions that no choice may know yet, by row; by a negative number without a valid row."""
-        self._again: dict[int, Config] = {}
-        """Candidates that were nominated while trials were replayed, and that this session has not compiled."""
         if lookahead.ranks:
             for number, trial in enumerate(earlier):
                 row = search.space.row_of(trial.config)
@@ -458,9 +459,11 @@ class Shortlist:
         if self._is_full:
             return None
         wanted = self._wanted(room)
-        if self._again and len(self._waiting) - len(self._again) < wanted:
-            row = next(iter(self._again))
-            return row, self._again.pop(row)
+        again = {row: config for row, config in self._waiting.items() if config is not None}
+        if again and len(self._waiting) - len(again) < wanted:
+            row = next(iter(again))
+            self._waiting[row] = None
+            return row, again[row]
         return self._propose(wanted)
 
     def ready(self) -> list[int]:
@@ -469,14 +472,14 @@ class Shortlist:
         It is also empty while more than `Lookahead.held` chosen rows have no result.
         """
         self._replay()
-        return [row for row in self._ready() if row not in self._again]
+        return [row for row in self._ready() if self._waiting[row] is None]
 
     def waiting(self) -> list[int]:
         """Return all rows that `propose` returned and that were not chosen, the oldest first; the ready ones included.
 
         Those of an earlier session that `propose` has yet to return are not among them.
         """
-        return [row for row in self._waiting if row not in self._again]
+        return [row for row, config in self._waiting.items() if config is None]
 
     def choose(self, compiled: Mapping[int, Trial]) -> int:
         """Return the row to measure, given rows that wait with the results of their compilation.
@@ -496,13 +499,11 @@ class Shortlist:
             del self._running[row]
         else:
             del self._waiting[row]
-            self._again.pop(row, None)
         self._describe(row, trial)
         self._search.tell(row, trial)
         while min(len(self._waiting), self._ready_count) > self._lookahead.max_waiting:
             oldest = next(iter(self._waiting))
             del self._waiting[oldest]
-            self._again.pop(oldest, None)
             self._search.set_aside(oldest)
             self._set_aside += 1
 
@@ -510,18 +511,12 @@ class Shortlist:
         """Leave a row that was chosen, or was ready and rejected, to another session; `add` takes its trial."""
         self._running.pop(row, None)
         self._waiting.pop(row, None)
-        self._again.pop(row, None)
 
     def add(self, trial: Trial) -> None:
         """Learn from a trial that was not measured here."""
         row = self._search.space.row_of(trial.config)
-        if row is not None and row in self._search.pending:
-            self._waiting.pop(row, None)
-            self._search.tell(row, trial)
-            return
         if row is not None:
             self._waiting.pop(row, None)
-            self._again.pop(row, None)
             self._describe(row, trial)
         self._search.add(trial)
 
@@ -556,12 +551,11 @@ class Shortlist:
             return None
         proposed = self._search.nominate() if self._lookahead.ranks else self._search.propose()
         if proposed is not None:
-            self._waiting[proposed[0]] = proposed[1]
+            self._waiting[proposed[0]] = None
         return proposed
 
     def _begin(self, row: int) -> None:
         del self._waiting[row]
-        self._again.pop(row, None)
         self._running[row] = None
         self._begun += 1
         if self._lookahead.ranks:
@@ -575,7 +569,7 @@ class Shortlist:
         """
         while self._earlier:
             while not self._is_full and (proposed := self._propose(self._wanted())) is not None:
-                self._again[proposed[0]] = proposed[1]
+                self._waiting[proposed[0]] = proposed[1]
             ready = self._ready()
             earlier = self._earlier
             due = next((row for row in ready if row in earlier and earlier[row].stage in _REJECTED_IN), None)

@@ -80,8 +80,8 @@ class SearchSpace(msgspec.Struct, frozen=True, eq=False, dict=True):
             if code is None:
                 return None
             config_rank = config_rank * len(positions) + code
-        row = int(np.searchsorted(self._ranks, config_rank))
-        return row if row < len(self) and self._ranks[row] == config_rank else None
+        row = int(np.searchsorted(self.ranks, config_rank))
+        return row if row < len(self) and self.ranks[row] == config_rank else None
 
     def column(self, name: str) -> NDArray[np.generic]:
         """Return the values of one parameter: int64, bool or string, shape (rows,)."""
@@ -106,7 +106,7 @@ class SearchSpace(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def rows_in(self, other: SearchSpace) -> NDArray[np.bool_]:
         """Return which rows are also in another table of the same parameters, shape (rows,)."""
-        return np.isin(self._ranks, other._ranks, assume_unique=True)
+        return np.isin(self.ranks, other.ranks, assume_unique=True)
 
     def evaluate(self, expression: Expression, fixed: Mapping[str, Value]) -> NDArray[np.generic]:
         """Return the value of an expression in every row, shape (rows,).
@@ -152,9 +152,10 @@ class SearchSpace(msgspec.Struct, frozen=True, eq=False, dict=True):
     _positions = cached_property(
         lambda self: [{value: code for code, value in enumerate(each.values)} for each in self.parameters]
     )
-    _ranks = cached_property(
+    ranks = cached_property(
         lambda self: rank(list(self.codes.T), [len(each.values) for each in self.parameters], len(self))
     )
+    """Position of each row in the full grid of codes, ascending."""
 
 
 def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> SearchSpace:

@@ -265,18 +265,18 @@ class Sweep:
         problems = {name: Problem(name, sizes, problem.dtype) for name, sizes in kernels.items()}
         of = self.schedule.settings, self.options
         workloads = {name: workload_of(self.kernels[name], own, *of) for name, own in problems.items()}
-        buffers = next(iter(workloads.values()))
         calls = [LibraryCall(one.name, problem.sizes, problem.dtype) for one in self.libraries]
-        entries = [Entry(library=call, workload=buffers) for call in calls]
+        places = {name: place for place, name in enumerate(workloads)}
+        entries = [Entry(library=call, problem=0) for call in calls]
         for one, compilation in begun:
             trial, candidate = compilation.trial(), compilation.candidate()
             if trial.outcome is Outcome.OK and candidate is not None:
                 ready.append((one.key, trial))
-                entries.append(Entry(candidate, workload=workloads[one.kernel]))
+                entries.append(Entry(candidate, problem=places[one.kernel]))
             else:
                 trials[one.key] = trial
         try:
-            readings = self.gpu.time(Time(tuple(entries), grid=True))
+            readings = self.gpu.time(Time(tuple(entries), grid=True, workloads=tuple(workloads.values())))
         except InputError:  # it does not fit in memory
             return None
         timed = dict(zip(self.libraries, readings, strict=False))

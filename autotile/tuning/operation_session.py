@@ -637,10 +637,10 @@ def hold_contest(
                     raise InputError(f"{kernel.name}: the best configuration does not compile any more")
                 candidates.append(compiled[0][1])
         round_us = sum(trial.time_us or 0.0 for _, _, trial in finalists) * (1 + len(libraries) / len(finalists))
-        entries = [Entry(one, workload=laid_out) for one, laid_out in zip(candidates, workloads, strict=True)]
+        entries = [Entry(one, problem=place) for place, one in enumerate(candidates)]
         calls = [LibraryCall(library.name, problem.sizes, problem.dtype) for library in libraries]
-        entries += [Entry(library=call, workload=workloads[0]) for call in calls]
-        job = Race.lasting(entries, round_us, options.seed, checks=_CHECKS)
+        entries += [Entry(library=call, problem=0) for call in calls]
+        job = Race.lasting(entries, round_us, options.seed, checks=_CHECKS, workloads=workloads)
         own = {library.name: library.call for library in libraries if library.call is not None}
         if own and lane.cluster is None:
             gpu.close()

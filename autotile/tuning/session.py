@@ -599,14 +599,8 @@ class Session:
 
     def _learn(self, trial: Trial) -> None:
         """Pass a trial that the search has not chosen on to it; what it is not asked for yet, it reads from the log."""
-        search = self._plan.search
-        if self._shortlist is not None:
-            self._shortlist.add(trial)
-        elif search is not None and (row := self.space.row_of(trial.config)) is not None:
-            if row in search.pending:
-                search.tell(row, trial)
-            else:
-                search.add(trial)
+        if (proposer := self._shortlist or self._plan.search) is not None:
+            proposer.add(trial)
 
     def _search_to_ask(self) -> Search:
         search = self._plan.search

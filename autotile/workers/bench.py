@@ -202,17 +202,17 @@ class Bench:
         made: list[ProblemInstance] = []
 
         def problem_of(entry: Entry) -> LaidOut:
-            if entry.workload is None:
+            if entry.problem is None:
                 if self._present is None:
                     raise InputError("the worker has no workload yet: send open first")
                 return self._present
-            if id(entry.workload) not in found:
-                found[id(entry.workload)] = problem = self._laid_out(entry.workload, made)
+            if entry.problem not in found:
+                found[entry.problem] = problem = self._laid_out(job.workloads[entry.problem], made)
                 try:
                     _ = problem.default_instance  # lays out the tuned sizes
                 except load_cupy().cuda.memory.OutOfMemoryError as error:
                     raise InputError(f"the problem does not fit in the device's memory: {error}") from None
-            return found[id(entry.workload)]
+            return found[entry.problem]
 
         return problem_of
 

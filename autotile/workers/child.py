@@ -491,8 +491,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
     """
 
     def __init__(self, compilers: int | None = None) -> None:
-        self._semaphore = threading.BoundedSemaphore(compilers) if compilers is not None else None
-        self.compile_slots: AbstractContextManager[object] = self._semaphore or nullcontext()
+        self.compile_slots = threading.BoundedSemaphore(sys.maxsize if compilers is None else compilers)
         """Entered while something is compiled; waits for a slot."""
         self._idle: dict[tuple[str, str], list[Child]] = {}
         self._lock = threading.Lock()
@@ -500,10 +499,8 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
 
     def has_compile_slot(self) -> bool:
         """Return True if a compilation would not have to wait for a slot."""
-        if self._semaphore is None:
-            return True
-        if is_free := self._semaphore.acquire(blocking=False):
-            self._semaphore.release()
+        if is_free := self.compile_slots.acquire(blocking=False):
+            self.compile_slots.release()
         return is_free
 
     def acquire_idle(self, module: str, place: str = "") -> Child | None:

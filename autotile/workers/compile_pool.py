@@ -169,9 +169,9 @@ class CompilePool:
         self._compiling: set[Child] = set()
         self._lock = threading.Lock()
         self._closing = False
-        self._turns = threading.Condition()
-        self._turns_taken = 0
-        self._is_reserved = False
+        self._turns = threading.Semaphore(workers)
+        self._next_turn = threading.Lock()
+        """Held while turns are waited for, so that who wants all of them gets each that ends."""
         self._busy = 0
         self._busy_s = 0.0
         self._updated_at = time.perf_counter()
@@ -377,19 +377,14 @@ class CompilePool:
     @contextmanager
     def _turn(self, *, alone: bool) -> Iterator[None]:
         """Wait until a worker may compile: with ``alone`` while no other does, else while none has to be alone."""
-        with self._turns:
-            self._turns.wait_for(lambda: not self._is_reserved)
-            self._is_reserved = alone
-            if alone:
-                self._turns.wait_for(lambda: self._turns_taken == 0)
-            self._turns_taken += 1
+        turns = self._workers if alone else 1
+        with self._next_turn:
+            for _ in range(turns):
+                self._turns.acquire()
         try:
             yield
         finally:
-            with self._turns:
-                self._turns_taken -= 1
-                self._is_reserved = self._is_reserved and not alone
-                self._turns.notify_all()
+            self._turns.release(turns)
 
     def _record(self, track: str, name: str, start: float, job: CompileJob) -> float:
         """Add a span that ends now to the timeline; return its duration in seconds."""

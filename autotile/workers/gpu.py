@@ -197,7 +197,8 @@ class Gpu(Backend):
         self._device_index = device_index if workload is None else workload.device_index
         self._deadline_s = deadline_s
         self._module = module
-        self._worker_pool = worker_pool
+        self._worker_pool = worker_pool or WorkerPool()
+        self._owns_worker = worker_pool is None
         self._expected = expected
         self._is_open = self._is_closed = self._is_opening = False
         self._opening = threading.Lock()
@@ -224,13 +225,7 @@ class Gpu(Backend):
     def wait(self) -> DeviceProperties:
         """Wait until the worker has set up the problem, and return the properties of its device."""
         if not self._is_open:
-            try:
-                opened = self._wait_until_open()
-            except (InputError, ToolchainError):
-                if not self._is_reused:
-                    raise
-                self._child = self._start(reuse=False)  # the state left by an earlier session may be the cause
-                opened = self._wait_until_open()
+            opened = self._wait_until_open()
             self._is_open = True
             self.device = getattr(self, "device", opened)
         return self.device
@@ -305,9 +300,8 @@ class Gpu(Backend):
         `ToolchainError` if a problem does not fit in memory beside the others, or a reference cannot be computed.
         """
         race_s = min(2 * self._deadline_s, _RACE_START_S) + _RACE_MARGIN * job.expected_s
-        lays_out = any(one.workload is not None for one in job.entries)
         checks_s = {f"{CHECK_STAGE}{number}": self._deadline_s for number in range(len(job.entries))}
-        deadline_s = _OPEN_DEADLINE_S + race_s if lays_out else race_s
+        deadline_s = _OPEN_DEADLINE_S + race_s if job.workloads else race_s
         try:
             return self._request(job, deadline_s, {**checks_s, RACE_STAGE: race_s}).readings
         except WorkerError as error:
@@ -330,10 +324,10 @@ class Gpu(Backend):
         child, self._child = self._child, None
         if child is not None and child.outstanding:
             child.kill()
-        elif child is not None and self._worker_pool is not None:
-            self._worker_pool.release(child)
         elif child is not None:
-            child.close()
+            self._worker_pool.release(child)
+        if self._owns_worker:
+            self._worker_pool.close()
         if self._expected is not None:
             self._expected.close()
 
@@ -435,7 +429,7 @@ class Gpu(Backend):
         if self._is_closed:
             raise ToolchainError("the GPU worker was closed")
         place = str(self._device_index)
-        idle = self._worker_pool.acquire_idle(self._module, place) if reuse and self._worker_pool is not None else None
+        idle = self._worker_pool.acquire_idle(self._module, place) if reuse else None
         self._is_reused = idle is not None
         try:
             child = idle or start_child(self._module, place)
@@ -461,7 +455,11 @@ class Gpu(Backend):
                 return parsed_reply(self._child.receive(_OPEN_DEADLINE_S), DeviceProperties)
             except BaseException as error:  # Ctrl-C, too, must not leave the worker behind
                 self._drop_child()
-                if isinstance(error, WorkerCrashError) and error.killed and left and not self._is_closed:
+                is_again = left and not self._is_closed
+                if isinstance(error, WorkerCrashError) and error.killed and is_again:
+                    continue
+                if isinstance(error, InputError | ToolchainError | WorkerError) and self._is_reused and is_again:
+                    self._child = self._start(reuse=False)  # the state left by an earlier session may be the cause
                     continue
                 if isinstance(error, WorkerError):
                     raise _cannot_start(error) from None

@@ -105,8 +105,9 @@ class Entry:
     candidate: Candidate | None = None
     """The compiled configuration; None for a library."""
     library: LibraryCall | None = None
-    workload: Workload | None = None
-    """Its problem; a library runs on the buffers of that kernel. None for the problem that the GPU was opened with."""
+    problem: Count | None = None
+    """Place of its problem in the job's workloads; a library runs on the buffers of that kernel. None for the problem
+    that the GPU was opened with."""
     limit_us: NonNegative | None = None
     """Of `Time`: best time so far, against which what is clearly slower is dropped; None to measure it in full."""
     weight: Finite = 1.0
@@ -122,6 +123,7 @@ class Time:
     """Whether this is one of many problems of the same candidates: a code is verified at ragged sizes once, modules
     stay loaded, each entry limits those behind it, and neither clocks nor output digests are read. In the end the
     fastest of each kernel is verified repeatedly, as finals do."""
+    workloads: tuple[Workload, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ class Check:
     """Time for an entry; None for half of its deadline."""
     seed: Count = 0
     """Seed of a second set of inputs, between which every two repeats alternate; 0 for none."""
+    workloads: tuple[Workload, ...] = ()
 
 
 REPEATS = 75
@@ -176,6 +179,7 @@ class Race:
     """Expected time of all launches, by which the deadline is extended."""
     precision: NonNegative = 0.0
     """Half width of the intervals, relative to their values, with which it ends early; 0 for all rounds."""
+    workloads: tuple[Workload, ...] = ()
 
     @classmethod
     def lasting(
@@ -188,10 +192,11 @@ class Race:
         most: int = MAX_ROUNDS,
         checks: int = 0,
         precision: float = 0.0,
+        workloads: Sequence[Workload] = (),
     ) -> Race:
         """Return a race of about a limited time, given the expected time of a round."""
         rounds = race_rounds(round_us, limit_s, most)
-        return cls(tuple(entries), rounds, seed, checks, 1e-6 * rounds * round_us, precision)
+        return cls(tuple(entries), rounds, seed, checks, 1e-6 * rounds * round_us, precision, tuple(workloads))
 
 
 Job = Time | Check | Race
@@ -247,16 +252,20 @@ LIBRARY_VERSION = "library_version"
 """Key of the telemetry of a library's reading: its version on the machine that ran it."""
 
 
+def _with_candidates(job: Job, change: Callable[[Candidate], Candidate]) -> Job:
+    """Return a job whose candidates are replaced by a function of them."""
+    entries = [one if one.candidate is None else replace(one, candidate=change(one.candidate)) for one in job.entries]
+    return replace(job, entries=tuple(entries))
+
+
 def with_files(job: Job, file: Callable[[str], str], workload: Callable[[Workload], Workload] = lambda one: one) -> Job:
     """Return a job whose cubins' paths and workloads are replaced by functions of them, as on another machine."""
-    entries = []
-    for one in job.entries:
-        candidate, placed = one.candidate, workload(one.workload) if one.workload is not None else None
-        if candidate is not None:
-            others = tuple(replace(other, cubin_path=file(other.cubin_path)) for other in candidate.others)
-            candidate = replace(candidate, cubin_path=file(candidate.cubin_path), others=others)
-        entries.append(replace(one, candidate=candidate, workload=placed))
-    return replace(job, entries=tuple(entries))
+
+    def moved(candidate: Candidate) -> Candidate:
+        others = tuple(replace(other, cubin_path=file(other.cubin_path)) for other in candidate.others)
+        return replace(candidate, cubin_path=file(candidate.cubin_path), others=others)
+
+    return replace(_with_candidates(job, moved), workloads=tuple(map(workload, job.workloads)))
 
 
 JOBS: Mapping[str, type[Time] | type[Check] | type[Race]] = {"time": Time, "check": Check, "race": Race}
@@ -264,33 +273,15 @@ JOBS: Mapping[str, type[Time] | type[Check] | type[Race]] = {"time": Time, "chec
 
 
 def job_message(job: Job) -> dict[str, Any]:
-    """Return a job as JSON values, in which each workload stands once, and configurations hold the computed values."""
-    workloads = {id(one.workload): one.workload for one in job.entries if one.workload is not None}
-    places = {key: place for place, key in enumerate(workloads)}
-    entries = []
-    for one in job.entries:
-        candidate = one.candidate
-        if candidate is not None:
-            candidate = replace(candidate, config={**candidate.config, **candidate.computed}, computed={})
-        entries.append(replace(one, workload=None, candidate=candidate))
-    return {
-        "op": next(name for name, kind in JOBS.items() if isinstance(job, kind)),
-        **to_fields(replace(job, entries=tuple(entries))),
-        "places": [places.get(id(one.workload)) for one in job.entries],
-        "workloads": to_fields([*workloads.values()]),
-    }
+    """Return a job as JSON values, in which configurations hold the computed values."""
+    op = next(name for name, kind in JOBS.items() if isinstance(job, kind))
+    complete = _with_candidates(job, lambda one: replace(one, config={**one.config, **one.computed}, computed={}))
+    return {"op": op, **to_fields(complete)}
 
 
 def read_job(message: Mapping[str, Any]) -> Job:
     """Parse the message of a job; raise `DataError` if it does not match the schema."""
-    job: Job = convert(message, JOBS[message["op"]])
-    workloads = convert(message.get("workloads"), list[Workload])
-    places = convert(message.get("places"), list[Count | None])
-    entries = tuple(
-        replace(one, workload=workloads[place] if place is not None else None)
-        for one, place in zip(job.entries, places, strict=True)
-    )
-    return replace(job, entries=entries)
+    return convert(message, JOBS[message["op"]])
 
 
 class Readings(msgspec.Struct):

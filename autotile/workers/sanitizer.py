@@ -152,7 +152,7 @@ class Sanitizer:
         Only a message about the kernel is a failure, and only a run that completed without trouble is a pass.
         """
         request, output, errors = (folder / name for name in ("request.json", "output", "errors"))
-        job = Time((Entry(candidate, workload=self._workload),))
+        job = Time((Entry(candidate, problem=0),), workloads=(self._workload,))
         request.write_text(encode_json(job_message(job)), encoding="utf-8")
         limit_s = math.ceil(self._deadline_s)
         command = [
@@ -325,14 +325,14 @@ def main() -> None:
     limit_disk_use()
     exit_with_parent()
     signal.alarm(int(sys.argv[1]))  # ends the process even if its parent was killed
-    (entry,) = read_job(decode_json(Path(sys.argv[2]).read_bytes(), dict)).entries
-    assert entry.workload is not None
-    assert entry.candidate is not None
+    job = read_job(decode_json(Path(sys.argv[2]).read_bytes(), dict))
+    asked = job.entries[0].candidate
+    assert asked is not None
     faults: tuple[type[Exception], ...] = (AutotileError,)
     try:
         cuda = load_cupy().cuda
         faults += (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError)
-        candidate = SanitizedCandidate(entry.workload, entry.candidate)
+        candidate = SanitizedCandidate(job.workloads[0], asked)
         for sizes, check in candidate.problems():
             candidate.launch(sizes, notify, check=check)
     except faults as error:

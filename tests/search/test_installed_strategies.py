@@ -20,9 +20,10 @@ from autotile.errors import InputError, WorkerError
 from autotile.kernel.spec import Parameter
 from autotile.search import installed_strategies as strategies
 from autotile.search import samplers
-from autotile.search.installed_strategies import KernelTunerSampler, StrategyProcess
+from autotile.search.installed_strategies import KernelTunerSampler
 from autotile.search.samplers import STRATEGY_PREFIX, check_sampler, sampler_names
 from autotile.search.search import Search
+from autotile.space.search_space import SearchSpace
 
 
 def runs(name: str) -> bool:
@@ -133,7 +134,7 @@ def test_strings_do_not_make_it_differ_between_processes(monkeypatch: pytest.Mon
 
 def test_the_rest_of_a_generation_is_proposed_while_the_strategy_waits_and_then_its_neighbours() -> None:
     space = tile_space()
-    sampler = KernelTunerSampler(space, "random_sample", 0, trials=12)
+    sampler = KernelTunerSampler(space, 0, strategy="random_sample", trials=12)
     study = optuna.create_study(sampler=sampler)
     rows = [space.row_of(ask(study, space).params) for _ in range(20)]
     assert rows[:12] == list(sampler._wanted)  # which samples as many as there are trials, at once
@@ -284,30 +285,28 @@ class TestProcess:
 
     def test_output_of_a_strategy_is_no_message(self, child_module: Callable[[str], None]) -> None:
         child_module("print('noise', flush=True); channel.reply({} if request['op'] == 'open' else {'wanted': [5]})")
-        process = StrategyProcess("pso", tile_space().parameters, tile_space().codes)
-        assert process.step((), seed=0, evaluations=10).wanted == [5]
-        process.close()
+        assert KernelTunerSampler(tile_space(), 0, strategy="pso")._step().wanted == [5]
 
     def test_an_unknown_strategy_is_a_failure_of_the_run(self) -> None:
-        process = StrategyProcess("no_such_strategy", tile_space().parameters, tile_space().codes)
-        step = process.step((), seed=0, evaluations=10)
-        assert (step.wanted, step.new) == ([], 0)
-        assert "KeyError: 'no_such_strategy'" in step.failure
-        process.close()
+        sampler = KernelTunerSampler(tile_space(), 0, strategy="no_such_strategy")
+        assert sampler._step() == ([], 0, "KeyError: 'no_such_strategy'")
+        sampler.close()
         with pytest.raises(WorkerError):
-            process.step((), seed=0, evaluations=10)
+            sampler._step()
 
     def test_a_large_generation_comes_in_parts(self) -> None:
         codes = np.array([(a, b, c) for c in range(2) for a in range(256) for b in range(256)][:65_600], np.uint8)
-        parameters = [Parameter(name, tuple(range(count))) for name, count in (("A", 256), ("B", 256), ("C", 2))]
-        process = StrategyProcess("brute_force", parameters, codes)
-        first = process.step((), seed=0, evaluations=len(codes)).wanted
-        second = process.step([(index, 1.0) for index in first]).wanted
+        parameters = tuple(Parameter(name, tuple(range(count))) for name, count in (("A", 256), ("B", 256), ("C", 2)))
+        space = SearchSpace(parameters, codes, len(codes), rules=(), limits=(), seconds=0.0)
+        sampler = KernelTunerSampler(space, 0, strategy="brute_force")
+        first = sampler._step().wanted
+        sampler._is_running, sampler._unsent = True, dict.fromkeys(first, 1.0)
+        second = sampler._step().wanted
         assert (len(first), len(second)) == (1 << 16, 64)
         assert sorted([*first, *second]) == list(range(len(codes)))
-        end = process.step([(index, None) for index in second])
+        sampler._unsent = dict.fromkeys(second)
+        end = sampler._step()
         assert (end.wanted, end.new, end.failure) == ([], len(codes), "")
-        process.close()
 
     def test_starting_one_does_not_wait_for_kernel_tuner(
         self, child_module: Callable[[str], None], tmp_path: Path
@@ -316,7 +315,7 @@ class TestProcess:
         imported, module = tmp_path / "imported", tmp_path / "strange_strategy.py"
         os.mkfifo(imported)
         module.write_text(f"open({str(imported)!r}).read()\n{module.read_text()}")  # an import that lasts until then
-        process = StrategyProcess("pso", tile_space().parameters, tile_space().codes)
+        sampler = KernelTunerSampler(tile_space(), 0, strategy="pso")
         imported.write_text("")
-        assert process.step((), seed=0, evaluations=10).wanted == [5]
-        process.close()
+        assert sampler._step().wanted == [5]
+        sampler.close()

@@ -17,7 +17,7 @@ from autotile.search import samplers
 from autotile.search.gp_sampler import FeasibleGPSampler
 from autotile.search.optuna_samplers import FeasibleSampler, FeasibleTPESampler
 from autotile.search.row_sampler import Candidates, RowSampler
-from autotile.search.samplers import BRUTE_FORCE, SAMPLERS, Lookahead, lookahead_of, make_sampler
+from autotile.search.samplers import BRUTE_FORCE, SAMPLERS, Lookahead, lookahead_of
 from autotile.search.search import Search
 from autotile.space.search_space import SearchSpace
 
@@ -59,7 +59,7 @@ def _quiet() -> None:
 @settings(max_examples=8)
 @given(space=spaces())
 def test_all_rows_are_proposed_once_and_nothing_else(name: str, space: SearchSpace) -> None:
-    sampler = make_sampler(name, space, seed=3)
+    sampler = Search(space, name, seed=3)._rows
     study = optuna.create_study(sampler=sampler)
     trials = min(len(space), 60)
     assert len(set(run(sampler, trials, study))) == trials
@@ -71,7 +71,7 @@ def test_all_rows_are_proposed_once_and_nothing_else(name: str, space: SearchSpa
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_proposals_depend_on_the_seed_alone(name: str) -> None:
-    first, again, other = (run(make_sampler(name, tile_space(), seed), 25) for seed in (1, 1, 2))
+    first, again, other = (run(Search(tile_space(), name, seed)._rows, 25) for seed in (1, 1, 2))
     assert first == again
     assert first != other or name == "brute-force"
 
@@ -80,14 +80,14 @@ def test_proposals_depend_on_the_seed_alone(name: str) -> None:
 def test_only_available_rows_are_proposed(name: str) -> None:
     space = tile_space()
     available = np.arange(len(space)) % 5 == 0
-    rows = run(make_sampler(name, space, 0, available), int(available.sum()))
+    rows = run(Search(space, name, available=available)._rows, int(available.sum()))
     assert sorted(rows) == np.flatnonzero(available).tolist()
 
 
 def test_brute_force_goes_in_order_and_random_is_uniform_over_the_rows_and_not_over_the_combinations() -> None:
-    assert run(make_sampler("brute-force", tile_space(), 0), 20) == list(range(20))
+    assert run(Search(tile_space(), "brute-force")._rows, 20) == list(range(20))
     space = make_space({"A": (1, 2, 3, 4), "B": (1, 2, 3, 4)}, lambda c: c["A"] == 1 or c["B"] == 1)
-    first = [run(make_sampler("random", space, seed), 1)[0] for seed in range(700)]
+    first = [run(Search(space, "random", seed)._rows, 1)[0] for seed in range(700)]
     counts = np.bincount(first, minlength=len(space))
     assert counts.min() > 60  # 100 expected; a binomial count is under 60 once in 30,000
     assert counts.max() < 140
@@ -105,26 +105,26 @@ def test_brute_force_goes_in_order_and_random_is_uniform_over_the_rows_and_not_o
 )
 @pytest.mark.parametrize("ordered", [False, True])
 def test_any_sampler_can_be_wrapped_in_anyones_study(inner, ordered: bool) -> None:
-    rows = optimize(FeasibleSampler(tile_space(), inner, 5, ordered=ordered), 25)
+    rows = optimize(FeasibleSampler(tile_space(), 5, inner=inner, ordered=ordered), 25)
     assert None not in rows
     assert len(set(rows)) == 25
 
 
 def test_a_study_ends_by_itself_when_every_row_was_tried() -> None:
     space = make_space({"A": (1, 2, 3), "B": (1, 2, 3)}, lambda c: int(c["A"]) <= int(c["B"]))
-    study = optuna.create_study(sampler=FeasibleSampler(space, optuna.samplers.TPESampler, 0))
+    study = optuna.create_study(sampler=FeasibleSampler(space, 0, inner=optuna.samplers.TPESampler))
     study.optimize(lambda t: t.suggest_categorical("A", (1, 2, 3)) * t.suggest_categorical("B", (1, 2, 3)))
     assert len(study.trials) == 6
     assert study.best_params == {"A": 1, "B": 1}
 
 
 def test_threads_share_a_sampler() -> None:
-    assert len(set(optimize(make_sampler("tpe", tile_space(), 0), 60, jobs=4))) == 60
+    assert len(set(optimize(Search(tile_space(), "tpe")._rows, 60, jobs=4))) == 60
 
 
 def test_trials_of_others_and_failed_ones_are_not_proposed_again() -> None:
     space = make_space({"A": tuple(range(12))})
-    sampler = FeasibleSampler(space, optuna.samplers.NSGAIISampler, 0, startup=2)
+    sampler = FeasibleSampler(space, 0, inner=optuna.samplers.NSGAIISampler, startup=2)
     study = optuna.create_study(sampler=sampler)
     for value, state in ((3, optuna.trial.TrialState.FAIL), (4, optuna.trial.TrialState.PRUNED)):
         study.enqueue_trial({"A": value})
@@ -138,11 +138,11 @@ def test_trials_of_others_and_failed_ones_are_not_proposed_again() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones_and_a_parameter_that_the_space_lacks_is_refused() -> None:
-    study = optuna.create_study(sampler=make_sampler("random", make_space({"A": (1, 2)}), 0))
+    study = optuna.create_study(sampler=Search(make_space({"A": (1, 2)}), "random")._rows)
     with pytest.raises(InputError, match="'C' is not a parameter of the space"):
         study.ask({"C": optuna.distributions.CategoricalDistribution((1, 2))})
     with pytest.raises(InputError, match=r"no sampler 'tpee'; did you mean 'tpe'\? \(known: auto, feasible, tpe, gp"):
-        make_sampler("tpee", tile_space(), 0)
+        Search(tile_space(), "tpee")
     assert {samplers.AUTO, *SAMPLERS} <= set(samplers.sampler_names())
 
 
@@ -152,7 +152,7 @@ def test_the_nearest_row_is_taken_when_no_draw_is_one() -> None:
             return param_distribution.choices[-1]
 
     space = make_space({"A": (1, 2, 4, 8), "B": (1, 2, 4, 8)}, lambda c: int(c["A"]) + int(c["B"]) <= 12)
-    study = optuna.create_study(sampler=FeasibleSampler(space, Corner, 0, startup=1))
+    study = optuna.create_study(sampler=FeasibleSampler(space, 0, inner=Corner, startup=1))
     study.enqueue_trial({"A": 1, "B": 1})
     configs = [tuple(space.config(row).values()) for row in run(study.sampler, 6, study)][1:]
     assert set(configs[:2]) == {(8, 4), (4, 8)}
@@ -275,12 +275,12 @@ def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(samplers, "find_spec", lambda package: None)
     _, package, install = SAMPLERS[name].packages[0]
     with pytest.raises(InputError, match=f"needs {package}: pip install {install}, or choose tpe"):
-        make_sampler(name, tile_space(), 0)
+        Search(tile_space(), name)
 
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_a_sampler_can_what_its_lookahead_asks_for(name: str) -> None:
-    assert isinstance(make_sampler(name, tile_space(), 0), FeasibleGPSampler) == SAMPLERS[name].lookahead.ranks
+    assert isinstance(Search(tile_space(), name)._rows, FeasibleGPSampler) == SAMPLERS[name].lookahead.ranks
 
 
 def test_only_samplers_that_do_not_learn_look_further_ahead_with_more_workers() -> None:

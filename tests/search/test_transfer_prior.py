@@ -98,7 +98,7 @@ def test_expected_losses_follow_what_was_found_here() -> None:
 
 def times_with(source: Source, seed: int, trials: int) -> list[float]:
     """Return the times that an Optuna study finds with a source."""
-    sampler = FeasibleGPSampler(SPACE, seed, prior=TransferPrior(SPACE, [source]))
+    sampler = FeasibleGPSampler(SPACE, seed, sources=[source])
     return [trial.value for trial in study_of(sampler, trials, time_us).trials]
 
 
@@ -276,5 +276,5 @@ def test_of_a_very_large_space_a_sample_is_estimated(monkeypatch: pytest.MonkeyP
     best = TILES.config(int(found.best[0]))
     assert tile_time_us(best) == min(tile_time_us(TILES.config(int(row))) for row in found.rows)
     assert len(found.speeds(np.arange(len(TILES)), np.zeros(0, np.int64), np.zeros(0))) == len(TILES)
-    assert FeasibleGPSampler(TILES, 0, estimate=found).candidates.remaining == len(TILES)
+    assert FeasibleGPSampler(TILES, 0, estimate=counted).candidates.remaining == len(TILES)
     assert structs.replace(TILES, codes=TILES.codes[found.rows]).config(0) == TILES.config(int(found.rows[0]))

@@ -31,9 +31,9 @@ def answer(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
     assert message["grid"]
     faulty = os.environ.get("AUTOTILE_FAULTY_SWEEP")
     readings: list[Any] = []
-    for number, (entry, place) in enumerate(zip(message["entries"], message["places"], strict=True)):
+    for number, entry in enumerate(message["entries"]):
         stage(f"load {number}" if len(message["entries"]) > 1 else "load")
-        candidate, workload = entry["candidate"], message["workloads"][place]
+        candidate, workload = entry["candidate"], message["workloads"][entry["problem"]]
         config = candidate["config"]
         if log := os.environ.get("AUTOTILE_SWEEP_LOG"):
             with Path(log).open("a") as file:

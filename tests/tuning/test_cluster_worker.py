@@ -198,12 +198,13 @@ class FakeGpu:
 
     def race(self, job: Race) -> list[Reading]:
         for entry in job.entries:
-            assert entry.workload is not None
             if entry.candidate is not None:
+                assert entry.problem is not None
                 cubin = Path(entry.candidate.cubin_path)
                 assert hashlib.sha256(cubin.read_bytes()).hexdigest() == cubin.stem
                 config = dict(entry.candidate.config)
-                FakeGpu.seen.append((dict(entry.workload.sizes), entry.workload.device_index, config))
+                workload = job.workloads[entry.problem]
+                FakeGpu.seen.append((dict(workload.sizes), workload.device_index, config))
         readings = [raced((10.0 + number,) * job.rounds) for number in range(len(job.entries))]
         versions = [{} if entry.library is None else {LIBRARY_VERSION: "13.1.0"} for entry in job.entries]
         return [replace(one, telemetry=telemetry) for one, telemetry in zip(readings, versions, strict=True)]
@@ -277,15 +278,16 @@ class TestGrid:
         workload = workload_of(bench.kernel, bench.problem(), read_settings(), TuneOptions())
         cubin = bench.folder / "one.cubin"
         cubin.write_bytes(b"cubin")
-        return Time(tuple(Entry(Candidate(config, str(cubin)), workload=workload) for config in configs), grid=True)
+        entries = tuple(Entry(Candidate(config, str(cubin)), problem=0) for config in configs)
+        return Time(entries, grid=True, workloads=(workload,))
 
     def test_cubins_for_ragged_sizes_go_along(self, gpu, bench, tmp_path, monkeypatch):
         monkeypatch.setenv("AUTOTILE_SWEEP_LOG", str(tmp_path / "entries.jsonl"))
         other = tmp_path / "other.cubin"
         other.write_bytes(b"for 1001 elements")
-        (entry,) = self.job(bench, GOOD).entries
-        candidate = replace(entry.candidate, others=(SizedCubin({"n": 1001}, str(other), {}),))
-        (reading,) = gpu.time(Time((replace(entry, candidate=candidate),), grid=True))
+        job = self.job(bench, GOOD)
+        candidate = replace(job.entries[0].candidate, others=(SizedCubin({"n": 1001}, str(other), {}),))
+        (reading,) = gpu.time(replace(job, entries=(Entry(candidate, problem=0),)))
         assert reading.outcome is Outcome.OK
         (logged,) = map(json.loads, (tmp_path / "entries.jsonl").read_text().splitlines())
         (sent,) = logged["others"]

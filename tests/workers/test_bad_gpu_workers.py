@@ -187,8 +187,8 @@ class TestChecksBeforeARace:
     """One participant that ends the worker, or hangs, costs the others nothing."""
 
     def race(self, gpu: Gpu, *deeds: str) -> list[Reading]:
-        entries = [Entry(doing(deed), workload=gpu._workload) for deed in deeds]
-        return gpu.raced(Race(tuple(entries), 2, 0, checks=4))
+        entries = tuple(Entry(doing(deed), problem=0) for deed in deeds)
+        return gpu.raced(Race(entries, 2, 0, checks=4, workloads=(gpu._workload,)))
 
     @pytest.mark.parametrize(
         ("deed", "outcome", "words"),
