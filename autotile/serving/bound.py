@@ -3,9 +3,8 @@
 `BoundKernel` is what `autotile.get_best_kernel` returns, of a kernel as of an operation. It holds a `Choice` (the
 configuration and its origin, see `autotile.serving.choice`), the code that the choice is of, and once it is loaded a
 launcher. Code is a kernel in a configuration (`KernelCode`) or a library (`LibraryCode`).
-There are four launchers with the same methods: of a kernel and of a library (`autotile.serving.launching`),
-`FirstUseRace` (by `autotile.serving.racing`), and `CapturingLauncher` around any of them. A served kernel
-adopts another as a whole: choice, code and launcher.
+There are three launchers with the same methods: of a kernel and of a library (`autotile.serving.launching`), and
+`CapturingLauncher` around either. A served kernel adopts another as a whole: choice, code and launcher.
 
 A look-up goes this way. `Dispatcher.get_best_kernel` finds an equal call in a dictionary. Otherwise it makes a
 `KernelRequest`: a kernel, its problem, the device, and the shelf of stored results (`autotile.serving.selection`).
@@ -67,7 +66,7 @@ if TYPE_CHECKING:
     from autotile.serving.launching import KernelLauncher, LibraryLauncher
 
     Code: TypeAlias = "KernelCode | LibraryCode"
-    Launcher: TypeAlias = "KernelLauncher | LibraryLauncher | FirstUseRace | CapturingLauncher"
+    Launcher: TypeAlias = "KernelLauncher | LibraryLauncher | CapturingLauncher"
 
 
 class Lookup(msgspec.Struct, frozen=True, gc=False):
@@ -297,7 +296,7 @@ class BoundKernel:
         device: DeviceProperties,
         device_index: int | None,
         *,
-        first_use: Callable[[BoundKernel], Launcher] | None = None,
+        first_use: tuple[BoundKernel, Callable[..., None]] | None = None,
     ) -> None:
         self.device = device
         self.choice = choice
@@ -313,7 +312,9 @@ class BoundKernel:
         self._device_index = device_index
         """CUDA device to launch on; None if it can only be inspected."""
         self._first_use = first_use
-        """Function that makes the launcher, such as a race; None for that of the code."""
+        """What is launched until the best few ways have been raced on the arrays of a call, and the function that has
+        the fastest adopted then (`autotile.serving.racing`); None without a race."""
+        self._racing = threading.Lock()
         self.find_stand_in: Callable[[], BoundKernel | None] | None = None
         """Function that returns what is served while the kernel is compiled, None for nothing; None if calls wait."""
         self._report_at = sys.maxsize
@@ -575,7 +576,7 @@ class BoundKernel:
                     self._report_calls()
                 index = self._only_output
                 return launched[index] if index is not None else self._outputs(launched)
-        launcher = launcher or self._load()
+        launcher = launcher or self._load_for(arrays, stream, scalars)
         return self._launched(launcher.launch(arrays, stream, scalars))
 
     def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
@@ -585,7 +586,11 @@ class BoundKernel:
         call in this thread and on this stream, or with ``starts`` of those that a call requires. Only a call computes
         by a library but cuBLAS, races, is captured, or changes the current device.
         """
-        launcher = self._launcher or self._load()
+        launcher = self._launcher
+        if launcher is None:
+            if self._first_use is not None:
+                return False
+            launcher = self._load()
         if not launcher.launch_at(stream, pointers, starts=starts):
             return False
         self.count_call()
@@ -615,7 +620,7 @@ class BoundKernel:
             As for a call.
         """
         self.find_stand_in = None  # what is returned keeps its configuration, so that it waits for the compiler
-        launcher = self._launcher or self._load()
+        launcher = self._launcher or self._load_for(arrays, None, scalars)
         launch_bound = launcher.bind(arrays, scalars)
         if self.tier == "exact":
             return launch_bound  # calls are only counted of fallbacks
@@ -652,8 +657,8 @@ class BoundKernel:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the kernel is compiled and loaded."""
-        return self._launcher is not None
+        """Whether the kernel is compiled and loaded; before a race, what is launched until then."""
+        return self._launcher is not None or (self._first_use is not None and self._first_use[0].is_loaded)
 
     def load(self, *, waits: bool = True) -> None:
         """Compile the kernel and load it; errors are those of a call.
@@ -694,12 +699,11 @@ class BoundKernel:
                 (id(one.definition), one.choice.config, one.library, one._first_use) for one in (self, other)
             )
             if ours != theirs:
-                if self._launcher is not None:
-                    if other._launcher is None or other._first_use is not None:
+                if self.is_loaded:
+                    if other._launcher is None:
                         return False
-                    self._retired += (self._launcher,)
-                self._launcher = other._launcher if other._first_use is None else None  # a race is of one kernel
-                self._code, self._first_use = other._code, other._first_use
+                    self._retired += (self._launcher or self._first_use,)
+                self._launcher, self._code, self._first_use = other._launcher, other._code, other._first_use
             self.choice, self.find_ways = other.choice, other.find_ways or self.find_ways
         EPOCH.now = object()
         return True
@@ -713,25 +717,41 @@ class BoundKernel:
         return self._device_index
 
     def _load(self) -> Launcher:
-        """Make the launcher, once."""
+        """Make the launcher, once; before a race, return that of what is launched until then."""
         launcher = self._launcher
         if launcher is not None:
             return launcher
         device_index = self._launch_device()
         if self.find_stand_in is not None:
             self._stand_in()
+        first_use = self._first_use
+        if first_use is not None:
+            return first_use[0]._load()
         with self._lock:
             if self._launcher is None:
-                if self._first_use is not None:
-                    self._launcher = self._first_use(self)
-                else:
-                    self._launcher = self._code.load(device_index)
-                    settings = read_settings()
-                    if settings.capture is not None:
-                        limits = settings.capture, settings.capture_calls, settings.capture_limit_bytes
-                        folder = _folders.setdefault(limits, CaptureFolder(*limits))
-                        self._launcher = CapturingLauncher(self._launcher, self._code, folder)
+                self._launcher = self._code.load(device_index)
+                settings = read_settings()
+                if settings.capture is not None:
+                    limits = settings.capture, settings.capture_calls, settings.capture_limit_bytes
+                    folder = _folders.setdefault(limits, CaptureFolder(*limits))
+                    self._launcher = CapturingLauncher(self._launcher, self._code, folder)
             return self._launcher
+
+    def _load_for(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Launcher:
+        """Return the launcher for a call, on whose arrays the best few ways are raced if there was no race yet.
+
+        There is none if the arrays or the stream do not allow it, and the next call tries again.
+        """
+        launcher = self._load()
+        if self._first_use is None or not self._racing.acquire(blocking=False):  # another thread races
+            return launcher
+        try:
+            if self._first_use is not None:
+                _, race = self._first_use
+                race(self, arrays, stream=stream, scalars=scalars)
+        finally:
+            self._racing.release()
+        return self._load()
 
     def _stand_in(self) -> None:
         """Serve something that needs no compiler if the choice does, until that is compiled aside and takes over."""
@@ -833,7 +853,7 @@ _folders: dict[tuple[Path, int, int], CaptureFolder] = {}
 class CapturingLauncher(msgspec.Struct, eq=False):
     """A launcher that captures calls before it launches, until the limits are reached; ``plain`` is that without it."""
 
-    plain: Launcher
+    plain: KernelLauncher | LibraryLauncher
     _code: Code
     _folder: CaptureFolder
 
@@ -852,64 +872,11 @@ class CapturingLauncher(msgspec.Struct, eq=False):
             arrays = self.plain.capture(arrays, stream, write)
         return self.plain.launch(arrays, stream, scalars)
 
-    def capture(
-        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
-    ) -> Sequence[Any]:
-        """Pass the arrays of a call to ``write``; nothing is launched."""
-        return self.plain.capture(arrays, stream, write)
-
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         """Capture once, and return a function that launches."""
         if not self._folder.is_full:
             self.plain.capture(arrays, None, partial(self._folder.write, self._code, scalars=scalars))
         return self.plain.bind(arrays, scalars)
-
-
-class FirstUseRace:
-    """A launcher that has the best few ways to compute a problem raced at the first call, and gives way to the fastest.
-
-    ``race`` does so for ``served``, unless the arrays or the stream do not allow it, and the next call tries again. The
-    first contender is served without a race.
-    """
-
-    def __init__(self, first: BoundKernel, race: Callable[..., None], served: BoundKernel) -> None:
-        self._first, self._race, self._served = first, race, served
-        self._racing = threading.Lock()
-        first.load()
-
-    def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        """Leave calls to `launch`."""
-        return None
-
-    def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
-        """Leave calls to `launch`."""
-        return False
-
-    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
-        """Race, and launch."""
-        return self._raced(arrays, stream, scalars).launch(arrays, stream, scalars)
-
-    def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
-        """Race on these arrays, and return a function that launches on them."""
-        return self._raced(arrays, None, scalars).bind(arrays, scalars)
-
-    def capture(
-        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
-    ) -> Sequence[Any]:
-        """Pass the arrays of a call to ``write``; nothing is launched."""
-        return self._first._load().capture(arrays, stream, write)
-
-    def _raced(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Launcher:
-        served, first = self._served, self._first
-        if not self._racing.acquire(blocking=False):
-            return first._load()  # another thread races; this call is served as without it
-        try:
-            if served._launcher is self:
-                self._race(served, arrays, stream=stream, scalars=scalars)
-        finally:
-            self._racing.release()
-        launcher = served._load()
-        return launcher if launcher is not self else first._load()
 
 
 def capture(
@@ -952,7 +919,7 @@ def capture(
     into = CaptureFolder(chosen, calls, limit_bytes)
 
     def captured(*arrays: Any, stream: Any = None, **scalars: float) -> Any:
-        launcher = kernel._load()
+        launcher = kernel._load_for(arrays, stream, scalars)
         plain = launcher.plain if isinstance(launcher, CapturingLauncher) else launcher
         capturing = CapturingLauncher(plain, kernel._code, into)
         return kernel._launched(capturing.launch(arrays, stream, scalars))

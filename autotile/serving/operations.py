@@ -39,7 +39,7 @@ from autotile.serving.arrays import (
     on_stream,
 )
 from autotile.serving.aside import choices, compilations
-from autotile.serving.bound import BoundKernel, FirstUseRace, KernelCode, LibraryCode
+from autotile.serving.bound import BoundKernel, KernelCode, LibraryCode
 from autotile.serving.choice import EPOCH, Choice, Contender
 from autotile.serving.selection import (
     DatabaseShelf,
@@ -225,8 +225,7 @@ class OperationShelf:
             present = self.contenders(problem, library=library)
             if len(present) > 1:
                 race_all = partial(adopt_fastest, present, self.operation, self._location)
-                first_use = partial(FirstUseRace, present[0], race_all)
-                served = self.bind(way, first_use=first_use)
+                served = self.bind(way, first_use=(present[0], race_all))
 
         served.find_ways = self.find_ways
         return served

@@ -782,6 +782,27 @@ class TestStandIns:
         end_compilation(chosen)
         assert kernel.config["TILE"] == 8
 
+    def test_a_race_waits_for_arrays_that_allow_it(self) -> None:
+        first, fastest = (served(Code(tile, is_compiled=True)) for tile in (16, 8))
+        raced: list[object] = []
+
+        def race(kernel: BoundKernel, arrays: Any, **_: Any) -> None:
+            raced.append(arrays[0])
+            assert kernel("in another thread meanwhile", "B", "C") == "C"
+            if arrays[0] != "captured":
+                fastest.load()
+                kernel.adopt(fastest)
+
+        choice = Choice("default", first.config)
+        kernel = BoundKernel(first._code, choice, DEVICE, 0, first_use=(first, race))
+        kernel.load()
+        assert (kernel.is_loaded, kernel.launch_at(0, (1, 2, 3), starts=True), raced) == (True, False, [])
+        for number, name in enumerate(("captured", "A", "B")):
+            kernel(name, "B", "C")
+            assert kernel.config["TILE"] == (8 if number else 16)
+        assert raced == ["captured", "A"]
+        assert len(kernel._retired) == 1  # what was launched before may be part of a graph
+
     @pytest.mark.gpu
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_new_sizes_need_no_compiler(self, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
