@@ -117,7 +117,7 @@ class KernelCode:
     ) -> None:
         self.name, self.definition, self.problem, self.asked = kernel.name, kernel, problem, problem
         self.packed = packed
-        self._device, self._config = device, config
+        self._device, self.config = device, config
         self._cubin: CachedCubin | None = None
 
     @cached_property
@@ -130,9 +130,9 @@ class KernelCode:
 
         spec, problem = self.definition.spec, self.problem
         return (
-            LaunchPlan.of(spec, self._config, problem.sizes, self._device),
+            LaunchPlan.of(spec, self.config, problem.sizes, self._device),
             problem_scalars(spec, problem.sizes, problem.dtype, check=False),
-            LaunchData.of(spec, problem.dtype, known_names(spec, self._config, problem.sizes, self._device)),
+            LaunchData.of(spec, problem.dtype, known_names(spec, self.config, problem.sizes, self._device)),
         )
 
     @property
@@ -161,7 +161,7 @@ class KernelCode:
         kernel, problem = self.definition, self.problem
         compiled_in = tuple([problem.sizes[name] for name in kernel.spec.compiled_names])
         target = problem.dtype, self._device.architecture
-        return kernel.template_path, kernel.source_hash, target, tuple(self._config.items()), compiled_in
+        return kernel.template_path, kernel.source_hash, target, tuple(self.config.items()), compiled_in
 
     def _find_packed(self) -> PackedCubin | None:
         """Return the cubin in the bundle that it is served from, else in that of the setting, if it is of this source.
@@ -174,7 +174,7 @@ class KernelCode:
 
             bundle = _bundles.get(path) or _bundles.setdefault(path, Bundle(path))
             if self.name in bundle.kernels and (held := bundle.kernel(self.name)).kernel.has_source_of(self.definition):
-                cubin = held.cubins_for(self.problem, self._device.compute_capability).get(config_key(self._config))
+                cubin = held.cubins_for(self.problem, self._device.compute_capability).get(config_key(self.config))
                 self.packed = bundle.packed(cubin) if cubin is not None else None
         return self.packed
 
@@ -184,7 +184,7 @@ class KernelCode:
             from autotile.cuda.compiler import CubinCache, check_signatures, compile_cubin, compile_job
 
             settings, problem = read_settings(), self.problem
-            job = compile_job(self.definition, self._config, problem.dtype, self._device.architecture, problem.sizes)
+            job = compile_job(self.definition, self.config, problem.dtype, self._device.architecture, problem.sizes)
             cache = CubinCache(settings.cache, settings.cache_limit_bytes)
             known = cache.get(job.key)
             if known is None and may_compile:
@@ -200,7 +200,7 @@ class KernelCode:
         from autotile.cuda.driver import outside_of_captures
         from autotile.cuda.function import StepFunctions
         from autotile.cuda.toolchain import load_cupy
-        from autotile.serving.launching import CallArguments, KernelLauncher, Preparation
+        from autotile.serving.launching import KernelLauncher
 
         spec, (launches, *_), packed = self.definition.spec, self.plan, self._find_packed()
 
@@ -217,9 +217,7 @@ class KernelCode:
                 functions.opt_in(launches)
             else:
                 functions = _loaded.keep(key, load())
-        arguments = CallArguments(spec, self.problem, self._config, self.plan, device_index)
-        preparation, graphs = Preparation.of(spec, self.problem, launches, load), read_settings().graphs
-        return KernelLauncher(arguments, functions, device_index, with_graphs=graphs, preparation=preparation)
+        return KernelLauncher(self, functions, device_index, load)
 
 
 class LibraryCode:
@@ -238,7 +236,7 @@ class LibraryCode:
         """Return a launcher for a device."""
         from autotile.serving.launching import LibraryLauncher
 
-        return LibraryLauncher(self.definition.spec, self.problem, self.library, self.asked, device_index)
+        return LibraryLauncher(self, device_index)
 
 
 _MAX_CUBINS = 512

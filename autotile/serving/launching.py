@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from threading import local
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
-from autotile.core.model import Config, Problem
 from autotile.cuda.cublas import Gemm, GemmLayout
 from autotile.cuda.driver import (
     PER_THREAD_STREAM,
@@ -41,10 +40,8 @@ from autotile.cuda.function import (
 from autotile.cuda.packing import encode_description, pack_launches
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError
-from autotile.kernel.arguments import TensorMap, Texture, Workspace, encode_scalar
+from autotile.kernel.arguments import ScalarArgument, TensorMap, Texture, Workspace, encode_scalar
 from autotile.kernel.inputs import InputMaker
-from autotile.kernel.launch import LaunchData, LaunchPlan
-from autotile.kernel.operation import Library
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import (
@@ -61,6 +58,9 @@ from autotile.serving.arrays import (
     on_stream,
 )
 from autotile.settings import read_settings
+
+if TYPE_CHECKING:
+    from autotile.serving.bound import KernelCode, LibraryCode
 
 Value = TypeVar("Value")
 
@@ -257,10 +257,10 @@ _Loaded = tuple[StepFunctions, tuple[ConstantCopy, ...]]
 class Preparation:
     """Prepares the launches of a kernel for one problem; ``load`` loads the kernel once more."""
 
-    def __init__(self, spec: KernelSpec, problem: Problem, plan: LaunchPlan, load: Callable[[], StepFunctions]) -> None:
-        self._spec = spec
-        self._problem = problem
-        self._plan = plan
+    def __init__(self, code: KernelCode, load: Callable[[], StepFunctions]) -> None:
+        self._spec = spec = code.definition.spec
+        self._problem = code.problem
+        self._plan = code.plan[0]
         self._load = load
         self._names = [buffer.name for buffer in spec.buffers]
         self._has_constants = any(buffer.constant for buffer in spec.buffers)
@@ -272,11 +272,9 @@ class Preparation:
         """Modules of the calling thread."""
 
     @classmethod
-    def of(
-        cls, spec: KernelSpec, problem: Problem, plan: LaunchPlan, load: Callable[[], StepFunctions]
-    ) -> Preparation | None:
+    def of(cls, code: KernelCode, load: Callable[[], StepFunctions]) -> Preparation | None:
         """Return the preparation; None if the kernel needs none."""
-        made = cls(spec, problem, plan, load)
+        made = cls(code, load)
         return made if made._has_constants or made._filled else None
 
     def launch(
@@ -358,22 +356,21 @@ def _uncaptured(stream: int) -> Iterator[int]:
             side_stream.synchronize()
 
 
+def _settable(spec: KernelSpec, scalars: Iterable[str], kernel: str) -> dict[str, ScalarArgument]:
+    """Return the scalars that a call may set, by name; an `ArgumentError` if it sets another one."""
+    free = {scalar.name: scalar for scalar in spec.scalars if scalar.default is not None}
+    if unknown := [name for name in scalars if name not in free]:
+        known = ", ".join(free) or "none"
+        raise ArgumentError(f"{kernel} has no scalar {unknown[0]!r} to set; scalars with a default: {known}")
+    return free
+
+
 class CallArguments(CallArrays):
-    """Arguments of a kernel's calls for one problem and configuration.
+    """Arguments of a kernel's calls for one problem and configuration."""
 
-    ``planned`` are the launches of a call, scalars that the problem determines, and workspaces and tensor maps.
-    """
-
-    def __init__(
-        self,
-        spec: KernelSpec,
-        problem: Problem,
-        config: Config,
-        planned: tuple[LaunchPlan, Mapping[str, Any], LaunchData],
-        device_index: int,
-    ) -> None:
-        super().__init__(spec, problem, config, device_index)
-        self.plan, self._scalars, self._data = planned
+    def __init__(self, code: KernelCode, device_index: int) -> None:
+        super().__init__(code.definition.spec, code.problem, code.config, device_index)
+        self.plan, self._scalars, self._data = code.plan
         self.workspaces = StreamWorkspaces(self._data.workspaces)
 
     def pack(
@@ -385,12 +382,9 @@ class CallArguments(CallArrays):
         is not aligned; `ToolchainError` if the driver refuses a tensor map.
         """
         values = dict(self._scalars)
-        free = {s.name: s for s in self._spec.scalars if s.default is not None}
-        for name, value in scalars.items():
-            if name not in free:
-                known = ", ".join(free) or "none"
-                raise ArgumentError(f"{self._spec.name} has no scalar {name!r} to set; scalars with a default: {known}")
-            values[name] = encode_scalar(free[name], value, self._problem.dtype)
+        if scalars:
+            free = _settable(self._spec, scalars, self._spec.name)
+            values |= {name: encode_scalar(free[name], v, self._problem.dtype) for name, v in scalars.items()}
         launches = pack_launches(
             self._spec,
             self.plan,
@@ -450,6 +444,8 @@ class ArrayLauncher:
 
     def __init__(self, device_index: int) -> None:
         self._device_index = device_index
+        self._libraries: dict[type, tuple[CurrentStream, ReadSignature, tuple[ArraySpec, ...]]] = {}
+        """How the fast path reads arrays of each type, and what they must be."""
         self._one_device = device_count() == 1
         runtime = load_cupy().cuda.runtime
         self._current_device: Callable[[], int] = runtime.getDevice
@@ -483,30 +479,28 @@ class ArrayLauncher:
         """Launch on CuPy's current stream, and prepare the fast path for such arrays."""
         raise NotImplementedError
 
+    def _know(self, library: ArrayLibrary, array: Any) -> None:
+        """Take calls with arrays like the first one of a call by the fast path."""
+        specs = self._arrays.array_specs(library)
+        self._libraries.setdefault(type(array), (library.stream, library.signature, specs))
+
 
 class KernelLauncher(ArrayLauncher):
-    """Launches functions that are loaded on a device, and that it keeps alive.
+    """Launches functions of a code that are loaded on a device, and that it keeps alive.
 
-    Repeated launches may become CUDA graphs if ``with_graphs`` is set. ``preparation`` is the work before each launch.
+    ``load`` loads them once more. Repeated launches may become CUDA graphs, by the setting ``graphs``.
     """
 
     def __init__(
-        self,
-        arguments: CallArguments,
-        functions: StepFunctions,
-        device_index: int,
-        *,
-        with_graphs: bool,
-        preparation: Preparation | None = None,
+        self, code: KernelCode, functions: StepFunctions, device_index: int, load: Callable[[], StepFunctions]
     ) -> None:
         super().__init__(device_index)
-        self.arguments = self._arrays = arguments
+        self.arguments = self._arrays = CallArguments(code, device_index)
         self._functions = functions
-        self._with_graphs = with_graphs
-        self._preparation = preparation
-        self._launch = functions.driver_launch(arguments.plan)
+        self._with_graphs = read_settings().graphs
+        self._preparation = Preparation.of(code, load)
+        self._launch = functions.driver_launch(self.arguments.plan)
         self._cupy = cupy_library()
-        self._libraries: dict[type, tuple[CurrentStream, ReadSignature, tuple[ArraySpec, ...]]] = {}
         self._states: ByStream[StreamState] = ByStream()
 
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
@@ -564,8 +558,7 @@ class KernelLauncher(ArrayLauncher):
         keeps = library is not None and not scalars
         self._launch_first(self._cupy.stream(self._device_index), checked.pointers, scalars, keeps=keeps)
         if library is not None and keeps:
-            specs = self.arguments.array_specs(library)
-            self._libraries.setdefault(type(checked.arrays[0]), (library.stream, library.signature, specs))
+            self._know(library, checked.arrays[0])
 
     def _launch_first(
         self, stream: int, pointers: Mapping[str, int], scalars: Mapping[str, float], *, keeps: bool
@@ -625,15 +618,14 @@ class KernelLauncher(ArrayLauncher):
 
 
 class LibraryLauncher(ArrayLauncher):
-    """Calls a library for a problem of a kernel, which is ``asked`` for by the names of an operation."""
+    """Calls a library."""
 
-    def __init__(self, spec: KernelSpec, problem: Problem, library: Library, asked: Problem, device_index: int) -> None:
+    def __init__(self, code: LibraryCode, device_index: int) -> None:
         super().__init__(device_index)
-        self._spec, self._problem, self._asked = spec, problem, asked
-        self._call = library.call
-        layout = GemmLayout.of(asked.sizes, asked.dtype) if self._call is None else None
+        self._code, self._spec = code, code.definition.spec
+        self._call = code.library.call
+        layout = GemmLayout.of(code.asked.sizes, code.asked.dtype) if self._call is None else None
         self._gemm = Gemm(layout, device_index) if layout is not None else None
-        self._specs: dict[type, tuple[ArrayLibrary, tuple[ArraySpec, ...]]] = {}
         # A graph would not wait for another thread that queues a product and its rounding on the same stream.
         self._with_graphs = layout is not None and not layout.rounds_afterwards and read_settings().graphs
         self._graphs: dict[int, LaunchGraphs] = {}
@@ -642,12 +634,12 @@ class LibraryLauncher(ArrayLauncher):
     @cached_property
     def _arrays(self) -> CallArrays:
         """The requirements, made at the first call that is checked."""
-        problem = resolve_problem(self._spec, self._problem.sizes, self._problem.dtype)
+        problem = resolve_problem(self._spec, self._code.problem.sizes, self._code.problem.dtype)
         return CallArrays(self._spec, problem, self._spec.default, self._device_index)
 
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """Launch on arrays like those of an earlier call; None if nothing was launched."""
-        if self._specs and len(arrays) != len(self._arrays.shapes):
+        if self._libraries and len(arrays) != len(self._arrays.shapes):
             arrays = self._arrays.complete(arrays)
         return arrays if self._launch_fast(arrays, {}) else None
 
@@ -682,13 +674,13 @@ class LibraryLauncher(ArrayLauncher):
         self._launch(checked.arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
         library = library_of(checked.arrays[0])
         if library is not None:
-            self._specs.setdefault(type(checked.arrays[0]), (library, self._arrays.array_specs(library)))
+            self._know(library, checked.arrays[0])
 
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         """Check arrays, and return a function that computes on them."""
         with load_cupy().cuda.Device(self._device_index):
             self._arrays.check(arrays)
-        self._check_scalars(scalars)
+        _settable(self._spec, scalars, self._code.asked.kernel)
 
         def launch() -> None:
             self.launch(arrays, None, scalars)
@@ -696,17 +688,17 @@ class LibraryLauncher(ArrayLauncher):
         return launch
 
     def _launch_fast(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> bool:
-        known = self._specs.get(type(arrays[0])) if arrays else None
-        if known is None or len(arrays) != len(self._arrays.shapes):
+        known = self._libraries.get(type(arrays[0])) if arrays else None
+        if known is None or not (self._one_device or self._current_device() == self._device_index):
             return False
-        if not self._one_device and self._current_device() != self._device_index:
+        current_stream, read_signature, specs = known
+        if len(arrays) != len(specs):
             return False
-        library, specs = known
-        signature = library.signature(arrays)
+        signature = read_signature(arrays)
         pointers = accepted_pointers(signature, specs, self._device_index) if signature else None
         if pointers is None:
             return False
-        stream = library.stream(self._device_index)
+        stream = current_stream(self._device_index)
         if scalars or not self.launch_at(stream, tuple(pointers)):
             self._launch(arrays, pointers, stream, scalars)
         return True
@@ -715,16 +707,8 @@ class LibraryLauncher(ArrayLauncher):
         self, arrays: Sequence[Any], pointers: Sequence[int], stream: int, scalars: Mapping[str, float]
     ) -> None:
         if scalars:
-            self._check_scalars(scalars)
+            _settable(self._spec, scalars, self._code.asked.kernel)
         if self._gemm is not None:
             self._gemm(stream, pointers, scalars.get("alpha", 1.0), scalars.get("beta", 0.0))
         elif self._call is not None:
             self._call(*arrays, **scalars)
-
-    def _check_scalars(self, scalars: Mapping[str, float]) -> None:
-        names = [scalar.name for scalar in self._spec.scalars if scalar.default is not None]
-        if unknown := [name for name in scalars if name not in names]:
-            known = ", ".join(names) or "none"
-            raise ArgumentError(
-                f"{self._asked.kernel} has no scalar {unknown[0]!r} to set; scalars with a default: {known}"
-            )

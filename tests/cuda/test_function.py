@@ -32,6 +32,7 @@ from autotile.kernel.expressions import parse_expression
 from autotile.kernel.inputs import make_input
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
 from autotile.kernel.library import Kernel, load_kernel
+from autotile.serving.bound import KernelCode
 from autotile.serving.launching import CallArguments
 from autotile.space.limits import compiled_steps
 
@@ -62,12 +63,8 @@ def packed(kernel: Kernel, **sizes: int) -> tuple[LaunchPlan, tuple[tuple[Any, .
     return plan, pack_launches(spec, plan, data, "float32", addresses=addresses, scalars=scalars)
 
 
-def call_arguments(spec: Any, config: Any, dtype: str) -> CallArguments:
-    plan = LaunchPlan.of(spec, config, spec.sizes, H200)
-    data = LaunchData.of(spec, dtype, known_names(spec, config, spec.sizes, H200))
-    scalars = problem_scalars(spec, spec.sizes, dtype, check=False)
-    problem = Problem(spec.name, spec.sizes, dtype)
-    return CallArguments(spec, problem, config, (plan, scalars, data), 0)
+def call_arguments(kernel: Kernel, config: Any, dtype: str) -> CallArguments:
+    return CallArguments(KernelCode(kernel, Problem(kernel.name, kernel.spec.sizes, dtype), H200, config), 0)
 
 
 class TestSteps:
@@ -122,7 +119,7 @@ class TestSteps:
 
     def test_new_addresses_reach_every_launch(self, tmp_path: Path) -> None:
         kernel = load_kernel(str(write_steps(tmp_path, "split_rows")))
-        arguments = call_arguments(kernel.spec, {**kernel.spec.default, "SPLIT": 4}, "float32")
+        arguments = call_arguments(kernel, {**kernel.spec.default, "SPLIT": 4}, "float32")
         values = arguments.pack({"x": 100, "y": 200}, {}, {"partials": 300})
         assert [int(value) for value in values] == [100, 200, 300, 1000, 512, 200, 300, 1000]
         block = ParameterBlock(values, spare_words=2)
@@ -132,8 +129,8 @@ class TestSteps:
 
     def test_a_map_of_a_workspace_stays_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """New addresses of arrays do not reach it: it belongs to the stream, as its workspace does."""
-        spec = load_kernel("gemm_wgmma_padded").spec
-        arguments = call_arguments(spec, spec.default, "float16")
+        kernel = load_kernel("gemm_wgmma_padded")
+        spec, arguments = kernel.spec, call_arguments(kernel, kernel.spec.default, "float16")
         monkeypatch.setattr(packing, "encode_tensor_map", lambda _, pointer: np.full(16, pointer, np.uint64))
         named = LaunchData.of(spec, "float16", known_names(spec, spec.default, spec.sizes, H200)).workspaces
         workspaces = {workspace.name: 256 * index for index, workspace in enumerate(named, 1)}

@@ -675,7 +675,7 @@ class Code(KernelCode):
 
 def served(code: Code) -> BoundKernel:
     """A served kernel, as a look-up returns it."""
-    return BoundKernel(code, Choice("default", code._config), DEVICE, 0)
+    return BoundKernel(code, Choice("default", code.config), DEVICE, 0)
 
 
 @pytest.fixture
