@@ -118,7 +118,6 @@ class KernelCode:
         self.name, self.definition, self.problem, self.asked = kernel.name, kernel, problem, problem
         self.packed = packed
         self._device, self.config = device, config
-        self._cubin: CachedCubin | None = None
 
     @cached_property
     def plan(self) -> tuple[LaunchPlan, Mapping[str, Any], LaunchData]:
@@ -146,7 +145,7 @@ class KernelCode:
         The cache is looked at once in a process, and not at all unless it ``looks``: a call must not wait for files.
         """
         key = self._code_key
-        if self._find_packed() is not None or self._cubin is not None or _cubins.get(key) or _cubins.recall(key):
+        if self._find_packed() is not None or _cubins.get(key) or _cubins.recall(key):
             return False
         if not looks or _absent.get(key):
             return True
@@ -179,7 +178,7 @@ class KernelCode:
         return self.packed
 
     def _find_cubin(self, *, may_compile: bool) -> CachedCubin | None:
-        known = self._cubin or _cubins.recall(self._code_key)
+        known = _cubins.recall(self._code_key)
         if known is None or not known.path.exists():  # it may have been trimmed from the cache
             from autotile.cuda.compiler import CubinCache, check_signatures, compile_cubin, compile_job
 
@@ -192,7 +191,6 @@ class KernelCode:
             if known is not None:
                 check_signatures(self.definition, problem.dtype, known)
                 _cubins.keep(self._code_key, known)
-        self._cubin = known
         return known
 
     def load(self, device_index: int) -> KernelLauncher:

@@ -329,7 +329,7 @@ class Dispatcher:
         kernel.lookup = lookup
         served = self.served.keep(key, kernel)  # concurrent callers get the same object
         if served is kernel:
-            self.refresher.count_misses(lookup.location, kernel)
+            self.refresher.count_misses(kernel)
             if pin is not None:
                 pin.record(kernel)
             if lookup.bundle is None:

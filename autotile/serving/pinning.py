@@ -28,7 +28,7 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import key_of
 from autotile.database.paths import atomic_write
 from autotile.errors import AutotileError, DataError, PinError, PinWarning, SpecError, ToolchainError
-from autotile.serving.aside import wait_for_compilations
+from autotile.serving.aside import at_exit, wait_for_compilations
 from autotile.serving.bound import BoundKernel, KernelCode
 from autotile.serving.choice import EPOCH, Choice, Tier
 from autotile.serving.selection import KernelRequest, same_bits
@@ -180,9 +180,7 @@ class Pin:
         self._written = -1
         self._resume_s = 0.0
         if path is not None:
-            from multiprocessing.util import Finalize  # also runs in the children that it forks, unlike atexit
-
-            self._at_exit = Finalize(None, self.flush_quietly, exitpriority=0)
+            at_exit(self.flush_quietly)
 
     @property
     def is_recording(self) -> bool:
@@ -301,7 +299,6 @@ class Pin:
 
     def abandon(self) -> None:
         """Neither add choices nor write the file any more."""
-        self._at_exit.cancel()
         self._path = None
 
 
@@ -309,8 +306,8 @@ def _warn(message: str) -> None:
     warnings.warn(message, PinWarning, stacklevel=2)
 
 
-Exchange = tuple[str, BoundKernel, BoundKernel]
-"""A database, a kernel that the program has, and the one that is served in its place."""
+Exchange = tuple[BoundKernel, BoundKernel]
+"""A kernel that the program has, and the one that is served in its place."""
 
 
 class Pins:
@@ -379,15 +376,15 @@ class Pins:
     def served_choices(self) -> list[PinnedChoice]:
         """Return the served kernels, except those of bundles."""
         wait_for_compilations()  # what stands in for a choice is not the choice
-        found = (PinnedChoice.of(kernel) for kernel, _ in self._refresher.kernels())
+        found = map(PinnedChoice.of, self._refresher.kernels())
         return list({one.request: one for one in found}.values())
 
     def _checked(self, pin: Pin) -> list[Exchange]:
         """Return the kernels whose choices would change, loaded; errors are those of `pin`."""
         with self.instead(pin):
             again = self._refresher.choose_again
-            found = [(where, kernel, again(kernel)) for kernel, where in self._refresher.kernels()]
-            for _, kernel, fresh in found:
+            found = [(kernel, again(kernel)) for kernel in self._refresher.kernels()]
+            for kernel, fresh in found:
                 if fresh is kernel:
                     pin.check(kernel)
                 elif not kernel.has_shapes_of(fresh):
@@ -397,15 +394,15 @@ class Pins:
                     )
                 elif kernel.is_loaded:
                     fresh.load()
-        return [(where, kernel, fresh) for where, kernel, fresh in found if fresh is not kernel]
+        return [(kernel, fresh) for kernel, fresh in found if fresh is not kernel]
 
     def _put_in_force(self, pin: Pin, checked: list[Exchange]) -> None:
         """Serve pinned choices from now on, given what `_checked` returned for them."""
         self.forget()
         self._pin, self._is_decided = pin, True
         EPOCH.now = object()
-        for location, kernel, fresh in checked:
-            self._refresher.exchange(location, kernel, fresh)
+        for kernel, fresh in checked:
+            self._refresher.exchange(kernel, fresh)
 
     def synchronize(
         self,

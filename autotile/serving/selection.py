@@ -132,15 +132,13 @@ class Shelf(msgspec.Struct, frozen=True):
     ranked oldest first. Between equals, the user's own takes precedence over a shipped one; of the user's own the
     first, as dates depend on clocks, and of shipped ones the newest.
 
-    With ``estimates``, a configuration that is estimated to be far faster may take the place of the default. Unless
-    this ``compares`` results of other problems, the nearest is served. Results of a bundle come without times of the
-    default.
+    Unless this ``compares`` results of other problems, the nearest is served. Results of a bundle, ``bundled``, come
+    without times of the default, and nothing that is only estimated takes its place.
     """
 
     winners: Sequence[Winner] = ()
     rules: Sequence[StoredRule] = ()
     checks: Sequence[StoredVerdict] = ()
-    estimates: bool = True
     compares: bool = True
     bundled: bool = False
 
@@ -151,7 +149,7 @@ class DatabaseShelf:
     ``fault`` says why the database could not be read; it is empty if it was read or there is none.
     """
 
-    estimates, compares, bundled = True, True, False
+    compares, bundled = True, False
 
     def __init__(self, location: str, kernel: str, dtype: str) -> None:
         self.fault = ""
@@ -398,7 +396,7 @@ def rules(request: KernelRequest) -> Iterator[Choice]:
 
 def untuned(request: KernelRequest) -> Choice:
     """Return the default configuration, or one that is estimated to be far faster."""
-    config, estimated = untuned_config(request, estimates=request.shelf.estimates)
+    config, estimated = untuned_config(request)
     return Choice("default", config, estimated=estimated)
 
 
@@ -568,15 +566,15 @@ _MAX_COMBINATIONS = 10**9
 """Combinations of the largest space that is enumerated for a look-up, which takes some 0.1 s."""
 
 
-def untuned_config(request: KernelRequest, *, estimates: bool = True) -> tuple[Config, Estimated | None]:
+def untuned_config(request: KernelRequest) -> tuple[Config, Estimated | None]:
     """Return the configuration to serve where nothing is tuned, and the reason if it is not the default.
 
     The default is served unless its estimated time is at least twice the estimated least one, and the file states
     enough for such an estimate. Where the default cannot run, or is not worth a trial, the one with the least estimate
-    is served, or the first one if there are no estimates, or they are not to be used.
+    is served, or the first one if there are no estimates, or a bundle has no cubin of what they might choose.
     """
     spec, sizes, device, dtype = request.kernel.spec, request.problem.sizes, request.device, request.problem.dtype
-    default = dict(spec.default)
+    default, estimates = dict(spec.default), not request.shelf.bundled
     is_valid = not check_config(spec, default, sizes, device, dtype)
     is_served = is_valid and meets_heuristics(spec, default, sizes, device)
     if is_served:
@@ -725,7 +723,6 @@ def choose_bundled(
             if (key := config_key(winner.config)) in cubins
         ],
         rules=[one for one in bundled.rules if all(config_key(each.config) in cubins for each in one.rule.configs)],
-        estimates=False,
         compares=config_key(spec.default) in cubins,
         bundled=True,
     )
