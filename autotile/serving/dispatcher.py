@@ -140,8 +140,8 @@ class Dispatcher:
         """Kernels that `get_best_kernel` has returned, by its arguments."""
         self.find_served = self.served.get
         self._bundles: dict[str, Bundle] = {}
-        self._operations: dict[str, Operation] = {}
-        self._denotes_operation: dict[str, bool] = {}
+        self._operations: dict[str, Operation | None] = {}
+        """Operations by name or path; None for what is a kernel."""
         self._shelves: dict[tuple[object, ...], OperationShelf] = {}
         self._device_count = 0
         """Number of CUDA devices; 0 if there are none, or if they have not been counted."""
@@ -306,7 +306,7 @@ class Dispatcher:
         if served is None:
             _check_numerics(numerics)
             _check_types(bool, library=library, race=race, wait=wait)
-            is_operation = isinstance(kept, str) and self._is_operation(kept)
+            is_operation = isinstance(kept, str) and self._operation(kept) is not None
             origin, where = source or self._bundle, self.location(location)
             lookup = Lookup(kept, whole, dtype, place, where, origin, library, numerics, race, wait, is_operation)
             kernel = self.find(lookup)
@@ -412,7 +412,7 @@ class Dispatcher:
         With ``defaults``, missing sizes are taken from the file, as for a user who asks; a program must give them.
         """
         path = _bundle_path(bundle) or self._bundle
-        is_operation = isinstance(name, str | os.PathLike) and self._is_operation(str(name))
+        is_operation = isinstance(name, str | os.PathLike) and self._operation(str(name)) is not None
         lookup = Lookup(name, sizes, dtype, device, location, path, library, is_operation=is_operation)
         return self.find(lookup, defaults=defaults)
 
@@ -469,11 +469,10 @@ class Dispatcher:
         from autotile.serving.operations import serve_bundled
 
         name, library = str(lookup.name), lookup.library
-        operation = self._operations.get(name)
-        if operation is None:
-            operation = self._operations[name] = load_operation(name)
+        operation = self._operation(name) or load_operation(name)
         problem = operation.resolve(lookup.sizes, lookup.dtype, defaults=defaults)
         shelf = self._shelf_for(operation, problem.dtype, lookup, anew=anew)
+        pin = self._pin_in_force if lookup.bundle is None else None
         if lookup.bundle is not None:
             of_kernel = replace(lookup, dtype=problem.dtype, is_operation=False)
             try:
@@ -486,11 +485,7 @@ class Dispatcher:
             else:
                 packed = None if nearest.tier == "exact" else shelf.serve_packed(problem, library=library)
                 served = packed or nearest
-            served.operation, served.library_allowed = problem, library
-            return served
-        pin = self._pin_in_force
-        way = pin.way_for(shelf, problem, library=library, numerics=lookup.numerics) if pin is not None else None
-        if way is not None:
+        elif pin is not None and (way := pin.way_for(shelf, problem, library=library, numerics=lookup.numerics)):
             served = shelf.bind(way)
         else:
             may_race = self.may_race and lookup.numerics != "same" and not anew and pin is None
@@ -523,14 +518,14 @@ class Dispatcher:
             served = self.find(lookup, anew=True)
         if served.operation is None:
             return [served]
-        shelf = self._shelf_for(self._operations[str(lookup.name)], served.operation.dtype, lookup)
+        shelf = self._shelf_for(load_operation(str(lookup.name)), served.operation.dtype, lookup)
         return shelf.contenders(served.operation, library=lookup.library)
 
-    def _is_operation(self, name: str) -> bool:
-        """Return True if a name or path denotes an operation rather than a kernel."""
-        if name not in self._denotes_operation:
-            self._denotes_operation[name] = find_operation(name) is not None
-        return self._denotes_operation[name]
+    def _operation(self, name: str) -> Operation | None:
+        """Return the operation that a name or path denotes; None if that is a kernel."""
+        if name not in self._operations:
+            self._operations[name] = load_operation(name) if find_operation(name) is not None else None
+        return self._operations[name]
 
     def matmul(
         self,
@@ -618,7 +613,6 @@ class Dispatcher:
             self._products.clear()
         self._bundles.clear()
         self._operations.clear()
-        self._denotes_operation.clear()
         self._shelves.clear()
 
     def current_device(self) -> int | None:

@@ -271,11 +271,10 @@ class Preparation:
         self._own: ByStream[_Loaded] = ByStream()
         """Modules of the calling thread."""
 
-    @classmethod
-    def of(cls, code: KernelCode, load: Callable[[], StepFunctions]) -> Preparation | None:
-        """Return the preparation; None if the kernel needs none."""
-        made = cls(code, load)
-        return made if made._has_constants or made._filled else None
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to prepare."""
+        return self._has_constants or bool(self._filled)
 
     def launch(
         self, plain: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], stream: int, *, is_bound: bool
@@ -498,7 +497,8 @@ class KernelLauncher(ArrayLauncher):
         self.arguments = self._arrays = CallArguments(code, device_index)
         self._functions = functions
         self._with_graphs = read_settings().graphs
-        self._preparation = Preparation.of(code, load)
+        preparation = Preparation(code, load)
+        self._preparation = preparation if preparation.is_needed else None
         self._launch = functions.driver_launch(self.arguments.plan)
         self._cupy = cupy_library()
         self._states: ByStream[StreamState] = ByStream()
@@ -550,8 +550,35 @@ class KernelLauncher(ArrayLauncher):
 
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         """Return a function that launches on fixed arrays, on the current stream of their library."""
-        with load_cupy().cuda.Device(self._device_index):
-            return self._bind_checked(self.arguments.check(arrays), scalars)
+        launch_graph, is_capturing, index = self._launch_graph, self._is_capturing, self._device_index
+        with_graphs, device = self._with_graphs, load_cupy().cuda.Device
+        states: ByStream[StreamState] = ByStream()
+
+        def new_state(stream: int) -> StreamState:
+            with on_stream(checked.arrays):
+                state = self._new_state(stream, checked.pointers, scalars, is_bound=True)
+            states.keep(stream, state)
+            return state
+
+        def launch() -> None:
+            stream = current_stream(index)
+            state = states.by_stream.get(stream) or new_state(stream)
+            is_captured = stream != 0 and with_graphs and is_capturing(stream)
+            graph = state.graphs.get(())
+            if graph is not None and not is_captured:
+                launch_graph(graph.executable, stream)
+            else:
+                state.launch(stream, (), () if with_graphs and not is_captured else None)
+
+        def launch_on_device() -> None:
+            with device(index):
+                launch()
+
+        with device(index):
+            checked = self.arguments.check(arrays)
+            current_stream = (library_of(checked.arrays[0]) or self._cupy).stream
+            new_state(current_stream(index))  # so that errors are raised here
+        return launch if self._one_device else launch_on_device
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
         library = library_of(checked.arrays[0])
@@ -586,35 +613,6 @@ class KernelLauncher(ArrayLauncher):
             words = self.arguments.place(block, pointers)
             launch, own = self._preparation.launch(launch, block, words, stream, is_bound=is_bound)
         return StreamState(launch, block, ParameterLayout((), (), ()), (self._functions, workspaces, own))
-
-    def _bind_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> Callable[[], None]:
-        current_stream = (library_of(checked.arrays[0]) or self._cupy).stream
-        launch_graph, is_capturing, index = self._launch_graph, self._is_capturing, self._device_index
-        with_graphs = self._with_graphs
-        states: ByStream[StreamState] = ByStream()
-
-        def new_state(stream: int) -> StreamState:
-            with on_stream(checked.arrays):
-                state = self._new_state(stream, checked.pointers, scalars, is_bound=True)
-            states.keep(stream, state)
-            return state
-
-        def launch() -> None:
-            stream = current_stream(index)
-            state = states.by_stream.get(stream) or new_state(stream)
-            is_captured = stream != 0 and with_graphs and is_capturing(stream)
-            graph = state.graphs.get(())
-            if graph is not None and not is_captured:
-                launch_graph(graph.executable, stream)
-            else:
-                state.launch(stream, (), () if with_graphs and not is_captured else None)
-
-        def launch_on_device() -> None:
-            with load_cupy().cuda.Device(index):
-                launch()
-
-        new_state(current_stream(index))  # so that errors are raised here
-        return launch if self._one_device else launch_on_device
 
 
 class LibraryLauncher(ArrayLauncher):
