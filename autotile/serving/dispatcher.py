@@ -595,8 +595,8 @@ class Dispatcher:
         """
         products = self._products
         if products is not None and out is stream is database is None and alpha == 1.0 and beta == 0.0:
-            made = products.launch(a, b, (deterministic, emulate, library, numerics, race, wait))
-            if made is not None:
+            known = products.find(a, b, (deterministic, emulate, library, numerics, race, wait))
+            if known is not None and (made := known.launch(a, b)) is not None:
                 return made
         from autotile.serving.operations import MatmulOptions
 

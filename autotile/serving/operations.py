@@ -604,11 +604,6 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         self.notes.clear()
         self._deferred = {}
 
-    def launch(self, a: Any, b: Any, options: object) -> Any:
-        """Compute a product like one before, into a new array; return None, and launch nothing, if there was none."""
-        known = self.find(a, b, options)
-        return known.launch(a, b) if known is not None else None
-
     def keeper(
         self, a: Any, b: Any, options: object, shape: tuple[int, ...]
     ) -> Callable[[BoundKernel], KnownProduct] | None:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import suppress
 from itertools import chain, groupby, islice
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -196,15 +196,18 @@ class DatabaseShelf:
         newest: dict[str, Winner] = {}
         for key in keys:
             if key not in newest:
-                with suppress(DataError):
-                    for row in self.digested_rows(digest, key):
-                        each = Winner.from_row(row, winner.device)
-                        newest.setdefault(config_key(each.config), each)
+                for each, _ in self.digested(digest, key, winner.device):
+                    newest.setdefault(config_key(each.config), each)
         return newest if signature is None else _FINALISTS.keep(known, newest)
 
-    def digested_rows(self, study: str, config: str) -> list[dict[str, Any]]:
-        """Return the finalists of a study with the digests of their outputs, and the rows of one configuration."""
-        return self._read(None, DIGESTED, study=study, config=config)
+    def digested(self, study: str, config: str, device: DeviceProperties | None = None) -> Iterator[tuple[Winner, str]]:
+        """Yield the finalists of a study, and the trials of one configuration, with the digests of their outputs.
+
+        The newest come first, and ``device`` is that of the study.
+        """
+        for row in self._read(None, DIGESTED, study=study, config=config):
+            with suppress(DataError):
+                yield Winner.from_row(row, device), convert(row["telemetry"], _DigestColumn).output_digest
 
     def _read(
         self, server: Callable[[Database], list[Result]] | None, query: Query[Result], **parameters: str
@@ -221,6 +224,12 @@ class DatabaseShelf:
         except DatabaseError as error:
             self.fault = str(error)
             return []
+
+
+class _DigestColumn(msgspec.Struct):
+    """Telemetry of a trial, as far as it is read here."""
+
+    output_digest: Text = ""
 
 
 def read_server(location: str, read: Callable[[Database], Result]) -> Result | None:
@@ -637,12 +646,6 @@ def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | Non
     return None
 
 
-class _DigestColumn(msgspec.Struct):
-    """Telemetry of a trial, as far as it is read here."""
-
-    output_digest: Text = ""
-
-
 def same_bits(base: Choice, request: KernelRequest) -> Choice:
     """Return the fastest configuration that is known to compute the same bits as a choice; else the choice itself.
 
@@ -652,16 +655,12 @@ def same_bits(base: Choice, request: KernelRequest) -> Choice:
     problem on this GPU, with this compiler, are compared.
     """
     base_key, shelf = config_key(base.config), request.shelf
-    rows = shelf.digested_rows(request.key.digest, base_key) if isinstance(shelf, DatabaseShelf) else []
+    found = shelf.digested(request.key.digest, base_key) if isinstance(shelf, DatabaseShelf) else iter(())
     timed: dict[str, tuple[float, Winner]] = {}
     bits: dict[str, dict[str, str]] = {}
     """Digests of the outputs by those of the inputs, of each configuration."""
     varying: set[str] = set()
-    for row in rows:  # the newest first
-        try:
-            digest, winner = convert(row["telemetry"], _DigestColumn).output_digest, Winner.from_row(row, None)
-        except DataError:
-            continue
+    for winner, digest in found:  # the newest first
         name = config_key(winner.config)
         if digest:
             inputs, _, outputs = digest.partition(":")
@@ -684,8 +683,8 @@ def same_bits(base: Choice, request: KernelRequest) -> Choice:
         and all(ours[inputs] == bits[name][inputs] for inputs in common)
     ]
     choices = (request.choice_of(winner) for _, winner in sorted(faster, key=lambda one: one[0]))
-    found = next((one for one in choices if one.tier == "exact" and request.allows(one)), None)
-    return base if found is None else replace(found, pinned=base.pinned)
+    best = next((one for one in choices if one.tier == "exact" and request.allows(one)), None)
+    return base if best is None else replace(best, pinned=base.pinned)
 
 
 def choose_bundled(
