@@ -3,8 +3,8 @@
 `BoundKernel` is what `autotile.get_best_kernel` returns, of a kernel as of an operation. It holds a `Choice` (the
 configuration and its origin, see `autotile.serving.choice`), the code that the choice is of, and once it is loaded a
 launcher. Code is a kernel in a configuration (`KernelCode`) or a library (`LibraryCode`).
-There are three launchers with the same methods: of a kernel and of a library (`autotile.serving.launching`), and
-`CapturingLauncher` around either. A served kernel adopts another as a whole: choice, code and launcher.
+There are two launchers with the same methods: of a kernel and of a library (`autotile.serving.launching`). A served
+kernel adopts another as a whole: choice, code and launcher.
 
 A look-up goes this way. `Dispatcher.get_best_kernel` finds an equal call in a dictionary. Otherwise it makes a
 `KernelRequest`: a kernel, its problem, the device, and the shelf of stored results (`autotile.serving.selection`).
@@ -25,7 +25,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
     from autotile.serving.launching import KernelLauncher, LibraryLauncher
 
     Code: TypeAlias = "KernelCode | LibraryCode"
-    Launcher: TypeAlias = "KernelLauncher | LibraryLauncher | CapturingLauncher"
+    Launcher: TypeAlias = "KernelLauncher | LibraryLauncher"
 
 
 class Lookup(msgspec.Struct, frozen=True, gc=False):
@@ -725,12 +724,11 @@ class BoundKernel:
             return first_use[0]._load()
         with self._lock:
             if self._launcher is None:
-                self._launcher = self._code.load(device_index)
-                settings = read_settings()
+                launcher, settings = self._code.load(device_index), read_settings()
                 if settings.capture is not None:
                     limits = settings.capture, settings.capture_calls, settings.capture_limit_bytes
-                    folder = _folders.setdefault(limits, CaptureFolder(*limits))
-                    self._launcher = CapturingLauncher(self._launcher, self._code, folder)
+                    launcher.folder = _folders.setdefault(limits, CaptureFolder(*limits))
+                self._launcher = launcher
             return self._launcher
 
     def _load_for(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Launcher:
@@ -846,35 +844,6 @@ _folders: dict[tuple[Path, int, int], CaptureFolder] = {}
 """Folder of the settings, one for all kernels."""
 
 
-class CapturingLauncher(msgspec.Struct, eq=False):
-    """A launcher that captures calls before it launches, until the limits are reached; ``plain`` is that without it."""
-
-    plain: KernelLauncher | LibraryLauncher
-    _code: Code
-    _folder: CaptureFolder
-
-    def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        """Leave calls that are to be captured to `launch`."""
-        return self.plain.launch_fast(arrays) if self._folder.is_full else None
-
-    def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
-        """Leave calls that are to be captured to `launch`."""
-        return self._folder.is_full and self.plain.launch_at(stream, pointers, starts=starts)
-
-    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
-        """Capture and launch."""
-        if not self._folder.is_full:
-            write = partial(self._folder.write, self._code, scalars=scalars)
-            arrays = self.plain.capture(arrays, stream, write)
-        return self.plain.launch(arrays, stream, scalars)
-
-    def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
-        """Capture once, and return a function that launches."""
-        if not self._folder.is_full:
-            self.plain.capture(arrays, None, partial(self._folder.write, self._code, scalars=scalars))
-        return self.plain.bind(arrays, scalars)
-
-
 def capture(
     kernel: BoundKernel, folder: str | Path | None = None, *, calls: int = 1, limit_bytes: int = 4 << 30
 ) -> Callable[..., Any]:
@@ -916,8 +885,6 @@ def capture(
 
     def captured(*arrays: Any, stream: Any = None, **scalars: float) -> Any:
         launcher = kernel._load_for(arrays, stream, scalars)
-        plain = launcher.plain if isinstance(launcher, CapturingLauncher) else launcher
-        capturing = CapturingLauncher(plain, kernel._code, into)
-        return kernel._launched(capturing.launch(arrays, stream, scalars))
+        return kernel._launched(launcher.launch(arrays, stream, scalars, into))
 
     return captured

@@ -60,7 +60,7 @@ from autotile.serving.arrays import (
 from autotile.settings import read_settings
 
 if TYPE_CHECKING:
-    from autotile.serving.bound import KernelCode, LibraryCode
+    from autotile.serving.bound import CaptureFolder, KernelCode, LibraryCode
 
 Value = TypeVar("Value")
 
@@ -441,8 +441,11 @@ class ArrayLauncher:
 
     _arrays: CallArrays
 
-    def __init__(self, device_index: int) -> None:
+    def __init__(self, code: KernelCode | LibraryCode, device_index: int) -> None:
+        self._code = code
         self._device_index = device_index
+        self.folder: CaptureFolder | None = None
+        """Folder that calls are written to before they are launched; the fast path launches none of them."""
         self._libraries: dict[type, tuple[CurrentStream, ReadSignature, tuple[ArraySpec, ...]]] = {}
         """How the fast path reads arrays of each type, and what they must be."""
         self._one_device = device_count() == 1
@@ -452,36 +455,39 @@ class ArrayLauncher:
         self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
         """Not to be called with stream 0, which cannot be captured."""
 
-    def capture(
-        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
+    def launch(
+        self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float], folder: CaptureFolder | None = None
     ) -> Sequence[Any]:
-        """Check the arrays of a call, pass them to ``write`` as CuPy arrays, and return all; nothing is launched.
-
-        Errors of the arrays are an `ArgumentError`.
-        """
-        with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
-            checked = self._arrays.check(arrays)
-            write(checked.views)
-        return checked.arrays
-
-    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
         """Check arrays, allocate the outputs that were left out, launch, and prepare the fast path for such arrays.
 
-        Errors are those of `CallArrays.check` and, of a kernel, `CallArguments.pack`.
+        The call is first written to a ``folder``, or to its own. Errors are those of `CallArrays.check`,
+        `CaptureFolder.write` and, of a kernel, `CallArguments.pack`.
         """
         with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
-            checked = self._arrays.check(arrays)
+            checked = self._checked(arrays, scalars, folder or self.folder)
             self._launch_checked(checked, scalars)
         return checked.arrays
+
+    def _checked(
+        self, arrays: Sequence[Any], scalars: Mapping[str, float], folder: CaptureFolder | None
+    ) -> CheckedArrays:
+        """Check the arrays of a call, and write it to a folder if there is one."""
+        checked = self._arrays.check(arrays)
+        if folder is not None:
+            folder.write(self._code, checked.views, scalars)
+        if self.folder is not None and self.folder.is_full:
+            self.folder = None
+        return checked
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
         """Launch on CuPy's current stream, and prepare the fast path for such arrays."""
         raise NotImplementedError
 
     def _know(self, library: ArrayLibrary, array: Any) -> None:
-        """Take calls with arrays like the first one of a call by the fast path."""
-        specs = self._arrays.array_specs(library)
-        self._libraries.setdefault(type(array), (library.stream, library.signature, specs))
+        """Take calls with arrays like the first one of a call by the fast path, unless they are written first."""
+        if self.folder is None:
+            specs = self._arrays.array_specs(library)
+            self._libraries.setdefault(type(array), (library.stream, library.signature, specs))
 
 
 class KernelLauncher(ArrayLauncher):
@@ -493,7 +499,7 @@ class KernelLauncher(ArrayLauncher):
     def __init__(
         self, code: KernelCode, functions: StepFunctions, device_index: int, load: Callable[[], StepFunctions]
     ) -> None:
-        super().__init__(device_index)
+        super().__init__(code, device_index)
         self.arguments = self._arrays = CallArguments(code, device_index)
         self._functions = functions
         self._with_graphs = read_settings().graphs
@@ -537,6 +543,8 @@ class KernelLauncher(ArrayLauncher):
         if not ((state or starts) and (self._one_device or self._current_device() == self._device_index)):
             return False
         if state is None:
+            if self.folder is not None:
+                return False
             with load_cupy().cuda.Device(self._device_index), on_handle(stream):
                 self._launch_first(stream, dict(zip(self.arguments.shapes, pointers, strict=True)), {}, keeps=True)
             return True
@@ -575,14 +583,15 @@ class KernelLauncher(ArrayLauncher):
                 launch()
 
         with device(index):
-            checked = self.arguments.check(arrays)
+            with on_stream(arrays):
+                checked = self._checked(arrays, scalars, self.folder)
             current_stream = (library_of(checked.arrays[0]) or self._cupy).stream
             new_state(current_stream(index))  # so that errors are raised here
         return launch if self._one_device else launch_on_device
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
         library = library_of(checked.arrays[0])
-        keeps = library is not None and not scalars
+        keeps = library is not None and not scalars and self.folder is None
         self._launch_first(self._cupy.stream(self._device_index), checked.pointers, scalars, keeps=keeps)
         if library is not None and keeps:
             self._know(library, checked.arrays[0])
@@ -619,8 +628,8 @@ class LibraryLauncher(ArrayLauncher):
     """Calls a library."""
 
     def __init__(self, code: LibraryCode, device_index: int) -> None:
-        super().__init__(device_index)
-        self._code, self._spec = code, code.definition.spec
+        super().__init__(code, device_index)
+        self._spec = code.definition.spec
         self._call = code.library.call
         layout = GemmLayout.of(code.asked.sizes, code.asked.dtype) if self._call is None else None
         self._gemm = Gemm(layout, device_index) if layout is not None else None
@@ -647,7 +656,7 @@ class LibraryLauncher(ArrayLauncher):
         if gemm is None or not (self._one_device or self._current_device() == self._device_index):
             return False
         if graphs is None:
-            if stream == PER_THREAD_STREAM:  # which is another stream in each thread
+            if stream == PER_THREAD_STREAM or self.folder is not None:  # the first is another stream in each thread
                 return False
             graphs = self._graphs.setdefault(stream, LaunchGraphs())
         is_captured = stream != 0 and self._is_capturing(stream)
@@ -661,11 +670,13 @@ class LibraryLauncher(ArrayLauncher):
             graphs.add_call(pointers, partial(gemm, addresses=pointers, memory=memory), stream, (gemm, memory))
         return True
 
-    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
+    def launch(
+        self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float], folder: CaptureFolder | None = None
+    ) -> Sequence[Any]:
         """Check the arrays of a call, compute, and return all arrays."""
-        if stream is None and self._launch_fast(arrays, scalars):
+        if stream is None and folder is None and self._launch_fast(arrays, scalars):
             return arrays
-        return super().launch(arrays, stream, scalars)
+        return super().launch(arrays, stream, scalars, folder)
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
         pointers = [checked.pointers[buffer.name] for buffer in self._spec.buffers]
@@ -676,8 +687,8 @@ class LibraryLauncher(ArrayLauncher):
 
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         """Check arrays, and return a function that computes on them."""
-        with load_cupy().cuda.Device(self._device_index):
-            self._arrays.check(arrays)
+        with load_cupy().cuda.Device(self._device_index), on_stream(arrays):
+            self._checked(arrays, scalars, self.folder)
         _settable(self._spec, scalars, self._code.asked.kernel)
 
         def launch() -> None:

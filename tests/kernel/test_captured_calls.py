@@ -12,7 +12,7 @@ from spec_samples import copy_spec
 from autotile.core.model import Problem
 from autotile.errors import InputError
 from autotile.kernel.inputs import InputMaker, missing_input, read_captured_call, with_captured_call
-from autotile.serving.bound import CaptureFolder, CapturingLauncher
+from autotile.serving.bound import CaptureFolder
 from autotile.settings import read_settings
 
 SPEC = copy_spec('alpha = { scalar = "float32", value = 1.0, check = 2.0 }')
@@ -91,29 +91,6 @@ def test_one_of_several_calls_must_be_chosen(tmp_path: Path) -> None:
         write_document(tmp_path / name)
     with pytest.raises(InputError, match="choose one of one, two"):
         read_captured_call(tmp_path)
-
-
-def test_calls_are_captured_before_they_are_launched(tmp_path: Path) -> None:
-    done: list[str] = []
-
-    class Plain:
-        def launch_fast(self, arrays: Any) -> Any:
-            done.append("fast")
-            return arrays
-
-        def capture(self, arrays: Any, stream: Any, write: Any) -> Any:
-            done.append("captured" if write(views()) else "full")
-            return arrays
-
-        def launch(self, arrays: Any, stream: Any, scalars: Any) -> Any:
-            done.append("launched")
-            return arrays
-
-    launcher = CapturingLauncher(Plain(), kernel(), CaptureFolder(tmp_path / "calls", 1, 10**6))  # type: ignore[arg-type]
-    assert launcher.launch_fast([1]) is None
-    launcher.launch([1], None, {})
-    assert launcher.launch_fast([1]) == [1]
-    assert done == ["captured", "launched", "fast"]
 
 
 def test_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

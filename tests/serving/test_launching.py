@@ -25,7 +25,7 @@ from autotile.serving import arrays as array_module
 from autotile.serving import bound as bound_module
 from autotile.serving import launching
 from autotile.serving.arrays import ArraySpec, accepted_pointers, cupy_library
-from autotile.serving.bound import BoundKernel
+from autotile.serving.bound import BoundKernel, capture
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.launching import KernelLauncher, ParameterLayout, StreamState, StreamWorkspaces
 from autotile.serving.selection import RecentCache
@@ -370,6 +370,28 @@ class TestCalls:
         first, second = kernel(x), kernel(x)
         assert calls.new_arrays == 2
         assert [words[:4] for _, words in calls.launches] == [parameters(x, first), parameters(x, second)]
+
+    def test_calls_are_captured_before_they_are_launched(
+        self, kernel: BoundKernel, calls: Cuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        written: list[tuple[list[str], int]] = []
+
+        def write(folder: Any, code: object, views: Any, scalars: object) -> None:
+            written.append(([*views], len(calls.launches)))
+            folder._calls_left -= 1
+
+        monkeypatch.setattr(bound_module.CaptureFolder, "write", write)
+        monkeypatch.setenv("AUTOTILE_CAPTURE", str(tmp_path))
+        monkeypatch.setenv("AUTOTILE_CAPTURE_CALLS", "2")
+        x, pointers = array_at(0), (ADDRESS, ADDRESS + (1 << 20))
+        assert not kernel.launch_at(7, pointers, starts=True)
+        for _ in range(3):
+            kernel(x)
+        captured = capture(kernel, tmp_path / "one")
+        for _ in range(2):
+            captured(x, Y)
+        assert written == [(["x", "y"], launches) for launches in (0, 1, 3, 4)]
+        assert kernel.launch_at(7, pointers)
 
     def test_scalars_of_one_call(self, kernel: BoundKernel, calls: Cuda) -> None:
         x, y = array_at(0), array_at(1)
