@@ -179,8 +179,6 @@ class Pin:
         self._lock = threading.Lock()
         self._written = -1
         self._resume_s = 0.0
-        if path is not None:
-            at_exit(self.flush_quietly)
 
     @property
     def is_recording(self) -> bool:
@@ -297,10 +295,6 @@ class Pin:
             if self._choices:
                 self.flush()
 
-    def abandon(self) -> None:
-        """Neither add choices nor write the file any more."""
-        self._path = None
-
 
 def _warn(message: str) -> None:
     warnings.warn(message, PinWarning, stacklevel=2)
@@ -353,11 +347,8 @@ class Pins:
             self._put_in_force(pin, self._checked(pin))
             return
         pin = Pin(str(whole), self.served_choices(), strict=strict, path=whole)
-        try:
-            pin.flush()
-        except PinError:
-            pin.abandon()
-            raise
+        pin.flush()
+        at_exit(pin.flush_quietly)
         self._put_in_force(pin, [])
 
     def unpin(self) -> None:
@@ -452,4 +443,5 @@ def _pin_of_setting(path: Path, *, strict: bool) -> Pin:
                 )
             choices = read_choices(path) if exists else []
             pin = _by_setting[key] = Pin(str(path), choices, strict=strict, path=None if exists else path)
+            at_exit(pin.flush_quietly)
         return pin
