@@ -644,11 +644,22 @@ class LibraryLauncher(ArrayLauncher):
         problem = resolve_problem(self._spec, self._code.problem.sizes, self._code.problem.dtype)
         return CallArrays(self._spec, problem, self._spec.default, self._device_index)
 
-    def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        """Launch on arrays like those of an earlier call; None if nothing was launched."""
-        if self._libraries and len(arrays) != len(self._arrays.shapes):
+    def launch_fast(self, arrays: Sequence[Any], scalars: Mapping[str, float] | None = None) -> Sequence[Any] | None:
+        """Compute on arrays like those of an earlier call, and return all arrays; None if nothing was done."""
+        known = self._libraries.get(type(arrays[0])) if arrays else None
+        if known is None or not (self._one_device or self._current_device() == self._device_index):
+            return None
+        current_stream, read_signature, specs = known
+        if len(arrays) != len(specs):
             arrays = self._arrays.complete(arrays)
-        return arrays if self._launch_fast(arrays, {}) else None
+        signature = read_signature(arrays)
+        pointers = accepted_pointers(signature, specs, self._device_index) if signature else None
+        if pointers is None:
+            return None
+        stream = current_stream(self._device_index)
+        if scalars or not self.launch_at(stream, pointers):
+            self._launch(arrays, pointers, stream, scalars or {})
+        return arrays
 
     def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
         """Compute on arrays at these addresses, which meet the requirements; False if nothing was done."""
@@ -674,9 +685,8 @@ class LibraryLauncher(ArrayLauncher):
         self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float], folder: CaptureFolder | None = None
     ) -> Sequence[Any]:
         """Check the arrays of a call, compute, and return all arrays."""
-        if stream is None and folder is None and self._launch_fast(arrays, scalars):
-            return arrays
-        return super().launch(arrays, stream, scalars, folder)
+        launched = self.launch_fast(arrays, scalars) if stream is None and folder is None else None
+        return launched if launched is not None else super().launch(arrays, stream, scalars, folder)
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
         pointers = [checked.pointers[buffer.name] for buffer in self._spec.buffers]
@@ -695,22 +705,6 @@ class LibraryLauncher(ArrayLauncher):
             self.launch(arrays, None, scalars)
 
         return launch
-
-    def _launch_fast(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> bool:
-        known = self._libraries.get(type(arrays[0])) if arrays else None
-        if known is None or not (self._one_device or self._current_device() == self._device_index):
-            return False
-        current_stream, read_signature, specs = known
-        if len(arrays) != len(specs):
-            return False
-        signature = read_signature(arrays)
-        pointers = accepted_pointers(signature, specs, self._device_index) if signature else None
-        if pointers is None:
-            return False
-        stream = current_stream(self._device_index)
-        if scalars or not self.launch_at(stream, tuple(pointers)):
-            self._launch(arrays, pointers, stream, scalars)
-        return True
 
     def _launch(
         self, arrays: Sequence[Any], pointers: Sequence[int], stream: int, scalars: Mapping[str, float]
