@@ -2,9 +2,8 @@
 
 `BoundKernel` is what `autotile.get_best_kernel` returns, of a kernel as of an operation. It holds a `Choice` (the
 configuration and its origin, see `autotile.serving.choice`), the code that the choice is of, and once it is loaded a
-launcher. Code is a kernel in a configuration (`KernelCode`) or a library (`LibraryCode`).
-There are two launchers with the same methods: of a kernel and of a library (`autotile.serving.launching`). A served
-kernel adopts another as a whole: choice, code and launcher.
+launcher. Code is a kernel in a configuration or a library (`autotile.serving.codes`), each with a launcher of the same
+methods (`autotile.serving.launching`). A served kernel adopts another as a whole: choice, code and launcher.
 
 A look-up goes this way. `Dispatcher.get_best_kernel` finds an equal call in a dictionary. Otherwise it makes a
 `KernelRequest`: a kernel, its problem, the device, and the shelf of stored results (`autotile.serving.selection`).
@@ -15,8 +14,8 @@ measured times, a model of times, libraries, the nearest. Pins (`autotile.servin
 ``numerics="same"`` takes a choice to another one that computes the same bits. `Refresher` makes the same look-up again
 when results were stored, and has the served kernel adopt what it finds.
 
-Modules, each using those before it only: arrays, choice, selection, launching, bound, racing, operations, refresh,
-pinning, dispatcher.
+Modules, each using those before it only: arrays, choice, selection, codes, launching, bound, racing, operations,
+refresh, pinning, dispatcher.
 """
 
 from __future__ import annotations
@@ -26,46 +25,29 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import encode_json, to_document
-from autotile.core.forks import cached_property
-from autotile.core.model import (
-    Config,
-    LaunchGeometry,
-    Measurement,
-    Occupancy,
-    Problem,
-    Resources,
-    config_key,
-    config_text,
-)
+from autotile.core.documents import to_document
+from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources, config_text
 from autotile.errors import AutotileError, InputError, ToolchainError
-from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
+from autotile.kernel.launch import StepLaunch
 from autotile.kernel.library import Kernel, KernelName
 from autotile.serving.aside import compilations
 from autotile.serving.choice import EPOCH, Choice, Contender, Tier, resources_document
 from autotile.serving.choice import explain as explain_choice
-from autotile.serving.selection import RecentCache
+from autotile.serving.codes import Code, KernelCode
 from autotile.settings import Numerics, absolute_path, read_settings
 from autotile.space.limits import compiled_occupancy
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from autotile.cuda.compiler import CachedCubin
-    from autotile.cuda.function import PackedCubin, StepFunctions
-    from autotile.exchange.bundle import Bundle
     from autotile.kernel.operation import Library
-    from autotile.serving.launching import KernelLauncher, LibraryLauncher
-
-    Code: TypeAlias = "KernelCode | LibraryCode"
-    Launcher: TypeAlias = "KernelLauncher | LibraryLauncher"
+    from autotile.serving.launching import Launcher
 
 
 class Lookup(msgspec.Struct, frozen=True, gc=False):
@@ -95,156 +77,6 @@ def _serve_again(request: dict[str, Any]) -> BoundKernel:
 
     served: BoundKernel = autotile.get_best_kernel(**request)
     return served
-
-
-class KernelCode:
-    """A kernel in a configuration, for its problem, which is ``asked`` for by the kernel's own names.
-
-    ``packed`` is the cubin in the bundle that it is served from; None if it is compiled or cached on this machine.
-    """
-
-    library = None
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        problem: Problem,
-        device: DeviceProperties,
-        config: Config,
-        *,
-        packed: PackedCubin | None = None,
-    ) -> None:
-        self.name, self.definition, self.problem, self.asked = kernel.name, kernel, problem, problem
-        self.packed = packed
-        self._device, self.config = device, config
-
-    @cached_property
-    def plan(self) -> tuple[LaunchPlan, Mapping[str, Any], LaunchData]:
-        """Launches of a call, the scalars that the problem determines, and workspaces and tensor maps.
-
-        That the value of a scalar, computed from the problem sizes, does not fit in its type is an `ArgumentError`.
-        """
-        from autotile.kernel.launch import problem_scalars
-
-        spec, problem = self.definition.spec, self.problem
-        return (
-            LaunchPlan.of(spec, self.config, problem.sizes, self._device),
-            problem_scalars(spec, problem.sizes, problem.dtype, check=False),
-            LaunchData.of(spec, problem.dtype, known_names(spec, self.config, problem.sizes, self._device)),
-        )
-
-    @property
-    def cubin(self) -> CachedCubin:
-        """The cubin, compiled or found in the cache."""
-        return self._find_cubin(may_compile=True)  # type: ignore[return-value] # compiled, it is there
-
-    def needs_compiler(self, *, looks: bool = True) -> bool:
-        """Return True if neither a bundle nor this process nor, as far as it was looked for, the cache holds a cubin.
-
-        The cache is looked at once in a process, and not at all unless it ``looks``: a call must not wait for files.
-        """
-        key = self._code_key
-        if self._find_packed() is not None or _cubins.get(key) or _cubins.recall(key):
-            return False
-        if not looks or _absent.get(key):
-            return True
-        if self._find_cubin(may_compile=False) is not None:
-            return False
-        _absent.keep(key, True)
-        return True
-
-    @cached_property
-    def _code_key(self) -> tuple[object, ...]:
-        """All that the code depends on: it is the same for many problems, as few kernels have sizes compiled in."""
-        kernel, problem = self.definition, self.problem
-        compiled_in = tuple([problem.sizes[name] for name in kernel.spec.compiled_names])
-        target = problem.dtype, self._device.architecture
-        return kernel.template_path, kernel.source_hash, target, tuple(self.config.items()), compiled_in
-
-    def _find_packed(self) -> PackedCubin | None:
-        """Return the cubin in the bundle that it is served from, else in that of the setting, if it is of this source.
-
-        That the bundle of the setting is damaged is a `BundleError`.
-        """
-        path = read_settings().bundle
-        if self.packed is None and path is not None:
-            from autotile.exchange.bundle import Bundle
-
-            bundle = _bundles.get(path) or _bundles.setdefault(path, Bundle(path))
-            if self.name in bundle.kernels and (held := bundle.kernel(self.name)).kernel.has_source_of(self.definition):
-                cubin = held.cubins_for(self.problem, self._device.compute_capability).get(config_key(self.config))
-                self.packed = bundle.packed(cubin) if cubin is not None else None
-        return self.packed
-
-    def _find_cubin(self, *, may_compile: bool) -> CachedCubin | None:
-        known = _cubins.recall(self._code_key)
-        if known is None or not known.path.exists():  # it may have been trimmed from the cache
-            from autotile.cuda.compiler import CubinCache, check_signatures, compile_cubin, compile_job
-
-            settings, problem = read_settings(), self.problem
-            job = compile_job(self.definition, self.config, problem.dtype, self._device.architecture, problem.sizes)
-            cache = CubinCache(settings.cache, settings.cache_limit_bytes)
-            known = cache.get(job.key)
-            if known is None and may_compile:
-                known = cache.put(job.key, compile_cubin(job))
-            if known is not None:
-                check_signatures(self.definition, problem.dtype, known)
-                _cubins.keep(self._code_key, known)
-        return known
-
-    def load(self, device_index: int) -> KernelLauncher:
-        """Compile the kernel or find its cubin, and load it."""
-        from autotile.cuda.driver import outside_of_captures
-        from autotile.cuda.function import StepFunctions
-        from autotile.cuda.toolchain import load_cupy
-        from autotile.serving.launching import KernelLauncher
-
-        spec, (launches, *_), packed = self.definition.spec, self.plan, self._find_packed()
-
-        def load() -> StepFunctions:
-            image = packed.read() if packed is not None else self.cubin.path
-            functions = StepFunctions(spec.steps, image, packed.symbols if packed is not None else self.cubin.symbols)
-            functions.opt_in(launches)
-            return functions
-
-        key = device_index, packed.name if packed is not None else self.cubin.cubin_hash, *self._code_key
-        functions = _loaded.recall(key)
-        with load_cupy().cuda.Device(device_index), outside_of_captures():
-            if functions is not None:
-                functions.opt_in(launches)
-            else:
-                functions = _loaded.keep(key, load())
-        return KernelLauncher(self, functions, device_index, load)
-
-
-class LibraryCode:
-    """A library for a problem of an operation; a kernel of it declares the arrays, and ``sizes`` are by its names."""
-
-    def __init__(self, library: Library, asked: Problem, definition: Kernel, sizes: Mapping[str, int]) -> None:
-        self.name, self.library, self.asked, self.definition = library.name, library, asked, definition
-        self._sizes = sizes
-
-    @cached_property
-    def problem(self) -> Problem:
-        """The problem by the names of the kernel, made at the first call rather than within a look-up."""
-        return Problem(self.definition.name, {**self.definition.spec.sizes, **self._sizes}, self.asked.dtype)
-
-    def load(self, device_index: int) -> LibraryLauncher:
-        """Return a launcher for a device."""
-        from autotile.serving.launching import LibraryLauncher
-
-        return LibraryLauncher(self, device_index)
-
-
-_MAX_CUBINS = 512
-_cubins: RecentCache[tuple[object, ...], CachedCubin] = RecentCache(_MAX_CUBINS)
-"""Cubins that this process has used."""
-_bundles: dict[Path, Bundle] = {}
-"""Those of the setting."""
-_absent: RecentCache[tuple[object, ...], bool] = RecentCache(16 * _MAX_CUBINS)
-"""Those that the cache did not hold when it was looked at."""
-_loaded: RecentCache[tuple[object, ...], StepFunctions] = RecentCache(_MAX_CUBINS)
-"""Their functions on each device; a module takes longer to load than a launch."""
 
 
 def expect_served(kernel: object, taken_by: str) -> None:
@@ -724,11 +556,10 @@ class BoundKernel:
             return first_use[0]._load()
         with self._lock:
             if self._launcher is None:
-                launcher, settings = self._code.load(device_index), read_settings()
-                if settings.capture is not None:
-                    limits = settings.capture, settings.capture_calls, settings.capture_limit_bytes
-                    launcher.folder = _folders.setdefault(limits, CaptureFolder(*limits))
-                self._launcher = launcher
+                from autotile.serving.launching import KernelLauncher, LibraryLauncher
+
+                code, of = self._code, device_index
+                self._launcher = KernelLauncher(code, of) if isinstance(code, KernelCode) else LibraryLauncher(code, of)
             return self._launcher
 
     def _load_for(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Launcher:
@@ -784,66 +615,6 @@ class BoundKernel:
         compilations.add(take_over)
 
 
-class CaptureFolder:
-    """Folder of captured calls, on which `autotile tune --captured` tunes, created for the user alone.
-
-    The limits are those of this process.
-    """
-
-    def __init__(self, folder: Path, max_calls: int, max_bytes: int) -> None:
-        self._folder = folder
-        self._calls_left = max_calls
-        self._bytes_left = max_bytes
-        self._lock = threading.Lock()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no further call is written."""
-        return self._calls_left <= 0
-
-    def write(self, code: Code, views: Mapping[str, Any], scalars: Mapping[str, object]) -> Path | None:
-        """Write a call, and return its folder; None if it does not fit in the limits.
-
-        The arrays are copied from the device on CuPy's current stream. The folder appears when it is complete. That it
-        cannot be written is an `InputError`.
-        """
-        import shutil
-        import tempfile
-
-        from autotile.kernel.inputs import DOCUMENT, document_of
-
-        spec, problem = code.definition.spec, code.problem
-        read = {buffer.name: views[buffer.name] for buffer in spec.buffers if buffer.is_read}
-        size_bytes = sum(int(view.nbytes) for view in read.values())
-        with self._lock:
-            if self._calls_left <= 0 or size_bytes > self._bytes_left:
-                return None
-            self._calls_left -= 1
-            self._bytes_left -= size_bytes
-        document = document_of(spec, problem.sizes, problem.dtype, scalars)
-        fields = {name: getattr(document, name) for name in document.__struct_fields__}
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            made = Path(tempfile.mkdtemp(prefix=".writing-", dir=self._folder))
-            try:
-                for name, view in read.items():
-                    np.save(made / f"{name}.npy", view.get(), allow_pickle=False)
-                (made / DOCUMENT).write_text(encode_json(fields), encoding="utf-8")
-                target = self._folder / f"{spec.name}-{made.name.removeprefix('.writing-')}"
-                made.rename(target)
-            except BaseException:
-                shutil.rmtree(made, ignore_errors=True)
-                raise
-        except OSError as error:
-            hint = "choose another folder (AUTOTILE_CAPTURE)"
-            raise InputError(f"a call cannot be captured in {self._folder}: {error.strerror}; {hint}") from None
-        return target
-
-
-_folders: dict[tuple[Path, int, int], CaptureFolder] = {}
-"""Folder of the settings, one for all kernels."""
-
-
 def capture(
     kernel: BoundKernel, folder: str | Path | None = None, *, calls: int = 1, limit_bytes: int = 4 << 30
 ) -> Callable[..., Any]:
@@ -873,6 +644,7 @@ def capture(
     >>> capture(kernel, "calls")(x, y)  # doctest: +SKIP
     """
     from autotile.core.argument_types import check_value
+    from autotile.serving.launching import CaptureFolder
 
     check_value("folder", folder, str | Path | None)
     check_value("calls", calls, int)

@@ -12,11 +12,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from pathlib import Path
 from threading import local
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 
+from autotile.core.documents import encode_json
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
 from autotile.cuda.cublas import Gemm, GemmLayout
@@ -39,9 +42,9 @@ from autotile.cuda.function import (
 )
 from autotile.cuda.packing import encode_description, pack_launches
 from autotile.cuda.toolchain import load_cupy
-from autotile.errors import ArgumentError
+from autotile.errors import ArgumentError, InputError
 from autotile.kernel.arguments import ScalarArgument, TensorMap, Texture, Workspace, encode_scalar
-from autotile.kernel.inputs import InputMaker
+from autotile.kernel.inputs import DOCUMENT, InputMaker, document_of
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import (
@@ -57,10 +60,9 @@ from autotile.serving.arrays import (
     on_handle,
     on_stream,
 )
+from autotile.serving.codes import MAX_CUBINS, Code, KernelCode, LibraryCode
+from autotile.serving.selection import RecentCache
 from autotile.settings import read_settings
-
-if TYPE_CHECKING:
-    from autotile.serving.bound import CaptureFolder, KernelCode, LibraryCode
 
 Value = TypeVar("Value")
 
@@ -432,6 +434,71 @@ class CallArguments(CallArrays):
         return words
 
 
+class CaptureFolder:
+    """Folder of captured calls, on which `autotile tune --captured` tunes, created for the user alone.
+
+    The limits are those of this process.
+    """
+
+    def __init__(self, folder: Path, max_calls: int, max_bytes: int) -> None:
+        self._folder = folder
+        self._calls_left = max_calls
+        self._bytes_left = max_bytes
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_settings(cls) -> CaptureFolder | None:
+        """Return the folder of the settings, one for all kernels; None if they name none."""
+        settings = read_settings()
+        if settings.capture is None:
+            return None
+        limits = settings.capture, settings.capture_calls, settings.capture_limit_bytes
+        return _folders.setdefault(limits, cls(*limits))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further call is written."""
+        return self._calls_left <= 0
+
+    def write(self, code: Code, views: Mapping[str, Any], scalars: Mapping[str, object]) -> Path | None:
+        """Write a call, and return its folder; None if it does not fit in the limits.
+
+        The arrays are copied from the device on CuPy's current stream. The folder appears when it is complete. That it
+        cannot be written is an `InputError`.
+        """
+        import shutil
+        import tempfile
+
+        spec, problem = code.definition.spec, code.problem
+        read = {buffer.name: views[buffer.name] for buffer in spec.buffers if buffer.is_read}
+        size_bytes = sum(int(view.nbytes) for view in read.values())
+        with self._lock:
+            if self._calls_left <= 0 or size_bytes > self._bytes_left:
+                return None
+            self._calls_left -= 1
+            self._bytes_left -= size_bytes
+        document = document_of(spec, problem.sizes, problem.dtype, scalars)
+        fields = {name: getattr(document, name) for name in document.__struct_fields__}
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=".writing-", dir=self._folder))
+            try:
+                for name, view in read.items():
+                    np.save(made / f"{name}.npy", view.get(), allow_pickle=False)
+                (made / DOCUMENT).write_text(encode_json(fields), encoding="utf-8")
+                target = self._folder / f"{spec.name}-{made.name.removeprefix('.writing-')}"
+                made.rename(target)
+            except BaseException:
+                shutil.rmtree(made, ignore_errors=True)
+                raise
+        except OSError as error:
+            hint = "choose another folder (AUTOTILE_CAPTURE)"
+            raise InputError(f"a call cannot be captured in {self._folder}: {error.strerror}; {hint}") from None
+        return target
+
+
+_folders: dict[tuple[Path, int, int], CaptureFolder] = {}
+
 CurrentStream = Callable[[int], int]
 ReadSignature = Callable[[Sequence[Any]], Signature]
 
@@ -441,10 +508,10 @@ class ArrayLauncher:
 
     _arrays: CallArrays
 
-    def __init__(self, code: KernelCode | LibraryCode, device_index: int) -> None:
+    def __init__(self, code: Code, device_index: int) -> None:
         self._code = code
         self._device_index = device_index
-        self.folder: CaptureFolder | None = None
+        self.folder = CaptureFolder.of_settings()
         """Folder that calls are written to before they are launched; the fast path launches none of them."""
         self._libraries: dict[type, tuple[CurrentStream, ReadSignature, tuple[ArraySpec, ...]]] = {}
         """How the fast path reads arrays of each type, and what they must be."""
@@ -490,18 +557,33 @@ class ArrayLauncher:
             self._libraries.setdefault(type(array), (library.stream, library.signature, specs))
 
 
-class KernelLauncher(ArrayLauncher):
-    """Launches functions of a code that are loaded on a device, and that it keeps alive.
+_loaded: RecentCache[tuple[object, ...], StepFunctions] = RecentCache(MAX_CUBINS)
+"""Functions of cubins on each device; a module takes longer to load than a launch."""
 
-    ``load`` loads them once more. Repeated launches may become CUDA graphs, by the setting ``graphs``.
+
+class KernelLauncher(ArrayLauncher):
+    """Launches the functions of a kernel, which it compiles or finds in the cache, loads on a device and keeps alive.
+
+    Repeated launches may become CUDA graphs, by the setting ``graphs``.
     """
 
-    def __init__(
-        self, code: KernelCode, functions: StepFunctions, device_index: int, load: Callable[[], StepFunctions]
-    ) -> None:
+    def __init__(self, code: KernelCode, device_index: int) -> None:
+        spec, (launches, *_), packed = code.definition.spec, code.plan, code.find_packed()
+
+        def load() -> StepFunctions:
+            image = packed.read() if packed is not None else code.cubin.path
+            functions = StepFunctions(spec.steps, image, packed.symbols if packed is not None else code.cubin.symbols)
+            functions.opt_in(launches)
+            return functions
+
+        key = device_index, packed.name if packed is not None else code.cubin.cubin_hash, *code.key
+        known = _loaded.recall(key)
+        with load_cupy().cuda.Device(device_index), outside_of_captures():
+            if known is not None:
+                known.opt_in(launches)
+            self._functions = functions = known or _loaded.keep(key, load())
         super().__init__(code, device_index)
         self.arguments = self._arrays = CallArguments(code, device_index)
-        self._functions = functions
         self._with_graphs = read_settings().graphs
         preparation = Preparation(code, load)
         self._preparation = preparation if preparation.is_needed else None
@@ -715,3 +797,6 @@ class LibraryLauncher(ArrayLauncher):
             self._gemm(stream, pointers, scalars.get("alpha", 1.0), scalars.get("beta", 0.0))
         elif self._call is not None:
             self._call(*arrays, **scalars)
+
+
+Launcher = KernelLauncher | LibraryLauncher

@@ -39,8 +39,9 @@ from autotile.serving.arrays import (
     on_stream,
 )
 from autotile.serving.aside import choices, compilations
-from autotile.serving.bound import BoundKernel, KernelCode, LibraryCode
+from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import EPOCH, Choice, Contender
+from autotile.serving.codes import Code, KernelCode, LibraryCode
 from autotile.serving.selection import (
     DatabaseShelf,
     KernelRequest,
@@ -112,7 +113,7 @@ Sizes = Mapping[str, int]
 class Way(NamedTuple):
     """A way to compute a problem: a choice, the code that it is of, and its time as in `Contender`."""
 
-    code: KernelCode | LibraryCode
+    code: Code
     choice: Choice
     time_us: float | None = None
     doubt: float | None = None

@@ -32,7 +32,7 @@ from autotile.kernel.expressions import parse_expression
 from autotile.kernel.inputs import make_input
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
 from autotile.kernel.library import Kernel, load_kernel
-from autotile.serving.bound import KernelCode
+from autotile.serving.codes import KernelCode
 from autotile.serving.launching import CallArguments
 from autotile.space.limits import compiled_steps
 

@@ -12,7 +12,7 @@ from spec_samples import copy_spec
 from autotile.core.model import Problem
 from autotile.errors import InputError
 from autotile.kernel.inputs import InputMaker, missing_input, read_captured_call, with_captured_call
-from autotile.serving.bound import CaptureFolder
+from autotile.serving.launching import CaptureFolder
 from autotile.settings import read_settings
 
 SPEC = copy_spec('alpha = { scalar = "float32", value = 1.0, check = 2.0 }')

@@ -16,14 +16,13 @@ import pytest
 from feature_kernels import block_space, write_kernel
 
 from autotile.core.model import LaunchGeometry
-from autotile.cuda import driver, toolchain
 from autotile.cuda import function as functions
+from autotile.cuda import toolchain
 from autotile.cuda.function import ParameterBlock
 from autotile.errors import ArgumentError
 from autotile.kernel.arguments import TensorMap, Workspace
 from autotile.serving import arrays as array_module
-from autotile.serving import bound as bound_module
-from autotile.serving import launching
+from autotile.serving import codes, launching
 from autotile.serving.arrays import ArraySpec, accepted_pointers, cupy_library
 from autotile.serving.bound import BoundKernel, capture
 from autotile.serving.dispatcher import default_dispatcher
@@ -137,7 +136,7 @@ def calls(graphs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Cuda:
         monkeypatch.setattr(module, "load_cupy", lambda: cuda)
     for module in (array_module, launching):
         monkeypatch.setattr(module, "device_count", lambda: cuda.devices)
-    monkeypatch.setattr(driver, "outside_of_captures", nullcontext)
+    monkeypatch.setattr(launching, "outside_of_captures", nullcontext)
     monkeypatch.setattr(functions, "driver_launch", driver_launch)
     monkeypatch.setattr(launching, "ParameterBlock", Block)
     function = SimpleNamespace(pointer=5, opt_in=lambda _: None)
@@ -151,8 +150,8 @@ def kernel(store: Any, live_gpu: None, calls: Cuda, monkeypatch: pytest.MonkeyPa
     kernel: BoundKernel = store.ask(N, device=None)
     cubin = SimpleNamespace(path=Path("scale.cubin"), symbols={}, cubin_hash="0")
     monkeypatch.setattr(kernel._code, "_find_cubin", lambda *, may_compile: cubin)
-    for name in ("_loaded", "_absent"):
-        monkeypatch.setattr(bound_module, name, RecentCache(8))
+    monkeypatch.setattr(launching, "_loaded", RecentCache(8))
+    monkeypatch.setattr(codes, "_absent", RecentCache(8))
     return kernel
 
 
@@ -162,9 +161,7 @@ def launcher_of(kernel: BoundKernel, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def load(index: int = 0, *, with_graphs: bool = True) -> KernelLauncher:
         monkeypatch.setenv("AUTOTILE_GRAPHS", "on" if with_graphs else "off")
-        code: Any = kernel._code
-        loaded: KernelLauncher = code.load(index)
-        return loaded
+        return KernelLauncher(kernel._code, index)  # type: ignore[arg-type]
 
     return load
 
@@ -380,7 +377,7 @@ class TestCalls:
             written.append(([*views], len(calls.launches)))
             folder._calls_left -= 1
 
-        monkeypatch.setattr(bound_module.CaptureFolder, "write", write)
+        monkeypatch.setattr(launching.CaptureFolder, "write", write)
         monkeypatch.setenv("AUTOTILE_CAPTURE", str(tmp_path))
         monkeypatch.setenv("AUTOTILE_CAPTURE_CALLS", "2")
         x, pointers = array_at(0), (ADDRESS, ADDRESS + (1 << 20))
@@ -697,9 +694,9 @@ def test_a_member_of_ones_own_that_declares_other_arrays_is_not_launched(
     monkeypatch.setenv("AUTOTILE_KERNELS", str(tmp_path))
     only_kernel("mine")
     cubin = SimpleNamespace(path=Path("mine.cubin"), symbols={}, cubin_hash="0")
-    monkeypatch.setattr(bound_module.KernelCode, "_find_cubin", lambda self, *, may_compile: cubin)
-    for name in ("_loaded", "_absent"):
-        monkeypatch.setattr(bound_module, name, RecentCache(8))
+    monkeypatch.setattr(codes.KernelCode, "_find_cubin", lambda self, *, may_compile: cubin)
+    monkeypatch.setattr(launching, "_loaded", RecentCache(8))
+    monkeypatch.setattr(codes, "_absent", RecentCache(8))
     a, b = array_at(0, (64, 32), np.float16), array_at(1, (32, 48), np.float16)
     fits = dtype == "dtype"
     with nullcontext() if fits else pytest.raises(ArgumentError, match="C has dtype float16, expected float32"):

@@ -32,10 +32,11 @@ from autotile.errors import CompileError, InputError
 from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import Library, load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.serving import aside
+from autotile.serving import aside, launching
 from autotile.serving import refresh as refreshing
-from autotile.serving.bound import BoundKernel, KernelCode
+from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Choice, explain
+from autotile.serving.codes import KernelCode
 from autotile.serving.dispatcher import Dispatcher, default_dispatcher, get_best_kernel
 from autotile.serving.operations import Products, _added
 from autotile.settings import read_settings
@@ -671,6 +672,13 @@ class Code(KernelCode):
         if self.fault is not None:
             raise self.fault
         return SimpleNamespace(launch=lambda arrays, stream, scalars: arrays, launch_fast=lambda arrays: None)
+
+
+@pytest.fixture(autouse=True)
+def launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let such code load itself."""
+    usual = launching.KernelLauncher
+    monkeypatch.setattr(launching, "KernelLauncher", lambda code, at: getattr(code, "load", partial(usual, code))(at))
 
 
 def served(code: Code) -> BoundKernel:
