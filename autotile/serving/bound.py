@@ -2,7 +2,7 @@
 
 `BoundKernel` is what `autotile.get_best_kernel` returns, of a kernel as of an operation. It holds a `Choice` (the
 configuration and its origin, see `autotile.serving.choice`), the code that the choice is of, and once it is loaded a
-launcher. Code is a kernel in a configuration or a library (`autotile.serving.codes`), each with a launcher of the same
+launcher. Code is a kernel in a configuration or a library (`autotile.serving.choice`), each with a launcher of the same
 methods (`autotile.serving.launching`). A served kernel adopts another as a whole: choice, code and launcher.
 
 A look-up goes this way. `Dispatcher.get_best_kernel` finds an equal call in a dictionary. Otherwise it makes a
@@ -14,8 +14,8 @@ measured times, a model of times, libraries, the nearest. Pins (`autotile.servin
 ``numerics="same"`` takes a choice to another one that computes the same bits. `Refresher` makes the same look-up again
 when results were stored, and has the served kernel adopt what it finds.
 
-Modules, each using those before it only: arrays, choice, selection, codes, launching, bound, racing, operations,
-refresh, pinning, dispatcher.
+Modules, each using those before it only: arrays, choice, selection, launching, bound, racing, operations, refresh,
+pinning, dispatcher.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.launch import StepLaunch
 from autotile.kernel.library import Kernel, KernelName
 from autotile.serving.aside import compilations
-from autotile.serving.choice import EPOCH, Choice, Contender, Tier, resources_document
+from autotile.serving.choice import EPOCH, Choice, Code, Contender, KernelCode, Tier, resources_document
 from autotile.serving.choice import explain as explain_choice
-from autotile.serving.codes import Code, KernelCode
 from autotile.settings import Numerics, absolute_path, read_settings
 from autotile.space.limits import compiled_occupancy
 

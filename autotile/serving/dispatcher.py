@@ -27,14 +27,12 @@ from autotile.kernel.library import KernelName, held_kernel, is_path, load_kerne
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel, Lookup
-from autotile.serving.choice import Choice
-from autotile.serving.codes import KernelCode
+from autotile.serving.choice import Choice, KernelCode, RecentCache
 from autotile.serving.refresh import MissCounter, Refresher
 from autotile.serving.selection import (
     MAX_SERVED,
     DatabaseShelf,
     KernelRequest,
-    RecentCache,
     choose,
     choose_bundled,
     exact,

@@ -60,8 +60,7 @@ from autotile.serving.arrays import (
     on_handle,
     on_stream,
 )
-from autotile.serving.codes import MAX_CUBINS, Code, KernelCode, LibraryCode
-from autotile.serving.selection import RecentCache
+from autotile.serving.choice import MAX_CUBINS, Code, KernelCode, LibraryCode, RecentCache
 from autotile.settings import read_settings
 
 Value = TypeVar("Value")

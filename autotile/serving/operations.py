@@ -40,12 +40,10 @@ from autotile.serving.arrays import (
 )
 from autotile.serving.aside import choices, compilations
 from autotile.serving.bound import BoundKernel
-from autotile.serving.choice import EPOCH, Choice, Contender
-from autotile.serving.codes import Code, KernelCode, LibraryCode
+from autotile.serving.choice import EPOCH, Choice, Code, Contender, KernelCode, LibraryCode, RecentCache
 from autotile.serving.selection import (
     DatabaseShelf,
     KernelRequest,
-    RecentCache,
     Shelf,
     choose,
     exact,

@@ -30,8 +30,7 @@ from autotile.database.paths import atomic_write
 from autotile.errors import AutotileError, DataError, PinError, PinWarning, SpecError, ToolchainError
 from autotile.serving.aside import at_exit, wait_for_compilations
 from autotile.serving.bound import BoundKernel
-from autotile.serving.choice import EPOCH, Choice, Tier
-from autotile.serving.codes import KernelCode
+from autotile.serving.choice import EPOCH, Choice, KernelCode, Tier
 from autotile.serving.selection import KernelRequest, same_bits
 from autotile.settings import Numerics, absolute_path, read_settings, user_path
 from autotile.space.limits import check_config

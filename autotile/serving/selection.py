@@ -23,8 +23,7 @@ from __future__ import annotations
 
 import math
 import random
-import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, groupby, islice
 from math import prod
@@ -57,7 +56,7 @@ from autotile.errors import BundleError, DatabaseError, DataError, SpecError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_device, runs_on, size_distance
-from autotile.serving.choice import Choice, Compared, Estimated, Tier
+from autotile.serving.choice import Choice, Compared, Estimated, RecentCache, Tier
 from autotile.space.limits import check_config, meets_heuristics, resource_violation
 
 if TYPE_CHECKING:
@@ -68,58 +67,10 @@ if TYPE_CHECKING:
     from autotile.families.preference import Expectation, Tuned
     from autotile.space.search_space import SearchSpace
 
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
 Result = TypeVar("Result")
 
 MAX_SERVED = 10_000
 """Maximum number of served kernels that are kept, of 3 KiB each."""
-
-
-class RecentCache(dict[Key, Value]):
-    """The entries that were used last, up to a limit, read with `dict.get`.
-
-    An order of use would cost time at each hit. Instead there are two generations: this dictionary, and the one that it
-    was when it last became full. An entry of the older generation that is asked for moves into this one; the others are
-    dropped when this one is full again.
-    """
-
-    __slots__ = ("_full", "_lock", "_older")  # without a dictionary of attributes, `get` is found as fast as in a dict
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self._full = limit // 2
-        self._older: dict[Key, Value] = {}
-        self._lock = threading.Lock()
-
-    def recall(self, key: Key, new: Value | None = None) -> Value | None:
-        """Return an entry of either generation, after `get` has found nothing; else add one, unless it is None."""
-        with self._lock:
-            found = self.get(key)
-            if found is None and (found := self._older.pop(key, new)) is not None:
-                if len(self) >= self._full:
-                    self._older = dict(self)
-                    super().clear()
-                self[key] = found
-            return found
-
-    def keep(self, key: Key, value: Value) -> Value:
-        """Add an entry unless the key has one, and return the entry: concurrent callers get the same object."""
-        found = self.recall(key, value)
-        return value if found is None else found
-
-    def set_aside(self) -> None:
-        """Leave all entries to `recall`, as those of the older generation."""
-        with self._lock:
-            self._older |= self
-            super().clear()
-
-    def clear(self) -> None:
-        """Remove all entries."""
-        with self._lock:
-            super().clear()
-            self._older = {}
-
 
 _FINALISTS: RecentCache[tuple[object, ...], Mapping[str, Winner]] = RecentCache(256)
 """Finalists of studies, by the state of the database's file."""

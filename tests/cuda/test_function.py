@@ -30,9 +30,9 @@ from autotile.errors import ArgumentError
 from autotile.kernel.arguments import BufferArgument, ElementType, ScalarArgument, decode_scalar, encode_scalar
 from autotile.kernel.expressions import parse_expression
 from autotile.kernel.inputs import make_input
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel, load_kernel
-from autotile.serving.codes import KernelCode
+from autotile.serving.choice import KernelCode
 from autotile.serving.launching import CallArguments
 from autotile.space.limits import compiled_steps
 
@@ -49,17 +49,11 @@ def scan(tmp_path: Path) -> Kernel:
     return load_kernel(str(write_steps(tmp_path, "scan_rounds")))
 
 
-def plan_of(kernel: Kernel, **sizes: int) -> LaunchPlan:
-    return LaunchPlan.of(kernel.spec, kernel.spec.default, {**kernel.spec.sizes, **sizes}, H200)
-
-
 def packed(kernel: Kernel, **sizes: int) -> tuple[LaunchPlan, tuple[tuple[Any, ...], ...]]:
-    spec, all_sizes = kernel.spec, {**kernel.spec.sizes, **sizes}
-    plan = plan_of(kernel, **sizes)
-    data = LaunchData.of(spec, "float32", known_names(spec, spec.default, all_sizes, H200))
+    spec, problem = kernel.spec, Problem(kernel.name, {**kernel.spec.sizes, **sizes}, "float32")
+    plan, scalars, data = KernelCode(kernel, problem, H200, spec.default).plan
     addresses = {buffer.name: 1000 + number for number, buffer in enumerate(spec.buffers)}
     addresses |= {workspace.name: 2000 + number for number, workspace in enumerate(data.workspaces)}
-    scalars = problem_scalars(spec, all_sizes, "float32", check=False)
     return plan, pack_launches(spec, plan, data, "float32", addresses=addresses, scalars=scalars)
 
 
@@ -73,7 +67,7 @@ class TestSteps:
         compiled = compile_cubin(compile_job(kernel, spec.default, "float32", "sm_90"))
         assert tuple(compiled.functions) == spec.entries
         resources = {entry: function.resources for entry, function in compiled.functions.items()}
-        plan = plan_of(kernel)
+        plan = LaunchPlan.of(spec, spec.default, spec.sizes, H200)
         steps = compiled_steps(spec, plan, resources, H200)
         assert [step.fault for step in steps] == [""] * len(plan.steps)
         assert steps[0].geometry == plan.main.geometry

@@ -61,7 +61,6 @@ def test_the_limits_hold_and_a_folder_must_be_writable(tmp_path: Path) -> None:
 
 
 def write_document(folder: Path, **changes: Any) -> None:
-    CaptureFolder(folder.parent, 1, 10**6)
     document = {"kernel": "k", "source": "k.toml", "sizes": {"N": 4}, "dtype": "float32", "scalars": {}, "arrays": {}}
     folder.mkdir(parents=True)
     (folder / "call.json").write_text(json.dumps({**document, **changes}))
@@ -95,9 +94,8 @@ def test_one_of_several_calls_must_be_chosen(tmp_path: Path) -> None:
 
 def test_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert read_settings().capture is None
-    monkeypatch.setenv("AUTOTILE_CAPTURE", str(tmp_path))
-    monkeypatch.setenv("AUTOTILE_CAPTURE_CALLS", "3")
-    monkeypatch.setenv("AUTOTILE_CAPTURE_LIMIT_MIB", "2")
+    for name, value in (("", str(tmp_path)), ("_CALLS", "3"), ("_LIMIT_MIB", "2")):
+        monkeypatch.setenv(f"AUTOTILE_CAPTURE{name}", value)
     settings = read_settings()
     assert (settings.capture, settings.capture_calls, settings.capture_limit_bytes) == (tmp_path, 3, 2 << 20)
     monkeypatch.setenv("AUTOTILE_CAPTURE_CALLS", "many")

@@ -22,12 +22,12 @@ from autotile.cuda.function import ParameterBlock
 from autotile.errors import ArgumentError
 from autotile.kernel.arguments import TensorMap, Workspace
 from autotile.serving import arrays as array_module
-from autotile.serving import codes, launching
+from autotile.serving import choice, launching
 from autotile.serving.arrays import ArraySpec, accepted_pointers, cupy_library
 from autotile.serving.bound import BoundKernel, capture
+from autotile.serving.choice import RecentCache
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.launching import KernelLauncher, ParameterLayout, StreamState, StreamWorkspaces
-from autotile.serving.selection import RecentCache
 
 CONFIG = {"THREADS": 256, "WORK": 4}
 N = 4096
@@ -141,6 +141,10 @@ def calls(graphs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Cuda:
     monkeypatch.setattr(launching, "ParameterBlock", Block)
     function = SimpleNamespace(pointer=5, opt_in=lambda _: None)
     monkeypatch.setattr(functions, "Module", lambda _: SimpleNamespace(function=lambda _: function, pointer=1))
+    cubin = SimpleNamespace(path=Path("kernel.cubin"), symbols={}, cubin_hash="0")
+    monkeypatch.setattr(choice.KernelCode, "_find_cubin", lambda self, *, may_compile: cubin)
+    monkeypatch.setattr(launching, "_loaded", RecentCache(8))
+    monkeypatch.setattr(choice, "_absent", RecentCache(8))
     return cuda
 
 
@@ -148,10 +152,6 @@ def calls(graphs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Cuda:
 def kernel(store: Any, live_gpu: None, calls: Cuda, monkeypatch: pytest.MonkeyPatch) -> BoundKernel:
     store.put(N, CONFIG)
     kernel: BoundKernel = store.ask(N, device=None)
-    cubin = SimpleNamespace(path=Path("scale.cubin"), symbols={}, cubin_hash="0")
-    monkeypatch.setattr(kernel._code, "_find_cubin", lambda *, may_compile: cubin)
-    monkeypatch.setattr(launching, "_loaded", RecentCache(8))
-    monkeypatch.setattr(codes, "_absent", RecentCache(8))
     return kernel
 
 
@@ -371,24 +371,20 @@ class TestCalls:
     def test_calls_are_captured_before_they_are_launched(
         self, kernel: BoundKernel, calls: Cuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        written: list[tuple[list[str], int]] = []
+        written: list[int] = []
 
-        def write(folder: Any, code: object, views: Any, scalars: object) -> None:
-            written.append(([*views], len(calls.launches)))
+        def write(folder: Any, *_: object) -> None:
+            written.append(len(calls.launches))
             folder._calls_left -= 1
 
         monkeypatch.setattr(launching.CaptureFolder, "write", write)
         monkeypatch.setenv("AUTOTILE_CAPTURE", str(tmp_path))
         monkeypatch.setenv("AUTOTILE_CAPTURE_CALLS", "2")
-        x, pointers = array_at(0), (ADDRESS, ADDRESS + (1 << 20))
-        assert not kernel.launch_at(7, pointers, starts=True)
-        for _ in range(3):
-            kernel(x)
-        captured = capture(kernel, tmp_path / "one")
-        for _ in range(2):
-            captured(x, Y)
-        assert written == [(["x", "y"], launches) for launches in (0, 1, 3, 4)]
-        assert kernel.launch_at(7, pointers)
+        assert not kernel.launch_at(7, (ADDRESS, Y.data.ptr), starts=True)
+        for launch in (*[kernel] * 3, *[capture(kernel, tmp_path / "one")] * 2):
+            launch(array_at(0), Y)
+        assert written == [0, 1, 3, 4]
+        assert kernel.launch_at(7, (ADDRESS, Y.data.ptr))
 
     def test_scalars_of_one_call(self, kernel: BoundKernel, calls: Cuda) -> None:
         x, y = array_at(0), array_at(1)
@@ -693,10 +689,6 @@ def test_a_member_of_ones_own_that_declares_other_arrays_is_not_launched(
     write_kernel(tmp_path, CODE, MEMBER % dtype)
     monkeypatch.setenv("AUTOTILE_KERNELS", str(tmp_path))
     only_kernel("mine")
-    cubin = SimpleNamespace(path=Path("mine.cubin"), symbols={}, cubin_hash="0")
-    monkeypatch.setattr(codes.KernelCode, "_find_cubin", lambda self, *, may_compile: cubin)
-    monkeypatch.setattr(launching, "_loaded", RecentCache(8))
-    monkeypatch.setattr(codes, "_absent", RecentCache(8))
     a, b = array_at(0, (64, 32), np.float16), array_at(1, (32, 48), np.float16)
     fits = dtype == "dtype"
     with nullcontext() if fits else pytest.raises(ArgumentError, match="C has dtype float16, expected float32"):
