@@ -134,8 +134,7 @@ def calls(graphs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
     for module in (array_module, launching, toolchain):
         monkeypatch.setattr(module, "load_cupy", lambda: cuda)
-    for module in (array_module, launching):
-        monkeypatch.setattr(module, "device_count", lambda: cuda.devices)
+        monkeypatch.setattr(module, "device_count", lambda: cuda.devices, raising=module is not toolchain)
     monkeypatch.setattr(launching, "outside_of_captures", nullcontext)
     monkeypatch.setattr(functions, "driver_launch", driver_launch)
     monkeypatch.setattr(launching, "ParameterBlock", Block)

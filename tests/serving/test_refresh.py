@@ -674,10 +674,9 @@ class Code(KernelCode):
 
 
 @pytest.fixture(autouse=True)
-def launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let such code load itself."""
-    usual = launching.KernelLauncher
-    monkeypatch.setattr(launching, "KernelLauncher", lambda code, at: getattr(code, "load", partial(usual, code))(at))
+def code_loads_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = launching.KernelLauncher
+    monkeypatch.setattr(launching, "KernelLauncher", lambda code, at: getattr(code, "load", partial(load, code))(at))
 
 
 def served(code: Code) -> BoundKernel:
