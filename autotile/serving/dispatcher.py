@@ -91,11 +91,10 @@ def _kept(serve: Find[Arguments]) -> Find[Arguments]:
 
 def _stand_in(request: KernelRequest, chosen: Config, device_index: int | None) -> BoundKernel | None:
     """Return a kernel in the best other configuration that is valid for a problem and needs no compiler, or None."""
-    spec, problem, device = request.kernel.spec, request.problem, request.device
-    for choice in (*exact(request), *neighbours(request), Choice("default", spec.default)):
+    for choice in (*exact(request), *neighbours(request), Choice("default", request.kernel.spec.default)):
         is_other = dict(choice.config) != dict(chosen) and request.allows(choice)
-        if is_other and not (code := KernelCode(request.kernel, problem, device, choice.config)).needs_compiler():
-            return BoundKernel(code, choice, device, device_index)
+        if is_other and not (code := request.code(choice)).needs_compiler():
+            return BoundKernel(code, choice, request.device, device_index)
     return None
 
 
@@ -448,7 +447,7 @@ class Dispatcher:
                 found = same_bits(like, request)
         if shelf.fault:
             found = replace(found, unread=shelf.fault)
-        served = BoundKernel(KernelCode(kernel, problem, device, found.config), found, device, index)
+        served = BoundKernel(request.code(found), found, device, index)
         if pin is None and like is None and not self._waits(lookup):
             served.find_stand_in = partial(_stand_in, request, found.config, index)
         return served

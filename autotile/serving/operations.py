@@ -404,8 +404,7 @@ def measured(request: OperationRequest) -> Iterator[Way]:
         of_kernel = shelf.request_for(name, sizes, Shelf(stored, checks=member.checks))
         choice = first_allowed(of_kernel, exact, neighbours)
         if choice is not None and choice.measurement is not None and choice.tier != "transferred":
-            code = KernelCode(member.kernel, of_kernel.problem, shelf.device, choice.config)
-            ways.append(Way(code, choice, choice.measurement.time_us))
+            ways.append(Way(of_kernel.code(choice), choice, choice.measurement.time_us))
     key = tuple([request.problem.sizes[name] for name in shelf.measured_names])
     for library in request.libraries:
         winner = shelf.library_times[library.name].get(key)
@@ -452,7 +451,7 @@ def nearest(request: OperationRequest) -> Iterator[Way]:
     def find(name: str, sizes: Sizes) -> Way:
         of_kernel = shelf.request_for(name, sizes)
         choice = choose(of_kernel)
-        return Way(KernelCode(of_kernel.kernel, of_kernel.problem, shelf.device, choice.config), choice)
+        return Way(of_kernel.code(choice), choice)
 
     fits = [(shelf.members[name].member, sizes) for name, sizes in request.fits.items()]
     yield from _nearest_first(request.problem, fits, find, lambda way: way.code.problem)

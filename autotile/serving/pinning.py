@@ -30,7 +30,7 @@ from autotile.database.paths import atomic_write
 from autotile.errors import AutotileError, DataError, PinError, PinWarning, SpecError, ToolchainError
 from autotile.serving.aside import at_exit, wait_for_compilations
 from autotile.serving.bound import BoundKernel
-from autotile.serving.choice import EPOCH, Choice, KernelCode, Tier
+from autotile.serving.choice import EPOCH, Choice, Tier
 from autotile.serving.selection import KernelRequest, same_bits
 from autotile.settings import Numerics, absolute_path, read_settings, user_path
 from autotile.space.limits import check_config
@@ -247,7 +247,7 @@ class Pin:
             raise PinError(f"{self.origin} pins {pinned} to {pinned.kernel}, which is no kernel of {problem.kernel}")
         request = shelf.request_for(pinned.kernel, pinned.kernel_sizes)
         choice = self.choice_of(pinned, request, numerics)
-        return Way(KernelCode(request.kernel, request.problem, request.device, choice.config), choice)
+        return Way(request.code(choice), choice)
 
     def check(self, kernel: BoundKernel) -> None:
         """Warn of a kernel that is served although its choice is not pinned, or raise `PinError` if that is refused."""

@@ -56,7 +56,7 @@ from autotile.errors import BundleError, DatabaseError, DataError, SpecError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_device, runs_on, size_distance
-from autotile.serving.choice import Choice, Compared, Estimated, RecentCache, Tier
+from autotile.serving.choice import Choice, Compared, Estimated, KernelCode, RecentCache, Tier
 from autotile.space.limits import check_config, meets_heuristics, resource_violation
 
 if TYPE_CHECKING:
@@ -282,6 +282,10 @@ class KernelRequest:
             return True
         geometry = launch_geometry(spec, config, sizes, self.device)
         return not resource_violation(spec, geometry, choice.resources, self.device)
+
+    def code(self, choice: Choice) -> KernelCode:
+        """Return the kernel in the configuration of a choice."""
+        return KernelCode(self.kernel, self.problem, self.device, choice.config)
 
     def is_near(self, sizes: Mapping[str, int]) -> bool:
         """Return True if sizes differ from those of the problem by a doubling at most, and no flag does."""
