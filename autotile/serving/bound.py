@@ -557,8 +557,8 @@ class BoundKernel:
             if self._launcher is None:
                 from autotile.serving.launching import KernelLauncher, LibraryLauncher
 
-                code, of = self._code, device_index
-                self._launcher = KernelLauncher(code, of) if isinstance(code, KernelCode) else LibraryLauncher(code, of)
+                code, at = self._code, device_index
+                self._launcher = KernelLauncher(code, at) if isinstance(code, KernelCode) else LibraryLauncher(code, at)
             return self._launcher
 
     def _load_for(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Launcher:
