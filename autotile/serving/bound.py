@@ -656,6 +656,7 @@ def capture(
 
     def captured(*arrays: Any, stream: Any = None, **scalars: float) -> Any:
         launcher = kernel._load_for(arrays, stream, scalars)
-        return kernel._launched(launcher.launch(arrays, stream, scalars, into))
+        folder = into if not into.is_full else None
+        return kernel._launched(launcher.launch(arrays, stream, scalars, folder))
 
     return captured
