@@ -33,6 +33,7 @@ from autotile.serving.selection import (
     MAX_SERVED,
     DatabaseShelf,
     KernelRequest,
+    Shelf,
     choose,
     choose_bundled,
     exact,
@@ -42,9 +43,11 @@ from autotile.serving.selection import (
 from autotile.settings import Numerics, absolute_path, read_settings, served_database
 
 if TYPE_CHECKING:
-    from autotile.exchange.bundle import Bundle
+    from autotile.exchange.bundle import Bundle, BundledKernel
     from autotile.serving.operations import MatmulOptions, OperationShelf, Products
     from autotile.serving.pinning import Pin, Pins
+
+    Stored = Shelf | DatabaseShelf | BundledKernel
 
 _DEFAULTS = {
     **{"dtype": None, "database": None, "bundle": None, "library": True},
@@ -429,15 +432,15 @@ class Dispatcher:
             held, bundle = held_kernel(name), self._open_bundle(lookup.bundle)
             bundled = bundle.kernel(held.name if held else str(name))
             problem = resolve_problem(bundled.kernel.spec, sizes, dtype, defaults=defaults)
-            index, device = self._device(lookup.place, lambda: list(bundled.winners))
+            index, device = self._device(lookup.place, bundled)
             choice, cubin = choose_bundled(bundle, bundled, problem, device, self.l2)
             code = KernelCode(bundled.kernel, problem, device, choice.config, packed=cubin)
             return BoundKernel(code, choice, device, index)
         kernel = load_kernel(name)
         problem = resolve_problem(kernel.spec, sizes, dtype, defaults=defaults)
         shelf = DatabaseShelf(lookup.location, problem.kernel, problem.dtype)
-        index, device = self._device(lookup.place, lambda: shelf.winners)
-        request = KernelRequest(kernel, problem, device, _nvrtc_of(lambda: shelf.winners), shelf, l2=self.l2)
+        index, device = self._device(lookup.place, shelf)
+        request = KernelRequest(kernel, problem, device, _nvrtc_of(shelf), shelf, l2=self.l2)
         pin, found = self._pin_in_force, None
         if pin is not None and (pinned := pin.find(problem, device)) is not None:
             found = pin.choice_of(pinned, request, lookup.numerics)
@@ -633,9 +636,7 @@ class Dispatcher:
             return absolute_location(str(database))
         return self._database or served_database()
 
-    def _device(
-        self, device: int | str | None, read_stored: Callable[[], list[Winner]]
-    ) -> tuple[int | None, DeviceProperties]:
+    def _device(self, device: int | str | None, stored: Stored) -> tuple[int | None, DeviceProperties]:
         """Return the CUDA device to launch on, None if the kernel can only be inspected, and its properties.
 
         A device to inspect is the named one, else that of the user's newest result: measured ones come before replayed
@@ -646,7 +647,7 @@ class Dispatcher:
             if index is not None:
                 return index, live_device(index)
         own_first = sorted(
-            read_stored(), key=lambda best: (best.shipped, not best.key.template_hash, best.key.source != "cuda")
+            stored.winners, key=lambda best: (best.shipped, not best.key.template_hash, best.key.source != "cuda")
         )
         tuned = [best.device for best in own_first if best.device is not None]
         if not isinstance(device, str):
@@ -664,8 +665,8 @@ class Dispatcher:
             bundled = self._bundles[bundle].kernel(served.kernel)
             stored, version = bundled.winners, bundled.nvrtc_version
         else:  # those of other versions of the kernel, too
-            stored = own = DatabaseShelf(location, served.problem.kernel, served.problem.dtype).winners
-            version = _nvrtc_of(lambda: own)
+            shelf = DatabaseShelf(location, served.problem.kernel, served.problem.dtype)
+            stored, version = shelf.winners, _nvrtc_of(shelf)
         differences = served.choice.differences
         requested = key_of(served.definition, served.problem, served.device, nvrtc_version=version, l2_mode=self.l2)
         if not differences and stored:
@@ -731,13 +732,12 @@ _FALLBACK_PROFILE = "h200"
 """Device to serve for if there is no GPU and nothing is tuned: the one that the recordings are of."""
 
 
-def _nvrtc_of(read_stored: Callable[[], Sequence[Winner]]) -> str:
+def _nvrtc_of(stored: Stored) -> str:
     """Return the version of NVRTC on this machine; without NVRTC, the one that the newest result was compiled with."""
     try:
         return nvrtc_version()
     except ToolchainError:
-        stored = read_stored()
-        return stored[0].key.nvrtc_version if stored else ""
+        return stored.winners[0].key.nvrtc_version if stored.winners else ""
 
 
 dispatchers: WeakSet[Dispatcher] = WeakSet()

@@ -770,7 +770,7 @@ class LibraryLauncher(ArrayLauncher):
         return launched if launched is not None else super().launch(arrays, stream, scalars, folder)
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
-        pointers = [checked.pointers[buffer.name] for buffer in self._spec.buffers]
+        pointers = [int(checked.views[buffer.name].data.ptr) for buffer in self._spec.buffers]
         self._launch(checked.arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
         library = library_of(checked.arrays[0])
         if library is not None:

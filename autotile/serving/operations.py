@@ -155,8 +155,8 @@ class OperationShelf:
         operation: Operation,
         dtype: str,
         location: str,
-        find_device: Callable[[Callable[[], list[Winner]]], tuple[int | None, DeviceProperties]],
-        find_nvrtc: Callable[[Callable[[], list[Winner]]], str],
+        find_device: Callable[[Shelf], tuple[int | None, DeviceProperties]],
+        find_nvrtc: Callable[[Shelf], str],
         *,
         bundle: Bundle | None = None,
         l2: L2Mode = "cold",
@@ -166,9 +166,9 @@ class OperationShelf:
         self._location = location
         self._signature, self._checked_s = file_signature(location), time.monotonic()
         stored = {member.name: DatabaseShelf(location, member.name, dtype) for member in operation.members}
-        every = [winner for shelf in stored.values() for winner in shelf.winners]
-        self.device_index, self.device = find_device(lambda: every)
-        self.nvrtc_version = find_nvrtc(lambda: every)
+        every = Shelf([winner for shelf in stored.values() for winner in shelf.winners])
+        self.device_index, self.device = find_device(every)
+        self.nvrtc_version = find_nvrtc(every)
         self.members = {
             member.name: _MemberResults(member, stored[member.name], self.device) for member in operation.members
         }
