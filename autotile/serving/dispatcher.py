@@ -467,8 +467,6 @@ class Dispatcher:
         return asked.wait or settings.wait or (asked.numerics or settings.numerics) == "same"
 
     def _find_for_operation(self, lookup: Lookup, *, anew: bool, defaults: bool) -> BoundKernel:
-        from autotile.serving.operations import serve_bundled
-
         name, library = str(lookup.name), lookup.library
         operation = self._operation(name) or load_operation(name)
         problem = operation.resolve(lookup.sizes, lookup.dtype, defaults=defaults)
@@ -476,16 +474,9 @@ class Dispatcher:
         pin = self._pin_in_force if lookup.bundle is None else None
         if lookup.bundle is not None:
             of_kernel = replace(lookup, dtype=problem.dtype, is_operation=False)
-            try:
-                nearest = serve_bundled(
-                    operation, problem, lambda kernel, own: self.find(replace(of_kernel, name=kernel, sizes=own))
-                )
-            except InputError:
-                if (served := shelf.serve_packed(problem, library=library)) is None:
-                    raise
-            else:
-                packed = None if nearest.tier == "exact" else shelf.serve_packed(problem, library=library)
-                served = packed or nearest
+            served = shelf.serve_packed(
+                problem, lambda kernel, own: self.find(replace(of_kernel, name=kernel, sizes=own)), library=library
+            )
         elif pin is not None and (way := pin.way_for(shelf, problem, library=library, numerics=lookup.numerics)):
             served = shelf.bind(way)
         else:

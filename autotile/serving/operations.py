@@ -284,11 +284,24 @@ class OperationShelf:
                 return self.bind(way)
         return None
 
-    def serve_packed(self, problem: Problem, *, library: bool) -> BoundKernel | None:
-        """Return the fastest by the model of times, of the library and the configurations that the bundle holds.
+    def serve_packed(
+        self, problem: Problem, find: Callable[[str, Sizes], BoundKernel], *, library: bool
+    ) -> BoundKernel:
+        """Return what the bundle holds for exactly a problem, else the fastest by the model of times, else the nearest.
 
-        It is None without a model for this GPU, or if the bundle holds nothing for the problem.
+        ``find`` returns the best configuration that the bundle holds of a kernel, for sizes by the kernel's own names.
+        That the bundle holds nothing for the problem is an `InputError`.
         """
+        try:
+            nearest = _nearest_first(problem, self.operation.fitting(problem), find, lambda kernel: kernel.problem)[0]
+        except InputError:
+            if (packed := self._expected_packed(problem, library=library)) is None:
+                raise
+            return packed
+        return nearest if nearest.tier == "exact" else self._expected_packed(problem, library=library) or nearest
+
+    def _expected_packed(self, problem: Problem, *, library: bool) -> BoundKernel | None:
+        """Return the fastest by the model, of libraries and what the bundle holds; None without a model or any."""
         bundle = self._bundle
         if bundle is None:
             return None
@@ -455,15 +468,6 @@ def nearest(request: OperationRequest) -> Iterator[Way]:
 
     fits = [(shelf.members[name].member, sizes) for name, sizes in request.fits.items()]
     yield from _nearest_first(request.problem, fits, find, lambda way: way.code.problem)
-
-
-def serve_bundled(operation: Operation, problem: Problem, find: Callable[[str, Sizes], BoundKernel]) -> BoundKernel:
-    """Return the kernel for a problem of an operation among those of a bundle: the one measured nearest to it.
-
-    ``find`` returns the best configuration of a kernel for sizes by its own names. That the bundle holds no kernel for
-    the problem is an `InputError`.
-    """
-    return _nearest_first(problem, operation.fitting(problem), find, lambda kernel: kernel.problem)[0]
 
 
 Found = TypeVar("Found", Way, BoundKernel)
