@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.dtypes import dtype_name
+from autotile.core.forks import cached_property
 from autotile.core.model import Config, L2Mode
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import load_cupy, nvrtc_version
@@ -156,7 +157,6 @@ class Dispatcher:
         """Kernels that were asked for since `note_requests`; None where nobody wants to know."""
         self.may_race = True
         """Whether first calls may race, by their arguments or the setting."""
-        self._pins: Pins | None = None
         dispatchers.add(self)
 
     @property
@@ -187,19 +187,17 @@ class Dispatcher:
             return False
         return self._pin_in_force is None and self._bundle is None
 
-    @property
+    @cached_property
     def pins(self) -> Pins:
         """Choices that are pinned, and do not change."""
-        if self._pins is None:
-            from autotile.serving.pinning import Pins
+        from autotile.serving.pinning import Pins
 
-            self._pins = Pins(self.refresher)
-        return self._pins
+        return Pins(self.refresher)
 
     @property
     def _pin_in_force(self) -> Pin | None:
         """The pinned choices that are in force; nothing is loaded for them unless something was pinned."""
-        if self._pins is None and (settings := read_settings()).pin is None and not settings.pin_strict:
+        if "pins" not in vars(self) and (settings := read_settings()).pin is None and not settings.pin_strict:
             return None
         return self.pins.in_force()
 
