@@ -364,7 +364,7 @@ def _raced(entry: PlanEntry, request: _Collected) -> PlanEntry:
 
 def _served() -> dict[BoundKernel, Dispatcher]:
     """Return the kernels that the program or a dispatcher keeps, each with its dispatcher."""
-    return {kernel: one for one in list(dispatchers) for kernel, _ in one.refresher.kernels()}
+    return {kernel: one for one in list(dispatchers) for kernel in one.refresher.kernels()}
 
 
 def _take_notes() -> None:

@@ -813,8 +813,8 @@ def _select(candidates: Sequence[ModelCandidate], times_us: Times, count: int) -
     """Select configurations one by one, each time that which lowers the mean loss most."""
     own = [n for n, one in enumerate(candidates) if not one.is_library]
     losses, weights = [], []
-    groups = [np.ones(len(own), np.bool_)]
-    groups += [np.array([candidates[n].kernel == name for n in own]) for name in {candidates[n].kernel for n in own}]
+    kernels, groups = [candidates[n].kernel for n in own], [np.ones(len(own), np.bool_)]
+    groups += [np.array([one == name for one in kernels]) for name in dict.fromkeys(kernels)]  # in one order always
     for number, group in enumerate(groups):
         part = np.where(group & np.isfinite(times_us[:, own]), times_us[:, own], np.inf)
         best = part.min(axis=1)

@@ -2,10 +2,8 @@
 
 `BoundKernel` is what `autotile.get_best_kernel` returns, of a kernel as of an operation. It holds a `Choice` (the
 configuration and its origin, see `autotile.serving.choice`), the code that the choice is of, and once it is loaded a
-launcher. Code is a kernel in a configuration (`KernelCode`) or a library (`LibraryCode`).
-There are four launchers with the same methods: of a kernel and of a library (`autotile.serving.launching`),
-`FirstUseRace` (by `autotile.serving.racing`), and `CapturingLauncher` around any of them. A served kernel
-adopts another as a whole: choice, code and launcher.
+launcher. Code is a kernel in a configuration or a library (`autotile.serving.choice`), each with a launcher of the same
+methods (`autotile.serving.launching`). A served kernel adopts another as a whole: choice, code and launcher.
 
 A look-up goes this way. `Dispatcher.get_best_kernel` finds an equal call in a dictionary. Otherwise it makes a
 `KernelRequest`: a kernel, its problem, the device, and the shelf of stored results (`autotile.serving.selection`).
@@ -26,48 +24,29 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import encode_json, to_document
-from autotile.core.forks import cached_property
-from autotile.core.model import (
-    Config,
-    LaunchGeometry,
-    Measurement,
-    Occupancy,
-    Problem,
-    Resources,
-    config_key,
-    config_text,
-)
+from autotile.core.documents import to_document
+from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources, config_text
 from autotile.errors import AutotileError, InputError, ToolchainError
-from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
+from autotile.kernel.launch import StepLaunch
 from autotile.kernel.library import Kernel, KernelName
 from autotile.serving.aside import compilations
-from autotile.serving.choice import EPOCH, Choice, Contender, Tier, resources_document
+from autotile.serving.choice import EPOCH, Choice, Code, Contender, KernelCode, Tier, resources_document
 from autotile.serving.choice import explain as explain_choice
-from autotile.serving.selection import RecentCache
 from autotile.settings import Numerics, absolute_path, read_settings
 from autotile.space.limits import compiled_occupancy
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from autotile.cuda.compiler import CachedCubin
-    from autotile.cuda.function import PackedCubin, StepFunctions
-    from autotile.exchange.bundle import Bundle
     from autotile.kernel.operation import Library
-    from autotile.serving.launching import KernelLauncher, LibraryLauncher
-
-    Code: TypeAlias = "KernelCode | LibraryCode"
-    Launcher: TypeAlias = "KernelLauncher | LibraryLauncher | FirstUseRace | CapturingLauncher"
+    from autotile.serving.launching import Launcher
 
 
 class Lookup(msgspec.Struct, frozen=True, gc=False):
@@ -97,160 +76,6 @@ def _serve_again(request: dict[str, Any]) -> BoundKernel:
 
     served: BoundKernel = autotile.get_best_kernel(**request)
     return served
-
-
-class KernelCode:
-    """A kernel in a configuration, for its problem, which is ``asked`` for by the kernel's own names.
-
-    ``packed`` is the cubin in the bundle that it is served from; None if it is compiled or cached on this machine.
-    """
-
-    library = None
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        problem: Problem,
-        device: DeviceProperties,
-        config: Config,
-        *,
-        packed: PackedCubin | None = None,
-    ) -> None:
-        self.name, self.definition, self.problem, self.asked = kernel.name, kernel, problem, problem
-        self.packed = packed
-        self._device, self._config = device, config
-        self._cubin: CachedCubin | None = None
-
-    @cached_property
-    def plan(self) -> tuple[LaunchPlan, Mapping[str, Any], LaunchData]:
-        """Launches of a call, the scalars that the problem determines, and workspaces and tensor maps.
-
-        That the value of a scalar, computed from the problem sizes, does not fit in its type is an `ArgumentError`.
-        """
-        from autotile.kernel.launch import problem_scalars
-
-        spec, problem = self.definition.spec, self.problem
-        return (
-            LaunchPlan.of(spec, self._config, problem.sizes, self._device),
-            problem_scalars(spec, problem.sizes, problem.dtype, check=False),
-            LaunchData.of(spec, problem.dtype, known_names(spec, self._config, problem.sizes, self._device)),
-        )
-
-    @property
-    def cubin(self) -> CachedCubin:
-        """The cubin, compiled or found in the cache."""
-        return self._find_cubin(may_compile=True)  # type: ignore[return-value] # compiled, it is there
-
-    def needs_compiler(self, *, looks: bool = True) -> bool:
-        """Return True if neither a bundle nor this process nor, as far as it was looked for, the cache holds a cubin.
-
-        The cache is looked at once in a process, and not at all unless it ``looks``: a call must not wait for files.
-        """
-        key = self._code_key
-        if self._find_packed() is not None or self._cubin is not None or _cubins.get(key) or _cubins.recall(key):
-            return False
-        if not looks or _absent.get(key):
-            return True
-        if self._find_cubin(may_compile=False) is not None:
-            return False
-        _absent.keep(key, True)
-        return True
-
-    @cached_property
-    def _code_key(self) -> tuple[object, ...]:
-        """All that the code depends on: it is the same for many problems, as few kernels have sizes compiled in."""
-        kernel, problem = self.definition, self.problem
-        compiled_in = tuple([problem.sizes[name] for name in kernel.spec.compiled_names])
-        target = problem.dtype, self._device.architecture
-        return kernel.template_path, kernel.source_hash, target, tuple(self._config.items()), compiled_in
-
-    def _find_packed(self) -> PackedCubin | None:
-        """Return the cubin in the bundle that it is served from, else in that of the setting, if it is of this source.
-
-        That the bundle of the setting is damaged is a `BundleError`.
-        """
-        path = read_settings().bundle
-        if self.packed is None and path is not None:
-            from autotile.exchange.bundle import Bundle
-
-            bundle = _bundles.get(path) or _bundles.setdefault(path, Bundle(path))
-            if self.name in bundle.kernels and (held := bundle.kernel(self.name)).kernel.has_source_of(self.definition):
-                cubin = held.cubins_for(self.problem, self._device.compute_capability).get(config_key(self._config))
-                self.packed = bundle.packed(cubin) if cubin is not None else None
-        return self.packed
-
-    def _find_cubin(self, *, may_compile: bool) -> CachedCubin | None:
-        known = self._cubin or _cubins.recall(self._code_key)
-        if known is None or not known.path.exists():  # it may have been trimmed from the cache
-            from autotile.cuda.compiler import CubinCache, check_signatures, compile_cubin, compile_job
-
-            settings, problem = read_settings(), self.problem
-            job = compile_job(self.definition, self._config, problem.dtype, self._device.architecture, problem.sizes)
-            cache = CubinCache(settings.cache, settings.cache_limit_bytes)
-            known = cache.get(job.key)
-            if known is None and may_compile:
-                known = cache.put(job.key, compile_cubin(job))
-            if known is not None:
-                check_signatures(self.definition, problem.dtype, known)
-                _cubins.keep(self._code_key, known)
-        self._cubin = known
-        return known
-
-    def load(self, device_index: int) -> KernelLauncher:
-        """Compile the kernel or find its cubin, and load it."""
-        from autotile.cuda.driver import outside_of_captures
-        from autotile.cuda.function import StepFunctions
-        from autotile.cuda.toolchain import load_cupy
-        from autotile.serving.launching import CallArguments, KernelLauncher, Preparation
-
-        spec, (launches, *_), packed = self.definition.spec, self.plan, self._find_packed()
-
-        def load() -> StepFunctions:
-            image = packed.read() if packed is not None else self.cubin.path
-            functions = StepFunctions(spec.steps, image, packed.symbols if packed is not None else self.cubin.symbols)
-            functions.opt_in(launches)
-            return functions
-
-        key = device_index, packed.name if packed is not None else self.cubin.cubin_hash, *self._code_key
-        functions = _loaded.recall(key)
-        with load_cupy().cuda.Device(device_index), outside_of_captures():
-            if functions is not None:
-                functions.opt_in(launches)
-            else:
-                functions = _loaded.keep(key, load())
-        arguments = CallArguments(spec, self.problem, self._config, self.plan, device_index)
-        preparation, graphs = Preparation.of(spec, self.problem, launches, load), read_settings().graphs
-        return KernelLauncher(arguments, functions, device_index, with_graphs=graphs, preparation=preparation)
-
-
-class LibraryCode:
-    """A library for a problem of an operation; a kernel of it declares the arrays, and ``sizes`` are by its names."""
-
-    def __init__(self, library: Library, asked: Problem, definition: Kernel, sizes: Mapping[str, int]) -> None:
-        self.name, self.library, self.asked, self.definition = library.name, library, asked, definition
-        self._sizes = sizes
-
-    @cached_property
-    def problem(self) -> Problem:
-        """The problem by the names of the kernel, made at the first call rather than within a look-up."""
-        return Problem(self.definition.name, {**self.definition.spec.sizes, **self._sizes}, self.asked.dtype)
-
-    def load(self, device_index: int) -> LibraryLauncher:
-        """Return a launcher for a device."""
-        from autotile.serving.launching import LibraryLauncher
-
-        return LibraryLauncher(self.definition.spec, self.problem, self.library, self.asked, device_index)
-
-
-_MAX_CUBINS = 512
-_cubins: RecentCache[tuple[object, ...], CachedCubin] = RecentCache(_MAX_CUBINS)
-"""Cubins that this process has used."""
-_bundles: dict[Path, Bundle] = {}
-"""Those of the setting."""
-_absent: RecentCache[tuple[object, ...], bool] = RecentCache(16 * _MAX_CUBINS)
-"""Those that the cache did not hold when it was looked at."""
-_loaded: RecentCache[tuple[object, ...], StepFunctions] = RecentCache(_MAX_CUBINS)
-"""Their functions on each device; a module takes longer to load than a launch."""
 
 
 def expect_served(kernel: object, taken_by: str) -> None:
@@ -297,7 +122,7 @@ class BoundKernel:
         device: DeviceProperties,
         device_index: int | None,
         *,
-        first_use: Callable[[BoundKernel], Launcher] | None = None,
+        first_use: tuple[BoundKernel, Callable[..., None]] | None = None,
     ) -> None:
         self.device = device
         self.choice = choice
@@ -313,7 +138,9 @@ class BoundKernel:
         self._device_index = device_index
         """CUDA device to launch on; None if it can only be inspected."""
         self._first_use = first_use
-        """Function that makes the launcher, such as a race; None for that of the code."""
+        """What is launched until the best few ways have been raced on the arrays of a call, and the function that has
+        the fastest adopted then (`autotile.serving.racing`); None without a race."""
+        self._racing = threading.Lock()
         self.find_stand_in: Callable[[], BoundKernel | None] | None = None
         """Function that returns what is served while the kernel is compiled, None for nothing; None if calls wait."""
         self._report_at = sys.maxsize
@@ -575,7 +402,7 @@ class BoundKernel:
                     self._report_calls()
                 index = self._only_output
                 return launched[index] if index is not None else self._outputs(launched)
-        launcher = launcher or self._load()
+        launcher = launcher or self._load_for(arrays, stream, scalars)
         return self._launched(launcher.launch(arrays, stream, scalars))
 
     def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
@@ -585,7 +412,11 @@ class BoundKernel:
         call in this thread and on this stream, or with ``starts`` of those that a call requires. Only a call computes
         by a library but cuBLAS, races, is captured, or changes the current device.
         """
-        launcher = self._launcher or self._load()
+        launcher = self._launcher
+        if launcher is None:
+            if self._first_use is not None:
+                return False
+            launcher = self._load()
         if not launcher.launch_at(stream, pointers, starts=starts):
             return False
         self.count_call()
@@ -615,7 +446,7 @@ class BoundKernel:
             As for a call.
         """
         self.find_stand_in = None  # what is returned keeps its configuration, so that it waits for the compiler
-        launcher = self._launcher or self._load()
+        launcher = self._launcher or self._load_for(arrays, None, scalars)
         launch_bound = launcher.bind(arrays, scalars)
         if self.tier == "exact":
             return launch_bound  # calls are only counted of fallbacks
@@ -652,8 +483,8 @@ class BoundKernel:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the kernel is compiled and loaded."""
-        return self._launcher is not None
+        """Whether the kernel is compiled and loaded; before a race, what is launched until then."""
+        return self._launcher is not None or (self._first_use is not None and self._first_use[0].is_loaded)
 
     def load(self, *, waits: bool = True) -> None:
         """Compile the kernel and load it; errors are those of a call.
@@ -694,12 +525,11 @@ class BoundKernel:
                 (id(one.definition), one.choice.config, one.library, one._first_use) for one in (self, other)
             )
             if ours != theirs:
-                if self._launcher is not None:
-                    if other._launcher is None or other._first_use is not None:
+                if self.is_loaded:
+                    if other._launcher is None:
                         return False
-                    self._retired += (self._launcher,)
-                self._launcher = other._launcher if other._first_use is None else None  # a race is of one kernel
-                self._code, self._first_use = other._code, other._first_use
+                    self._retired += (self._launcher or self._first_use,)
+                self._launcher, self._code, self._first_use = other._launcher, other._code, other._first_use
             self.choice, self.find_ways = other.choice, other.find_ways or self.find_ways
         EPOCH.now = object()
         return True
@@ -713,25 +543,39 @@ class BoundKernel:
         return self._device_index
 
     def _load(self) -> Launcher:
-        """Make the launcher, once."""
+        """Make the launcher, once; before a race, return that of what is launched until then."""
         launcher = self._launcher
         if launcher is not None:
             return launcher
         device_index = self._launch_device()
         if self.find_stand_in is not None:
             self._stand_in()
+        first_use = self._first_use
+        if first_use is not None:
+            return first_use[0]._load()
         with self._lock:
             if self._launcher is None:
-                if self._first_use is not None:
-                    self._launcher = self._first_use(self)
-                else:
-                    self._launcher = self._code.load(device_index)
-                    settings = read_settings()
-                    if settings.capture is not None:
-                        limits = settings.capture, settings.capture_calls, settings.capture_limit_bytes
-                        folder = _folders.setdefault(limits, CaptureFolder(*limits))
-                        self._launcher = CapturingLauncher(self._launcher, self._code, folder)
+                from autotile.serving.launching import KernelLauncher, LibraryLauncher
+
+                code, at = self._code, device_index
+                self._launcher = KernelLauncher(code, at) if isinstance(code, KernelCode) else LibraryLauncher(code, at)
             return self._launcher
+
+    def _load_for(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Launcher:
+        """Return the launcher for a call, on whose arrays the best few ways are raced if there was no race yet.
+
+        There is none if the arrays or the stream do not allow it, and the next call tries again.
+        """
+        launcher = self._load()
+        if self._first_use is None or not self._racing.acquire(blocking=False):  # another thread races
+            return launcher
+        try:
+            if self._first_use is not None:
+                _, race = self._first_use
+                race(self, arrays, stream=stream, scalars=scalars)
+        finally:
+            self._racing.release()
+        return self._load()
 
     def _stand_in(self) -> None:
         """Serve something that needs no compiler if the choice does, until that is compiled aside and takes over."""
@@ -770,148 +614,6 @@ class BoundKernel:
         compilations.add(take_over)
 
 
-class CaptureFolder:
-    """Folder of captured calls, on which `autotile tune --captured` tunes, created for the user alone.
-
-    The limits are those of this process.
-    """
-
-    def __init__(self, folder: Path, max_calls: int, max_bytes: int) -> None:
-        self._folder = folder
-        self._calls_left = max_calls
-        self._bytes_left = max_bytes
-        self._lock = threading.Lock()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no further call is written."""
-        return self._calls_left <= 0
-
-    def write(self, code: Code, views: Mapping[str, Any], scalars: Mapping[str, object]) -> Path | None:
-        """Write a call, and return its folder; None if it does not fit in the limits.
-
-        The arrays are copied from the device on CuPy's current stream. The folder appears when it is complete. That it
-        cannot be written is an `InputError`.
-        """
-        import shutil
-        import tempfile
-
-        from autotile.kernel.inputs import DOCUMENT, document_of
-
-        spec, problem = code.definition.spec, code.problem
-        read = {buffer.name: views[buffer.name] for buffer in spec.buffers if buffer.is_read}
-        size_bytes = sum(int(view.nbytes) for view in read.values())
-        with self._lock:
-            if self._calls_left <= 0 or size_bytes > self._bytes_left:
-                return None
-            self._calls_left -= 1
-            self._bytes_left -= size_bytes
-        document = document_of(spec, problem.sizes, problem.dtype, scalars)
-        fields = {name: getattr(document, name) for name in document.__struct_fields__}
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            made = Path(tempfile.mkdtemp(prefix=".writing-", dir=self._folder))
-            try:
-                for name, view in read.items():
-                    np.save(made / f"{name}.npy", view.get(), allow_pickle=False)
-                (made / DOCUMENT).write_text(encode_json(fields), encoding="utf-8")
-                target = self._folder / f"{spec.name}-{made.name.removeprefix('.writing-')}"
-                made.rename(target)
-            except BaseException:
-                shutil.rmtree(made, ignore_errors=True)
-                raise
-        except OSError as error:
-            hint = "choose another folder (AUTOTILE_CAPTURE)"
-            raise InputError(f"a call cannot be captured in {self._folder}: {error.strerror}; {hint}") from None
-        return target
-
-
-_folders: dict[tuple[Path, int, int], CaptureFolder] = {}
-"""Folder of the settings, one for all kernels."""
-
-
-class CapturingLauncher(msgspec.Struct, eq=False):
-    """A launcher that captures calls before it launches, until the limits are reached; ``plain`` is that without it."""
-
-    plain: Launcher
-    _code: Code
-    _folder: CaptureFolder
-
-    def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        """Leave calls that are to be captured to `launch`."""
-        return self.plain.launch_fast(arrays) if self._folder.is_full else None
-
-    def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
-        """Leave calls that are to be captured to `launch`."""
-        return self._folder.is_full and self.plain.launch_at(stream, pointers, starts=starts)
-
-    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
-        """Capture and launch."""
-        if not self._folder.is_full:
-            write = partial(self._folder.write, self._code, scalars=scalars)
-            arrays = self.plain.capture(arrays, stream, write)
-        return self.plain.launch(arrays, stream, scalars)
-
-    def capture(
-        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
-    ) -> Sequence[Any]:
-        """Pass the arrays of a call to ``write``; nothing is launched."""
-        return self.plain.capture(arrays, stream, write)
-
-    def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
-        """Capture once, and return a function that launches."""
-        if not self._folder.is_full:
-            self.plain.capture(arrays, None, partial(self._folder.write, self._code, scalars=scalars))
-        return self.plain.bind(arrays, scalars)
-
-
-class FirstUseRace:
-    """A launcher that has the best few ways to compute a problem raced at the first call, and gives way to the fastest.
-
-    ``race`` does so for ``served``, unless the arrays or the stream do not allow it, and the next call tries again. The
-    first contender is served without a race.
-    """
-
-    def __init__(self, first: BoundKernel, race: Callable[..., None], served: BoundKernel) -> None:
-        self._first, self._race, self._served = first, race, served
-        self._racing = threading.Lock()
-        first.load()
-
-    def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        """Leave calls to `launch`."""
-        return None
-
-    def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
-        """Leave calls to `launch`."""
-        return False
-
-    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
-        """Race, and launch."""
-        return self._raced(arrays, stream, scalars).launch(arrays, stream, scalars)
-
-    def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
-        """Race on these arrays, and return a function that launches on them."""
-        return self._raced(arrays, None, scalars).bind(arrays, scalars)
-
-    def capture(
-        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
-    ) -> Sequence[Any]:
-        """Pass the arrays of a call to ``write``; nothing is launched."""
-        return self._first._load().capture(arrays, stream, write)
-
-    def _raced(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Launcher:
-        served, first = self._served, self._first
-        if not self._racing.acquire(blocking=False):
-            return first._load()  # another thread races; this call is served as without it
-        try:
-            if served._launcher is self:
-                self._race(served, arrays, stream=stream, scalars=scalars)
-        finally:
-            self._racing.release()
-        launcher = served._load()
-        return launcher if launcher is not self else first._load()
-
-
 def capture(
     kernel: BoundKernel, folder: str | Path | None = None, *, calls: int = 1, limit_bytes: int = 4 << 30
 ) -> Callable[..., Any]:
@@ -941,6 +643,7 @@ def capture(
     >>> capture(kernel, "calls")(x, y)  # doctest: +SKIP
     """
     from autotile.core.argument_types import check_value
+    from autotile.serving.launching import CaptureFolder
 
     check_value("folder", folder, str | Path | None)
     check_value("calls", calls, int)
@@ -952,9 +655,8 @@ def capture(
     into = CaptureFolder(chosen, calls, limit_bytes)
 
     def captured(*arrays: Any, stream: Any = None, **scalars: float) -> Any:
-        launcher = kernel._load()
-        plain = launcher.plain if isinstance(launcher, CapturingLauncher) else launcher
-        capturing = CapturingLauncher(plain, kernel._code, into)
-        return kernel._launched(capturing.launch(arrays, stream, scalars))
+        launcher = kernel._load_for(arrays, stream, scalars)
+        folder = into if not into.is_full else None
+        return kernel._launched(launcher.launch(arrays, stream, scalars, folder))
 
     return captured

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.dtypes import dtype_name
+from autotile.core.forks import cached_property
 from autotile.core.model import Config, L2Mode
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import load_cupy, nvrtc_version
@@ -26,14 +27,14 @@ from autotile.errors import DeviceError, InputError, NotTunedError, ToolchainErr
 from autotile.kernel.library import KernelName, held_kernel, is_path, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.bound import BoundKernel, KernelCode, Lookup
-from autotile.serving.choice import Choice
+from autotile.serving.bound import BoundKernel, Lookup
+from autotile.serving.choice import Choice, KernelCode, RecentCache
 from autotile.serving.refresh import MissCounter, Refresher
 from autotile.serving.selection import (
     MAX_SERVED,
     DatabaseShelf,
     KernelRequest,
-    RecentCache,
+    Shelf,
     choose,
     choose_bundled,
     exact,
@@ -43,9 +44,11 @@ from autotile.serving.selection import (
 from autotile.settings import Numerics, absolute_path, read_settings, served_database
 
 if TYPE_CHECKING:
-    from autotile.exchange.bundle import Bundle
+    from autotile.exchange.bundle import Bundle, BundledKernel
     from autotile.serving.operations import MatmulOptions, OperationShelf, Products
     from autotile.serving.pinning import Pin, Pins
+
+    Stored = Shelf | DatabaseShelf | BundledKernel
 
 _DEFAULTS = {
     **{"dtype": None, "database": None, "bundle": None, "library": True},
@@ -92,11 +95,10 @@ def _kept(serve: Find[Arguments]) -> Find[Arguments]:
 
 def _stand_in(request: KernelRequest, chosen: Config, device_index: int | None) -> BoundKernel | None:
     """Return a kernel in the best other configuration that is valid for a problem and needs no compiler, or None."""
-    spec, problem, device = request.kernel.spec, request.problem, request.device
-    for choice in (*exact(request), *neighbours(request), Choice("default", spec.default)):
+    for choice in (*exact(request), *neighbours(request), Choice("default", request.kernel.spec.default)):
         is_other = dict(choice.config) != dict(chosen) and request.allows(choice)
-        if is_other and not (code := KernelCode(request.kernel, problem, device, choice.config)).needs_compiler():
-            return BoundKernel(code, choice, device, device_index)
+        if is_other and not (code := request.code(choice)).needs_compiler():
+            return BoundKernel(code, choice, request.device, device_index)
     return None
 
 
@@ -140,8 +142,8 @@ class Dispatcher:
         """Kernels that `get_best_kernel` has returned, by its arguments."""
         self.find_served = self.served.get
         self._bundles: dict[str, Bundle] = {}
-        self._operations: dict[str, Operation] = {}
-        self._denotes_operation: dict[str, bool] = {}
+        self._operations: dict[str, Operation | None] = {}
+        """Operations by name or path; None for what is a kernel."""
         self._shelves: dict[tuple[object, ...], OperationShelf] = {}
         self._device_count = 0
         """Number of CUDA devices; 0 if there are none, or if they have not been counted."""
@@ -155,7 +157,6 @@ class Dispatcher:
         """Kernels that were asked for since `note_requests`; None where nobody wants to know."""
         self.may_race = True
         """Whether first calls may race, by their arguments or the setting."""
-        self._pins: Pins | None = None
         dispatchers.add(self)
 
     @property
@@ -186,19 +187,17 @@ class Dispatcher:
             return False
         return self._pin_in_force is None and self._bundle is None
 
-    @property
+    @cached_property
     def pins(self) -> Pins:
         """Choices that are pinned, and do not change."""
-        if self._pins is None:
-            from autotile.serving.pinning import Pins
+        from autotile.serving.pinning import Pins
 
-            self._pins = Pins(self.refresher)
-        return self._pins
+        return Pins(self.refresher)
 
     @property
     def _pin_in_force(self) -> Pin | None:
         """The pinned choices that are in force; nothing is loaded for them unless something was pinned."""
-        if self._pins is None and (settings := read_settings()).pin is None and not settings.pin_strict:
+        if "pins" not in vars(self) and (settings := read_settings()).pin is None and not settings.pin_strict:
             return None
         return self.pins.in_force()
 
@@ -306,7 +305,7 @@ class Dispatcher:
         if served is None:
             _check_numerics(numerics)
             _check_types(bool, library=library, race=race, wait=wait)
-            is_operation = isinstance(kept, str) and self._is_operation(kept)
+            is_operation = isinstance(kept, str) and self._operation(kept) is not None
             origin, where = source or self._bundle, self.location(location)
             lookup = Lookup(kept, whole, dtype, place, where, origin, library, numerics, race, wait, is_operation)
             kernel = self.find(lookup)
@@ -329,7 +328,7 @@ class Dispatcher:
         kernel.lookup = lookup
         served = self.served.keep(key, kernel)  # concurrent callers get the same object
         if served is kernel:
-            self.refresher.count_misses(lookup.location, kernel)
+            self.refresher.count_misses(kernel)
             if pin is not None:
                 pin.record(kernel)
             if lookup.bundle is None:
@@ -412,7 +411,7 @@ class Dispatcher:
         With ``defaults``, missing sizes are taken from the file, as for a user who asks; a program must give them.
         """
         path = _bundle_path(bundle) or self._bundle
-        is_operation = isinstance(name, str | os.PathLike) and self._is_operation(str(name))
+        is_operation = isinstance(name, str | os.PathLike) and self._operation(str(name)) is not None
         lookup = Lookup(name, sizes, dtype, device, location, path, library, is_operation=is_operation)
         return self.find(lookup, defaults=defaults)
 
@@ -433,15 +432,15 @@ class Dispatcher:
                 held = load_kernel(name)
             bundled = bundle.kernel(held.name if held is not None else str(name))
             problem = resolve_problem(bundled.kernel.spec, sizes, dtype, defaults=defaults)
-            index, device = self._device(lookup.place, lambda: list(bundled.winners))
+            index, device = self._device(lookup.place, bundled)
             choice, cubin = choose_bundled(bundle, bundled, problem, device, self.l2)
             code = KernelCode(bundled.kernel, problem, device, choice.config, packed=cubin)
             return BoundKernel(code, choice, device, index)
         kernel = load_kernel(name)
         problem = resolve_problem(kernel.spec, sizes, dtype, defaults=defaults)
         shelf = DatabaseShelf(lookup.location, problem.kernel, problem.dtype)
-        index, device = self._device(lookup.place, lambda: shelf.winners)
-        request = KernelRequest(kernel, problem, device, _nvrtc_of(lambda: shelf.winners), shelf, l2=self.l2)
+        index, device = self._device(lookup.place, shelf)
+        request = KernelRequest(kernel, problem, device, _nvrtc_of(shelf), shelf, l2=self.l2)
         pin, found = self._pin_in_force, None
         if pin is not None and (pinned := pin.find(problem, device)) is not None:
             found = pin.choice_of(pinned, request, lookup.numerics)
@@ -451,7 +450,7 @@ class Dispatcher:
                 found = same_bits(like, request)
         if shelf.fault:
             found = replace(found, unread=shelf.fault)
-        served = BoundKernel(KernelCode(kernel, problem, device, found.config), found, device, index)
+        served = BoundKernel(request.code(found), found, device, index)
         if pin is None and like is None and not self._waits(lookup):
             served.find_stand_in = partial(_stand_in, request, found.config, index)
         return served
@@ -468,31 +467,17 @@ class Dispatcher:
         return asked.wait or settings.wait or (asked.numerics or settings.numerics) == "same"
 
     def _find_for_operation(self, lookup: Lookup, *, anew: bool, defaults: bool) -> BoundKernel:
-        from autotile.serving.operations import serve_bundled
-
         name, library = str(lookup.name), lookup.library
-        operation = self._operations.get(name)
-        if operation is None:
-            operation = self._operations[name] = load_operation(name)
+        operation = self._operation(name) or load_operation(name)
         problem = operation.resolve(lookup.sizes, lookup.dtype, defaults=defaults)
         shelf = self._shelf_for(operation, problem.dtype, lookup, anew=anew)
+        pin = self._pin_in_force if lookup.bundle is None else None
         if lookup.bundle is not None:
             of_kernel = replace(lookup, dtype=problem.dtype, is_operation=False)
-            try:
-                nearest = serve_bundled(
-                    operation, problem, lambda kernel, own: self.find(replace(of_kernel, name=kernel, sizes=own))
-                )
-            except InputError:
-                if (served := shelf.serve_packed(problem, library=library)) is None:
-                    raise
-            else:
-                packed = None if nearest.tier == "exact" else shelf.serve_packed(problem, library=library)
-                served = packed or nearest
-            served.operation, served.library_allowed = problem, library
-            return served
-        pin = self._pin_in_force
-        way = pin.way_for(shelf, problem, library=library, numerics=lookup.numerics) if pin is not None else None
-        if way is not None:
+            served = shelf.serve_packed(
+                problem, lambda kernel, own: self.find(replace(of_kernel, name=kernel, sizes=own)), library=library
+            )
+        elif pin is not None and (way := pin.way_for(shelf, problem, library=library, numerics=lookup.numerics)):
             served = shelf.bind(way)
         else:
             may_race = self.may_race and lookup.numerics != "same" and not anew and pin is None
@@ -525,14 +510,14 @@ class Dispatcher:
             served = self.find(lookup, anew=True)
         if served.operation is None:
             return [served]
-        shelf = self._shelf_for(self._operations[str(lookup.name)], served.operation.dtype, lookup)
+        shelf = self._shelf_for(load_operation(str(lookup.name)), served.operation.dtype, lookup)
         return shelf.contenders(served.operation, library=lookup.library)
 
-    def _is_operation(self, name: str) -> bool:
-        """Return True if a name or path denotes an operation rather than a kernel."""
-        if name not in self._denotes_operation:
-            self._denotes_operation[name] = find_operation(name) is not None
-        return self._denotes_operation[name]
+    def _operation(self, name: str) -> Operation | None:
+        """Return the operation that a name or path denotes; None if that is a kernel."""
+        if name not in self._operations:
+            self._operations[name] = load_operation(name) if find_operation(name) is not None else None
+        return self._operations[name]
 
     def matmul(
         self,
@@ -602,8 +587,8 @@ class Dispatcher:
         """
         products = self._products
         if products is not None and out is stream is database is None and alpha == 1.0 and beta == 0.0:
-            made = products.launch(a, b, (deterministic, emulate, library, numerics, race, wait))
-            if made is not None:
+            known = products.find(a, b, (deterministic, emulate, library, numerics, race, wait))
+            if known is not None and (made := known.launch(a, b)) is not None:
                 return made
         from autotile.serving.operations import MatmulOptions
 
@@ -620,7 +605,6 @@ class Dispatcher:
             self._products.clear()
         self._bundles.clear()
         self._operations.clear()
-        self._denotes_operation.clear()
         self._shelves.clear()
 
     def current_device(self) -> int | None:
@@ -643,9 +627,7 @@ class Dispatcher:
             return absolute_location(database)
         return self._database or served_database()
 
-    def _device(
-        self, device: int | str | None, read_stored: Callable[[], list[Winner]]
-    ) -> tuple[int | None, DeviceProperties]:
+    def _device(self, device: int | str | None, stored: Stored) -> tuple[int | None, DeviceProperties]:
         """Return the CUDA device to launch on, None if the kernel can only be inspected, and its properties.
 
         A device to inspect is the named one, else that of the user's newest result: measured ones come before replayed
@@ -656,7 +638,7 @@ class Dispatcher:
             if index is not None:
                 return index, live_device(index)
         own_first = sorted(
-            read_stored(), key=lambda best: (best.shipped, not best.key.template_hash, best.key.source != "cuda")
+            stored.winners, key=lambda best: (best.shipped, not best.key.template_hash, best.key.source != "cuda")
         )
         tuned = [best.device for best in own_first if best.device is not None]
         if not isinstance(device, str):
@@ -674,8 +656,8 @@ class Dispatcher:
             bundled = self._bundles[bundle].kernel(served.kernel)
             stored, version = bundled.winners, bundled.nvrtc_version
         else:  # those of other versions of the kernel, too
-            stored = own = DatabaseShelf(location, served.problem.kernel, served.problem.dtype).winners
-            version = _nvrtc_of(lambda: own)
+            shelf = DatabaseShelf(location, served.problem.kernel, served.problem.dtype)
+            stored, version = shelf.winners, _nvrtc_of(shelf)
         differences = served.choice.differences
         requested = key_of(served.definition, served.problem, served.device, nvrtc_version=version, l2_mode=self.l2)
         if not differences and stored:
@@ -741,13 +723,12 @@ _FALLBACK_PROFILE = "h200"
 """Device to serve for if there is no GPU and nothing is tuned: the one that the recordings are of."""
 
 
-def _nvrtc_of(read_stored: Callable[[], Sequence[Winner]]) -> str:
+def _nvrtc_of(stored: Stored) -> str:
     """Return the version of NVRTC on this machine; without NVRTC, the one that the newest result was compiled with."""
     try:
         return nvrtc_version()
     except ToolchainError:
-        stored = read_stored()
-        return stored[0].key.nvrtc_version if stored else ""
+        return stored.winners[0].key.nvrtc_version if stored.winners else ""
 
 
 dispatchers: WeakSet[Dispatcher] = WeakSet()

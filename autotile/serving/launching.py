@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from pathlib import Path
 from threading import local
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 
+from autotile.core.documents import encode_json
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
-from autotile.core.model import Config, Problem
 from autotile.cuda.cublas import Gemm, GemmLayout
 from autotile.cuda.driver import (
     PER_THREAD_STREAM,
@@ -40,11 +42,9 @@ from autotile.cuda.function import (
 )
 from autotile.cuda.packing import encode_description, pack_launches
 from autotile.cuda.toolchain import load_cupy
-from autotile.errors import ArgumentError
-from autotile.kernel.arguments import TensorMap, Texture, Workspace, encode_scalar
-from autotile.kernel.inputs import InputMaker
-from autotile.kernel.launch import LaunchData, LaunchPlan
-from autotile.kernel.operation import Library
+from autotile.errors import ArgumentError, InputError
+from autotile.kernel.arguments import ScalarArgument, TensorMap, Texture, Workspace, encode_scalar
+from autotile.kernel.inputs import DOCUMENT, InputMaker, document_of
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import (
@@ -60,6 +60,7 @@ from autotile.serving.arrays import (
     on_handle,
     on_stream,
 )
+from autotile.serving.choice import MAX_CUBINS, Code, KernelCode, LibraryCode, RecentCache
 from autotile.settings import read_settings
 
 Value = TypeVar("Value")
@@ -257,10 +258,10 @@ _Loaded = tuple[StepFunctions, tuple[ConstantCopy, ...]]
 class Preparation:
     """Prepares the launches of a kernel for one problem; ``load`` loads the kernel once more."""
 
-    def __init__(self, spec: KernelSpec, problem: Problem, plan: LaunchPlan, load: Callable[[], StepFunctions]) -> None:
-        self._spec = spec
-        self._problem = problem
-        self._plan = plan
+    def __init__(self, code: KernelCode, load: Callable[[], StepFunctions]) -> None:
+        self._spec = spec = code.definition.spec
+        self._problem = code.problem
+        self._plan = code.plan[0]
         self._load = load
         self._names = [buffer.name for buffer in spec.buffers]
         self._has_constants = any(buffer.constant for buffer in spec.buffers)
@@ -271,13 +272,10 @@ class Preparation:
         self._own: ByStream[_Loaded] = ByStream()
         """Modules of the calling thread."""
 
-    @classmethod
-    def of(
-        cls, spec: KernelSpec, problem: Problem, plan: LaunchPlan, load: Callable[[], StepFunctions]
-    ) -> Preparation | None:
-        """Return the preparation; None if the kernel needs none."""
-        made = cls(spec, problem, plan, load)
-        return made if made._has_constants or made._filled else None
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to prepare."""
+        return self._has_constants or bool(self._filled)
 
     def launch(
         self, plain: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], stream: int, *, is_bound: bool
@@ -358,22 +356,21 @@ def _uncaptured(stream: int) -> Iterator[int]:
             side_stream.synchronize()
 
 
+def _settable(spec: KernelSpec, scalars: Iterable[str], kernel: str) -> dict[str, ScalarArgument]:
+    """Return the scalars that a call may set, by name; an `ArgumentError` if it sets another one."""
+    free = {scalar.name: scalar for scalar in spec.scalars if scalar.default is not None}
+    if unknown := [name for name in scalars if name not in free]:
+        known = ", ".join(free) or "none"
+        raise ArgumentError(f"{kernel} has no scalar {unknown[0]!r} to set; scalars with a default: {known}")
+    return free
+
+
 class CallArguments(CallArrays):
-    """Arguments of a kernel's calls for one problem and configuration.
+    """Arguments of a kernel's calls for one problem and configuration."""
 
-    ``planned`` are the launches of a call, scalars that the problem determines, and workspaces and tensor maps.
-    """
-
-    def __init__(
-        self,
-        spec: KernelSpec,
-        problem: Problem,
-        config: Config,
-        planned: tuple[LaunchPlan, Mapping[str, Any], LaunchData],
-        device_index: int,
-    ) -> None:
-        super().__init__(spec, problem, config, device_index)
-        self.plan, self._scalars, self._data = planned
+    def __init__(self, code: KernelCode, device_index: int) -> None:
+        super().__init__(code.definition.spec, code.problem, code.config, device_index)
+        self.plan, self._scalars, self._data = code.plan
         self.workspaces = StreamWorkspaces(self._data.workspaces)
 
     def pack(
@@ -385,12 +382,9 @@ class CallArguments(CallArrays):
         is not aligned; `ToolchainError` if the driver refuses a tensor map.
         """
         values = dict(self._scalars)
-        free = {s.name: s for s in self._spec.scalars if s.default is not None}
-        for name, value in scalars.items():
-            if name not in free:
-                known = ", ".join(free) or "none"
-                raise ArgumentError(f"{self._spec.name} has no scalar {name!r} to set; scalars with a default: {known}")
-            values[name] = encode_scalar(free[name], value, self._problem.dtype)
+        if scalars:
+            free = _settable(self._spec, scalars, self._spec.name)
+            values |= {name: encode_scalar(free[name], v, self._problem.dtype) for name, v in scalars.items()}
         launches = pack_launches(
             self._spec,
             self.plan,
@@ -439,6 +433,71 @@ class CallArguments(CallArrays):
         return words
 
 
+class CaptureFolder:
+    """Folder of captured calls, on which `autotile tune --captured` tunes, created for the user alone.
+
+    The limits are those of this process.
+    """
+
+    def __init__(self, folder: Path, max_calls: int, max_bytes: int) -> None:
+        self._folder = folder
+        self._calls_left = max_calls
+        self._bytes_left = max_bytes
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_settings(cls) -> CaptureFolder | None:
+        """Return the folder of the settings, one for all kernels; None if they name none."""
+        settings = read_settings()
+        if settings.capture is None:
+            return None
+        limits = settings.capture, settings.capture_calls, settings.capture_limit_bytes
+        return _folders.setdefault(limits, cls(*limits))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further call is written."""
+        return self._calls_left <= 0
+
+    def write(self, code: Code, views: Mapping[str, Any], scalars: Mapping[str, object]) -> Path | None:
+        """Write a call, and return its folder; None if it does not fit in the limits.
+
+        The arrays are copied from the device on CuPy's current stream. The folder appears when it is complete. That it
+        cannot be written is an `InputError`.
+        """
+        import shutil
+        import tempfile
+
+        spec, problem = code.definition.spec, code.problem
+        read = {buffer.name: views[buffer.name] for buffer in spec.buffers if buffer.is_read}
+        size_bytes = sum(int(view.nbytes) for view in read.values())
+        with self._lock:
+            if self._calls_left <= 0 or size_bytes > self._bytes_left:
+                return None
+            self._calls_left -= 1
+            self._bytes_left -= size_bytes
+        document = document_of(spec, problem.sizes, problem.dtype, scalars)
+        fields = {name: getattr(document, name) for name in document.__struct_fields__}
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=".writing-", dir=self._folder))
+            try:
+                for name, view in read.items():
+                    np.save(made / f"{name}.npy", view.get(), allow_pickle=False)
+                (made / DOCUMENT).write_text(encode_json(fields), encoding="utf-8")
+                target = self._folder / f"{spec.name}-{made.name.removeprefix('.writing-')}"
+                made.rename(target)
+            except BaseException:
+                shutil.rmtree(made, ignore_errors=True)
+                raise
+        except OSError as error:
+            hint = "choose another folder (AUTOTILE_CAPTURE)"
+            raise InputError(f"a call cannot be captured in {self._folder}: {error.strerror}; {hint}") from None
+        return target
+
+
+_folders: dict[tuple[Path, int, int], CaptureFolder] = {}
+
 CurrentStream = Callable[[int], int]
 ReadSignature = Callable[[Sequence[Any]], Signature]
 
@@ -448,8 +507,13 @@ class ArrayLauncher:
 
     _arrays: CallArrays
 
-    def __init__(self, device_index: int) -> None:
+    def __init__(self, code: Code, device_index: int) -> None:
+        self._code = code
         self._device_index = device_index
+        self.folder = CaptureFolder.of_settings()
+        """Folder that calls are written to before they are launched; the fast path launches none of them."""
+        self._libraries: dict[type, tuple[CurrentStream, ReadSignature, tuple[ArraySpec, ...]]] = {}
+        """How the fast path reads arrays of each type, and what they must be."""
         self._one_device = device_count() == 1
         runtime = load_cupy().cuda.runtime
         self._current_device: Callable[[], int] = runtime.getDevice
@@ -457,56 +521,73 @@ class ArrayLauncher:
         self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
         """Not to be called with stream 0, which cannot be captured."""
 
-    def capture(
-        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
+    def launch(
+        self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float], folder: CaptureFolder | None = None
     ) -> Sequence[Any]:
-        """Check the arrays of a call, pass them to ``write`` as CuPy arrays, and return all; nothing is launched.
-
-        Errors of the arrays are an `ArgumentError`.
-        """
-        with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
-            checked = self._arrays.check(arrays)
-            write(checked.views)
-        return checked.arrays
-
-    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
         """Check arrays, allocate the outputs that were left out, launch, and prepare the fast path for such arrays.
 
-        Errors are those of `CallArrays.check` and, of a kernel, `CallArguments.pack`.
+        The call is first written to a ``folder``, or to its own. Errors are those of `CallArrays.check`,
+        `CaptureFolder.write` and, of a kernel, `CallArguments.pack`.
         """
         with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
-            checked = self._arrays.check(arrays)
+            checked = self._checked(arrays, scalars, folder or self.folder)
             self._launch_checked(checked, scalars)
         return checked.arrays
+
+    def _checked(
+        self, arrays: Sequence[Any], scalars: Mapping[str, float], folder: CaptureFolder | None
+    ) -> CheckedArrays:
+        """Check the arrays of a call, and write it to a folder if there is one."""
+        checked = self._arrays.check(arrays)
+        if folder is not None:
+            folder.write(self._code, checked.views, scalars)
+        if self.folder is not None and self.folder.is_full:
+            self.folder = None
+        return checked
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
         """Launch on CuPy's current stream, and prepare the fast path for such arrays."""
         raise NotImplementedError
 
+    def _know(self, library: ArrayLibrary, array: Any) -> None:
+        """Take calls with arrays like the first one of a call by the fast path, unless they are written first."""
+        if self.folder is None:
+            specs = self._arrays.array_specs(library)
+            self._libraries.setdefault(type(array), (library.stream, library.signature, specs))
+
+
+_loaded: RecentCache[tuple[object, ...], StepFunctions] = RecentCache(MAX_CUBINS)
+"""Functions of cubins on each device; a module takes longer to load than a launch."""
+
 
 class KernelLauncher(ArrayLauncher):
-    """Launches functions that are loaded on a device, and that it keeps alive.
+    """Launches the functions of a kernel, which it compiles or finds in the cache, loads on a device and keeps alive.
 
-    Repeated launches may become CUDA graphs if ``with_graphs`` is set. ``preparation`` is the work before each launch.
+    Repeated launches may become CUDA graphs, by the setting ``graphs``.
     """
 
-    def __init__(
-        self,
-        arguments: CallArguments,
-        functions: StepFunctions,
-        device_index: int,
-        *,
-        with_graphs: bool,
-        preparation: Preparation | None = None,
-    ) -> None:
-        super().__init__(device_index)
-        self.arguments = self._arrays = arguments
-        self._functions = functions
-        self._with_graphs = with_graphs
-        self._preparation = preparation
-        self._launch = functions.driver_launch(arguments.plan)
+    def __init__(self, code: KernelCode, device_index: int) -> None:
+        spec, (launches, *_), packed = code.definition.spec, code.plan, code.find_packed()
+
+        def load() -> StepFunctions:
+            image = packed.read() if packed is not None else code.cubin.path
+            functions = StepFunctions(spec.steps, image, packed.symbols if packed is not None else code.cubin.symbols)
+            functions.opt_in(launches)
+            return functions
+
+        key = device_index, packed.name if packed is not None else code.cubin.cubin_hash, *code.key
+        known = _loaded.recall(key)
+        with load_cupy().cuda.Device(device_index), outside_of_captures():
+            if known is not None:
+                known.opt_in(launches)
+            self._functions = functions = known or _loaded.keep(key, load())
+        super().__init__(code, device_index)
+        self.arguments = self._arrays = CallArguments(code, device_index)
+        self._with_graphs = read_settings().graphs
+        preparation = Preparation(code, load)
+        self._preparation = preparation if preparation.is_needed else None
+        self._launch = functions.driver_launch(self.arguments.plan)
         self._cupy = cupy_library()
-        self._libraries: dict[type, tuple[CurrentStream, ReadSignature, tuple[ArraySpec, ...]]] = {}
         self._states: ByStream[StreamState] = ByStream()
 
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
@@ -543,6 +624,8 @@ class KernelLauncher(ArrayLauncher):
         if not ((state or starts) and (self._one_device or self._current_device() == self._device_index)):
             return False
         if state is None:
+            if self.folder is not None:
+                return False
             with load_cupy().cuda.Device(self._device_index), on_handle(stream):
                 self._launch_first(stream, dict(zip(self.arguments.shapes, pointers, strict=True)), {}, keeps=True)
             return True
@@ -556,16 +639,43 @@ class KernelLauncher(ArrayLauncher):
 
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         """Return a function that launches on fixed arrays, on the current stream of their library."""
-        with load_cupy().cuda.Device(self._device_index):
-            return self._bind_checked(self.arguments.check(arrays), scalars)
+        launch_graph, is_capturing, index = self._launch_graph, self._is_capturing, self._device_index
+        with_graphs, device = self._with_graphs, load_cupy().cuda.Device
+        states: ByStream[StreamState] = ByStream()
+
+        def new_state(stream: int) -> StreamState:
+            with on_stream(checked.arrays):
+                state = self._new_state(stream, checked.pointers, scalars, is_bound=True)
+            states.keep(stream, state)
+            return state
+
+        def launch() -> None:
+            stream = current_stream(index)
+            state = states.by_stream.get(stream) or new_state(stream)
+            is_captured = stream != 0 and with_graphs and is_capturing(stream)
+            graph = state.graphs.get(())
+            if graph is not None and not is_captured:
+                launch_graph(graph.executable, stream)
+            else:
+                state.launch(stream, (), () if with_graphs and not is_captured else None)
+
+        def launch_on_device() -> None:
+            with device(index):
+                launch()
+
+        with device(index):
+            with on_stream(arrays):
+                checked = self._checked(arrays, scalars, self.folder)
+            current_stream = (library_of(checked.arrays[0]) or self._cupy).stream
+            new_state(current_stream(index))  # so that errors are raised here
+        return launch if self._one_device else launch_on_device
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
         library = library_of(checked.arrays[0])
-        keeps = library is not None and not scalars
+        keeps = library is not None and not scalars and self.folder is None
         self._launch_first(self._cupy.stream(self._device_index), checked.pointers, scalars, keeps=keeps)
         if library is not None and keeps:
-            specs = self.arguments.array_specs(library)
-            self._libraries.setdefault(type(checked.arrays[0]), (library.stream, library.signature, specs))
+            self._know(library, checked.arrays[0])
 
     def _launch_first(
         self, stream: int, pointers: Mapping[str, int], scalars: Mapping[str, float], *, keeps: bool
@@ -594,46 +704,16 @@ class KernelLauncher(ArrayLauncher):
             launch, own = self._preparation.launch(launch, block, words, stream, is_bound=is_bound)
         return StreamState(launch, block, ParameterLayout((), (), ()), (self._functions, workspaces, own))
 
-    def _bind_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> Callable[[], None]:
-        current_stream = (library_of(checked.arrays[0]) or self._cupy).stream
-        launch_graph, is_capturing, index = self._launch_graph, self._is_capturing, self._device_index
-        with_graphs = self._with_graphs
-        states: ByStream[StreamState] = ByStream()
-
-        def new_state(stream: int) -> StreamState:
-            with on_stream(checked.arrays):
-                state = self._new_state(stream, checked.pointers, scalars, is_bound=True)
-            states.keep(stream, state)
-            return state
-
-        def launch() -> None:
-            stream = current_stream(index)
-            state = states.by_stream.get(stream) or new_state(stream)
-            is_captured = stream != 0 and with_graphs and is_capturing(stream)
-            graph = state.graphs.get(())
-            if graph is not None and not is_captured:
-                launch_graph(graph.executable, stream)
-            else:
-                state.launch(stream, (), () if with_graphs and not is_captured else None)
-
-        def launch_on_device() -> None:
-            with load_cupy().cuda.Device(index):
-                launch()
-
-        new_state(current_stream(index))  # so that errors are raised here
-        return launch if self._one_device else launch_on_device
-
 
 class LibraryLauncher(ArrayLauncher):
-    """Calls a library for a problem of a kernel, which is ``asked`` for by the names of an operation."""
+    """Calls a library."""
 
-    def __init__(self, spec: KernelSpec, problem: Problem, library: Library, asked: Problem, device_index: int) -> None:
-        super().__init__(device_index)
-        self._spec, self._problem, self._asked = spec, problem, asked
-        self._call = library.call
-        layout = GemmLayout.of(asked.sizes, asked.dtype) if self._call is None else None
+    def __init__(self, code: LibraryCode, device_index: int) -> None:
+        super().__init__(code, device_index)
+        self._spec = code.definition.spec
+        self._call = code.library.call
+        layout = GemmLayout.of(code.asked.sizes, code.asked.dtype) if self._call is None else None
         self._gemm = Gemm(layout, device_index) if layout is not None else None
-        self._specs: dict[type, tuple[ArrayLibrary, tuple[ArraySpec, ...]]] = {}
         # A graph would not wait for another thread that queues a product and its rounding on the same stream.
         self._with_graphs = layout is not None and not layout.rounds_afterwards and read_settings().graphs
         self._graphs: dict[int, LaunchGraphs] = {}
@@ -642,14 +722,25 @@ class LibraryLauncher(ArrayLauncher):
     @cached_property
     def _arrays(self) -> CallArrays:
         """The requirements, made at the first call that is checked."""
-        problem = resolve_problem(self._spec, self._problem.sizes, self._problem.dtype)
+        problem = resolve_problem(self._spec, self._code.problem.sizes, self._code.problem.dtype)
         return CallArrays(self._spec, problem, self._spec.default, self._device_index)
 
-    def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        """Launch on arrays like those of an earlier call; None if nothing was launched."""
-        if self._specs and len(arrays) != len(self._arrays.shapes):
+    def launch_fast(self, arrays: Sequence[Any], scalars: Mapping[str, float] | None = None) -> Sequence[Any] | None:
+        """Compute on arrays like those of an earlier call, and return all arrays; None if nothing was done."""
+        known = self._libraries.get(type(arrays[0])) if arrays else None
+        if known is None or not (self._one_device or self._current_device() == self._device_index):
+            return None
+        current_stream, read_signature, specs = known
+        if len(arrays) != len(specs):
             arrays = self._arrays.complete(arrays)
-        return arrays if self._launch_fast(arrays, {}) else None
+        signature = read_signature(arrays)
+        pointers = accepted_pointers(signature, specs, self._device_index) if signature else None
+        if pointers is None:
+            return None
+        stream = current_stream(self._device_index)
+        if scalars or not self.launch_at(stream, pointers):
+            self._launch(arrays, pointers, stream, scalars or {})
+        return arrays
 
     def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
         """Compute on arrays at these addresses, which meet the requirements; False if nothing was done."""
@@ -657,7 +748,7 @@ class LibraryLauncher(ArrayLauncher):
         if gemm is None or not (self._one_device or self._current_device() == self._device_index):
             return False
         if graphs is None:
-            if stream == PER_THREAD_STREAM:  # which is another stream in each thread
+            if stream == PER_THREAD_STREAM or self.folder is not None:  # the first is another stream in each thread
                 return False
             graphs = self._graphs.setdefault(stream, LaunchGraphs())
         is_captured = stream != 0 and self._is_capturing(stream)
@@ -671,60 +762,40 @@ class LibraryLauncher(ArrayLauncher):
             graphs.add_call(pointers, partial(gemm, addresses=pointers, memory=memory), stream, (gemm, memory))
         return True
 
-    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
+    def launch(
+        self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float], folder: CaptureFolder | None = None
+    ) -> Sequence[Any]:
         """Check the arrays of a call, compute, and return all arrays."""
-        if stream is None and self._launch_fast(arrays, scalars):
-            return arrays
-        return super().launch(arrays, stream, scalars)
+        launched = self.launch_fast(arrays, scalars) if stream is None and folder is None else None
+        return launched if launched is not None else super().launch(arrays, stream, scalars, folder)
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
-        pointers = [checked.pointers[buffer.name] for buffer in self._spec.buffers]
+        pointers = [int(checked.views[buffer.name].data.ptr) for buffer in self._spec.buffers]
         self._launch(checked.arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
         library = library_of(checked.arrays[0])
         if library is not None:
-            self._specs.setdefault(type(checked.arrays[0]), (library, self._arrays.array_specs(library)))
+            self._know(library, checked.arrays[0])
 
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         """Check arrays, and return a function that computes on them."""
-        with load_cupy().cuda.Device(self._device_index):
-            self._arrays.check(arrays)
-        self._check_scalars(scalars)
+        with load_cupy().cuda.Device(self._device_index), on_stream(arrays):
+            self._checked(arrays, scalars, self.folder)
+        _settable(self._spec, scalars, self._code.asked.kernel)
 
         def launch() -> None:
             self.launch(arrays, None, scalars)
 
         return launch
 
-    def _launch_fast(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> bool:
-        known = self._specs.get(type(arrays[0])) if arrays else None
-        if known is None or len(arrays) != len(self._arrays.shapes):
-            return False
-        if not self._one_device and self._current_device() != self._device_index:
-            return False
-        library, specs = known
-        signature = library.signature(arrays)
-        pointers = accepted_pointers(signature, specs, self._device_index) if signature else None
-        if pointers is None:
-            return False
-        stream = library.stream(self._device_index)
-        if scalars or not self.launch_at(stream, tuple(pointers)):
-            self._launch(arrays, pointers, stream, scalars)
-        return True
-
     def _launch(
         self, arrays: Sequence[Any], pointers: Sequence[int], stream: int, scalars: Mapping[str, float]
     ) -> None:
         if scalars:
-            self._check_scalars(scalars)
+            _settable(self._spec, scalars, self._code.asked.kernel)
         if self._gemm is not None:
             self._gemm(stream, pointers, scalars.get("alpha", 1.0), scalars.get("beta", 0.0))
         elif self._call is not None:
             self._call(*arrays, **scalars)
 
-    def _check_scalars(self, scalars: Mapping[str, float]) -> None:
-        names = [scalar.name for scalar in self._spec.scalars if scalar.default is not None]
-        if unknown := [name for name in scalars if name not in names]:
-            known = ", ".join(names) or "none"
-            raise ArgumentError(
-                f"{self._asked.kernel} has no scalar {unknown[0]!r} to set; scalars with a default: {known}"
-            )
+
+Launcher = KernelLauncher | LibraryLauncher

@@ -39,12 +39,11 @@ from autotile.serving.arrays import (
     on_stream,
 )
 from autotile.serving.aside import choices, compilations
-from autotile.serving.bound import BoundKernel, FirstUseRace, KernelCode, LibraryCode
-from autotile.serving.choice import EPOCH, Choice, Contender
+from autotile.serving.bound import BoundKernel
+from autotile.serving.choice import EPOCH, Choice, Code, Contender, KernelCode, LibraryCode, RecentCache
 from autotile.serving.selection import (
     DatabaseShelf,
     KernelRequest,
-    RecentCache,
     Shelf,
     choose,
     exact,
@@ -112,7 +111,7 @@ Sizes = Mapping[str, int]
 class Way(NamedTuple):
     """A way to compute a problem: a choice, the code that it is of, and its time as in `Contender`."""
 
-    code: KernelCode | LibraryCode
+    code: Code
     choice: Choice
     time_us: float | None = None
     doubt: float | None = None
@@ -156,8 +155,8 @@ class OperationShelf:
         operation: Operation,
         dtype: str,
         location: str,
-        find_device: Callable[[Callable[[], list[Winner]]], tuple[int | None, DeviceProperties]],
-        find_nvrtc: Callable[[Callable[[], list[Winner]]], str],
+        find_device: Callable[[Shelf], tuple[int | None, DeviceProperties]],
+        find_nvrtc: Callable[[Shelf], str],
         *,
         bundle: Bundle | None = None,
         l2: L2Mode = "cold",
@@ -167,9 +166,9 @@ class OperationShelf:
         self._location = location
         self._signature, self._checked_s = file_signature(location), time.monotonic()
         stored = {member.name: DatabaseShelf(location, member.name, dtype) for member in operation.members}
-        every = [winner for shelf in stored.values() for winner in shelf.winners]
-        self.device_index, self.device = find_device(lambda: every)
-        self.nvrtc_version = find_nvrtc(lambda: every)
+        every = Shelf([winner for shelf in stored.values() for winner in shelf.winners])
+        self.device_index, self.device = find_device(every)
+        self.nvrtc_version = find_nvrtc(every)
         self.members = {
             member.name: _MemberResults(member, stored[member.name], self.device) for member in operation.members
         }
@@ -225,8 +224,7 @@ class OperationShelf:
             present = self.contenders(problem, library=library)
             if len(present) > 1:
                 race_all = partial(adopt_fastest, present, self.operation, self._location)
-                first_use = partial(FirstUseRace, present[0], race_all)
-                served = self.bind(way, first_use=first_use)
+                served = self.bind(way, first_use=(present[0], race_all))
 
         served.find_ways = self.find_ways
         return served
@@ -286,11 +284,24 @@ class OperationShelf:
                 return self.bind(way)
         return None
 
-    def serve_packed(self, problem: Problem, *, library: bool) -> BoundKernel | None:
-        """Return the fastest by the model of times, of the library and the configurations that the bundle holds.
+    def serve_packed(
+        self, problem: Problem, find: Callable[[str, Sizes], BoundKernel], *, library: bool
+    ) -> BoundKernel:
+        """Return what the bundle holds for exactly a problem, else the fastest by the model of times, else the nearest.
 
-        It is None without a model for this GPU, or if the bundle holds nothing for the problem.
+        ``find`` returns the best configuration that the bundle holds of a kernel, for sizes by the kernel's own names.
+        That the bundle holds nothing for the problem is an `InputError`.
         """
+        try:
+            nearest = _nearest_first(problem, self.operation.fitting(problem), find, lambda kernel: kernel.problem)[0]
+        except InputError:
+            if (packed := self._expected_packed(problem, library=library)) is None:
+                raise
+            return packed
+        return nearest if nearest.tier == "exact" else self._expected_packed(problem, library=library) or nearest
+
+    def _expected_packed(self, problem: Problem, *, library: bool) -> BoundKernel | None:
+        """Return the fastest by the model, of libraries and what the bundle holds; None without a model or any."""
         bundle = self._bundle
         if bundle is None:
             return None
@@ -406,8 +417,7 @@ def measured(request: OperationRequest) -> Iterator[Way]:
         of_kernel = shelf.request_for(name, sizes, Shelf(stored, checks=member.checks))
         choice = first_allowed(of_kernel, exact, neighbours)
         if choice is not None and choice.measurement is not None and choice.tier != "transferred":
-            code = KernelCode(member.kernel, of_kernel.problem, shelf.device, choice.config)
-            ways.append(Way(code, choice, choice.measurement.time_us))
+            ways.append(Way(of_kernel.code(choice), choice, choice.measurement.time_us))
     key = tuple([request.problem.sizes[name] for name in shelf.measured_names])
     for library in request.libraries:
         winner = shelf.library_times[library.name].get(key)
@@ -454,19 +464,10 @@ def nearest(request: OperationRequest) -> Iterator[Way]:
     def find(name: str, sizes: Sizes) -> Way:
         of_kernel = shelf.request_for(name, sizes)
         choice = choose(of_kernel)
-        return Way(KernelCode(of_kernel.kernel, of_kernel.problem, shelf.device, choice.config), choice)
+        return Way(of_kernel.code(choice), choice)
 
     fits = [(shelf.members[name].member, sizes) for name, sizes in request.fits.items()]
     yield from _nearest_first(request.problem, fits, find, lambda way: way.code.problem)
-
-
-def serve_bundled(operation: Operation, problem: Problem, find: Callable[[str, Sizes], BoundKernel]) -> BoundKernel:
-    """Return the kernel for a problem of an operation among those of a bundle: the one measured nearest to it.
-
-    ``find`` returns the best configuration of a kernel for sizes by its own names. That the bundle holds no kernel for
-    the problem is an `InputError`.
-    """
-    return _nearest_first(problem, operation.fitting(problem), find, lambda kernel: kernel.problem)[0]
 
 
 Found = TypeVar("Found", Way, BoundKernel)
@@ -604,11 +605,6 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
         self.kernels.clear()
         self.notes.clear()
         self._deferred = {}
-
-    def launch(self, a: Any, b: Any, options: object) -> Any:
-        """Compute a product like one before, into a new array; return None, and launch nothing, if there was none."""
-        known = self.find(a, b, options)
-        return known.launch(a, b) if known is not None else None
 
     def keeper(
         self, a: Any, b: Any, options: object, shape: tuple[int, ...]

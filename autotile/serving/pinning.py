@@ -28,8 +28,8 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import key_of
 from autotile.database.paths import atomic_write
 from autotile.errors import AutotileError, DataError, PinError, PinWarning, SpecError, ToolchainError
-from autotile.serving.aside import wait_for_compilations
-from autotile.serving.bound import BoundKernel, KernelCode
+from autotile.serving.aside import at_exit, wait_for_compilations
+from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import EPOCH, Choice, Tier
 from autotile.serving.selection import KernelRequest, same_bits
 from autotile.settings import Numerics, absolute_path, read_settings, user_path
@@ -179,10 +179,6 @@ class Pin:
         self._lock = threading.Lock()
         self._written = -1
         self._resume_s = 0.0
-        if path is not None:
-            from multiprocessing.util import Finalize  # also runs in the children that it forks, unlike atexit
-
-            self._at_exit = Finalize(None, self.flush_quietly, exitpriority=0)
 
     @property
     def is_recording(self) -> bool:
@@ -251,7 +247,7 @@ class Pin:
             raise PinError(f"{self.origin} pins {pinned} to {pinned.kernel}, which is no kernel of {problem.kernel}")
         request = shelf.request_for(pinned.kernel, pinned.kernel_sizes)
         choice = self.choice_of(pinned, request, numerics)
-        return Way(KernelCode(request.kernel, request.problem, request.device, choice.config), choice)
+        return Way(request.code(choice), choice)
 
     def check(self, kernel: BoundKernel) -> None:
         """Warn of a kernel that is served although its choice is not pinned, or raise `PinError` if that is refused."""
@@ -301,18 +297,13 @@ class Pin:
         except PinError as error:  # it is tried again, at exit at last
             _warn(str(error))
 
-    def abandon(self) -> None:
-        """Neither add choices nor write the file any more."""
-        self._at_exit.cancel()
-        self._path = None
-
 
 def _warn(message: str) -> None:
     warnings.warn(message, PinWarning, stacklevel=2)
 
 
-Exchange = tuple[str, BoundKernel, BoundKernel]
-"""A database, a kernel that the program has, and the one that is served in its place."""
+Exchange = tuple[BoundKernel, BoundKernel]
+"""A kernel that the program has, and the one that is served in its place."""
 
 
 class Pins:
@@ -358,11 +349,8 @@ class Pins:
             self._put_in_force(pin, self._checked(pin))
             return
         pin = Pin(str(whole), self.served_choices(), strict=strict, path=whole)
-        try:
-            pin.flush()
-        except PinError:
-            pin.abandon()
-            raise
+        pin.flush()
+        at_exit(pin.flush_quietly)
         self._put_in_force(pin, [])
 
     def unpin(self) -> None:
@@ -381,15 +369,15 @@ class Pins:
     def served_choices(self) -> list[PinnedChoice]:
         """Return the served kernels, except those of bundles."""
         wait_for_compilations()  # what stands in for a choice is not the choice
-        found = (PinnedChoice.of(kernel) for kernel, _ in self._refresher.kernels())
+        found = map(PinnedChoice.of, self._refresher.kernels())
         return list({one.request: one for one in found}.values())
 
     def _checked(self, pin: Pin) -> list[Exchange]:
         """Return the kernels whose choices would change, loaded; errors are those of `pin`."""
         with self.instead(pin):
             again = self._refresher.choose_again
-            found = [(where, kernel, again(kernel)) for kernel, where in self._refresher.kernels()]
-            for _, kernel, fresh in found:
+            found = [(kernel, again(kernel)) for kernel in self._refresher.kernels()]
+            for kernel, fresh in found:
                 if fresh is kernel:
                     pin.check(kernel)
                 elif not kernel.has_shapes_of(fresh):
@@ -399,15 +387,15 @@ class Pins:
                     )
                 elif kernel.is_loaded:
                     fresh.load()
-        return [(where, kernel, fresh) for where, kernel, fresh in found if fresh is not kernel]
+        return [(kernel, fresh) for kernel, fresh in found if fresh is not kernel]
 
     def _put_in_force(self, pin: Pin, checked: list[Exchange]) -> None:
         """Serve pinned choices from now on, given what `_checked` returned for them."""
         self.forget()
         self._pin, self._is_decided = pin, True
         EPOCH.now = object()
-        for location, kernel, fresh in checked:
-            self._refresher.exchange(location, kernel, fresh)
+        for kernel, fresh in checked:
+            self._refresher.exchange(kernel, fresh)
 
     def synchronize(
         self,
@@ -457,4 +445,5 @@ def _pin_of_setting(path: Path, *, strict: bool) -> Pin:
                 )
             choices = read_choices(path) if exists else []
             pin = _by_setting[key] = Pin(str(path), choices, strict=strict, path=None if exists else path)
+            at_exit(pin.flush_quietly)
         return pin

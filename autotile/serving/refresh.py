@@ -15,9 +15,7 @@ for a CUDA device, and ends with the process. A forked child has none until it i
 
 from __future__ import annotations
 
-import atexit
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -43,7 +41,7 @@ from autotile.database.winners import (
     write_file,
 )
 from autotile.errors import AutotileError
-from autotile.serving.aside import AsideThreads
+from autotile.serving.aside import AsideThreads, at_exit
 from autotile.serving.selection import read_server
 from autotile.settings import expand_path, read_settings
 
@@ -138,14 +136,8 @@ class MissCounter:
     def _list(self, watched: _Watched) -> None:
         """List a kernel; of too many, the older half is written and leaves the list until it is called again."""
         if self._process != os.getpid():
-            self._process = process = os.getpid()
-            # Children of `multiprocessing` run its finalizers, and no functions of `atexit`. Its import takes 5 ms.
-            if "multiprocessing.process" in sys.modules:
-                from multiprocessing.util import Finalize
-
-                Finalize(None, self.flush, exitpriority=0)
-            else:
-                atexit.register(lambda: self.flush() if os.getpid() == process else None)
+            self._process = os.getpid()
+            at_exit(self.flush)
         if len(self._watched) >= _MAX_WATCHED:
             self._write(self._watched, _CALL_TIMEOUT_S, wait_s=0.0)
             for one in self._watched[: _MAX_WATCHED // 2]:
@@ -275,10 +267,10 @@ class Refresher:
         if kernel.can_launch:
             _thread.watch(self)
 
-    def kernels(self) -> list[tuple[BoundKernel, str]]:
-        """Return the kernels that the program or the dispatcher keeps, each with its database."""
+    def kernels(self) -> list[BoundKernel]:
+        """Return the kernels that the program or the dispatcher keeps."""
         with FORK_LOCK, self._lock:
-            return [(kernel, kernel.lookup.location) for kernel in self._kernels if kernel.lookup is not None]
+            return list(self._kernels)
 
     def poll(self, pause: Pause = lambda _: None) -> int:
         """Choose again what new results concern; return the number of replacements.
@@ -287,7 +279,7 @@ class Refresher:
         """
         replaced = 0
         with self._polling:
-            for location in sorted({location for _, location in self.kernels()}):
+            for location in sorted(set(map(_location, self.kernels()))):
                 database = self._databases.setdefault(location, WatchedDatabase(location))
                 found = database.read()
                 if found is not None:
@@ -306,18 +298,18 @@ class Refresher:
         ``changed``; None for all. Operations are chosen again in any case.
         """
         replaced = 0
-        for kernel, place in sorted(self.kernels(), key=lambda one: -one[0].calls):
+        for kernel in sorted(self.kernels(), key=lambda one: -one.calls):
             is_concerned = changed is None or (kernel.kernel, kernel.problem.dtype) in changed
-            if location in (None, place) and (is_concerned or kernel.operation is not None):
+            if location in (None, _location(kernel)) and (is_concerned or kernel.operation is not None):
                 start_s = time.monotonic()
                 with suppress(Exception):  # the program goes on with what it has
                     fresh = self.choose_again(kernel)
                     if fresh is not kernel and not fresh.choice.unread and kernel.has_shapes_of(fresh):
-                        replaced += self.exchange(place, kernel, fresh)
+                        replaced += self.exchange(kernel, fresh)
                 pause((time.monotonic() - start_s) * (1 / _SHARE - 1))
         return replaced
 
-    def exchange(self, location: str, kernel: BoundKernel, fresh: BoundKernel) -> bool:
+    def exchange(self, kernel: BoundKernel, fresh: BoundKernel) -> bool:
         """Serve another choice in place of a kernel's, loaded first if the kernel is; return whether they differ."""
         choices = [replace(one.choice, contenders=()) for one in (fresh, kernel)]  # which are only found when asked for
         if fresh.kernel == kernel.kernel and choices[0] == choices[1]:
@@ -329,13 +321,19 @@ class Refresher:
         if not kernel.adopt(fresh):  # it was loaded meanwhile
             fresh.load()
             kernel.adopt(fresh)
-        self.count_misses(location, kernel)
+        self.count_misses(kernel)
         return True
 
-    def count_misses(self, location: str, kernel: BoundKernel) -> None:
+    def count_misses(self, kernel: BoundKernel) -> None:
         """Count the calls of a kernel if it is a fallback."""
         if kernel.tier != "exact" and kernel.can_launch and not kernel.is_library:
-            self._misses.watch(location, kernel)
+            self._misses.watch(_location(kernel), kernel)
+
+
+def _location(kernel: BoundKernel) -> str:
+    """Return the path or URL of the database that a dispatcher serves a kernel from."""
+    assert kernel.lookup is not None
+    return kernel.lookup.location
 
 
 class _RefreshThread(AsideThreads):

@@ -23,12 +23,11 @@ from __future__ import annotations
 
 import math
 import random
-import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, groupby, islice
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -57,7 +56,7 @@ from autotile.errors import BundleError, DatabaseError, DataError, SpecError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_device, runs_on, size_distance
-from autotile.serving.choice import Choice, Compared, Estimated, Tier
+from autotile.serving.choice import Choice, Compared, Estimated, KernelCode, RecentCache, Tier
 from autotile.space.limits import check_config, meets_heuristics, resource_violation
 
 if TYPE_CHECKING:
@@ -68,58 +67,10 @@ if TYPE_CHECKING:
     from autotile.families.preference import Expectation, Tuned
     from autotile.space.search_space import SearchSpace
 
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
 Result = TypeVar("Result")
 
 MAX_SERVED = 10_000
 """Maximum number of served kernels that are kept, of 3 KiB each."""
-
-
-class RecentCache(dict[Key, Value]):
-    """The entries that were used last, up to a limit, read with `dict.get`.
-
-    An order of use would cost time at each hit. Instead there are two generations: this dictionary, and the one that it
-    was when it last became full. An entry of the older generation that is asked for moves into this one; the others are
-    dropped when this one is full again.
-    """
-
-    __slots__ = ("_full", "_lock", "_older")  # without a dictionary of attributes, `get` is found as fast as in a dict
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self._full = limit // 2
-        self._older: dict[Key, Value] = {}
-        self._lock = threading.Lock()
-
-    def recall(self, key: Key, new: Value | None = None) -> Value | None:
-        """Return an entry of either generation, after `get` has found nothing; else add one, unless it is None."""
-        with self._lock:
-            found = self.get(key)
-            if found is None and (found := self._older.pop(key, new)) is not None:
-                if len(self) >= self._full:
-                    self._older = dict(self)
-                    super().clear()
-                self[key] = found
-            return found
-
-    def keep(self, key: Key, value: Value) -> Value:
-        """Add an entry unless the key has one, and return the entry: concurrent callers get the same object."""
-        found = self.recall(key, value)
-        return value if found is None else found
-
-    def set_aside(self) -> None:
-        """Leave all entries to `recall`, as those of the older generation."""
-        with self._lock:
-            self._older |= self
-            super().clear()
-
-    def clear(self) -> None:
-        """Remove all entries."""
-        with self._lock:
-            super().clear()
-            self._older = {}
-
 
 _FINALISTS: RecentCache[tuple[object, ...], Mapping[str, Winner]] = RecentCache(256)
 """Finalists of studies, by the state of the database's file."""
@@ -132,15 +83,13 @@ class Shelf(msgspec.Struct, frozen=True):
     ranked oldest first. Between equals, the user's own takes precedence over a shipped one; of the user's own the
     first, as dates depend on clocks, and of shipped ones the newest.
 
-    With ``estimates``, a configuration that is estimated to be far faster may take the place of the default. Unless
-    this ``compares`` results of other problems, the nearest is served. Results of a bundle come without times of the
-    default.
+    Unless this ``compares`` results of other problems, the nearest is served. Results of a bundle, ``bundled``, come
+    without times of the default, and nothing that is only estimated takes its place.
     """
 
     winners: Sequence[Winner] = ()
     rules: Sequence[StoredRule] = ()
     checks: Sequence[StoredVerdict] = ()
-    estimates: bool = True
     compares: bool = True
     bundled: bool = False
 
@@ -151,7 +100,7 @@ class DatabaseShelf:
     ``fault`` says why the database could not be read; it is empty if it was read or there is none.
     """
 
-    estimates, compares, bundled = True, True, False
+    compares, bundled = True, False
 
     def __init__(self, location: str, kernel: str, dtype: str) -> None:
         self.fault = ""
@@ -198,15 +147,18 @@ class DatabaseShelf:
         newest: dict[str, Winner] = {}
         for key in keys:
             if key not in newest:
-                with suppress(DataError):
-                    for row in self.digested_rows(digest, key):
-                        each = Winner.from_row(row, winner.device)
-                        newest.setdefault(config_key(each.config), each)
+                for each, _ in self.digested(digest, key, winner.device):
+                    newest.setdefault(config_key(each.config), each)
         return newest if signature is None else _FINALISTS.keep(known, newest)
 
-    def digested_rows(self, study: str, config: str) -> list[dict[str, Any]]:
-        """Return the finalists of a study with the digests of their outputs, and the rows of one configuration."""
-        return self._read(None, DIGESTED, study=study, config=config)
+    def digested(self, study: str, config: str, device: DeviceProperties | None = None) -> Iterator[tuple[Winner, str]]:
+        """Yield the finalists of a study, and the trials of one configuration, with the digests of their outputs.
+
+        The newest come first, and ``device`` is that of the study.
+        """
+        for row in self._read(None, DIGESTED, study=study, config=config):
+            with suppress(DataError):
+                yield Winner.from_row(row, device), convert(row["telemetry"], _DigestColumn).output_digest
 
     def _read(
         self, server: Callable[[Database], list[Result]] | None, query: Query[Result], **parameters: str
@@ -223,6 +175,12 @@ class DatabaseShelf:
         except DatabaseError as error:
             self.fault = str(error)
             return []
+
+
+class _DigestColumn(msgspec.Struct):
+    """Telemetry of a trial, as far as it is read here."""
+
+    output_digest: Text = ""
 
 
 def read_server(location: str, read: Callable[[Database], Result]) -> Result | None:
@@ -325,6 +283,10 @@ class KernelRequest:
         geometry = launch_geometry(spec, config, sizes, self.device)
         return not resource_violation(spec, geometry, choice.resources, self.device)
 
+    def code(self, choice: Choice) -> KernelCode:
+        """Return the kernel in the configuration of a choice."""
+        return KernelCode(self.kernel, self.problem, self.device, choice.config)
+
     def is_near(self, sizes: Mapping[str, int]) -> bool:
         """Return True if sizes differ from those of the problem by a doubling at most, and no flag does."""
         flags, doublings = size_distance(sizes, self.problem.sizes)
@@ -398,7 +360,7 @@ def rules(request: KernelRequest) -> Iterator[Choice]:
 
 def untuned(request: KernelRequest) -> Choice:
     """Return the default configuration, or one that is estimated to be far faster."""
-    config, estimated = untuned_config(request, estimates=request.shelf.estimates)
+    config, estimated = untuned_config(request)
     return Choice("default", config, estimated=estimated)
 
 
@@ -568,15 +530,15 @@ _MAX_COMBINATIONS = 10**9
 """Combinations of the largest space that is enumerated for a look-up, which takes some 0.1 s."""
 
 
-def untuned_config(request: KernelRequest, *, estimates: bool = True) -> tuple[Config, Estimated | None]:
+def untuned_config(request: KernelRequest) -> tuple[Config, Estimated | None]:
     """Return the configuration to serve where nothing is tuned, and the reason if it is not the default.
 
     The default is served unless its estimated time is at least twice the estimated least one, and the file states
     enough for such an estimate. Where the default cannot run, or is not worth a trial, the one with the least estimate
-    is served, or the first one if there are no estimates, or they are not to be used.
+    is served, or the first one if there are no estimates, or a bundle has no cubin of what they might choose.
     """
     spec, sizes, device, dtype = request.kernel.spec, request.problem.sizes, request.device, request.problem.dtype
-    default = dict(spec.default)
+    default, estimates = dict(spec.default), not request.shelf.bundled
     is_valid = not check_config(spec, default, sizes, device, dtype)
     is_served = is_valid and meets_heuristics(spec, default, sizes, device)
     if is_served:
@@ -639,12 +601,6 @@ def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | Non
     return None
 
 
-class _DigestColumn(msgspec.Struct):
-    """Telemetry of a trial, as far as it is read here."""
-
-    output_digest: Text = ""
-
-
 def same_bits(base: Choice, request: KernelRequest) -> Choice:
     """Return the fastest configuration that is known to compute the same bits as a choice; else the choice itself.
 
@@ -654,16 +610,12 @@ def same_bits(base: Choice, request: KernelRequest) -> Choice:
     problem on this GPU, with this compiler, are compared.
     """
     base_key, shelf = config_key(base.config), request.shelf
-    rows = shelf.digested_rows(request.key.digest, base_key) if isinstance(shelf, DatabaseShelf) else []
+    found = shelf.digested(request.key.digest, base_key) if isinstance(shelf, DatabaseShelf) else iter(())
     timed: dict[str, tuple[float, Winner]] = {}
     bits: dict[str, dict[str, str]] = {}
     """Digests of the outputs by those of the inputs, of each configuration."""
     varying: set[str] = set()
-    for row in rows:  # the newest first
-        try:
-            digest, winner = convert(row["telemetry"], _DigestColumn).output_digest, Winner.from_row(row, None)
-        except DataError:
-            continue
+    for winner, digest in found:  # the newest first
         name = config_key(winner.config)
         if digest:
             inputs, _, outputs = digest.partition(":")
@@ -686,8 +638,8 @@ def same_bits(base: Choice, request: KernelRequest) -> Choice:
         and all(ours[inputs] == bits[name][inputs] for inputs in common)
     ]
     choices = (request.choice_of(winner) for _, winner in sorted(faster, key=lambda one: one[0]))
-    found = next((one for one in choices if one.tier == "exact" and request.allows(one)), None)
-    return base if found is None else replace(found, pinned=base.pinned)
+    best = next((one for one in choices if one.tier == "exact" and request.allows(one)), None)
+    return base if best is None else replace(best, pinned=base.pinned)
 
 
 def choose_bundled(
@@ -725,7 +677,6 @@ def choose_bundled(
             if (key := config_key(winner.config)) in cubins
         ],
         rules=[one for one in bundled.rules if all(config_key(each.config) in cubins for each in one.rule.configs)],
-        estimates=False,
         compares=config_key(spec.default) in cubins,
         bundled=True,
     )

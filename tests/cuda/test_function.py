@@ -30,8 +30,9 @@ from autotile.errors import ArgumentError
 from autotile.kernel.arguments import BufferArgument, ElementType, ScalarArgument, decode_scalar, encode_scalar
 from autotile.kernel.expressions import parse_expression
 from autotile.kernel.inputs import make_input
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel, load_kernel
+from autotile.serving.choice import KernelCode
 from autotile.serving.launching import CallArguments
 from autotile.space.limits import compiled_steps
 
@@ -48,26 +49,16 @@ def scan(tmp_path: Path) -> Kernel:
     return load_kernel(str(write_steps(tmp_path, "scan_rounds")))
 
 
-def plan_of(kernel: Kernel, **sizes: int) -> LaunchPlan:
-    return LaunchPlan.of(kernel.spec, kernel.spec.default, {**kernel.spec.sizes, **sizes}, H200)
-
-
 def packed(kernel: Kernel, **sizes: int) -> tuple[LaunchPlan, tuple[tuple[Any, ...], ...]]:
-    spec, all_sizes = kernel.spec, {**kernel.spec.sizes, **sizes}
-    plan = plan_of(kernel, **sizes)
-    data = LaunchData.of(spec, "float32", known_names(spec, spec.default, all_sizes, H200))
+    spec, problem = kernel.spec, Problem(kernel.name, {**kernel.spec.sizes, **sizes}, "float32")
+    plan, scalars, data = KernelCode(kernel, problem, H200, spec.default).plan
     addresses = {buffer.name: 1000 + number for number, buffer in enumerate(spec.buffers)}
     addresses |= {workspace.name: 2000 + number for number, workspace in enumerate(data.workspaces)}
-    scalars = problem_scalars(spec, all_sizes, "float32", check=False)
     return plan, pack_launches(spec, plan, data, "float32", addresses=addresses, scalars=scalars)
 
 
-def call_arguments(spec: Any, config: Any, dtype: str) -> CallArguments:
-    plan = LaunchPlan.of(spec, config, spec.sizes, H200)
-    data = LaunchData.of(spec, dtype, known_names(spec, config, spec.sizes, H200))
-    scalars = problem_scalars(spec, spec.sizes, dtype, check=False)
-    problem = Problem(spec.name, spec.sizes, dtype)
-    return CallArguments(spec, problem, config, (plan, scalars, data), 0)
+def call_arguments(kernel: Kernel, config: Any, dtype: str) -> CallArguments:
+    return CallArguments(KernelCode(kernel, Problem(kernel.name, kernel.spec.sizes, dtype), H200, config), 0)
 
 
 class TestSteps:
@@ -76,7 +67,7 @@ class TestSteps:
         compiled = compile_cubin(compile_job(kernel, spec.default, "float32", "sm_90"))
         assert tuple(compiled.functions) == spec.entries
         resources = {entry: function.resources for entry, function in compiled.functions.items()}
-        plan = plan_of(kernel)
+        plan = LaunchPlan.of(spec, spec.default, spec.sizes, H200)
         steps = compiled_steps(spec, plan, resources, H200)
         assert [step.fault for step in steps] == [""] * len(plan.steps)
         assert steps[0].geometry == plan.main.geometry
@@ -122,7 +113,7 @@ class TestSteps:
 
     def test_new_addresses_reach_every_launch(self, tmp_path: Path) -> None:
         kernel = load_kernel(str(write_steps(tmp_path, "split_rows")))
-        arguments = call_arguments(kernel.spec, {**kernel.spec.default, "SPLIT": 4}, "float32")
+        arguments = call_arguments(kernel, {**kernel.spec.default, "SPLIT": 4}, "float32")
         values = arguments.pack({"x": 100, "y": 200}, {}, {"partials": 300})
         assert [int(value) for value in values] == [100, 200, 300, 1000, 512, 200, 300, 1000]
         block = ParameterBlock(values, spare_words=2)
@@ -132,8 +123,8 @@ class TestSteps:
 
     def test_a_map_of_a_workspace_stays_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """New addresses of arrays do not reach it: it belongs to the stream, as its workspace does."""
-        spec = load_kernel("gemm_wgmma_padded").spec
-        arguments = call_arguments(spec, spec.default, "float16")
+        kernel = load_kernel("gemm_wgmma_padded")
+        spec, arguments = kernel.spec, call_arguments(kernel, kernel.spec.default, "float16")
         monkeypatch.setattr(packing, "encode_tensor_map", lambda _, pointer: np.full(16, pointer, np.uint64))
         named = LaunchData.of(spec, "float16", known_names(spec, spec.default, spec.sizes, H200)).workspaces
         workspaces = {workspace.name: 256 * index for index, workspace in enumerate(named, 1)}

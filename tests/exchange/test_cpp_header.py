@@ -214,7 +214,7 @@ def test_it_chooses_what_dispatch_chooses(tmp_path: Path) -> None:
     numbered = [(number, config, target) for number, config in enumerate(configs.values()) for target in targets]
     cubins = [BundledCubin(t, "float32", {}, c, RESOURCES, f"{number}.{t}") for number, c, t in numbered]
     asked = some + [{name: chosen.choice(SIZES) for name in "MNK"} for _ in range(60)]
-    order, shelf = list(configs), Shelf(winners, estimates=False, compares=False)
+    order, shelf = list(configs), Shelf(winners, compares=False, bundled=True)
     program = chooser(tmp_path, winners, cubins)
     for here, target in ((hopper, "sm_90"), (ada, "sm_86")):
         for sizes, got in zip(asked, chosen_in_cpp(program, here, asked), strict=True):
@@ -261,7 +261,7 @@ def test_the_rule_of_a_family_is_the_same_tree(tmp_path: Path) -> None:
         rules.append(StoredRule(structs.replace(winners[0].key, sizes={}), here, rule, datetime.now(UTC)))
         asked += these
     cubins = [BundledCubin("sm_90", "float32", {}, c, RESOURCES, f"{n}.cubin") for n, c in enumerate(configs.values())]
-    tiers, shelf = set(), Shelf(winners, rules=rules, estimates=False, compares=False)
+    tiers, shelf = set(), Shelf(winners, rules=rules, compares=False, bundled=True)
     got = chosen_in_cpp(chooser(tmp_path, winners, cubins, rules=rules), here, asked)
     for sizes, words in zip(asked, got, strict=True):
         choice = choose(KernelRequest(kernel, resolve_problem(kernel.spec, sizes), here, "13.0", shelf))

@@ -32,7 +32,7 @@ from autotile.kernel.inputs import read_captured_call, with_captured_call
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.operation import Library, load_operation
 from autotile.serving import operations
-from autotile.serving.bound import BoundKernel, FirstUseRace
+from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.operations import libraries_for
 from autotile.settings import child_environment, read_settings
@@ -362,10 +362,10 @@ class TestRace:
         kernel = served(race=True, EMULATE=0)
         assert type(kernel) is BoundKernel
         kernel.load()
-        assert isinstance(kernel._launcher, FirstUseRace)
+        assert (kernel.is_loaded, kernel._first_use is None) == (True, False)
         a, b = factors()
         assert is_close(kernel(a, b), a, b)
-        assert not isinstance(kernel._launcher, FirstUseRace)
+        assert kernel._first_use is None
         assert kernel.tier == "exact"
         assert len(kernel.contenders) >= 2
         assert any(one.is_library for one in kernel.contenders)

@@ -28,8 +28,8 @@ from autotile.kernel.inputs import read_captured_call
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.report.live import DatabaseFollower
-from autotile.serving.bound import BoundKernel, KernelCode
-from autotile.serving.choice import Choice
+from autotile.serving.bound import BoundKernel
+from autotile.serving.choice import Choice, KernelCode
 from autotile.serving.dispatcher import default_dispatcher, get_best_kernel
 from autotile.serving.selection import KernelRequest, Shelf, untuned_config
 from autotile.settings import read_settings

@@ -12,7 +12,7 @@ from spec_samples import copy_spec
 from autotile.core.model import Problem
 from autotile.errors import InputError
 from autotile.kernel.inputs import InputMaker, missing_input, read_captured_call, with_captured_call
-from autotile.serving.bound import CaptureFolder, CapturingLauncher
+from autotile.serving.launching import CaptureFolder
 from autotile.settings import read_settings
 
 SPEC = copy_spec('alpha = { scalar = "float32", value = 1.0, check = 2.0 }')
@@ -61,7 +61,6 @@ def test_the_limits_hold_and_a_folder_must_be_writable(tmp_path: Path) -> None:
 
 
 def write_document(folder: Path, **changes: Any) -> None:
-    CaptureFolder(folder.parent, 1, 10**6)
     document = {"kernel": "k", "source": "k.toml", "sizes": {"N": 4}, "dtype": "float32", "scalars": {}, "arrays": {}}
     folder.mkdir(parents=True)
     (folder / "call.json").write_text(json.dumps({**document, **changes}))
@@ -93,34 +92,10 @@ def test_one_of_several_calls_must_be_chosen(tmp_path: Path) -> None:
         read_captured_call(tmp_path)
 
 
-def test_calls_are_captured_before_they_are_launched(tmp_path: Path) -> None:
-    done: list[str] = []
-
-    class Plain:
-        def launch_fast(self, arrays: Any) -> Any:
-            done.append("fast")
-            return arrays
-
-        def capture(self, arrays: Any, stream: Any, write: Any) -> Any:
-            done.append("captured" if write(views()) else "full")
-            return arrays
-
-        def launch(self, arrays: Any, stream: Any, scalars: Any) -> Any:
-            done.append("launched")
-            return arrays
-
-    launcher = CapturingLauncher(Plain(), kernel(), CaptureFolder(tmp_path / "calls", 1, 10**6))  # type: ignore[arg-type]
-    assert launcher.launch_fast([1]) is None
-    launcher.launch([1], None, {})
-    assert launcher.launch_fast([1]) == [1]
-    assert done == ["captured", "launched", "fast"]
-
-
 def test_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert read_settings().capture is None
-    monkeypatch.setenv("AUTOTILE_CAPTURE", str(tmp_path))
-    monkeypatch.setenv("AUTOTILE_CAPTURE_CALLS", "3")
-    monkeypatch.setenv("AUTOTILE_CAPTURE_LIMIT_MIB", "2")
+    for name, value in (("", str(tmp_path)), ("_CALLS", "3"), ("_LIMIT_MIB", "2")):
+        monkeypatch.setenv(f"AUTOTILE_CAPTURE{name}", value)
     settings = read_settings()
     assert (settings.capture, settings.capture_calls, settings.capture_limit_bytes) == (tmp_path, 3, 2 << 20)
     monkeypatch.setenv("AUTOTILE_CAPTURE_CALLS", "many")

@@ -29,8 +29,8 @@ from autotile.errors import ArgumentError, DatabaseError, InputError, NotTunedEr
 from autotile.serving import dispatcher as serving
 from autotile.serving import refresh as miss_counter
 from autotile.serving.bound import BoundKernel
+from autotile.serving.choice import RecentCache
 from autotile.serving.dispatcher import Dispatcher, default_dispatcher, get_best_kernel
-from autotile.serving.selection import RecentCache
 from autotile.settings import read_settings
 
 BEST = {"THREADS": 256, "WORK": 4}

@@ -16,19 +16,18 @@ import pytest
 from feature_kernels import block_space, write_kernel
 
 from autotile.core.model import LaunchGeometry
-from autotile.cuda import driver, toolchain
 from autotile.cuda import function as functions
+from autotile.cuda import toolchain
 from autotile.cuda.function import ParameterBlock
 from autotile.errors import ArgumentError
 from autotile.kernel.arguments import TensorMap, Workspace
 from autotile.serving import arrays as array_module
-from autotile.serving import bound as bound_module
-from autotile.serving import launching
+from autotile.serving import choice, launching
 from autotile.serving.arrays import ArraySpec, accepted_pointers, cupy_library
-from autotile.serving.bound import BoundKernel
+from autotile.serving.bound import BoundKernel, capture
+from autotile.serving.choice import RecentCache
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.launching import KernelLauncher, ParameterLayout, StreamState, StreamWorkspaces
-from autotile.serving.selection import RecentCache
 
 CONFIG = {"THREADS": 256, "WORK": 4}
 N = 4096
@@ -135,13 +134,16 @@ def calls(graphs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
     for module in (array_module, launching, toolchain):
         monkeypatch.setattr(module, "load_cupy", lambda: cuda)
-    for module in (array_module, launching):
-        monkeypatch.setattr(module, "device_count", lambda: cuda.devices)
-    monkeypatch.setattr(driver, "outside_of_captures", nullcontext)
+        monkeypatch.setattr(module, "device_count", lambda: cuda.devices, raising=module is not toolchain)
+    monkeypatch.setattr(launching, "outside_of_captures", nullcontext)
     monkeypatch.setattr(functions, "driver_launch", driver_launch)
     monkeypatch.setattr(launching, "ParameterBlock", Block)
     function = SimpleNamespace(pointer=5, opt_in=lambda _: None)
     monkeypatch.setattr(functions, "Module", lambda _: SimpleNamespace(function=lambda _: function, pointer=1))
+    cubin = SimpleNamespace(path=Path("kernel.cubin"), symbols={}, cubin_hash="0")
+    monkeypatch.setattr(choice.KernelCode, "_find_cubin", lambda self, *, may_compile: cubin)
+    monkeypatch.setattr(launching, "_loaded", RecentCache(8))
+    monkeypatch.setattr(choice, "_absent", RecentCache(8))
     return cuda
 
 
@@ -149,10 +151,6 @@ def calls(graphs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Cuda:
 def kernel(store: Any, live_gpu: None, calls: Cuda, monkeypatch: pytest.MonkeyPatch) -> BoundKernel:
     store.put(N, CONFIG)
     kernel: BoundKernel = store.ask(N, device=None)
-    cubin = SimpleNamespace(path=Path("scale.cubin"), symbols={}, cubin_hash="0")
-    monkeypatch.setattr(kernel._code, "_find_cubin", lambda *, may_compile: cubin)
-    for name in ("_loaded", "_absent"):
-        monkeypatch.setattr(bound_module, name, RecentCache(8))
     return kernel
 
 
@@ -162,9 +160,7 @@ def launcher_of(kernel: BoundKernel, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def load(index: int = 0, *, with_graphs: bool = True) -> KernelLauncher:
         monkeypatch.setenv("AUTOTILE_GRAPHS", "on" if with_graphs else "off")
-        code: Any = kernel._code
-        loaded: KernelLauncher = code.load(index)
-        return loaded
+        return KernelLauncher(kernel._code, index)  # type: ignore[arg-type]
 
     return load
 
@@ -370,6 +366,24 @@ class TestCalls:
         first, second = kernel(x), kernel(x)
         assert calls.new_arrays == 2
         assert [words[:4] for _, words in calls.launches] == [parameters(x, first), parameters(x, second)]
+
+    def test_calls_are_captured_before_they_are_launched(
+        self, kernel: BoundKernel, calls: Cuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        written: list[int] = []
+
+        def write(folder: Any, *_: object) -> None:
+            written.append(len(calls.launches))
+            folder._calls_left -= 1
+
+        monkeypatch.setattr(launching.CaptureFolder, "write", write)
+        monkeypatch.setenv("AUTOTILE_CAPTURE", str(tmp_path))
+        monkeypatch.setenv("AUTOTILE_CAPTURE_CALLS", "2")
+        assert not kernel.launch_at(7, (ADDRESS, Y.data.ptr), starts=True)
+        for launch in (*[kernel] * 3, *[capture(kernel, tmp_path / "one")] * 2):
+            launch(array_at(0), Y)
+        assert written == [0, 1, 3]  # that wrapper captures one call
+        assert kernel.launch_at(7, (ADDRESS, Y.data.ptr))
 
     def test_scalars_of_one_call(self, kernel: BoundKernel, calls: Cuda) -> None:
         x, y = array_at(0), array_at(1)
@@ -674,10 +688,6 @@ def test_a_member_of_ones_own_that_declares_other_arrays_is_not_launched(
     write_kernel(tmp_path, CODE, MEMBER % dtype)
     monkeypatch.setenv("AUTOTILE_KERNELS", str(tmp_path))
     only_kernel("mine")
-    cubin = SimpleNamespace(path=Path("mine.cubin"), symbols={}, cubin_hash="0")
-    monkeypatch.setattr(bound_module.KernelCode, "_find_cubin", lambda self, *, may_compile: cubin)
-    for name in ("_loaded", "_absent"):
-        monkeypatch.setattr(bound_module, name, RecentCache(8))
     a, b = array_at(0, (64, 32), np.float16), array_at(1, (32, 48), np.float16)
     fits = dtype == "dtype"
     with nullcontext() if fits else pytest.raises(ArgumentError, match=f"C has dtype float16, expected {dtype}"):

@@ -32,10 +32,10 @@ from autotile.errors import CompileError, InputError
 from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import Library, load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.serving import aside
+from autotile.serving import aside, launching
 from autotile.serving import refresh as refreshing
-from autotile.serving.bound import BoundKernel, KernelCode
-from autotile.serving.choice import Choice, explain
+from autotile.serving.bound import BoundKernel
+from autotile.serving.choice import Choice, KernelCode, explain
 from autotile.serving.dispatcher import Dispatcher, default_dispatcher, get_best_kernel
 from autotile.serving.operations import Products, _added
 from autotile.settings import read_settings
@@ -673,9 +673,15 @@ class Code(KernelCode):
         return SimpleNamespace(launch=lambda arrays, stream, scalars: arrays, launch_fast=lambda arrays: None)
 
 
+@pytest.fixture(autouse=True)
+def code_loads_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = launching.KernelLauncher
+    monkeypatch.setattr(launching, "KernelLauncher", lambda code, at: getattr(code, "load", partial(load, code))(at))
+
+
 def served(code: Code) -> BoundKernel:
     """A served kernel, as a look-up returns it."""
-    return BoundKernel(code, Choice("default", code._config), DEVICE, 0)
+    return BoundKernel(code, Choice("default", code.config), DEVICE, 0)
 
 
 @pytest.fixture
@@ -781,6 +787,24 @@ class TestStandIns:
         kernel.adopt(newer)
         end_compilation(chosen)
         assert kernel.config["TILE"] == 8
+
+    def test_a_race_waits_for_arrays_that_allow_it(self) -> None:
+        first, fastest = (served(Code(tile, is_compiled=True)) for tile in (16, 8))
+        raced: list[object] = []
+
+        def race(kernel: BoundKernel, arrays: Any, **_: Any) -> None:
+            raced.append(arrays[0])
+            assert kernel("in another thread meanwhile", "B", "C") == "C"
+            if arrays[0] != "captured":
+                fastest.load()
+                kernel.adopt(fastest)
+
+        kernel = BoundKernel(first._code, first.choice, DEVICE, 0, first_use=(first, race))
+        kernel.load()
+        assert (kernel.is_loaded, kernel.launch_at(0, (1, 2, 3), starts=True), raced) == (True, False, [])
+        tiles = [kernel(name, "B", "C") and kernel.config["TILE"] for name in ("captured", "A", "B")]
+        assert (tiles, raced) == ([16, 8, 8], ["captured", "A"])
+        assert len(kernel._retired) == 1  # what was launched before may be part of a graph
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -365,10 +365,10 @@ class TestUntuned:
     def serve(
         self, name: str, wrong: Any = (), estimates: bool = True, **sizes: int
     ) -> tuple[Config, Estimated | None]:
-        kernel = load_kernel(name)
-        request = KernelRequest(kernel, resolve_problem(kernel.spec, sizes, None), PROFILE, "13.0", Shelf())
+        kernel, shelf = load_kernel(name), Shelf(bundled=not estimates)
+        request = KernelRequest(kernel, resolve_problem(kernel.spec, sizes, None), PROFILE, "13.0", shelf)
         vars(request)["wrong"] = wrong
-        return untuned_config(request, estimates=estimates)
+        return untuned_config(request)
 
     @pytest.mark.parametrize("name", ["sgemm", "sgemm_2d", "gemm_mma", "gemm_wgmma", "matmul_naive"])
     def test_the_default_is_served_where_it_fits_and_a_guess_does_not_replace_it(self, name: str) -> None:
@@ -389,7 +389,7 @@ class TestUntuned:
         assert "It is estimated to be faster than the default: about" in text
         assert "each within about a factor of two" in text
         assert estimated.reason in text
-        assert chosen(kernel, problem, PROFILE, estimates=False).config == kernel.spec.default
+        assert chosen(kernel, problem, PROFILE, bundled=True).config == kernel.spec.default
 
     def test_where_the_default_does_not_suit_the_least_estimate_is_served(self) -> None:
         config, estimated = self.serve("sgemm", M=2047, N=2049, K=2051)
