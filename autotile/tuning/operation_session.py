@@ -56,7 +56,18 @@ from autotile.tuning.session import Compiling, Pipeline, compiled_sizes
 from autotile.workers.child import GPU_WORKER, WorkerPool, memory_share_bytes
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend, Gpu
-from autotile.workers.jobs import LIBRARY_VERSION, MAX_ROUNDS, RACE_S, Entry, LibraryCall, Race, Reading, finals_limit_s
+from autotile.workers.jobs import (
+    LIBRARY_VERSION,
+    MAX_ROUNDS,
+    RACE_S,
+    Entry,
+    LibraryCall,
+    Race,
+    Reading,
+    finals_limit_s,
+    job_message,
+    read_job,
+)
 
 ContenderState = Literal["won", "raced", "dropped", "failed", "inapplicable"]
 
@@ -653,7 +664,8 @@ def hold_contest(
             readings: list[Reading] = []
             try:
                 with cuda.Device(options.device_index):
-                    Bench(own).run(job, lambda _: None, readings)
+                    # as a worker gets it, with the computed values of configurations
+                    Bench(own).run(read_job(job_message(job)), lambda _: None, readings)
             except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError) as error:
                 raise WorkerError(f"the race failed: {error}") from None
         elif lane.cluster is None:
