@@ -587,7 +587,8 @@ def _export_trials(
     if not current:
         details["note"] = "another version of the kernel was tuned; of the present one nothing is"
     if file_format == "t4":
-        details["metadata"] = str(write_t4(path, trials, study.device)[1])
+        metadata = write_t4(path, trials, study.device)
+        details |= {"metadata": str(metadata)} if metadata is not None else {}
     elif file_format == "kernel-tuner":
         write_cache(path, key, parameters, trials)
     elif file_format == "optuna":
