@@ -235,8 +235,7 @@ def expand_path(path: str | os.PathLike[str], what: str) -> Path:
     is_path = isinstance(path, str | os.PathLike)
     if not is_path or str(path).strip() in ("", "-") or "\0" in str(path):
         shown = str(path) if is_path else path
-        hint = ", such as /dev/stdout" if shown == "-" else ""
-        raise InputError(f"{shown!r:.200} is not the path of {what}: expected the path of a file{hint}")
+        raise InputError(f"{shown!r:.200} is not the path of {what}: expected the path of a file")
     try:
         return Path(path).expanduser()
     except RuntimeError:

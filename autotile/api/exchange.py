@@ -598,7 +598,8 @@ def _export_trials(
         notes.append(f"{plural(left, 'configuration')} of other parameters left out")
     details: dict[str, object] = {"study": study.study_id, **({"note": "; ".join(notes)} if notes else {})}
     if file_format == "t4":
-        details["metadata"] = str(write_t4(path, trials, study.device)[1])
+        metadata = write_t4(path, trials, study.device)
+        details |= {"metadata": str(metadata)} if metadata is not None else {}
     elif file_format == "kernel-tuner":
         write_cache(path, key, parameters, trials)
     elif file_format == "optuna":

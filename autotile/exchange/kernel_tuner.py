@@ -340,17 +340,20 @@ def t4_metadata(device: DeviceProperties | None) -> dict[str, Any]:
     }
 
 
-def write_t4(path: Path, trials: Iterable[StoredTrial], device: DeviceProperties | None) -> tuple[Path, Path]:
-    """Write the results to a path and the metadata beside it, with ``-metadata`` before the suffix; return both paths.
+def write_t4(path: Path, trials: Iterable[StoredTrial], device: DeviceProperties | None) -> Path | None:
+    """Write the results to a path and the metadata beside it, with ``-metadata`` before the suffix; return its path.
 
-    It is an `InputError` if a file cannot be written, or the metadata would replace a file beside which no results are.
+    Beside a special file, such as ``/dev/stdout``, there is none. It is an `InputError` if a file cannot be written, or
+    the metadata would replace a file beside which no results are.
     """
     metadata = path.with_name(f"{path.stem}-metadata{path.suffix}")
     if metadata.exists() and not path.exists():
         raise InputError(f"the metadata of {path} would replace {metadata}; name another file, or move that one away")
-    for target, document in ((path, t4_results(trials)), (metadata, t4_metadata(device))):
-        write_output(target, encode_json(document, indent=1) + "\n")
-    return path, metadata
+    write_output(path, encode_json(t4_results(trials), indent=1) + "\n")
+    if not path.is_file():
+        return None
+    write_output(metadata, encode_json(t4_metadata(device), indent=1) + "\n")
+    return metadata
 
 
 def _result(stored: StoredTrial) -> dict[str, Any]:

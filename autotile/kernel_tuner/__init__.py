@@ -5,6 +5,7 @@ See docs/from-kernel-tuner.md for what each argument does here.
 
 from typing import Any
 
+from autotile.kernel_tuner import accuracy as accuracy
 from autotile.kernel_tuner import observers as observers
 from autotile.kernel_tuner import strategies as strategies
 from autotile.kernel_tuner import util as util
@@ -13,10 +14,10 @@ from autotile.kernel_tuner.interface import tune_cache as tune_cache
 from autotile.kernel_tuner.interface import tune_kernel as tune_kernel
 from autotile.kernel_tuner.strategies import installed_module
 
-__all__ = ["observers", "run_kernel", "strategies", "tune_cache", "tune_kernel", "util"]
+__all__ = ["accuracy", "observers", "run_kernel", "strategies", "tune_cache", "tune_kernel", "util"]
 
 
 def __getattr__(name: str) -> Any:
     if name in ("store_results", "create_device_targets"):
         return getattr(installed_module("integration", f"autotile.kernel_tuner.{name}"), name)
-    raise AttributeError(f"autotile.kernel_tuner has no {name!r}")
+    raise AttributeError(f"autotile.kernel_tuner has no {name!r}; docs/from-kernel-tuner.md names what it has")

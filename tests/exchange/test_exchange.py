@@ -66,8 +66,10 @@ class TestT4:
         (tmp_path / "mine-metadata.json").touch()
         with pytest.raises(InputError, match=r"would replace .*mine-metadata.json"):
             write_t4(tmp_path / "mine.json", [], None)
-        results, metadata = write_t4(tmp_path / "sgemm.json", stored, device)
-        assert metadata.name == "sgemm-metadata.json"
+        assert write_t4(Path("/dev/null"), stored, device) is None
+        results = tmp_path / "sgemm.json"
+        metadata = write_t4(results, stored, device)
+        assert metadata == tmp_path / "sgemm-metadata.json"
         for path, target in ((results, "results"), (metadata, "metadata")):
             version, schema = file_utils.output_file_schema(target)
             document = json.loads(path.read_text())
