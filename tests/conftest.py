@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 from postgresql_server import PostgresqlServer, programs_folder, running_server
 
+import autotile
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.cuda.driver import device_count, live_device
@@ -264,6 +265,24 @@ def recording(scale_toml: Path, tmp_path: Path) -> Path:
     path = tmp_path / "scale.npz"
     header = RecordingHeader(key=key, parameters=kernel.spec.parameters, device=device, valid_configs=len(space))
     write_recording(path, header, [_recorded_trial(space.config(row)) for row in range(len(space))])
+    return path
+
+
+@pytest.fixture(scope="session")
+def whole_study() -> list[bytes]:
+    """The file of a database in which the tiny kernel is tuned, as soon as a test has needed it."""
+    return []
+
+
+@pytest.fixture
+def tuned(request: pytest.FixtureRequest, whole_study: list[bytes], scale_toml: Path, tmp_path: Path) -> Path:
+    """The user's database, in which every configuration of the tiny kernel was tried."""
+    path = tmp_path / "tuning.db"
+    if not whole_study:
+        replay = request.getfixturevalue("recording")
+        autotile.tune(scale_toml, n=1048576, trials=12, replay=replay, progress=False)
+        whole_study.append(path.read_bytes())
+    path.write_bytes(whole_study[0])
     return path
 
 

@@ -7,15 +7,10 @@ from typing import Any
 
 import pytest
 from answers import Run
-from msgspec import structs
-from msgspec.structs import replace
-from stored_runs import record_miss
+from stored_runs import Book, record_miss
 
-from autotile.core.device import device_profile
-from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
+from autotile.core.model import Problem
 from autotile.database.database import Database
-from autotile.database.keys import key_of
-from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import missed_problems
@@ -27,23 +22,10 @@ H200 = "NVIDIA H200"
 
 
 @pytest.fixture
-def study(scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def study(scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Store a study: its winner first, every configuration with its time."""
     monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
-    kernel = load_kernel(str(scale_toml))
-
-    def put(n: int, times: list[tuple[Config, float]], gpu: str = "h200", **changes: Any) -> None:
-        device = replace(device_profile(gpu), source="cuda")
-        problem = Problem("scale", {"n": n}, "float32")
-        key = structs.replace(key_of(kernel, problem, device, nvrtc_version="13.0", l2_mode="cold"), **changes)
-        trials = [
-            Trial(config, Outcome.OK, "", "finals", measurement=Measurement(time_us, time_us, time_us))
-            for config, time_us in times
-        ]
-        with Database.open(read_settings().database) as database:
-            database.add_run(key, trials, sampler="random", device=device, phase="final", is_ranked=True)
-
-    return put
+    return Book(tmp_path / "tuning.db", scale_toml).rank
 
 
 def miss(n: int, tier: str, count: int, gpu: str = H200, kernel: str = "scale") -> None:
@@ -58,8 +40,8 @@ def only_row(run: Run) -> dict[str, Any]:
 
 def test_of_the_default_as_elsewhere_on_this_gpu(study: Any, run: Run) -> None:
     """Half as slow again at one tuned problem and as fast at another: a quarter lost, of a time that grows with n."""
-    study(1024, [(FAST, 10.0), (DEFAULT, 15.0)])
-    study(2048, [(DEFAULT, 20.0), (SLOW, 21.0)])
+    study(1024, (FAST, 10.0), (DEFAULT, 15.0))
+    study(2048, (DEFAULT, 20.0), (SLOW, 21.0))
     miss(8192, "default", 1000)
     row = only_row(run)
     assert row["call_us"] == pytest.approx(80.0 * 1.25)
@@ -69,21 +51,21 @@ def test_of_the_default_as_elsewhere_on_this_gpu(study: Any, run: Run) -> None:
 
 
 def test_of_the_nearest_by_leaving_out_each_tuned_problem(study: Any, run: Run) -> None:
-    study(1024, [(FAST, 10.0), (SLOW, 11.0)])
-    study(2048, [(SLOW, 20.0), (FAST, 26.0)])
+    study(1024, (FAST, 10.0), (SLOW, 11.0))
+    study(2048, (SLOW, 20.0), (FAST, 26.0))
     miss(4096, "nearest", 10)
     assert only_row(run)["lost_s"] == pytest.approx(10 * 40.0 * ((0.1 + 0.3) / 2) * 1e-6)
 
 
 def test_of_another_gpus_configuration(study: Any, run: Run) -> None:
-    study(1024, [(FAST, 10.0), (SLOW, 14.0)])
-    study(2048, [(SLOW, 30.0)], gpu="a100")
+    study(1024, (FAST, 10.0), (SLOW, 14.0))
+    study(2048, (SLOW, 30.0), gpu="a100")
     miss(2048, "transferred", 100)
     assert only_row(run)["lost_s"] == pytest.approx(100 * 20.0 * 0.4 * 1e-6)
 
 
 def test_what_was_tuned_since_is_known(study: Any, run: Run) -> None:
-    study(1024, [(FAST, 10.0), (DEFAULT, 12.0)])
+    study(1024, (FAST, 10.0), (DEFAULT, 12.0))
     miss(1024, "default", 50)
     row = only_row(run)
     assert (row["measured"], row["tuned"]) == (True, True)
@@ -92,8 +74,8 @@ def test_what_was_tuned_since_is_known(study: Any, run: Run) -> None:
 
 
 def test_where_too_little_is_tuned_nothing_is_made_up(study: Any, run: Run) -> None:
-    study(1024, [(FAST, 10.0)])  # the default was not measured, and no other problem is tuned
-    study(1024, [(FAST, 10.0), (DEFAULT, 99.0)], template_hash="0" * 64)
+    study(1024, (FAST, 10.0))  # the default was not measured, and no other problem is tuned
+    study(1024, (FAST, 10.0), (DEFAULT, 99.0), template_hash="0" * 64)
     for n, tier in ((4096, "default"), (2048, "nearest"), (512, "transferred"), (256, "family")):
         miss(n, tier, 3)
     miss(64, "default", 1, gpu="NVIDIA A100-SXM4-80GB")
@@ -102,7 +84,7 @@ def test_where_too_little_is_tuned_nothing_is_made_up(study: Any, run: Run) -> N
 
 
 def test_the_costliest_come_first_and_are_tuned_first(study: Any, run: Run, scale_toml: Path) -> None:
-    study(1024, [(FAST, 10.0), (DEFAULT, 15.0)])
+    study(1024, (FAST, 10.0), (DEFAULT, 15.0))
     miss(2048, "default", 100)
     miss(65536, "default", 10)
     miss(4096, "default", 1)
