@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import default_dispatcher
-from autotile.settings import data_folder
+from autotile.settings import data_folder, read_settings
 from autotile.space.search_space import feasible_space
 
 SCALE_TEMPLATE = """
@@ -266,6 +267,13 @@ def recording(scale_toml: Path, tmp_path: Path) -> Path:
     header = RecordingHeader(key=key, parameters=kernel.spec.parameters, device=device, valid_configs=len(space))
     write_recording(path, header, [_recorded_trial(space.config(row)) for row in range(len(space))])
     return path
+
+
+@pytest.fixture
+def own_recordings(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the recording of the tiny kernel be the only one."""
+    settings = replace(read_settings(), recording_folders=(recording.parent,))
+    monkeypatch.setattr("autotile.api.tuning.read_settings", lambda: settings)
 
 
 @pytest.fixture(scope="session")

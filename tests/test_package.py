@@ -177,7 +177,9 @@ class TestImports:
     def test_naming_the_entry_points_loads_no_gpu_library(self) -> None:
         assert imported("from autotile import get_best_kernel, BoundKernel", HEAVY) <= {"sqlalchemy"}
         needless = "cupy", "kernel_tuner", "typer", "rich"
-        assert imported("from autotile import tune, TuneOptions", needless) == set()
+        functions = "import autotile.api.databases, autotile.api.results, autotile.api.verification"
+        assert imported(f"from autotile import tune, TuneOptions; {functions}", needless) == set()
+        assert imported("import autotile.api.inspection", HEAVY) == set()
         assert imported("from autotile import InputError, SpecError", (*HEAVY, "numpy")) == set()
 
     def test_plain_words_are_converted_without_pydantic(self) -> None:

@@ -9,16 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stored_runs import record_miss
 
 import autotile
-from autotile.api import targets, tuning
+from autotile.api import targets
 from autotile.cli.derivation import describe
-from autotile.core.model import Problem
-from autotile.database.database import Database
 from autotile.exchange.recording import read_recording_header
 from autotile.families.family import FamilyRule
-from autotile.settings import read_settings
 from autotile.tuning.result import Recorded
 
 N = 1048576
@@ -70,9 +66,8 @@ class TestTune:
             autotile.tune(scale_toml, given.pop("sizes", None), **given)
 
 
-def test_a_family(scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = replace(read_settings(), recording_folders=(recording.parent,))
-    monkeypatch.setattr(tuning, "read_settings", lambda: settings)
+@pytest.mark.usefixtures("own_recordings")
+def test_a_family(scale_toml: Path) -> None:
     options, plan = autotile.TuneOptions(replay="auto"), autotile.FamilyPlan(points=1)
     result = autotile.tune_family(scale_toml, n=range(1000, 2000001), plan=plan, options=options)
     assert isinstance(result.rule, FamilyRule)
@@ -87,22 +82,6 @@ def test_a_family(scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyP
     interrupted = replace(result, rule=None)
     assert repr(interrupted).endswith(": interrupted before there was a rule>")
     assert "before there was a rule" in interrupted._repr_html_()
-
-
-def test_misses_of_one_kernel_are_tuned_and_failures_are_kept(
-    options: autotile.TuneOptions, scale_toml: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert autotile.tune_misses().is_complete  # there are none
-    monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
-    with Database.open(read_settings().database) as database:
-        for n, times in ((N, 2), (2048, 1)):
-            record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
-    assert autotile.tune_misses("sgemm_2d", options=options).entries == ()
-    tuned = autotile.tune_misses(scale_toml, options=options)
-    found = [(entry.planned.problem.sizes["n"], entry.state) for entry in tuned.entries]
-    assert found == [(N, "tuned"), (2048, "failed")]
-    assert repr(tuned).startswith("<MissesResult: plan misses: 2 problems: 1 tuned, 1 failed, in ")
-    assert "expected scale n=2048 float32" in tuned.entries[1].reason
 
 
 def test_arguments_of_a_recording_reach_the_session(

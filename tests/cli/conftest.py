@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from answers import Answer, Run
 from typer.testing import CliRunner
 
-from autotile.api import tuning
 from autotile.cli.application import app
-from autotile.settings import read_settings
 
 
 @pytest.fixture
@@ -45,10 +42,3 @@ def written(scale_toml: Path, recording: Path, tmp_path: Path) -> Callable[[str]
         return ["" if word == "EMPTY" else word for word in command.split()]
 
     return words
-
-
-@pytest.fixture
-def own_recordings(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the recording of the tiny kernel be the only one."""
-    settings = replace(read_settings(), recording_folders=(recording.parent,))
-    monkeypatch.setattr(tuning, "read_settings", lambda: settings)

@@ -194,6 +194,7 @@ class TestMisses:
         assert run("list", "--misses", scale_toml, "--json").document == rows
         assert run("list", "--misses", "sgemm_2d", "--json").document == []
         assert run("list", "--misses", "nosuch").code == 2
+        assert autotile.tune_misses("sgemm_2d").entries == ()
         answer = run("tune", "--misses", f"--replay={recording}", "--json")
         assert [found["problem"] for found in answer.document] == [{"n": 1048576}]
         assert answer.document[0]["winner"]["config"] == {"THREADS": 256, "WORK": 4}
@@ -203,6 +204,9 @@ class TestMisses:
         answer = run("tune", "--misses", "scale", f"--replay={recording}")
         assert "1048576 float32: 2 calls" not in answer.err
         assert "1 problem: 1 failed" in answer.out  # the other one
+        tuned = autotile.tune_misses(scale_toml, replay=recording)
+        assert repr(tuned).startswith("<MissesResult: plan misses: 1 problem: 1 failed, in ")
+        assert "expected scale n=2048 float32" in tuned.entries[0].reason
 
 
 class TestDevice:
