@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import Page
 
 from autotile.api.inspection import survey
 from autotile.report.survey import Survey, blocks_chart, limits_chart, parameter_table, registers_chart
@@ -67,14 +68,9 @@ def test_numbers_behind_the_charts_and_resources_by_parameter_add_up(found: Surv
 def test_it_is_drawn_in_a_browser_without_an_error(browser: Any, found: Survey, tmp_path: Path) -> None:
     path = tmp_path / "survey.html"
     path.write_text(found.page())
-    browser.get(path.as_uri())
-    for name in ("registers", "blocks", "limits", "failures"):
-        plot = browser.find_element("id", f"{name}-chart")
-        browser.execute_script("arguments[0].scrollIntoView()", plot)
-        browser.execute_async_script(
-            "const [plot, done] = arguments; const wait = () => plot.querySelector('.main-svg') ? done() : "
-            "setTimeout(wait, 50); wait();",
-            plot,
-        )
-    assert len(browser.find_elements("css selector", "#survey-table tbody tr")) == 12
-    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    page = Page(browser, path.as_uri())
+    charts = [f"#{name}-chart" for name in ("registers", "blocks", "limits", "failures")]
+    assert page.draw(", ".join(charts)) == 4
+    assert all(page.count(f"{chart} .main-svg") for chart in charts)
+    assert page.count("#survey-table tbody tr") == 12
+    page.check()
