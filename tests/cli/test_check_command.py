@@ -56,8 +56,7 @@ class TestExitCodes:
         candidate = found.document["candidate"]
         assert (candidate["outcome"], candidate["reason"]) == ("out_of_bounds", "wrote 1 words outside y")
 
-    @pytest.mark.usefixtures("recording")
-    def test_of_bad_input_and_without_a_gpu(self, answer, run, scale_toml, tmp_path, monkeypatch):
+    def test_of_bad_input_and_without_a_gpu(self, answer, run, scale_toml, monkeypatch):
         for words, message in (
             (("--config", "THREAD=1"), "'THREAD' is not a parameter of scale"),
             (("--config", "THREADS"), "expected NAME=VALUE"),
@@ -65,7 +64,6 @@ class TestExitCodes:
         ):
             answer(*words)[0].is_refused(message)
         monkeypatch.setattr(verification, "judge", judge)
-        monkeypatch.setenv("AUTOTILE_RECORDINGS", str(tmp_path))
         found = run("verify", scale_toml.with_suffix(".cu"), "--like", scale_toml)
         found.is_refused()
         assert "no CUDA device" in found.err or "must run on a GPU" in found.err

@@ -21,20 +21,15 @@ TIME = re.compile(r"\d (us|\N{MICRO SIGN}s)\b")
 MARK = "replayed"
 
 
-@pytest.fixture
-def kernel(tuned: Path, scale_toml: Path) -> Path:
-    return scale_toml
-
-
-@pytest.mark.usefixtures("recording")
-def test_of_a_command(run: Run, kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("recording", "tuned")
+def test_of_a_command(run: Run, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with autotile.session(kernel, n=1048576, db="other.db", replay="scale.npz") as other:
+    with autotile.session(scale_toml, n=1048576, db="other.db", replay="scale.npz") as other:
         other.evaluate([{"THREADS": 64, "WORK": 1}, {"THREADS": 128, "WORK": 2}])
     for words in (
-        ["best", kernel, N, "--device", "h200"],
-        ["best", kernel, "n=1000000", "--device", "h200"],
-        ["trials", kernel],
+        ["best", scale_toml, N, "--device", "h200"],
+        ["best", scale_toml, "n=1000000", "--device", "h200"],
+        ["trials", scale_toml],
         ["list"],
         ["db", "diff", "tuning.db", "other.db"],
         ["report", "tuning.db", "other.db"],
@@ -60,7 +55,8 @@ def test_of_a_plan(run: Run, scale_toml: Path, recording: Path, tmp_path: Path) 
     assert (result.entries[1].device_label, result.entries[1].time_text) == ("-", "-")
 
 
-def test_of_pages_and_lists(run: Run, kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("tuned")
+def test_of_pages_and_lists(run: Run, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     empty = tmp_path / "empty.db"
     Database.open(empty).close()
@@ -71,12 +67,12 @@ def test_of_pages_and_lists(run: Run, kernel: Path, tmp_path: Path, monkeypatch:
     page = html.unescape(Path("page.html").read_text())
     only = page[page.index('id="only-a"') :]
     assert "<td>NVIDIA H200 (replayed)</td>" in only[: only.index("</section>")]
-    assert run("report", kernel, "-o", tmp_path / "r.html").code == 0
+    assert run("report", scale_toml, "-o", tmp_path / "r.html").code == 0
     page = html.unescape((tmp_path / "r.html").read_text())
     facts = page[page.index('class="facts"') : page.index("</dl>")]
     times = re.findall(r"[\d.,]+ \N{MICRO SIGN}s\)( \(replayed\))?", facts)
     assert times == [" (replayed)"] * 2  # winner and default
-    trials = autotile.trials(kernel)
+    trials = autotile.trials(scale_toml)
     rows = re.findall("<tr>.*?</tr>", trials._repr_html_())[1:]
     assert len(rows) == len(trials.trials)
     assert all(MARK in row for row in rows if TIME.search(row))

@@ -16,7 +16,9 @@ from autotile.exchange.recording import read_recording_header
 from autotile.settings import read_settings
 
 
-def test_without_a_database_nothing_is_an_answer_the_default_is_served_and_none_is_made(run, tmp_path, scale_toml):
+def test_without_a_database_nothing_is_an_answer_the_default_is_served_and_none_is_made(
+    run, tmp_path, scale_toml, monkeypatch
+):
     assert run("list", "--json").document == []
     assert run("trials", scale_toml, "--json").document == []
     assert "nothing is tuned yet" in run("list").out
@@ -29,7 +31,10 @@ def test_without_a_database_nothing_is_an_answer_the_default_is_served_and_none_
     assert "Nothing is tuned" in found["explain"]
     assert "tier" in run("best", scale_toml, "n=4096", "--device", "h200").out
     assert run("db", "path").out == f"{tmp_path / 'tuning.db'}\n"
+    assert run("db", "path", "--json").document == {"database": str(tmp_path / "tuning.db")}
     assert not (tmp_path / "tuning.db").exists()
+    monkeypatch.setenv("AUTOTILE_DB", "postgresql://me:secret@host/tuning")
+    assert run("db", "path").out == "postgresql+psycopg://me:***@host/tuning\n"
 
 
 @pytest.mark.usefixtures("tuned")
@@ -164,12 +169,6 @@ class TestExchange:
         command = ("export", scale_toml, "n=1048576", "--format", "optuna", "-o", tmp_path / "study.db")
         assert run(*command).code == 0
         run(*command).is_refused("holds a study named")
-
-
-def test_where_the_database_is(run, tmp_path, monkeypatch):
-    assert run("db", "path", "--json").document == {"database": str(tmp_path / "tuning.db")}
-    monkeypatch.setenv("AUTOTILE_DB", "postgresql://me:secret@host/tuning")
-    assert run("db", "path").out == "postgresql+psycopg://me:***@host/tuning\n"
 
 
 @pytest.mark.usefixtures("tuned")

@@ -16,21 +16,9 @@ from interrupts import heeded_interrupts
 
 from autotile.errors import ToolchainError
 from autotile.settings import child_environment
-from autotile.space.limits import UNLIMITED
 
 
 class TestOccupancy:
-    def test_known_answers_of_tiled_matrix_multiplication(self, run):
-        for device, tile, blocks, smem_blocks in (
-            *(("g80", 16, 3, 8), ("g80", 32, 0, 2)),
-            *(("rtx-3060", 32, 1, 11), ("rtx-3060", 16, 6, 33)),
-        ):
-            words = ["--threads", str(tile**2), "--smem", str(2 * 4 * tile**2), "--device", device]
-            found = run("explain", *words, "--json").document
-            assert (found["blocks_per_sm"], found["limited_by"]) == (blocks, ["threads"])
-            assert (found["limits"]["shared_memory"], found["limits"]["registers"]) == (smem_blocks, UNLIMITED)
-            assert min(found["limits"].values()) == blocks
-
     def test_registers_count_and_a_person_sees_which_limit_binds(self, run):
         words = ["--threads", "256", "--registers", "128", "--device", "h200"]
         found = run("explain", *words, "--json").document

@@ -46,7 +46,6 @@ from autotile.errors import CompileError, InputError, ToolchainError
 from autotile.kernel.launch import value_or_zero
 from autotile.kernel.library import kernel_names, load_kernel
 from autotile.kernel.problem import capability_of, is_below
-from autotile.space.search_space import feasible_space
 from autotile.workers.compile_pool import CompilePool
 
 SOURCE = """
@@ -483,7 +482,6 @@ class TestParameters:
 
 ROOT = Path(__file__).parents[2]
 TRANSPOSE = ROOT / "examples" / "transpose_tma" / "transpose_tma.toml"
-H200 = device_profile("h200")
 
 
 class TestFeatures:
@@ -502,14 +500,6 @@ class TestFeatures:
         job = compile_job(kernel, {"THREADS": 64, "CLUSTER": 8, "WHOLE": True}, dtype, "sm_90")
         assert job.architecture == "sm_90a"
         assert compile_cubin(job).resources.static_smem_bytes == 256
-
-    @pytest.mark.parametrize("row", [0, 80])
-    def test_the_example_with_a_tensor_map_compiles(self, row: int) -> None:
-        kernel = load_kernel(str(TRANSPOSE))
-        config = feasible_space(kernel.spec, kernel.spec.sizes, H200).config(row)
-        resources = compile_cubin(compile_job(kernel, config, "float32", "sm_90")).resources
-        assert resources.spill_bytes == 0
-        assert 0 <= resources.static_smem_bytes - (4 * int(config["ROWS"]) * int(config["COLUMNS"]) + 8) < 1024
 
     def test_the_page_shows_the_example_as_it_is(self) -> None:
         page = (ROOT / "docs" / "file-format.md").read_text(encoding="utf-8")

@@ -1,4 +1,3 @@
-import contextlib
 import io
 import json
 import os
@@ -174,24 +173,6 @@ def test_what_is_missing_or_of_another_kernel_is_refused(path: Path) -> None:
         read_recording(path.parent)
     with pytest.raises(RecordingError, match="is a recording of 'sgemm', expected one of 'stencil'"):
         read_recording(path, kernel="stencil")
-
-
-@settings(max_examples=60)
-@given(start=st.floats(0, 1, exclude_max=True), patch=st.none() | st.binary(min_size=1, max_size=8))
-def test_a_damaged_file_is_refused_or_harmless(recorded: Path, start: float, patch: bytes | None) -> None:
-    good = recorded.read_bytes()
-    position = int(start * len(good))
-    path = recorded.with_name("damaged.npz")
-    path.write_bytes(good[:position] + (b"" if patch is None else patch + good[position + len(patch) :]))
-    with contextlib.suppress(RecordingError):
-        assert len(read_recording(path)) == len(SPACE)
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("damaged") / "good.npz"
-    write_recording(path, RecordingHeader(KEY, PARAMETERS, None), [measured(config, 2.0) for config in SPACE])
-    return path
 
 
 def rewrite(path: Path, place: tuple[Any, ...], value: object) -> None:
