@@ -48,9 +48,9 @@ def tool(name: str) -> str:
 
 
 @cache
-def tree_of(path: Path) -> ast.Module:
-    """A file of the checkout, parsed once."""
-    return ast.parse(path.read_text(encoding="utf-8"))
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Nodes of a file of the checkout, the module first, parsed once."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 @CHECKOUT
@@ -76,7 +76,7 @@ class TestNames:
         assert autotile.__version__.count(".") == 2
 
     def test_type_checkers_see_the_same_names(self) -> None:
-        tree = tree_of(Path(autotile.__file__))
+        tree, *_ = nodes_of(Path(autotile.__file__))
         (block,) = [node for node in tree.body if isinstance(node, ast.If)]
         imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
         seen = {alias.asname: node.module for node in imports for alias in node.names}
@@ -207,7 +207,7 @@ class TestStandards:
 
     def test_nothing_is_run_as_python_unpickled_or_given_to_a_shell(self) -> None:
         for path in (ROOT / "autotile").rglob("*.py"):
-            for node in ast.walk(tree_of(path)):
+            for node in nodes_of(path):
                 match node:
                     case ast.Call(func=ast.Name(id="eval" | "exec" | "compile" | "__import__")):
                         pytest.fail(f"{path}:{node.lineno} runs text as Python")
@@ -221,7 +221,7 @@ class TestStandards:
         face |= {"python_kernel", "sources", "spec"}
         used: set[str] = set()
         for path in (ROOT / "autotile").rglob("*.py"):
-            for node in ast.walk(tree_of(path)) if path.parent.name != "kernel" else ():
+            for node in nodes_of(path) if path.parent.name != "kernel" else ():
                 names = [alias.name for alias in getattr(node, "names", []) if isinstance(alias, ast.alias)]
                 if isinstance(node, ast.ImportFrom):
                     names = [f"{node.module}.{name}" for name in names]
@@ -270,7 +270,7 @@ def test_every_name_of_the_package_that_is_used_exists(folder: str) -> None:
     missing = []
     for path in sorted({*(ROOT / folder).rglob("*.py")} - {Path(__file__)}):
         used: set[tuple[str, str]] = set()
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "autotile":
                 used |= {(node.module or "", alias.name) for alias in node.names}
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "autotile":

@@ -111,8 +111,8 @@ values = st.recursive(
 requests = st.dictionaries(st.sampled_from(["ask", "evaluate", "tell", "id", "x"]), values, max_size=3)
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(requests, max_size=8))
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(requests, min_size=8, max_size=30))
 def test_any_objects_are_answered(converse, sent):
     code, answers = converse(*sent)
     assert code == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import autotile
 from autotile.api import verification
 from autotile.api.verification import judge
 from autotile.core.model import Measurement, Outcome, Trial
@@ -84,27 +83,3 @@ def test_a_person_reads_the_verdict_first(answer):
     assert "verdict    right and faster than the winner: 1.200x, 95 % interval 1.100x to 1.300x" in found.out
     assert "verified   75 times, two launches each" in found.out
     assert "no second inputs" in found.err
-
-
-def test_a_kernel_from_python_is_judged_too(monkeypatch, scale_toml, tmp_path, device):
-    (tmp_path / "mine.cu").write_text("// rewritten")
-    monkeypatch.setattr(
-        verification, "judge", lambda _, __, problem, **___: CandidateCheck(problem, device, trial(), trial(), None, 75)
-    )
-    found = autotile.check(tmp_path / "mine.cu", autotile.kernel(scale_toml.with_suffix(".cu"), "scale", **SCALE))
-    assert found.verdict == "right"
-    assert repr(found).endswith("for scale n=4096 float32 on NVIDIA H200 (profile): right, 5.000 us>")
-
-
-SCALE = {
-    "sizes": {"n": 4096},
-    "parameters": {"THREADS": [32, 64, 128], "WORK": [1, 2, 4]},
-    "arguments": [
-        autotile.Buffer("float32", "n"),
-        autotile.Buffer("float32", "n", "out"),
-        autotile.Scalar("int32", "n"),
-        autotile.Scalar("float32", 2.0),
-    ],
-    "launch": ("THREADS", "ceil_div(n, THREADS * WORK)"),
-    "reference": "factor * x",
-}

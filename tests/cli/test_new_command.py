@@ -46,6 +46,5 @@ def test_the_command(run, tmp_path):
         "space": str(tmp_path / "blur.toml"),
         "test": str(tmp_path / "test_blur.py"),
     }
-    run("new", "blur", "--in", tmp_path).is_refused("exists already")
     shown = run("new", "sharpen", "--in", tmp_path)
     assert f"autotile tune {tmp_path / 'sharpen.toml'} N=16777216" in shown.out

@@ -69,6 +69,7 @@ def test_of_pages_and_lists(run: Run, scale_toml: Path, tmp_path: Path, monkeypa
     assert "<td>NVIDIA H200 (replayed)</td>" in only[: only.index("</section>")]
     assert run("report", scale_toml, "-o", tmp_path / "r.html").code == 0
     page = html.unescape((tmp_path / "r.html").read_text())
+    assert f'kernel = autotile.get_best_kernel("{scale_toml}", n=1048576, dtype="float32")' in page
     facts = page[page.index('class="facts"') : page.index("</dl>")]
     times = re.findall(r"[\d.,]+ \N{MICRO SIGN}s\)( \(replayed\))?", facts)
     assert times == [" (replayed)"] * 2  # winner and default

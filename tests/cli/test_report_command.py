@@ -77,10 +77,3 @@ def test_a_page_of_a_recording_in_a_folder_does_not_say_that_it_is_served(run, t
     assert run(*words, "--trials", "2", "--finals", "0", f"--db={stored}").code == 0
     assert run("report", "matmul_tiled", f"--db={stored}", "-o", tmp_path / "s.html").code == 0
     assert "Serve it" in tmp_path.joinpath("s.html").read_text()
-
-
-@pytest.mark.usefixtures("tuned")
-def test_the_line_that_serves_names_the_path_that_was_given(run, scale_toml, tmp_path):
-    assert run("report", scale_toml, "-o", tmp_path / "r.html").code == 0
-    page = html.unescape(tmp_path.joinpath("r.html").read_text())
-    assert f'kernel = autotile.get_best_kernel("{scale_toml}", n=1048576, dtype="float32")' in page
