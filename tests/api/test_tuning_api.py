@@ -135,14 +135,6 @@ class TestModes:
         with pytest.raises(autotile.InputError, match=said):
             autotile.tune(**given)
 
-    def test_remarks_are_announced_or_in_the_result(self, scale_toml: Path, recording: Path) -> None:
-        scale_toml.write_text(scale_toml.read_text().replace("n = 4096", f"n = {N}"))
-        said: list[str] = []
-        for announce in (None, said.append):
-            result: Any = autotile.tune(scale_toml, replay=recording, trials=3, announce=announce)
-            assert any("not given" in notice for notice in result.notices) == (announce is None)
-        assert said == [f"not given, so as in the search-space file: n={N}"]
-
 
 class TestKeywords:
     def test_options_stand_beside_sizes_and_take_the_place_of_those_of_the_object(

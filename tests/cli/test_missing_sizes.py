@@ -66,6 +66,9 @@ class TestOfAKernel:
         found = autotile.tune(tuned, options=autotile.TuneOptions(replay=recording, trials=1))
         assert found.problem.sizes == {"n": 1048576}
         assert found.notices[0] == SAID
+        said: list[str] = []
+        found = autotile.tune(tuned, replay=recording, trials=1, announce=said.append)
+        assert (said, SAID in found.notices) == ([SAID], False)  # they are announced or in the result
         result = autotile.best(tuned, device="h200")
         assert (result.problem.sizes, result.notices) == ({"n": 1048576}, (SAID,))
         with autotile.session(tuned, options=autotile.TuneOptions(replay=recording)) as session:

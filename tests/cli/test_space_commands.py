@@ -189,6 +189,8 @@ class TestSurvey:
         assert [row["registers_per_thread"] for row in rows] == [
             str(entry["registers_per_thread"]) for entry in document["configurations"]
         ]
+        named = {"param.THREADS", "param.WORK", "static_smem_bytes", "dynamic_smem_bytes", "spill_store_bytes", "waves"}
+        assert {*named, "outcome", "occupancy_fraction", "estimated_us"} < {*rows[0]}
         assert "wrote 12 configurations to" in answer.err
         answer = run("space", "--compile", scale_toml, "n=4096", "--device", "h200", "--sample", "2", "--csv", "-")
         assert len(list(csv.reader(io.StringIO(answer.out)))) == 3

@@ -206,33 +206,26 @@ class TestMisses:
         assert "expected scale n=2048 float32" in tuned.entries[0].reason
 
 
-class TestDevice:
-    """``--device`` is the index or the name of a GPU of this machine."""
+def test_a_device_is_the_index_or_the_name_of_a_gpu_of_this_machine(run, scale_toml, monkeypatch):
+    """Two GPUs, an H100 and an A100; each session adds the index of the one that it would run on."""
+    gpus = [structs.replace(device_profile(name), source="cuda") for name in ("h100", "a100")]
+    monkeypatch.setattr("autotile.api.targets.device_count", lambda: len(gpus))
+    monkeypatch.setattr("autotile.api.targets.live_device", lambda index: gpus[index])
+    used: list[int] = []
 
-    @pytest.fixture
-    def used(self, monkeypatch):
-        """Two GPUs, an H100 and an A100; each session adds the index of the one that it would run on."""
-        gpus = [structs.replace(device_profile(name), source="cuda") for name in ("h100", "a100")]
-        monkeypatch.setattr("autotile.api.targets.device_count", lambda: len(gpus))
-        monkeypatch.setattr("autotile.api.targets.live_device", lambda index: gpus[index])
-        indices: list[int] = []
+    def session(_kernel, _problem, _settings, options, *_, **__):
+        used.append(options.device_index)
+        raise WorkerError("no GPU at all")
 
-        def session(_kernel, _problem, _settings, options, *_, **__):
-            indices.append(options.device_index)
-            raise WorkerError("no GPU at all")
-
-        monkeypatch.setattr(targets, "served_so_far", lambda *_: None)
-        monkeypatch.setattr(import_module("autotile.tuning.session"), "tune", session)
-        monkeypatch.setattr(import_module("autotile.tuning.session"), "record", session)
-        return indices
-
-    def test_an_index_or_a_name_and_no_other(self, run, scale_toml, used):
-        for command in (["tune"], ["export", "--format", "recording", "--measure"]):
-            for device in ("0", "1", "a100", "NVIDIA A100-SXM4-80GB", "H100"):
-                assert "no GPU at all" in run(*command, scale_toml, SIZES, "--device", device).err
-            assert used[-5:] == [0, 1, 1, 1, 0]
-            for device in ("h200", "2", "-1", "", "9" * 5000):
-                run(*command, scale_toml, SIZES, "--device", device).is_refused("CUDA device")
+    monkeypatch.setattr(targets, "served_so_far", lambda *_: None)
+    for name in ("tune", "record"):
+        monkeypatch.setattr(import_module("autotile.tuning.session"), name, session)
+    for command in (["tune"], ["export", "--format", "recording", "--measure"]):
+        for device in ("0", "1", "a100", "NVIDIA A100-SXM4-80GB", "H100"):
+            assert "no GPU at all" in run(*command, scale_toml, SIZES, "--device", device).err
+        assert used[-5:] == [0, 1, 1, 1, 0]
+        for device in ("h200", "2", "-1", "", "9" * 5000):
+            run(*command, scale_toml, SIZES, "--device", device).is_refused("CUDA device")
 
 
 def test_a_run_without_a_winner_is_1(run, scale_toml, recording, monkeypatch):
