@@ -17,7 +17,7 @@ step();
 """
 
 
-class Page:
+class OpenPage:
     """A page that was opened at a width, in one of the themes."""
 
     def __init__(self, browser: Any, url: str, *, width: int = 1280, dark: bool = False) -> None:

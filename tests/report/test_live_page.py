@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Page
+from browsing import OpenPage
 from child_python import python
 from report_studies import SCRIPT, Session, store_session
 from stored_runs import change_file
@@ -15,7 +15,7 @@ from stored_runs import change_file
 from autotile.report.live import LiveServer
 
 
-class Watching(Page):
+class Watching(OpenPage):
     """A server in a thread, and the browser on its page."""
 
     def __init__(self, browser: Any, *databases: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Page
+from browsing import OpenPage
 from report_studies import SCRIPT, read_one
 
 from autotile.report.page import write_page
@@ -39,17 +39,17 @@ def pages(database: Path, hostile_database: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture
-def opened(browser: Any, pages: dict[str, str]) -> Callable[..., Page]:
-    return lambda name="plain", **how: Page(browser, pages[name], **how)
+def opened(browser: Any, pages: dict[str, str]) -> Callable[..., OpenPage]:
+    return lambda name="plain", **how: OpenPage(browser, pages[name], **how)
 
 
-def rows(page: Page) -> list[list[str]]:
+def rows(page: OpenPage) -> list[list[str]]:
     return page.run(
         "return [...document.querySelectorAll('#trials tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
     )
 
 
-def filtered(page: Page, text: str) -> None:
+def filtered(page: OpenPage, text: str) -> None:
     page.run(
         "const f = document.querySelector('#trials input'); f.value = arguments[0];"
         "f.dispatchEvent(new Event('input', { bubbles: true }))",
@@ -57,7 +57,7 @@ def filtered(page: Page, text: str) -> None:
     )
 
 
-def exported(page: Page) -> list[list[str]]:
+def exported(page: OpenPage) -> list[list[str]]:
     """Rows of the file that the table of trials is saved to."""
     page.run(
         "window.saved = []; const make = URL.createObjectURL;"
@@ -68,7 +68,7 @@ def exported(page: Page) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text)))
 
 
-def is_drawn_in_peace(page: Page) -> None:
+def is_drawn_in_peace(page: OpenPage) -> None:
     """Assert that every chart is drawn, without a complaint or a request, and that none hides another's buttons."""
     assert page.draw() >= 15
     empty = "[...document.querySelectorAll('.plot')].filter(p => !p.querySelector('.trace, .hm, .lines, canvas'))"
@@ -78,7 +78,7 @@ def is_drawn_in_peace(page: Page) -> None:
     page.check()
 
 
-def test_hostile_names_do_no_harm(opened: Callable[..., Page]) -> None:
+def test_hostile_names_do_no_harm(opened: Callable[..., OpenPage]) -> None:
     page = opened("hostile")
     page.run("window.alert = () => { window.alerted = true }")
     is_drawn_in_peace(page)
@@ -90,7 +90,7 @@ def test_hostile_names_do_no_harm(opened: Callable[..., Page]) -> None:
     assert not any(cell.startswith("=") for cell in cells), "a formula"
 
 
-def test_the_table_sorts_filters_and_is_exported(opened: Callable[..., Page]) -> None:
+def test_the_table_sorts_filters_and_is_exported(opened: Callable[..., OpenPage]) -> None:
     from selenium.webdriver.common.keys import Keys
 
     page, heading, count = opened(), "document.querySelectorAll('#trials th button')[2]", "#trials .count"
@@ -111,15 +111,17 @@ def test_the_table_sorts_filters_and_is_exported(opened: Callable[..., Page]) ->
     assert page.text(count).startswith("0 rows")
 
 
-def test_every_chart_is_drawn_and_brushing_selects_lines_and_rows(browser: Any, opened: Callable[..., Page]) -> None:
+def test_every_chart_is_drawn_and_brushing_selects_lines_and_rows(
+    browser: Any, opened: Callable[..., OpenPage]
+) -> None:
     from selenium.webdriver import ActionChains
 
     page = opened()
     is_drawn_in_peace(page)
     page.run("document.getElementById('parallel-chart').scrollIntoView({ block: 'center' })")
-    canvas = browser.find_element("css selector", "#parallel-chart canvas")
+    canvas = page.browser.find_element("css selector", "#parallel-chart canvas")
     left, bottom = -canvas.size["width"] // 2 + 46, canvas.size["height"] // 2 - 22
-    drag = ActionChains(browser).move_to_element_with_offset(canvas, left, bottom + 6).click_and_hold()
+    drag = ActionChains(page.browser).move_to_element_with_offset(canvas, left, bottom + 6).click_and_hold()
     drag.move_to_element_with_offset(canvas, left, bottom - 40).release().perform()
     assert "lines are selected" in page.text("#parallel-chart .note")
     assert {row[9] for row in rows(page)} == {"32"}  # the lowest value of the first parameter
@@ -132,7 +134,7 @@ def test_every_chart_is_drawn_and_brushing_selects_lines_and_rows(browser: Any, 
     assert {row[10] for row in rows(page)} == {"32"}
 
 
-def test_both_themes_the_switch_and_print(opened: Callable[..., Page]) -> None:
+def test_both_themes_the_switch_and_print(opened: Callable[..., OpenPage]) -> None:
     paper = "return getComputedStyle(document.body).backgroundColor"
     ground = "return document.querySelector('#finals .bglayer, #finals .main-svg').closest('svg').style.background"
     page = opened(dark=True)
@@ -190,7 +192,7 @@ return {
 
 
 def test_a_phone_shows_it_without_scrolling_sideways_and_a_screen_reader_finds_its_way(
-    opened: Callable[..., Page],
+    opened: Callable[..., OpenPage],
 ) -> None:
     page = opened(width=390)
     page.draw()
