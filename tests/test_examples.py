@@ -161,13 +161,13 @@ def cells() -> list[dict[str, Any]]:
     return [cell for cell in found if cell["cell_type"] == "code"]
 
 
-def test_it_is_stored_without_outputs() -> None:
+def test_the_notebook_is_stored_without_outputs() -> None:
     assert [cell["outputs"] for cell in cells()] == [[] for _ in cells()]
 
 
 @pytest.mark.skipif(device_count() > 0, reason="the cells for a GPU would tune on it")
 @pytest.mark.filterwarnings("ignore")  # of Jupyter's packages
-def test_it_runs_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "TMPDIR"):

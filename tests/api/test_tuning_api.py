@@ -340,7 +340,7 @@ class TestAskAndTell:
                 opened.ask(count)
 
 
-class TestTheSession:
+class TestSession:
     def test_it_finishes_with_a_winner_that_is_served_until_a_later_one_finds_another(self, scale_toml, options):
         with autotile.session(scale_toml, n=N, options=options) as session:
             session.evaluate({"THREADS": 256, "WORK": 2})

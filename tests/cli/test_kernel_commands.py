@@ -259,7 +259,7 @@ def answer(monkeypatch, run, scale_toml, tmp_path, device):
     return command
 
 
-class TestExitCodes:
+class TestExitCodesOfVerify:
     def test_of_a_right_and_of_a_wrong_candidate(self, answer):
         for speedup, code, verdict in (
             (Interval(1.2, 1.1, 1.3), 0, "faster"),
@@ -307,7 +307,7 @@ def test_a_person_reads_the_verdict_first(answer):
     assert "no second inputs" in found.err
 
 
-def test_its_files_are_a_valid_kernel_and_its_test_passes(tmp_path):
+def test_the_files_of_a_new_kernel_are_valid_and_their_test_passes(tmp_path):
     made = autotile.new("blur", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"blur.cu", "blur.toml", "test_blur.py"}
     assert autotile.space(made.space, device="h200").valid == 19
@@ -320,7 +320,7 @@ def test_its_files_are_a_valid_kernel_and_its_test_passes(tmp_path):
     assert "passed" in done.stdout
 
 
-def test_a_name_is_an_identifier_that_is_free_and_the_folder_exists(tmp_path):
+def test_the_name_of_a_new_kernel_is_an_identifier_that_is_free_and_the_folder_exists(tmp_path):
     for existing in ("blur.cu", "blur.toml", "test_blur.py"):
         (tmp_path / existing).write_text("mine")
         with pytest.raises(InputError, match=f"{existing} exists already, and nothing is overwritten"):
@@ -335,7 +335,7 @@ def test_a_name_is_an_identifier_that_is_free_and_the_folder_exists(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command(run, tmp_path):
+def test_new_says_what_it_wrote(run, tmp_path):
     answer = run("new", "blur", "--in", tmp_path, "--json")
     assert answer.code == 0
     assert answer.document == {

@@ -123,7 +123,7 @@ TUNE = ("tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--scheduler")
 
 
 @pytest.mark.usefixtures("dask")
-def test_what_is_refused(run) -> None:
+def test_schedulers_that_are_refused(run) -> None:
     for words in (("worker",), TUNE):
         run(*words, "tcp://node7:8786").is_refused("not encrypted")
     run("worker", "tcp://127.0.0.1:8786", "--replay-seconds", "1").is_refused("--replay")

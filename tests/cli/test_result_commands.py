@@ -241,7 +241,7 @@ def only_row(run: Run) -> dict[str, Any]:
     return row
 
 
-def test_of_the_default_as_elsewhere_on_this_gpu(study: Any, run: Run) -> None:
+def test_misses_of_the_default_cost_as_elsewhere_on_this_gpu(study: Any, run: Run) -> None:
     """Half as slow again at one tuned problem and as fast at another: a quarter lost, of a time that grows with n."""
     study(1024, (FAST, 10.0), (DEFAULT, 15.0))
     study(2048, (DEFAULT, 20.0), (SLOW, 21.0))
@@ -253,21 +253,21 @@ def test_of_the_default_as_elsewhere_on_this_gpu(study: Any, run: Run) -> None:
     assert "about 20 ms" in run("list", "--misses").out
 
 
-def test_of_the_nearest_by_leaving_out_each_tuned_problem(study: Any, run: Run) -> None:
+def test_misses_of_the_nearest_cost_as_where_each_tuned_problem_is_left_out(study: Any, run: Run) -> None:
     study(1024, (FAST, 10.0), (SLOW, 11.0))
     study(2048, (SLOW, 20.0), (FAST, 26.0))
     miss(4096, "nearest", 10)
     assert only_row(run)["lost_s"] == pytest.approx(10 * 40.0 * ((0.1 + 0.3) / 2) * 1e-6)
 
 
-def test_of_another_gpus_configuration(study: Any, run: Run) -> None:
+def test_misses_of_another_gpus_configuration(study: Any, run: Run) -> None:
     study(1024, (FAST, 10.0), (SLOW, 14.0))
     study(2048, (SLOW, 30.0), gpu="a100")
     miss(2048, "transferred", 100)
     assert only_row(run)["lost_s"] == pytest.approx(100 * 20.0 * 0.4 * 1e-6)
 
 
-def test_what_was_tuned_since_is_known(study: Any, run: Run) -> None:
+def test_a_miss_that_was_tuned_since_is_known(study: Any, run: Run) -> None:
     study(1024, (FAST, 10.0), (DEFAULT, 12.0))
     miss(1024, "default", 50)
     row = only_row(run)
@@ -276,7 +276,7 @@ def test_what_was_tuned_since_is_known(study: Any, run: Run) -> None:
     assert "tuned" in run("list", "--misses").out
 
 
-def test_where_too_little_is_tuned_nothing_is_made_up(study: Any, run: Run) -> None:
+def test_no_cost_of_a_miss_is_made_up_where_too_little_is_tuned(study: Any, run: Run) -> None:
     study(1024, (FAST, 10.0))  # the default was not measured, and no other problem is tuned
     study(1024, (FAST, 10.0), (DEFAULT, 99.0), template_hash="0" * 64)
     for n, tier in ((4096, "default"), (2048, "nearest"), (512, "transferred"), (256, "family")):
@@ -286,7 +286,7 @@ def test_where_too_little_is_tuned_nothing_is_made_up(study: Any, run: Run) -> N
     assert {(row["call_us"], row["lost_s"]) for row in run("list", "--misses", "--json").document} == {(None, None)}
 
 
-def test_the_costliest_come_first_and_are_tuned_first(study: Any, run: Run, scale_toml: Path) -> None:
+def test_the_costliest_misses_come_first_and_are_tuned_first(study: Any, run: Run, scale_toml: Path) -> None:
     study(1024, (FAST, 10.0), (DEFAULT, 15.0))
     miss(2048, "default", 100)
     miss(65536, "default", 10)
@@ -321,7 +321,7 @@ def test_a_page_of_a_problem(run, stored, tmp_path):
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
-def test_what_cannot_be_shown_is_told_in_one_line(run, stored, tmp_path, monkeypatch):
+def test_what_cannot_be_reported_is_told_in_one_line(run, stored, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for words, message in (
         (["sgemm_3d"], "no kernel named 'sgemm_3d'; did you mean sgemm_2d"),
@@ -339,7 +339,7 @@ def test_what_cannot_be_shown_is_told_in_one_line(run, stored, tmp_path, monkeyp
         assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_whole_database_or_plotly_one_line_says_so(run, stored, tmp_path, monkeypatch):
+def test_a_report_without_a_whole_database_or_plotly_is_refused_in_one_line(run, stored, tmp_path, monkeypatch):
     run("report", "sgemm_2d", f"--db={tmp_path / 'none.db'}").is_refused("there is no database")
     (tmp_path / "damaged.db").write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 40)
     answer = run("report", "sgemm_2d", f"--db={tmp_path / 'damaged.db'}")
@@ -377,7 +377,9 @@ MARK = "replayed"
 
 
 @pytest.mark.usefixtures("recording", "tuned")
-def test_of_a_command(run: Run, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_marks_replayed_times(
+    run: Run, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with autotile.session(scale_toml, n=1048576, db="other.db", replay="scale.npz") as other:
         other.evaluate([{"THREADS": 64, "WORK": 1}, {"THREADS": 128, "WORK": 2}])
@@ -395,7 +397,7 @@ def test_of_a_command(run: Run, scale_toml: Path, tmp_path: Path, monkeypatch: p
         assert TIME.search(answer.out) is None or MARK in answer.out, words
 
 
-def test_of_a_plan(run: Run, scale_toml: Path, recording: Path, tmp_path: Path) -> None:
+def test_a_plan_marks_replayed_times(run: Run, scale_toml: Path, recording: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text(f'[[tune]]\nkernel = "{scale_toml}"\nsizes = {{ n = [1048576, 77] }}\ntrials = 3\n')
     answer = run("tune", "--plan", plan, "--replay", recording, "--db", tmp_path / "other.db")
@@ -411,7 +413,9 @@ def test_of_a_plan(run: Run, scale_toml: Path, recording: Path, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("tuned")
-def test_of_pages_and_lists(run: Run, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_and_lists_mark_replayed_times(
+    run: Run, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     empty = tmp_path / "empty.db"
     Database.open(empty).close()
@@ -434,7 +438,7 @@ def test_of_pages_and_lists(run: Run, scale_toml: Path, tmp_path: Path, monkeypa
     assert all(MARK in row for row in rows if TIME.search(row))
 
 
-def test_contenders_of_an_operation() -> None:
+def test_contenders_of_an_operation_are_marked_as_replayed() -> None:
     measured = (Contender("first", {}, 10.0, source="replayed"), Contender("second", {}, 11.0))
     choice = Choice("exact", {}, contenders=measured)
     text = explain(Problem("op", {"n": 1}, "float32"), device_profile("h200"), choice)

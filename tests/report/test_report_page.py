@@ -416,7 +416,7 @@ def found(
         return surveyed(write_scale(tmp_path_factory.mktemp("survey") / "kernels"), HOSTILE)
 
 
-def test_the_page_has_every_section_and_every_configuration(found: Survey) -> None:
+def test_the_page_of_a_survey_has_every_section_and_every_configuration(found: Survey) -> None:
     text = found.page()
     assert "<script>alert(1)" not in text
     assert "alert(1)" in html.unescape(text)
@@ -429,13 +429,13 @@ def test_the_page_has_every_section_and_every_configuration(found: Survey) -> No
     assert {"THREADS", "WORK", "outcome", "registers_per_thread", "waves"} < set(headings)
 
 
-def test_nothing_that_compiles_is_a_page_too(scale_toml: Path) -> None:
+def test_a_survey_in_which_nothing_compiles_is_a_page_too(scale_toml: Path) -> None:
     text = surveyed(scale_toml, "#error nothing compiles").page()
     assert "nothing compiles" in text
     assert 'id="occupancy"' not in text
 
 
-def test_numbers_behind_the_charts_and_resources_by_parameter_add_up(found: Survey) -> None:
+def test_numbers_behind_the_charts_of_a_survey_add_up(found: Survey) -> None:
     for chart in (registers_chart(found), blocks_chart(found)):
         assert sum(int(row[-1]) for row in chart.table.rows) == 9
     assert dict(limits_chart(found).table.rows) == {
@@ -448,7 +448,7 @@ def test_numbers_behind_the_charts_and_resources_by_parameter_add_up(found: Surv
     assert rows["THREADS", "128"][:2] == [3, 100.0]
 
 
-def test_it_is_drawn_in_a_browser_without_an_error(browser: Any, found: Survey, tmp_path: Path) -> None:
+def test_a_survey_is_drawn_in_a_browser_without_an_error(browser: Any, found: Survey, tmp_path: Path) -> None:
     path = tmp_path / "survey.html"
     path.write_text(found.page())
     page = OpenPage(browser, path.as_uri())
