@@ -377,7 +377,7 @@ MARK = "replayed"
 
 
 @pytest.mark.usefixtures("recording", "tuned")
-def test_every_command_marks_replayed_times(
+def test_commands_mark_replayed_times(
     run: Run, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -413,9 +413,7 @@ def test_a_plan_marks_replayed_times(run: Run, scale_toml: Path, recording: Path
 
 
 @pytest.mark.usefixtures("tuned")
-def test_pages_and_lists_mark_replayed_times(
-    run: Run, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_mark_replayed_times(run: Run, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     empty = tmp_path / "empty.db"
     Database.open(empty).close()
