@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from postgresql_server import PostgresqlServer, programs_folder, running_server
+from stored_runs import Book
 
 import autotile
 from autotile.core.device import DeviceProperties, device_profile
@@ -267,6 +268,12 @@ def recording(scale_toml: Path, tmp_path: Path) -> Path:
     header = RecordingHeader(key=key, parameters=kernel.spec.parameters, device=device, valid_configs=len(space))
     write_recording(path, header, [_recorded_trial(space.config(row)) for row in range(len(space))])
     return path
+
+
+@pytest.fixture
+def book(tmp_path: Path, scale_toml: Path) -> Callable[[str], Book]:
+    """Name a database of results of the tiny kernel that never ran."""
+    return lambda name: Book(tmp_path / name, scale_toml)
 
 
 @pytest.fixture

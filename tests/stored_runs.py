@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from autotile.database.keys import TuningKey, key_of
 from autotile.database.winners import miss_row
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import Workrate, resolve_problem
+from autotile.kernel.spec import Parameter
 from autotile.settings import read_settings
 from autotile.tuning.progress_state import Progress
 
@@ -41,6 +43,18 @@ SEARCHING = Progress(
 
 KEY = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
 """Key of a study where its fields do not matter."""
+
+
+PARAMETERS = (Parameter("BM", (32, 64, 128)), Parameter("WIDE", (False, True)), Parameter("KIND", ("float", "float4")))
+
+
+def space_of(parameters: Sequence[Parameter]) -> list[dict[str, Any]]:
+    """Return all configurations of some parameters."""
+    names = [parameter.name for parameter in parameters]
+    return [dict(zip(names, values, strict=True)) for values in product(*(p.values for p in parameters))]
+
+
+SPACE = space_of(PARAMETERS)
 
 
 def measured(config: Config, time_us: float) -> Trial:

@@ -31,11 +31,6 @@ DEFAULT: Config = {"THREADS": 128, "WORK": 1}
 
 
 @pytest.fixture
-def book(tmp_path: Path, scale_toml: Path) -> Callable[[str], Book]:
-    return lambda name: Book(tmp_path / name, scale_toml)
-
-
-@pytest.fixture
 def mine(book: Callable[[str], Book]) -> Book:
     """The user's own database."""
     return book("tuning.db")

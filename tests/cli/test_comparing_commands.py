@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,6 @@ from autotile.exchange.shipped import write_winners
 FAST = {"THREADS": 256, "WORK": 4}
 SLOW = {"THREADS": 64, "WORK": 2}
 OTHER = {"THREADS": 32, "WORK": 1}
-
-
-@pytest.fixture
-def book(tmp_path: Path, scale_toml: Path) -> Callable[[str], Book]:
-    return lambda name: Book(tmp_path / name, scale_toml)
 
 
 class TestDiff:

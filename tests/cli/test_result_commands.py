@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from answers import Run
 from report_studies import Session, store_session
-from stored_runs import Book, record_miss
+from stored_runs import record_miss
 
 import autotile
 from autotile.core.device import device_profile
@@ -225,10 +225,10 @@ H200 = "NVIDIA H200"
 
 
 @pytest.fixture
-def study(scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def study(book: Any, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Store a study: its winner first, every configuration with its time."""
     monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
-    return Book(tmp_path / "tuning.db", scale_toml).rank
+    return book("tuning.db").rank
 
 
 def miss(n: int, tier: str, count: int, gpu: str = H200, kernel: str = "scale") -> None:

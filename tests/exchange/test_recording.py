@@ -5,7 +5,6 @@ import random
 import zipfile
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from stored_runs import KEY, failed, measured
+from stored_runs import KEY, PARAMETERS, SPACE, failed, measured, space_of
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial
@@ -30,16 +29,6 @@ from autotile.exchange.recording import (
     write_recording,
 )
 from autotile.kernel.spec import Parameter
-
-PARAMETERS = (Parameter("BM", (32, 64, 128)), Parameter("WIDE", (False, True)), Parameter("KIND", ("float", "float4")))
-
-
-def space_of(parameters: tuple[Parameter, ...]) -> list[dict[str, Any]]:
-    names = [parameter.name for parameter in parameters]
-    return [dict(zip(names, values, strict=True)) for values in product(*(p.values for p in parameters))]
-
-
-SPACE = space_of(PARAMETERS)
 
 
 @pytest.fixture

@@ -1,8 +1,13 @@
-"""A page in the browser, as the tests of the report, of a survey and of the live page drive it."""
+"""A page in the browser, as the tests of the report, of a survey and of the live page drive it, and a live server."""
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from autotile.report.live import LiveServer
 
 DRAW = """
 const [selector, done] = arguments, places = [...document.querySelectorAll(selector)];
@@ -64,3 +69,17 @@ class OpenPage:
         assert complaints == []
         requests = self.run("return performance.getEntriesByType('resource').map((one) => one.name)")
         assert [url for url in requests if not url.startswith(own)] == []
+
+
+@contextmanager
+def served(*databases: Path) -> Iterator[LiveServer]:
+    """A live server in a thread."""
+    server = LiveServer(databases)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    yield server
+    while server._server is None or not server._server.started:
+        time.sleep(0.01)
+    server._server.should_exit = True
+    thread.join(60)
+    assert not thread.is_alive()

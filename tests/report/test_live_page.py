@@ -1,13 +1,13 @@
 """The live page in a browser: it follows a replayed session to its end, and hostile names do nothing."""
 
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import OpenPage
+from browsing import OpenPage, served
 from child_python import python
 from report_studies import SCRIPT, Session, store_session
 from stored_runs import change_file
@@ -16,35 +16,21 @@ from autotile.report.live import LiveServer
 
 
 class Watching(OpenPage):
-    """A server in a thread, and the browser on its page."""
+    """The page of a server."""
 
-    def __init__(self, browser: Any, *databases: Path) -> None:
-        self.server = LiveServer(databases)
-        self._thread = threading.Thread(target=self.server.run, daemon=True)
-        self._thread.start()
-        super().__init__(browser, self.server.url, width=1500)
+    def __init__(self, browser: Any, server: LiveServer) -> None:
+        self.server = server
+        super().__init__(browser, server.url, width=1500)
 
     def check(self, *own: str) -> None:
         super().check(self.server.url, "data:", "blob:", *own)
 
-    def end(self) -> None:
-        self.server._server.should_exit = True
-        self._thread.join(timeout=20)
-        assert not self._thread.is_alive()
-
 
 @pytest.fixture
 def watch(browser: Any) -> Iterator[Callable[..., Watching]]:
-    opened: list[Watching] = []
-
-    def start(*databases: Path) -> Watching:
-        opened.append(Watching(browser, *databases))
-        return opened[-1]
-
-    yield start
-    browser.get("about:blank")
-    for one in opened:
-        one.end()
+    with ExitStack() as servers:
+        yield lambda *databases: Watching(browser, servers.enter_context(served(*databases)))
+        browser.get("about:blank")
 
 
 def test_a_replayed_session_to_its_end_and_that_of_the_server(
