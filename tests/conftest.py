@@ -1,7 +1,5 @@
 """Shared fixtures: a database and caches of the test's own, and a tiny kernel that compiles in milliseconds."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import os

@@ -1,7 +1,5 @@
 """Trials, and runs that tests store step by step; the package stores those of a session as they go on."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The examples: kernels are valid, explained and compile, the notebook runs; what needs a GPU is in tests/gpu."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

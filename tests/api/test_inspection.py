@@ -1,7 +1,5 @@
 """Functions that run nothing on a GPU: spaces, surveys, devices and the doctor."""
 
-from __future__ import annotations
-
 import doctest
 import os
 import time

@@ -1,7 +1,5 @@
 """The line of progress that functions of the API show: on a terminal, in a notebook, and nothing elsewhere."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """How results that are stored or exchanged display themselves; the commands test their values."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Kernels that are written in Python: the same model, checks and messages as for a search-space file."""
 
-from __future__ import annotations
-
 import doctest
 import gc
 import math

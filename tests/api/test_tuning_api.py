@@ -1,7 +1,5 @@
 """Tuning as programs call it: options as keyword arguments beside sizes, and sessions that a caller's search drives."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 from importlib import import_module

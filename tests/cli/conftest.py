@@ -1,7 +1,5 @@
 """The command line as its users run it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -7,8 +7,6 @@ mounts it at the folder and takes one step after the other: ``["autotile", words
 ``["delete", file]`` are what they say, ``["text", file]`` reads. What each gave is printed as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

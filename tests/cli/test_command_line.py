@@ -1,7 +1,5 @@
 """What holds for every command: help, options, words, exit codes, one document on standard output, a lean start."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import re

@@ -1,7 +1,5 @@
 """`diff`, `merge` and `clean`: what they show, and that no trial and no winner is lost."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any

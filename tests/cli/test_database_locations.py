@@ -1,7 +1,5 @@
 """Locations of databases and roles on a server: no password is shown, no folder takes the name of a URL."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """``autotile space``, ``explain``, ``verify`` and ``new``."""
 
-from __future__ import annotations
-
 import csv
 import io
 import signal

@@ -1,7 +1,5 @@
 """``autotile devices``, ``doctor``, ``worker`` and ``tune --scheduler``; tests/tuning runs sessions on workers."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Commands that list, serve, check, export, import and report what is stored, and mark what was replayed."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io

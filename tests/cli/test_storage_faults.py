@@ -3,8 +3,6 @@
 Each command says in one message what is wrong and what to do, exits with the right code, and loses nothing.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

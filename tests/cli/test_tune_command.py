@@ -1,7 +1,5 @@
 """``autotile tune`` of a kernel, a family and an operation, by replay; ``--ask-tell`` and ``--try``."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import json

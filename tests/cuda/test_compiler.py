@@ -1,7 +1,5 @@
 """Sources, written for NVRTC or nvcc, to cubins with their functions, resources and errors; the cache of cubins."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Launches without a GPU: graphs of one launch, kernels of several steps, parameters, inputs, numbers of the driver."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Iterator
