@@ -44,8 +44,8 @@ def test_a_replayed_session_to_its_end_and_that_of_the_server(
     assert done.returncode == 0, done.stderr
     page.wait(lambda: page.text(".session .state").startswith("ended after"), "not ended")
     page.wait(lambda: "winner" in page.text(".session dl"), "no winner")
-    page.draw()
     for name in ("best_over_trials", "finals"):
+        assert page.draw(f"figure[data-chart={name}] .plot") == 1
         chart = f"document.querySelector('figure[data-chart={name}] .main-svg')"
         assert page.run(f"return {chart}.getBoundingClientRect().width") > 100
     assert page.text(".session h2") == "scale n=1048576 float32"
