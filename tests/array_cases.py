@@ -1,7 +1,5 @@
 """Array expressions with the values that NumPy gives: for tests on the host and on a device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What tests of compilations need: settings with a cubin cache and nothing else, and a slow kernel."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from autotile.settings import Settings

@@ -1,7 +1,5 @@
 """Compile candidates, verify and measure them in this process, or tune and keep the trials."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

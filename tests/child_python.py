@@ -1,7 +1,5 @@
 """Python processes that find this checkout."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping

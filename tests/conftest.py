@@ -1,19 +1,20 @@
 """Shared fixtures: a database and caches of the test's own, and a tiny kernel that compiles in milliseconds."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from postgresql_server import PostgresqlServer, programs_folder, running_server
+from stored_runs import Book
 
+import autotile
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.cuda.driver import device_count, live_device
@@ -24,7 +25,7 @@ from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import default_dispatcher
-from autotile.settings import data_folder
+from autotile.settings import data_folder, read_settings
 from autotile.space.search_space import feasible_space
 
 SCALE_TEMPLATE = """
@@ -264,6 +265,37 @@ def recording(scale_toml: Path, tmp_path: Path) -> Path:
     path = tmp_path / "scale.npz"
     header = RecordingHeader(key=key, parameters=kernel.spec.parameters, device=device, valid_configs=len(space))
     write_recording(path, header, [_recorded_trial(space.config(row)) for row in range(len(space))])
+    return path
+
+
+@pytest.fixture
+def book(tmp_path: Path, scale_toml: Path) -> Callable[[str], Book]:
+    """Name a database of results of the tiny kernel that never ran."""
+    return lambda name: Book(tmp_path / name, scale_toml)
+
+
+@pytest.fixture
+def own_recordings(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the recording of the tiny kernel be the only one."""
+    settings = replace(read_settings(), recording_folders=(recording.parent,))
+    monkeypatch.setattr("autotile.api.tuning.read_settings", lambda: settings)
+
+
+@pytest.fixture(scope="session")
+def whole_study() -> list[bytes]:
+    """The file of a database in which the tiny kernel is tuned, as soon as a test has needed it."""
+    return []
+
+
+@pytest.fixture
+def tuned(request: pytest.FixtureRequest, whole_study: list[bytes], scale_toml: Path, tmp_path: Path) -> Path:
+    """The user's database, in which every configuration of the tiny kernel was tried."""
+    path = tmp_path / "tuning.db"
+    if not whole_study:
+        replay = request.getfixturevalue("recording")
+        autotile.tune(scale_toml, n=1048576, trials=12, replay=replay, progress=False)
+        whole_study.append(path.read_bytes())
+    path.write_bytes(whole_study[0])
     return path
 
 

@@ -1,7 +1,5 @@
 """Valid documents of declared schemas, for hypothesis."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

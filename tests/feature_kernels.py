@@ -1,7 +1,5 @@
 """Small kernels that use features of search-space files beyond buffers and scalars."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Calls of a GPU with single candidates, and a GPU worker made of functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

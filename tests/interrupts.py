@@ -1,7 +1,5 @@
 """Ctrl-C in tests that run in the background of a shell, which lets all that it starts there ignore it."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Altered documents and rows: entries that are dropped, retyped, nested, or have extreme values and odd strings."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sqlite3

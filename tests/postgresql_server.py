@@ -1,7 +1,5 @@
 """A PostgreSQL server of the tests' own, on the loopback address, with roles and a password made up for it."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import secrets

@@ -1,7 +1,5 @@
 """Search-space files for tests: a small SGEMM, and files made from parameters and rules."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Kernels of several steps: a reduction of two kernels, a split sum with a condition, and a scan with repetitions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 SUM_TEMPLATE = """

@@ -1,7 +1,5 @@
 """A database with rows in every table, and everything that reads it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime

@@ -1,10 +1,9 @@
 """Trials, and runs that tests store step by step; the package stores those of a session as they go on."""
 
-from __future__ import annotations
-
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from autotile.database.keys import TuningKey, key_of
 from autotile.database.winners import miss_row
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import Workrate, resolve_problem
+from autotile.kernel.spec import Parameter
 from autotile.settings import read_settings
 from autotile.tuning.progress_state import Progress
 
@@ -41,6 +41,18 @@ SEARCHING = Progress(
 
 KEY = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
 """Key of a study where its fields do not matter."""
+
+
+PARAMETERS = (Parameter("BM", (32, 64, 128)), Parameter("WIDE", (False, True)), Parameter("KIND", ("float", "float4")))
+
+
+def space_of(parameters: Sequence[Parameter]) -> list[dict[str, Any]]:
+    """Return all configurations of some parameters."""
+    names = [parameter.name for parameter in parameters]
+    return [dict(zip(names, values, strict=True)) for values in product(*(p.values for p in parameters))]
+
+
+SPACE = space_of(PARAMETERS)
 
 
 def measured(config: Config, time_us: float) -> Trial:
@@ -106,14 +118,59 @@ def add_trial(
         return int(connection.execute(insert, position | trial_row(trial)).scalar_one())
 
 
+def timed(config: Config, time_us: float, source: Any = "cuda") -> Trial:
+    """Return a trial with a time and an interval of a percent to each side."""
+    times = Measurement(time_us, 0.99 * time_us, 1.01 * time_us, (time_us,) * 3)
+    return Trial(config, Outcome.OK, "", "measure", measurement=times, source=source)
+
+
+class Book:
+    """A database of results of the tiny kernel that never ran."""
+
+    def __init__(self, path: Path, kernel: Path) -> None:
+        self.path = path
+        self._kernel = load_kernel(str(kernel))
+
+    def key(self, n: int, gpu: str = "h200", source: Any = "cuda", **changes: Any) -> TuningKey:
+        problem, device = Problem("scale", {"n": n}, "float32"), replace(device_profile(gpu), source=source)
+        key = key_of(self._kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
+        return replace(key, **changes)
+
+    def put(self, n: int, winner: Config, time_us: float, *losers: Config, **key: Any) -> None:
+        """A search over the winner and the losers, which take twice as long, and finals that the winner won."""
+        source = key.get("source", "cuda")
+        searched = [timed(config, 2 * time_us, source) for config in (winner, *losers)]
+        self.rank(n, (winner, time_us), searched=searched, **key)
+
+    def rank(self, n: int, *ranking: tuple[Config, float], searched: Sequence[Trial] = (), **key: Any) -> None:
+        """Finals with a ranking, after a search."""
+        device = replace(device_profile(key.get("gpu", "h200")), source=key.get("source", "cuda"))
+        ranked = [timed(config, time_us, device.source) for config, time_us in ranking]
+        with Database.open(self.path) as database:
+            study = database.add_run(self.key(n, **key), searched, sampler="random", device=device)
+            database.add_run(study, ranked, sampler="random", phase="final", is_ranked=True)
+
+    def served(self, n: int, **key: Any) -> Config | None:
+        with Database.open(self.path) as database:
+            study = database.find_study(self.key(n, **key))
+            best = database.best(study_id=study) if study is not None else []
+            return best[0].trial.config if best else None
+
+    def trials(self) -> list[tuple[str, Any]]:
+        with Database.open(self.path) as database:
+            return sorted(
+                (study.key.digest, stored.created_at.isoformat() + str(stored.trial.config) + stored.phase)
+                for study in database.studies()
+                for stored in database.stored_trials(study.study_id)
+            )
+
+
 def store_winner(
     key: TuningKey, config: Config, time_us: float, device: DeviceProperties, location: str | Path | None = None
 ) -> None:
     """Store a configuration as the winner of a session of one trial."""
-    measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
-    trial = Trial(config, Outcome.OK, "", "finals", measurement=measurement)
     with Database.open(location or read_settings().database) as database:
-        database.add_run(key, [trial], sampler="random", device=device, phase="final", is_ranked=True)
+        database.add_run(key, [timed(config, time_us)], sampler="random", device=device, phase="final", is_ranked=True)
 
 
 def store_default(

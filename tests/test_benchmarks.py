@@ -344,23 +344,19 @@ class TestGivenShapes:
     def test_a_shape_may_have_a_layout(self) -> None:
         assert parse_shape("64,64,131072,nt") == PRODUCT
         assert parse_shape("35, 8457, 2560") == {"M": 35, "N": 8457, "K": 2560, "TRANS_A": 0, "TRANS_B": 0}
-
-    @pytest.mark.parametrize("text", ["", "64", "64,64", "64,64,0", "64,64,64,XY", "64,64,64,NT,1", "a,b,c"])
-    def test_what_is_no_shape_is_refused(self, text: str) -> None:
-        with pytest.raises(SystemExit, match="is no shape"):
-            parse_shape(text)
+        for text in ("", "64", "64,64", "64,64,0", "64,64,64,XY", "64,64,64,NT,1", "a,b,c"):
+            with pytest.raises(SystemExit, match="is no shape"):
+                parse_shape(text)
 
     def test_a_file_of_shapes(self, tmp_path: Path) -> None:
         path = tmp_path / "shapes.json"
         path.write_text('[[64, 64, 131072, "NT"], [1, 2, 3]]')
         assert read_shapes(path) == [PRODUCT, parse_shape("1,2,3")]
         assert len(read_shapes(BENCHMARKS / "gemm_shapes.json")) == 24
-
-    @pytest.mark.parametrize("text", ["{}", "[1]", "[[1, 2, null]]", "not JSON"])
-    def test_a_file_of_something_else_is_refused(self, tmp_path: Path, text: str) -> None:
-        (tmp_path / "shapes.json").write_text(text)
-        with pytest.raises(SystemExit):
-            read_shapes(tmp_path / "shapes.json")
+        for text in ("{}", "[1]", "[[1, 2, null]]", "not JSON"):
+            path.write_text(text)
+            with pytest.raises(SystemExit):
+                read_shapes(path)
 
     def test_ranges_and_text(self) -> None:
         assert text_of(PRODUCT) == "64 x 64 x 131072 NT"
@@ -453,12 +449,10 @@ class TestRecord:
         assert set(report.read(path)["rows"][0]) == set(report.ROW_KEYS)
         report.write(path, report.document({}, [], {}))
         assert report.read(path)["rows"] == []
-
-    def test_what_is_no_record_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "a.json").write_text("[]")
-        for path in (tmp_path / "a.json", tmp_path / "missing.json"):
+        path.write_text("[]")
+        for none in (path, tmp_path / "missing.json"):
             with pytest.raises(SystemExit):
-                report.read(path)
+                report.read(none)
 
     @pytest.mark.parametrize(
         ("gpu", "folder"),

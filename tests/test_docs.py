@@ -1,7 +1,5 @@
 """The documentation keeps to the program: commands, options, links, settings and constants are those that there are."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,12 +1,12 @@
-"""The examples: every kernel is valid, explained and compiles; what needs a GPU is in tests/gpu."""
+"""The examples: kernels are valid, explained and compile, the notebook runs; what needs a GPU is in tests/gpu."""
 
-from __future__ import annotations
-
+import json
 import os
 import re
 import runpy
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from child_python import python
@@ -14,6 +14,7 @@ from child_python import python
 import autotile
 from autotile.core.device import device_profile
 from autotile.cuda.compiler import compile_cubin, compile_job
+from autotile.cuda.driver import device_count
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.serving import operations
@@ -146,3 +147,44 @@ class TestModels:
 def test_a_script_is_valid_and_may_be_run(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
     assert os.access(script, os.X_OK)
+
+
+NOTEBOOK = Path(__file__).parents[1] / "examples" / "notebook" / "softmax.ipynb"
+_TIMEOUT_S = 500
+
+
+def cells() -> list[dict[str, Any]]:
+    found = json.loads(NOTEBOOK.read_text())["cells"]
+    assert isinstance(found, list)
+    return [cell for cell in found if cell["cell_type"] == "code"]
+
+
+def test_the_notebook_is_stored_without_outputs() -> None:
+    assert [cell["outputs"] for cell in cells()] == [[] for _ in cells()]
+
+
+@pytest.mark.skipif(device_count() > 0, reason="the cells for a GPU would tune on it")
+@pytest.mark.filterwarnings("ignore")  # of Jupyter's packages
+def test_the_notebook_runs_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("AUTOTILE_DB", str(tmp_path / "tuning.db"))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    folder = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=_TIMEOUT_S, kernel_name="python3", resources=folder).execute()
+    shown = {"".join(cell.source): cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
+    figures = [source for source in shown if ".plot_" in source and not source.startswith("gpus")]
+    assert len(figures) >= 6
+    for source in figures:
+        (output,) = shown[source]
+        assert output.data["application/vnd.plotly.v1+json"]["data"], source
+    (tuned,) = [outputs for source, outputs in shown.items() if source.startswith("import tempfile")]
+    assert any("application/vnd.jupyter.widget-view+json" in output.get("data", {}) for output in tuned)
+    assert any("<b>matmul_tiled" in output.get("data", {}).get("text/html", "") for output in tuned)
+    guarded = [outputs for source, outputs in shown.items() if source.startswith(("gpus", "if gpus"))]
+    assert [outputs[0].text.strip() for outputs in guarded] == [
+        "This cell needs a CUDA device; `autotile doctor` says what is missing."
+    ] * len(guarded)
+    assert 'rule_1 = "BLOCK * UNROLL <= 4096"' in notebook.cells[-1].outputs[0].text

@@ -1,7 +1,5 @@
 """The measured figures of the documentation are those of the committed records."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

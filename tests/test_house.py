@@ -4,8 +4,6 @@
 ``pytest tests/test_house.py --pin`` writes those of the present code, and refuses to raise one.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import json

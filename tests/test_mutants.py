@@ -1,7 +1,5 @@
 """Single changes of functions by benchmarks/mutants.py: where they are made, which tests are run, and the verdicts."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The templates and their search spaces agree with each other, hold what they should, and compile; needs no GPU."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Public functions and options with values of wrong types, out of range, or that name no file: errors with words."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Iterator

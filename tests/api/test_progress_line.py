@@ -1,7 +1,5 @@
 """The line of progress that functions of the API show: on a terminal, in a notebook, and nothing elsewhere."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys
@@ -20,7 +18,6 @@ from autotile.api import progress as module
 from autotile.api.progress import ProgressLine, TerminalDisplay, default_display, short_line
 from autotile.core.model import Measurement, Outcome, Problem, Trial
 from autotile.kernel.problem import Workrate
-from autotile.settings import read_settings
 from autotile.tuning.progress_state import Place, Progress
 
 PROBLEM = Problem("scale", {"n": 4096}, "float32")
@@ -167,9 +164,8 @@ class TestTune:
             assert default_display() is None
 
 
-def test_a_family_names_its_points(scale_toml: Path, recording: Path, terminal: Terminal, monkeypatch: Any) -> None:
-    settings = replace(read_settings(), recording_folders=(recording.parent,))
-    monkeypatch.setattr("autotile.api.tuning.read_settings", lambda: settings)
+@pytest.mark.usefixtures("own_recordings")
+def test_a_family_names_its_points(scale_toml: Path, terminal: Terminal) -> None:
     autotile.tune_family(scale_toml, n="1000..2000000", options=autotile.TuneOptions(replay="auto"))
     lines = terminal.screen
     assert [line for line in lines if "launches are replayed" in line] == lines[:1]

@@ -1,209 +1,127 @@
-"""The public functions that read stored results and databases: their values, and how these display themselves."""
-
-from __future__ import annotations
+"""How results that are stored or exchanged display themselves; the commands test their values."""
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
-from msgspec.structs import replace
-from stored_runs import add_trial, end_run, record_miss, start_run
+from stored_runs import Book, failed, record_miss
 
+import autotile
 from autotile.api import databases, results
+from autotile.api.exchange import ExportedHeader
 from autotile.api.results import FamilyList, TunedFamily
-from autotile.core.device import device_profile
 from autotile.core.documents import convert
-from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
+from autotile.core.model import Config, Outcome, Problem
 from autotile.core.text import Result
-from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
-from autotile.database.keys import key_of
 from autotile.database.winners import StoredRuleDocument
-from autotile.errors import InputError, ProblemError, UnknownKernelError
-from autotile.kernel.library import load_kernel
+from autotile.errors import InputError, UnknownKernelError
 from autotile.settings import data_folder, read_settings
 
 FAST: Config = {"THREADS": 256, "WORK": 4}
 SLOW: Config = {"THREADS": 64, "WORK": 2}
+DEFAULT: Config = {"THREADS": 128, "WORK": 1}
 
 
 @pytest.fixture
-def stored(scale_toml: Path, tmp_path: Path) -> Any:
-    """Store a study: its winner first, then slower configurations; return the path of the database."""
-    kernel = load_kernel(str(scale_toml))
-
-    def put(
-        n: int,
-        *configs: Config,
-        time_us: float = 10.0,
-        source: Any = "cuda",
-        failed: Config | None = None,
-        name: str = "tuning.db",
-        searched: bool = False,
-    ) -> Path:
-        device = replace(device_profile("h200"), source=source)
-        problem = Problem("scale", {"n": n}, "float32")
-        key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
-        with Database.open(tmp_path / name) as database:
-            study = database.study(key, device)
-            run = start_run(database, study, sampler="random")
-            for place, config in enumerate(configs, start=1):
-                measured = Measurement(time_us * place, 0.99 * time_us * place, 1.01 * time_us * place)
-                trial = Trial(config, Outcome.OK, "", "finals", measurement=measured, source=source)
-                if searched:
-                    add_trial(database, study, run, trial)
-                add_trial(database, study, run, trial, phase="final", rank=place)
-            if failed is not None:
-                add_trial(database, study, run, Trial(failed, Outcome.WRONG_RESULT, "y[3] is <0>", "verify"))
-            end_run(database, run)
-        return tmp_path / name
-
-    return put
+def mine(book: Callable[[str], Book]) -> Book:
+    """The user's own database."""
+    return book("tuning.db")
 
 
 @pytest.fixture
-def sides(stored: Any) -> tuple[Path, Path]:
+def sides(book: Callable[[str], Book]) -> tuple[Path, Path]:
     """Two databases with replayed results of one problem."""
-    a, b = (
-        stored(1024, config, time_us=time_us, source="replayed", name=name, searched=True)
-        for name, config, time_us in (("a.db", FAST, 10.0), ("b.db", SLOW, 12.0))
+    a, b = book("a.db"), book("b.db")
+    a.put(1024, FAST, 10.0, source="replayed")
+    b.put(1024, SLOW, 12.0, source="replayed")
+    return a.path, b.path
+
+
+def shows(result: Result, line: str, *cells: str) -> None:
+    """Assert what the repr of a result is, and what its HTML holds."""
+    assert repr(result) == line
+    assert [cell for cell in cells if cell not in result._repr_html_()] == []
+
+
+def test_best(mine: Book, scale_toml: Path) -> None:
+    found = results.best(scale_toml, n=4096, device="h200")
+    assert found.measurement is None
+    shows(found, "<BestResult: scale n=4096 float32 on NVIDIA H200: default, THREADS=128 WORK=1>")
+    mine.put(4096, FAST, 10.0)
+    found = results.best(scale_toml, n=4096, device="h200", database=read_settings().database)
+    assert (found.time_us, found.source) == (10.0, "cuda")
+    shows(found, "<BestResult: scale n=4096 float32 on NVIDIA H200: exact, THREADS=256 WORK=4, 10.00 us>")
+    assert found.explanation in found._repr_html_().replace("&#x27;", "'")
+    mine.put(8192, FAST, 10.0, source="replayed")
+    found = results.best(scale_toml, {"n": 8192}, device="rtx-3090")
+    assert found.device_label == "NVIDIA GeForce RTX 3090"
+    assert repr(found).endswith("transferred, THREADS=256 WORK=4, 10.00 us on NVIDIA H200 (replayed)>")
+    for device in (99, "99", "no-such-gpu"):
+        with pytest.raises(InputError, match=str(device)):
+            results.best(scale_toml, n=4096, device=device)
+
+
+def test_lists(mine: Book, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = results.list(), results.list(families=True), results.list(misses=True)
+    assert (empty[0].studies, empty[1].families, empty[2].misses, databases.db_check().check) == ((), (), (), None)
+    assert "does not exist yet" in repr(databases.db_check())
+    with pytest.raises(UnknownKernelError):
+        results.trials("no-such-kernel")
+    mine.put(8192, SLOW, 20.0)
+    mine.rank(4096, (FAST, 10.0), (DEFAULT, 20.0), source="replayed")
+    found = results.list(scale_toml)
+    assert results.list("scale").studies == found.studies
+    cells = "<td>NVIDIA H200 (replayed)</td><td>2</td><td>2</td><td>10.00 us</td><td>THREADS=256 WORK=4</td>"
+    shows(found, f"<StudyList: 2 studies, 1 (replayed) in {mine.path}>", cells)
+    with Database.open(mine.path) as database:
+        wrong = failed({"THREADS": 32, "WORK": 1}, Outcome.WRONG_RESULT, "y[3] is <0>")
+        database.add_run(mine.key(4096, source="replayed"), [wrong], sampler="random")
+    trials = results.trials(scale_toml, n=4096)
+    assert [entry.stored.trial.time_us for entry in trials.trials] == [10.0, 20.0, None]
+    shows(trials, "<TrialList: 3 trials (replayed) of scale, fastest 10.00 us>", "y[3] is &lt;0&gt;")
+    for sizes, limit, said in (({}, 0, "limit is 0, expected at least 1"), ({"n": 1}, None, "n is given twice")):
+        with pytest.raises(InputError, match=said):
+            results.trials(scale_toml, sizes, n=1, limit=limit)
+    shows(databases.db_check(), f"<CheckResult: {mine.path}: whole>", "studies 2, ")
+    assert databases.db_path(mine.path) == str(mine.path)
+
+    monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+    mine.rank(512, (FAST, 10.0), (DEFAULT, 20.0))
+    with Database.open(mine.path) as database:
+        for kernel, count in (("scale", 1000), ("gone", 5)):
+            record_miss(database, Problem(kernel, {"n": 512}, "float32"), "NVIDIA H200", "default", count)
+    line = "<MissList: 2 misses with 1,005 calls, which may have cost 10 ms>"
+    shows(results.list(misses=True), line, "<td>scale</td><td>n=512 float32</td>")
+
+
+def test_recordings_and_families() -> None:
+    found = results.list("sgemm_2d", recordings=True)
+    assert {one.header.key.kernel for one in found.recordings if one.header is not None} == {"sgemm_2d"}
+    assert str(len(found.recordings)) in repr(found)
+    assert "<td>sgemm_2d</td>" in found._repr_html_()
+    assert len(results.list(recordings=True).recordings) > len(found.recordings)
+    file = data_folder("tuned") / "families" / "nvidia-h200.sgemm.json"
+    rule = convert(json.loads(file.read_text())["rules"][0], StoredRuleDocument).stored_rule()
+    replayed = structs.replace(rule, key=structs.replace(rule.key, source="replayed"))
+    shows(
+        FamilyList((TunedFamily(replayed, in_force=True),), "t.db"),
+        "<FamilyList: 1 family (replayed) in t.db>",
+        f"<td>sgemm {rule.rule.family} float32</td></tr><tr><th>device</th><td>NVIDIA H200 (replayed)</td>",
     )
-    return a, b
 
 
-def html(shown: Result) -> str:
-    """The HTML of a result, whose repr must be a single line."""
-    assert "\n" not in repr(shown)
-    return shown._repr_html_()
-
-
-class TestBest:
-    def test_an_exact_result_and_before_it_the_default(self, stored: Any, scale_toml: Path) -> None:
-        before = results.best(scale_toml, n=4096, device="h200")
-        assert (before.tier, before.time_us, before.measurement) == ("default", None, None)
-        assert repr(before) == "<BestResult: scale n=4096 float32 on NVIDIA H200: default, THREADS=128 WORK=1>"
-        stored(4096, FAST, SLOW)
-        found = results.best(scale_toml, n=4096, device="h200", database=read_settings().database)
-        assert (found.tier, found.config, found.time_us, found.source) == ("exact", FAST, 10.0, "cuda")
-        assert repr(found) == "<BestResult: scale n=4096 float32 on NVIDIA H200: exact, THREADS=256 WORK=4, 10.00 us>"
-        assert found.explanation in html(found).replace("&#x27;", "'")
-
-    def test_a_replayed_time_is_marked(self, stored: Any, scale_toml: Path) -> None:
-        stored(4096, FAST, source="replayed")
-        found = results.best(scale_toml, {"n": 4096}, device="rtx-3090")
-        assert found.device_label == "NVIDIA GeForce RTX 3090"
-        assert repr(found).endswith("transferred, THREADS=256 WORK=4, 10.00 us on NVIDIA H200 (replayed)>")
-
-    def test_an_unreadable_database_and_an_unknown_device_are_errors(self, scale_toml: Path, tmp_path: Path) -> None:
-        (tmp_path / "notes.db").write_text("not a database")
-        with pytest.raises(InputError, match="is not a database"):
-            results.best(scale_toml, n=4096, device="h200", database=tmp_path / "notes.db")
-        with pytest.raises(InputError, match="there is no database"):
-            results.best(scale_toml, n=4096, device="h200", database=tmp_path / "missing.db")
-        for device in (99, "99", "no-such-gpu"):
-            with pytest.raises(InputError, match=str(device)):
-                results.best(scale_toml, n=4096, device=device)
-
-
-class TestLists:
-    def test_studies(self, stored: Any, scale_toml: Path) -> None:
-        stored(4096, FAST, source="replayed")
-        stored(8192, SLOW)
-        found = results.list(scale_toml)
-        assert [study.key.sizes["n"] for study in found.studies] == [4096, 8192]
-        assert repr(found) == f"<StudyList: 2 studies, 1 (replayed) in {read_settings().database}>"
-        assert (
-            "<td>NVIDIA H200 (replayed)</td><td>1</td><td>1</td><td>10.00 us</td><td>THREADS=256 WORK=4</td>"
-            in html(found)
-        )
-        assert results.list("scale").studies == found.studies
-
-    def test_nothing_is_stored(self) -> None:
-        assert results.list().studies == ()
-        assert results.list(families=True).families == ()
-        assert results.list(misses=True).misses == ()
-        assert databases.db_check().check is None
-        assert "does not exist yet" in repr(databases.db_check())
-
-    def test_recordings(self) -> None:
-        found = results.list("sgemm_2d", recordings=True)
-        assert {one.header.key.kernel for one in found.recordings if one.header is not None} == {"sgemm_2d"}
-        assert str(len(found.recordings)) in repr(found)
-        assert "<td>sgemm_2d</td>" in html(found)
-        assert len(results.list(recordings=True).recordings) > len(found.recordings)
-
-    def test_families(self) -> None:
-        file = data_folder("tuned") / "families" / "nvidia-h200.sgemm.json"
-        rule = convert(json.loads(file.read_text())["rules"][0], StoredRuleDocument).stored_rule()
-        replayed = structs.replace(rule, key=structs.replace(rule.key, source="replayed"))
-        found = FamilyList((TunedFamily(replayed, in_force=True),), "t.db")
-        assert repr(found) == "<FamilyList: 1 family (replayed) in t.db>"
-        assert (
-            f"<td>sgemm {rule.rule.family} float32</td></tr><tr><th>device</th><td>NVIDIA H200 (replayed)</td>"
-            in html(found)
-        )
-
-    def test_trials(self, stored: Any, scale_toml: Path) -> None:
-        stored(4096, FAST, SLOW, source="replayed", failed={"THREADS": 32, "WORK": 1})
-        found = results.trials(scale_toml, n=4096)
-        assert [entry.stored.trial.time_us for entry in found.trials] == [10.0, 20.0, None]
-        assert repr(found) == "<TrialList: 3 trials (replayed) of scale, fastest 10.00 us>"
-        assert "y[3] is &lt;0&gt;" in html(found)
-        assert len(results.trials(scale_toml, limit=1).trials) == 1
-        (wrong,) = results.trials("scale", outcome="wrong_result").trials
-        assert wrong.stored.trial.outcome is Outcome.WRONG_RESULT
-
-    def test_refusals(self, stored: Any, scale_toml: Path) -> None:
-        with pytest.raises(UnknownKernelError):
-            results.trials("no-such-kernel")
-        stored(4096, FAST)
-        with pytest.raises(ProblemError, match="no size 'm'; its sizes are n"):
-            results.trials(scale_toml, m=1)
-        with pytest.raises(InputError, match="no outcome is named 'splendid'; expected one of ok"):
-            results.trials(scale_toml, outcome="splendid")
-        with pytest.raises(InputError, match="limit is 0, expected at least 1"):
-            results.trials(scale_toml, limit=0)
-        with pytest.raises(InputError, match="n is given twice"):
-            results.trials(scale_toml, {"n": 1}, n=1)
-
-    def test_misses(self, stored: Any, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
-        stored(4096, FAST, {"THREADS": 128, "WORK": 1})
-        with Database.open(read_settings().database) as database:
-            for kernel, count in (("scale", 1000), ("gone", 5)):
-                record_miss(database, Problem(kernel, {"n": 4096}, "float32"), "NVIDIA H200", "default", count)
-        found = results.list(misses=True)
-        assert [(miss.problem.kernel, miss.lost_s, miss.tuned) for miss in found.misses] == [
-            ("scale", pytest.approx(1000 * 10e-6), True),
-            ("gone", None, False),
-        ]
-        assert repr(found) == "<MissList: 2 misses with 1,005 calls, which may have cost 10 ms>"
-        assert "<td>scale</td><td>n=4096 float32</td>" in html(found)
-
-
-def test_check_and_path(stored: Any, tmp_path: Path) -> None:
-    stored(4096, FAST)
-    found = databases.db_check()
-    assert found.whole
-    assert repr(found) == f"<CheckResult: {read_settings().database}: whole>"
-    assert "studies 1, " in html(found)
-    assert databases.db_path(tmp_path / "other.db") == str(tmp_path / "other.db")
-
-
-def test_diff(stored: Any, sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diff(book: Any, sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = sides
-    stored(2048, FAST, name="a.db")
-    found = databases.db_diff(a, b)
-    (pair,) = found.both
-    assert (pair.verdict, pair.same_config) == ("A is faster", False)
-    assert pair.ratio.value == pytest.approx(1.2)
-    assert [dict(one.key.sizes) for one, _ in found.only_a] == [{"n": 2048}]
+    book("a.db").put(2048, FAST, 10.0)
     counts = "0 same, 1 different, 1 only in A, 0 only in B"
-    assert repr(found) == f"<DatabaseDiff: A {a}, B {b}: 2 problems, 1 (replayed): {counts}>"
-    assert "<td>A is faster</td>" in found._repr_html_()
+    line = f"<DatabaseDiff: A {a}, B {b}: 2 problems, 1 (replayed): {counts}>"
+    shows(databases.db_diff(a, b), line, "<td>A is faster</td>")
     monkeypatch.setattr(databases, "open_existing", lambda place: Database.open(a))
     found = databases.db_diff(a, "postgresql://me:secret@host/tuning")
     assert "secret" not in repr(found) + found.b
@@ -213,17 +131,91 @@ def test_diff(stored: Any, sides: tuple[Path, Path], monkeypatch: pytest.MonkeyP
 def test_merge_and_clean(sides: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "out.db"
     found = databases.db_merge(sides, out)
-    (study,) = found.studies
-    assert (study.decision, study.served.config) == ("taken", FAST)
     assert [rows.trials for _, rows in found.copied] == [2, 2]
-    assert repr(found) == f"<MergeResult: 4 new trials in {out}, 1 study (replayed) with several winners>"
-    assert "<td>THREADS=64 WORK=2</td><td>12.00 us</td><td>taken</td>" in found._repr_html_()
+    line = f"<MergeResult: 4 new trials in {out}, 1 study (replayed) with several winners>"
+    shows(found, line, "<td>THREADS=64 WORK=2</td><td>12.00 us</td><td>taken</td>")
     path, tomorrow = sides[0], datetime.now(UTC) + timedelta(days=1)
     for dry_run, done in ((True, "would be deleted"), (False, "deleted")):
         found = databases.db_clean("scale", before=tomorrow, dry_run=dry_run, database=path)
         assert (found.deleted, found.studies[0].total, found.studies[0].emptied) == (1, 2, False)
-        assert repr(found) == f"<CleanResult: 1 trial of 1 study (replayed) {done} in {path}>"
-        assert "<td>1</td><td>2</td><td>old</td>" in found._repr_html_()
+        line = f"<CleanResult: 1 trial of 1 study (replayed) {done} in {path}>"
+        shows(found, line, "<td>1</td><td>2</td><td>old</td>")
     assert databases.db_clean(before=tomorrow, database=path).deleted == 0
     with pytest.raises(InputError, match="pass before, keep_gpus or stale"):
         databases.db_clean(database=path)
+
+
+N = 1048576
+
+
+@pytest.fixture
+def scale(tuned: Path, scale_toml: Path) -> Path:
+    """The tiny kernel, tuned by replay of an H200."""
+    return scale_toml
+
+
+def test_trials_and_a_header_are_exported(scale: Path, tmp_path: Path) -> None:
+    assert autotile.export(scale, {"n": N}, output=tmp_path / "x", device="h200").configurations == 12
+    made = autotile.export(scale, n=N, output=tmp_path / "results.json")
+    assert (made.device, made.file_format) == ("NVIDIA H200 (replayed)", "t4")
+    assert json.loads((tmp_path / "results.json").read_text())["results"]
+    assert repr(made) == (
+        "<Transfer: scale n=1048576 float32 on NVIDIA H200 (replayed): 12 configurations exported, "
+        f"{tmp_path / 'results.json'} (t4)>"
+    )
+    assert "<th>study</th>" in made._repr_html_()
+    made = autotile.export(scale, output=str(tmp_path / "scale.hpp"), format="c-header")
+    assert isinstance(made, ExportedHeader)
+    assert repr(made) == f"<ExportedHeader: autotile::scale: 1 tuned problem, 2 cubins, {tmp_path / 'scale.hpp'}>"
+    assert "2 cubins beside the header" in made._repr_html_()
+
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({}, "scale n=4096 float32 was not tuned; tuned are: n=1048576"),
+        ({"n": N, "format": "csv"}, "there is no format 'csv'; expected one of t4,"),
+        ({"format": "c-header", "n": 4}, "n=4 is not tuned"),
+        ({"kernel": [scale], "n": N}, "give each with its own"),
+    ]
+    for given, said in refused:
+        with pytest.raises(autotile.InputError, match=said):
+            autotile.export(given.pop("kernel", scale), output=tmp_path / "none", **given)
+    assert not (tmp_path / "none").exists()
+    for output, file_format in product(("/", "", "."), ("t4", "c-header")):
+        with pytest.raises(autotile.InputError, match=r"it names a folder|is not the path of an output file"):
+            autotile.export(scale, n=N, output=output, format=file_format)  # type: ignore[arg-type]
+    assert "note" not in autotile.export(scale, n=N, output=tmp_path / "x").details
+    scale.with_suffix(".cu").write_text("\n#define NEWER\n" + scale.with_suffix(".cu").read_text())
+    note = autotile.export(scale, n=N, output=tmp_path / "x").details["note"]
+    assert note == "another version of the kernel was tuned; of the present one nothing is"
+
+
+def test_a_cache_file_is_imported_into_a_database_and_into_a_recording(scale: Path, tmp_path: Path) -> None:
+    cache, database, recording = (tmp_path / name for name in ("cache.json", "other.db", "imported.npz"))
+    autotile.export(scale, n=N, output=cache, format="kernel-tuner")
+    made = autotile.import_(cache, n=N, database=database)
+    assert made.details == {"study": 1, "database": str(database)}
+    assert repr(made).startswith("<Transfer: scale n=1048576 float32 on NVIDIA H200: 12 configurations imported, ")
+    again = autotile.import_(cache, n=N, database=database)
+    assert (again.configurations, again.details["note"]) == (0, "12 of the file's 12 were imported before")
+    made = autotile.import_(str(cache), {"n": N}, output=recording)
+    assert made.details == {"recording": str(recording)}
+    with pytest.raises(autotile.InputError, match="no format 'csv'; expected kernel-tuner"):
+        autotile.import_(cache, format="csv")  # type: ignore[arg-type]
+
+
+def test_a_bundle_is_of_a_kernel_or_several_or_one_problem(scale: Path, tmp_path: Path) -> None:
+    for number, kernels in enumerate([scale, [str(scale)], [(scale, {"n": N})], [(scale, None)]]):
+        made = autotile.bundle(kernels, output=tmp_path / f"{number}.autotile")  # type: ignore[arg-type]
+        assert made.kernels == (("scale", 1, 2, ("sm_90",)),)
+        kernel = autotile.get_best_kernel("scale", n=N, device="h200", bundle=made.file)
+        assert kernel.config == {"THREADS": 256, "WORK": 4}
+    assert repr(made).startswith(f"<WrittenBundle: {tmp_path / '3.autotile'} (")
+    assert repr(made).endswith("KiB): scale>")
+    assert "<td>scale</td><td>1</td><td>2</td><td>sm_90</td>" in made._repr_html_()
+    assert made.digest in made._repr_html_()
+    for nothing, said in (
+        ([], "no kernel is named"),
+        ([3], "3 is no kernel; expected a name"),
+        ([("scale",)], "is no kernel; expected a name"),
+    ):
+        with pytest.raises(autotile.InputError, match=said):
+            autotile.bundle(nothing, output=tmp_path / "x")  # type: ignore[arg-type]

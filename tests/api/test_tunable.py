@@ -1,7 +1,5 @@
 """Kernels that are written in Python: the same model, checks and messages as for a search-space file."""
 
-from __future__ import annotations
-
 import doctest
 import gc
 import math
@@ -13,14 +11,16 @@ from child_python import python
 
 import autotile
 from autotile import Buffer, Scalar, Scratch
-from autotile.api import tunable
+from autotile.api import tunable, verification
 from autotile.core.dtypes import DTYPES
+from autotile.core.model import Measurement, Outcome, Trial
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, ProblemError, SpecError, UnknownKernelError
 from autotile.kernel import python_kernel
 from autotile.kernel.library import load_kernel
 from autotile.kernel.python_kernel import parameter_names
 from autotile.tuning.plan import read_plan
+from autotile.tuning.verifying import CandidateCheck
 
 CODE = """
 extern "C" __global__ void scale(const float* x, float* y, int n, float factor) {
@@ -318,6 +318,17 @@ class TestEveryFunction:
         assert autotile.get_best_kernel(kernel, n=1000) is kernel.best(n=1000)
         assert autotile.list(kernel).studies == ()
         assert autotile.trials(kernel).trials == ()
+
+    def test_a_rewritten_source_is_judged(self, tmp_path, monkeypatch, device):
+        def judge(kernel, rewritten, problem, **_):
+            times = Trial(kernel.spec.default, Outcome.OK, "", "finals", measurement=Measurement(5.0, 4.9, 5.1))
+            return CandidateCheck(problem, device, times, times, None, 75)
+
+        monkeypatch.setattr(verification, "judge", judge)
+        (tmp_path / "mine.cu").write_text("// rewritten")
+        found = autotile.check(tmp_path / "mine.cu", scale())
+        assert found.verdict == "right"
+        assert repr(found).endswith("for scale n=4096 float32 on NVIDIA H200 (profile): right, 5.000 us>")
 
     def test_tuning_needs_a_gpu_or_a_recording_and_known_words(self):
         with pytest.raises(InputError, match="no recording of scale n=77"):

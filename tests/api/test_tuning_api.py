@@ -1,6 +1,4 @@
-"""The functions of `autotile.api.tuning` as programs call them, and options as keyword arguments beside sizes."""
-
-from __future__ import annotations
+"""Tuning as programs call it: options as keyword arguments beside sizes, and sessions that a caller's search drives."""
 
 import inspect
 from dataclasses import replace
@@ -9,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stored_runs import record_miss
 
 import autotile
-from autotile.api import targets, tuning
+from autotile.api import targets
 from autotile.cli.derivation import describe
-from autotile.core.model import Problem
+from autotile.core.model import Outcome
 from autotile.database.database import Database
+from autotile.errors import ConfigError, InputError
 from autotile.exchange.recording import read_recording_header
 from autotile.families.family import FamilyRule
-from autotile.settings import read_settings
 from autotile.tuning.result import Recorded
 
 N = 1048576
@@ -55,24 +52,9 @@ class TestTune:
         assert repr(replace(result, interrupted=True)).endswith("over the default, interrupted>")
         assert "<tr><th>took</th>" in nothing._repr_html_()
 
-    @pytest.mark.parametrize(
-        ("given", "said"),
-        [
-            ({"n": 4, "device": "nosuch"}, "no CUDA device of this machine is named 'nosuch'"),
-            ({"n": 4, "device": 1.5}, "expected a CUDA index"),
-            ({"sizes": {"n": 4}, "n": 4}, "n is given twice"),
-            ({"sizes": {"n": N, "device": 3}}, "has no size 'device'"),
-        ],
-    )
-    def test_bad_input_is_an_input_error(self, scale_toml: Path, given: dict[str, Any], said: str) -> None:
-        given = dict(given)
-        with pytest.raises(autotile.InputError, match=said):
-            autotile.tune(scale_toml, given.pop("sizes", None), **given)
 
-
-def test_a_family(scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = replace(read_settings(), recording_folders=(recording.parent,))
-    monkeypatch.setattr(tuning, "read_settings", lambda: settings)
+@pytest.mark.usefixtures("own_recordings")
+def test_a_family(scale_toml: Path) -> None:
     options, plan = autotile.TuneOptions(replay="auto"), autotile.FamilyPlan(points=1)
     result = autotile.tune_family(scale_toml, n=range(1000, 2000001), plan=plan, options=options)
     assert isinstance(result.rule, FamilyRule)
@@ -87,22 +69,6 @@ def test_a_family(scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyP
     interrupted = replace(result, rule=None)
     assert repr(interrupted).endswith(": interrupted before there was a rule>")
     assert "before there was a rule" in interrupted._repr_html_()
-
-
-def test_misses_of_one_kernel_are_tuned_and_failures_are_kept(
-    options: autotile.TuneOptions, scale_toml: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert autotile.tune_misses().is_complete  # there are none
-    monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
-    with Database.open(read_settings().database) as database:
-        for n, times in ((N, 2), (2048, 1)):
-            record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
-    assert autotile.tune_misses("sgemm_2d", options=options).entries == ()
-    tuned = autotile.tune_misses(scale_toml, options=options)
-    found = [(entry.planned.problem.sizes["n"], entry.state) for entry in tuned.entries]
-    assert found == [(N, "tuned"), (2048, "failed")]
-    assert repr(tuned).startswith("<MissesResult: plan misses: 2 problems: 1 tuned, 1 failed, in ")
-    assert "expected scale n=2048 float32" in tuned.entries[1].reason
 
 
 def test_arguments_of_a_recording_reach_the_session(
@@ -156,14 +122,6 @@ class TestModes:
         with pytest.raises(autotile.InputError, match=said):
             autotile.tune(**given)
 
-    def test_remarks_are_announced_or_in_the_result(self, scale_toml: Path, recording: Path) -> None:
-        scale_toml.write_text(scale_toml.read_text().replace("n = 4096", f"n = {N}"))
-        said: list[str] = []
-        for announce in (None, said.append):
-            result: Any = autotile.tune(scale_toml, replay=recording, trials=3, announce=announce)
-            assert any("not given" in notice for notice in result.notices) == (announce is None)
-        assert said == [f"not given, so as in the search-space file: n={N}"]
-
 
 class TestKeywords:
     def test_options_stand_beside_sizes_and_take_the_place_of_those_of_the_object(
@@ -203,8 +161,10 @@ class TestKeywords:
         ("given", "said"),
         [
             ({"trials": 0}, "trials is 0"),
-            ({"fresh": "no"}, "fresh is 'no', expected True or False"),
-            ({"sampler": 3}, "sampler is 3, expected a text"),
+            ({"device": "nosuch"}, "no CUDA device of this machine is named 'nosuch'"),
+            ({"device": 1.5}, "expected a CUDA index"),
+            ({"sizes": {"n": 4}}, "n is given twice"),
+            ({"sizes": {"device": 3}}, "has no size 'device'"),
             ({"budget": "soon"}, "a budget of 'soon' cannot be read"),
             ({"budget": True}, "a budget of True cannot be read"),
             ({"budget": -1}, "cannot be read"),
@@ -217,9 +177,10 @@ class TestKeywords:
             ({"l2": "warm"}, "l2 is 'warm'"),
         ],
     )
-    def test_values_that_cannot_be_read(self, scale_toml: Path, given: dict[str, Any], said: str) -> None:
+    def test_values_that_cannot_be_used(self, scale_toml: Path, given: dict[str, Any], said: str) -> None:
+        given = dict(given)
         with pytest.raises(autotile.InputError, match=said):
-            autotile.tune(scale_toml, n=N, **given)
+            autotile.tune(scale_toml, given.pop("sizes", None), n=N, **given)
 
     def test_of_an_operation(self) -> None:
         with pytest.raises(autotile.ProblemError, match=r"matmul has no size 'trails', .* did you mean 'trials'"):
@@ -278,3 +239,132 @@ def test_every_option_of_the_command_line_is_a_keyword() -> None:
 def test_values_are_read_as_on_the_command_line(given: dict[str, Any], fields: dict[str, Any]) -> None:
     options = targets.session_options(given=given)
     assert {name: getattr(options, name) for name in fields} == fields
+
+
+DEFAULT = {"THREADS": 128, "WORK": 1}
+THREADS = (32, 64, 128, 256)
+
+
+@pytest.fixture
+def opened(scale_toml, options):
+    with autotile.session(scale_toml, n=N, options=options) as session:
+        yield session
+        session.close()
+
+
+def stored(phase):
+    with Database.open(autotile.db_path()) as database:
+        (study,) = database.studies()
+        return database.trials(study.study_id, phase=phase)
+
+
+class TestEvaluate:
+    def test_a_trial_for_each_configuration_in_their_order(self, opened):
+        configs = [{"THREADS": 64, "WORK": 2}, {"THREADS": 32, "WORK": 4}, {"THREADS": 256, "WORK": 4}]
+        trials = opened.evaluate(configs)
+        assert [dict(trial.config) for trial in trials] == configs
+        assert [trial.outcome for trial in trials] == [Outcome.OK, Outcome.WRONG_RESULT, Outcome.OK]
+        assert trials[1].reason == "y[3] is 0, expected 1"
+        assert trials[0].time_us == pytest.approx(1000 / 64 + 1)
+        assert opened.best.config == {"THREADS": 256, "WORK": 4}
+
+    def test_an_invalid_configuration_is_an_outcome_and_is_not_stored(self, scale_toml, options):
+        with autotile.session(scale_toml, n=N, options=options) as session:
+            (trial,) = session.evaluate({"THREADS": 48})
+            assert trial.outcome is Outcome.INFEASIBLE
+            assert "48 is not among its values" in trial.reason
+            session.close()
+        assert stored("search") == []
+
+    def test_a_configuration_is_run_once_with_the_defaults_of_parameters_that_are_left_out(self, opened):
+        first, again = opened.evaluate([{"WORK": 2}, {"WORK": 2}])
+        assert first is again
+        assert first.config == {"THREADS": 128, "WORK": 2}
+        assert opened.evaluate({"WORK": 2}) == [first]
+        assert len(opened.trials) == 1
+        assert repr(opened) == (
+            f"<TuningSession: scale n={N} float32 on NVIDIA H200 (replayed): open, 1 trial, best 8.812 us>"
+        )
+
+
+class TestAskAndTell:
+    def test_every_configuration_is_proposed_once_the_default_first(self, opened):
+        asked = [opened.ask(5), opened.ask(5), opened.ask(5), opened.ask(5)]
+        assert [len(one) for one in asked] == [5, 5, 2, 0]
+        assert asked[0][0] == DEFAULT
+        distinct = {tuple(config.items()) for one in asked for config in one}
+        assert len(distinct) == 12
+
+    def test_what_was_evaluated_is_not_proposed(self, opened):
+        opened.evaluate([DEFAULT, {"WORK": 2}])
+        asked = opened.ask(12)
+        assert len(asked) == 10
+        opened.evaluate(asked)
+        assert DEFAULT not in asked
+        assert opened.ask() == []
+
+    def test_proposals_follow_what_is_told(self, scale_toml, options):
+        with autotile.session(scale_toml, n=N, options=options) as session:
+            asked = session.ask(4)
+            for config in asked:
+                session.tell(config, 1.0 if config["WORK"] == 4 else None)
+            session.tell({"THREADS": 32}, 5.0)
+            assert {"THREADS": 32, "WORK": 1} not in session.ask(12)
+            session.evaluate(asked)
+            session.close()
+        assert len(stored("search")) == 4  # what is told is not stored
+
+    def test_what_is_refused(self, opened):
+        for time_us in (0.0, -1.0, float("nan"), float("inf"), "5"):
+            with pytest.raises(InputError, match="expected a positive number"):
+                opened.tell(DEFAULT, time_us)
+        with pytest.raises(InputError, match="THREADS=48 WORK=1 is not in the space"):
+            opened.tell({"THREADS": 48}, 1.0)
+        with pytest.raises(ConfigError, match="WORK = '4' is not among its values"):
+            opened.evaluate({"WORK": "4"})
+        for count, said in ((0, "n is 0"), (1001, "at most 1000")):
+            with pytest.raises(InputError, match=said):
+                opened.ask(count)
+
+
+class TestSession:
+    def test_it_finishes_with_a_winner_that_is_served_until_a_later_one_finds_another(self, scale_toml, options):
+        with autotile.session(scale_toml, n=N, options=options) as session:
+            session.evaluate({"THREADS": 256, "WORK": 2})
+        assert session.result.winner.config == {"THREADS": 256, "WORK": 2}
+        assert session.result.default.config == DEFAULT  # was tried for the comparison
+        assert session.result.speedup.value > 1.5
+        assert autotile.best(scale_toml, n=N, device="h200").config == {"THREADS": 256, "WORK": 2}
+        assert session.finish() is session.result
+        (before,) = (trial for trial in stored("search") if trial.config == {"THREADS": 256, "WORK": 2})
+        with autotile.session(scale_toml, n=N, options=options) as session:  # a later one knows the trials
+            assert {"THREADS": 256, "WORK": 2} not in session.ask(12)
+            assert session.evaluate({"THREADS": 256, "WORK": 2})[0].time_us == before.time_us
+            assert len(session.evaluate([{"THREADS": t, "WORK": w} for t in THREADS for w in (1, 2, 4)])) == 12
+        assert len(stored("search")) == 12
+        assert session.result.winner.config == {"THREADS": 256, "WORK": 4}
+
+    def test_an_exception_closes_it_without_a_result(self, scale_toml, options):
+        session = autotile.session(scale_toml, n=N, options=options)
+
+        def search():
+            with session:
+                session.evaluate({"WORK": 2})
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            search()
+        assert session.result is None
+        assert len(stored("search")) == 1
+        assert autotile.db_check().check.unfinished_runs == 0
+        with pytest.raises(InputError, match="the session is closed"):
+            session.ask()
+
+
+def test_what_is_named_to_be_tried_is_tried_first_and_takes_part_in_the_finals(scale_toml, options):
+    tries = ({"THREADS": 32, "WORK": 1}, {"THREADS": 32, "WORK": 4})
+    result = autotile.tune(scale_toml, n=N, options=options, tries=tries, trials=8, finals=2, progress=False)
+    assert [dict(trial.config) for trial in stored("search")[:2]] == list(tries)
+    assert [trial.outcome for trial in result.tried] == [Outcome.OK, Outcome.WRONG_RESULT]
+    assert tries[0] in [dict(trial.config) for trial in stored("final")]
+    assert sum(result.outcomes.values()) == 8

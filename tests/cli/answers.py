@@ -1,7 +1,5 @@
 """What a command printed, and its exit code."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,18 +1,13 @@
 """The command line as its users run it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from answers import Answer, Run
 from typer.testing import CliRunner
 
-from autotile.api import tuning
 from autotile.cli.application import app
-from autotile.settings import read_settings
 
 
 @pytest.fixture
@@ -45,27 +40,3 @@ def written(scale_toml: Path, recording: Path, tmp_path: Path) -> Callable[[str]
         return ["" if word == "EMPTY" else word for word in command.split()]
 
     return words
-
-
-@pytest.fixture
-def own_recordings(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the recording of the tiny kernel be the only one."""
-    settings = replace(read_settings(), recording_folders=(recording.parent,))
-    monkeypatch.setattr(tuning, "read_settings", lambda: settings)
-
-
-@pytest.fixture(scope="session")
-def whole_study() -> list[bytes]:
-    """The file of a database in which the tiny kernel is tuned, as soon as a test has needed it."""
-    return []
-
-
-@pytest.fixture
-def tuned(request: pytest.FixtureRequest, whole_study: list[bytes], tmp_path: Path) -> Path:
-    """The user's database, in which every configuration of the tiny kernel was tried."""
-    path = tmp_path / "tuning.db"
-    if not whole_study:
-        assert request.getfixturevalue("tune")("--trials", "12").code == 0
-        whole_study.append(path.read_bytes())
-    path.write_bytes(whole_study[0])
-    return path

@@ -7,8 +7,6 @@ mounts it at the folder and takes one step after the other: ``["autotile", words
 ``["delete", file]`` are what they say, ``["text", file]`` reads. What each gave is printed as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -18,7 +16,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.testing import CliRunner
 
 from autotile.cli.application import app
@@ -26,6 +23,8 @@ from autotile.cli.application import app
 
 def on_small_disk(folder: Path, size: str, *steps: list[Any]) -> list[Any]:
     """Take steps on a disk of that size, and skip the test where none can be mounted."""
+    import pytest  # which the process that takes them need not load
+
     folder.mkdir()
     command = ["unshare", "-rm", sys.executable, __file__, str(folder), size]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -1,78 +1,21 @@
 """`diff`, `merge` and `clean`: what they show, and that no trial and no winner is lost."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from answers import Run
-from msgspec import structs
-from msgspec.structs import replace
-from stored_runs import add_trial, change_file, end_run, start_run
+from stored_runs import Book, add_trial, change_file, end_run, start_run, timed
 
-from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
+from autotile.core.model import Outcome, Trial
 from autotile.database.care import check_database, copy_missing_rows
 from autotile.database.database import Database
-from autotile.database.keys import TuningKey, key_of
 from autotile.exchange.shipped import write_winners
-from autotile.kernel.library import load_kernel
 
 FAST = {"THREADS": 256, "WORK": 4}
 SLOW = {"THREADS": 64, "WORK": 2}
 OTHER = {"THREADS": 32, "WORK": 1}
-
-
-class Book:
-    """A database of results that never ran."""
-
-    def __init__(self, path: Path, kernel: Path) -> None:
-        self.path = path
-        self._kernel = load_kernel(str(kernel))
-
-    def key(self, n: int, gpu: str = "h200", **changes: Any) -> TuningKey:
-        problem = Problem("scale", {"n": n}, "float32")
-        key = key_of(self._kernel, problem, cuda_device(gpu), nvrtc_version="13.0", l2_mode="cold")
-        return structs.replace(key, **changes)
-
-    def put(self, n: int, winner: Config, time_us: float, *losers: Config, gpu: str = "h200", **key: Any) -> None:
-        """A search over the winner and the losers, and finals that the winner won."""
-        searched = [trial(config, 2 * time_us) for config in (winner, *losers)]
-        with Database.open(self.path) as database:
-            study = database.add_run(self.key(n, gpu, **key), searched, sampler="random", device=cuda_device(gpu))
-            database.add_run(study, [trial(winner, time_us)], sampler="random", phase="final", is_ranked=True)
-
-    def served(self, n: int, **key: Any) -> Config | None:
-        with Database.open(self.path) as database:
-            study = database.find_study(self.key(n, **key))
-            best = database.best(study_id=study) if study is not None else []
-            return best[0].trial.config if best else None
-
-    def trials(self) -> list[tuple[str, Any]]:
-        with Database.open(self.path) as database:
-            studies = database.studies()
-            return sorted(
-                (study.key.digest, stored.created_at.isoformat() + str(stored.trial.config) + stored.phase)
-                for study in studies
-                for stored in database.stored_trials(study.study_id)
-            )
-
-
-def cuda_device(gpu: str) -> DeviceProperties:
-    return replace(device_profile(gpu), source="cuda")
-
-
-def trial(config: Config, time_us: float) -> Trial:
-    measured = Measurement(time_us, 0.99 * time_us, 1.01 * time_us, (time_us,) * 3)
-    return Trial(config, Outcome.OK, "", "measure", measurement=measured)
-
-
-@pytest.fixture
-def book(tmp_path: Path, scale_toml: Path) -> Callable[[str], Book]:
-    return lambda name: Book(tmp_path / name, scale_toml)
 
 
 class TestDiff:
@@ -302,7 +245,7 @@ class TestClean:
             study = database.study(mine.key(64, "a100"), None)
             session = start_run(database, study, sampler="random")
             assert run("db", "clean", "--keep-gpu", "h200", "--winners").code == 0
-            add_trial(database, study, session, trial(SLOW, 1.0))
+            add_trial(database, study, session, timed(SLOW, 1.0))
             assert len(database.trials(study)) == 1
 
     def test_a_database_that_is_not_there(self, run: Run) -> None:

@@ -1,7 +1,5 @@
 """Names and reasons of any characters: no file elsewhere is touched, and no terminal sees a control character."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

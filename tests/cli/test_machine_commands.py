@@ -1,6 +1,12 @@
-from __future__ import annotations
+"""``autotile devices``, ``doctor``, ``worker`` and ``tune --scheduler``; tests/tuning runs sessions on workers."""
 
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from stored_rows import CEILINGS
@@ -104,3 +110,149 @@ class TestDoctor:
         answer = run("doctor", "--json")
         assert answer.code == 1
         assert "config.toml" in answer.document["checks"][0]["detail"]
+
+
+@pytest.fixture
+def dask() -> None:
+    pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
+
+
+TUNE = ("tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--scheduler")
+
+
+@pytest.mark.usefixtures("dask")
+def test_schedulers_that_are_refused(run) -> None:
+    for words in (("worker",), TUNE):
+        run(*words, "tcp://node7:8786").is_refused("not encrypted")
+    run("worker", "tcp://127.0.0.1:8786", "--replay-seconds", "1").is_refused("--replay")
+    for choice in (["--devices", "0,1"], ["--device", "1"]):
+        run(*TUNE, "tcp://127.0.0.1:1", *choice).is_refused("to choose a model, name it")
+
+
+def test_without_dask_the_error_names_the_extra(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("autotile.tuning.cluster.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    for words in (("worker",), TUNE):
+        answer = run(*words, "tcp://127.0.0.1:8786")
+        assert answer.code == 1
+        assert "autotile[cluster]" in answer.err
+
+
+@pytest.mark.usefixtures("dask")
+def test_a_machine_offers_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotile.api import devices
+    from autotile.errors import InputError, ToolchainError
+    from autotile.tuning.cluster import worker as cluster_worker
+
+    offered: list[tuple[int, int]] = []
+    said: list[str] = []
+    monkeypatch.setattr(
+        cluster_worker,
+        "offer",
+        lambda address, gpus, observe, *, compilers, insecure: offered.append((len(gpus), compilers)),
+    )
+    monkeypatch.setattr(cluster_worker, "live_gpus", lambda indices: [None for _ in indices])
+    monkeypatch.setattr(devices, "available_cores", lambda: 8)
+    monkeypatch.setattr(devices, "resolve_gpus", lambda chosen: (0, 1, 2) if chosen == "all" else (0,))
+    for count in (3, 0):
+        monkeypatch.setattr(devices, "device_count", lambda n=count: n)
+        devices.worker("tcp://127.0.0.1:1", observe=said.append)
+    devices.worker("tcp://127.0.0.1:1", devices="0", compilers=2)
+    assert offered == [(3, 5), (0, 8), (1, 2)]
+    assert said == ["this machine has no CUDA device: its cores are offered"]
+
+    def missing() -> str:
+        raise ToolchainError("NVRTC is not installed")
+
+    monkeypatch.setattr(devices, "nvrtc_version", missing)
+    with pytest.raises(InputError, match="has no CUDA device, and offers no cores"):
+        devices.worker("tcp://127.0.0.1:1", observe=said.append)
+    assert said[-1] == "no cores are offered: NVRTC is not installed"
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch, dask: None) -> None:
+    """Let nobody wait long for a scheduler."""
+    from autotile.tuning.cluster import connection
+    from autotile.tuning.cluster import worker as cluster_worker
+
+    monkeypatch.setattr(cluster_worker, "_FIRST_ANSWER_S", 0.5)
+    monkeypatch.setattr(cluster_worker, "_START_S", 1.0)
+    monkeypatch.setattr(connection, "_CONNECT_S", 0.5)
+    monkeypatch.setattr(connection, "_HANDSHAKE_S", 0.5)
+
+
+@pytest.fixture(params=["nothing", "something silent", "a talker"])
+def no_scheduler(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Address of this machine at which no scheduler answers."""
+    if request.param == "nothing":
+        with socket.socket() as held:  # bound, and it does not listen: nobody else gets the port
+            held.bind(("127.0.0.1", 0))
+            yield f"tcp://127.0.0.1:{held.getsockname()[1]}"
+        return
+    talk = "import socket, time\ns = socket.create_server(('127.0.0.1', 0))\nprint(s.getsockname()[1], flush=True)\n"
+    talk += "while True:\n    one, _ = s.accept()\n"
+    talk += "    one.sendall(b'HTTP/1.1 400 Bad Request\\r\\n\\r\\n')\n" if request.param == "a talker" else ""
+    with subprocess.Popen([sys.executable, "-c", talk], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield f"tcp://127.0.0.1:{process.stdout.readline().strip()}"
+        process.kill()
+
+
+@pytest.mark.usefixtures("patience")
+def test_without_a_scheduler_they_say_so_and_end(run, scale_toml: Path, recording: Path, no_scheduler: str) -> None:
+    answer = run("worker", no_scheduler, "--replay", recording)
+    assert answer.code == 2
+    waiting, error = answer.err.splitlines()
+    assert waiting == f"no scheduler answers at {no_scheduler} yet; it is tried for another 0 s"
+    assert error.startswith(f"error: no scheduler answers at {no_scheduler}: ")
+    assert error.endswith("; check the address, or start `dask scheduler` there")
+    answer = run("tune", scale_toml, "n=1048576", f"--replay={recording}", "--scheduler", no_scheduler)
+    answer.is_refused(f"no scheduler answers at {no_scheduler}: ")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with a certificate and its key, and with the keys of others, one of them with a password."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("certificate")
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
+    for name, protection in (("key", ["-nodes"]), ("other", ["-nodes"]), ("protected", ["-passout", "pass:secret"])):
+        files = ["-keyout", str(folder / name), "-out", str(folder / f"{name}.cert")]
+        command = ["openssl", *words, *protection, "-subj", "/CN=autotile", *files]
+        subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+NAMES = ("ca-file", "client.cert", "client.key", "worker.cert", "worker.key")
+FAULTS = [(name, fault) for name in NAMES for fault in ("missing", "a folder", "text")]
+FAULTS += [(name, fault) for name in NAMES if "key" in name for fault in ("other", "protected")]
+
+
+@pytest.mark.usefixtures("dask")
+@pytest.mark.parametrize("case", FAULTS)
+def test_an_error_of_certificates_names_the_file(
+    run, scale_toml: Path, tmp_path: Path, certificate: Path, case: tuple[str, str]
+) -> None:
+    import dask.config
+
+    name, fault = case
+    sound = {"ca-file": certificate / "key.cert", "cert": certificate / "key.cert", "key": certificate / "key"}
+    role, _, which = name.rpartition(".")
+    file = tmp_path / "broken.pem"
+    if fault == "a folder":
+        file.mkdir()
+    elif fault != "missing":
+        file.write_text((certificate / fault).read_text() if fault != "text" else "no certificate\n")
+    paths = {one: str(path) for one, path in {**sound, which: file}.items()}
+    roles = {one: paths if one == role else {key: str(sound[key]) for key in sound} for one in ("client", "worker")}
+    tls = {**dask.config.get("distributed.comm.tls"), **roles, "ca-file": paths["ca-file"]}
+    with dask.config.set({"distributed.comm.tls": tls}):
+        for words in (["worker"], ["tune", scale_toml, "n=1048576", "--scheduler"]):
+            answer = run(*words, "tls://127.0.0.1:1")
+            assert answer.code == 2
+            assert str(file) in answer.err
+            assert f"distributed.comm.tls.{name}" in answer.err
+            assert ("does not exist" in answer.err) == (fault == "missing")

@@ -4,8 +4,6 @@
 A key may be added; one that is there neither goes nor changes its kind.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

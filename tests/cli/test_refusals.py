@@ -1,7 +1,5 @@
 """Input that commands refuse: a message and exit code 2, and nothing but the message is printed."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Tables of results: no line ends in spaces, no word is broken, and a row that is too long becomes several lines."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

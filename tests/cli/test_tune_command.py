@@ -1,11 +1,11 @@
-"""``autotile tune`` of a kernel, a family and an operation, by replay."""
-
-from __future__ import annotations
+"""``autotile tune`` of a kernel, a family and an operation, by replay; ``--ask-tell`` and ``--try``."""
 
 import ast
 import csv
 import json
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -15,12 +15,17 @@ from typing import Any
 
 import pytest
 from answers import Run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from msgspec import structs
 from stored_runs import record_miss
+from typer.testing import CliRunner
 
 import autotile
 from autotile.api import targets, tuning
 from autotile.api.targets import read_duration, read_share
+from autotile.cli.application import app
+from autotile.cli.ask_tell import MAX_LINE_BYTES
 from autotile.cli.derivation import fill_in_replay
 from autotile.cli.progress import TuneProgress
 from autotile.core.device import device_profile
@@ -30,7 +35,7 @@ from autotile.errors import InputError, WorkerError
 from autotile.exchange.recording import read_recording, write_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.settings import read_settings
+from autotile.settings import child_environment, read_settings
 from autotile.tuning.progress_state import Progress
 from autotile.tuning.result import TuneResult
 
@@ -130,10 +135,7 @@ class TestReplay:
         found = tune("--trials", "2", "--json", "--verify-problem", "n=64").document
         assert any("nothing runs at the problems" in notice for notice in found["notices"])
 
-    def test_samplers_and_a_strategy_of_kernel_tuner_which_is_repeatable_and_resumes(self, tune, tmp_path):
-        for sampler in ("random", "tpe", "brute-force"):
-            found = tune("--sampler", sampler, "--trials", "12", "--fresh", "--json").document
-            assert found["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+    def test_a_strategy_of_kernel_tuner_is_repeatable_and_resumes(self, tune, tmp_path):
         words = ("--sampler", "kernel-tuner:pso", "--seed", "3", "--trials", "12", "--json")
         first, again = (tune(*words, "--db", tmp_path / name).document for name in ("one.db", "other.db"))
         assert first["winner"]["config"] == again["winner"]["config"] == {"THREADS": 256, "WORK": 4}
@@ -194,6 +196,7 @@ class TestMisses:
         assert run("list", "--misses", scale_toml, "--json").document == rows
         assert run("list", "--misses", "sgemm_2d", "--json").document == []
         assert run("list", "--misses", "nosuch").code == 2
+        assert autotile.tune_misses("sgemm_2d").entries == ()
         answer = run("tune", "--misses", f"--replay={recording}", "--json")
         assert [found["problem"] for found in answer.document] == [{"n": 1048576}]
         assert answer.document[0]["winner"]["config"] == {"THREADS": 256, "WORK": 4}
@@ -203,35 +206,31 @@ class TestMisses:
         answer = run("tune", "--misses", "scale", f"--replay={recording}")
         assert "1048576 float32: 2 calls" not in answer.err
         assert "1 problem: 1 failed" in answer.out  # the other one
+        tuned = autotile.tune_misses(scale_toml, replay=recording)
+        assert repr(tuned).startswith("<MissesResult: plan misses: 1 problem: 1 failed, in ")
+        assert "expected scale n=2048 float32" in tuned.entries[0].reason
 
 
-class TestDevice:
-    """``--device`` is the index or the name of a GPU of this machine."""
+def test_a_device_is_the_index_or_the_name_of_a_gpu_of_this_machine(run, scale_toml, monkeypatch):
+    """Two GPUs, an H100 and an A100; each session adds the index of the one that it would run on."""
+    gpus = [structs.replace(device_profile(name), source="cuda") for name in ("h100", "a100")]
+    monkeypatch.setattr("autotile.api.targets.device_count", lambda: len(gpus))
+    monkeypatch.setattr("autotile.api.targets.live_device", lambda index: gpus[index])
+    used: list[int] = []
 
-    @pytest.fixture
-    def used(self, monkeypatch):
-        """Two GPUs, an H100 and an A100; each session adds the index of the one that it would run on."""
-        gpus = [structs.replace(device_profile(name), source="cuda") for name in ("h100", "a100")]
-        monkeypatch.setattr("autotile.api.targets.device_count", lambda: len(gpus))
-        monkeypatch.setattr("autotile.api.targets.live_device", lambda index: gpus[index])
-        indices: list[int] = []
+    def session(_kernel, _problem, _settings, options, *_, **__):
+        used.append(options.device_index)
+        raise WorkerError("no GPU at all")
 
-        def session(_kernel, _problem, _settings, options, *_, **__):
-            indices.append(options.device_index)
-            raise WorkerError("no GPU at all")
-
-        monkeypatch.setattr(targets, "served_so_far", lambda *_: None)
-        monkeypatch.setattr(import_module("autotile.tuning.session"), "tune", session)
-        monkeypatch.setattr(import_module("autotile.tuning.session"), "record", session)
-        return indices
-
-    def test_an_index_or_a_name_and_no_other(self, run, scale_toml, used):
-        for command in (["tune"], ["export", "--format", "recording", "--measure"]):
-            for device in ("0", "1", "a100", "NVIDIA A100-SXM4-80GB", "H100"):
-                assert "no GPU at all" in run(*command, scale_toml, SIZES, "--device", device).err
-            assert used[-5:] == [0, 1, 1, 1, 0]
-            for device in ("h200", "2", "-1", "", "9" * 5000):
-                run(*command, scale_toml, SIZES, "--device", device).is_refused("CUDA device")
+    monkeypatch.setattr(targets, "served_so_far", lambda *_: None)
+    for name in ("tune", "record"):
+        monkeypatch.setattr(import_module("autotile.tuning.session"), name, session)
+    for command in (["tune"], ["export", "--format", "recording", "--measure"]):
+        for device in ("0", "1", "a100", "NVIDIA A100-SXM4-80GB", "H100"):
+            assert "no GPU at all" in run(*command, scale_toml, SIZES, "--device", device).err
+        assert used[-5:] == [0, 1, 1, 1, 0]
+        for device in ("h200", "2", "-1", "", "9" * 5000):
+            run(*command, scale_toml, SIZES, "--device", device).is_refused("CUDA device")
 
 
 def test_a_run_without_a_winner_is_1(run, scale_toml, recording, monkeypatch):
@@ -435,3 +434,116 @@ def test_conditions_are_in_the_line_only_if_they_were_given(tune_matmul: Run) ->
     given, named = arguments_of(document["call"])
     assert (given, named) == (["matmul"], {**PRODUCT, **FLAGS, "EMULATE": 0, "dtype": "float32"})
     assert autotile.get_best_kernel(*given, **named, device="NVIDIA H200", library=False).tier == "exact"
+
+
+@pytest.fixture
+def converse(scale_toml, recording):
+    """Send lines; return the exit code and the answers."""
+
+    def send(*lines):
+        sent = b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
+        words = ["tune", str(scale_toml), "n=1048576", f"--replay={recording}", "--ask-tell"]
+        result = CliRunner().invoke(app, words, input=sent, prog_name="autotile", catch_exceptions=False)
+        return result.exit_code, [json.loads(line) for line in result.stdout.splitlines()]
+
+    return send
+
+
+class TestProtocol:
+    def test_the_first_line_describes_the_session_and_the_last_is_the_result(self, converse):
+        code, (ready, result) = converse()
+        assert code == 0
+        assert ready["ready"]["parameters"] == {"THREADS": [32, 64, 128, 256], "WORK": [1, 2, 4]}
+        assert ready["ready"]["default"] == {"THREADS": 128, "WORK": 1}
+        assert ready["ready"]["space"] == {"combinations": 12, "valid": 12}
+        assert "replayed from measurements recorded on NVIDIA H200" in ready["ready"]["notices"][0]
+        assert result["result"]["winner"]["config"] == {"THREADS": 128, "WORK": 1}
+        assert "autotile.get_best_kernel(" in result["result"]["call"]
+
+    def test_each_request_has_one_answer(self, converse):
+        evaluated = [{"THREADS": 256, "WORK": 4}, {"THREADS": 48}]
+        code, answers = converse(
+            {"id": "a", "ask": 2},
+            {"evaluate": evaluated},
+            {"id": 7, "tell": [{"config": {"WORK": 2}, "time_us": 3}, {"config": {"THREADS": 32}, "time_us": None}]},
+            {"finish": True},
+            {"ask": 1},
+        )
+        assert code == 0
+        _, asked, trials, told, result = answers
+        assert asked["id"] == "a"
+        assert len(asked["asked"]) == 2
+        assert "id" not in trials
+        assert [trial["outcome"] for trial in trials["trials"]] == ["ok", "infeasible"]
+        assert trials["trials"][0]["time_us"] == pytest.approx(1000 / 256 + 0.5)
+        assert told == {"id": 7, "told": 2}
+        assert result["result"]["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+
+    def test_a_bad_line_is_an_error_and_the_session_goes_on(self, converse):
+        cases = [
+            (b"nonsense\n", "DataError", "JSON is malformed"),
+            (b"\xff\xfe\n", "DataError", "malformed"),
+            (b"[" * 5000 + b"\n", "DataError", ""),
+            (b'{"evaluate": ["' + b"x" * MAX_LINE_BYTES + b'"]}\n', "DataError", "more than 1048576 bytes"),
+            ({"ask": 1, "finish": True}, "DataError", "got ask and finish"),
+            ({"id": 1}, "DataError", "got none"),
+            ({"finish": False}, "DataError", "got none"),
+            ({"ask": "two"}, "DataError", "ask"),
+            ({"asks": 2}, "DataError", "unknown field asks"),
+            ({"ask": 0}, "InputError", "n is 0"),
+            ({"evaluate": [{"THREAD": 1}]}, "ConfigError", "did you mean 'THREADS'"),
+            ({"evaluate": [{}] * 1001}, "InputError", "at most 1000"),
+            ({"tell": [{"config": {"THREADS": 48}, "time_us": 1}]}, "InputError", "not in the space"),
+        ]
+        numbered = {"id": 3, "ask": "two"}
+        code, answers = converse(*(line for line, _, _ in cases), numbered, b'{"ask": 1}')  # a last line needs no end
+        assert code == 0
+        _, *errors, last, asked, _ = answers
+        for (line, kind, message), found in zip(cases, errors, strict=True):
+            assert found["error"]["kind"] == kind, line
+            assert message.lower() in found["error"]["message"].lower()
+        assert last["id"] == 3
+        assert asked["asked"] == [{"THREADS": 128, "WORK": 1}]
+
+    def test_a_program_that_stops_reading_loses_nothing(self, run, scale_toml, recording):
+        words = ["tune", str(scale_toml), "n=1048576", f"--replay={recording}", "--ask-tell"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "autotile", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=child_environment(),
+        )
+        assert b'"ready"' in process.stdout.readline()
+        process.stdout.close()
+        _, errors = process.communicate(b'{"evaluate": [{"THREADS": 256, "WORK": 4}]}\n', timeout=120)
+        assert b"Traceback" not in errors
+        assert process.returncode == 0
+        served = run("best", scale_toml, "n=1048576", "--device=h200", "--json")
+        assert served.document["config"] == {"THREADS": 256, "WORK": 4}
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=7), inner, max_size=3),
+    max_leaves=6,
+)
+requests = st.dictionaries(st.sampled_from(["ask", "evaluate", "tell", "id", "x"]), values, max_size=3)
+
+
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(requests, min_size=8, max_size=30))
+def test_any_objects_are_answered(converse, sent):
+    code, answers = converse(*sent)
+    assert code == 0
+    assert len(answers) == len(sent) + 2
+    assert "result" in answers[-1]
+
+
+def test_named_configurations_are_tried_and_shown(tune):
+    answer = tune("--try", "THREADS=32,WORK=4", "--try", "WORK=2", "--trials", "6", "--json")
+    assert [one["outcome"] for one in answer.document["tried"]] == ["wrong_result", "ok"]
+    assert answer.document["tried"][1]["config"] == {"THREADS": 128, "WORK": 2}
+    shown = tune("--try", "WORK=2", "--trials", "6")
+    assert "tried" in shown.out
+    assert "THREADS=128 WORK=2: 8.8" in shown.out

@@ -1,7 +1,5 @@
 """Schemas, JSON, TOML and files that are read, names of files, the timeline, and TOML that is written and read back."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

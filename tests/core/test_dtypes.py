@@ -1,7 +1,5 @@
 """Element types: rounding, names, tolerances; ``.npy`` files, read as NumPy reads them or refused with words."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import math

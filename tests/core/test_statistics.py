@@ -1,7 +1,5 @@
 """Intervals, ties and contenders of times, and objectives of trials."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Launches without a GPU: graphs of one launch, kernels of several steps, parameters, inputs, numbers of the driver."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from cuda.bindings import driver
 from step_kernels import KERNELS, write_steps
 
 from autotile.core.device import device_profile
@@ -24,8 +23,9 @@ from autotile.core.model import Problem
 from autotile.cuda import function as function_module
 from autotile.cuda import packing
 from autotile.cuda.compiler import compile_cubin, compile_job
+from autotile.cuda.driver import _RELAXED
 from autotile.cuda.function import LaunchSequence, ParameterBlock, StepFunctions, make_launch_graph
-from autotile.cuda.packing import pack_launches
+from autotile.cuda.packing import DATA_TYPES, PROMOTIONS, SWIZZLES, pack_launches
 from autotile.errors import ArgumentError
 from autotile.kernel.arguments import BufferArgument, ElementType, ScalarArgument, decode_scalar, encode_scalar
 from autotile.kernel.expressions import parse_expression
@@ -408,12 +408,6 @@ def buffer(init: str, name: str = "x") -> BufferArgument:
 
 
 class TestInputs:
-    def test_the_same_name_and_shape_give_the_same_values(self) -> None:
-        first, second = (make_input(buffer("normal"), (64, 32), "float32") for _ in range(2))
-        np.testing.assert_array_equal(first, second)
-        assert not np.array_equal(first, make_input(buffer("normal", "y"), (64, 32), "float32"))
-        assert not np.array_equal(first, make_input(buffer("normal"), (64, 32), "float32", seed=1))
-
     def test_distributions(self) -> None:
         normal = {name: DTYPES[name].decode(make_input(buffer("normal"), (1000,), name)) for name in DTYPES}
         assert [name for name, values in normal.items() if not np.isfinite(values).all() or values.std() < 0.4] == []
@@ -423,3 +417,23 @@ class TestInputs:
         uniform = make_input(buffer("uniform"), (1000,), "float64")
         assert 0 <= uniform.min() < 0.1
         assert 0.9 < uniform.max() < 1
+
+
+@pytest.mark.parametrize(("dtype", "number"), DATA_TYPES.items())
+def test_types_of_a_tensor_maps_elements(dtype: str, number: int) -> None:
+    name = driver.CUtensorMapDataType(number).name.removeprefix("CU_TENSOR_MAP_DATA_TYPE_").lower()
+    unsigned = dict.fromkeys(("int8", "bool", "float8_e4m3fn", "float8_e5m2"), "uint8") | {"int16": "uint16"}
+    assert name == unsigned.get(dtype, dtype)
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefix", "numbers"), [("Swizzle", "SWIZZLE_", SWIZZLES), ("L2promotion", "L2_PROMOTION_L2_", PROMOTIONS)]
+)
+def test_swizzles_and_promotions(kind: str, prefix: str, numbers: dict[int, int]) -> None:
+    names = [getattr(driver, f"CUtensorMap{kind}")(number).name for number in numbers.values()]
+    none = "CU_TENSOR_MAP_" + prefix.removesuffix("L2_") + "NONE"
+    assert names == [f"CU_TENSOR_MAP_{prefix}{size}B" if size else none for size in numbers]
+
+
+def test_the_mode_in_which_a_capture_forbids_nothing() -> None:
+    assert driver.CUstreamCaptureMode(_RELAXED).name == "CU_STREAM_CAPTURE_MODE_RELAXED"

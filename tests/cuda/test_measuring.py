@@ -1,7 +1,5 @@
 """Support kernels, buffers, references, timers and telemetry on a device; energy on a simulated GPU."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """The templates match the references of their search spaces, at ragged shapes too: built for the CPU and run there."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 import subprocess

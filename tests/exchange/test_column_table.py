@@ -1,7 +1,5 @@
 """Trials as typed columns: their order and types, CSV that spreadsheets do not execute, Parquet."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """Altered and hostile files are read, or refused as a `DataError`, and neither block nor exhaust the memory."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -3,14 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
-from stored_runs import add_trial, begin, measured
+from stored_runs import PARAMETERS, SPACE, add_trial, begin, measured
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Measurement, Outcome, Trial, config_key
@@ -28,25 +27,18 @@ from autotile.exchange.kernel_tuner import (
 from autotile.exchange.recording import read_recording
 from autotile.kernel.spec import Parameter
 
-PARAMETERS = (Parameter("BM", (32, 64, 128)), Parameter("WIDE", (False, True)), Parameter("KIND", ("float", "float4")))
 FAILURES = [outcome for outcome in Outcome if not outcome.has_time]
-
-
-def configs() -> list[dict[str, Any]]:
-    return [
-        dict(zip(("BM", "WIDE", "KIND"), values, strict=True)) for values in product(*(p.values for p in PARAMETERS))
-    ]
 
 
 @pytest.fixture
 def stored(database: Database, key: TuningKey) -> Sequence[StoredTrial]:
     """Three measured configurations, one of them measured again in the finals, and one for each failure."""
     study, run = begin(database, key)
-    for config, time_us in zip(configs(), (50.0, 40.0, 60.0), strict=False):
+    for config, time_us in zip(SPACE, (50.0, 40.0, 60.0), strict=False):
         add_trial(database, study, run, measured(config, time_us))
-    for config, outcome in zip(configs()[3:], FAILURES, strict=False):
+    for config, outcome in zip(SPACE[3:], FAILURES, strict=False):
         add_trial(database, study, run, Trial(config, outcome, "why", "stage"))
-    add_trial(database, study, run, measured(configs()[1], 41.0), phase="final", rank=1)
+    add_trial(database, study, run, measured(SPACE[1], 41.0), phase="final", rank=1)
     return database.stored_trials(study)
 
 
@@ -91,7 +83,7 @@ class TestT4:
         expected = {"time": (0.05, "ms"), "time_low": (0.049, "ms"), "time_high": (0.051, "ms")}
         expected |= {"registers": (96, ""), "occupancy": (0.25, ""), "power_w": (512.5, "")}
         assert {name: found[name] for name in expected} == expected
-        assert result["configuration"] == configs()[0]
+        assert result["configuration"] == SPACE[0]
         assert result["times"]["runtimes"] == [0.05, 0.0505]
         assert (result["times"]["compilation"], result["times"]["benchmark"]) == (250.0, 50.0)
         assert (result["invalidity"], result["correctness"]) == ("correct", 1)
@@ -105,7 +97,7 @@ class TestExport:
         results, environment = simulate(tmp_path / "ours.json")
         assert len(results) == 3
         best = environment["best_config"]
-        assert {name: best[name] for name in ("BM", "WIDE", "KIND")} == configs()[1]
+        assert {name: best[name] for name in ("BM", "WIDE", "KIND")} == SPACE[1]
         assert best["time"] == pytest.approx(0.041), "the finals replace the search"
         assert environment["device_name"] == key.gpu_name
         results, _ = simulate(tmp_path / "ours.json", strategy="random_sample", strategy_options={"max_fevals": 2})

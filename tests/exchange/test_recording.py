@@ -1,4 +1,3 @@
-import contextlib
 import io
 import json
 import os
@@ -6,7 +5,6 @@ import random
 import zipfile
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from stored_runs import KEY, failed, measured
+from stored_runs import KEY, PARAMETERS, SPACE, failed, measured, space_of
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial
@@ -31,16 +29,6 @@ from autotile.exchange.recording import (
     write_recording,
 )
 from autotile.kernel.spec import Parameter
-
-PARAMETERS = (Parameter("BM", (32, 64, 128)), Parameter("WIDE", (False, True)), Parameter("KIND", ("float", "float4")))
-
-
-def space_of(parameters: tuple[Parameter, ...]) -> list[dict[str, Any]]:
-    names = [parameter.name for parameter in parameters]
-    return [dict(zip(names, values, strict=True)) for values in product(*(p.values for p in parameters))]
-
-
-SPACE = space_of(PARAMETERS)
 
 
 @pytest.fixture
@@ -174,24 +162,6 @@ def test_what_is_missing_or_of_another_kernel_is_refused(path: Path) -> None:
         read_recording(path.parent)
     with pytest.raises(RecordingError, match="is a recording of 'sgemm', expected one of 'stencil'"):
         read_recording(path, kernel="stencil")
-
-
-@settings(max_examples=60)
-@given(start=st.floats(0, 1, exclude_max=True), patch=st.none() | st.binary(min_size=1, max_size=8))
-def test_a_damaged_file_is_refused_or_harmless(recorded: Path, start: float, patch: bytes | None) -> None:
-    good = recorded.read_bytes()
-    position = int(start * len(good))
-    path = recorded.with_name("damaged.npz")
-    path.write_bytes(good[:position] + (b"" if patch is None else patch + good[position + len(patch) :]))
-    with contextlib.suppress(RecordingError):
-        assert len(read_recording(path)) == len(SPACE)
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("damaged") / "good.npz"
-    write_recording(path, RecordingHeader(KEY, PARAMETERS, None), [measured(config, 2.0) for config in SPACE])
-    return path
 
 
 def rewrite(path: Path, place: tuple[Any, ...], value: object) -> None:

@@ -1,6 +1,5 @@
 """Files of winners and of rules: read back as written, refused when damaged."""
 
-import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,40 +45,35 @@ def test_read_back_as_written_one_line_a_winner(tmp_path: Path) -> None:
     assert sum('"config"' in line for line in path.read_text().splitlines()) == 3
 
 
-def test_winners_of_two_gpus_and_a_newer_format_are_refused(tmp_path: Path) -> None:
+def test_what_is_missing_newer_damaged_or_of_two_gpus_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "h200.json"
+    for read, message in ((read_winners, "the winners in"), (read_rules, "the rules in")):
+        with pytest.raises(InputError, match=f"cannot read {message}"):
+            read(path)
     write_winners(path, [winner(4)])
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(InputError, match=r"^\S+ has format 2, this version of autotile reads 1: upgrade autotile$"):
-        read_winners(path)
-    other = winner(8, device=device_profile("a100"))
+    text = path.read_text()
+    newer = "has format 2, this version of autotile reads 1: upgrade autotile$"
+    damaged, no_rules = (f"is not a file of {what}" for what in ("winners", "rules"))
+    for number, (read, content, said) in enumerate(
+        (
+            (read_winners, text.replace('"format": 1', '"format": 2'), newer),
+            (read_winners, text.replace('"device"', '"other"'), damaged),
+            (read_winners, text.replace('"config"', '"other"'), damaged),
+            (read_winners, text.replace("2026-05-01", "yesterday"), damaged),
+            (read_winners, text.replace('"winners": [', '"winners": [7,'), damaged),
+            (read_rules, "{", no_rules),
+            (read_rules, "[" * 100_000, no_rules),
+            (read_rules, '{"format": 2}', newer),
+            (read_rules, '{"format": 1}', no_rules),
+        )
+    ):
+        assert content != text
+        file = tmp_path / f"{number}.json"
+        file.write_text(content)
+        with pytest.raises(InputError, match=rf"^\S+ {said}"):
+            read(file)
     with pytest.raises(InputError, match="got 2 GPUs"):
-        write_winners(tmp_path / "both.json", [winner(4), other])
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda document: document.pop("device"),
-        lambda document: document["winners"][0].pop("config"),
-        lambda document: document["winners"][0].update(tuned_at="yesterday"),
-        lambda document: document["winners"].append(7),
-    ],
-)
-def test_damage_is_reported(tmp_path: Path, damage: object) -> None:
-    path = tmp_path / "h200.json"
-    write_winners(path, [winner(4)])
-    document = json.loads(path.read_text())
-    damage(document)  # type: ignore[operator]
-    path.write_text(json.dumps(document))
-    with pytest.raises(InputError, match="is not a file of winners"):
-        read_winners(path)
-
-
-@pytest.mark.parametrize(("read", "message"), [(read_winners, "the winners in"), (read_rules, "the rules in")])
-def test_a_missing_file_is_refused(tmp_path: Path, read: Callable[[Path], object], message: str) -> None:
-    with pytest.raises(InputError, match=f"cannot read {message}"):
-        read(tmp_path / "absent.json")
+        write_winners(tmp_path / "both.json", [winner(4), winner(8, device=device_profile("a100"))])
 
 
 def test_rules_are_read_back_as_written(tmp_path: Path) -> None:
@@ -91,21 +85,6 @@ def test_rules_are_read_back_as_written(tmp_path: Path) -> None:
     stored = StoredRule(structs.replace(winner(1).key, sizes={}), H200, rule, datetime.now(UTC))
     assert write_rules(tmp_path / "rules.json", [stored, stored]) == 2
     assert read_rules(tmp_path / "rules.json") == (stored, stored)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "is not a file of rules"),
-        ("[" * 100_000, "is not a file of rules"),
-        ('{"format": 2}', "this version of autotile reads 1"),
-        ('{"format": 1}', "is not a file of rules"),
-    ],
-)
-def test_a_damaged_file_of_rules_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "rules.json").write_text(text)
-    with pytest.raises(InputError, match=message):
-        read_rules(tmp_path / "rules.json")
 
 
 @pytest.mark.parametrize(

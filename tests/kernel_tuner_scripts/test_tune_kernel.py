@@ -192,6 +192,8 @@ def test_a_strategy_object_and_one_with_options_search() -> None:
     results, env = tuned(params=params, strategy="greedy_ils", strategy_options=options, seed=1)
     assert 1 <= len(results) <= 10
     assert env["best_config"] == min(results, key=lambda result: float(result["time"]))
+    with pytest.raises(ValueError, match="no_such_option"):
+        tuned(strategy_options={"no_such_option": 1})
 
 
 def test_a_time_limit_is_used_up_and_holds_the_finals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +295,6 @@ def test_arrays_of_a_gpu_are_used_in_place(on_gpu: list[Any]) -> None:
 
 SPACE = {"block_size_x": [32, 64, 96, 128, 160], "unused": [1, 2, 3, 4]}
 TOOK = {"compile_time": 400.0, "verification_time": 0}
-LISTED = sorted(strategy_map)
 
 
 @pytest.fixture
@@ -313,29 +314,23 @@ NOT_HERE = {"skopt": "needs scikit-optimize", "pyatf_strategies": "pyATF builds 
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("own_options", [False, True], ids=["plain", "with its options"])
-@pytest.mark.parametrize("name", LISTED)
-def test_every_strategy_that_kernel_tuner_lists(cached: Path, name: str, own_options: bool) -> None:
-    """Either it searches, or it is refused in words; the same with options of its own."""
-    options: dict[str, Any] = {"max_fevals": 8}
-    package = NOT_HERE.get(name)
-    if own_options and not package:
-        own = getattr(strategy_map[name], "_options", {})
-        options |= {key: default for key, (_, default) in own.items() if key != "max_fevals"}
-    search = {"params": SPACE, "strategy": name, "strategy_options": options, "cache": cached}
+@pytest.mark.parametrize("name", sorted(strategy_map))
+def test_every_strategy_that_kernel_tuner_lists(cached: Path, name: str) -> None:
+    """Either it searches, with options of its own, or it is refused in words; its module and its name stand for it."""
+    search = {"params": SPACE, "strategy": name, "cache": cached, "simulation_mode": True}
+    with pytest.raises(ValueError, match=r"no_such_option|needs scikit-optimize|pyATF builds"):
+        tuned(**search, strategy_options={"no_such_option": 1})
+    package, few = NOT_HERE.get(name), {"max_fevals": 8}
     if package and (name != "skopt" or find_spec("skopt") is None):
         with pytest.raises(InputError, match=package):
-            tuned(**search, simulation_mode=True)
+            tuned(**search, strategy_options=few)
         return
-    found, _ = tuned(**search, simulation_mode=True, seed=1)
+    own = {} if package else getattr(strategy_map[name], "_options", {})
+    found, _ = tuned(**search, strategy_options={key: default for key, (_, default) in own.items()} | few, seed=1)
     assert 1 <= len(found) <= 20
-
-
-@pytest.mark.parametrize("name", sorted(strategy_map.keys() - NOT_HERE.keys()))
-def test_a_module_and_a_name_of_the_package_stand_for_the_strategy(name: str) -> None:
-    by_name = strategies.choose_strategy(name, {"max_fevals": 8}, 20)
+    by_name = strategies.choose_strategy(name, few, 20)
     for same in (strategy_map[name], getattr(strategies, name)):
-        assert strategies.choose_strategy(same, {"max_fevals": 8}, 20) == by_name
+        assert strategies.choose_strategy(same, few, 20) == by_name
 
 
 @pytest.mark.parametrize("options", [None, {"max_fevals": 8}, {"max_fevals": 8, "popsize": 4}])
@@ -347,14 +342,6 @@ def test_an_unknown_strategy(cached: Path, strategy: Any, options: Any, simulati
     with pytest.raises(ValueError, match=said) as caught:
         tuned(params=SPACE, strategy=strategy, strategy_options=options, cache=cached, simulation_mode=simulation_mode)
     assert isinstance(caught.value, InputError)
-
-
-@pytest.mark.parametrize("strategy", [*LISTED, None])
-def test_an_unknown_option(cached: Path, strategy: str | None) -> None:
-    with pytest.raises(ValueError, match=r"no_such_option|needs scikit-optimize|pyATF builds"):
-        tuned(
-            strategy=strategy, strategy_options={"no_such_option": 1}, params=SPACE, cache=cached, simulation_mode=True
-        )
 
 
 @pytest.mark.parametrize(

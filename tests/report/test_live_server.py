@@ -6,7 +6,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import served
 from interrupts import heeded_interrupts
 from report_studies import Session as Sessions
 from report_studies import store_session
@@ -403,15 +403,8 @@ class Strangers:
 
 @pytest.fixture
 def serving(path: Path, session: Session) -> Iterator[LiveServer]:
-    server = LiveServer([path])
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    yield server
-    while server._server is None or not server._server.started:
-        time.sleep(0.01)
-    server._server.should_exit = True
-    thread.join(60)
-    assert not thread.is_alive()
+    with served(path) as server:
+        yield server
 
 
 @pytest.fixture

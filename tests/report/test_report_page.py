@@ -1,9 +1,11 @@
-"""The page: escaping, its content policy, sections, charts with their numbers, and reports of several problems."""
+"""Reports and surveys: what is shown of a study, and the pages: escaping, content policy, sections, charts."""
 
 import base64
 import hashlib
+import html
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,15 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browsing import OpenPage
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from report_studies import COMPILER_WORDS, SCRIPT, SGEMM, Session, read_one, recording_of, store_session
+from report_studies import COMPILER_WORDS, ROUNDS, SCRIPT, SGEMM, Session, read_one, recording_of, store_session
 from stored_rows import CEILINGS
 from stored_runs import add_trial, end_run, start_run
 
+from autotile.api.inspection import survey
 from autotile.core.ceilings import Ceiling
-from autotile.core.model import Measurement, Outcome, Trial
+from autotile.core.model import Measurement, Outcome, Trial, config_key
+from autotile.core.statistics import paired_ratio, widen_by_session_spread
 from autotile.core.text import shown_text
 from autotile.database.database import Database
 from autotile.database.keys import library_key
@@ -35,12 +40,14 @@ from autotile.report.charts import (
     parallel_coordinates_chart,
     roofline_chart,
     rule_tree_chart,
+    study_effects,
     tree_lines,
 )
 from autotile.report.page import Page, joined, tag, write_page
 from autotile.report.report_data import ReportData, read_report, report_of_study
 from autotile.report.sections import report_page, trial_table
-from autotile.report.study import StudyData
+from autotile.report.study import RunData, StudyData, StudyReader, study_of_recording
+from autotile.report.survey import Survey, blocks_chart, limits_chart, parameter_table, registers_chart
 from autotile.report.theme import DARK, LIGHT, figure, hover_text, label, log_axis, themed
 
 
@@ -387,3 +394,155 @@ def test_tensor_cores_bind_the_kernels_that_use_them(tmp_path: Path, recording: 
     measured = measured_study(tmp_path / "b.db", recording, {**RATES, "tensor_bfloat16": 7.2e14})
     roof = measured.bound(measured.winner).roof
     assert (roof.label, roof.rate) == (label.partition(" (")[0], pytest.approx(rate * 7.2e14 / 989.4e12, rel=1e-3))
+
+
+HOSTILE = '#if THREADS == 64\n#error "</script><script>alert(1)</script>"\n#endif'
+
+
+def surveyed(search_space: Path, code: str) -> Survey:
+    """Survey of a kernel with a line of code more."""
+    template = search_space.with_suffix(".cu")
+    template.write_text(f"{template.read_text()}\n{code}\n")
+    return survey(search_space, device="h200", n=4096)
+
+
+@pytest.fixture(scope="module")
+def found(
+    tmp_path_factory: pytest.TempPathFactory, write_scale: Callable[[Path], Path], cubin_cache_folder: Path
+) -> Survey:
+    """A kernel of which blocks of 64 threads do not compile, with hostile words of the compiler."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOTILE_CACHE", str(cubin_cache_folder))
+        return surveyed(write_scale(tmp_path_factory.mktemp("survey") / "kernels"), HOSTILE)
+
+
+def test_the_page_of_a_survey_has_every_section_and_every_configuration(found: Survey) -> None:
+    text = found.page()
+    assert "<script>alert(1)" not in text
+    assert "alert(1)" in html.unescape(text)
+    for anchor in ("summary", "occupancy", "parameters", "failures", "configurations"):
+        assert f'id="{anchor}"' in text
+    (data,) = re.findall(r'<script type="application/json" id="data-tables">(.*?)</script>', text, re.DOTALL)
+    tables = json.loads(data)
+    assert len(tables["survey-table"]["rows"]) == 12
+    headings = [name for name, _, _ in tables["survey-table"]["columns"]]
+    assert {"THREADS", "WORK", "outcome", "registers_per_thread", "waves"} < set(headings)
+
+
+def test_a_survey_in_which_nothing_compiles_is_a_page_too(scale_toml: Path) -> None:
+    text = surveyed(scale_toml, "#error nothing compiles").page()
+    assert "nothing compiles" in text
+    assert 'id="occupancy"' not in text
+
+
+def test_numbers_behind_the_charts_of_a_survey_add_up(found: Survey) -> None:
+    for chart in (registers_chart(found), blocks_chart(found)):
+        assert sum(int(row[-1]) for row in chart.table.rows) == 9
+    assert dict(limits_chart(found).table.rows) == {
+        name.replace("_", " "): f"{count:,}" for name, count in found.limit_counts()
+    }
+    rows = {(row[0], row[1]): row[2:] for row in parameter_table(found)[1]}
+    assert set(rows) == {("THREADS", t) for t in ("32", "64", "128", "256")} | {("WORK", w) for w in "124"}
+    configurations, usable, registers, *_ = rows["THREADS", "64"]
+    assert (configurations, usable, registers) == (3, 0.0, None)
+    assert rows["THREADS", "128"][:2] == [3, 100.0]
+
+
+def test_a_survey_is_drawn_in_a_browser_without_an_error(browser: Any, found: Survey, tmp_path: Path) -> None:
+    path = tmp_path / "survey.html"
+    path.write_text(found.page())
+    page = OpenPage(browser, path.as_uri())
+    charts = [f"#{name}-chart" for name in ("registers", "blocks", "limits", "failures")]
+    assert page.draw(", ".join(charts)) == 4
+    assert all(page.count(f"{chart} .main-svg") for chart in charts)
+    assert page.count("#survey-table tbody tr") == 12
+    page.check()
+
+
+def test_the_finals_are_as_the_session_ranked_them_by_the_rounds_of_the_race(study: StudyData) -> None:
+    finals = study.finals
+    assert [one.rank for one in finals.ranked] == list(range(1, len(finals.ranked) + 1))
+    assert [one.rank for one in finals.ranked if one.is_tie] == [2, 3]
+    (default,) = [one for one in finals.ranked if one.is_default]
+    assert study.default is default.trial
+    assert study.winner is finals.ranked[0].trial
+    assert [trial.outcome for trial in finals.refused] == [Outcome.OUT_OF_BOUNDS]
+    first, other = (study.finals.ranked[place].trial.measurement for place in (0, 4))
+    assert len(first.samples_us) == ROUNDS
+    expected = widen_by_session_spread(paired_ratio(first.samples_us, other.samples_us))
+    assert study.finals.ranked[4].ratio == expected
+
+
+def test_gates_only_hold_back_and_failures_are_grouped_by_their_reason_whatever_its_numbers(study: StudyData) -> None:
+    counts = [count for _, count in study.gates]
+    assert counts == sorted(counts, reverse=True)
+    found = dict(study.gates)
+    assert found["combinations"] == 93312
+    assert found["tried"] == len(study.newest) == 120
+    assert found["correct"] == sum(one.trial.outcome.has_time for one in study.newest)
+    assert list(study.elapsed_s) == sorted(study.elapsed_s)
+    assert len(study.elapsed_s) == len(study.trials)
+    wrong = [group for group in study.failures if group.outcome is Outcome.WRONG_RESULT]
+    assert len(wrong) == 1
+    assert wrong[0].count == sum(one.trial.outcome is Outcome.WRONG_RESULT for one in study.newest)
+    assert wrong[0].reason in {one.trial.reason for one in study.newest}
+    assert [group.count for group in study.failures] == sorted((g.count for g in study.failures), reverse=True)
+    assert any(group.stage == "sanitize" for group in study.failures)
+
+
+def test_what_matters_is_as_the_session_found_it_or_is_computed_and_the_nearest_ceiling_binds(study: StudyData) -> None:
+    assert study_effects(study)[0][0].parameter == study.parameters[0]
+    tiled = study_of_recording(recording_of("matmul_tiled-nvidia-h200-2048x2048x2048-float32"), "")
+    (other, *_), _ = study_effects(tiled)
+    assert other.parameter == "TILE"
+    assert other.share > 0.5
+    bound = study.bound(study.winner)
+    assert not study.roofline.is_measured
+    assert "datasheet" in bound.roof.label
+    assert 0.4 < bound.share < 1.0
+
+
+def test_a_running_session_is_read_on_and_has_the_best_of_its_search(tmp_path: Path) -> None:
+    key = store_session(tmp_path / "a.db", Session(trials=30, finals=False, ended=False))
+    with Database.open(tmp_path / "a.db") as database:
+        (summary,) = database.studies()
+        reader = StudyReader(database, summary)
+        first = reader.read()
+        newest = replace(first.trials[0].trial, config={**first.trials[0].trial.config, "BM": 999})
+        add_trial(database, summary.study_id, first.runs[0].run.run_id, newest)
+        second = reader.read()
+    assert second.key == key
+    assert len(second.trials) == len(first.trials) + 1
+    assert config_key(second.trials[-1].trial.config) == config_key(newest.config)
+    assert second.is_running
+    assert second.finals is None
+    assert second.winner.time_us == min(one.trial.time_us for one in second.trials if one.trial.outcome is Outcome.OK)
+
+
+def test_a_summary_of_any_shape_is_read(study: StudyData) -> None:
+    names = ["speedup", "ties", "default", "gates", "stopped", "importance", "notices"]
+    names += ["seconds", "flops", "objectives"]
+    for wrong in (None, 3, -1.5, "x" * 10, [[]], {"ratio": "a"}, [{"config": 1}], True):
+        stated: Any = dict.fromkeys(names, wrong)
+        run = RunData.of(replace(study.runs[0].run, summary=stated, settings=stated))
+        found = replace(study, runs=(run,))
+        assert isinstance(found.summary.notices, tuple)
+        assert found.winner is not None
+        assert found.gates
+        assert any(study_effects(found))
+
+
+def test_a_kernel_that_a_database_names_by_a_path_is_not_read(hostile_database: Path, study: StudyData) -> None:
+    assert read_one(hostile_database).kernel is None
+    assert study.kernel is not None
+    assert replace(study, key=structs.replace(study.key, kernel="/etc/passwd.toml")).kernel is None
+
+
+def test_what_is_not_there_is_told(database: Path, tmp_path: Path) -> None:
+    with Database.open(tmp_path / "empty.db") as empty, pytest.raises(InputError, match="run `autotile tune KERNEL`"):
+        read_report(empty)
+    with Database.open_readonly(database) as opened:
+        with pytest.raises(InputError, match="has no trials of sgemm_2d M=7; it has sgemm_2d M=4096"):
+            read_report(opened, "sgemm_2d", {"M": 7})
+        with pytest.raises(InputError):
+            read_report(opened, SCRIPT)

@@ -1,6 +1,4 @@
-"""``autotile space`` and ``autotile explain``."""
-
-from __future__ import annotations
+"""``autotile space``, ``explain``, ``verify`` and ``new``."""
 
 import csv
 import io
@@ -11,26 +9,21 @@ import time
 from pathlib import Path
 
 import pytest
+from child_python import python
 from feature_kernels import SPLIT_SPACE, SPLIT_TEMPLATE, write_kernel
 from interrupts import heeded_interrupts
 
-from autotile.errors import ToolchainError
+import autotile
+from autotile.api import verification
+from autotile.api.verification import judge
+from autotile.core.model import Measurement, Outcome, Trial
+from autotile.core.statistics import Interval
+from autotile.errors import InputError, ToolchainError
 from autotile.settings import child_environment
-from autotile.space.limits import UNLIMITED
+from autotile.tuning.verifying import CandidateCheck
 
 
 class TestOccupancy:
-    def test_known_answers_of_tiled_matrix_multiplication(self, run):
-        for device, tile, blocks, smem_blocks in (
-            *(("g80", 16, 3, 8), ("g80", 32, 0, 2)),
-            *(("rtx-3060", 32, 1, 11), ("rtx-3060", 16, 6, 33)),
-        ):
-            words = ["--threads", str(tile**2), "--smem", str(2 * 4 * tile**2), "--device", device]
-            found = run("explain", *words, "--json").document
-            assert (found["blocks_per_sm"], found["limited_by"]) == (blocks, ["threads"])
-            assert (found["limits"]["shared_memory"], found["limits"]["registers"]) == (smem_blocks, UNLIMITED)
-            assert min(found["limits"].values()) == blocks
-
     def test_registers_count_and_a_person_sees_which_limit_binds(self, run):
         words = ["--threads", "256", "--registers", "128", "--device", "h200"]
         found = run("explain", *words, "--json").document
@@ -201,6 +194,8 @@ class TestSurvey:
         assert [row["registers_per_thread"] for row in rows] == [
             str(entry["registers_per_thread"]) for entry in document["configurations"]
         ]
+        named = {"param.THREADS", "param.WORK", "static_smem_bytes", "dynamic_smem_bytes", "spill_store_bytes", "waves"}
+        assert {*named, "outcome", "occupancy_fraction", "estimated_us"} < {*rows[0]}
         assert "wrote 12 configurations to" in answer.err
         answer = run("space", "--compile", scale_toml, "n=4096", "--device", "h200", "--sample", "2", "--csv", "-")
         assert len(list(csv.reader(io.StringIO(answer.out)))) == 3
@@ -233,3 +228,124 @@ class TestSurvey:
         assert "12 valid" in out
         assert "the same command goes on from there" in err
         assert "Traceback" not in err
+
+
+CONFIG = {"THREADS": 128, "WORK": 1}
+TIME = Measurement(5.0, 4.9, 5.1)
+
+
+def trial(outcome=Outcome.OK, reason=""):
+    return Trial(CONFIG, outcome, reason, "finals", measurement=TIME if outcome is Outcome.OK else None)
+
+
+@pytest.fixture
+def answer(monkeypatch, run, scale_toml, tmp_path, device):
+    """Run the command on a machine whose GPU comes to a given judgement."""
+    (tmp_path / "mine.cu").write_text("// rewritten")
+
+    def command(*words, candidate=None, speedup=None, notices=()):
+        asked = {}
+
+        def judge(kernel, rewritten, problem, **given):
+            asked.update(given, problem=problem, source=rewritten.source)
+            return CandidateCheck(problem, device, candidate or trial(), trial(), speedup, 75, notices)
+
+        monkeypatch.setattr(verification, "judge", judge)
+        found = run("verify", tmp_path / "mine.cu", "n=1000", "--like", scale_toml, *words)
+        return found, asked
+
+    return command
+
+
+class TestExitCodesOfVerify:
+    def test_of_a_right_and_of_a_wrong_candidate(self, answer):
+        for speedup, code, verdict in (
+            (Interval(1.2, 1.1, 1.3), 0, "faster"),
+            (Interval(0.99, 0.98, 1.01), 0, "equal"),
+            (Interval(0.9, 0.8, 0.95), 3, "slower"),
+            (None, 0, "right"),
+        ):
+            found, _ = answer("--json", speedup=speedup)
+            assert (found.code, found.document["verdict"], found.document["right"]) == (code, verdict, True)
+            assert (found.document["candidate"]["time_us"], found.document["winner"]["tier"]) == (5.0, "default")
+            if speedup is not None:
+                assert found.document["speedup"] == {"ratio": speedup.value, "interval": [speedup.low, speedup.high]}
+        found, _ = answer("--json", candidate=trial(Outcome.OUT_OF_BOUNDS, "wrote 1 word outside y"))
+        assert (found.code, found.document["verdict"]) == (1, "wrong")
+        candidate = found.document["candidate"]
+        assert (candidate["outcome"], candidate["reason"]) == ("out_of_bounds", "wrote 1 word outside y")
+
+    def test_of_bad_input_and_without_a_gpu(self, answer, run, scale_toml, monkeypatch):
+        for words, message in (
+            (("--config", "THREAD=1"), "'THREAD' is not a parameter of scale"),
+            (("--config", "THREADS"), "expected NAME=VALUE"),
+            (("--verify-problem", "m=3"), "scale has no size 'm'"),
+        ):
+            answer(*words)[0].is_refused(message)
+        monkeypatch.setattr(verification, "judge", judge)
+        found = run("verify", scale_toml.with_suffix(".cu"), "--like", scale_toml)
+        found.is_refused()
+        assert "no CUDA device" in found.err or "must run on a GPU" in found.err
+
+
+def test_what_is_asked_for_reaches_the_judge(answer):
+    words = ("--config", "WORK=4", "--verify-problem", "n=7", "--sanitize", "--l2", "hot")
+    _, asked = answer(*words)
+    assert asked["configs"] == ({"THREADS": 128, "WORK": 4}, CONFIG)
+    assert asked["problem"].sizes == {"n": 1000}
+    assert asked["source"] == "// rewritten"
+    assert asked["options"].verify_sizes == ({"n": 7},)
+    assert (asked["options"].sanitize, asked["options"].l2) == (True, "hot")
+
+
+def test_a_person_reads_the_verdict_first(answer):
+    found, _ = answer(speedup=Interval(1.2, 1.1, 1.3), notices=("no second inputs",))
+    assert "verdict    right and faster than the winner: 1.200x, 95 % interval 1.100x to 1.300x" in found.out
+    assert "verified   75 times, two launches each" in found.out
+    assert "no second inputs" in found.err
+
+
+@pytest.mark.parametrize("name", ["blur", "printf", "blockDim", "size_t", "NULL", "x"])
+def test_the_files_of_a_new_kernel_of_any_name_are_valid(name, tmp_path):
+    made = autotile.new(name, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.cu", f"{name}.toml", f"test_{name}.py"}
+    assert autotile.space(made.space, device="h200").valid == 19
+    explanation = autotile.explain(made.space, device="h200")
+    assert explanation.fault == ""
+    assert explanation.resources.registers > 0
+    assert "NAME" not in made.source.read_text() + made.space.read_text() + made.test.read_text()
+
+
+def test_the_test_of_a_new_kernel_passes(tmp_path):
+    autotile.new("blur", tmp_path)
+    done = python("-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", tmp_path, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
+
+
+def test_the_name_of_a_new_kernel_is_an_identifier_that_is_free_and_the_folder_exists(tmp_path):
+    for existing in ("blur.cu", "blur.toml", "test_blur.py"):
+        (tmp_path / existing).write_text("mine")
+        with pytest.raises(InputError, match=f"{existing} exists already, and nothing is overwritten"):
+            autotile.new("blur", tmp_path)
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {existing: "mine"}
+        (tmp_path / existing).unlink()
+    for name in ("", "2d", "a-b", "a b", "../up", "int", "class", "_hidden", "n" * 65, "é"):
+        with pytest.raises(InputError, match="name"):
+            autotile.new(name, tmp_path)
+    with pytest.raises(InputError, match="is not a folder; make it first"):
+        autotile.new("blur", tmp_path / "none")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_new_says_what_it_wrote(run, tmp_path):
+    answer = run("new", "blur", "--in", tmp_path, "--json")
+    assert answer.code == 0
+    assert answer.document == {
+        "name": "blur",
+        "source": str(tmp_path / "blur.cu"),
+        "space": str(tmp_path / "blur.toml"),
+        "test": str(tmp_path / "test_blur.py"),
+    }
+    shown = run("new", "sharpen", "--in", tmp_path)
+    assert f"autotile tune {tmp_path / 'sharpen.toml'} N=16777216" in shown.out

@@ -1,0 +1,85 @@
+"""A page in the browser, as the tests of the report, of a survey and of the live page drive it, and a live server."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from autotile.report.live import LiveServer
+
+DRAW = """
+const [selector, done] = arguments, places = [...document.querySelectorAll(selector)];
+let next = 0;
+const step = () => {
+  while (next < places.length && places[next].dataset.drawn) next += 1;
+  if (next === places.length) { done(places.length); return; }
+  places[next].scrollIntoView();
+  setTimeout(step, 50);
+};
+step();
+"""
+
+
+class OpenPage:
+    """A page that was opened at a width, in one of the themes."""
+
+    def __init__(self, browser: Any, url: str, *, width: int = 1280, dark: bool = False) -> None:
+        self.browser, self.url = browser, url
+        self.run = browser.execute_script
+        self.wait_for = browser.execute_async_script
+        self.resize(width)
+        self.media("screen", dark=dark)
+        browser.get_log("browser")  # of other pages
+        browser.get(url)
+
+    def resize(self, width: int) -> None:
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def media(self, kind: str, *, dark: bool = False) -> None:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": kind, "features": [scheme]})
+
+    def text(self, selector: str) -> str:
+        return str(self.run("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
+
+    def count(self, selector: str) -> int:
+        return int(self.run("return document.querySelectorAll(arguments[0]).length", selector))
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: {self.text('body')[:2000]}"
+            time.sleep(0.1)
+
+    def draw(self, selector: str = ".plot") -> int:
+        """Bring charts into view until they are drawn, and return their number."""
+        return int(self.wait_for(DRAW, selector))
+
+    def does_not_scroll_sideways(self) -> bool:
+        return int(self.run("return document.documentElement.scrollWidth")) <= 390
+
+    def check(self, *own: str) -> None:
+        """No complaint in the console, and no request but for addresses that begin as some of the page's own."""
+        complaints = [
+            one["message"] for one in self.browser.get_log("browser") if one["level"] in ("SEVERE", "WARNING")
+        ]
+        assert complaints == []
+        requests = self.run("return performance.getEntriesByType('resource').map((one) => one.name)")
+        assert [url for url in requests if not url.startswith(own)] == []
+
+
+@contextmanager
+def served(*databases: Path) -> Iterator[LiveServer]:
+    """A live server in a thread."""
+    server = LiveServer(databases)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    yield server
+    while server._server is None or not server._server.started:
+        time.sleep(0.01)
+    server._server.should_exit = True
+    thread.join(60)
+    assert not thread.is_alive()
