@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from autotile.cuda.compiler import CompileJob, compile_cubin
 from autotile.errors import InputError, SpecError, UnknownKernelError
 from autotile.kernel import sources
 from autotile.kernel.library import kernel_names, load_kernel
@@ -110,61 +109,6 @@ class TestFormsOfIncludes:
         template = scale_toml.with_suffix(".cu")
         template.write_text(lines + template.read_text())
         assert len(source_hash(scale_toml)) == 64
-
-    @pytest.mark.parametrize(
-        "lines",
-        [
-            '#define HEADER "x.h"\n#include HEADER',
-            "#define HEADER <x.h>\n#include HEADER",
-            "#define STR(x) #x\n#define NAME(x) STR(x)\n#include NAME(x.h)",
-            "#define JOIN(a, b) <a##b>\n#include JOIN(x., h)",
-            "#include STR",
-            '%:include "x.h"',
-            '%: include "x.h"',
-            '#/**/include "x.h"',
-            '#include/* " */"x.h"',
-            '#include /*\n*/ <x.h> // "y.h"',
-            '/* a comment */ #include "x.h"',
-            '/* two\n lines */ # /* more */ include /**/ "x.h"',
-            '#\\\ninclude "x.h"',
-            '#inc\\\nlude "x.h"',
-            '#include \\\n"x.h"',
-            "#include <x\\\n.h>",
-            '/\\\n* #include "none.h" *\\\n/ #include "x.h"',
-            '#include_next "x.h"',
-            "#include_next <x.h>",
-            '\f#\vinclude\t"x.h"',
-            '#include "by_macro.h"',
-            '#include "crlf.h"',
-            '#include "deep/inner.h"',
-            "#include <deep/inner.h>",
-            "#include <deep//x.h>",
-            '# include  "x.h"',
-            '#define NUMBER 1\'000\n#define QUOTE \'"\'\n#define URL "/*"\n#include "x.h" // */',
-            'inline constexpr char text[] = R"(/*)";\n#include "x.h"\nstatic_assert(sizeof(text) == 3 /* */);',
-            'inline constexpr char text[] = R"a(\\")"/*)a";\n#include "x.h"\nstatic_assert(sizeof(text) == 7 /* */);',
-        ],
-    )
-    def test_the_code_and_the_hash_change_together(self, scale_toml: Path, folder: Path, lines: str) -> None:
-        (folder / "by_macro.h").write_text('#define HEADER "deep/x.h"\n#include HEADER\n')
-        (folder / "crlf.h").write_bytes(b'#pragma once\r\n#inc\\\r\nlude "x.h"\r\n')
-        (folder / "deep").mkdir()
-        (folder / "deep" / "inner.h").write_text('#pragma once\n#include "outer.h"\n')
-        options = ("--std=c++17", '-DSTR="x.h"')
-        source = f'{lines}\nextern "C" __global__ void f(int* x) {{ x[0] = VALUE; }}\n'
-        template = scale_toml.with_suffix(".cu")
-        template.write_text(source)
-        found = set()
-        for value in (1, 2):
-            for name in ("x.h", "deep/x.h", "outer.h"):
-                (folder / name).write_text(f"#define VALUE {value}\n")
-            cubin = compile_cubin(CompileJob(source, "hash", str(template), "f", "sm_90", options)).cubin
-            found.add((source_hash(scale_toml), cubin))
-        assert len({key for key, _ in found}) == len({cubin for _, cubin in found}) == 2
-        before = source_hash(scale_toml)
-        for name in ("x.h", "deep/x.h", "outer.h"):
-            (folder / name).write_text("// a comment\n#define VALUE 2\n")
-        assert source_hash(scale_toml) == before
 
     def test_a_link_includes_what_is_beside_it(self, scale_toml: Path, folder: Path) -> None:
         for name in ("links", "deep"):

@@ -6,7 +6,6 @@ from child_python import python
 from scipy.integrate import quad
 from scipy.optimize import minimize
 from scipy.stats import norm
-from threadpoolctl import threadpool_info
 
 from autotile.core.model import Value
 from autotile.kernel.spec import Parameter
@@ -48,27 +47,18 @@ def test_observations_may_come_later(drawn, first: int, together: int) -> None:
     assert np.square(deviation) == pytest.approx(variance, abs=2e-2)
 
 
-def test_an_observation_without_a_target_lowers_the_doubt_and_leaves_the_mean(drawn) -> None:
+def test_an_observation_lowers_the_doubt_as_a_chosen_point_explains_and_without_a_target_leaves_the_mean(drawn) -> None:
     points, observed, targets = drawn
     process = GaussianProcess(PARAMETERS, points, observed[:20])
-    before, doubt = process.predict(targets[None, :20], np.ones(20, np.bool_))
-    process.observe(points[:1])
-    after, less = process.predict(np.append(targets[:20], 99.0)[None], np.arange(21) < 20)
-    assert after == pytest.approx(before, abs=1e-5)
-    assert less[0] < 0.3 * doubt[0]
-    assert (less <= doubt + 1e-4).all()
-
-
-def test_a_chosen_point_explains_what_its_observation_would(drawn) -> None:
-    points, observed, targets = drawn
-    process = GaussianProcess(PARAMETERS, points, observed[:20])
-    known = np.arange(21) < 20
-    _, before = process.predict(targets[None, :20], known[:20])
-    some = np.array([3, 7, 30, 41])
+    known, some = np.arange(21) < 20, np.array([3, 7, 30, 41])
+    before, doubt = process.predict(targets[None, :20], known[:20])
     explained = process.among(some)(1)
     process.observe(points[7:8])
-    _, after = process.predict(targets[None, :21], known)
-    assert np.square(after[some] / before[some]) == pytest.approx(1 - explained, abs=2e-3)
+    after, less = process.predict(np.append(targets[:20], 99.0)[None], known)
+    assert after == pytest.approx(before, abs=1e-5)
+    assert less[7] < 0.3 * doubt[7]
+    assert (less <= doubt + 1e-4).all()
+    assert np.square(less[some] / doubt[some]) == pytest.approx(1 - explained, abs=2e-3)
 
 
 def test_points_may_be_replaced(drawn) -> None:
@@ -92,27 +82,17 @@ threads = lambda: [library["num_threads"] for library in threadpool_info() if li
 assert "scipy" not in sys.modules
 with one_blas_thread():
     load_scipy()
+    with one_blas_thread():
+        pass
     print(threads())
 print(threads())
 """
 
 
 def test_the_blas_of_scipy_has_one_thread_too_if_it_is_loaded_later() -> None:
-    """And as many as before afterwards."""
+    """Also once it was entered within itself, and as many as before afterwards."""
     done = python("-c", LOADS_SCIPY, env={"OPENBLAS_NUM_THREADS": "2"}, check=True)
     assert done.stdout.split("\n") == ["[1, 1]", "[2, 2]", ""]
-
-
-def test_one_blas_thread_may_be_entered_within_itself() -> None:
-    def threads() -> list[int]:
-        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
-
-    before = threads()
-    with gp.one_blas_thread():
-        with gp.one_blas_thread():
-            pass
-        assert set(threads()) == {1}
-    assert threads() == before
 
 
 @pytest.mark.parametrize("standard", [-100.0, -6.0, -4.9, 0.0, 2.0])

@@ -1,4 +1,4 @@
-"""Headers in further folders count, however they are named: the key of results, the key of the cubin, and the code."""
+"""Headers count, however they are named and wherever: the key of results, the key of the cubin, and the code."""
 
 import os
 import time
@@ -44,19 +44,19 @@ class Own:
 
 @pytest.fixture
 def own(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Own:
-    """``x.h`` and others in a folder of which the search-space file, or the environment, has the path."""
+    """``x.h`` and others beside the kernel, or in a folder of which its file, or the environment, has the path."""
     (tmp_path / "own" / "kernels").mkdir(parents=True)
-    folder = tmp_path / "elsewhere" / "headers"
+    place = getattr(request, "param", "include")
+    folder = tmp_path / ("own/kernels" if place == "beside" else "elsewhere/headers")
     for name in ("deep/x.h", "x.h", "x_32.h"):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("#define VALUE 1\n")
     monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))
     toml = tmp_path / "own" / "kernels" / "k.toml"
-    if getattr(request, "param", "") != "AUTOTILE_INCLUDE":
-        return Own(toml, folder, f'include = ["{folder}"]')
-    monkeypatch.setenv("AUTOTILE_INCLUDE", str(folder))
-    return Own(toml, folder, "")
+    if place == "AUTOTILE_INCLUDE":
+        monkeypatch.setenv("AUTOTILE_INCLUDE", str(folder))
+    return Own(toml, folder, f'include = ["{folder}"]' if place == "include" else "")
 
 
 _TEXTS = [
@@ -86,6 +86,32 @@ _TEXTS = [
     '#include "guarded.h"',
     '#include "next.h"',
 ]
+_FORMS = [
+    '%:include "x.h"',
+    '%: include "x.h"',
+    '#/**/include "x.h"',
+    '#include/* " */"x.h"',
+    '#include /*\n*/ <x.h> // "y.h"',
+    '/* a comment */ #include "x.h"',
+    '/* two\n lines */ # /* more */ include /**/ "x.h"',
+    '#\\\ninclude "x.h"',
+    '#inc\\\nlude "x.h"',
+    '#include \\\n"x.h"',
+    "#include <x\\\n.h>",
+    '/\\\n* #include "none.h" *\\\n/ #include "x.h"',
+    '#include_next "x.h"',
+    "#include_next <x.h>",
+    '\f#\vinclude\t"x.h"',
+    '#include "by_macro.h"',
+    '#include "continued.h"',
+    '#include "deep/inner.h"',
+    "#include <deep/inner.h>",
+    "#include <deep//x.h>",
+    '# include  "x.h"',
+    '#define NUMBER 1\'000\n#define QUOTE \'"\'\n#define URL "/*"\n#include "x.h" // */',
+    'inline constexpr char text[] = R"(/*)";\n#include "x.h"\nstatic_assert(sizeof(text) == 3 /* */);',
+    'inline constexpr char text[] = R"a(\\")"/*)a";\n#include "x.h"\nstatic_assert(sizeof(text) == 7 /* */);',
+]
 
 
 NVCC = pytest.mark.skipif(not installed_nvcc(), reason="needs nvcc")
@@ -94,6 +120,7 @@ NVCC = pytest.mark.skipif(not installed_nvcc(), reason="needs nvcc")
 @pytest.mark.parametrize(
     ("own", "text", "build"),
     [
+        *product(["beside"], [*_FORMS, *_TEXTS[:2], _TEXTS[3], _TEXTS[5], "#include DEFINED"], [""]),
         *product(["include"], _TEXTS, [""]),
         *product(["AUTOTILE_INCLUDE"], [_TEXTS[0], _TEXTS[4], '#include "next.h"'], [""]),
         pytest.param("include", _TEXTS[0], 'compiler = "nvcc"', marks=NVCC),
@@ -111,11 +138,13 @@ def test_a_changed_header_is_compiled(own: Own, text: str, build: str) -> None:
         "continued.h": '#inc\\\r\nlude "x\\\r\n.h"\r\n',
         "guarded.h": '#if __has_include("x.h")\n#  define SEEN\n#endif\n#ifdef SEEN\n#include "x.h"\n#endif\n',
         "next.h": "#include_next <x.h>\n",
+        "deep/inner.h": '#pragma once\n#include "x_outer.h"\n',
+        "x_outer.h": "#define VALUE 1\n",
     }
     for name, content in headers.items():
         (own.folder / name).write_text(content)
     own.write(text, f"defines = {{ DEFINED = '<x.h>' }}\n{build}")
-    cache = CubinCache(own.folder.parent / "cubins", 1 << 30)
+    cache = CubinCache(own.toml.parents[1] / "cubins", 1 << 30)
     first = own.job()
     before = cache.get_or_compile(first)
     assert own.job().key == first.key
@@ -125,6 +154,10 @@ def test_a_changed_header_is_compiled(own: Own, text: str, build: str) -> None:
     assert own.kernel.source_hash == second.source_hash != first.source_hash
     assert second.key != first.key
     assert cache.get_or_compile(second).cubin_hash != before.cubin_hash
+    for header in own.folder.rglob("x*.h"):
+        header.write_text("// a comment\n#define VALUE 2\n")
+    is_beside = own.folder == own.toml.parent  # in further folders, comments count
+    assert (own.kernel.source_hash == second.source_hash) == is_beside
 
 
 @pytest.mark.parametrize(
