@@ -43,12 +43,6 @@ def misses() -> list[tuple[int, str, str, int]]:
 
 
 class TestLookUp:
-    def test_a_second_call_reads_nothing(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        store.put(4096, BEST)
-        kernel = store.ask(4096)
-        monkeypatch.setattr(serving, "load_kernel", lambda _: pytest.fail("read again"))
-        assert get_best_kernel(str(store.path), n=4096, device="h200") is kernel
-
     @pytest.mark.usefixtures("uncounted_devices")
     def test_the_only_device_is_the_same_named_or_not(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also in the first call of a process, which counts the devices."""
@@ -84,14 +78,21 @@ class TestLookUp:
         ]
         assert len(set(map(id, kernels))) == 5
 
-    def test_kernel_and_database_may_be_paths(self, store: Any) -> None:
+    def test_a_second_call_reads_nothing_and_kernel_and_database_may_be_paths(
+        self, store: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         store.put(4096, BEST)
         database = Path(read_settings().database)
-        kernel = get_best_kernel(store.path, n=4096, device="h200", database=database)
-        assert (kernel.tier, kernel.config) == ("exact", BEST)
-        assert get_best_kernel(store.path, n=4096, device="h200", database=database, strict=True) is kernel
+        kernels = [
+            get_best_kernel(str(store.path), n=4096, device="h200"),
+            get_best_kernel(store.path, n=4096, device="h200", database=database),
+        ]
+        assert [(kernel.tier, kernel.config) for kernel in kernels] == [("exact", BEST)] * 2
         with pytest.raises(NotTunedError, match="sizes: tuned n=4096, requested n=8192"):
             get_best_kernel(store.path, n=8192, device="h200", database=database, strict=True)
+        monkeypatch.setattr(serving, "load_kernel", lambda _: pytest.fail("read again"))
+        assert get_best_kernel(str(store.path), n=4096, device="h200") is kernels[0]
+        assert get_best_kernel(store.path, n=4096, device="h200", database=database, strict=True) is kernels[1]
 
     @pytest.mark.usefixtures("live_gpu")
     def test_threads_that_ask_together_are_served_the_same(self, store: Any) -> None:
@@ -175,26 +176,20 @@ class TestDatabases:
         assert served.tier == "default"
         assert f"Your own results could not be read: {tmp_path} is a folder" in served.explain()
 
-    @pytest.mark.parametrize(
-        "content", [b"", b"no database at all, but quite some text" * 100, b"SQLite format 3\0" + b"\xff" * 5000]
-    )
-    def test_no_database(self, store: Any, tmp_path: Path, content: bytes) -> None:
-        path = tmp_path / "bad.db"
-        path.write_bytes(content)
-        served = store.ask(4096, database=str(path))
-        assert served.tier == "default"
-        assert ("Your own results could not be read" in served.explain()) == bool(content)
-        assert path.read_bytes() == content
-
-    def test_damaged_behind_its_first_pages(self, store: Any) -> None:
+    def test_no_database_and_one_that_is_damaged_behind_its_first_pages(self, store: Any, tmp_path: Path) -> None:
         store.put(4096, BEST)
         path = Path(read_settings().database)
         with Database.open(path) as database:  # everything in the one file
             assert check_database(database).ok
-        data = bytearray(path.read_bytes())
-        data[4096:] = b"\xa5" * (len(data) - 4096)
-        path.write_bytes(data)
-        assert store.ask(4096).tier == "default"
+        data = path.read_bytes()
+        damaged = data[:4096] + b"\xa5" * (len(data) - 4096)
+        for number, content in enumerate((b"", b"no database " * 100, b"SQLite format 3\0" + b"\xff" * 5000, damaged)):
+            path = tmp_path / f"bad {number}.db"
+            path.write_bytes(content)
+            served = store.ask(4096, database=str(path))
+            assert served.tier == "default"
+            assert content == damaged or ("own results could not be read" in served.explain()) == bool(content)
+            assert path.read_bytes() == content
 
     @pytest.mark.usefixtures("live_gpu")
     def test_an_exact_result_is_read_without_the_others(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,20 +288,23 @@ class TestLaunches:
 
     def test_a_bound_launch_has_graphs_by_stream(self, launcher_of: Any, calls: Cuda) -> None:
         calls.devices = 1
-        launch = launcher_of().bind([array_at(0), Y], {})
+        x = array_at(0)
+        launch = launcher_of().bind([x, Y], {"factor": 4.0})
+        assert calls.launches == []
         for calls.stream in (7, 7, 7, 8, 8, 8, 7):
             launch()
         assert calls.launched == [(0, 7), (0, 7), (1, 7), (0, 8), (0, 8), (2, 8), (1, 7)]
+        assert [words[:4] for _, words in calls.launches[:3]] == [*[parameters(x, Y, 4.0)] * 2, [1]]
         calls.captured.add(7)
         launch()
         assert calls.launched[-1] == (0, 7)
 
-    def test_arrays_that_never_come_again_cost_no_graphs(self, state: StreamState, graphs: Any) -> None:
-        keep(state, range(10_000))
-        assert graphs.made == 0
-
-    def test_many_arrays_in_turn_make_few_graphs(self, state: StreamState, graphs: Any) -> None:
+    def test_arrays_that_never_come_again_cost_no_graphs_and_many_in_turn_make_few(
+        self, state: StreamState, graphs: Any
+    ) -> None:
         """If there are more than can be kept, those that were made stay for a long time."""
+        keep(state, range(100, 10_000))
+        assert graphs.made == 0
         keep(state, range(40), 50)
         assert graphs.made == len(state.graphs) == 32
 
@@ -365,17 +368,14 @@ class TestCalls:
         assert [words[:4] for _, words in calls.launches] == [parameters(x, z), [1]]
         assert (kernel.calls, calls.used) == (5, [0, 0])
 
-    def test_outputs_that_are_left_out_are_allocated(self, kernel: BoundKernel, calls: Cuda) -> None:
-        x = array_at(0)
-        first, second = kernel(x), kernel(x)
-        assert calls.new_arrays == 2
-        assert [words[:4] for _, words in calls.launches] == [parameters(x, first), parameters(x, second)]
-
-    def test_scalars_of_one_call(self, kernel: BoundKernel, calls: Cuda) -> None:
-        x, y = array_at(0), array_at(1)
-        for scalars in ({}, {"factor": -3.0}, {}, {"factor": 5}):
-            kernel(x, y, **scalars)
-        assert [words[:4] for _, words in calls.launches] == [parameters(x, y, each) for each in (2.0, -3.0, 2.0, 5.0)]
+    def test_outputs_that_are_left_out_are_allocated_and_scalars_are_those_of_one_call(
+        self, kernel: BoundKernel, calls: Cuda
+    ) -> None:
+        x, factors = array_at(0), (2.0, -3.0, 2.0, 5.0)
+        made = [kernel(x, **scalars) for scalars in ({}, {"factor": -3.0}, {}, {"factor": 5})]
+        assert calls.new_arrays == 4
+        expected = [parameters(x, y, factor) for y, factor in zip(made, factors, strict=True)]
+        assert [words[:4] for _, words in calls.launches] == expected
 
     @pytest.mark.parametrize(
         ("scalars", "said"),
@@ -401,14 +401,6 @@ class TestCalls:
         calls.current = 1
         assert not kernel.launch_at(7, (x.data.ptr, y.data.ptr), starts=True)
         assert (len(calls.launches), kernel.calls) == (4, 4)
-
-    def test_a_bound_launch(self, kernel: BoundKernel, calls: Cuda) -> None:
-        x, y = array_at(0), array_at(1)
-        launch = kernel.bind(x, y, factor=4.0)
-        assert calls.launches == []
-        for _ in range(3):
-            launch()
-        assert [words[:4] for _, words in calls.launches] == [parameters(x, y, 4.0), parameters(x, y, 4.0), [1]]
 
     @pytest.mark.parametrize(
         ("arrays", "said"),

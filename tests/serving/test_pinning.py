@@ -100,17 +100,14 @@ class TestFile:
             ('{"format": 1, "choices": [{}]}', "holds no pinned choices"),
             ('{"format": 1, "choices": [], "more": 1}', "holds no pinned choices"),
             ("[" * 100_000, "holds no pinned choices"),
+            (None, "cannot be written"),
         ],
     )
-    def test_what_is_no_such_file_is_refused(self, file: Path, text: str, said: str) -> None:
-        file.write_text(text)
+    def test_what_is_no_such_file_and_a_folder_that_is_not_there(self, file: Path, text: str | None, said: str) -> None:
+        if text is not None:
+            file.write_text(text)
         with pytest.raises(PinError, match=said):
-            autotile.pin(file)
-        assert default_dispatcher.pins.in_force() is None
-
-    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(PinError, match="cannot be written"):
-            autotile.pin(tmp_path / "none" / "choices.json")
+            autotile.pin(file.parent / "none" / file.name if text is None else file)
         assert default_dispatcher.pins.in_force() is None
 
     @pytest.mark.parametrize("named", [False, True])
@@ -177,6 +174,12 @@ class TestPinned:
         store.put(8192, BEST)
         default_dispatcher.refresher.poll()
         assert kernel.tier == "default"
+        anew()
+        kernel = ask(store, 8192)
+        with pytest.raises(PinError, match="no others are allowed"):
+            autotile.pin(file, strict=True)
+        assert default_dispatcher.pins.in_force() is None
+        assert kernel.choice.pinned == ""
         del kernel
         anew()
         autotile.pin(file, strict=True)
@@ -184,14 +187,6 @@ class TestPinned:
             with pytest.raises(PinError, match=r"no others are allowed; pin without strict, or delete .*choices.json"):
                 look_up()
         assert ask(store, 4096).choice.pinned == str(file)
-
-    def test_pinning_strictly_what_is_served_otherwise_is_refused(self, store: Any, file: Path) -> None:
-        anew()
-        kernel = ask(store, 8192)
-        with pytest.raises(PinError, match="no others are allowed"):
-            autotile.pin(file, strict=True)
-        assert default_dispatcher.pins.in_force() is None
-        assert kernel.choice.pinned == ""
 
     def test_another_version_of_the_kernel_is_refused(self, store: Any, file: Path) -> None:
         anew()
@@ -333,24 +328,19 @@ def synchronize(dispatchers: list[Dispatcher]) -> list[Exception | None]:
 
 
 class TestRanks:
-    def test_all_serve_what_the_first_does(self, store: Any, tmp_path: Path) -> None:
-        store.put(4096, BEST)
+    def test_all_serve_what_the_first_does_which_looks_for_results_of_others_before(
+        self, store: Any, tmp_path: Path
+    ) -> None:
         dispatchers = [Dispatcher(), *(Dispatcher(database=tmp_path / f"{i}.db") for i in range(2))]
         kernels = [one.get_best_kernel(store.path, n=4096, device="h200") for one in dispatchers]
-        assert [kernel.tier for kernel in kernels] == ["exact", "default", "default"]
+        store.put(4096, BEST)
+        assert [kernel.tier for kernel in kernels] == ["default"] * 3
         assert synchronize(dispatchers) == [None, None, None]
         assert [dict(kernel.config) for kernel in kernels] == [BEST] * 3
         store.put(4096, BETTER)
         for dispatcher in dispatchers:
             dispatcher.refresher.poll()
         assert [dict(kernel.config) for kernel in kernels] == [BEST] * 3
-
-    def test_the_first_looks_for_results_of_the_others_before(self, store: Any, tmp_path: Path) -> None:
-        dispatchers = [Dispatcher(), Dispatcher(database=tmp_path / "other.db")]
-        kernels = [one.get_best_kernel(store.path, n=4096, device="h200") for one in dispatchers]
-        store.put(4096, BEST)
-        assert synchronize(dispatchers) == [None, None]
-        assert [dict(kernel.config) for kernel in kernels] == [BEST] * 2
 
     def test_one_that_cannot_changes_none(self, store: Any, tmp_path: Path) -> None:
         store.put(4096, BEST)

@@ -85,24 +85,19 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 class TestKernels:
-    def test_a_kept_kernel_serves_new_winners(self, store: Any) -> None:
+    def test_a_kept_kernel_serves_new_winners_also_if_the_dispatcher_forgot_it(self, store: Any) -> None:
         kernel = store.ask(4096)
         assert (poll(), kernel.tier) == (0, "default")
-        store.put(4096, BEST)
-        assert (poll(), kernel.tier, kernel.config) == (1, "exact", BEST)
-        assert "tuned for exactly this problem" in kernel.explain()
-        assert get_best_kernel(str(store.path), n=4096, device="h200") is kernel
-        store.put(4096, BETTER)
-        assert (poll(), kernel.config, kernel.geometry.threads) == (1, BETTER, 64)
-        assert poll() == 0
-
-    def test_also_if_the_dispatcher_forgot_it_and_if_the_result_is_the_nearest(self, store: Any) -> None:
-        kernel = store.ask(4096)
-        default_dispatcher.clear()
         store.put(8192, BETTER)
         assert (poll(), kernel.tier, kernel.config) == (1, "nearest", BETTER)
         store.put(4096, BEST)
         assert (poll(), kernel.tier, kernel.config) == (1, "exact", BEST)
+        assert "tuned for exactly this problem" in kernel.explain()
+        assert get_best_kernel(str(store.path), n=4096, device="h200") is kernel
+        default_dispatcher.clear()
+        store.put(4096, BETTER)
+        assert (poll(), kernel.config, kernel.geometry.threads) == (1, BETTER, 64)
+        assert poll() == 0
 
     def test_a_search_that_still_runs_changes_nothing(self, store: Any) -> None:
         kernel = store.ask(4096)
@@ -522,20 +517,18 @@ class TestWhenCountsAreWritten:
             assert counted() == {8192: written}
 
     @pytest.mark.usefixtures("slow_writes")
-    def test_first_calls_are_written_at_any_time(self, store: Any) -> None:
-        for n in (8192, 500, 700):
-            call(store.ask(n, device=None), 3)
-        assert counted() == {8192: 1, 500: 1, 700: 1}
-
-    @pytest.mark.usefixtures("slow_writes")
-    def test_a_write_includes_the_other_kernels(self, store: Any, clock: Any) -> None:
+    def test_first_calls_are_written_at_any_time_and_a_write_includes_the_other_kernels(
+        self, store: Any, clock: Any
+    ) -> None:
         """Otherwise, of several kernels that are called alternately, always the same one would be written."""
-        kernels = [store.ask(n, device=None) for n in (8192, 500)]
-        for kernel in kernels:
-            call(kernel, 100)
-        clock.now_s += 200.0
+        kernels = [store.ask(n, device=None) for n in (8192, 500, 700)]
+        for calls in (3, 97):
+            for kernel in kernels:
+                call(kernel, calls)
+            assert counted() == {8192: 1, 500: 1, 700: 1}
+        clock.now_s += 300.0
         call(kernels[0], 28)
-        assert counted() == {8192: 128, 500: 100}
+        assert counted() == {8192: 128, 500: 100, 700: 100}
 
     def test_bound_launches_are_counted(self, store: Any) -> None:
         kernel = store.ask(8192, device=None)
