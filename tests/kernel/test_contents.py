@@ -41,7 +41,7 @@ def values_of(spec: KernelSpec, *, check: bool = False, seed: int = 0) -> np.nda
     return InputMaker(spec, sizes, "float32", seed=seed, check=check).stored("x")
 
 
-def test_uniform_and_normal_take_their_parameters() -> None:
+def test_generators_take_their_parameters_which_may_depend_on_sizes() -> None:
     uniform = values_of(spec_of('init = "uniform(-2, 5)"'))
     assert uniform.dtype == np.float32
     assert -2 <= uniform.min() < -1.9
@@ -49,21 +49,14 @@ def test_uniform_and_normal_take_their_parameters() -> None:
     normal = values_of(spec_of('init = "normal(10, 0.5)"'))
     assert normal.mean() == pytest.approx(10, abs=0.1)
     assert normal.std() == pytest.approx(0.5, rel=0.1)
-
-
-def test_integers_exclude_the_upper_bound_and_may_depend_on_sizes() -> None:
-    values = values_of(spec_of('init = "integers(-3, K)"', dtype="int16"))
-    assert set(np.unique(values)) == set(range(-3, 16))
-    ragged = values_of(spec_of('init = "integers(-3, K)"', dtype="int16"), check=True)
-    assert ragged.shape == (100,)
-    assert set(np.unique(ragged)) == set(range(-3, 7))
-
-
-def test_a_permutation_has_every_index_once() -> None:
-    values = values_of(spec_of('init = "permutation(N)"', dtype="int32"))
-    assert not np.array_equal(values, np.arange(4096))
-    np.testing.assert_array_equal(np.sort(values), np.arange(4096))
-    np.testing.assert_array_equal(np.sort(values_of(spec_of('init = "permutation()"', dtype="int32"))), np.arange(4096))
+    integers = spec_of('init = "integers(-3, K)"', dtype="int16")
+    for check, upper, count in ((False, 16, 4096), (True, 7, 100)):
+        values = values_of(integers, check=check)
+        assert (values.shape, set(np.unique(values))) == ((count,), set(range(-3, upper)))
+    for text in ("permutation(N)", "permutation()"):
+        values = values_of(spec_of(f'init = "{text}"', dtype="int32"))
+        assert not np.array_equal(values, np.arange(4096))
+        np.testing.assert_array_equal(np.sort(values), np.arange(4096))
 
 
 @pytest.mark.parametrize(
@@ -309,7 +302,6 @@ def write_document(folder: Path, **changes: Any) -> None:
         ({"kernel": "other"}, "is not 'other'"),
         ({"arrays": {"z": "z.npy"}}, "has no argument 'z'"),
         ({"arrays": {"x": "../x.npy"}}, "is not the document of a captured call"),
-        ({"arrays": {"x": "/etc/x.npy"}}, "is not the document of a captured call"),
         ({"sizes": {"N": "4"}}, "is not the document of a captured call"),
         ({"more": 1}, "is not the document of a captured call"),
     ],

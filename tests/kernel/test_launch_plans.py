@@ -1,6 +1,7 @@
 """Launches of one kernel and of several steps: plans, limits, hashes, and arrays that depend on parameters."""
 
 import ctypes
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,6 +89,11 @@ def test_launches_come_in_order_with_their_own_arguments_and_swapped_memory_stay
     assert [launch.arguments[:2] for launch in launches[1:4]] == [("a", "b"), ("b", "a"), ("a", "b")]
     assert launches[4].arguments == ("b", "y", "block")  # what the third sweep wrote
     assert plan(spec_of(), ROUNDS=1).launches[-1].arguments[0] == "b"
+    assert [launch.step for launch in plan(spec_of(), ROUNDS=0).launches] == [0]  # conditions leave launches out
+    assert plan(spec_of()).main.step == 0  # the one with the most threads
+    assert sorted(plan(spec_of()).steps) == [0, 1, 2]
+    assert plan(spec_of()) == plan(spec_of())
+    assert plan(spec_of()) != plan(spec_of(), BLOCK=128)
 
 
 def test_a_step_is_declared_to_be_the_main_one() -> None:
@@ -100,14 +106,6 @@ def test_a_step_is_declared_to_be_the_main_one() -> None:
     assert space_hash(spec) == space_hash(spec_of())
     with pytest.raises(SpecError, match="several steps have main = true"):
         spec_of(STEPS.replace("block =", "main = true\nblock ="))
-
-
-def test_conditions_leave_launches_out_and_the_main_one_has_the_most_threads() -> None:
-    assert [launch.step for launch in plan(spec_of(), ROUNDS=0).launches] == [0]
-    assert plan(spec_of()).main.step == 0
-    assert sorted(plan(spec_of()).steps) == [0, 1, 2]
-    assert plan(spec_of()) == plan(spec_of())
-    assert plan(spec_of()) != plan(spec_of(), BLOCK=128)
 
 
 def test_nothing_and_too_many_launches() -> None:
@@ -206,6 +204,8 @@ def test_a_header_refuses_steps_and_references_what_depends_on_the_launch() -> N
         spec_of(tail=TAIL.replace('y = "x"', 'y = "x * block"'))
     with pytest.raises(InputError, match=r"scan has several steps, and a header launches one kernel only"):
         write_header(spec_of(), "float32", [], [], stem="scan")
+    with pytest.raises(InputError, match=r"depend on the parameters BLOCK, which a header cannot tell its caller"):
+        write_header(PARTIAL, "float32", [], [], stem="k")
 
 
 def test_block_grid_and_dynamic_shared_memory_which_the_device_may_shape() -> None:
@@ -279,7 +279,7 @@ def replace_driver(monkeypatch: pytest.MonkeyPatch, launch_kernel: Any) -> None:
     ("is_cooperative", "cluster", "expected"),
     [(True, None, [(2, (1,))]), (False, (2, 4, 1), [(4, (2, 4, 1))]), (True, (8, 1, 1), [(2, (1,)), (4, (8, 1, 1))])],
 )
-def test_the_driver_gets_the_attributes(
+def test_the_driver_gets_the_attributes_and_its_error_is_raised(
     monkeypatch: pytest.MonkeyPatch, is_cooperative: bool, cluster: Any, expected: list[Any]
 ) -> None:
     calls: list[Any] = []
@@ -295,15 +295,12 @@ def test_the_driver_gets_the_attributes(
 
     replace_driver(monkeypatch, launch_kernel)
     geometry = LaunchGeometry(grid=(8, 4, 1), block=(64, 2, 1), dynamic_smem_bytes=1024)
-    driver.attribute_launch(5, geometry, is_cooperative=is_cooperative, cluster=cluster)(7, 99, 0)
+    launch = partial(driver.attribute_launch, 5, geometry, is_cooperative=is_cooperative, cluster=cluster)
+    launch()(7, 99, 0)
     assert calls == [((8, 4, 1), (64, 2, 1), 1024, 7, expected), (5, 99, None)]
-
-
-def test_an_error_of_the_driver_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_driver(monkeypatch, lambda *_: 720)
-    launch = driver.attribute_launch(5, LaunchGeometry((1, 1, 1), (1, 1, 1), 0), is_cooperative=True, cluster=None)
     with pytest.raises(RuntimeError, match="720"):
-        launch(7, 99, 0)
+        launch()(7, 99, 0)
 
 
 TILED = parse_spec(TILED_SPACE, "several_steps.toml")
@@ -341,11 +338,6 @@ def test_work_needs_the_configuration_and_the_hash_covers_the_shapes() -> None:
     assert Workrate.of(TILED, problem, {"BLOCK": 128, "STEPS": 3}).flops == 6000
     changed = parse_spec(PARTIAL_SPACE.replace('ceil_div(N, BLOCK)"], access', '-(-N // BLOCK)"], access'), "k.toml")
     assert space_hash(changed) != space_hash(PARTIAL)
-
-
-def test_a_header_refuses_what_its_caller_cannot_know() -> None:
-    with pytest.raises(InputError, match=r"depend on the parameters BLOCK, which a header cannot tell its caller"):
-        write_header(PARTIAL, "float32", [], [], stem="k")
 
 
 def test_instances_are_made_once_for_each_shape_and_give_way() -> None:

@@ -16,7 +16,6 @@ from autotile.errors import SpecError
 from autotile.kernel.arguments import BufferArgument, ScalarArgument
 from autotile.kernel.expressions import ARRAY_FUNCTIONS, FUNCTIONS, Expression
 from autotile.kernel.parser import SECTIONS, derived_ragged, parse_spec
-from autotile.kernel.spec import KNOWN_OPTIONS
 
 TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpose_tma.toml"
 
@@ -91,9 +90,7 @@ def test_given_ragged_sizes_are_kept_and_the_others_derived() -> None:
     ("sizes", "ragged"),
     [
         ({"N": 2**27}, {"N": 100_003}),
-        ({"N": 65_536}, {"N": 10_007}),
         ({"N": 100}, {"N": 67}),
-        ({"M": 4096, "N": 4096}, {"M": 1009, "N": 613}),
         ({"M": 4096, "N": 4096, "K": 4096}, {"M": 389, "N": 277, "K": 149}),
         ({"B": 8, "M": 4096, "N": 4096, "K": 300}, {"B": 7, "M": 389, "N": 277, "K": 149}),
         ({"B": 1, "H": 2, "W": 3, "C": 4}, {"B": 1, "H": 1, "W": 3, "C": 3}),
@@ -124,11 +121,6 @@ def test_the_worked_example_of_the_documentation() -> None:
     assert all(f"`{name}(" in page for name in (*FUNCTIONS, *ARRAY_FUNCTIONS))
 
 
-@pytest.mark.parametrize("option", [one for one in KNOWN_OPTIONS if not one.endswith("=")])
-def test_allowed_options(option: str) -> None:
-    assert parse_spec(edited("--use_fast_math", option), "sgemm.toml").options == (option,)
-
-
 # --- errors: old text, new text, the key, and parts of the message
 
 KERNEL = [
@@ -136,7 +128,6 @@ KERNEL = [
     ('name = "sgemm"', "name = 3", "kernel.name", ["expected a string, got the number 3"]),
     ('name = "sgemm"\n', "", "kernel", ["'name' is missing"]),
     ('"sgemm.cu"', '"../sgemm.cu"', "kernel.template", ["bare file name that ends in .cu"]),
-    ('"sgemm.cu"', '"/etc/x.cu"', "kernel.template", ["without directories"]),
     ('"sgemm.cu"', '"a\\\\b.cu"', "kernel.template", ["without directories"]),
     ('"sgemm.cu"', '".."', "kernel.template", ["ends in .cu"]),
     ('entry = "sgemm"', 'entry = "a-b"', "kernel.entry", ["expected the C++ name of a __global__ function"]),
@@ -172,11 +163,9 @@ PARAMETERS = [
     ("TM = [4, 8]", f"TM = [{2**63}]", "parameters.TM", ["does not fit in 64 bits"]),
     ("TM = [4, 8]", f"TM = [{'9' * 4000}]", "parameters.TM", ["more than 30 digits"]),
     ("TM = [4, 8]", f"TM = {list(range(1001))}", "parameters.TM", ["1001 entries, at most 1000"]),
-    ('"column"]', '"-a"]', "parameters.LAYOUT", ["neither a C identifier, a C type nor a C number"]),
     ('"column"]', '"x;y"]', "parameters.LAYOUT", ["neither a C identifier, a C type nor a C number"]),
     ('"column"]', '""]', "parameters.LAYOUT", ["neither a C identifier, a C type nor a C number"]),
     ("TM = [4, 8]", "T-M = [4, 8]", "parameters.T-M", ["not a C identifier"]),
-    ("TM = [4, 8]", "4TM = [4, 8]", "parameters.4TM", ["not a C identifier"]),
     ("TM = [4, 8]", '"TÄ" = [4, 8]', "parameters.TÄ", ["not a C identifier"]),
     ("TM = [4, 8]", "__TM = [4, 8]", "parameters.__TM", ["reserved for the compiler"]),
     ("TM = [4, 8]", "lambda = [4, 8]", "parameters.lambda", ["keyword of Python or C++"]),
@@ -381,9 +370,7 @@ def without(section: str) -> str:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("[kernel", "not TOML"),
         ("[kernel]\nname = \n", "not TOML"),
-        ("[kernel]\nname = 'a'\nname = 'b'\n", "not TOML"),
         ("x = " + "[" * 5000 + "]" * 5000, "nested too deep"),
         ("x = " + "9" * 10_000, "not TOML"),
         (".".join("a" * 40_000) + " = 1", "a dotted key has more than 16 parts"),
