@@ -51,9 +51,7 @@ class TestKinds:
         (scalar,) = (s for s in parse_spec(SGEMM, "sgemm.toml").scalars if s.name == name)
         assert scalar.operand({"M": 7, "N": 8, "K": 9}, check=check) == value
 
-    def test_another_kind_needs_no_more_than_its_class_and_the_two_matches(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_another_kind_needs_no_more_than_its_class_and_the_two_matches(self, monkeypatch: Any) -> None:
         plain = parse_spec(SGEMM, "sgemm.toml")
         monkeypatch.setattr(arguments, "_KINDS", {**arguments._KINDS, "seed": SeedArgument})
         first, second = (

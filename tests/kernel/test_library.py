@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -44,9 +45,7 @@ class TestFinding:
         scale_toml.rename(scale_toml.with_name("sgemm_2d.toml"))
         assert load_kernel("sgemm_2d").name == "scale"
 
-    def test_a_template_in_the_sister_folder(
-        self, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_template_in_the_sister_folder(self, scale_toml: Path, tmp_path: Path, monkeypatch: Any) -> None:
         (tmp_path / "templates").mkdir()
         moved = scale_toml.with_suffix(".cu").rename(tmp_path / "templates" / "scale.cu")
         assert load_kernel(str(scale_toml)).template_path == moved

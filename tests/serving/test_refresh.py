@@ -395,9 +395,7 @@ class TestPause:
         assert pauses.times_s[:4] == expected
         assert len(polled) == polls
 
-    def test_after_a_choice_it_is_nine_times_what_that_took(
-        self, store: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_after_a_choice_it_is_nine_times_what_that_took(self, store: Any, clock: Any, monkeypatch: Any) -> None:
         store.ask(4096)
         paused, choose = list[float](), default_dispatcher.find
 
@@ -497,9 +495,7 @@ class TestWhenCountsAreWritten:
         assert flushed() == flushed() == {8192: 9, 500: 1}
 
     @pytest.mark.usefixtures("clock")
-    def test_the_first_call_and_each_doubling_without_an_sql_engine(
-        self, store: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_first_call_and_each_doubling_without_an_sql_engine(self, store: Any, monkeypatch: Any) -> None:
         """If writing takes no time; a killed process then loses less than half of its calls."""
         kernel = store.ask(8192, device=None)
         for calls in range(1, 18):

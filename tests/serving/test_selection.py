@@ -409,9 +409,7 @@ class TestUntuned:
 
         assert self.serve("gemm_mma", M=16, N=4096, K=4096, wrong=AllOthers()) == (default, None)
 
-    def test_of_a_large_space_a_sample_is_estimated_of_a_huge_one_nothing(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_of_a_large_space_a_sample_is_estimated_of_a_huge_one_nothing(self, monkeypatch: Any) -> None:
         whole = self.serve("gemm_mma", M=16, N=4096, K=4096)[1]
         monkeypatch.setattr(selection, "_MAX_ROWS", 200)
         sample = self.serve("gemm_mma", M=16, N=4096, K=4096)[1]
