@@ -221,14 +221,7 @@ def test_an_operand_may_have_the_name_of_a_function_and_a_size_may_be_a_real_num
     assert expression.evaluate({"x": np.ones(6), "N": 6.0}).shape == (6,)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "einsum('i,j->ij', x, x)",
-        "einsum('i,j->', x, x)",
-        "einsum('i,j,k->k', x, y, x)",
-    ],
-)
+@pytest.mark.parametrize("text", ["einsum('i,j->ij', x, x)", "einsum('i,j->', x, x)", "einsum('i,j,k->k', x, y, x)"])
 def test_an_einsum_of_too_many_products_is_refused_by_its_shapes(text: str) -> None:
     expression = parse_array_expression(text, ["x", "y"])
     small, large, huge = (ShapeOnly((extent,)) for extent in (64, 2**16, 2**23))

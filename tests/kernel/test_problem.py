@@ -16,13 +16,7 @@ from autotile.core.device import device_profile
 from autotile.core.model import Problem
 from autotile.errors import DeviceError, InputError, ProblemError, SpecError
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.problem import (
-    Workrate,
-    check_memory,
-    resolve_problem,
-    size_distance,
-    unsupported_reason,
-)
+from autotile.kernel.problem import Workrate, check_memory, resolve_problem, size_distance, unsupported_reason
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config
 from autotile.space.search_space import enumerate_space, feasible_space

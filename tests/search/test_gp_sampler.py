@@ -4,16 +4,7 @@ import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
-from rows import (
-    advance,
-    make_space,
-    study_of,
-    tile_space,
-    tile_time_us,
-    wide_ok,
-    wide_space,
-    wide_time_us,
-)
+from rows import advance, make_space, study_of, tile_space, tile_time_us, wide_ok, wide_space, wide_time_us
 
 from autotile.core.model import Config
 from autotile.search.gaussian_process import Floats, Rows
