@@ -95,11 +95,9 @@ class TestElementTypes:
         np.testing.assert_array_equal(dtype.encode(values), stored)
         assert (make_input(buffer, shape, name, seed=1) != stored).any()
 
-    def test_another_name_of_a_type_is_the_same_type(self) -> None:
+    def test_another_name_is_the_same_type_and_the_components_of_vectors_are_an_axis_in_references(self) -> None:
         one, other = (copy_spec(dtype=name).buffer("x").meaning() for name in ("float8_e4m3", "float8_e4m3fn"))
         assert one == other
-
-    def test_the_components_of_vectors_are_an_axis_in_references(self) -> None:
         text = copy_spec(dtype="float4").text
         parse_spec(text.replace('y = "x"', 'y = "shift(x, 1, 0)"'), "k.toml")
         refused(text, 'y = "x"', 'y = "sum(x, 1)"', "", "shape (4096,), but the buffer y has (4096, 4)")
@@ -184,7 +182,7 @@ class TestStructs:
         checks.append(f'static_assert(sizeof(P) == {layout.size_bytes}, "");')
         compiled(self.SOURCE.replace("CHECKS", "\n".join(checks)))
 
-    def test_values_and_addresses_are_packed(self) -> None:
+    def test_values_and_addresses_are_packed_and_the_members_are_part_of_the_hash(self) -> None:
         spec = copy_spec(
             'w = { workspace = "float32", shape = ["BLOCK"], pass = false }',
             'p = { struct = { n = { scalar = "int32", value = "N" }, x = { pointer = "x" }, w = { pointer = "w" } } }',
@@ -194,8 +192,6 @@ class TestStructs:
         packed = pack_arguments(spec, data_of(spec), addresses=addresses, scalars=scalars)
         assert len(packed) == 3
         assert packed[-1].tobytes() == np.array([4096, 0x1000, 0x3000], np.uint64).tobytes()
-
-    def test_the_members_are_part_of_the_hash(self) -> None:
         one, two = (f'p = {{ struct = {{ n = {{ scalar = "int32", value = {n} }} }} }}' for n in (1, 2))
         assert space_hash(copy_spec(one)) != space_hash(copy_spec(two))
 
@@ -418,9 +414,6 @@ def test_a_box_without_extent_is_no_map() -> None:
     (absent,) = LaunchData.of(spec, "float32", known_names(spec, found.config(0), SIZES, H200)).tensor_maps
     assert absent.is_absent
     parse_spec(text.replace("N = 276", "N = 277").replace("THREADS = 256\n", "THREADS = 512\n"), str(TRANSPOSE))
-
-
-def test_sizes_that_no_map_takes_leave_nothing() -> None:
     with pytest.raises(SpecError, match="the limit tensor_maps of NVIDIA H200 leaves none of the 84"):
         feasible_space(SPEC, {"M": 8, "N": 9}, H200)
 
@@ -452,14 +445,11 @@ class TestOfAWorkspace:
         said = check_config(spec, {**DEFAULT, "THREADS": 128}, SIZES, H200)
         assert "tensor_maps: the tensor map A_map of W has rows 508 bytes apart in the shape 1,000 x 127" in said
 
-    def test_its_rows_at_the_ragged_sizes(self) -> None:
+    def test_its_rows_at_the_ragged_sizes_and_where_no_map_and_no_struct_leads_to_it(self) -> None:
         with pytest.raises(SpecError, match="at the ragged sizes, rows of W are 260 bytes apart"):
             parse_spec(self.text("THREADS // 2 - 63"), str(TRANSPOSE))
-
-    def test_no_map_and_no_struct_leads_to_it(self) -> None:
-        text = OF_A_WORKSPACE.replace('tensor_map = "W"', 'tensor_map = "A"')
         with pytest.raises(SpecError, match="'W' is not passed, has no tensor map"):
-            parse_spec(text, str(TRANSPOSE))
+            parse_spec(OF_A_WORKSPACE.replace('tensor_map = "W"', 'tensor_map = "A"'), str(TRANSPOSE))
 
     def test_its_address_is_encoded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         spec = parse_spec(self.text("THREADS"), str(TRANSPOSE))

@@ -25,12 +25,6 @@ def parse_case(text: str) -> ArrayExpression:
     return parse_array_expression(text, [name for name in environment() if name != "FLAG"], KINDS, LOCATION)
 
 
-def test_what_an_expression_says_of_itself() -> None:
-    expression = parse(" alpha *\n(A @ B)")
-    assert expression.text == "alpha * (A @ B)"
-    assert expression.names == {"alpha", "A", "B"}
-
-
 def test_matmul_is_replaced_by_the_hook() -> None:
     calls = []
 
@@ -215,7 +209,9 @@ def test_an_array_larger_than_half_of_the_memory_is_refused(monkeypatch: pytest.
         parse_case("B + 1").evaluate(environment())
 
 
-def test_an_operand_may_have_the_name_of_a_function_and_a_size_may_be_a_real_number() -> None:
+def test_an_expression_has_a_text_and_names_also_of_functions_and_a_size_may_be_a_real_number() -> None:
+    expression = parse(" alpha *\n(A @ B)")
+    assert (expression.text, expression.names) == ("alpha * (A @ B)", {"alpha", "A", "B"})
     assert parse_array_expression("sum(sum)", ["sum"]).evaluate({"sum": np.ones(3)}) == 3.0
     expression = parse_array_expression("pad(x, (0, -N % 4))[:N]", ["x", "N"], KINDS)
     assert expression.evaluate({"x": np.ones(6), "N": 6.0}).shape == (6,)

@@ -72,9 +72,12 @@ class TestRefusals:
         with pytest.raises(UnknownKernelError, match=said):
             load_kernel(name)
 
-    def test_a_missing_template(self, scale_toml: Path) -> None:
+    def test_a_missing_template_and_a_malformed_file_are_named(self, scale_toml: Path) -> None:
         scale_toml.with_suffix(".cu").unlink()
         with pytest.raises(SpecError, match=r"\[kernel\.template\]: there is no template .*kernels/scale\.cu nor "):
+            load_kernel(str(scale_toml))
+        scale_toml.write_text("[kernel\n")
+        with pytest.raises(SpecError, match=r"scale\.toml"):
             load_kernel(str(scale_toml))
 
     @pytest.mark.parametrize("suffix", [".toml", ".cu"])
@@ -84,11 +87,6 @@ class TestRefusals:
         assert load_kernel(str(scale_toml)).source_hash == before
         file.write_bytes(b"\xff\xfe\x00")
         with pytest.raises(InputError, match="is not UTF-8 text"):
-            load_kernel(str(scale_toml))
-
-    def test_a_malformed_file_is_named(self, scale_toml: Path) -> None:
-        scale_toml.write_text("[kernel\n")
-        with pytest.raises(SpecError, match=r"scale\.toml"):
             load_kernel(str(scale_toml))
 
 

@@ -41,6 +41,9 @@ def test_every_section_is_read() -> None:
     assert spec.summary == "C = alpha A B + beta C"
     assert spec.options == ("--use_fast_math",)
     assert spec.sizes == {"M": 4096, "N": 4096, "K": 4096}
+    assert spec.ragged == {"M": 389, "N": 277, "K": 149}
+    given = parse_spec(edited("{ M = 389 }", "{ K = 96 }"), "sgemm.toml").ragged  # the others are derived
+    assert given == {"M": 389, "N": 277, "K": 96}
     assert spec.dtypes == ("float32", "float64")
     assert [parameter.name for parameter in spec.parameters] == ["BM", "BN", "TM", "STAGED", "LAYOUT"]
     assert spec.parameters[3].values == (False, True)
@@ -53,21 +56,18 @@ def test_every_section_is_read() -> None:
     assert spec.steps[0].launch.static_smem_bytes.evaluate({}) == 1024
     assert (spec.min_occupancy, spec.max_spill_bytes) == (0.05, 0)
     assert [argument.name for argument in spec.arguments] == ["A", "B", "C", "M", "alpha"]
+    a, b, c, m, alpha = spec.arguments
+    assert [type(each) for each in (a, b, c, m, alpha)] == [BufferArgument] * 3 + [ScalarArgument] * 2
+    assert (str(a.dtype), a.access, a.init, b.init) == ("dtype", "in", "normal", "uniform")
+    assert [axis.text for axis in c.shape] == ["M", "N"]
+    assert isinstance(m.value, Expression)
+    assert (alpha.dtype, alpha.value, alpha.check_value) == ("float32", 1.0, 0.75)
     assert spec.reference.outputs["C"].names == {"A", "B", "C", "alpha"}
     assert spec.reference.reduction.evaluate(spec.sizes) == 4096
     assert spec.reference.tolerance == 1e-5
     assert spec.work.flops is not None
     assert spec.work.flops.evaluate(spec.sizes) == 2 * 4096**3
     assert (spec.source, spec.text) == ("sgemm.toml", SGEMM)
-
-
-def test_arguments_keep_their_order_and_defaults() -> None:
-    a, b, c, m, alpha = parse_spec(SGEMM, "sgemm.toml").arguments
-    assert [type(each) for each in (a, b, c, m, alpha)] == [BufferArgument] * 3 + [ScalarArgument] * 2
-    assert (str(a.dtype), a.access, a.init, b.init) == ("dtype", "in", "normal", "uniform")
-    assert [axis.text for axis in c.shape] == ["M", "N"]
-    assert isinstance(m.value, Expression)
-    assert (alpha.dtype, alpha.value, alpha.check_value) == ("float32", 1.0, 0.75)
 
 
 def test_what_may_be_left_out() -> None:
@@ -79,11 +79,6 @@ def test_what_may_be_left_out() -> None:
     assert spec.reference.reduction.evaluate({}) == 1
     assert (spec.reference.tolerance, spec.work.flops, spec.work.bytes) == (None, None, None)
     refused(spec.text, 'y = "x"', 'y = "x + y"', "reference.outputs.y", "unknown name 'y'")  # it holds nothing to read
-
-
-def test_given_ragged_sizes_are_kept_and_the_others_derived() -> None:
-    assert parse_spec(SGEMM, "sgemm.toml").ragged == {"M": 389, "N": 277, "K": 149}
-    assert parse_spec(edited("{ M = 389 }", "{ K = 96 }"), "sgemm.toml").ragged == {"M": 389, "N": 277, "K": 96}
 
 
 @pytest.mark.parametrize(
@@ -399,7 +394,7 @@ def test_what_is_no_such_file(text: str, part: str) -> None:
 def test_a_file_whose_lines_look_like_long_keys_takes_little_memory() -> None:
     """Each line of a text was stored with the line before it that looked like the name of a section."""
     long = "k" * 100_000
-    inside = "".join(f"a{number}=\n" for number in range(2_000))
+    inside = "".join(f"a{number}=\n" for number in range(500))
     broad = ", ".join(f"b{number} = {{}}" for number in range(2_000))
     nested = "x = " + "".join(f"{{ {'c' * 100} = " for _ in range(150)) + f"{{ {broad} }}" + " }" * 150
     for text in (f'x = """\n[{long}\n{inside}"""', nested):

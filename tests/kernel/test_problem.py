@@ -73,13 +73,11 @@ class TestFlags:
 
     MNK = {"M": 33, "N": 17, "K": 70}  # noqa: RUF012
 
-    def test_they_stand_behind_the_sizes(self) -> None:
+    def test_they_stand_behind_the_sizes_and_like_sizes_of_one_may_be_left_out(self) -> None:
         assert list(FLAGGED.sizes) == ["M", "N", "K", "BATCH", "TRANS_A", "TRANS_B", "OUT_FP32"]
         assert FLAGGED.flags == ("TRANS_A", "TRANS_B", "OUT_FP32")
         ragged = {"M": 45, "N": 37, "K": 67, "BATCH": 3, "TRANS_A": 1, "TRANS_B": 0, "OUT_FP32": 0}
         assert FLAGGED.ragged_sizes({**FLAGGED.sizes, "TRANS_A": 1}) == ragged
-
-    def test_they_and_sizes_of_one_may_be_left_out(self) -> None:
         problem = resolve_problem(FLAGGED, self.MNK)
         assert problem.sizes == {**self.MNK, "BATCH": 1, "TRANS_A": 0, "TRANS_B": 0, "OUT_FP32": 0}
         turned = resolve_problem(FLAGGED, {**self.MNK, "TRANS_B": True}).sizes["TRANS_B"]
@@ -198,16 +196,14 @@ class TestCapabilities:
             with pytest.raises(DeviceError, match="compute capability"):
                 enumerate_space(spec, spec.sizes, device_profile(device))
 
-    def test_what_the_file_uses_is_needed_though_it_says_nothing(self) -> None:
-        spec = parse_spec(CLUSTER_SPACE.replace('architecture = "sm_90a"', ""), "swap.toml")
-        assert "swap needs compute capability 9.0 for its clusters" in unsupported_reason(spec, device_profile("a100"))
+    def test_clusters_need_theirs_unless_the_minimum_is_lower_and_they_are_of_one_block(self) -> None:
+        line, a100 = 'architecture = "sm_90a"', device_profile("a100")
+        spec = parse_spec(CLUSTER_SPACE.replace(line, ""), "swap.toml")
+        assert "swap needs compute capability 9.0 for its clusters" in unsupported_reason(spec, a100)
         assert unsupported_reason(spec, device_profile("b200")) == ""
-
-    def test_with_a_lower_minimum_older_devices_run_clusters_of_one_block(self) -> None:
-        text = CLUSTER_SPACE.replace('architecture = "sm_90a"', 'minimum_compute_capability = "8.0"')
-        spec = parse_spec(text, "swap.toml")
-        assert unsupported_reason(spec, device_profile("a100")) == ""
-        assert "NVIDIA A100" in check_config(spec, spec.default, spec.sizes, device_profile("a100"))
+        spec = parse_spec(CLUSTER_SPACE.replace(line, 'minimum_compute_capability = "8.0"'), "swap.toml")
+        assert unsupported_reason(spec, a100) == ""
+        assert "NVIDIA A100" in check_config(spec, spec.default, spec.sizes, a100)
 
     @pytest.mark.parametrize(
         ("text", "said"),

@@ -115,17 +115,6 @@ def rows_of(search: Search, trials: int) -> list[int]:
     return [int(SPACE.row_of(trial.config) or 0) for trial in advance(search, trials, trial_of)]
 
 
-def test_a_source_that_misleads_is_dropped_and_named() -> None:
-    search = search_with(source_of(contrary))
-    assert search.learnt_from == ("another",)
-    advance(search, 4, trial_of)
-    assert search.learnt_from == ()
-    (misleading,) = search.misleading_sources
-    assert misleading.correlation < -0.5
-    assert str(misleading).startswith("another (rank correlation -")
-    assert misleading.to_json()["trials"] == 4
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_a_source_that_misleads_costs_the_proposals_that_followed_it_only(seed: int) -> None:
     """The others are those of a search without it, in the same order."""
@@ -139,7 +128,15 @@ def test_a_search_with_a_right_source_holds_the_one_without() -> None:
     assert all(row in rows for row in alone)
 
 
-def test_a_right_source_is_kept_beside_one_that_misleads() -> None:
+def test_a_source_that_misleads_is_dropped_and_named_and_a_right_one_beside_it_is_kept() -> None:
+    search = search_with(source_of(contrary))
+    assert search.learnt_from == ("another",)
+    advance(search, 4, trial_of)
+    assert search.learnt_from == ()
+    (misleading,) = search.misleading_sources
+    assert misleading.correlation < -0.5
+    assert str(misleading).startswith("another (rank correlation -")
+    assert misleading.to_json()["trials"] == 4
     search = search_with(replace(source_of(contrary), name="wrong"), replace(source_of(), name="right"))
     advance(search, 25, trial_of)
     assert search.learnt_from == ("right",)
@@ -195,11 +192,8 @@ def test_a_wrong_estimate_costs_little() -> None:
     assert np.mean(wrong) > np.mean(none) - 0.02
 
 
-def test_an_estimate_that_says_nothing_changes_nothing() -> None:
+def test_an_estimate_that_says_nothing_changes_nothing_and_other_studies_take_the_place_of_one() -> None:
     assert times_by(lambda space: None, 3, 15) == times_by(None, 3, 15)
-
-
-def test_other_studies_take_its_place() -> None:
     sources = [source_of(tile_time_us, space=TILES)]
     plain, both = (advance(estimating(of, 1, sources=sources), 15, tile_ok) for of in (None, reverse))
     assert plain == both
