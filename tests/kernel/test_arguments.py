@@ -205,7 +205,7 @@ class TestTextures:
     def spec_of(image: str, texture: str) -> KernelSpec:
         return copy_spec(image, texture, sizes="N = 4096 }\nragged = { N = 96")
 
-    def test_a_texture_is_passed_instead_of_its_buffer(self) -> None:
+    def test_a_texture_is_passed_instead_of_its_buffer_and_cannot_have_any_address_and_rows(self) -> None:
         spec = self.spec_of(*self.BOTH)
         assert spec.steps[0].arguments == ("x", "y", "t")
         (texture,) = data_of(spec).textures
@@ -213,6 +213,10 @@ class TestTextures:
         assert (texture.filter, texture.address, texture.is_normalized) == ("linear", "wrap", True)
         image, other = self.BOTH
         assert space_hash(spec) != space_hash(self.spec_of(image, other.replace("wrap", "mirror")))
+        with pytest.raises(ArgumentError, match="16 bytes past a multiple of 512"):
+            texture_object(texture, 0x1000 + 16)
+        with pytest.raises(ArgumentError, match="rows of image are 12 bytes apart"):
+            texture_object(texture._replace(shape=(4, 3)), 0x1000)
 
     @pytest.mark.parametrize(
         ("old", "new", "said"),
@@ -236,13 +240,6 @@ class TestTextures:
         with pytest.raises(SpecError, match=said):
             self.spec_of(*(part.replace(old, new) for part in self.BOTH))
 
-    def test_addresses_and_rows_that_a_texture_cannot_have(self) -> None:
-        (texture,) = data_of(self.spec_of(*self.BOTH)).textures
-        with pytest.raises(ArgumentError, match="16 bytes past a multiple of 512"):
-            texture_object(texture, 0x1000 + 16)
-        with pytest.raises(ArgumentError, match="rows of image are 12 bytes apart"):
-            texture_object(texture._replace(shape=(4, 3)), 0x1000)
-
     def test_texture_references_have_a_cure(self) -> None:
         with pytest.raises(CompileError, match="texture references were removed in CUDA 12"):
             compiled("texture<float, 2> tex; __global__ void k(float* y) { y[0] = tex2D(tex, 0, 0); }")
@@ -251,15 +248,12 @@ class TestTextures:
 class TestConstantMemory:
     FILTER = 'f = { buffer = "float32", shape = [9], access = "in", constant = "d_filter" }'
 
-    def test_a_constant_is_given_but_not_passed(self) -> None:
+    def test_a_constant_is_given_but_not_passed_and_the_template_must_have_the_variable(self) -> None:
         spec = copy_spec(self.FILTER)
         buffer = spec.buffer("f")
         assert (buffer.is_passed, buffer.is_given, buffer.constant) == (False, True, "d_filter")
         assert spec.steps[0].arguments == ("x", "y")
         assert space_hash(spec) != space_hash(copy_spec(self.FILTER.replace("d_filter", "e_filter")))
-
-    def test_the_template_must_have_the_variable(self) -> None:
-        spec = copy_spec(self.FILTER)
         check_source(spec, "__constant__ float d_filter[9];")
         check_source(copy_spec(self.FILTER.replace("d_f", "ns::d_f")), "namespace ns { int d_filter[1]; }")
         with pytest.raises(InputError, match="the template has no variable d_filter; declare it"):

@@ -141,12 +141,17 @@ def test_values_that_do_not_fit(content: str, dtype: str, problem: str) -> None:
         values_of(spec_of(content, dtype=dtype))
 
 
-def test_the_content_is_part_of_the_hash() -> None:
+def test_the_content_is_part_of_the_hash_also_that_of_an_output() -> None:
     one, two, spaced = (
         space_hash(spec_of(f'init = "{text}"')) for text in ("integers(0,3)", "integers(0,4)", "integers( 0, 3 )")
     )
     assert one != two
     assert one == spaced
+    text = spec_of('init = "normal"').text.replace('access = "out"', 'access = "out", init = "zeros", restore = true')
+    spec = parse_spec(text, "k.toml")
+    assert spec.buffer("y").is_initialized
+    assert not spec.buffer("y").is_read
+    assert space_hash(spec) != space_hash(spec_of('init = "normal"'))
 
 
 # --- files
@@ -202,14 +207,6 @@ def test_files_that_cannot_be_used(tmp_path: Path, write: object, problem: str) 
     write(tmp_path / "x.npy")  # type: ignore[operator]
     with pytest.raises(InputError, match=problem):
         values_of(spec_of('file = "x.npy"', folder=str(tmp_path)))
-
-
-def test_an_output_may_have_a_content() -> None:
-    text = spec_of('init = "normal"').text.replace('access = "out"', 'access = "out", init = "zeros", restore = true')
-    spec = parse_spec(text, "k.toml")
-    assert spec.buffer("y").is_initialized
-    assert not spec.buffer("y").is_read
-    assert space_hash(spec) != space_hash(spec_of('init = "normal"'))
 
 
 def test_the_sparse_matrix_of_the_documentation() -> None:

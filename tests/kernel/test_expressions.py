@@ -440,8 +440,5 @@ def test_columns_count_characters_and_a_long_expression_is_not_repeated() -> Non
     assert error.expression == ""
     assert error.column == 401
     assert len(str(error)) < 300
-
-
-def test_device_properties_only_where_they_are_known() -> None:
     with pytest.raises(SpecError, match=r"'device.sm_count' is not accepted here \(known: N\)"):
         parse_expression("N * device.sm_count", {"N": "number"})

@@ -186,13 +186,10 @@ def test_errors_name_the_step_and_its_line(old: str, new: str, key: str, said: s
     assert near.startswith("block =" if key == "arguments.block" else new.partition(" ")[0] or "[[steps]]")
 
 
-def test_a_file_has_steps_or_a_launch() -> None:
+def test_a_file_has_steps_or_a_launch_and_step_is_no_name_of_one_with_steps() -> None:
     for head in (HEAD + "launch = { block = [1], grid = [1] }\n", HEAD.replace('"scan.cu"', '"scan.cu", entry = "f"')):
         with pytest.raises(SpecError, match=r"the file has \[\[steps\]\], of which each has its own"):
             spec_of(head=head)
-
-
-def test_step_is_no_name_of_a_file_with_steps() -> None:
     with pytest.raises(SpecError, match=r"'step' is the number of a launch"):
         spec_of(head=HEAD.replace("{ BLOCK", "{ step = [1], BLOCK").replace("[1], BLOCK = 64", "1, BLOCK = 64"))
     named = parse_spec(copy_spec().text.replace("BLOCK", "step"), "k.toml")
@@ -259,14 +256,10 @@ def test_more_cooperative_blocks_than_are_resident_are_refused() -> None:
         assert (reason == "") == fits
         if not fits:
             assert f"a cooperative launch of {blocks:,} blocks, of which {H200.name} holds {resident:,}" in reason
-
-
-@pytest.mark.parametrize(("registers", "fits"), [(32, True), (128, False)])
-def test_the_compiled_registers_count(registers: int, fits: bool) -> None:
-    spec = launched("cooperative = true", blocks=str(H200.sm_count * 32))
-    (step,) = compiled_steps(spec, plan(spec), {"k": Resources(registers, 0, 0, 0, 0)}, H200)
-    assert (step.fault == "") == fits
-    assert fits or "a cooperative launch" in step.fault
+    spec = launched("cooperative = true", blocks=str(resident))
+    for registers, fault in ((32, False), (128, True)):  # those of the compiled kernel count
+        (step,) = compiled_steps(spec, plan(spec), {"k": Resources(registers, 0, 0, 0, 0)}, H200)
+        assert ("a cooperative launch" in step.fault) == bool(step.fault) == fault
 
 
 def replace_driver(monkeypatch: pytest.MonkeyPatch, launch_kernel: Any) -> None:
@@ -322,13 +315,9 @@ def test_limits_count_the_arrays_of_each_configuration() -> None:
     check_memory(large, Problem("several_steps", sizes, "float32"), H200)
     space = feasible_space(large, sizes, H200)
     assert {space.config(row)["STEPS"] for row in range(len(space))} == {1, 2}
-
-
-def test_an_array_that_would_be_empty_is_a_limit() -> None:
     text = TILED_SPACE.replace('["STEPS", "N"]', '["3 - STEPS", "N"]')
     text = text.replace('rows = ["s', 'rows = ["s = arange(STEPS); zeros(3 - STEPS, N)"] }\n#')
-    empty = parse_spec(text, "k.toml")
-    said = check_config(empty, {"BLOCK": 128, "STEPS": 3}, {"N": 100}, H200)
+    said = check_config(parse_spec(text, "k.toml"), {"BLOCK": 128, "STEPS": 3}, {"N": 100}, H200)
     assert said == "memory: the array rows would have the shape 0 x 100"
 
 

@@ -90,6 +90,8 @@ class TestFile:
             (4096, "exact", "NVIDIA H200"),
             (8192, "nearest", "NVIDIA H200"),
         }
+        text = write_choices(choices)  # equal choices make equal files
+        assert write_choices(reversed(choices)) == text == write_choices(parse_choices(text, "it")) == file.read_text()
 
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -122,13 +124,6 @@ class TestFile:
             with pytest.raises(PinError, match="there is no file" if named else "AUTOTILE_PIN names no file"):
                 dispatcher.get_best_kernel(store.path, n=4096, device="h200")
         assert not file.exists()
-
-    def test_equal_choices_make_equal_files(self, store: Any) -> None:
-        for n in (8192, 4096, 2048):
-            ask(store, n)
-        choices = default_dispatcher.pins.served_choices()
-        text = write_choices(choices)
-        assert write_choices(reversed(choices)) == text == write_choices(parse_choices(text, "it"))
 
     def test_where_nothing_was_served_no_file_is_left_and_one_that_appears_meanwhile_is(self, file: Path) -> None:
         pin = Pin(str(file), [], path=file)
@@ -197,26 +192,19 @@ class TestPinned:
         with pytest.raises(PinError, match=said):
             ask(store, 4096)
 
-    @pytest.mark.parametrize(
-        ("config", "said"),
-        [({"THREADS": 999, "WORK": 1}, "THREADS"), ({"THREADS": 64}, "WORK"), ({"THREADS": 256, "WORK": "4"}, "WORK")],
-    )
-    def test_a_bad_configuration_is_refused(self, store: Any, file: Path, config: Any, said: str) -> None:
-        repin(file, config=config)
-        with pytest.raises(PinError, match=said):
-            ask(store, 4096)
-
-    def test_a_problem_that_is_named_twice_is_refused(self, file: Path) -> None:
+    def test_a_bad_configuration_and_a_problem_that_is_named_twice_are_refused(self, store: Any, file: Path) -> None:
+        for config, said in (
+            ({"THREADS": 999, "WORK": 1}, "THREADS"),
+            ({"THREADS": 64}, "WORK"),
+            ({"THREADS": 256, "WORK": "4"}, "WORK"),
+        ):
+            repin(file, config=config)
+            with pytest.raises(PinError, match=said):
+                ask(store, 4096)
         document = json.loads(file.read_text())
         document["choices"] *= 2
         with pytest.raises(PinError, match="names a problem twice"):
             parse_choices(json.dumps(document), "it")
-
-    def test_results_are_judged_whatever_is_pinned(self, store: Any) -> None:
-        store.put(4096, BEST)
-        request = (store.path, None, "h200", read_settings().database, {"n": 4096})
-        assert (find_best_kernel(*request).tier, find_best_result(*request).tier) == ("default", "exact")
-        assert find_best_kernel(*request).tier == "default"
 
     def test_what_is_set_aside_within_itself_stays_so_until_the_end_and_dispatchers_pin_for_themselves(
         self, store: Any
@@ -228,6 +216,9 @@ class TestPinned:
             assert pins.in_force() is None
         assert pins.in_force() is not None
         store.put(4096, BEST)
+        request = (store.path, None, "h200", read_settings().database, {"n": 4096})
+        assert (find_best_kernel(*request).tier, find_best_result(*request).tier) == ("default", "exact")
+        assert find_best_kernel(*request).tier == "default"  # results are judged whatever is pinned
         assert Dispatcher().get_best_kernel(store.path, n=4096, device="h200").config == BEST
 
 
