@@ -19,8 +19,6 @@ from rows import (
     tile_ok,
     tile_space,
     tile_time_us,
-    wide_space,
-    wide_time_us,
 )
 
 from autotile.core import model
@@ -94,15 +92,6 @@ def test_replayed_trials_that_left_the_space_are_ignored() -> None:
     left = [trial.config for trial in advance(search, 3, lambda config: ok(config, 1.0))]
     assert sorted(left, key=str) == [{"A": 1, "B": 2}, {"A": 4, "B": 1}, {"A": 4, "B": 2}]
     assert search.propose() is None
-
-
-def test_several_rows_can_be_pending() -> None:
-    search = Search(SPACE, "tpe", first=[DEFAULT])
-    pending = [search.propose() or pytest.fail("too few rows") for _ in range(16)]
-    for row, config in pending[::-1]:
-        search.tell(row, trial_of(config))
-    rows = [row for row, _ in pending] + [proposal[0] for _ in range(30) if (proposal := search.propose())]
-    assert len(set(rows)) == 46
 
 
 def test_a_default_that_cannot_be_proposed_is_skipped_and_each_proposal_is_told_once() -> None:
@@ -522,19 +511,6 @@ def test_what_the_compiler_says_decides_among_candidates_alike() -> None:
                 shortlist.tell(row, replace(compiled(space.config(row)), stage="measure", measurement=time))
         found.append(np.mean(taken))
     assert found[0] < 0.85 * found[1]
-
-
-def test_it_finds_the_best_of_a_landscape_with_interactions() -> None:
-    space = wide_space()
-    least = min(wide_time_us(space.config(row)) for row in range(len(space)))
-    shortlist = Shortlist(Search(space, "feasible", 0, ahead=16), Lookahead(32, per_measured=2))
-    best = np.inf
-    for _ in range(90):
-        row = chosen(shortlist, compiled_trial)
-        time = wide_time_us(space.config(row))
-        best = min(best, time)
-        shortlist.tell(row, ok(space.config(row), time))
-    assert best <= 1.02 * least
 
 
 def test_no_room_proposes_nothing_and_a_sampler_without_a_model_cannot_rank() -> None:
