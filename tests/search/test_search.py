@@ -68,7 +68,7 @@ def test_the_default_comes_first_and_then_every_other_row(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-@pytest.mark.parametrize(("ahead", "killed"), [(1, {1, 16, 43}), (16, {1, 15, 16, 17, 43})])
+@pytest.mark.parametrize(("ahead", "killed"), [(1, {1, 16}), (16, {15, 17, 43})])
 def test_a_resumed_search_goes_on_as_the_first_one_would_have(name: str, ahead: int, killed: set[int]) -> None:
     """Also with pending proposals: each knows the same results as in the first search."""
 
@@ -257,7 +257,7 @@ def test_a_failure_is_told_worse_than_all_in_everything() -> None:
     assert [trial.params["TM"] for trial in search.study.best_trials] == [4, 8]
 
 
-ROWS = [SPACE.config(row) for row in range(0, len(SPACE), 7)]
+ROWS = [SPACE.config(row) for row in range(0, len(SPACE), 11)]
 TRIALS = [broken(config) if config["BM"] == 256 else tile_ok(config) for config in ROWS]
 
 
@@ -325,7 +325,7 @@ def test_studies_of_one_file_are_written_as_optuna_reads_them_but_no_two_of_one_
     study: optuna.Study, tmp_path: Path
 ) -> None:
     search = both("random")
-    advance(search, 10, judged)
+    advance(search, 6, judged)
     path = tmp_path / "studies with a space.db"
     for given in (study, search.study):
         study_to_storage(given, path)
@@ -456,7 +456,7 @@ def test_what_is_set_aside_is_tried_in_the_end_and_survives_a_kill() -> None:
 def test_a_killed_session_goes_on_as_if_it_had_not_been_killed(lookahead: Lookahead) -> None:
     space = tile_space()
     whole, _ = go(shortlist_of(space, [], lookahead), 70)
-    for killed in (1, 6, 7, 27, 69):
+    for killed in (1, 7, 27):
         rest, _ = go(shortlist_of(space, whole[:killed], lookahead), 70, done=killed)
         assert configs(rest) == configs(whole[killed:]), killed
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from child_python import python
+from made_models import ON_AN_H200
 from msgspec import structs
 
 from autotile.core.device import device_profile
@@ -528,17 +529,10 @@ class TestPickling:
 ROOT = Path(__file__).parents[2]
 CEILING = 33
 """Modules without ``__init__``, which hold a line each. Lower it with the number."""
-PROGRAM = """
-import sys
-from msgspec.structs import replace
-import autotile
-from autotile.serving import dispatcher
-from autotile.core.device import device_profile
-dispatcher.default_dispatcher.current_device = lambda: 0
-dispatcher.live_device = lambda _: replace(device_profile("h200"), source="cuda")
-kernel = autotile.get_best_kernel(sys.argv[1], n=4096)
+PROGRAM = f"""{ON_AN_H200}
+kernel = serving.get_best_kernel(sys.argv[1], n=4096)
 assert kernel.tier == sys.argv[2], kernel.tier
-found = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
+found = {{name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}}
 print(*(name for name, file in found.items() if name.startswith("autotile.") and not file.endswith("__init__.py")))
 """
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from child_python import python
+from made_models import ON_AN_H200
 from msgspec import structs
 from stored_runs import add_trial, start_run, store_default
 
@@ -293,16 +294,6 @@ class TestDatabase:
         assert (place.read(), place.read(), len(asked)) == (frozenset(), None, 1)
 
 
-ON_AN_H200 = """
-import os, signal, sys, threading, time
-from msgspec.structs import replace
-from types import SimpleNamespace
-from autotile.core.device import device_profile
-from autotile.serving import dispatcher as serving
-
-serving.default_dispatcher.current_device = lambda: 0
-serving.live_device = lambda _: replace(device_profile("h200"), source="cuda")
-"""
 PROGRAM = f"""{ON_AN_H200}
 def names():
     return sorted(thread.name for thread in threading.enumerate())
