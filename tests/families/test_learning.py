@@ -147,7 +147,7 @@ class TestSelection:
 
 class TestTree:
     @pytest.mark.parametrize(("gain", "is_split"), [(1.0, True), (1e-5, False)])
-    def test_a_question_that_tells_them_apart_is_asked_unless_it_gains_next_to_nothing(
+    def test_a_question_that_tells_them_apart_is_asked_unless_it_gains_little(
         self, gain: float, is_split: bool
     ) -> None:
         losses = np.array([[0.0, gain]] * 5 + [[gain, 0.0]] * 5)

@@ -112,9 +112,7 @@ def test_the_first_of_one_is_the_first_of_many_and_all_are_valid(model: Operatio
             assert name == "cublas" or not check_config(SPECS[name], config, _kernels(sizes)[name], DEVICE, "float32")
 
 
-def test_a_library_is_chosen_where_it_is_faster_if_it_may_be_used_and_listed_where_kernels_are(
-    model: OperationModel,
-) -> None:
+def test_a_library_is_chosen_where_it_is_faster_and_may_be_used_and_listed_elsewhere(model: OperationModel) -> None:
     for size, is_faster in ((90, False), (3000, True)):
         found = _choose(model, _sizes(size, size, 1000), libraries=("cublas",))
         assert found[0].candidate.is_library is is_faster
@@ -399,9 +397,7 @@ def test_every_model_is_read(path: Path) -> None:
     ("dtype", "libraries", "least"),
     [("bfloat16", ("cublas",), 1.02), ("float32", ("cublas",), 1.15), ("bfloat16", (), 1.0), ("float32", (), 1.3)],
 )
-def test_choices_gain_and_hardly_ever_lose_against_the_library(
-    dtype: str, libraries: tuple[str, ...], least: float
-) -> None:
+def test_choices_gain_and_hardly_lose_against_the_library(dtype: str, libraries: tuple[str, ...], least: float) -> None:
     ratios = _ratios(dtype, libraries)
     assert len(ratios) > (40 if libraries else 30)
     assert math.exp(sum(map(math.log, ratios)) / len(ratios)) >= least

@@ -98,9 +98,7 @@ class TestFormsOfIncludes:
         return scale_toml.parent
 
     @pytest.mark.parametrize("lines", ['#include "a.cuh"\n', "#include <cuda_fp16.h>\n#include <cuda/std/array>\n"])
-    def test_headers_that_include_each_other_end_and_the_toolkits_are_not_read(
-        self, scale_toml: Path, folder: Path, lines: str
-    ) -> None:
+    def test_circles_end_and_the_toolkits_are_not_read(self, scale_toml: Path, folder: Path, lines: str) -> None:
         for name, other in ("ab", "ba"):
             (folder / f"{name}.cuh").write_text(f'#pragma once\n#include "{other}.cuh"\n')
         template = scale_toml.with_suffix(".cu")

@@ -257,7 +257,7 @@ def test_tpe_compares_free_rows_only() -> None:
         ("gp", None, 116, "gp"),
     ],
 )
-def test_auto_is_brute_force_where_the_trials_cover_the_space(
+def test_auto_is_brute_force_for_whole_spaces(
     name: str, available: int | None, trials: int | None, expected: str
 ) -> None:
     space = tile_space()

@@ -321,7 +321,7 @@ def test_optunas_own_tools_and_plots_accept_the_study(study: optuna.Study) -> No
     plt.close("all")
 
 
-def test_studies_of_one_file_are_written_as_optuna_reads_them_but_no_two_of_one_name(
+def test_studies_of_one_file_are_those_that_optuna_reads_but_no_two_of_one_name(
     study: optuna.Study, tmp_path: Path
 ) -> None:
     search = both("random")

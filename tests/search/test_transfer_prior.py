@@ -208,9 +208,7 @@ BEGINNINGS: dict[str, tuple[Callable[..., Search], TimeOf]] = {
 
 
 @pytest.mark.parametrize("beginning", BEGINNINGS)
-def test_a_resumed_search_repeats_the_proposals_and_a_killed_session_goes_on_as_if_it_had_not_been(
-    beginning: str,
-) -> None:
+def test_a_resumed_search_and_a_killed_session_go_on_as_they_would_have(beginning: str) -> None:
     make, time_of = BEGINNINGS[beginning]
     check_resuming(lambda: make(seed=3, ahead=4), lambda c: ok(c, time_of(c)), 4, {7, 25})
     check_ranked_resuming(lambda: make(seed=2, ahead=6), time_of)

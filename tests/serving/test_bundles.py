@@ -103,9 +103,7 @@ def seal(members: dict[str, bytes]) -> None:
 
 
 class TestServing:
-    def test_as_from_the_database_and_a_kernel_that_it_does_not_hold_and_nothing_valid_are_errors(
-        self, bundle: Path
-    ) -> None:
+    def test_as_from_the_database_and_what_it_does_not_hold_is_an_error(self, bundle: Path) -> None:
         for n, tier, config in ((4096, "exact", FAST), (65536, "exact", SLOW), (128, "nearest", SLOW)):
             kernel = ask(bundle, n)
             assert (kernel.tier, list(kernel.config.items())) == (tier, list(config.items()))
@@ -224,7 +222,7 @@ class TestArchitectures:
 
 
 class TestMaking:
-    def test_equal_contents_make_equal_files_and_one_problem_may_be_alone(
+    def test_equal_contents_make_equal_files_and_one_may_be_alone(
         self, bundle: Path, store: Any, tmp_path: Path
     ) -> None:
         for name in ("first", "again"):

@@ -250,9 +250,7 @@ class TestLaunches:
         assert len(calls.launched) == 6
 
     @pytest.mark.parametrize("devices", [1, 2])
-    def test_a_bound_launch_in_another_thread_and_with_another_device_current(
-        self, launcher_of: Any, calls: Cuda, devices: int
-    ) -> None:
+    def test_a_bound_launch_in_another_thread_or_device(self, launcher_of: Any, calls: Cuda, devices: int) -> None:
         calls.devices, index = devices, devices - 1
         launch = launcher_of(index, with_graphs=False).bind([array_at(i, device=index) for i in range(2)], {})
         calls.current = 0
@@ -299,7 +297,7 @@ class TestLaunches:
         launch()
         assert calls.launched[-1] == (0, 7)
 
-    def test_arrays_that_never_come_again_cost_no_graphs_and_many_in_turn_make_few(
+    def test_arrays_that_never_come_again_make_no_graphs_and_many_in_turn_few(
         self, state: StreamState, graphs: Any
     ) -> None:
         """If there are more than can be kept, those that were made stay for a long time."""
@@ -368,9 +366,7 @@ class TestCalls:
         assert [words[:4] for _, words in calls.launches] == [parameters(x, z), [1]]
         assert (kernel.calls, calls.used) == (5, [0, 0])
 
-    def test_outputs_that_are_left_out_are_allocated_and_scalars_are_those_of_one_call(
-        self, kernel: BoundKernel, calls: Cuda
-    ) -> None:
+    def test_outputs_left_out_are_allocated_and_scalars_are_of_one_call(self, kernel: BoundKernel, calls: Cuda) -> None:
         x, factors = array_at(0), (2.0, -3.0, 2.0, 5.0)
         made = [kernel(x, **scalars) for scalars in ({}, {"factor": -3.0}, {}, {"factor": 5})]
         assert calls.new_arrays == 4

@@ -88,9 +88,7 @@ class TestMeasured:
         assert found.measurement.time_us == times_us[0]
         assert serve(EMULATE=0, library=False).kernel == "sgemm"
 
-    def test_times_with_the_cache_in_the_other_state_count_only_where_there_are_no_others(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_times_with_the_cache_in_the_other_state_come_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store_library(2.0, l2="hot")
         assert choice(EMULATE=0) == ("cublas", "nearest")
         assert "L2 mode hot instead of cold" in serve(EMULATE=0).explain()
@@ -103,7 +101,7 @@ class TestMeasured:
         store_library(14.0, l2="eager")
         assert choice(EMULATE=0) == ("cublas", "exact")
 
-    def test_a_model_of_the_gpu_s_times_displaces_nothing_that_the_host_launches(
+    def test_a_model_displaces_nothing_that_the_host_launches(
         self, model: Model, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         model.expected = [expect("sgemm", 5.0, 0.01)]
@@ -151,7 +149,7 @@ class TestExpected:
         assert serve(library=False).kernel == "sgemm"
 
     @pytest.mark.parametrize(("time_us", "doubt", "served"), [(4.5, 0.1, "sgemm"), (3.0, 0.1, "sgemm_ws")])
-    def test_it_displaces_a_measurement_only_if_it_is_clearly_faster(
+    def test_it_displaces_a_measurement_if_clearly_faster(
         self, model: Model, time_us: float, doubt: float, served: str
     ) -> None:
         store_kernel("sgemm", 5.0)
@@ -183,9 +181,7 @@ class TestLearned:
         with Database.open(read_settings().database) as database:
             save_model(database, "matmul", "float32", DEVICE, document)
 
-    def test_a_learned_one_is_asked_and_a_damaged_one_and_one_of_an_earlier_version_are_not(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_learned_one_is_asked_unless_it_is_damaged_or_of_an_earlier_version(self, tmp_path: Path) -> None:
         """The configurations of the latter were not verified at ragged sizes."""
         shipped = serve()
         assert shipped.tier == "model"

@@ -206,7 +206,7 @@ class TestPinned:
         with pytest.raises(PinError, match="names a problem twice"):
             parse_choices(json.dumps(document), "it")
 
-    def test_what_is_set_aside_within_itself_stays_so_until_the_end_and_dispatchers_pin_for_themselves(
+    def test_what_is_set_aside_twice_stays_so_until_the_end_and_dispatchers_pin_for_themselves(
         self, store: Any
     ) -> None:
         pins = default_dispatcher.pins
@@ -319,9 +319,7 @@ def synchronize(dispatchers: list[Dispatcher]) -> list[Exception | None]:
 
 
 class TestRanks:
-    def test_all_serve_what_the_first_does_which_looks_for_results_of_others_before(
-        self, store: Any, tmp_path: Path
-    ) -> None:
+    def test_all_serve_what_the_first_does_which_first_looks_for_new_results(self, store: Any, tmp_path: Path) -> None:
         dispatchers = [Dispatcher(), *(Dispatcher(database=tmp_path / f"{i}.db") for i in range(2))]
         kernels = [one.get_best_kernel(store.path, n=4096, device="h200") for one in dispatchers]
         store.put(4096, BEST)

@@ -692,9 +692,7 @@ class TestAside:
         assert not any(thread.is_alive() for thread in threads._threads)
 
     @pytest.mark.parametrize("fault", [None, InputError("no kernel computes it")])
-    def test_a_product_is_chosen_aside_once_and_faults_are_left_to_the_next_call(
-        self, fault: Any, chosen: Code
-    ) -> None:
+    def test_a_product_is_chosen_aside_once_and_faults_are_of_the_next_call(self, fault: Any, chosen: Code) -> None:
         chosen.is_compiled, asked, may_choose = True, list[int](), threading.Event()
 
         def serve() -> BoundKernel:
@@ -716,9 +714,7 @@ class TestAside:
 
 
 class TestStandIns:
-    def test_what_is_compiled_serves_until_the_choice_takes_over_whose_calls_are_then_reported(
-        self, chosen: Code, kernel: BoundKernel
-    ) -> None:
+    def test_what_is_compiled_serves_until_the_choice_takes_over(self, chosen: Code, kernel: BoundKernel) -> None:
         reports: list[int] = []
         kernel.report_calls(lambda calls: reports.append(calls) or 10**9)
         kernel("A", "B", "C")
