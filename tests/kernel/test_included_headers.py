@@ -223,20 +223,17 @@ def test_a_changed_header_is_noticed_at_once(tmp_path: Path) -> None:
     assert len(found) == 10
 
 
-def test_limits_of_a_folder_of_headers(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_for_another_machine_and_limits_of_a_folder_of_headers(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers of other machines get every file that a macro may name."""
+    own.write('#define H "x.h"\n#include H')
+    kernel = own.kernel
+    assert own.folder / "x.h" in OwnSources(kernel.template_path, kernel.source, kernel.include_folders).included
     own.write("#include DEFINED", "defines = { DEFINED = '<x.h>' }")
     for limit in ("_MAX_LIBRARY_ENTRIES", "_MAX_LIBRARY_BYTES"):
         with monkeypatch.context() as patch:
             patch.setitem(OwnSources.__init__.__globals__, limit, 1)
             with pytest.raises(InputError, match=r"all files below .*headers count as its source.*name the file"):
                 own.kernel  # noqa: B018
-
-
-def test_files_for_another_machine(own: Own) -> None:
-    """Compilers of other machines get every file that a macro may name."""
-    own.write('#define H "x.h"\n#include H')
-    kernel = own.kernel
-    assert own.folder / "x.h" in OwnSources(kernel.template_path, kernel.source, kernel.include_folders).included
 
 
 @pytest.mark.parametrize("text", ['#embed "data.bin"', "#embed <data.bin> limit(4)", '#define D "data.bin"\n#embed D'])

@@ -95,6 +95,9 @@ def test_replayed_trials_that_left_the_space_are_ignored() -> None:
 
 
 def test_a_default_that_cannot_be_proposed_is_skipped_and_each_proposal_is_told_once() -> None:
+    with pytest.raises(InputError, match="the seed is -1, expected 0 or more"):
+        Search(SPACE, "random", seed=-1)
+    assert [Search(SPACE, trials=trials).sampler for trials in (50, 10_000)] == ["feasible", "brute-force"]
     available = np.arange(len(SPACE)) != SPACE.row_of(DEFAULT)
     search = Search(SPACE, "brute-force", first=[DEFAULT, {"BM": 7}], available=available)
     assert (search.propose() or pytest.fail("nothing proposed"))[1] != DEFAULT
@@ -103,15 +106,6 @@ def test_a_default_that_cannot_be_proposed_is_skipped_and_each_proposal_is_told_
     search.tell(row, trial_of(config))
     with pytest.raises(ConfigError, match=f"row {row} was not proposed or was told already"):
         search.tell(row, trial_of(config))
-
-
-def test_auto_says_what_it_became() -> None:
-    assert Search(SPACE, trials=10_000).sampler == "brute-force"
-    assert Search(SPACE, trials=50).sampler == "feasible"
-    with pytest.raises(InputError, match="no sampler 'best'"):
-        Search(SPACE, "best")
-    with pytest.raises(InputError, match="the seed is -1, expected 0 or more"):
-        Search(SPACE, "random", seed=-1)
 
 
 def tell_in_order(search: Search, *trials: Trial) -> list[optuna.trial.FrozenTrial]:

@@ -326,7 +326,14 @@ class TestDocument:
             "explain": kernel.explain(),
         }
 
-    def test_of_a_fallback(self, store: Any) -> None:
+    def test_of_a_fallback_whose_resources_are_unknown_without_a_compiler(self, store: Any, monkeypatch: Any) -> None:
+        def missing(*_: Any) -> None:
+            raise ToolchainError("no NVRTC")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("autotile.cuda.compiler.compile_job", missing)
+            kernel = store.ask(4096)
+            assert (kernel.resources, kernel.occupancy, kernel.to_json()["resources"]) == (None, None, None)
         document = store.ask(4096).to_json()
         assert (document["tier"], document["time_us"], document["tuned_at"]) == ("default", None, None)
         assert document["resources"]["registers"] > 0  # compiled now
@@ -341,14 +348,6 @@ class TestDocument:
         assert kernel.tier == "transferred"
         assert kernel.resources.registers != 99
         assert kernel.occupancy.blocks_per_sm == 8
-
-    def test_without_a_compiler_resources_are_unknown(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        def missing(*_: Any) -> None:
-            raise ToolchainError("no NVRTC")
-
-        monkeypatch.setattr("autotile.cuda.compiler.compile_job", missing)
-        kernel = store.ask(4096)
-        assert (kernel.resources, kernel.occupancy, kernel.to_json()["resources"]) == (None, None, None)
 
 
 def test_a_size_that_its_scalar_cannot_hold(store: Any) -> None:

@@ -111,20 +111,18 @@ class TestMeasured:
         store_library(14.0, l2="eager")
         assert choice(EMULATE=0) == ("cublas", "exact")
 
-    def test_conditions_and_flags_of_the_library_time(self) -> None:
+    def test_version_conditions_and_flags_of_the_library_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(operations, "cublas_version", lambda: "13.0.0")
+            for version, tier in (("12.0.0", "library"), ("13.0.0", "exact")):
+                store_library(2.0, version=version, TRANS_A=1)
+                assert serve(TRANS_A=1).tier == tier
         assert serve(TRANS_B=1).tier == "library"
         store_library(2.0, TRANS_B=1)
         assert serve(TRANS_B=1, ALIGNED=0, EMULATE=0).tier == "exact"
         assert serve(TRANS_B=0).tier == "library"
         store_kernel("sgemm", 3.0)
         assert serve().kernel == "sgemm"
-
-    def test_times_of_another_version_do_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(operations, "cublas_version", lambda: "13.0.0")
-        store_library(2.0, version="12.0.0")
-        assert serve().tier == "library"
-        store_library(2.0, version="13.0.0")
-        assert serve().tier == "exact"
 
 
 class TestExpected:
