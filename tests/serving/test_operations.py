@@ -88,7 +88,7 @@ class TestMeasured:
         assert found.measurement.time_us == times_us[0]
         assert serve(EMULATE=0, library=False).kernel == "sgemm"
 
-    def test_times_with_the_cache_in_the_other_state_come_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_times_with_the_cache_in_the_other_state_come_last(self, model: Model, monkeypatch: Any) -> None:
         store_library(2.0, l2="hot")
         assert choice(EMULATE=0) == ("cublas", "nearest")
         assert "L2 mode hot instead of cold" in serve(EMULATE=0).explain()
@@ -100,16 +100,12 @@ class TestMeasured:
         assert choice(EMULATE=0) == ("cublas", "nearest")
         store_library(14.0, l2="eager")
         assert choice(EMULATE=0) == ("cublas", "exact")
-
-    def test_a_model_displaces_nothing_that_the_host_launches(
-        self, model: Model, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        model.expected = [expect("sgemm", 5.0, 0.01)]
-        store_library(14.0)
-        assert serve(EMULATE=0).kernel == "sgemm"
-        monkeypatch.setenv("AUTOTILE_DEPLOYMENT", "eager")
-        store_library(14.0, l2="eager")
+        model.expected = [
+            expect("sgemm_ws", 0.1, 0.01)
+        ]  # it displaces nothing that the host launches
         assert choice(EMULATE=0) == ("cublas", "exact")
+        monkeypatch.delenv("AUTOTILE_DEPLOYMENT")
+        assert choice(EMULATE=0) == ("sgemm_ws", "model")
 
     def test_version_conditions_and_flags_of_the_library_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:

@@ -371,27 +371,23 @@ class TestNumerics:
         assert kernels["same"].tier == "exact"
 
     @pytest.mark.parametrize(
-        ("alike", "default"),
+        ("alike", "default", "but"),
         [
-            ((7.0, "other inputs:out"), (9.0, "in:out")),
-            ((7.0, ""), (9.0, "in:out")),
-            ((7.0, "in:out"), (9.0, "")),
-            ((7.0, VARYING_OUTPUTS), (9.0, VARYING_OUTPUTS)),
-            ((9.0, "in:out"), (7.0, "in:out")),
+            ((7.0, "other inputs:out"), (9.0, "in:out"), ""),
+            ((7.0, ""), (9.0, "in:out"), ""),
+            ((7.0, "in:out"), (9.0, ""), ""),
+            ((7.0, VARYING_OUTPUTS), (9.0, VARYING_OUTPUTS), ""),
+            ((9.0, "in:out"), (7.0, "in:out"), ""),
+            ((7.0, "in:out"), (9.0, "in:out"), "it varied once"),
+            ((7.0, "in:out"), (9.0, "in:out"), "it was found to be wrong"),
         ],
     )
-    def test_else_it_stays(self, store: Any, alike: tuple[float, str], default: tuple[float, str]) -> None:
+    def test_else_it_stays(self, store: Any, alike: tuple[float, str], default: tuple[float, str], but: str) -> None:
         kernel = ask(store, 4096, numerics="same")
-        self.finals(store, [(BEST, 5.0, "in:other"), (ALIKE, *alike), (DEFAULT, *default)])
-        default_dispatcher.refresher.poll()
-        assert kernel.config == DEFAULT
-
-    @pytest.mark.parametrize("refused", [None, ALIKE])
-    def test_what_varied_once_or_was_found_to_be_wrong_is_not_exchanged(self, store: Any, refused: Any) -> None:
-        kernel = ask(store, 4096, numerics="same")
-        if refused is None:
-            self.finals(store, [(ALIKE, 7.0, VARYING_OUTPUTS), (DEFAULT, 9.0, "in:out")])
-        self.finals(store, [(ALIKE, 7.0, "in:out"), (DEFAULT, 9.0, "in:out")], refuse=refused)
+        if but == "it varied once":
+            self.finals(store, [(ALIKE, 7.0, VARYING_OUTPUTS), (DEFAULT, *default)])
+        wrong = ALIKE if but == "it was found to be wrong" else None
+        self.finals(store, [(BEST, 5.0, "in:other"), (ALIKE, *alike), (DEFAULT, *default)], refuse=wrong)
         default_dispatcher.refresher.poll()
         assert kernel.config == DEFAULT
 
