@@ -100,9 +100,7 @@ class TestMeasured:
         assert choice(EMULATE=0) == ("cublas", "nearest")
         store_library(14.0, l2="eager")
         assert choice(EMULATE=0) == ("cublas", "exact")
-        model.expected = [
-            expect("sgemm_ws", 0.1, 0.01)
-        ]  # it displaces nothing that the host launches
+        model.expected = [expect("sgemm_ws", 0.1, 0.01)]  # it displaces nothing that the host launches
         assert choice(EMULATE=0) == ("cublas", "exact")
         monkeypatch.delenv("AUTOTILE_DEPLOYMENT")
         assert choice(EMULATE=0) == ("sgemm_ws", "model")
