@@ -154,6 +154,9 @@ def test_sizes_and_work_and_blocks_that_agree_with_the_launch() -> None:
         blocks = [launch_geometry(SPEC, config, sizes, DEVICE).blocks for sizes in SIZES]
         assert value(Feature("blocks", config=number)) == blocks
     assert value(Feature("waves", config=1)) == [64 * 64 / (4 * 132), 3 * 32 / (4 * 132)]
+    wide, narrow = [np.ceil(16 * 32 / 132), np.ceil(1 * 16 / 132)], [np.ceil(64 * 64 / 132), np.ceil(3 * 32 / 132)]
+    expected = [w * 256 * 128 / (n * 64 * 64) for w, n in zip(wide, narrow, strict=True)]
+    assert value(Feature("work_ratio", config=0, over=1)) == pytest.approx(expected)  # whole rounds of whole tiles
 
 
 def test_of_persistent_kernels_the_tiles_are_counted_and_not_the_blocks_that_take_them() -> None:
@@ -161,13 +164,6 @@ def test_of_persistent_kernels_the_tiles_are_counted_and_not_the_blocks_that_tak
     persistent = Traits.of(spec, DEVICE, [WIDE, NARROW], [1, 4], SIZES)
     assert persistent.blocks.tolist() == TRAITS.blocks.tolist()
     assert persistent.tile.tolist() == TRAITS.tile.tolist() == [256 * 128, 64 * 64]
-
-
-def test_the_work_ratio_counts_whole_rounds_of_whole_tiles() -> None:
-    wide = [np.ceil(16 * 32 / 132), np.ceil(1 * 16 / 132)]
-    narrow = [np.ceil(64 * 64 / 132), np.ceil(3 * 32 / 132)]
-    expected = [w * 256 * 128 / (n * 64 * 64) for w, n in zip(wide, narrow, strict=True)]
-    assert value(Feature("work_ratio", config=0, over=1)) == pytest.approx(expected)
 
 
 def test_rules_are_evaluated_for_many_problems_as_for_one() -> None:

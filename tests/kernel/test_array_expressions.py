@@ -25,12 +25,6 @@ def parse_case(text: str) -> ArrayExpression:
     return parse_array_expression(text, [name for name in environment() if name != "FLAG"], KINDS, LOCATION)
 
 
-def test_what_an_expression_says_of_itself() -> None:
-    expression = parse(" alpha *\n(A @ B)")
-    assert expression.text == "alpha * (A @ B)"
-    assert expression.names == {"alpha", "A", "B"}
-
-
 def test_matmul_is_replaced_by_the_hook() -> None:
     calls = []
 
@@ -58,6 +52,13 @@ def test_what_has_no_finite_value_stays_in_the_result() -> None:
     assert np.isnan(result[1])
 
 
+REFUSED_ALIKE = {
+    "called as exp(x)": {"exp(A, B)": 1, "exp(*A)": 1},
+    "is not a number": {"'x'": 1, "True * A": 1},
+}
+"""Texts with the columns of their errors, by what these say."""
+
+
 @pytest.mark.parametrize(
     ("text", "column", "parts"),
     [
@@ -66,13 +67,9 @@ def test_what_has_no_finite_value_stays_in_the_result() -> None:
         ("sum * A", 1, ["unknown name 'sum'; it is a function"]),
         ("relu(A)", 1, ["'relu' cannot be called", "functions: exp, exp2"]),
         ("A.sum()", 1, ["'A.sum' cannot be called"]),
-        ("A.real", 1, ["'A.real' is not accepted"]),
-        ("exp()", 1, ["called as exp(x)"]),
-        ("exp(A, B)", 1, ["called as exp(x)"]),
         ("maximum(A)", 1, ["called as maximum(a, b)"]),
         ("sum(A, ax=1)", 1, ["called as sum(x, axis=None, keepdims=False)"]),
         ("sum(A, 0, axis=1)", 1, ["called as sum("]),
-        ("exp(*A)", 1, ["called as exp(x)"]),
         ("sum(A, N)", 8, ["'N' is not a whole number, or an expression of sizes: unknown name 'N'"]),
         ("sum(A, True)", 8, ["'True' is not a whole number"]),
         ("sum(A, 1.0)", 8, ["'1.0' is not a whole number"]),
@@ -86,22 +83,16 @@ def test_what_has_no_finite_value_stays_in_the_result() -> None:
         ("A in B", 1, ["'in' and 'is' are not accepted"]),
         ("[A]", 1, ["is not accepted"]),
         ("A[B, 1.5]", 6, ["'1.5' is not a whole number"]),
-        ("'x'", 1, ["is not a number"]),
-        ("True * A", 1, ["is not a number"]),
-        ("9" * 900, 1, ["does not fit in float64"]),
         ("t = A; A = t; t", 12, ["'A' already has a meaning"]),
-        ("t = A; t = t; t", 12, ["'t' already has a meaning"]),
         ("t = u; t", 5, ["unknown name 'u'"]),
         ("t = A; t = A", None, ["expected an expression after the last assignment"]),
-        ("A.x = A; A", 1, ["expected an assignment"]),
         ("import os; A", 1, ["expected an assignment"]),
         ("t = A; while t: t", None, ["not assignments and an expression"]),
-        ("lambda: A", 1, ["is not accepted"]),
-        ("__import__('os')", 1, ["cannot be called"]),
         ("A @", None, ["not an expression"]),
         ("-" * 900 + "A", None, ["nested"]),
         ("A" * 1001, None, ["at most 1000"]),
         ("", None, ["empty"]),
+        *((text, column, [said]) for said, texts in REFUSED_ALIKE.items() for text, column in texts.items()),
     ],
 )
 def test_refusals(text: str, column: int | None, parts: list[str]) -> None:
@@ -165,7 +156,6 @@ def test_every_function_is_among_the_cases_or_alike(name: str) -> None:
         ("v & 1", "& takes whole numbers"),
         ("v << 1", "<< takes whole numbers"),
         ("i & 2.5", "& takes whole numbers; convert with int"),
-        ("i << 0.5", "<< takes whole numbers; convert with int"),
         ("2.5 | i", "| takes whole numbers; convert with int"),
         ("~2.5 + i", "~ takes whole numbers; convert with int"),
         ("zeros(N ** 30)", "more than 4,294,967,296 elements"),
@@ -179,9 +169,7 @@ def test_every_function_is_among_the_cases_or_alike(name: str) -> None:
         ("einsum('ijk->ijk', A)", "'ijk' for a 2-dimensional array"),
         ("einsum('ij->ii', A)", "the result 'ii' does not name axes of the operands, each once"),
         ("einsum('ij->ik', A)", "the result 'ik' does not name axes of the operands, each once"),
-        ("einsum('ij->i', A, A)", "one group for each of 2 arrays"),
         ("einsum('ij,jk->ik', A)", "one group for each of 1 arrays"),
-        ("einsum('i1->i', A)", "einsum takes subscripts"),
         ("einsum('...j->j', A)", "einsum takes subscripts"),
         ("concatenate((A, v))", "do not fit along axis 0"),
         ("stack((A, v))", "arrays of different shapes"),
@@ -219,22 +207,15 @@ def test_an_array_larger_than_half_of_the_memory_is_refused(monkeypatch: pytest.
         parse_case("B + 1").evaluate(environment())
 
 
-def test_an_operand_may_have_the_name_of_a_function_and_a_size_may_be_a_real_number() -> None:
+def test_an_expression_has_a_text_and_names_also_of_functions_and_a_size_may_be_a_real_number() -> None:
+    expression = parse(" alpha *\n(A @ B)")
+    assert (expression.text, expression.names) == ("alpha * (A @ B)", {"alpha", "A", "B"})
     assert parse_array_expression("sum(sum)", ["sum"]).evaluate({"sum": np.ones(3)}) == 3.0
     expression = parse_array_expression("pad(x, (0, -N % 4))[:N]", ["x", "N"], KINDS)
     assert expression.evaluate({"x": np.ones(6), "N": 6.0}).shape == (6,)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "einsum('i,j->ij', x, x)",
-        "einsum('i,j->ji', x, x)",
-        "einsum('i,j->', x, x)",
-        "einsum('i,j->i', x, x)",
-        "einsum('i,j,k->k', x, y, x)",
-    ],
-)
+@pytest.mark.parametrize("text", ["einsum('i,j->ij', x, x)", "einsum('i,j->', x, x)", "einsum('i,j,k->k', x, y, x)"])
 def test_an_einsum_of_too_many_products_is_refused_by_its_shapes(text: str) -> None:
     expression = parse_array_expression(text, ["x", "y"])
     small, large, huge = (ShapeOnly((extent,)) for extent in (64, 2**16, 2**23))

@@ -4,7 +4,7 @@ import pytest
 from spec_samples import make_spec
 
 from autotile.errors import ConfigError, SpecError
-from autotile.kernel.spec import Build, KernelSpec, controls_file
+from autotile.kernel.spec import KNOWN_OPTIONS, Build, KernelSpec, controls_file
 
 NAMES = {"N": 64, "FLAG": 1, "REGS": 32, "FAST": True, "T": "unsigned int", "EPS": 0.5, "CONTROLS": "a.txt"}
 
@@ -119,5 +119,7 @@ def test_the_compiler_and_the_meaning_that_is_empty_at_the_defaults() -> None:
     with pytest.raises(SpecError, match="expected one of nvrtc, nvcc"):
         build(compiler="clang")
     assert build(options=["-lineinfo"]).meaning() == {}
+    known = [option for option in KNOWN_OPTIONS if not option.endswith("=")]
+    assert spec_with(options=known).options == tuple(known)
     assert build(defines={"X": "N"}).meaning() != build(defines={"X": "N + 1"}).meaning()
     assert build(compiler="nvcc").meaning() == {"compiler": "nvcc"}

@@ -1,9 +1,11 @@
-"""Contents of buffers: expressions with generators, files, and what is refused."""
+"""Contents of buffers: expressions with generators, files, captured calls, and what is refused."""
 
 import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,15 @@ import pytest
 from spec_samples import copy_spec
 
 from autotile.core.dtypes import DTYPES
+from autotile.core.model import Problem
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, SpecError
 from autotile.kernel.contents import encode_chunks
-from autotile.kernel.inputs import InputMaker, missing_input
+from autotile.kernel.inputs import InputMaker, missing_input, read_captured_call, with_captured_call
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.spec import KernelSpec
+from autotile.serving.launching import CaptureFolder
+from autotile.settings import read_settings
 
 
 def spec_of(content: str, dtype: str = "float32", shape: str = '["N"]', more: str = "", folder: str = "") -> KernelSpec:
@@ -36,7 +41,7 @@ def values_of(spec: KernelSpec, *, check: bool = False, seed: int = 0) -> np.nda
     return InputMaker(spec, sizes, "float32", seed=seed, check=check).stored("x")
 
 
-def test_uniform_and_normal_take_their_parameters() -> None:
+def test_generators_take_their_parameters_which_may_depend_on_sizes() -> None:
     uniform = values_of(spec_of('init = "uniform(-2, 5)"'))
     assert uniform.dtype == np.float32
     assert -2 <= uniform.min() < -1.9
@@ -44,21 +49,14 @@ def test_uniform_and_normal_take_their_parameters() -> None:
     normal = values_of(spec_of('init = "normal(10, 0.5)"'))
     assert normal.mean() == pytest.approx(10, abs=0.1)
     assert normal.std() == pytest.approx(0.5, rel=0.1)
-
-
-def test_integers_exclude_the_upper_bound_and_may_depend_on_sizes() -> None:
-    values = values_of(spec_of('init = "integers(-3, K)"', dtype="int16"))
-    assert set(np.unique(values)) == set(range(-3, 16))
-    ragged = values_of(spec_of('init = "integers(-3, K)"', dtype="int16"), check=True)
-    assert ragged.shape == (100,)
-    assert set(np.unique(ragged)) == set(range(-3, 7))
-
-
-def test_a_permutation_has_every_index_once() -> None:
-    values = values_of(spec_of('init = "permutation(N)"', dtype="int32"))
-    assert not np.array_equal(values, np.arange(4096))
-    np.testing.assert_array_equal(np.sort(values), np.arange(4096))
-    np.testing.assert_array_equal(np.sort(values_of(spec_of('init = "permutation()"', dtype="int32"))), np.arange(4096))
+    integers = spec_of('init = "integers(-3, K)"', dtype="int16")
+    for check, upper, count in ((False, 16, 4096), (True, 7, 100)):
+        values = values_of(integers, check=check)
+        assert (values.shape, set(np.unique(values))) == ((count,), set(range(-3, upper)))
+    for text in ("permutation(N)", "permutation()"):
+        values = values_of(spec_of(f'init = "{text}"', dtype="int32"))
+        assert not np.array_equal(values, np.arange(4096))
+        np.testing.assert_array_equal(np.sort(values), np.arange(4096))
 
 
 @pytest.mark.parametrize(
@@ -143,12 +141,17 @@ def test_values_that_do_not_fit(content: str, dtype: str, problem: str) -> None:
         values_of(spec_of(content, dtype=dtype))
 
 
-def test_the_content_is_part_of_the_hash() -> None:
+def test_the_content_is_part_of_the_hash_also_that_of_an_output() -> None:
     one, two, spaced = (
         space_hash(spec_of(f'init = "{text}"')) for text in ("integers(0,3)", "integers(0,4)", "integers( 0, 3 )")
     )
     assert one != two
     assert one == spaced
+    text = spec_of('init = "normal"').text.replace('access = "out"', 'access = "out", init = "zeros", restore = true')
+    spec = parse_spec(text, "k.toml")
+    assert spec.buffer("y").is_initialized
+    assert not spec.buffer("y").is_read
+    assert space_hash(spec) != space_hash(spec_of('init = "normal"'))
 
 
 # --- files
@@ -206,14 +209,6 @@ def test_files_that_cannot_be_used(tmp_path: Path, write: object, problem: str) 
         values_of(spec_of('file = "x.npy"', folder=str(tmp_path)))
 
 
-def test_an_output_may_have_a_content() -> None:
-    text = spec_of('init = "normal"').text.replace('access = "out"', 'access = "out", init = "zeros", restore = true')
-    spec = parse_spec(text, "k.toml")
-    assert spec.buffer("y").is_initialized
-    assert not spec.buffer("y").is_read
-    assert space_hash(spec) != space_hash(spec_of('init = "normal"'))
-
-
 def test_the_sparse_matrix_of_the_documentation() -> None:
     """Rows of random lengths begin at 0, end at the number of elements, and never overlap."""
     page = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
@@ -244,3 +239,91 @@ def test_arrays_of_any_size_are_rounded_alike(name: str) -> None:
     large = 1e3 * np.random.default_rng(0).standard_normal((1100, 1001))[..., ::-1]
     for values in np.array(7.0), large[:0], large:
         np.testing.assert_array_equal(encode_chunks(values, DTYPES[name]), DTYPES[name].encode(values))
+
+
+SPEC = copy_spec('alpha = { scalar = "float32", value = 1.0, check = 2.0 }')
+
+
+class View(np.ndarray):
+    """A CuPy array as far as a capture needs it."""
+
+    def get(self) -> np.ndarray:
+        return np.asarray(self)
+
+
+def kernel() -> Any:
+    return SimpleNamespace(definition=SimpleNamespace(spec=SPEC), problem=Problem("k", {"N": 100}, "float32"))
+
+
+def views() -> dict[str, Any]:
+    return {name: np.arange(100, dtype=np.float32).view(View) for name in ("x", "y")}
+
+
+def test_a_call_is_written_and_used(tmp_path: Path) -> None:
+    folder = tmp_path / "calls"
+    written = CaptureFolder(folder, 1, 10**6).write(kernel(), views(), {"alpha": 0.5})
+    assert written is not None
+    assert folder.stat().st_mode & 0o077 == 0
+    assert sorted(path.name for path in written.iterdir()) == ["call.json", "x.npy"]  # y is written only
+    call = read_captured_call(folder)
+    assert (call.kernel, call.sizes, call.dtype, call.scalars) == ("k", {"N": 100}, "float32", {"alpha": 0.5})
+    spec = with_captured_call(SPEC, folder)
+    maker = InputMaker(spec, call.sizes, "float32", check=True)
+    np.testing.assert_array_equal(maker.stored("x"), np.arange(100))
+    assert spec.scalars[0].given(call.sizes, check=True) == 0.5
+    assert missing_input(spec, {"N": 99}, "float32")  # used as a whole only
+
+
+def test_the_limits_hold_and_a_folder_must_be_writable(tmp_path: Path) -> None:
+    by_count = CaptureFolder(tmp_path / "a", 2, 10**6)
+    assert [by_count.write(kernel(), views(), {}) is not None for _ in range(3)] == [True, True, False]
+    assert by_count.is_full
+    by_size = CaptureFolder(tmp_path / "b", 9, 500)
+    assert [by_size.write(kernel(), views(), {}) is not None for _ in range(2)] == [True, False]
+    assert len(list((tmp_path / "b").iterdir())) == 1
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be captured"):
+        CaptureFolder(tmp_path / "file", 1, 10**6).write(kernel(), views(), {})
+
+
+def write_document(folder: Path, **changes: Any) -> None:
+    document = {"kernel": "k", "source": "k.toml", "sizes": {"N": 4}, "dtype": "float32", "scalars": {}, "arrays": {}}
+    folder.mkdir(parents=True)
+    (folder / "call.json").write_text(json.dumps({**document, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"kernel": "other"}, "is not 'other'"),
+        ({"arrays": {"z": "z.npy"}}, "has no argument 'z'"),
+        ({"arrays": {"x": "../x.npy"}}, "is not the document of a captured call"),
+        ({"sizes": {"N": "4"}}, "is not the document of a captured call"),
+        ({"more": 1}, "is not the document of a captured call"),
+    ],
+)
+def test_documents_that_are_refused(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    write_document(tmp_path / "call", **changes)
+    with pytest.raises(InputError, match=problem):
+        with_captured_call(SPEC, tmp_path / "call")
+
+
+def test_one_of_several_calls_must_be_chosen(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"it has no call\.json"):
+        read_captured_call(tmp_path)
+    for name in ("one", "two"):
+        write_document(tmp_path / name)
+    with pytest.raises(InputError, match="choose one of one, two"):
+        read_captured_call(tmp_path)
+
+
+def test_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert read_settings().capture is None
+    monkeypatch.setenv("AUTOTILE_CAPTURE", str(tmp_path))
+    monkeypatch.setenv("AUTOTILE_CAPTURE_CALLS", "3")
+    monkeypatch.setenv("AUTOTILE_CAPTURE_LIMIT_MIB", "2")
+    settings = read_settings()
+    assert (settings.capture, settings.capture_calls, settings.capture_limit_bytes) == (tmp_path, 3, 2 << 20)
+    monkeypatch.setenv("AUTOTILE_CAPTURE_CALLS", "many")
+    with pytest.raises(InputError, match="AUTOTILE_CAPTURE_CALLS"):
+        read_settings()

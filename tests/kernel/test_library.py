@@ -6,12 +6,12 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from autotile.cuda.compiler import CompileJob, compile_cubin
 from autotile.errors import InputError, SpecError, UnknownKernelError
 from autotile.kernel import sources
 from autotile.kernel.library import kernel_names, load_kernel
@@ -45,9 +45,7 @@ class TestFinding:
         scale_toml.rename(scale_toml.with_name("sgemm_2d.toml"))
         assert load_kernel("sgemm_2d").name == "scale"
 
-    def test_a_template_in_the_sister_folder(
-        self, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_template_in_the_sister_folder(self, scale_toml: Path, tmp_path: Path, monkeypatch: Any) -> None:
         (tmp_path / "templates").mkdir()
         moved = scale_toml.with_suffix(".cu").rename(tmp_path / "templates" / "scale.cu")
         assert load_kernel(str(scale_toml)).template_path == moved
@@ -74,9 +72,12 @@ class TestRefusals:
         with pytest.raises(UnknownKernelError, match=said):
             load_kernel(name)
 
-    def test_a_missing_template(self, scale_toml: Path) -> None:
+    def test_a_missing_template_and_a_malformed_file_are_named(self, scale_toml: Path) -> None:
         scale_toml.with_suffix(".cu").unlink()
         with pytest.raises(SpecError, match=r"\[kernel\.template\]: there is no template .*kernels/scale\.cu nor "):
+            load_kernel(str(scale_toml))
+        scale_toml.write_text("[kernel\n")
+        with pytest.raises(SpecError, match=r"scale\.toml"):
             load_kernel(str(scale_toml))
 
     @pytest.mark.parametrize("suffix", [".toml", ".cu"])
@@ -88,11 +89,6 @@ class TestRefusals:
         with pytest.raises(InputError, match="is not UTF-8 text"):
             load_kernel(str(scale_toml))
 
-    def test_a_malformed_file_is_named(self, scale_toml: Path) -> None:
-        scale_toml.write_text("[kernel\n")
-        with pytest.raises(SpecError, match=r"scale\.toml"):
-            load_kernel(str(scale_toml))
-
 
 class TestFormsOfIncludes:
     """What the compiler reads is hashed, however the directive is spelled."""
@@ -102,69 +98,12 @@ class TestFormsOfIncludes:
         return scale_toml.parent
 
     @pytest.mark.parametrize("lines", ['#include "a.cuh"\n', "#include <cuda_fp16.h>\n#include <cuda/std/array>\n"])
-    def test_headers_that_include_each_other_end_and_the_toolkits_are_not_read(
-        self, scale_toml: Path, folder: Path, lines: str
-    ) -> None:
+    def test_circles_end_and_the_toolkits_are_not_read(self, scale_toml: Path, folder: Path, lines: str) -> None:
         for name, other in ("ab", "ba"):
             (folder / f"{name}.cuh").write_text(f'#pragma once\n#include "{other}.cuh"\n')
         template = scale_toml.with_suffix(".cu")
         template.write_text(lines + template.read_text())
         assert len(source_hash(scale_toml)) == 64
-
-    @pytest.mark.parametrize(
-        "lines",
-        [
-            '#define HEADER "x.h"\n#include HEADER',
-            "#define HEADER <x.h>\n#include HEADER",
-            "#define STR(x) #x\n#define NAME(x) STR(x)\n#include NAME(x.h)",
-            "#define JOIN(a, b) <a##b>\n#include JOIN(x., h)",
-            "#include STR",
-            '%:include "x.h"',
-            '%: include "x.h"',
-            '#/**/include "x.h"',
-            '#include/* " */"x.h"',
-            '#include /*\n*/ <x.h> // "y.h"',
-            '/* a comment */ #include "x.h"',
-            '/* two\n lines */ # /* more */ include /**/ "x.h"',
-            '#\\\ninclude "x.h"',
-            '#inc\\\nlude "x.h"',
-            '#include \\\n"x.h"',
-            "#include <x\\\n.h>",
-            '/\\\n* #include "none.h" *\\\n/ #include "x.h"',
-            '#include_next "x.h"',
-            "#include_next <x.h>",
-            '\f#\vinclude\t"x.h"',
-            '#include "by_macro.h"',
-            '#include "crlf.h"',
-            '#include "deep/inner.h"',
-            "#include <deep/inner.h>",
-            "#include <deep//x.h>",
-            '# include  "x.h"',
-            '#define NUMBER 1\'000\n#define QUOTE \'"\'\n#define URL "/*"\n#include "x.h" // */',
-            'inline constexpr char text[] = R"(/*)";\n#include "x.h"\nstatic_assert(sizeof(text) == 3 /* */);',
-            'inline constexpr char text[] = R"a(\\")"/*)a";\n#include "x.h"\nstatic_assert(sizeof(text) == 7 /* */);',
-        ],
-    )
-    def test_the_code_and_the_hash_change_together(self, scale_toml: Path, folder: Path, lines: str) -> None:
-        (folder / "by_macro.h").write_text('#define HEADER "deep/x.h"\n#include HEADER\n')
-        (folder / "crlf.h").write_bytes(b'#pragma once\r\n#inc\\\r\nlude "x.h"\r\n')
-        (folder / "deep").mkdir()
-        (folder / "deep" / "inner.h").write_text('#pragma once\n#include "outer.h"\n')
-        options = ("--std=c++17", '-DSTR="x.h"')
-        source = f'{lines}\nextern "C" __global__ void f(int* x) {{ x[0] = VALUE; }}\n'
-        template = scale_toml.with_suffix(".cu")
-        template.write_text(source)
-        found = set()
-        for value in (1, 2):
-            for name in ("x.h", "deep/x.h", "outer.h"):
-                (folder / name).write_text(f"#define VALUE {value}\n")
-            cubin = compile_cubin(CompileJob(source, "hash", str(template), "f", "sm_90", options)).cubin
-            found.add((source_hash(scale_toml), cubin))
-        assert len({key for key, _ in found}) == len({cubin for _, cubin in found}) == 2
-        before = source_hash(scale_toml)
-        for name in ("x.h", "deep/x.h", "outer.h"):
-            (folder / name).write_text("// a comment\n#define VALUE 2\n")
-        assert source_hash(scale_toml) == before
 
     def test_a_link_includes_what_is_beside_it(self, scale_toml: Path, folder: Path) -> None:
         for name in ("links", "deep"):
@@ -190,7 +129,6 @@ class TestFormsOfIncludes:
             # checks for the operator, which name no file
             ("#ifdef __has_include", False),
             ("#if defined(__has_include)", False),
-            ("#if defined __has_include", False),
         ],
     )
     def test_the_existence_of_a_file(self, scale_toml: Path, folder: Path, line: str, counts: bool) -> None:
@@ -319,16 +257,13 @@ class TestNormalizing:
         ("#define A 1 \\ \nint b;", "#define A 1 \\\nint b;"),  # not a continuation in NVRTC
         ("ab\\\ncd", "ab\\\n  cd"),
         ('R"(a\n  b)"', 'R"(a\nb)"'),
-        ('R"(a // b)"', 'R"(a // c)"'),
         ('R"x(a)" // b)x"', 'R"x(a)" // c)x"'),
         ('R"(a\\\nb)"', 'R"(ab)"'),
         ("1'000; '\"'; \"//a\"", "1'000; '\"'; \"//b\""),
         ('"\\\\\n"//a"', '"\\\\\n"//b"'),
         ("// a ??/\nb", "// a ??/\nc"),
         ("int a = b * c;", "int a = c * b;"),
-        ("++i;", "i++;"),
         ("int a;", "#define NOTHING\nint a;"),
-        ('const char* at = "http://a";', 'const char* at = "http://b";'),
         ('const char c = \'"\'; const char* at = "http://a";', 'const char c = \'"\'; const char* at = "http://b";'),
     )
     EQUAL = (
@@ -341,7 +276,6 @@ class TestNormalizing:
         ("int a;", "/* More\n   than one line. */\nint a;"),
         ("    const int a;", "\tconst   int a;"),
         ("int a;\nint b;", "int a;\n\n\nint b;"),
-        ("int a;", "int a;  // doubled"),
     )
 
     @pytest.mark.parametrize(("one", "other", "hashes"), [*((*p, 2) for p in DIFFERENT), *((*p, 1) for p in EQUAL)])

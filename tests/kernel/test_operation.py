@@ -28,11 +28,9 @@ def fitting(dtype: str, **sizes: int) -> list[str]:
 
 
 class TestMatmul:
-    def test_is_known(self) -> None:
+    def test_kernels_follow_the_dtype_and_conditions_and_the_sizes_are_by_their_names(self) -> None:
         assert "matmul" in kernel_names(read_settings().operation_folders)
         assert find_operation("sgemm") is None
-
-    def test_kernels_follow_the_dtype_and_conditions(self) -> None:
         emulated = ["sgemm_bf16x6", "sgemm_bf16x6_ws"]
         assert fitting("bfloat16", M=64, N=64, K=512) == ["gemm_wgmma", "gemm_mma", "gemm_small"]
         assert fitting("float32", M=64, N=64, K=512) == ["gemm_small", "sgemm", "sgemm_ws", *emulated]
@@ -40,6 +38,10 @@ class TestMatmul:
         unaligned = fitting("bfloat16", M=64, N=64, K=512, ALIGNED=0)
         assert ("gemm_wgmma" in unaligned, "gemm_wgmma_padded" in unaligned) == (False, True)
         assert "sgemm" not in fitting("float32", M=64, N=64, K=512, OUT_FP32=1)  # it has no such flag
+        operation = load_operation("matmul")
+        problem = operation.resolve({"M": 3, "N": 5, "K": 7, "TRANS_B": 1, "NONDETERMINISTIC": 1}, "float16")
+        found = {member.name: values.get("NONDETERMINISTIC") for member, values in operation.fitting(problem)}
+        assert found == {"gemm_wgmma": 1, "gemm_mma": 1, "gemm_small": None, "gemm_wgmma_padded": 1}
 
     @pytest.mark.parametrize(
         ("sizes", "is_copied"),
@@ -54,12 +56,6 @@ class TestMatmul:
     )
     def test_factors_are_copied_only_if_their_stored_rows_need_it(self, sizes: dict[str, int], is_copied: bool) -> None:
         assert ("gemm_wgmma_padded" in fitting("float16", **sizes)) == is_copied
-
-    def test_the_sizes_are_by_the_names_of_the_kernel(self) -> None:
-        operation = load_operation("matmul")
-        problem = operation.resolve({"M": 3, "N": 5, "K": 7, "TRANS_B": 1, "NONDETERMINISTIC": 1}, "float16")
-        found = {member.name: values.get("NONDETERMINISTIC") for member, values in operation.fitting(problem)}
-        assert found == {"gemm_wgmma": 1, "gemm_mma": 1, "gemm_small": None, "gemm_wgmma_padded": 1}
 
     @pytest.mark.parametrize(
         ("sizes", "dtype", "said"),

@@ -105,11 +105,9 @@ class TestDerivedDefault:
         assert (default is not None) == possible
         assert default is None or np.prod(list(default.values())) <= bound
 
-    def test_it_is_the_middle_where_that_is_valid(self):
+    def test_it_is_the_middle_where_that_is_valid_and_its_block_fits_every_device(self):
         parameters = [Parameter("A", (1, 2, 4, 8)), Parameter("B", (16, 32, 64))]
         assert derived_default(parameters, [], [], {}) == {"A": 2, "B": 32}
-
-    def test_its_block_fits_every_device(self):
         parameters = [Parameter("X", (64,)), Parameter("Y", (8, 16, 32))]
         block = [parse_expression(name, {"X": "number", "Y": "number"}) for name in "XY"]
         assert derived_default(parameters, [], [block], {}) == {"X": 64, "Y": 16}

@@ -14,18 +14,9 @@ from spec_samples import SGEMM
 
 from autotile.core.device import device_profile
 from autotile.core.model import Problem
-from autotile.core.text import bandwidth_text, flops_text
 from autotile.errors import DeviceError, InputError, ProblemError, SpecError
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.problem import (
-    Workrate,
-    capability_of,
-    check_memory,
-    is_below,
-    resolve_problem,
-    size_distance,
-    unsupported_reason,
-)
+from autotile.kernel.problem import Workrate, check_memory, resolve_problem, size_distance, unsupported_reason
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config
 from autotile.space.search_space import enumerate_space, feasible_space
@@ -55,12 +46,10 @@ class TestResolve:
         ("sizes", "dtype", "said"),
         [
             ({"M": 0}, None, "size M is 0, expected 1 to 2147483647"),
-            ({"M": -5}, None, "size M is -5, expected 1 to 2147483647"),
             ({"M": 2**31}, None, "size M is 2147483648, expected 1 to 2147483647"),
             ({"M": 1.0}, None, "size M is 1.0, expected a whole number such as 4096"),
             ({"M": "128"}, None, "size M is '128', expected a whole number such as 4096"),
             ({"M": True}, None, "size M is True, expected a whole number such as 4096"),
-            ({"M": None}, None, "size M is None, expected a whole number such as 4096"),
             ({"L": 1}, None, "sgemm has no size 'L'; give its sizes like M=4096"),
             ({}, "int8", "does not support dtype 'int8'; it supports float32, float64"),
         ],
@@ -84,13 +73,11 @@ class TestFlags:
 
     MNK = {"M": 33, "N": 17, "K": 70}  # noqa: RUF012
 
-    def test_they_stand_behind_the_sizes(self) -> None:
+    def test_they_stand_behind_the_sizes_and_like_sizes_of_one_may_be_left_out(self) -> None:
         assert list(FLAGGED.sizes) == ["M", "N", "K", "BATCH", "TRANS_A", "TRANS_B", "OUT_FP32"]
         assert FLAGGED.flags == ("TRANS_A", "TRANS_B", "OUT_FP32")
         ragged = {"M": 45, "N": 37, "K": 67, "BATCH": 3, "TRANS_A": 1, "TRANS_B": 0, "OUT_FP32": 0}
         assert FLAGGED.ragged_sizes({**FLAGGED.sizes, "TRANS_A": 1}) == ragged
-
-    def test_they_and_sizes_of_one_may_be_left_out(self) -> None:
         problem = resolve_problem(FLAGGED, self.MNK)
         assert problem.sizes == {**self.MNK, "BATCH": 1, "TRANS_A": 0, "TRANS_B": 0, "OUT_FP32": 0}
         turned = resolve_problem(FLAGGED, {**self.MNK, "TRANS_B": True}).sizes["TRANS_B"]
@@ -114,7 +101,7 @@ class TestFlags:
     @pytest.mark.parametrize(
         "text", ["TRANS_A", "not TRANS_B", "TRANS_A == 1", "TRANS_A + 1 > 1", "SPLIT_K > 1 and TRANS_A"]
     )
-    @pytest.mark.parametrize("flags", [{"TRANS_A": a, "TRANS_B": b} for a in (0, 1) for b in (0, 1)])
+    @pytest.mark.parametrize("flags", [{"TRANS_A": 0, "TRANS_B": 1}, {"TRANS_A": 1, "TRANS_B": 0}])
     def test_a_rule_means_the_same_for_a_table_and_for_one_row(self, text: str, flags: Mapping[str, int]) -> None:
         rule = f'flagged = "TILE == 16 or ({text}) or not (TILE < 32 or TRANS_A and {text})"'
         spec = parse_spec(SPLIT_SPACE.replace("[launch]", f"{rule}\n[launch]"), "split.toml")
@@ -209,16 +196,14 @@ class TestCapabilities:
             with pytest.raises(DeviceError, match="compute capability"):
                 enumerate_space(spec, spec.sizes, device_profile(device))
 
-    def test_what_the_file_uses_is_needed_though_it_says_nothing(self) -> None:
-        spec = parse_spec(CLUSTER_SPACE.replace('architecture = "sm_90a"', ""), "swap.toml")
-        assert "swap needs compute capability 9.0 for its clusters" in unsupported_reason(spec, device_profile("a100"))
+    def test_clusters_need_theirs_unless_the_minimum_is_lower_and_they_are_of_one_block(self) -> None:
+        line, a100 = 'architecture = "sm_90a"', device_profile("a100")
+        spec = parse_spec(CLUSTER_SPACE.replace(line, ""), "swap.toml")
+        assert "swap needs compute capability 9.0 for its clusters" in unsupported_reason(spec, a100)
         assert unsupported_reason(spec, device_profile("b200")) == ""
-
-    def test_with_a_lower_minimum_older_devices_run_clusters_of_one_block(self) -> None:
-        text = CLUSTER_SPACE.replace('architecture = "sm_90a"', 'minimum_compute_capability = "8.0"')
-        spec = parse_spec(text, "swap.toml")
-        assert unsupported_reason(spec, device_profile("a100")) == ""
-        assert "NVIDIA A100" in check_config(spec, spec.default, spec.sizes, device_profile("a100"))
+        spec = parse_spec(CLUSTER_SPACE.replace(line, 'minimum_compute_capability = "8.0"'), "swap.toml")
+        assert unsupported_reason(spec, a100) == ""
+        assert "NVIDIA A100" in check_config(spec, spec.default, spec.sizes, a100)
 
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -240,12 +225,6 @@ class TestCapabilities:
     def test_refusals(self, text: str, said: str) -> None:
         with pytest.raises(SpecError, match=said):
             parse_spec(text, "split.toml")
-
-    def test_they_are_numbers_not_texts(self) -> None:
-        assert is_below("9.0", "10.0")
-        assert not is_below("9.0", "9.0")
-        assert [capability_of(name) for name in ("sm_80", "sm_90a", "sm_120")] == ["8.0", "9.0", "12.0"]
-        assert issubclass(DeviceError, InputError)
 
 
 SQUARE = Workrate(flops=2 * 4096**3, bytes=12 * 4096**2, dtype="float32")
@@ -271,12 +250,9 @@ PRODUCTS = msgspec.structs.replace(SQUARE, unit="tensor_bfloat16", passes=6)
         (Workrate(None, None, "float32"), 1.0, "h200", "-"),
         (SQUARE, None, "h200", "-"),
         (SQUARE, 4790, None, "28.7 TFLOP/s"),
+        (Workrate(812_000, None, "float32"), 1.0, None, "812 GFLOP/s"),
+        (Workrate(None, 42_000, "float32"), 1.0, None, "42 GB/s"),
     ],
 )
 def test_rates(rate: Workrate, time_us: float | None, device: str | None, shown: str) -> None:
     assert rate.text(time_us, device_profile(device) if device else None) == shown
-
-
-def test_units_of_rates() -> None:
-    assert [flops_text(rate) for rate in (28.7e12, 812e9)] == ["28.7 TFLOP/s", "812 GFLOP/s"]
-    assert [bandwidth_text(rate) for rate in (4.276e12, 42e9)] == ["4,276 GB/s", "42 GB/s"]

@@ -114,15 +114,11 @@ inline std::vector<float> make(int n = 3) { return std::vector<float>(n); }
         blank = "".join(" " * len(line) + "\n" for line in self.HOST.splitlines())
         assert without_host_functions(self.KEPT + self.HOST + self.KEPT) == self.KEPT + blank + self.KEPT
 
-    def test_directives_in_host_functions_stay(self) -> None:
+    def test_what_is_not_balanced_and_directives_in_host_functions_stay(self) -> None:
+        for source in ("int main() {", "}", "#if A\nvoid f() {\n#else\nvoid f(int) {\n#endif\n}\n"):
+            assert without_host_functions(source) == source
         source = "int main() {\n#ifdef A\n  f();\n#endif\n}\n"
         assert without_host_functions(source).split() == ["#ifdef", "A", "#endif"]
-
-    @pytest.mark.parametrize(
-        "source", ["int main() {", "}", "#if A\nvoid f() {\n#else\nvoid f(int) {\n#endif\n}\n"], ids=repr
-    )
-    def test_what_is_not_balanced_stays(self, source: str) -> None:
-        assert without_host_functions(source) == source
 
 
 ENTRIES = (

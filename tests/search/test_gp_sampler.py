@@ -1,25 +1,19 @@
-"""The default sampler: losses, fits as trials end, results, robustness and repeatability."""
+"""The default sampler: losses, fits as trials end, results and repeatability; its process against textbook formulas."""
 
 import numpy as np
 import optuna
 import pytest
+from child_python import python
 from optuna.trial import TrialState, create_trial
-from rows import (
-    advance,
-    broken,
-    make_space,
-    ok,
-    study_of,
-    tile_ok,
-    tile_space,
-    tile_time_us,
-    wide_ok,
-    wide_space,
-    wide_time_us,
-)
+from rows import advance, make_space, study_of, tile_space, tile_time_us, wide_ok, wide_space, wide_time_us
+from scipy.integrate import quad
+from scipy.optimize import minimize
+from scipy.stats import norm
 
-from autotile.core.model import Config
-from autotile.search.gaussian_process import Floats, Rows
+from autotile.core.model import Config, Value
+from autotile.kernel.spec import Parameter
+from autotile.search import gaussian_process as gp
+from autotile.search.gaussian_process import Embedding, Floats, GaussianProcess, Rows, density_of, fit, matern
 from autotile.search.gp_sampler import STARTUP, FeasibleGPSampler, History, Surrogate, due_fit, losses, result_of
 from autotile.search.row_sampler import Candidates, rows_to_evaluate
 from autotile.search.search import Search
@@ -27,15 +21,17 @@ from autotile.search.search import Search
 ONE = np.ones(1)
 
 
-def test_slow_trials_are_crowded_and_fast_ones_spread() -> None:
+def test_losses_keep_the_order_crowd_slow_trials_bear_equal_ones_and_weigh_objectives() -> None:
     loss = losses(np.array([[1.0], [2.0], [10.0], [20.0]]), ONE)
     assert (np.diff(loss) > 0).all()
     assert loss[1] - loss[0] > 5 * (loss[3] - loss[2])
-
-
-@pytest.mark.parametrize("values", [(1.0, 5.0, 3.0), (-1.0, 4.0, 0.0)])
-def test_losses_are_in_the_order_of_the_values(values: tuple[float, ...]) -> None:
-    assert np.argsort(losses(np.array(values)[:, None], ONE)).tolist() == [0, 2, 1]
+    for values in ((1.0, 5.0, 3.0), (-1.0, 4.0, 0.0)):
+        assert np.argsort(losses(np.array(values)[:, None], ONE)).tolist() == [0, 2, 1]
+    for value in (3.0, 0.0):
+        assert losses(np.full((4, 1), value), ONE).tolist() == [0.0] * 4
+    results = np.array([(1.0, 9.0), (5.0, 5.0), (9.0, 1.0)])
+    for weights, best in (((0.99, 0.01), 0), ((0.01, 0.99), 2)):
+        assert losses(results, np.array(weights)).argmin() == best
 
 
 def test_a_failure_is_bad_and_counts_neither_for_mean_nor_spread() -> None:
@@ -45,17 +41,6 @@ def test_a_failure_is_bad_and_counts_neither_for_mean_nor_spread() -> None:
     assert worked.std() == pytest.approx(1)
     assert loss[1] == loss[4]
     assert np.median(worked) < loss[1] < worked.max()
-
-
-@pytest.mark.parametrize("value", [3.0, 0.0])
-def test_equal_results_are_no_difficulty(value: float) -> None:
-    assert losses(np.full((4, 1), value), ONE).tolist() == [0.0] * 4
-
-
-@pytest.mark.parametrize(("weights", "best"), [((0.99, 0.01), 0), ((0.01, 0.99), 2)])
-def test_weights_choose_between_objectives(weights: tuple[float, float], best: int) -> None:
-    results = np.array([(1.0, 9.0), (5.0, 5.0), (9.0, 1.0)])
-    assert losses(results, np.array(weights)).argmin() == best
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -131,12 +116,7 @@ def test_fits_become_rarer_and_do_not_depend_on_the_calls() -> None:
     assert early.fitted == late.fitted
     assert np.array_equal(early.parameters.scale, late.parameters.scale)
     assert early.parameters.noise == late.parameters.noise
-
-
-def test_the_coordinate_that_decides_has_the_shorter_length() -> None:
-    surrogate = surrogate_of(history_of(60))
-    surrogate.update()
-    assert surrogate.parameters.scale[0] > 3 * surrogate.parameters.scale[1]
+    assert late.parameters.scale[0] > 3 * late.parameters.scale[1]  # the first coordinate decides
 
 
 def test_rows_that_are_not_evaluated_any_more_leave_neither_memory_nor_traces() -> None:
@@ -166,30 +146,6 @@ def test_the_minimum_of_a_landscape_with_interactions_is_found_with_any_seed() -
     least = min(wide_time_us(space.config(row)) for row in range(len(space)))
     for seed in range(3):
         assert min(trial.time_us for trial in advance(Search(space, "feasible", seed), 70, wide_ok)) == least
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_minimum_of_a_smooth_landscape_is_found_at_once(seed: int) -> None:
-    assert min(trial.time_us for trial in advance(Search(tile_space(), "feasible", seed), 25, tile_ok)) == 100.0
-
-
-def test_it_turns_away_from_what_fails() -> None:
-    done = advance(Search(wide_space(), "feasible", 0), 60, lambda c: broken(c) if c["LAYOUT"] == "b" else wide_ok(c))
-    failed = [trial.config["LAYOUT"] == "b" for trial in done]
-    assert any(failed[:15])
-    assert np.mean(failed[20:]) < 0.15  # a third of the rows
-
-
-def test_it_bears_that_nothing_works_for_long() -> None:
-    space = wide_space()
-
-    def works(config: Config) -> bool:
-        return config["BM"] == 32 and config["LAYOUT"] == "b"
-
-    done = advance(Search(space, "feasible", 3), 70, lambda c: ok(c, 10.0) if works(c) else broken(c))
-    worked = [works(trial.config) for trial in done]
-    share = np.mean([works(space.config(row)) for row in range(len(space))])
-    assert np.mean(worked[worked.index(True) + 1 :]) > 2 * share
 
 
 def test_proposals_made_at_the_same_time_differ_and_are_spread() -> None:
@@ -252,3 +208,212 @@ def test_several_objectives_find_both_ends_of_the_front() -> None:
     values = np.array([trial.values for trial in both.best_trials])
     assert values[:, 0].min() == 100.0
     assert values[:, 1].min() == min(space.column("BM") * space.column("BN"))
+
+
+PARAMETERS = gp.Hyperparameters(np.array([1.0, 2.0, 0.5]), 1e-3)
+
+
+def covariance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    scale = PARAMETERS.scale
+    return matern(np.square((left * scale)[:, None] - (right * scale)[None]).sum(axis=2))
+
+
+def direct(points: np.ndarray, observed: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance by solving the whole system (Rasmussen and Williams, 2006, equations 2.25 and 2.26)."""
+    inverse = np.linalg.inv(covariance(observed, observed) + PARAMETERS.noise * np.eye(len(observed)))
+    across = covariance(points, observed)
+    amplitude = (targets @ inverse @ targets + 2) / (len(targets) + 2)
+    return across @ inverse @ targets, amplitude * (1 - np.einsum("ij,jk,ik->i", across, inverse, across))
+
+
+@pytest.fixture
+def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.random((50, 3)), rng.random((90, 3)), rng.normal(size=90)
+
+
+@pytest.mark.parametrize("first", [1, 30, 90])
+@pytest.mark.parametrize("together", [1, 7])
+def test_observations_may_come_later(drawn, first: int, together: int) -> None:
+    points, observed, targets = drawn
+    process = GaussianProcess(PARAMETERS, points, observed[:first])
+    for start in range(first, 90, together):
+        process.observe(observed[start : min(start + together, 90)])
+    mean, deviation = process.predict(targets[None], np.ones(90, np.bool_))
+    expected, variance = direct(points, observed, targets)
+    assert mean[0] == pytest.approx(expected, abs=2e-2)
+    assert np.square(deviation) == pytest.approx(variance, abs=2e-2)
+
+
+def test_an_observation_lowers_the_doubt_as_a_chosen_point_explains_and_without_a_target_leaves_the_mean(drawn) -> None:
+    points, observed, targets = drawn
+    process = GaussianProcess(PARAMETERS, points, observed[:20])
+    known, some = np.arange(21) < 20, np.array([3, 7, 30, 41])
+    before, doubt = process.predict(targets[None, :20], known[:20])
+    explained = process.among(some)(1)
+    process.observe(points[7:8])
+    after, less = process.predict(np.append(targets[:20], 99.0)[None], known)
+    assert after == pytest.approx(before, abs=1e-5)
+    assert less[7] < 0.3 * doubt[7]
+    assert (less <= doubt + 1e-4).all()
+    assert np.square(less[some] / doubt[some]) == pytest.approx(1 - explained, abs=2e-3)
+
+
+def test_points_may_be_replaced(drawn) -> None:
+    points, observed, targets = drawn
+    process = GaussianProcess(PARAMETERS, points[:30], observed[:20])
+    process.observe(observed[20:25])
+    process.replace_points(np.array([4, 9]), points[30:])
+    process.observe(observed[25:90])
+    order = [*range(4), 30, *range(5, 9), 31, *range(10, 30), *range(32, 50)]
+    fresh = GaussianProcess(PARAMETERS, points[order], observed)
+    known = np.ones(90, np.bool_)
+    for found, expected in zip(process.predict(targets[None], known), fresh.predict(targets[None], known), strict=True):
+        assert found == pytest.approx(expected, abs=2e-2)
+
+
+LOADS_SCIPY = """
+import sys
+from threadpoolctl import threadpool_info
+from autotile.search.gaussian_process import load_scipy, one_blas_thread
+threads = lambda: [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+assert "scipy" not in sys.modules
+with one_blas_thread():
+    load_scipy()
+    with one_blas_thread():
+        pass
+    print(threads())
+print(threads())
+"""
+
+
+def test_the_blas_of_scipy_has_one_thread_too_if_it_is_loaded_later() -> None:
+    """Also once it was entered within itself, and as many as before afterwards."""
+    done = python("-c", LOADS_SCIPY, env={"OPENBLAS_NUM_THREADS": "2"}, check=True)
+    assert done.stdout.split("\n") == ["[1, 1]", "[2, 2]", ""]
+
+
+@pytest.mark.parametrize("standard", [-100.0, -6.0, -4.9, 0.0, 2.0])
+def test_expected_improvement_is_the_integral(standard: float) -> None:
+    deviation = 0.5
+    mean = -standard * deviation
+    found = float(gp.log_expected_improvement(np.array([mean]), np.array([deviation]), 0.0)[0])
+    if standard > -8:
+        integral = quad(lambda value: -value * norm.pdf(value, mean, deviation), mean - 9, 0, epsabs=0, points=[0])[0]
+        assert found == pytest.approx(np.log(integral), abs=1e-6)
+    assert np.isfinite(found)
+
+
+def test_expected_improvement_falls_into_its_tail_without_a_step() -> None:
+    means = np.linspace(19.9, 20.1, 201)
+    assert (np.diff(gp.log_expected_improvement(means, np.ones(201), 0.0)) < 0).all()
+
+
+def test_the_gradient_is_that_of_the_likelihood() -> None:
+    rng = np.random.default_rng(1)
+    points, targets = rng.random((25, 4)), rng.normal(size=25)
+    density, center, _ = density_of(points, targets, np.array([0, 1, 1, 2]))
+    at = center + 0.3 * rng.normal(size=4)
+    for index, slope in enumerate(density(at)[1]):
+        step = 1e-5 * np.eye(4)[index]
+        difference = (density(at + step)[0] - density(at - step)[0]) / 2e-5
+        assert slope == pytest.approx(difference, rel=1e-4, abs=1e-6)
+
+
+def test_what_does_not_matter_gets_a_long_scale() -> None:
+    points = np.random.default_rng(2).random((60, 2))
+    targets = np.sin(6 * points[:, 0])
+    found = fit(points, (targets - targets.mean()) / targets.std(), np.array([0, 1]))
+    assert found.scale[0] > 4 * found.scale[1]
+    assert found.noise < 0.01
+
+
+def landscape(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return points, targets and groups of a function of three of six coordinates."""
+    rng = np.random.default_rng(3)
+    points = np.round(4 * rng.random((count, 6))) / 4
+    targets = np.sin(5 * points[:, 0]) + points[:, 1] * points[:, 4] + 0.05 * rng.normal(size=count)
+    return points, (targets - targets.mean()) / targets.std(), np.array([0, 1, 1, 2, 3, 4])
+
+
+def logarithms(found: gp.Hyperparameters) -> np.ndarray:
+    return np.append(-np.log(found.scale[[0, 1, 3, 4, 5]]), np.log(found.noise))
+
+
+@pytest.mark.parametrize("count", [6, 20, 80])
+def test_a_fit_is_the_optimum_that_scipy_finds(count: int) -> None:
+    points, targets, groups = landscape(count)
+    density, center, _ = density_of(points, targets, groups)
+    bounds = [gp._LENGTH_BOUNDS] * 5 + [tuple(np.log(gp._NOISE_BOUNDS))]
+    best = minimize(density, center, jac=True, method="L-BFGS-B", bounds=bounds)
+    assert density(logarithms(fit(points, targets, groups)))[0] == pytest.approx(best.fun, abs=5e-3)
+
+
+def test_a_fit_that_begins_at_the_previous_one_takes_few_steps() -> None:
+    points, targets, groups = landscape(80)
+    first = fit(points[:70], targets[:70], groups)
+    density, *_ = density_of(points, targets, groups)
+    later, whole = fit(points, targets, groups, start=first, max_steps=4), fit(points, targets, groups)
+    assert density(logarithms(later))[0] == pytest.approx(density(logarithms(whole))[0], abs=2e-2)
+
+
+def test_a_fit_stays_within_its_bounds() -> None:
+    points, _, groups = landscape(40)
+    found = fit(points, np.tile([-1.0, 1.0], 20), groups)  # nothing but noise
+    assert found.noise <= 1.001 * gp._NOISE_BOUNDS[1]
+    assert (np.abs(-np.log(found.scale)) <= max(map(abs, gp._LENGTH_BOUNDS)) + 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "column", "expected", "groups"),
+    [
+        ((8, 16, 32, 64), 0, [0, 1 / 3, 2 / 3, 1], [0]),  # a doubling is the same step anywhere
+        ((64, 8, 32, 16), 0, [1, 0, 2 / 3, 1 / 3], [0]),
+        ((16, 48, 64, 80, 96), 1, [0, 0, 1, 0, 0.5], [0, 1]),  # 16 divides all; 32 divides 96, 64 divides 64
+        ((1, 3, 5), 0, [0, np.log2(3) / np.log2(5), 1], [0]),  # odd numbers alone have no alignment
+        ((4, -1, 100, 0), 0, [2 / 3, 0, 1, 1 / 3], [0]),  # not all positive: by their order
+        ((False, True), 0, [0, 1], [0]),
+        (("a", "b"), 0, [0, 1], [0]),
+        ((7, 300), 0, [0, 1], [0]),
+    ],
+)
+def test_values_have_coordinates(
+    values: tuple[Value, ...], column: int, expected: list[float], groups: list[int]
+) -> None:
+    embedding = Embedding([Parameter("A", values)])
+    assert embedding.of(np.arange(len(values))[:, None])[:, column] == pytest.approx(expected)
+    assert embedding.groups.tolist() == groups
+
+
+@pytest.mark.parametrize("values", [("row", "column", "tiled"), (0, 1, 2), (2, 0, 1), (True, False, "auto")])
+def test_choices_are_equally_far_apart(values: tuple[Value, ...]) -> None:
+    embedding = Embedding([Parameter("A", values)])
+    points = embedding.of(np.arange(3)[:, None])
+    assert np.square(points[:, None] - points[None]).sum(axis=2) == pytest.approx(1 - np.eye(3))
+    assert embedding.groups.tolist() == [0, 0, 0]
+
+
+def test_a_single_value_tells_nothing() -> None:
+    embedding = Embedding([Parameter("A", (5,)), Parameter("B", (1, 2, 4))])
+    assert embedding.of(np.array([[0, 2], [0, 0]])).tolist() == [[1.0], [0.0]]
+    assert Embedding([Parameter("A", (5,))]).of(np.zeros((3, 1), np.int64)).shape == (3, 0)
+
+
+def test_products_of_two_share_one_scale() -> None:
+    """The last group's distance is that of the products of any two sizes, whatever their number."""
+    sizes = [(1, 2, 4, 8), (16, 32, 64), (2, 4, 8, 16, 32)]
+    embedding = Embedding([*(Parameter(f"P{i}", each) for i, each in enumerate(sizes)), Parameter("B", (False, True))])
+    assert embedding.groups.tolist() == [0, 1, 2, 3, 4, 4, 4, 4]
+    codes = np.array([[0, 2, 4, 1], [3, 0, 1, 0]])
+    away = np.diff(np.stack([np.log2(each)[codes[:, i]] for i, each in enumerate(sizes)], axis=1), axis=0)[0]
+    products = sum((away[i] + away[k]) ** 2 for i in range(3) for k in range(i))
+    found = np.diff(embedding.of(codes)[:, 4:], axis=0)[0]
+    assert np.square(found).sum() == pytest.approx(products / 6**2)  # a sum of two spans 6 octaves on average
+    assert embedding.of_each(codes).shape == (2, 4)
+
+
+def test_what_does_not_differ_is_no_coordinate() -> None:
+    features = {0: np.array([0.1, 0.5]), 1: np.array([0.3, 0.5]), 2: np.array([0.9, 0.6])}
+    points, groups = gp.compiled_points(lambda rows: rows[:, None] * 1.0, np.array([0]), features, np.array([0, 1, 7]))
+    assert groups.tolist() == [0, 1]
+    assert points(np.array([2, 5])).tolist() == [[2.0, 0.9], [5.0, pytest.approx(0.2)]]

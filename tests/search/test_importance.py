@@ -60,10 +60,9 @@ def test_what_two_do_together_is_halved_between_them() -> None:
     assert not any(effects[name].matters for name in "CDEF")
 
 
-@pytest.mark.parametrize("sampler", ["feasible", "tpe"])
-def test_a_search_that_draws_where_it_is_fast_does_not_mislead(sampler: str) -> None:
+def test_a_search_that_draws_where_it_is_fast_does_not_mislead() -> None:
     space = make_space(SIX, lambda c: int(c["A"]) * int(c["B"]) <= 128)
-    done = advance(Search(space, sampler, seed=1), 120, lambda config: ok(config, additive(config)))
+    done = advance(Search(space, "feasible", seed=1), 120, lambda config: ok(config, additive(config)))
     rows, times = [space.row_of(trial.config) for trial in done], [trial.time_us for trial in done]
     assert np.median(times) < np.median([additive(space.config(row)) for row in range(0, len(space), 50)]) / 1.5
     effects, _ = importance_of(space, rows, times)
@@ -80,7 +79,7 @@ def test_choices_and_switches_matter_too() -> None:
     assert sum(effect.share for effect in effects) > 0.95
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_of_noise_nothing_is_explained(seed: int) -> None:
     effects, doubt = drawn(make_space(SIX), lambda _: 100.0, 150, noise=0.3, seed=seed)
     assert effects == ()
@@ -124,36 +123,29 @@ def by_block(config: Config) -> float:
     return (155.5 if crowded else 100.0) * (1.0 if config["BM"] == 64 else 1.5) * (1 + 0.001 * int(config["PAD"]))
 
 
-def test_the_sentence_and_the_document() -> None:
-    effects = find_parameter_effects(BLOCKS, trials(by_block))
+def test_the_sentence_and_the_document_and_every_trial_beyond_a_threshold_is_as_slow_as_they_say() -> None:
+    measured = trials(by_block)
+    effects = find_parameter_effects(BLOCKS, measured)
     assert effects.sentence.startswith("BM explains ")
     assert " % of the differences (best at 64), TM " in effects.sentence
-    assert "; no effect is seen of " in effects.sentence
-    assert "ASYNC" in effects.sentence.split("no effect is seen of ")[1]
-    beyond = effects.thresholds[0]
-    assert (beyond.quantity, beyond.side, beyond.value) == ("threads", "above", 256)
+    assert "ASYNC" in effects.sentence.split("; no effect is seen of ")[1]
+    threshold = effects.thresholds[0]
+    beyond = [t for t in measured if t.geometry is not None and t.geometry.threads > threshold.value]
+    assert 0 < len(beyond) < len(measured)
+    assert (threshold.quantity, threshold.side, threshold.value) == ("threads", "above", 256)
+    assert (threshold.trials, threshold.loss) == (len(beyond), pytest.approx(0.555, abs=0.002))
+    best, fastest = (min(trial.time_us or 0.0 for trial in some) for some in (measured, beyond))
+    assert fastest == pytest.approx(best * (1 + threshold.loss))
     assert effects.sentence.endswith(
-        f"none of {beyond.trials} trials beyond 256 threads a block came within 55 % of the best"
+        f"none of {len(beyond)} trials beyond 256 threads a block came within 55 % of the best"
     )
-    document = find_parameter_effects(BLOCKS, trials(by_block)).to_json()
+    document = effects.to_json()
     assert set(document) == {"importance", "thresholds", "insight"}
     first = document["importance"][0]
     assert (first["parameter"], first["matters"], first["favoured"]) == ("BM", True, [64])
     assert 0 < first["alone"] <= first["share"] < 1
     assert {entry["parameter"] for entry in document["importance"]} == {"BM", "TM", "ASYNC", "PAD"}
-    assert document["thresholds"][0]["quantity"] == "threads"
-
-
-def test_every_trial_beyond_a_threshold_is_as_slow_as_is_said() -> None:
-    measured = trials(by_block)
-    best = min(trial.time_us or 0.0 for trial in measured)
-    (threshold,) = (one for one in find_parameter_effects(BLOCKS, measured).thresholds if one.quantity == "threads")
-    beyond = [t for t in measured if t.geometry is not None and t.geometry.threads > threshold.value]
-    assert 0 < len(beyond) < len(measured)
-    assert (threshold.side, threshold.value, threshold.trials) == ("above", 256, len(beyond))
-    assert threshold.loss == pytest.approx(0.555, abs=0.002)
-    assert min(t.time_us or 0.0 for t in beyond) == pytest.approx(best * (1 + threshold.loss))
-    assert all((t.time_us or 0.0) >= best * (1 + threshold.loss) * 0.999 for t in beyond)
+    assert [entry["quantity"] for entry in document["thresholds"]].count("threads") == 1
 
 
 def test_what_few_trials_show_is_no_threshold_and_failures_are_left_aside() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -73,7 +74,7 @@ def go_on(name: str, earlier: list[Trial], seed: int = 7, ahead: int = 5) -> lis
         search.close()
 
 
-@pytest.mark.parametrize("name", RUNNING[::4])
+@pytest.mark.parametrize("name", RUNNING[::6])
 def test_proposals_are_distinct_rows_and_a_resumed_search_repeats_them(name: str) -> None:
     done = go_on(name, [])
     rows = [tile_space().row_of(trial.config) for trial in done]
@@ -92,11 +93,10 @@ def test_proposals_depend_on_the_seed_and_the_trials_alone() -> None:
     assert [trial.config for trial in go_on(name, [], seed=8)] != [trial.config for trial in done]
 
 
-@pytest.mark.parametrize("strategy", ["minimize", "pso"])
-def test_a_strategy_that_ends_is_run_again_until_every_available_row_was_tried(strategy: str) -> None:
+def test_a_strategy_that_ends_is_run_again_until_every_available_row_was_tried() -> None:
     space = make_space({"A": (1, 2, 4, 8), "B": ("x", "y", "z"), "C": (5,)}, lambda c: c["A"] != 2 or c["B"] != "y")
     available = np.arange(len(space)) % 4 > 0
-    search = Search(space, STRATEGY_PREFIX + strategy, seed=1, available=available)
+    search = Search(space, f"{STRATEGY_PREFIX}minimize", seed=1, available=available)
     done = advance(search, available.sum(), lambda config: ok(config, float(space.row_of(config) + 1)))
     assert sorted(space.row_of(trial.config) for trial in done) == np.flatnonzero(available).tolist()
     assert search.propose() is None
@@ -113,23 +113,28 @@ def test_a_strategy_learns_from_the_times() -> None:
     assert np.mean(local) < np.mean(chance)
 
 
-@pytest.fixture
-def tests_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let other processes find the modules of these tests."""
-    monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
+ELSEWHERE = """
+import sys
+from autotile.search.samplers import sampler_names
+assert "kernel-tuner:pso" in sampler_names() and "optuna" not in sys.modules  # nor what runs them
+from autotile.search.search import Search
+assert "kernel_tuner" not in sys.modules
+from rows import advance, tile_ok, tile_space
+search = Search(tile_space(), "kernel-tuner:greedy_mls", 3)
+for trial in advance(search, 25, tile_ok):
+    print(trial.config)
+search.propose()
+"""
 
 
-@pytest.mark.usefixtures("tests_path")
-def test_strings_do_not_make_it_differ_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strings_do_not_make_it_differ_between_processes_which_end_while_a_strategy_waits(monkeypatch: Any) -> None:
     """The order of sets of strings differs between processes."""
-    code = (
-        "from rows import advance, tile_ok, tile_space; from autotile.search.search import Search\n"
-        "for trial in advance(Search(tile_space(), 'kernel-tuner:greedy_mls', 3), 25, tile_ok): print(trial.config)"
-    )
-    other = python("-c", code, env={"PYTHONHASHSEED": "1"}, check=True).stdout.splitlines()
+    monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))  # with the modules of these tests
+    other = python("-c", ELSEWHERE, env={"PYTHONHASHSEED": "1"})
+    assert (other.returncode, other.stderr) == (0, "")
     monkeypatch.setenv("PYTHONHASHSEED", "2")
     here = advance(Search(tile_space(), f"{STRATEGY_PREFIX}greedy_mls", 3), 25, tile_ok)
-    assert [str(trial.config) for trial in here] == other
+    assert [str(trial.config) for trial in here] == other.stdout.splitlines()
 
 
 def test_the_rest_of_a_generation_is_proposed_while_the_strategy_waits_and_then_its_neighbours() -> None:
@@ -141,43 +146,22 @@ def test_the_rest_of_a_generation_is_proposed_while_the_strategy_waits_and_then_
     assert len(set(rows)) == 20
 
 
-def test_dropping_a_sampler_ends_its_process() -> None:
-    search = Search(tile_space(), f"{STRATEGY_PREFIX}pso")
-    search.propose()
-    pids = child_pids()
-    assert pids
-    del search
-    gc.collect()
-    assert not pids & child_pids()
-
-
-def test_closing_a_search_ends_the_process_of_its_sampler() -> None:
+@pytest.mark.parametrize("closes", [True, False])
+def test_closing_a_search_or_dropping_it_ends_the_process_of_its_sampler(closes: bool) -> None:
     before = child_pids()
     search = Search(tile_space(), f"{STRATEGY_PREFIX}pso")
+    if not closes:
+        search.propose()
     give_up = time.monotonic() + 10.0
-    while not child_pids() - before and time.monotonic() < give_up:  # until it has become another program
+    while not (own := child_pids() - before) and time.monotonic() < give_up:  # until it has become another program
         time.sleep(0.01)
-    assert child_pids() - before
-    search.close()
-    assert child_pids() <= before
-
-
-PROPOSING = (
-    "from rows import tile_space; from autotile.search.search import Search\n"
-    "search = Search(tile_space(), 'kernel-tuner:pso'); search.propose()"
-)
-LISTING = (
-    "import sys; from autotile.search.samplers import sampler_names\n"
-    "assert 'kernel-tuner:pso' in sampler_names() and 'optuna' not in sys.modules\n"
-    "import autotile.search.search; assert 'kernel_tuner' not in sys.modules"
-)
-
-
-@pytest.mark.usefixtures("tests_path")
-@pytest.mark.parametrize("code", [PROPOSING, LISTING], ids=["proposing", "listing"])
-def test_a_process_ends_while_a_strategy_waits_and_listing_them_does_not_load_what_runs_them(code: str) -> None:
-    done = python("-c", code)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert own
+    if closes:
+        search.close()
+    else:
+        del search
+        gc.collect()
+    assert not own & child_pids()
 
 
 @pytest.mark.parametrize(

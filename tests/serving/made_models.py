@@ -1,4 +1,4 @@
-"""A model of times that expects what a test says, and a rule that serves it."""
+"""A model of times that expects what a test says, a rule that serves it, and programs on a machine with an H200."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ from typing import Any
 from autotile.core.model import Config, Resources
 from autotile.families.family import Family, FamilyRule, RuleConfig, RulePoint, Tree
 from autotile.kernel.library import load_kernel
+
+ON_AN_H200 = """
+import os, signal, sys, threading, time
+from msgspec.structs import replace
+from types import SimpleNamespace
+from autotile.core.device import device_profile
+from autotile.serving import dispatcher as serving
+
+serving.default_dispatcher.current_device = lambda: 0
+serving.live_device = lambda _: replace(device_profile("h200"), source="cuda")
+"""
+"""The beginning of a program that serves as on such a machine; nothing can be launched."""
 
 
 class Model:

@@ -38,13 +38,20 @@ FAST = {"THREADS": 256, "WORK": 4}
 SLOW = {"THREADS": 64, "WORK": 2}
 
 
+_made: list[bytes] = []
+"""The bundle of the first test, of which the others get a copy."""
+
+
 @pytest.fixture
 def bundle(store: Any, tmp_path: Path) -> Path:
     """A bundle of two problems that were tuned on an H200."""
     store.put(4096, FAST)
     store.put(65536, SLOW, time_us=20.0)
     path = tmp_path / "app.autotile"
-    exchange.bundle(store.path, output=path)
+    if not _made:
+        exchange.bundle(store.path, output=path)
+        _made.append(path.read_bytes())
+    path.write_bytes(_made[0])
     return path
 
 
@@ -96,15 +103,16 @@ def seal(members: dict[str, bytes]) -> None:
 
 
 class TestServing:
-    @pytest.mark.parametrize(
-        ("n", "tier", "config"),
-        [(4096, "exact", FAST), (65536, "exact", SLOW), (70000, "nearest", SLOW), (128, "nearest", SLOW)],
-    )
-    def test_as_from_the_database(self, bundle: Path, n: int, tier: str, config: dict[str, int]) -> None:
-        kernel = ask(bundle, n)
-        assert (kernel.tier, list(kernel.config.items())) == (tier, list(config.items()))
-        assert kernel.resources.registers > 0
-        assert f"It comes from the bundle {bundle}, compiled for sm_90" in kernel.explain()
+    def test_as_from_the_database_and_what_it_does_not_hold_is_an_error(self, bundle: Path) -> None:
+        for n, tier, config in ((4096, "exact", FAST), (65536, "exact", SLOW), (128, "nearest", SLOW)):
+            kernel = ask(bundle, n)
+            assert (kernel.tier, list(kernel.config.items())) == (tier, list(config.items()))
+            assert kernel.resources.registers > 0
+            assert f"It comes from the bundle {bundle}, compiled for sm_90" in kernel.explain()
+        with pytest.raises(BundleError, match="no configuration of scale that is valid for scale n=32"):
+            ask(bundle, 32)
+        with pytest.raises(BundleError, match="does not contain the kernel 'sgemm_2d', only scale"):
+            get_best_kernel("sgemm_2d", M=1, N=1, K=1, device="h200", bundle=bundle)
 
     def test_without_compiler_database_and_template(self, bundle: Path, store: Any) -> None:
         """In a process that can import neither NVRTC nor SQLAlchemy, with the kernel's own files gone."""
@@ -124,9 +132,7 @@ class TestServing:
         assert done.stdout == f"exact {FAST} True b'\\x7fELF'\n"
 
     @pytest.mark.parametrize("came_along", [False, True])
-    def test_by_a_familys_rule(
-        self, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came_along: bool
-    ) -> None:
+    def test_by_a_familys_rule(self, store: Any, tmp_path: Path, monkeypatch: Any, came_along: bool) -> None:
         """Its configurations are packed as well, and it chooses if nothing is exact; a user's rule or a shipped one."""
         key = store.put(4096, FAST)
         other = {"THREADS": 32, "WORK": 1}
@@ -159,12 +165,6 @@ class TestServing:
         with pytest.raises(NotTunedError, match="sizes: tuned n=65536, requested n=70000") as caught:
             serve("scale", n=70000, device="h200", strict=True)
         assert caught.value.differences == (("sizes", "n=65536", "n=70000"),)
-
-    def test_a_kernel_that_it_does_not_hold_and_nothing_valid_are_errors(self, bundle: Path) -> None:
-        with pytest.raises(BundleError, match="no configuration of scale that is valid for scale n=32"):
-            ask(bundle, 32)
-        with pytest.raises(BundleError, match="does not contain the kernel 'sgemm_2d', only scale"):
-            get_best_kernel("sgemm_2d", M=1, N=1, K=1, device="h200", bundle=bundle)
 
     def test_members_are_read_when_they_are_needed(self, bundle: Path) -> None:
         """A damaged cubin is detected when it would be served, before any launch, and does not affect the others."""
@@ -209,6 +209,9 @@ class TestArchitectures:
             kernel = ask(path, 4096, device=device)
             assert (kernel.tier, kernel.config) == ("transferred", FAST)
             assert f"compiled for {target}" in kernel.explain()
+        store.put(4096, FAST, device=structs.replace(device_profile("a100"), source="cuda"))
+        exchange.bundle(store.path, output=tmp_path / "of both")
+        assert ask(tmp_path / "of both", 4096, device="a100").tier == "exact"
 
     def test_what_is_not_tuned_can_be_bundled_for_a_named_one(self, store: Any, tmp_path: Path) -> None:
         for put in (lambda: None, lambda: store.put(4096, FAST, template_hash="0" * 64)):  # of another version
@@ -220,22 +223,18 @@ class TestArchitectures:
 
 
 class TestMaking:
-    def test_equal_contents_make_equal_files_and_one_problem_may_be_alone(
+    def test_equal_contents_make_equal_files_and_one_may_be_alone(
         self, bundle: Path, store: Any, tmp_path: Path
     ) -> None:
-        exchange.bundle(store.path, output=tmp_path / "again")
-        assert (tmp_path / "again").read_bytes() == bundle.read_bytes()
+        for name in ("first", "again"):
+            exchange.bundle(store.path, output=tmp_path / name)
+        assert (tmp_path / "again").read_bytes() == (tmp_path / "first").read_bytes()
         exchange.bundle([(store.path, {"n": 65536})], output=tmp_path / "one")
         with pytest.raises(InputError, match="scale n=5000 is not tuned; tuned is n=65536; n=4096"):
             exchange.bundle([(store.path, {"n": 5000})], output=tmp_path / "two")
         held = Bundle(tmp_path / "one").kernel("scale")
         assert [dict(w.key.sizes) for w in held.winners] == [{"n": 65536}]
         assert {json.dumps(c.config) for c in held.cubins} == {json.dumps(SLOW), '{"THREADS": 128, "WORK": 1}'}
-
-    def test_a_winner_of_a_gpu_that_is_compiled_for_elsewhere(self, store: Any, tmp_path: Path) -> None:
-        store.put(4096, FAST, device=structs.replace(device_profile("a100"), source="cuda"))
-        exchange.bundle(store.path, output=tmp_path / "x")
-        assert ask(tmp_path / "x", 4096, device="a100").tier == "exact"
 
     def test_words(self) -> None:
         found = read_selections(["a", "M=1", "N=2", "b", "a", "M=3"])
@@ -264,7 +263,7 @@ class TestRefusals:
             bundle.write_bytes(whole[: len(whole) * part // 20])
             with pytest.raises(BundleError):
                 ask(bundle, 4096)
-        for place in range(0, len(whole), max(1, len(whole) // 200)):
+        for place in range(0, len(whole), max(1, len(whole) // 100)):
             changed = bytearray(whole)
             changed[place] ^= 0x55
             bundle.write_bytes(changed)
@@ -286,10 +285,7 @@ class TestRefusals:
                 lambda members: edit(members, MANIFEST, lambda found: found["kernels"].append("other")),
                 "its manifest was changed",
             ),
-            *(
-                (replaced(text), "its manifest")
-                for text in (b"", b"{}", b"[]", b"null", b"\xff", b'{"format": 1}', b"[" * 100_000)
-            ),
+            *((replaced(text), "its manifest") for text in (b"", b"[]", b"\xff", b'{"format": 1}', b"[" * 100_000)),
             (
                 replaced(b'{"format": 2, "other": "things"}'),
                 "is a bundle of format 2, this version of autotile reads 1: upgrade autotile",
@@ -327,9 +323,7 @@ class TestOperations:
         options = {name: value for name, value in named.items() if not name.isupper()}
         return get_best_kernel("matmul", **sizes, dtype="float32", device="h200", bundle=bundle, **options)
 
-    def test_it_serves_what_the_model_expects_among_what_it_holds(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_serves_what_the_model_expects_among_what_it_holds(self, tmp_path: Path, monkeypatch: Any) -> None:
         device = device_profile("h200")
         whole = shipped_file.shipped_model("matmul", "float32", device)
         own = (one for one in whole.candidates if one.kernel == "sgemm")
@@ -358,9 +352,7 @@ class TestOperations:
         with pytest.raises(InputError, match=r"no kernel computes .* compiled for float32 TRANS_A=0"):
             self.ask(path, TRANS_A=1, library=False)
 
-    def test_an_operation_is_bundled_whole_and_needs_a_model(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_operation_is_bundled_whole_and_needs_a_model(self, tmp_path: Path, monkeypatch: Any) -> None:
         with pytest.raises(InputError, match="for all sizes"):
             exchange.export("matmul", {"M": 64}, output=tmp_path / "m", format="bundle")
         monkeypatch.setattr(bundles, "shipped_models", lambda operation, dtype: [])

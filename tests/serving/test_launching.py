@@ -246,9 +246,7 @@ class TestLaunches:
         assert len(calls.launched) == 6
 
     @pytest.mark.parametrize("devices", [1, 2])
-    def test_a_bound_launch_in_another_thread_and_with_another_device_current(
-        self, launcher_of: Any, calls: Cuda, devices: int
-    ) -> None:
+    def test_a_bound_launch_in_another_thread_or_device(self, launcher_of: Any, calls: Cuda, devices: int) -> None:
         calls.devices, index = devices, devices - 1
         launch = launcher_of(index, with_graphs=False).bind([array_at(i, device=index) for i in range(2)], {})
         calls.current = 0
@@ -284,20 +282,23 @@ class TestLaunches:
 
     def test_a_bound_launch_has_graphs_by_stream(self, launcher_of: Any, calls: Cuda) -> None:
         calls.devices = 1
-        launch = launcher_of().bind([array_at(0), Y], {})
+        x = array_at(0)
+        launch = launcher_of().bind([x, Y], {"factor": 4.0})
+        assert calls.launches == []
         for calls.stream in (7, 7, 7, 8, 8, 8, 7):
             launch()
         assert calls.launched == [(0, 7), (0, 7), (1, 7), (0, 8), (0, 8), (2, 8), (1, 7)]
+        assert [words[:4] for _, words in calls.launches[:3]] == [*[parameters(x, Y, 4.0)] * 2, [1]]
         calls.captured.add(7)
         launch()
         assert calls.launched[-1] == (0, 7)
 
-    def test_arrays_that_never_come_again_cost_no_graphs(self, state: StreamState, graphs: Any) -> None:
-        keep(state, range(10_000))
-        assert graphs.made == 0
-
-    def test_many_arrays_in_turn_make_few_graphs(self, state: StreamState, graphs: Any) -> None:
+    def test_arrays_that_never_come_again_make_no_graphs_and_many_in_turn_few(
+        self, state: StreamState, graphs: Any
+    ) -> None:
         """If there are more than can be kept, those that were made stay for a long time."""
+        keep(state, range(100, 10_000))
+        assert graphs.made == 0
         keep(state, range(40), 50)
         assert graphs.made == len(state.graphs) == 32
 
@@ -361,11 +362,12 @@ class TestCalls:
         assert [words[:4] for _, words in calls.launches] == [parameters(x, z), [1]]
         assert (kernel.calls, calls.used) == (5, [0, 0])
 
-    def test_outputs_that_are_left_out_are_allocated(self, kernel: BoundKernel, calls: Cuda) -> None:
-        x = array_at(0)
-        first, second = kernel(x), kernel(x)
-        assert calls.new_arrays == 2
-        assert [words[:4] for _, words in calls.launches] == [parameters(x, first), parameters(x, second)]
+    def test_outputs_left_out_are_allocated_and_scalars_are_of_one_call(self, kernel: BoundKernel, calls: Cuda) -> None:
+        x, factors = array_at(0), (2.0, -3.0, 2.0, 5.0)
+        made = [kernel(x, **scalars) for scalars in ({}, {"factor": -3.0}, {}, {"factor": 5})]
+        assert calls.new_arrays == 4
+        expected = [parameters(x, y, factor) for y, factor in zip(made, factors, strict=True)]
+        assert [words[:4] for _, words in calls.launches] == expected
 
     def test_calls_are_captured_before_they_are_launched(
         self, kernel: BoundKernel, calls: Cuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -384,12 +386,6 @@ class TestCalls:
             launch(array_at(0), Y)
         assert written == [0, 1, 3]  # that wrapper captures one call
         assert kernel.launch_at(7, (ADDRESS, Y.data.ptr))
-
-    def test_scalars_of_one_call(self, kernel: BoundKernel, calls: Cuda) -> None:
-        x, y = array_at(0), array_at(1)
-        for scalars in ({}, {"factor": -3.0}, {}, {"factor": 5}):
-            kernel(x, y, **scalars)
-        assert [words[:4] for _, words in calls.launches] == [parameters(x, y, each) for each in (2.0, -3.0, 2.0, 5.0)]
 
     @pytest.mark.parametrize(
         ("scalars", "said"),
@@ -415,14 +411,6 @@ class TestCalls:
         calls.current = 1
         assert not kernel.launch_at(7, (x.data.ptr, y.data.ptr), starts=True)
         assert (len(calls.launches), kernel.calls) == (4, 4)
-
-    def test_a_bound_launch(self, kernel: BoundKernel, calls: Cuda) -> None:
-        x, y = array_at(0), array_at(1)
-        launch = kernel.bind(x, y, factor=4.0)
-        assert calls.launches == []
-        for _ in range(3):
-            launch()
-        assert [words[:4] for _, words in calls.launches] == [parameters(x, y, 4.0), parameters(x, y, 4.0), [1]]
 
     @pytest.mark.parametrize(
         ("arrays", "said"),
@@ -461,23 +449,13 @@ def taken(*arrays: Any, device: int = 0) -> tuple[int, ...] | None:
 
 class TestSignatures:
     @pytest.mark.parametrize("shape", [(1, 8, 4), (8, 4)])
-    def test_arrays_that_are_just_right_on_their_device(self, shape: tuple[int, ...]) -> None:
-        arrays = array_at(0, shape, np.float32), array_at(1, (4,), np.float16)
-        assert taken(*arrays) == (ADDRESS, ADDRESS + (1 << 20))
-        assert taken(*arrays, device=1) is None
-
-    @pytest.mark.parametrize(
-        "spoil",
-        [
-            lambda a: a.reshape(4, 8),
-            lambda a: a.reshape(4, 8).T,
-            lambda a: a.view(np.int32),
-            lambda a: a.reshape(1, 1, 8, 4),
-            lambda a: np.zeros((8, 4), np.float32),
-        ],
-    )
-    def test_what_is_not_just_right_is_not_taken(self, spoil: Callable[[Any], Any]) -> None:
-        assert taken(spoil(array_at(0, (8, 4), np.float32)), array_at(0, (4,), np.float16)) is None
+    def test_only_arrays_that_are_just_right_are_taken_on_their_device(self, shape: tuple[int, ...]) -> None:
+        right, other = array_at(0, shape, np.float32), array_at(1, (4,), np.float16)
+        assert taken(right, other) == (ADDRESS, ADDRESS + (1 << 20))
+        assert taken(right, other, device=1) is None
+        turned = right.reshape(4, 8)
+        for wrong in (turned, turned.T, right.view(np.int32), right.reshape(1, 1, 8, 4), np.zeros(shape, np.float32)):
+            assert taken(wrong, other) is None
 
     def test_a_launch_is_found_again_by_all_that_its_arrays_are(self) -> None:
         """Arrays on the same memory that differ in any property have different signatures."""
@@ -644,12 +622,10 @@ class TestWorkspaces:
         assert found[0] is found[2]
         assert [one.pointers for one in found[:2]] == [{"counter": 256, "empty": 0}, {"counter": 512, "empty": 0}]
         assert first.done == second.done == ["zeros"]
-
-    def test_what_is_filled_for_a_captured_stream_is_no_part_of_its_graph(self, streams: Streams) -> None:
         stream = streams.Stream(captured=True)
         with stream:
             kept = StreamWorkspaces((COUNTER,)).current()
-        assert stream.done == []
+        assert stream.done == []  # what is filled for a captured stream is no part of its graph
         assert streams.streams[-1].done == ["zeros", "synchronize"]
         assert kept.stream is stream
 

@@ -1,4 +1,4 @@
-"""`matmul`: the kernel that is chosen; on a device its results, layouts, repeated calls, and `linear`."""
+"""`matmul`: what is chosen, and gains of a launch; on a device results, layouts, repeated calls, and `linear`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec import structs
 from stored_runs import store_default
 
 import autotile
@@ -18,6 +20,7 @@ from autotile.kernel.operation import load_operation
 from autotile.serving.aside import wait_for_compilations
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
+from autotile.serving.gains import Gain, find_product, is_transposed, stored_transposed
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -294,3 +297,82 @@ class TestRepeated:
                 result = autotile.matmul(a, b.T)
                 assert isinstance(result, cupy.ndarray)
                 assert cupy.allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def served_for(m: int, n: int, k: int, dtype: str) -> BoundKernel:
+    served = find_product(m, n, k, dtype, trans_b=True, device="h200", keeps=False)
+    assert served is not None
+    return served
+
+
+def gain_of(m: int, n: int, k: int, dtype: str) -> Gain:
+    return Gain.of(served_for(m, n, k, dtype))
+
+
+class TestGain:
+    def test_cublas_stays_the_programs_own(self) -> None:
+        gain = gain_of(4096, 4096, 4096, "bfloat16")
+        assert (gain.kernel, gain.launches) == ("cublas", 0)
+        assert gain.time_us == gain.library_us == gain.total_us(bias=True)
+        assert not gain.is_worthwhile()
+
+    def test_a_bias_and_a_record_cost_a_small_product_more_than_it_gains_and_not_a_large_one(self) -> None:
+        large, small = gain_of(512, 4096, 4096, "float32"), gain_of(384, 2048, 2048, "float32")
+        assert large.time_us < large.library_us / 1.4
+        for bias, recorded in ((False, False), (False, True), (True, False), (True, True)):
+            assert large.is_worthwhile(bias=bias, recorded=recorded)
+            assert small.is_worthwhile(bias=bias, recorded=recorded) is not (bias or recorded)
+
+    def test_in_a_graph_the_host_costs_nothing(self) -> None:
+        gain = gain_of(1, 4096, 4096, "float32")  # twice as fast, and shorter than the host's part of any product
+        assert not gain.is_worthwhile()
+        assert gain.is_worthwhile(bias=True, in_graph=True)
+
+    def test_a_bias_is_read_and_written_at_the_bandwidth(self) -> None:
+        small, large = (gain_of(m, 4096, 4096, "float32").bias_us for m in (1024, 4096))
+        assert large - small == pytest.approx(1e6 * 2 * 3072 * 4096 * 4 / 4.8e12, rel=0.05)
+
+    def test_what_is_pinned_is_launched_whatever_is_expected(self) -> None:
+        gain = gain_of(64, 512, 512, "float32")
+        pinned = replace(gain, choice=structs.replace(gain.choice, pinned="choices.json"), library_us=None)
+        assert not replace(gain, library_us=None).is_worthwhile()
+        assert pinned.is_worthwhile(bias=True, recorded=True)
+
+    def test_while_something_stands_in_what_was_chosen_decides(self) -> None:
+        served, raced = (served_for(512, 4096, 4096, "float32") for _ in range(2))
+        chosen, other = Gain.of(served), served_for(4096, 4096, 4096, "bfloat16")
+        other.choice = structs.replace(other.choice, awaited="the kernel, which is being compiled")
+        raced.find_ways = other.find_ways = None
+        assert served.adopt(raced)
+        assert replace(Gain.of(served), choice=chosen.choice) == chosen
+        assert served.adopt(other)
+        now, final = Gain.of(served), Gain.of(served, final=True)
+        assert (now.kernel, now.launches) == ("cublas", 0)
+        assert (final.kernel, final.time_us, final.library_us) == (chosen.kernel, chosen.time_us, chosen.library_us)
+        assert final.is_worthwhile()
+        assert served.contenders == other.choice.contenders
+
+    def test_only_looked_at_it_is_not_kept(self) -> None:
+        served = find_product(3, 5, 7, "float32", device="h200", keeps=False)
+        assert served is not None
+        assert served is not find_product(3, 5, 7, "float32", device="h200", keeps=False)
+        assert find_product(3, 5, 7, "float32", device="h200") is find_product(3, 5, 7, "float32", device="h200")
+        assert find_product(0, 5, 7, "float32", device="h200") is None  # no kernel computes it
+
+
+class TestOrder:
+    @pytest.mark.parametrize("shape", [(3, 4), (1, 4), (4, 1), (1, 1), (2, 3, 4), (1, 3, 4), (2, 1, 4), (2, 3, 1)])
+    def test_it_is_that_of_numpy(self, shape: tuple[int, ...]) -> None:
+        array = np.zeros(shape, np.uint8)
+        swapped = np.zeros((*shape[:-2], shape[-1], shape[-2]), np.uint8).swapaxes(-1, -2)
+        assert stored_transposed(shape, array.strides) is False
+        assert stored_transposed(shape, swapped.strides) is (not swapped.flags.c_contiguous)
+
+    def test_neither(self) -> None:
+        assert stored_transposed((3, 4), (8, 2)) is None
+        assert stored_transposed((2, 3, 4), (4, 8, 1)) is None
+
+    @pytest.mark.parametrize("shape", [(3, 4), (1, 4), (4, 1), (1, 1)])
+    def test_of_weights(self, shape: tuple[int, int]) -> None:
+        weights = np.zeros(shape, np.uint8)
+        assert is_transposed(*shape) is stored_transposed(shape[::-1], weights.T.strides)

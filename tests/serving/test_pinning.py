@@ -90,6 +90,8 @@ class TestFile:
             (4096, "exact", "NVIDIA H200"),
             (8192, "nearest", "NVIDIA H200"),
         }
+        text = write_choices(choices)  # equal choices make equal files
+        assert write_choices(reversed(choices)) == text == write_choices(parse_choices(text, "it")) == file.read_text()
 
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -100,18 +102,19 @@ class TestFile:
             ('{"format": 1, "choices": [{}]}', "holds no pinned choices"),
             ('{"format": 1, "choices": [], "more": 1}', "holds no pinned choices"),
             ("[" * 100_000, "holds no pinned choices"),
+            (None, "cannot be written"),
         ],
     )
-    def test_what_is_no_such_file_is_refused(self, file: Path, text: str, said: str) -> None:
-        file.write_text(text)
+    def test_what_is_no_such_file_and_a_folder_that_is_not_there(self, file: Path, text: str | None, said: str) -> None:
+        if text is not None:
+            file.write_text(text)
         with pytest.raises(PinError, match=said):
-            autotile.pin(file)
+            autotile.pin(file.parent / "none" / file.name if text is None else file)
         assert default_dispatcher.pins.in_force() is None
 
-    def test_a_folder_that_is_not_there(self, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(PinError, match="cannot be written"):
-            autotile.pin(tmp_path / "none" / "choices.json")
-        assert default_dispatcher.pins.in_force() is None
+    def test_a_setting_of_a_folder_that_is_not_there(
+        self, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         file = tmp_path / "none" / "choices.json"
         monkeypatch.setenv("AUTOTILE_PIN", str(file))
         default_dispatcher.pins.forget()
@@ -133,13 +136,6 @@ class TestFile:
             with pytest.raises(PinError, match="there is no file" if named else "AUTOTILE_PIN names no file"):
                 dispatcher.get_best_kernel(store.path, n=4096, device="h200")
         assert not file.exists()
-
-    def test_equal_choices_make_equal_files(self, store: Any) -> None:
-        for n in (8192, 4096, 2048):
-            ask(store, n)
-        choices = default_dispatcher.pins.served_choices()
-        text = write_choices(choices)
-        assert write_choices(reversed(choices)) == text == write_choices(parse_choices(text, "it"))
 
     def test_where_nothing_was_served_no_file_is_left_and_one_that_appears_meanwhile_is(self, file: Path) -> None:
         pin = Pin(str(file), [], path=file)
@@ -185,6 +181,12 @@ class TestPinned:
         store.put(8192, BEST)
         default_dispatcher.refresher.poll()
         assert kernel.tier == "default"
+        anew()
+        kernel = ask(store, 8192)
+        with pytest.raises(PinError, match="no others are allowed"):
+            autotile.pin(file, strict=True)
+        assert default_dispatcher.pins.in_force() is None
+        assert kernel.choice.pinned == ""
         del kernel
         anew()
         autotile.pin(file, strict=True)
@@ -192,14 +194,6 @@ class TestPinned:
             with pytest.raises(PinError, match=r"no others are allowed; pin without strict, or delete .*choices.json"):
                 look_up()
         assert ask(store, 4096).choice.pinned == str(file)
-
-    def test_pinning_strictly_what_is_served_otherwise_is_refused(self, store: Any, file: Path) -> None:
-        anew()
-        kernel = ask(store, 8192)
-        with pytest.raises(PinError, match="no others are allowed"):
-            autotile.pin(file, strict=True)
-        assert default_dispatcher.pins.in_force() is None
-        assert kernel.choice.pinned == ""
 
     def test_another_version_of_the_kernel_is_refused(self, store: Any, file: Path) -> None:
         anew()
@@ -210,28 +204,21 @@ class TestPinned:
         with pytest.raises(PinError, match=said):
             ask(store, 4096)
 
-    @pytest.mark.parametrize(
-        ("config", "said"),
-        [({"THREADS": 999, "WORK": 1}, "THREADS"), ({"THREADS": 64}, "WORK"), ({"THREADS": 256, "WORK": "4"}, "WORK")],
-    )
-    def test_a_bad_configuration_is_refused(self, store: Any, file: Path, config: Any, said: str) -> None:
-        repin(file, config=config)
-        with pytest.raises(PinError, match=said):
-            ask(store, 4096)
-
-    def test_a_problem_that_is_named_twice_is_refused(self, file: Path) -> None:
+    def test_a_bad_configuration_and_a_problem_that_is_named_twice_are_refused(self, store: Any, file: Path) -> None:
+        for config, said in (
+            ({"THREADS": 999, "WORK": 1}, "THREADS"),
+            ({"THREADS": 64}, "WORK"),
+            ({"THREADS": 256, "WORK": "4"}, "WORK"),
+        ):
+            repin(file, config=config)
+            with pytest.raises(PinError, match=said):
+                ask(store, 4096)
         document = json.loads(file.read_text())
         document["choices"] *= 2
         with pytest.raises(PinError, match="names a problem twice"):
             parse_choices(json.dumps(document), "it")
 
-    def test_results_are_judged_whatever_is_pinned(self, store: Any) -> None:
-        store.put(4096, BEST)
-        request = (store.path, None, "h200", read_settings().database, {"n": 4096})
-        assert (find_best_kernel(*request).tier, find_best_result(*request).tier) == ("default", "exact")
-        assert find_best_kernel(*request).tier == "default"
-
-    def test_what_is_set_aside_within_itself_stays_so_until_the_end_and_dispatchers_pin_for_themselves(
+    def test_what_is_set_aside_twice_stays_so_until_the_end_and_dispatchers_pin_for_themselves(
         self, store: Any
     ) -> None:
         pins = default_dispatcher.pins
@@ -241,6 +228,9 @@ class TestPinned:
             assert pins.in_force() is None
         assert pins.in_force() is not None
         store.put(4096, BEST)
+        request = (store.path, None, "h200", read_settings().database, {"n": 4096})
+        assert (find_best_kernel(*request).tier, find_best_result(*request).tier) == ("default", "exact")
+        assert find_best_kernel(*request).tier == "default"  # results are judged whatever is pinned
         assert Dispatcher().get_best_kernel(store.path, n=4096, device="h200").config == BEST
 
 
@@ -341,24 +331,17 @@ def synchronize(dispatchers: list[Dispatcher]) -> list[Exception | None]:
 
 
 class TestRanks:
-    def test_all_serve_what_the_first_does(self, store: Any, tmp_path: Path) -> None:
-        store.put(4096, BEST)
+    def test_all_serve_what_the_first_does_which_first_looks_for_new_results(self, store: Any, tmp_path: Path) -> None:
         dispatchers = [Dispatcher(), *(Dispatcher(database=tmp_path / f"{i}.db") for i in range(2))]
         kernels = [one.get_best_kernel(store.path, n=4096, device="h200") for one in dispatchers]
-        assert [kernel.tier for kernel in kernels] == ["exact", "default", "default"]
+        store.put(4096, BEST)
+        assert [kernel.tier for kernel in kernels] == ["default"] * 3
         assert synchronize(dispatchers) == [None, None, None]
         assert [dict(kernel.config) for kernel in kernels] == [BEST] * 3
         store.put(4096, BETTER)
         for dispatcher in dispatchers:
             dispatcher.refresher.poll()
         assert [dict(kernel.config) for kernel in kernels] == [BEST] * 3
-
-    def test_the_first_looks_for_results_of_the_others_before(self, store: Any, tmp_path: Path) -> None:
-        dispatchers = [Dispatcher(), Dispatcher(database=tmp_path / "other.db")]
-        kernels = [one.get_best_kernel(store.path, n=4096, device="h200") for one in dispatchers]
-        store.put(4096, BEST)
-        assert synchronize(dispatchers) == [None, None]
-        assert [dict(kernel.config) for kernel in kernels] == [BEST] * 2
 
     def test_one_that_cannot_changes_none(self, store: Any, tmp_path: Path) -> None:
         store.put(4096, BEST)
@@ -400,27 +383,23 @@ class TestNumerics:
         assert kernels["same"].tier == "exact"
 
     @pytest.mark.parametrize(
-        ("alike", "default"),
+        ("alike", "default", "but"),
         [
-            ((7.0, "other inputs:out"), (9.0, "in:out")),
-            ((7.0, ""), (9.0, "in:out")),
-            ((7.0, "in:out"), (9.0, "")),
-            ((7.0, VARYING_OUTPUTS), (9.0, VARYING_OUTPUTS)),
-            ((9.0, "in:out"), (7.0, "in:out")),
+            ((7.0, "other inputs:out"), (9.0, "in:out"), ""),
+            ((7.0, ""), (9.0, "in:out"), ""),
+            ((7.0, "in:out"), (9.0, ""), ""),
+            ((7.0, VARYING_OUTPUTS), (9.0, VARYING_OUTPUTS), ""),
+            ((9.0, "in:out"), (7.0, "in:out"), ""),
+            ((7.0, "in:out"), (9.0, "in:out"), "it varied once"),
+            ((7.0, "in:out"), (9.0, "in:out"), "it was found to be wrong"),
         ],
     )
-    def test_else_it_stays(self, store: Any, alike: tuple[float, str], default: tuple[float, str]) -> None:
+    def test_else_it_stays(self, store: Any, alike: tuple[float, str], default: tuple[float, str], but: str) -> None:
         kernel = ask(store, 4096, numerics="same")
-        self.finals(store, [(BEST, 5.0, "in:other"), (ALIKE, *alike), (DEFAULT, *default)])
-        default_dispatcher.refresher.poll()
-        assert kernel.config == DEFAULT
-
-    @pytest.mark.parametrize("refused", [None, ALIKE])
-    def test_what_varied_once_or_was_found_to_be_wrong_is_not_exchanged(self, store: Any, refused: Any) -> None:
-        kernel = ask(store, 4096, numerics="same")
-        if refused is None:
-            self.finals(store, [(ALIKE, 7.0, VARYING_OUTPUTS), (DEFAULT, 9.0, "in:out")])
-        self.finals(store, [(ALIKE, 7.0, "in:out"), (DEFAULT, 9.0, "in:out")], refuse=refused)
+        if but == "it varied once":
+            self.finals(store, [(ALIKE, 7.0, VARYING_OUTPUTS), (DEFAULT, *default)])
+        wrong = ALIKE if but == "it was found to be wrong" else None
+        self.finals(store, [(BEST, 5.0, "in:other"), (ALIKE, *alike), (DEFAULT, *default)], refuse=wrong)
         default_dispatcher.refresher.poll()
         assert kernel.config == DEFAULT
 

@@ -16,7 +16,7 @@ import pytest
 from made_models import Model, expect
 
 import autotile
-from autotile.errors import ArgumentError, AutotileError, InputError, ToolchainError
+from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.serving import operations
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
@@ -178,11 +178,3 @@ def test_what_is_no_kernel_is_neither_captured_nor_adopted(given: Any, tmp_path:
     for kind in KINDS:
         with pytest.raises(InputError, match=f"adopt {said}"):
             serve(kind).adopt(given)
-
-
-@pytest.mark.parametrize("kind", ["plain", "library"])
-def test_a_scalar_that_is_not_there(kind: str) -> None:
-    """It is checked before anything is launched, where that is possible without a device."""
-    kernel = serve(kind, "h200")
-    with pytest.raises((ArgumentError, ToolchainError)):
-        kernel.bind(*ARRAYS, array(2048, 1024), gamma=1.0)

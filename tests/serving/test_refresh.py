@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from child_python import python
+from made_models import ON_AN_H200
 from msgspec import structs
 from stored_runs import add_trial, start_run, store_default
 
@@ -85,24 +86,19 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 class TestKernels:
-    def test_a_kept_kernel_serves_new_winners(self, store: Any) -> None:
+    def test_a_kept_kernel_serves_new_winners_also_if_the_dispatcher_forgot_it(self, store: Any) -> None:
         kernel = store.ask(4096)
         assert (poll(), kernel.tier) == (0, "default")
-        store.put(4096, BEST)
-        assert (poll(), kernel.tier, kernel.config) == (1, "exact", BEST)
-        assert "tuned for exactly this problem" in kernel.explain()
-        assert get_best_kernel(str(store.path), n=4096, device="h200") is kernel
-        store.put(4096, BETTER)
-        assert (poll(), kernel.config, kernel.geometry.threads) == (1, BETTER, 64)
-        assert poll() == 0
-
-    def test_also_if_the_dispatcher_forgot_it_and_if_the_result_is_the_nearest(self, store: Any) -> None:
-        kernel = store.ask(4096)
-        default_dispatcher.clear()
         store.put(8192, BETTER)
         assert (poll(), kernel.tier, kernel.config) == (1, "nearest", BETTER)
         store.put(4096, BEST)
         assert (poll(), kernel.tier, kernel.config) == (1, "exact", BEST)
+        assert "tuned for exactly this problem" in kernel.explain()
+        assert get_best_kernel(str(store.path), n=4096, device="h200") is kernel
+        default_dispatcher.clear()
+        store.put(4096, BETTER)
+        assert (poll(), kernel.config, kernel.geometry.threads) == (1, BETTER, 64)
+        assert poll() == 0
 
     def test_a_search_that_still_runs_changes_nothing(self, store: Any) -> None:
         kernel = store.ask(4096)
@@ -298,16 +294,6 @@ class TestDatabase:
         assert (place.read(), place.read(), len(asked)) == (frozenset(), None, 1)
 
 
-ON_AN_H200 = """
-import os, signal, sys, threading, time
-from msgspec.structs import replace
-from types import SimpleNamespace
-from autotile.core.device import device_profile
-from autotile.serving import dispatcher as serving
-
-serving.default_dispatcher.current_device = lambda: 0
-serving.live_device = lambda _: replace(device_profile("h200"), source="cuda")
-"""
 PROGRAM = f"""{ON_AN_H200}
 def names():
     return sorted(thread.name for thread in threading.enumerate())
@@ -400,9 +386,7 @@ class TestPause:
         assert pauses.times_s[:4] == expected
         assert len(polled) == polls
 
-    def test_after_a_choice_it_is_nine_times_what_that_took(
-        self, store: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_after_a_choice_it_is_nine_times_what_that_took(self, store: Any, clock: Any, monkeypatch: Any) -> None:
         store.ask(4096)
         paused, choose = list[float](), default_dispatcher.find
 
@@ -502,9 +486,7 @@ class TestWhenCountsAreWritten:
         assert flushed() == flushed() == {8192: 9, 500: 1}
 
     @pytest.mark.usefixtures("clock")
-    def test_the_first_call_and_each_doubling_without_an_sql_engine(
-        self, store: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_first_call_and_each_doubling_without_an_sql_engine(self, store: Any, monkeypatch: Any) -> None:
         """If writing takes no time; a killed process then loses less than half of its calls."""
         kernel = store.ask(8192, device=None)
         for calls in range(1, 18):
@@ -716,9 +698,7 @@ class TestAside:
         assert not any(thread.is_alive() for thread in threads._threads)
 
     @pytest.mark.parametrize("fault", [None, InputError("no kernel computes it")])
-    def test_a_product_is_chosen_aside_once_and_faults_are_left_to_the_next_call(
-        self, fault: Any, chosen: Code
-    ) -> None:
+    def test_a_product_is_chosen_aside_once_and_faults_are_of_the_next_call(self, fault: Any, chosen: Code) -> None:
         chosen.is_compiled, asked, may_choose = True, list[int](), threading.Event()
 
         def serve() -> BoundKernel:
@@ -740,9 +720,7 @@ class TestAside:
 
 
 class TestStandIns:
-    def test_what_is_compiled_serves_until_the_choice_takes_over_whose_calls_are_then_reported(
-        self, chosen: Code, kernel: BoundKernel
-    ) -> None:
+    def test_what_is_compiled_serves_until_the_choice_takes_over(self, chosen: Code, kernel: BoundKernel) -> None:
         reports: list[int] = []
         kernel.report_calls(lambda calls: reports.append(calls) or 10**9)
         kernel("A", "B", "C")

@@ -167,13 +167,11 @@ SCENARIOS: dict[str, list[Step]] = {
         ]
         for date in (datetime(1970, 1, 1, tzinfo=UTC), datetime(2140, 1, 1, tzinfo=UTC))
     },
-    "another NVRTC is not exact": [
+    "another NVRTC or L2 mode is not exact": [
         put(4096, LARGE, nvrtc_version="1.0"),
         asked(4096, "nearest", LARGE, "NVRTC version 1.0 instead of"),
-    ],
-    "another L2 mode is not exact": [
-        put(4096, LARGE, l2_mode="hot"),
-        asked(4096, "nearest", LARGE, "L2 mode hot instead of cold"),
+        put(4096, SMALL, l2_mode="hot"),
+        asked(4096, "nearest", SMALL, "L2 mode hot instead of cold"),
     ],
     "the fastest of a search that has not finished": [put(4096, LARGE, finished=False), asked(4096, "exact", LARGE)],
     "a replayed result is told": [
@@ -260,10 +258,6 @@ SCENARIOS: dict[str, list[Step]] = {
         put(8192, SMALL, default_ratio=1.01),  # not surely faster, so the other GPU's is asked
         asked(4096, "transferred", LARGE),
     ],
-    "results of another element type are not compared": [
-        put(4096, SMALL, dtype="float64"),
-        asked(4100, "default", choice__compared=None),
-    ],
     "exact comes before a family, and nearest serves outside": [
         put(4097, DEFAULT),
         learned(),
@@ -302,7 +296,7 @@ OTHER_VERSIONS = [{"template_hash": "0" * 64}, {"space_hash": "0" * 64}, {"optio
 @pytest.mark.parametrize("changes", [*OTHER_VERSIONS, {"dtype": "float64"}, {"kernel": "other"}])
 def test_results_and_rules_of_another_version_are_not_served(store: Any, store_one: Any, changes: Any) -> None:
     store_one(**changes)(store)
-    asked(4096, "default")(store)
+    asked(4096, "default", choice__compared=None)(store)
 
 
 def test_the_explanation_of_an_exact_result(store: Any) -> None:
@@ -413,9 +407,7 @@ class TestUntuned:
 
         assert self.serve("gemm_mma", M=16, N=4096, K=4096, wrong=AllOthers()) == (default, None)
 
-    def test_of_a_large_space_a_sample_is_estimated_of_a_huge_one_nothing(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_of_a_large_space_a_sample_is_estimated_of_a_huge_one_nothing(self, monkeypatch: Any) -> None:
         whole = self.serve("gemm_mma", M=16, N=4096, K=4096)[1]
         monkeypatch.setattr(selection, "_MAX_ROWS", 200)
         sample = self.serve("gemm_mma", M=16, N=4096, K=4096)[1]
@@ -438,7 +430,7 @@ class TestUntuned:
         assert (measured[served] <= measured[replaced]).all()
 
     @pytest.mark.parametrize("name", ["sgemm", "sgemm_ws", "gemm_mma", "sgemm_bf16x6", "gemm_wgmma"])
-    @pytest.mark.parametrize("sizes", [(2, 4096, 4096), (64, 64, 8192), (16, 4096, 7168), (4096, 16, 512)])
+    @pytest.mark.parametrize("sizes", [(2, 4096, 7168), (4096, 16, 512)])
     def test_it_is_served_as_a_search_would_begin(
         self, name: str, sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -554,13 +546,10 @@ def times_elsewhere(path: Path, seed: int, tuned: Sequence[str]) -> dict[str, tu
 class TestOtherSizes:
     """Results of other sizes are served where they are expected to be faster than what an empty database serves."""
 
-    @pytest.mark.parametrize("seed", [11, 12])
-    def test_none_gets_slower_than_without_a_database_and_on_average_they_get_faster(
-        self, seed: int, tmp_path: Path
-    ) -> None:
+    def test_none_gets_slower_than_without_a_database_and_on_average_they_get_faster(self, tmp_path: Path) -> None:
         alone = []
         for tuned in (["1024x1024x1024", "4096x4096x4096"], *([text] for text in RECORDINGS)):
-            found = times_elsewhere(tmp_path / f"{len(tuned)}-{tuned[0]}.db", seed, tuned)
+            found = times_elsewhere(tmp_path / f"{len(tuned)}-{tuned[0]}.db", 11, tuned)
             for text, (served, _, empty) in found.items():
                 assert served <= 1.01 * empty, (tuned, text)
             alone += list(found.values()) * (len(tuned) == 1)
@@ -751,7 +740,7 @@ sizes = st.integers(1, 4096)
 
 
 @given(sizes, sizes, sizes, st.permutations(range(3)), st.sampled_from(["waves", "work_ratio", "size", "alignment"]))
-def test_whatever_the_sizes_and_the_order_what_a_rule_serves_is_valid(
+def test_what_a_rule_serves_is_valid_at_any_sizes_in_any_order(
     m: int, n: int, k: int, order: list[int], kind: Any
 ) -> None:
     problem = Problem("matmul_tiled", {"M": m, "N": n, "K": k}, "float32")

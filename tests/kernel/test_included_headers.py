@@ -1,4 +1,4 @@
-"""Headers in further folders count, however they are named: the key of results, the key of the cubin, and the code."""
+"""Headers count, however they are named and wherever: the key of results, the key of the cubin, and the code."""
 
 import os
 import time
@@ -44,25 +44,24 @@ class Own:
 
 @pytest.fixture
 def own(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Own:
-    """``x.h`` and others in a folder of which the search-space file, or the environment, has the path."""
+    """``x.h`` and others beside the kernel, or in a folder of which its file, or the environment, has the path."""
     (tmp_path / "own" / "kernels").mkdir(parents=True)
-    folder = tmp_path / "elsewhere" / "headers"
+    place = getattr(request, "param", "include")
+    folder = tmp_path / ("own/kernels" if place == "beside" else "elsewhere/headers")
     for name in ("deep/x.h", "x.h", "x_32.h"):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("#define VALUE 1\n")
     monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))
     toml = tmp_path / "own" / "kernels" / "k.toml"
-    if getattr(request, "param", "") != "AUTOTILE_INCLUDE":
-        return Own(toml, folder, f'include = ["{folder}"]')
-    monkeypatch.setenv("AUTOTILE_INCLUDE", str(folder))
-    return Own(toml, folder, "")
+    if place == "AUTOTILE_INCLUDE":
+        monkeypatch.setenv("AUTOTILE_INCLUDE", str(folder))
+    return Own(toml, folder, f'include = ["{folder}"]' if place == "include" else "")
 
 
 _TEXTS = [
     '#define H "x.h"\n#include H',
     "#define H <x.h>\n#include H",
-    "#define H <deep/x.h>\n#include H",
     "#define NAMED(x) #x\n#include NAMED(x.h)",
     "#define STR(x) #x\n#define NAMED(x) STR(x)\n#define BASE deep\n#include NAMED(BASE/x.h)",
     "#define JOIN(a, b) <a##b>\n#include JOIN(x., h)",
@@ -86,6 +85,24 @@ _TEXTS = [
     '#include "guarded.h"',
     '#include "next.h"',
 ]
+_FORMS = [
+    '#include/* " */"x.h"',
+    '#include /*\n*/ <x.h> // "y.h"',
+    '/* two\n lines */ # /* more */ include /**/ "x.h"',
+    '#include \\\n"x.h"',
+    "#include <x\\\n.h>",
+    '/\\\n* #include "none.h" *\\\n/ #include "x.h"',
+    '#include_next "x.h"',
+    "#include_next <x.h>",
+    '\f#\vinclude\t"x.h"',
+    '#include "continued.h"',
+    '#include "deep/inner.h"',
+    "#include <deep/inner.h>",
+    "#include <deep//x.h>",
+    '#define NUMBER 1\'000\n#define QUOTE \'"\'\n#define URL "/*"\n#include "x.h" // */',
+    'inline constexpr char text[] = R"(/*)";\n#include "x.h"\nstatic_assert(sizeof(text) == 3 /* */);',
+    'inline constexpr char text[] = R"a(\\")"/*)a";\n#include "x.h"\nstatic_assert(sizeof(text) == 7 /* */);',
+]
 
 
 NVCC = pytest.mark.skipif(not installed_nvcc(), reason="needs nvcc")
@@ -94,8 +111,9 @@ NVCC = pytest.mark.skipif(not installed_nvcc(), reason="needs nvcc")
 @pytest.mark.parametrize(
     ("own", "text", "build"),
     [
+        *product(["beside"], [*_FORMS, *_TEXTS[:3], _TEXTS[4], "#include DEFINED"], [""]),
         *product(["include"], _TEXTS, [""]),
-        *product(["AUTOTILE_INCLUDE"], [_TEXTS[0], _TEXTS[4], '#include "next.h"'], [""]),
+        *product(["AUTOTILE_INCLUDE"], [_TEXTS[0], _TEXTS[3], '#include "next.h"'], [""]),
         pytest.param("include", _TEXTS[0], 'compiler = "nvcc"', marks=NVCC),
     ],
     indirect=["own"],
@@ -111,11 +129,13 @@ def test_a_changed_header_is_compiled(own: Own, text: str, build: str) -> None:
         "continued.h": '#inc\\\r\nlude "x\\\r\n.h"\r\n',
         "guarded.h": '#if __has_include("x.h")\n#  define SEEN\n#endif\n#ifdef SEEN\n#include "x.h"\n#endif\n',
         "next.h": "#include_next <x.h>\n",
+        "deep/inner.h": '#pragma once\n#include "x_outer.h"\n',
+        "x_outer.h": "#define VALUE 1\n",
     }
     for name, content in headers.items():
         (own.folder / name).write_text(content)
     own.write(text, f"defines = {{ DEFINED = '<x.h>' }}\n{build}")
-    cache = CubinCache(own.folder.parent / "cubins", 1 << 30)
+    cache = CubinCache(own.toml.parents[1] / "cubins", 1 << 30)
     first = own.job()
     before = cache.get_or_compile(first)
     assert own.job().key == first.key
@@ -125,6 +145,10 @@ def test_a_changed_header_is_compiled(own: Own, text: str, build: str) -> None:
     assert own.kernel.source_hash == second.source_hash != first.source_hash
     assert second.key != first.key
     assert cache.get_or_compile(second).cubin_hash != before.cubin_hash
+    for header in own.folder.rglob("x*.h"):
+        header.write_text("// a comment\n#define VALUE 2\n")
+    is_beside = own.folder == own.toml.parent  # in further folders, comments count
+    assert (own.kernel.source_hash == second.source_hash) == is_beside
 
 
 @pytest.mark.parametrize(
@@ -218,20 +242,17 @@ def test_a_header_that_changes_while_a_session_runs_is_not_compiled_as_what_it_w
         check_unchanged(headers)
 
 
-def test_limits_of_a_folder_of_headers(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_for_another_machine_and_limits_of_a_folder_of_headers(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers of other machines get every file that a macro may name."""
+    own.write('#define H "x.h"\n#include H')
+    kernel = own.kernel
+    assert own.folder / "x.h" in OwnSources(kernel.template_path, kernel.source, kernel.include_folders).included
     own.write("#include DEFINED", "defines = { DEFINED = '<x.h>' }")
     for limit in ("_MAX_LIBRARY_ENTRIES", "_MAX_LIBRARY_BYTES"):
         with monkeypatch.context() as patch:
             patch.setitem(OwnSources.__init__.__globals__, limit, 1)
             with pytest.raises(InputError, match=r"all files below .*headers count as its source.*name the file"):
                 own.kernel  # noqa: B018
-
-
-def test_files_for_another_machine(own: Own) -> None:
-    """Compilers of other machines get every file that a macro may name."""
-    own.write('#define H "x.h"\n#include H')
-    kernel = own.kernel
-    assert own.folder / "x.h" in OwnSources(kernel.template_path, kernel.source, kernel.include_folders).included
 
 
 @pytest.mark.parametrize("text", ['#embed "data.bin"', "#embed <data.bin> limit(4)", '#define D "data.bin"\n#embed D'])

@@ -1,0 +1,348 @@
+"""Launches of one kernel and of several steps: plans, limits, hashes, and arrays that depend on parameters."""
+
+import ctypes
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from spec_samples import SGEMM, copy_spec, make_spec, refused
+from step_kernels import PARTIAL_SPACE, TILED_SPACE, write_steps
+
+from autotile.core.device import EXPRESSION_NAMES, device_profile
+from autotile.core.model import LaunchGeometry, Problem, Resources, Value
+from autotile.cuda import driver
+from autotile.cuda.instance import Instances
+from autotile.database.keys import space_hash
+from autotile.errors import ConfigError, InputError, ProblemError, SpecError
+from autotile.exchange.cpp_header import write_header
+from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, fixed_names, launch_geometry
+from autotile.kernel.library import load_kernel
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.problem import Workrate, check_memory, resolve_problem
+from autotile.kernel.spec import KernelSpec
+from autotile.space.limits import check_config, compiled_steps
+from autotile.space.search_space import feasible_space
+
+H200 = device_profile("h200")
+
+HEAD = """
+kernel = { name = "scan", template = "scan.cu" }
+problem = { sizes = { N = 1000 } }
+parameters = { BLOCK = [64, 128], ROUNDS = [0, 1, 3] }
+default = { BLOCK = 64, ROUNDS = 3 }
+"""
+STEPS = """
+[[steps]]
+entry = "prepare"
+arguments = ["x", "a", "N"]
+block = ["BLOCK"]
+grid = ["ceil_div(N, BLOCK)"]
+
+[[steps]]
+entry = "sweep"
+arguments = ["a", "b", "stride"]
+block = ["BLOCK"]
+grid = ["ceil_div(N, BLOCK * 2 ** step)"]
+times = "ROUNDS"
+swap = ["a", "b"]
+
+[[steps]]
+entry = "finish"
+arguments = ["a", "y", "block"]
+block = [32]
+grid = [1]
+dynamic_smem_bytes = "4 * BLOCK"
+when = "ROUNDS > 0"
+"""
+TAIL = """
+[arguments]
+x = { buffer = "float32", shape = ["N"], access = "in" }
+y = { buffer = "float32", shape = ["N"], access = "out" }
+a = { workspace = "float32", shape = ["N"] }
+b = { workspace = "float32", shape = ["N"] }
+N = { scalar = "int32", value = "N" }
+stride = { scalar = "int32", value = "2 ** step" }
+block = { scalar = "int32", value = "BLOCK" }
+[reference]
+outputs = { y = "x" }
+"""
+
+
+def spec_of(steps: str = STEPS, head: str = HEAD, tail: str = TAIL) -> KernelSpec:
+    return parse_spec(head + steps + tail, "scan.toml")
+
+
+def plan(spec: KernelSpec, **config: Value) -> LaunchPlan:
+    return LaunchPlan.of(spec, {**spec.default, **config}, spec.sizes, H200)
+
+
+def test_launches_come_in_order_with_their_own_arguments_and_swapped_memory_stays_swapped() -> None:
+    launches = plan(spec_of()).launches
+    assert [launch.step for launch in launches] == [0, 1, 1, 1, 2]
+    assert [launch.geometry.grid[0] for launch in launches] == [16, 16, 8, 4, 1]
+    assert [launch.scalars for launch in launches[1:4]] == [(("stride", s),) for s in (1, 2, 4)]
+    assert launches[0].arguments == ("x", "a", "N")
+    assert launches[4].scalars == (("block", 64),)
+    assert launches[4].geometry.dynamic_smem_bytes == 256
+    assert [launch.arguments[:2] for launch in launches[1:4]] == [("a", "b"), ("b", "a"), ("a", "b")]
+    assert launches[4].arguments == ("b", "y", "block")  # what the third sweep wrote
+    assert plan(spec_of(), ROUNDS=1).launches[-1].arguments[0] == "b"
+    assert [launch.step for launch in plan(spec_of(), ROUNDS=0).launches] == [0]  # conditions leave launches out
+    assert plan(spec_of()).main.step == 0  # the one with the most threads
+    assert sorted(plan(spec_of()).steps) == [0, 1, 2]
+    assert plan(spec_of()) == plan(spec_of())
+    assert plan(spec_of()) != plan(spec_of(), BLOCK=128)
+
+
+def test_a_step_is_declared_to_be_the_main_one() -> None:
+    """Then it stands for all, though others have more threads; what is computed, and so the hash, is the same."""
+    spec = spec_of(STEPS.replace('entry = "finish"\n', 'entry = "finish"\nmain = true\n'))
+    assert plan(spec).main.step == 2
+    assert plan(spec, ROUNDS=0).main.step == 0  # it is not launched
+    assert [step.entry for step in spec.main_steps] == ["finish"]
+    assert len(spec_of().main_steps) == 3
+    assert space_hash(spec) == space_hash(spec_of())
+    with pytest.raises(SpecError, match="several steps have main = true"):
+        spec_of(STEPS.replace("block =", "main = true\nblock ="))
+
+
+def test_nothing_and_too_many_launches() -> None:
+    never = spec_of(STEPS.replace('when = "ROUNDS > 0"', 'when = "N < 0"').replace("[32]", '["BLOCK"]'))
+    assert [launch.step for launch in plan(never).launches] == [0, 1, 1, 1]
+    many = spec_of(STEPS.replace('times = "ROUNDS"', f'times = "{MAX_LAUNCHES} * ROUNDS"'))
+    with pytest.raises(ConfigError, match=r"would launch 12,290 kernels, expected 1 to 4,096"):
+        plan(many)
+    space = feasible_space(many, many.sizes, H200)
+    assert {space.config(row)["ROUNDS"] for row in range(len(space))} == {0}
+
+
+def test_the_limits_apply_to_every_launch() -> None:
+    grid = 'grid = ["ceil_div(N, BLOCK * 2'
+    wide = spec_of(STEPS.replace(f'block = ["BLOCK"]\n{grid}', f'block = ["16 * BLOCK"]\n{grid}'))
+    space = feasible_space(wide, wide.sizes, H200)
+    found = {(space.config(row)["BLOCK"], space.config(row)["ROUNDS"]) for row in range(len(space))}
+    assert found == {(64, 0), (64, 1), (64, 3), (128, 0)}  # 2048 threads where the step runs
+    said = check_config(wide, {"BLOCK": 128, "ROUNDS": 3}, wide.sizes, H200)
+    assert said.startswith("threads_per_block: sweep: 2,048 threads in a block")
+
+
+def test_expressions_have_a_value_only_where_the_step_runs_and_a_grid_that_vanishes_later_is_dropped() -> None:
+    divided = spec_of(STEPS.replace("grid = [1]", 'grid = ["ceil_div(N, ROUNDS)"]'))
+    assert len(feasible_space(divided, divided.sizes, H200)) == 6
+    assert plan(divided).launches[-1].geometry.grid[0] == 334
+    shrinking = spec_of(STEPS.replace("ceil_div(N, BLOCK * 2 ** step)", "2 - step"))
+    space = feasible_space(shrinking, shrinking.sizes, H200)
+    assert {space.config(row)["ROUNDS"] for row in range(len(space))} == {0, 1}
+
+
+# --- the hash
+
+
+def test_one_plain_step_is_the_launch_section() -> None:
+    launched = copy_spec()
+    text = launched.text.replace(', entry = "k"', "").replace("[launch]", '[[steps]]\nentry = "k"')
+    stepped = parse_spec(text, "k.toml")
+    assert launched.steps == stepped.steps
+    assert space_hash(launched) == space_hash(stepped)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('times = "ROUNDS"', 'times = "ROUNDS + 1"'),
+        ('when = "ROUNDS > 0"', 'when = "ROUNDS > 1"'),
+        ('arguments = ["a", "b", "stride"]', 'arguments = ["b", "a", "stride"]'),
+        ('swap = ["a", "b"]', ""),
+        ('entry = "finish"', 'entry = "prepare"'),
+    ],
+)
+def test_the_hash_covers_a_step(old: str, new: str) -> None:
+    assert STEPS.count(old) == 1
+    assert space_hash(spec_of()) != space_hash(spec_of(STEPS.replace(old, new)))
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "said"),
+    [
+        ('arguments = ["x", "a", "N"]', 'arguments = ["x", "a", "M"]', "steps[0].arguments", "'M' is not accepted"),
+        ('arguments = ["a", "y", "block"]', 'arguments = ["a", "y"]', "arguments.block", "no step takes 'block'"),
+        ('swap = ["a", "b"]', 'swap = ["a", "x"]', "steps[1].swap", "'x' is not a workspace or an array that"),
+        ('swap = ["a", "b"]', 'swap = ["a"]', "steps[1].swap", "expected the names of two arrays, got 1"),
+        ('times = "ROUNDS"', 'times = "step"', "steps[1].times", "unknown name 'step'"),
+        ('times = "ROUNDS"', "tines = 3", "steps[1].tines", "did you mean 'times'?"),
+        ('when = "ROUNDS > 0"', 'when = "ROUNDS"', "steps[2].when", "expected a condition"),
+        ('entry = "sweep"\n', "", "steps[1]", "the key 'entry' is missing"),
+    ],
+)
+def test_errors_name_the_step_and_its_line(old: str, new: str, key: str, said: str) -> None:
+    number = refused(HEAD + STEPS + TAIL, old, new, key, said).line
+    assert number is not None
+    near = "\n".join((HEAD + STEPS.replace(old, new) + TAIL).splitlines()[number - 1 : number + 2])
+    assert near.startswith("block =" if key == "arguments.block" else new.partition(" ")[0] or "[[steps]]")
+
+
+def test_a_file_has_steps_or_a_launch_and_step_is_no_name_of_one_with_steps() -> None:
+    for head in (HEAD + "launch = { block = [1], grid = [1] }\n", HEAD.replace('"scan.cu"', '"scan.cu", entry = "f"')):
+        with pytest.raises(SpecError, match=r"the file has \[\[steps\]\], of which each has its own"):
+            spec_of(head=head)
+    with pytest.raises(SpecError, match=r"'step' is the number of a launch"):
+        spec_of(head=HEAD.replace("{ BLOCK", "{ step = [1], BLOCK").replace("[1], BLOCK = 64", "1, BLOCK = 64"))
+    named = parse_spec(copy_spec().text.replace("BLOCK", "step"), "k.toml")
+    assert plan(named, step=128).main.geometry.threads == 128
+
+
+def test_a_header_refuses_steps_and_references_what_depends_on_the_launch() -> None:
+    with pytest.raises(SpecError, match=r"unknown name 'block'"):
+        spec_of(tail=TAIL.replace('y = "x"', 'y = "x * block"'))
+    with pytest.raises(InputError, match=r"scan has several steps, and a header launches one kernel only"):
+        write_header(spec_of(), "float32", [], [], stem="scan")
+    with pytest.raises(InputError, match=r"depend on the parameters BLOCK, which a header cannot tell its caller"):
+        write_header(PARTIAL, "float32", [], [], stem="k")
+
+
+def test_block_grid_and_dynamic_shared_memory_which_the_device_may_shape() -> None:
+    spec = parse_spec(SGEMM, "sgemm.toml")
+    geometry = launch_geometry(spec, spec.default, {"M": 100, "N": 4096, "K": 7}, H200)
+    assert (geometry.block, geometry.grid, geometry.dynamic_smem_bytes) == ((8, 8, 1), (64, 2, 1), 4096)
+    unstaged = launch_geometry(spec, {**spec.default, "STAGED": False}, spec.sizes, H200)
+    assert (unstaged.dynamic_smem_bytes, unstaged.threads, unstaged.blocks) == (0, 64, 4096)
+    spec = make_spec({"P": [2]}, launch={"grid": ["P * device.sm_count"], "block": ["device.warp_size"]})
+    geometry = launch_geometry(spec, {"P": 2}, {"N": 5}, H200)
+    assert (geometry.grid, geometry.block, geometry.dynamic_smem_bytes) == ((264, 1, 1), (32, 1, 1), 0)
+
+
+@pytest.mark.parametrize("launch", [{"block": ["P - 2"]}, {"grid": [1, "2 - P"]}, {"dynamic_smem_bytes": "-P"}])
+def test_what_cannot_be_launched(launch: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"k: the configuration gives the grid .* add a rule that excludes it"):
+        launch_geometry(make_spec({"P": [2]}, launch=launch), {"P": 2}, {"N": 5}, H200)
+    with pytest.raises(SpecError, match="division by zero where N = 5, P = 0") as caught:
+        launch_geometry(make_spec({"P": [0]}, launch={"block": ["N // P"]}), {"P": 0}, {"N": 5}, H200)
+    assert caught.value.key == "launch.block"
+
+
+def test_names_that_no_parameter_decides() -> None:
+    spec = parse_spec(SGEMM, "sgemm.toml")
+    names = fixed_names(spec, spec.sizes, H200)
+    assert (names["M"], names["device.sm_count"], len(names)) == (4096, 132, 3 + len(EXPRESSION_NAMES))
+    with pytest.raises(ProblemError, match=r"sgemm: the size K is missing; give K=\.\.\., a whole number of at least"):
+        fixed_names(spec, {"M": 1, "N": 1}, H200)
+
+
+def launched(launch: str, blocks: str = "64") -> KernelSpec:
+    text = copy_spec().text
+    return parse_spec(text.replace('grid = ["ceil_div(N, BLOCK)"]', f"grid = [{blocks}]\n{launch}"), "k.toml")
+
+
+def test_cooperation_and_clusters_are_part_of_the_plan() -> None:
+    (launch,) = plan(launched('cooperative = true\ncluster = ["BLOCK // 32", 2]', blocks="64, 2")).launches
+    assert (launch.is_cooperative, launch.cluster) == (True, (2, 2, 1))
+    plain = launched("")
+    (launch,) = plan(plain).launches
+    assert (launch.is_cooperative, launch.cluster) == (False, None)
+    assert space_hash(plain) == space_hash(launched("cooperative = false"))
+    assert space_hash(plain) != space_hash(launched("cooperative = true"))
+
+
+def test_more_cooperative_blocks_than_are_resident_are_refused() -> None:
+    resident = H200.sm_count * 32  # blocks of 64 threads
+    for blocks, is_cooperative, fits in ((resident, True, True), (resident + 1, True, False), (10**6, False, True)):
+        spec = launched("cooperative = true" if is_cooperative else "", blocks=str(blocks))
+        reason = check_config(spec, spec.default, spec.sizes, H200)
+        assert (reason == "") == fits
+        if not fits:
+            assert f"a cooperative launch of {blocks:,} blocks, of which {H200.name} holds {resident:,}" in reason
+    spec = launched("cooperative = true", blocks=str(resident))
+    for registers, fault in ((32, False), (128, True)):  # those of the compiled kernel count
+        (step,) = compiled_steps(spec, plan(spec), {"k": Resources(registers, 0, 0, 0, 0)}, H200)
+        assert ("a cooperative launch" in step.fault) == bool(step.fault) == fault
+
+
+def replace_driver(monkeypatch: pytest.MonkeyPatch, launch_kernel: Any) -> None:
+    monkeypatch.setattr(driver, "load_driver", lambda: SimpleNamespace(cuLaunchKernelEx=launch_kernel))
+    error = SimpleNamespace(CUDADriverError=RuntimeError)
+    monkeypatch.setattr(driver, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(driver=error)))
+
+
+@pytest.mark.parametrize(
+    ("is_cooperative", "cluster", "expected"),
+    [(True, None, [(2, (1,))]), (False, (2, 4, 1), [(4, (2, 4, 1))]), (True, (8, 1, 1), [(2, (1,)), (4, (8, 1, 1))])],
+)
+def test_the_driver_gets_the_attributes_and_its_error_is_raised(
+    monkeypatch: pytest.MonkeyPatch, is_cooperative: bool, cluster: Any, expected: list[Any]
+) -> None:
+    calls: list[Any] = []
+
+    def launch_kernel(config: Any, function: Any, parameters: Any, extra: Any) -> int:
+        given = config._obj
+        assert ctypes.sizeof(given) == 56
+        found = [given.attributes[i] for i in range(given.attribute_count)]
+        words = [(a.id, tuple(a.words[: len(w)])) for a, (_, w) in zip(found, expected, strict=True)]
+        calls.append((tuple(given.grid), tuple(given.block), given.dynamic_smem_bytes, given.stream, words))
+        calls.append((function.value, parameters.value, extra))
+        return 0
+
+    replace_driver(monkeypatch, launch_kernel)
+    geometry = LaunchGeometry(grid=(8, 4, 1), block=(64, 2, 1), dynamic_smem_bytes=1024)
+    launch = partial(driver.attribute_launch, 5, geometry, is_cooperative=is_cooperative, cluster=cluster)
+    launch()(7, 99, 0)
+    assert calls == [((8, 4, 1), (64, 2, 1), 1024, 7, expected), (5, 99, None)]
+    replace_driver(monkeypatch, lambda *_: 720)
+    with pytest.raises(RuntimeError, match="720"):
+        launch()(7, 99, 0)
+
+
+TILED = parse_spec(TILED_SPACE, "several_steps.toml")
+PARTIAL = parse_spec(PARTIAL_SPACE, "block_sums.toml")
+
+
+def test_the_parameters_that_shape_a_problem(tmp_path: Path) -> None:
+    assert load_kernel(str(write_steps(tmp_path, "two_step_sum"))).spec.shaping == ()
+    assert (TILED.shaping, PARTIAL.shaping) == (("STEPS",), ("BLOCK",))
+    assert TILED.shaped_sizes({"N": 7}, {"BLOCK": 128, "STEPS": 3}) == {"N": 7, "STEPS": 3}
+    assert PARTIAL.buffer("sums").extents(PARTIAL.shaped_sizes({"N": 1000}, {"BLOCK": 64})) == (16,)
+
+
+def test_limits_count_the_arrays_of_each_configuration() -> None:
+    large = parse_spec(TILED_SPACE.replace("STEPS = [1, 2, 3]", "STEPS = [1, 2, 30]"), "k.toml")
+    sizes = {"N": 2**31 - 1}
+    assert check_config(large, {"BLOCK": 128, "STEPS": 2}, sizes, H200) == ""
+    assert check_config(large, {"BLOCK": 128, "STEPS": 30}, sizes, H200).startswith("memory: its arrays take 256.0 GiB")
+    check_memory(large, Problem("several_steps", sizes, "float32"), H200)
+    space = feasible_space(large, sizes, H200)
+    assert {space.config(row)["STEPS"] for row in range(len(space))} == {1, 2}
+    text = TILED_SPACE.replace('["STEPS", "N"]', '["3 - STEPS", "N"]')
+    text = text.replace('rows = ["s', 'rows = ["s = arange(STEPS); zeros(3 - STEPS, N)"] }\n#')
+    said = check_config(parse_spec(text, "k.toml"), {"BLOCK": 128, "STEPS": 3}, {"N": 100}, H200)
+    assert said == "memory: the array rows would have the shape 0 x 100"
+
+
+def test_work_needs_the_configuration_and_the_hash_covers_the_shapes() -> None:
+    problem = resolve_problem(TILED, {"N": 1000})
+    assert Workrate.of(TILED, problem).flops is None
+    assert Workrate.of(TILED, problem, {"BLOCK": 128, "STEPS": 3}).flops == 6000
+    changed = parse_spec(PARTIAL_SPACE.replace('ceil_div(N, BLOCK)"], access', '-(-N // BLOCK)"], access'), "k.toml")
+    assert space_hash(changed) != space_hash(PARTIAL)
+
+
+def test_instances_are_made_once_for_each_shape_and_give_way() -> None:
+    made: list[dict[str, int]] = []
+
+    def make(names: Any) -> Any:
+        made.append(dict(names))
+        return SimpleNamespace(size_bytes=names["STEPS"] * 100)
+
+    instances = Instances(TILED, {"N": 5}, make, 300)
+    first = instances.of({"BLOCK": 128, "STEPS": 1})
+    assert instances.of({"BLOCK": 256, "STEPS": 1}) is first
+    second = instances.of({"BLOCK": 128, "STEPS": 2})
+    assert (list(instances), made) == ([first, second], [{"N": 5, "STEPS": 1}, {"N": 5, "STEPS": 2}])
+    assert instances.of({"BLOCK": 128, "STEPS": 1}) is first
+    third = instances.of({"BLOCK": 128, "STEPS": 3})
+    assert list(instances) == [third]
+    instances.of({"BLOCK": 128, "STEPS": 1})
+    assert made[-1] == {"N": 5, "STEPS": 1}
