@@ -150,6 +150,16 @@ def tls(tmp_path, monkeypatch):
     dask.config.refresh()
 
 
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory):
+    """A scheduler at the loopback address, without TLS; modules start workers, and restore it before."""
+    pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
+    from cluster_kit import running_cluster
+
+    with running_cluster(tmp_path_factory.mktemp("cluster"), host="localhost") as kit:
+        yield kit
+
+
 @pytest.fixture
 def compiled_once(monkeypatch):
     """Take the first cubin of a source for each of its configurations: for large spaces of recorded times."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import running_cluster
 from gpu_calls import raced
 from judges import BEST, by_threads
 from processes import wait_until
@@ -131,14 +130,14 @@ def test_the_requests_of_a_session_share_what_was_set_up_and_the_next_takes_its_
 
 
 @pytest.fixture(scope="module")
-def second_inputs(tmp_path_factory):
+def second_inputs(cluster, tmp_path_factory):
     """A cluster whose GPUs log the seeds of verifications, and read from a file as what error second inputs end."""
-    folder = tmp_path_factory.mktemp("cluster")
+    cluster.restore()
+    folder = tmp_path_factory.mktemp("second inputs")
     (folder / "preload.py").write_text(PRELOAD.format(folder=str(folder)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DASK_DISTRIBUTED__WORKER__PRELOAD", f'["{folder / "preload.py"}"]')
-        with running_cluster(folder) as kit:
-            yield kit, folder
+        yield cluster, folder
 
 
 @pytest.fixture
