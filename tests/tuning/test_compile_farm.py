@@ -116,7 +116,7 @@ def test_failures_are_those_of_one_candidate(busy_pool, kit):
 def test_a_machine_that_dies_costs_no_candidate(busy_pool, kit, monkeypatch):
     """Its process of Dask is replaced, and compiles again."""
     monkeypatch.setattr(cluster_compilers, "_MIN_PATIENCE_S", 60.0)
-    futures = [busy_pool.submit(partial(slow_job, 12, f"killed {n}")) for n in range(2)]
+    futures = [busy_pool.submit(partial(slow_job, 11, f"killed {n}")) for n in range(2)]
     wait_until(lambda: len(compile_workers(kit)) == 2)
     for pid in children(kit.farm.pid):
         os.kill(pid, signal.SIGKILL)
@@ -128,7 +128,7 @@ def test_what_the_farm_has_not_done_is_compiled_here(farm, tmp_path, monkeypatch
     monkeypatch.setattr(cluster_compilers, "_CHECK_S", 0.05)
     monkeypatch.setattr(farm, "submit", submit := Mock(wraps=farm.submit))
     with closing(CompilePool(cache_settings(tmp_path / "cache"), 1, 60.0, farm=farm)) as pool:
-        futures = [pool.submit(partial(slow_job, 11, f"given back {n}")) for n in range(3)]
+        futures = [pool.submit(partial(slow_job, 10, f"given back {n}")) for n in range(3)]
         assert [future.result(60).outcome for future in futures] == [Outcome.OK] * 3
     assert submit.called
 
