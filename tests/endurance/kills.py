@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import sqlite3
@@ -18,6 +17,7 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 from random import Random
 
+from endurance.progress_marks import environment_of
 from faults.traces import descendants
 
 from autotile.core.model import config_key
@@ -161,14 +161,8 @@ class Bench:
     def _start(self, location: Path) -> subprocess.Popen[bytes]:
         if self._scenario.cold:
             shutil.rmtree(self._cache, ignore_errors=True)
-        environment = {
-            **os.environ,
-            "AUTOTILE_DB": str(location),
-            "AUTOTILE_TEST_OF": str(location),
-            "AUTOTILE_CACHE": str(self._cache),
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        }
         command = [sys.executable, str(_COMMAND), str(_marks_of(location)), "tune", *self._scenario.words]
+        environment = environment_of(location, AUTOTILE_CACHE=self._cache)
         with _log_of(location).open("wb") as log:
             return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 

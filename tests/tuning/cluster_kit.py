@@ -54,9 +54,12 @@ class ClusterKit:
 
     def restore(self) -> None:
         """End the workers, and start the scheduler if a test has killed it."""
-        self.end(but=self._scheduler)
+        self.end_workers()
         if self._scheduler.poll() is not None:
             self.start_scheduler()
+
+    def end_workers(self) -> None:
+        self.end(but=self._scheduler)
 
     def end(self, but: subprocess.Popen[Any] | None = None) -> None:
         """End the processes but one."""

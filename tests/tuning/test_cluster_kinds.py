@@ -40,7 +40,6 @@ from autotile.tuning.schedule import open_lane
 @pytest.fixture(scope="module")
 def own_site(cluster, tmp_path_factory):
     """A cluster, the folder of its recordings, and its workers."""
-    cluster.restore()
     return SimpleNamespace(kit=cluster, folder=tmp_path_factory.mktemp("recordings"), workers=[])
 
 

@@ -132,7 +132,6 @@ def test_the_requests_of_a_session_share_what_was_set_up_and_the_next_takes_its_
 @pytest.fixture(scope="module")
 def second_inputs(cluster, tmp_path_factory):
     """A cluster whose GPUs log the seeds of verifications, and read from a file as what error second inputs end."""
-    cluster.restore()
     folder = tmp_path_factory.mktemp("second inputs")
     (folder / "preload.py").write_text(PRELOAD.format(folder=str(folder)))
     with pytest.MonkeyPatch.context() as patch:

@@ -39,7 +39,6 @@ def slow_job(depth: int, name: str = "") -> CompileJob:
 @pytest.fixture(scope="module")
 def kit(cluster):
     pytest.importorskip("cuda.bindings", reason="NVRTC is not installed")
-    cluster.restore()
     cluster.farm = cluster.worker("--compile", "2")
     return cluster
 

@@ -3,16 +3,12 @@ ends with the result of an undisturbed session. ``benchmarks/durability.py`` rep
 
 import os
 import signal
-import subprocess
-import sys
 from importlib import import_module
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from endurance.crowd import run_crowd
 from endurance.kills import Scenario, kill_and_resume
-from faults.traces import descendants, settles
 from judges import BEST, ending_at
 from processes import check_signal, count_configs, workers_with
 
@@ -21,15 +17,6 @@ from autotile.tuning.replay import ReplayBackend
 
 TUNE = ("matmul_tiled", "M=2048", "N=2048", "K=2048", "--replay", "--workers", "2", "--sampler", "tpe")
 
-DIES_AT_ONCE = """
-import os, signal, threading, time
-from autotile.workers.child import Child
-child = Child("echo_worker")
-threading.Thread(target=child.request, args=({"do": "hang"}, 60), daemon=True).start()
-time.sleep(0.01)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
 
 def test_a_killed_session_ends_like_one_that_was_not(tmp_path):
     """It is killed in the search, while its compilers run."""
@@ -37,17 +24,6 @@ def test_a_killed_session_ends_like_one_that_was_not(tmp_path):
     done = list(kill_and_resume(tmp_path, [scenario], 1, seed=9))
     assert [series.faults for series in done] == [[]] * len(done)
     assert sum(len(series.kills) for series in done) == 1
-
-
-def test_a_worker_that_was_still_starting_leaves_too(tmp_path):
-    """A worker with a long request pending, which has never seen its parent alive."""
-    mark = f"AUTOTILE_TEST_MARK={tmp_path}"
-    workers = Path(__file__).parents[1] / "workers"
-    paths = os.pathsep.join(map(str, [*filter(None, sys.path), workers]))
-    environment = {**os.environ, "AUTOTILE_TEST_MARK": str(tmp_path), "PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, "-c", DIES_AT_ONCE], env=environment, check=False, timeout=30)
-    assert done.returncode == -signal.SIGKILL
-    assert settles(lambda: not descendants(mark))
 
 
 def test_a_crowd_shares_one_database(tmp_path, cubin_cache_folder):

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,10 +12,8 @@ from typing import Any
 
 import pytest
 from child_python import python
-from faults.traces import settles
 
 from autotile.errors import WorkerCrashError, WorkerError, WorkerTimeoutError
-from autotile.settings import child_environment
 from autotile.workers.child import Child, parsed_reply
 from autotile.workers.compile_pool import CompiledCubin
 from autotile.workers.jobs import Readings
@@ -218,16 +215,16 @@ def test_a_final_reply_is_received(echo: Child) -> None:
         echo.request({"do": "echo", "value": 1}, 10)
 
 
-def test_it_leaves_when_its_parent_is_killed() -> None:
+@pytest.mark.parametrize("started", [True, False], ids=["at work", "still starting"])
+def test_it_leaves_when_its_parent_is_killed(started: bool) -> None:
+    """Also one that has never seen its parent alive; `clean` finds one that stays."""
     code = (
-        "import time; from autotile.workers.child import Child; child = Child('echo_worker');"
-        "print(child.request({'do': 'pid'}, 10)['pid'], flush=True); child.request({'do': 'hang'}, 60)"
+        "import os, threading, time; from autotile.workers.child import Child; child = Child('echo_worker');"
+        f"_ = {started} and child.request({{'do': 'pid'}}, 10);"
+        "threading.Thread(target=child.request, args=({'do': 'hang'}, 60), daemon=True).start();"
+        "time.sleep(0.01); os.kill(os.getpid(), 9)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=child_environment()) as parent:
-        pid = int(parent.stdout.readline())
-        parent.send_signal(signal.SIGKILL)
-    status = Path(f"/proc/{pid}/stat")
-    assert settles(lambda: not status.exists() or status.read_text().split()[2] == "Z"), pid
+    assert python("-c", code, timeout=30).returncode == -signal.SIGKILL
 
 
 def test_files_of_any_size_may_be_written_where_that_is_asked_for() -> None:
