@@ -171,10 +171,10 @@ def test_opening_it_again_loses_nothing_and_needs_no_alembic(tmp_path: Path, key
             again = opening(path)
             assert again is not None
             again.close()
-            subprocess.run([sys.executable, "-c", VISIT, str(path)], check=True)
-            start_run(first, study, sampler="kept")
+        subprocess.run([sys.executable, "-c", VISIT, str(path)], check=True)
+        start_run(first, study, sampler="kept")
     with Database.open(path) as last:
-        assert len(last.runs(study)) == 2
+        assert len(last.runs(study)) == 1
 
 
 def test_a_file_is_replaced_whole_or_not_at_all_and_what_is_no_file_or_a_database_never(
@@ -340,9 +340,9 @@ def content(case: Path) -> list[list[tuple[object, ...]]]:
         return [connection.execute(f"SELECT * FROM {table} ORDER BY id").fetchall() for table in _PARSERS]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_everything_goes_on_without_altered_rows(case: Path, seed: int) -> None:
-    assert len(alter_rows(case, Random(seed), 20)) > 5
+    assert len(alter_rows(case, Random(seed), 33)) > 9
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)
         assert [(name, repr(error)) for name, error in sweep(case, case.parent)] == []

@@ -20,7 +20,7 @@ TUNE = ("matmul_tiled", "M=2048", "N=2048", "K=2048", "--replay", "--workers", "
 
 def test_a_killed_session_ends_like_one_that_was_not(tmp_path):
     """It is killed in the search, while its compilers run."""
-    scenario = Scenario("compiling", (*TUNE, "--trials", "8"), cold=True)
+    scenario = Scenario("compiling", (*TUNE, "--trials", "5"), cold=True)
     done = list(kill_and_resume(tmp_path, [scenario], 1, seed=9))
     assert [series.faults for series in done] == [[]] * len(done)
     assert sum(len(series.kills) for series in done) == 1
