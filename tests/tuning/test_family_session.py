@@ -48,12 +48,7 @@ def record_by_alignment(bench: Any, sizes: tuple[int, ...]) -> None:
 def run(bench):
     """Tune a family of the tiny kernel from the test's own recordings."""
 
-    def tune(
-        words="n=1000..65536",
-        observe=lambda _: None,
-        plan=None,
-        **options,
-    ):
+    def tune(words="n=1000..65536", observe=lambda _: None, plan=None, **options):
         chosen = TuneOptions(**{"replay": "auto", "workers": 1, **options})
         family = parse_family(bench.kernel.spec, words.split())
         plan = plan or FamilyPlan(points=6, max_configs=4)
