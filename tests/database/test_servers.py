@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
-from stored_runs import KEY, add_trial, add_trials, begin, end_run, failed, measured, record_miss, start_run
+from stored_runs import KEY, add_trial, add_trials, end_run, failed, measured, record_miss, start_run
 
 from autotile.core.model import Outcome, Problem
 from autotile.database import engine
@@ -222,7 +222,7 @@ def test_a_server_that_cannot_be_used_says_why_and_options_do_not_show_it(monkey
     assert SECRET not in repr(TuneOptions(database=f"postgresql://u:{SECRET}@h/d"))
 
 
-def test_trials_come_back_and_the_finals_decide(shared, location, fresh_key, device):
+def test_trials_come_back_and_the_finals_decide_and_none_lacks_its_study_or_run(shared, location, fresh_key, device):
     study = shared.study(fresh_key, device)
     assert shared.study(fresh_key, device) == study
     assert shared.find_study(structs.replace(fresh_key, source="replayed")) is None
@@ -241,11 +241,7 @@ def test_trials_come_back_and_the_finals_decide(shared, location, fresh_key, dev
         assert reader.find_study(fresh_key) == study
         with pytest.raises(DatabaseError, match="reading only"):
             record_miss(reader, fresh_key.problem, "H200", "default")
-
-
-def test_a_trial_needs_its_study_and_run(shared, fresh_key):
-    study, run = begin(shared, fresh_key)
-    for study_id, run_id in ((study, 2**30), (2**30, run)):
+    for study_id, run_id in ((study, 2**30), (2**30, run)):  # a trial needs both
         with pytest.raises(DatabaseError, match=r"(?i)foreign key constraint"):
             add_trial(shared, study_id, run_id, failed({"BM": 1}, Outcome.CRASHED))
     assert check_database(shared).ok

@@ -134,19 +134,20 @@ def test_a_device_that_cannot_be_reopened_at_once_is_tried_again(start, tmp_path
     assert openings(tmp_path) == 4
 
 
-def test_a_device_that_cannot_be_reopened_at_all_is_told(start):
-    gpu = start("well", "exit", "exit", "exit")
-    assert run(gpu, "exit").outcome is Outcome.CRASHED
-    with pytest.raises(ToolchainError, match="cannot start: the worker died with exit code 3"):
-        run(gpu, "ok")
-
-
 @pytest.mark.parametrize("trouble", ["sleep", "exit", "no_keys"])
-def test_a_worker_that_cannot_open_is_told_at_once(start, tmp_path, monkeypatch, trouble):
+def test_a_device_that_cannot_be_opened_is_told_at_once_and_one_that_cannot_be_reopened_in_the_end(
+    start, tmp_path, monkeypatch, trouble
+):
     monkeypatch.setattr("autotile.workers.gpu._OPEN_DEADLINE_S", 1.0)
     with pytest.raises(ToolchainError, match="the GPU worker cannot start"):
         start(trouble).wait()
     assert openings(tmp_path) == 1
+    if trouble == "exit":
+        (tmp_path / "openings").unlink()
+        gpu = start("well", *[trouble] * 3)
+        assert run(gpu, "exit").outcome is Outcome.CRASHED
+        with pytest.raises(ToolchainError, match="cannot start: the worker died with exit code 3"):
+            run(gpu, "ok")
 
 
 class TestHangsInFinals:

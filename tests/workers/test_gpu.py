@@ -51,17 +51,14 @@ def candidate(kernel, cache):
     return make
 
 
-def test_a_healthy_candidate_is_measured(gpu, candidate):
+def test_a_healthy_candidate_is_measured_and_a_slow_one_dropped_and_its_time_kept(gpu, candidate):
     good = evaluate(gpu, candidate(), None)
     assert (good.outcome, good.reason, good.stage) == (Outcome.OK, "", "measure")
     assert 0 < good.measurement.low_us <= good.measurement.time_us <= good.measurement.high_us
     assert set(good.seconds) == {"load", "verify", "measure"}
-
-
-def test_a_slow_candidate_is_dropped_and_its_time_kept(gpu, candidate):
-    evaluation = evaluate(gpu, candidate(), 0.01)
-    assert evaluation.outcome is Outcome.PRUNED
-    assert evaluation.measurement is not None
+    slow = evaluate(gpu, candidate(), 0.01)
+    assert slow.outcome is Outcome.PRUNED
+    assert slow.measurement is not None
 
 
 def test_what_is_wrong_only_sometimes_is_found_by_verifying_again(gpu, candidate):
@@ -112,15 +109,12 @@ def test_a_race_does_not_reward_skipped_work(gpu, candidate):
     assert min(idle.rounds_us) > 10 * max(healthy.rounds_us)
 
 
-def test_a_race_compares_times_by_their_weights(gpu, candidate):
+def test_a_race_compares_times_by_their_weights_and_ends_when_they_are_known(gpu, candidate):
     """After the first rounds those leave that are clearly slower, by their weighted times."""
     plain = race(gpu, [candidate(), candidate("skips_work")], 30, 0)
     assert [len(row.rounds_us) for row in plain] == [30, 6]
     weighted = gpu.raced(Race((Entry(candidate(), weight=1e5), Entry(candidate("skips_work"))), 30, 0))
     assert [len(row.rounds_us) for row in weighted] == [6, 30]
-
-
-def test_a_race_ends_when_the_times_are_known(gpu, candidate):
     entries = (Entry(candidate()), Entry(candidate()))
     assert [len(row.rounds_us) for row in gpu.raced(Race(entries, 60, 0, precision=0.9))] == [6, 6]
 

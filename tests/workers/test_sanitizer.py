@@ -277,32 +277,21 @@ print({ENDED!r}, {CLEAN!r}, sep="\\n")
         assert time.monotonic() - start < 5
 
 
-class TestFinding:
-    """Where the program is searched for."""
-
-    @pytest.fixture(autouse=True)
-    def _nowhere(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("PATH", str(tmp_path / "path"))
-        monkeypatch.setattr(sanitizer, "toolkit_folders", lambda: (tmp_path / "cuda",))
-        monkeypatch.setattr(sanitizer.sysconfig, "get_path", lambda _: str(tmp_path / "site"))
-
-    def test_nowhere(self):
-        with pytest.raises(ToolchainError, match="pip install nvidia-cuda-sanitizer-api"):
-            find_sanitizer()
-
-    @pytest.mark.parametrize(
-        "folder", ["path", "cuda/bin", "cuda/compute-sanitizer", "site/nvidia/cu13/compute-sanitizer"]
-    )
-    def test_each_place(self, tmp_path, folder):
+def test_the_program_is_searched_for_on_the_path_in_toolkits_and_packages(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(sanitizer, "toolkit_folders", lambda: (tmp_path / "cuda",))
+    monkeypatch.setattr(sanitizer.sysconfig, "get_path", lambda _: str(tmp_path / "site"))
+    with pytest.raises(ToolchainError, match="pip install nvidia-cuda-sanitizer-api"):
+        find_sanitizer()
+    for folder in ("cuda/compute-sanitizer", "site/nvidia/cu13/compute-sanitizer", "cuda/bin"):
         program = installed(tmp_path / folder)
         assert find_sanitizer() == program
-
-    def test_the_path_comes_first_but_for_what_the_setting_names(self, tmp_path):
-        installed(tmp_path / "cuda" / "bin")
-        first, named = installed(tmp_path / "path"), installed(tmp_path / "mine")
-        assert (find_sanitizer(), find_sanitizer(str(named))) == (first, named)
-        with pytest.raises(ToolchainError, match=r"the setting sanitizer is .*not an executable program"):
-            find_sanitizer(str(tmp_path / "others"))
+        if folder != "cuda/bin":
+            program.unlink()
+    first, named = installed(tmp_path / "path"), installed(tmp_path / "mine")
+    assert (find_sanitizer(), find_sanitizer(str(named))) == (first, named)
+    with pytest.raises(ToolchainError, match=r"the setting sanitizer is .*not an executable program"):
+        find_sanitizer(str(tmp_path / "others"))
 
 
 def assert_told(found: Finding, reason: str) -> None:
