@@ -107,14 +107,9 @@ def test_only_a_child_of_the_same_module_that_lives_is_acquired(worker_pool):
     fresh.kill()
 
 
-def test_the_next_session_sets_up_its_problem_in_the_same_worker(gpu, started, tmp_path):
-    assert [session(gpu()) for _ in range(3)] == [Outcome.OK] * 3
-    assert (len(started), (tmp_path / "openings").stat().st_size) == (1, 3)
-
-
-def test_a_reused_worker_that_cannot_set_up_the_next_problem_is_replaced(gpu, started):
-    assert [session(gpu(*openings)) for openings in ((), ("well", "setup_error"), ())] == [Outcome.OK] * 3
-    assert len(started) == 2
+def test_the_next_session_sets_up_its_problem_in_the_same_worker_which_is_replaced_if_it_cannot(gpu, started, tmp_path):
+    assert [session(gpu(*openings)) for openings in ((), ("well", "setup_error"), (), ())] == [Outcome.OK] * 4
+    assert (len(started), (tmp_path / "openings").stat().st_size) == (2, 5)
 
 
 @pytest.mark.parametrize("deed", ["fault_in_verify", "spent", "sleep"])
