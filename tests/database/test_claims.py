@@ -1,7 +1,5 @@
 """Claims of configurations among sessions, and deletion of old trials while sessions store and claim."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import threading

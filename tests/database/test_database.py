@@ -1,7 +1,5 @@
 """Studies, runs, trials and what is learned come back as they were stored, and decide what is served."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time
@@ -214,7 +212,7 @@ EXAMPLES = st.builds(
 
 def test_a_trial_comes_back_as_it_was_stored(database, study):
     @settings(max_examples=25)
-    @given(trials=st.lists(EXAMPLES, min_size=1, max_size=8))
+    @given(trials=st.lists(EXAMPLES, min_size=1, max_size=4))
     def store_and_read(trials: list[Trial]) -> None:
         run = start_run(database, study, sampler="random")
         for trial in trials:
@@ -392,7 +390,7 @@ def test_a_log_on_a_network_file_system_is_left_to_the_engine(tuning_db, monkeyp
     assert len(counts(tuning_db)) == written
 
 
-def test_a_model_replaces_the_older_one_of_its_gpu_and_a_fast_read_notices(database, device):
+def test_a_model_and_ceilings_replace_the_older_ones_of_their_gpu_and_a_fast_read_notices(database, device):
     of = {"operation": "matmul", "dtype": "float32", "gpu_name": device.name}
     assert read_file(database.location, winners.MODEL, **of) == []
     seen = [read_file(database.location, winners.CHANGES)]
@@ -404,18 +402,15 @@ def test_a_model_replaces_the_older_one_of_its_gpu_and_a_fast_read_notices(datab
     found = [(one.operation, one.dtype, one.gpu_name, one.model["number"]) for one in learned.read_models(database)]
     assert found == [("matmul", "float32", device.name, 3), ("matmul", "float32", "Other", 2)]
     assert learned.read_models(database, dtype="float16") == []
-
-
-NEWER = replace(CEILINGS, measured_at=CEILINGS.measured_at + timedelta(days=1), warnings=())
-OTHER = replace(CEILINGS, gpu_uuid=f"{GPU[:-1]}1", gpu_name="Other")
-
-
-def test_a_measurement_replaces_the_older_one_of_its_gpu(database):
     for one in (CEILINGS, OTHER, NEWER):
         learned.save_ceilings(database, one)
     assert learned.read_ceilings(database) == [NEWER, OTHER]
     assert learned.read_ceilings(database, gpu_name="Other") == [OTHER]
     assert learned.read_ceilings(database, gpu_name="None") == []
+
+
+NEWER = replace(CEILINGS, measured_at=CEILINGS.measured_at + timedelta(days=1), warnings=())
+OTHER = replace(CEILINGS, gpu_uuid=f"{GPU[:-1]}1", gpu_name="Other")
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -1,7 +1,5 @@
 """The migrations create the declared tables, and an older database keeps its rows, also while others use it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import shutil
 import threading

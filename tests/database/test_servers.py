@@ -1,7 +1,5 @@
 """Locations of databases, of which none shows its secrets; and what a file and a PostgreSQL server do alike."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

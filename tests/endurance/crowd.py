@@ -24,7 +24,7 @@ from autotile.core.model import config_key
 from autotile.database.care import check_database
 from autotile.database.database import Database
 
-ROLES = ("tune", "read", "tune", "exchange")
+ROLES = ("tune", "read", "exchange", "tune")
 """Roles of the processes, assigned in rotation."""
 _SIZES = ("M=2048", "N=2048", "K=2048")
 SMALL = ("matmul_tiled", *_SIZES)

@@ -138,6 +138,7 @@ class Bench:
         marks = list(_read_marks(_marks_of(location)))
         _marks_of(location).unlink(missing_ok=True)
         acknowledged.update(text for _, kind, text in marks if kind == "trial")
+        reported = Counter({"{" + text.partition("{")[2]: 1 for text in acknowledged})  # without the problem before it
         stored = _stored(location)
         repeated = sum(count - 1 for count in stored.values())
         return Kill(
@@ -146,7 +147,7 @@ class Bench:
             after_s=killed_s - started_s,
             acknowledged=len(acknowledged),
             stored=len(stored),
-            lost=sum((_configs(acknowledged) - stored).values()) + repeated,
+            lost=sum((reported - stored).values()) + repeated,
             workers=len(workers),
             gone_s=gone_s,
             damage=_damage(location),
@@ -227,11 +228,6 @@ def _stored(location: Path) -> Counter[str]:
         return Counter(
             config_key(trial.config) for study in studies for trial in database.trials(study.study_id, phase="search")
         )
-
-
-def _configs(acknowledged: Counter[str]) -> Counter[str]:
-    """Return each configuration once, without the preceding problem."""
-    return Counter({"{" + text.partition("{")[2]: 1 for text in acknowledged})
 
 
 def _damage(location: Path) -> str:

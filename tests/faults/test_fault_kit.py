@@ -1,7 +1,5 @@
 """The fault kit has the faults that it states, as far as this can be checked without a GPU."""
 
-from __future__ import annotations
-
 import pytest
 
 from autotile.core.device import device_profile

@@ -1,7 +1,5 @@
 """What `autotile tune` says of a replayed session and of a broken kernel, and the modules that a session imports."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -337,8 +337,8 @@ class TestProcesses:
         stop, kills = threading.Event(), list[int]()
 
         def kill():
-            """Kill each worker as soon as it sets up the problem, runs the reference or a candidate, eight of each."""
-            while not stop.wait(0.02) and len(kills) < 16:
+            """Kill each worker as soon as it sets up the problem, runs the reference or a candidate, six of each."""
+            while not stop.wait(0.02) and len(kills) < 12:
                 with suppress(OSError, ValueError):
                     pid = int((folder / f"pid-{len(kills) % 2}").read_text())
                     os.kill(pid, signal.SIGKILL)

@@ -27,7 +27,7 @@ def test_a_killed_session_ends_like_one_that_was_not(tmp_path):
 
 
 def test_a_crowd_shares_one_database(tmp_path, cubin_cache_folder):
-    crowd = run_crowd(tmp_path, 4, 0.3, cubin_cache_folder, large=False)
+    crowd = run_crowd(tmp_path, 3, 0.3, cubin_cache_folder, large=False)
     assert crowd.faults == []
     assert crowd.acknowledged > 0
     assert {"import", "export"} & crowd.commands.keys()

@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from threading import Timer
 from types import SimpleNamespace
@@ -272,8 +271,12 @@ print({ENDED!r}, {CLEAN!r}, sep="\\n")
     def test_an_interrupt_leaves_nothing_running(self, stand_in):
         checker = stand_in("time.sleep(60)", 60.0)
         start = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            interrupted_after(1.0, lambda: checker.check_all([CANDIDATE, CANDIDATE], at_once=2))
+        timer = Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+        with heeded_interrupts(), ExitStack() as stack:
+            timer.start()
+            stack.callback(timer.join)
+            with pytest.raises(KeyboardInterrupt):
+                checker.check_all([CANDIDATE, CANDIDATE], at_once=2)
         assert time.monotonic() - start < 5
 
 
@@ -308,17 +311,6 @@ def installed(folder: Path) -> Path:
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     return program
-
-
-def interrupted_after(seconds: float, act: Callable[[], object]) -> None:
-    """Call a function, and press Ctrl-C meanwhile."""
-    timer = Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-    with heeded_interrupts():
-        timer.start()
-        try:
-            act()
-        finally:
-            timer.join()
 
 
 class RecordedArray:
