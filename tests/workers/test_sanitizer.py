@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Timer
 from types import SimpleNamespace
