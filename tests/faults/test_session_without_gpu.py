@@ -42,7 +42,6 @@ def _no_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr(import_module("autotile.tuning.session"), "choose_backend", fake_backend)
     monkeypatch.setattr("faults.fault_session.RUN_DEADLINE_S", 3.0)
-    monkeypatch.setattr("faults.fault_session.COMPILE_DEADLINE_S", 3.0)
 
 
 def test_every_fault_is_blamed_and_the_winner_is_healthy(tmp_path, cubin_cache_folder, monkeypatch):
