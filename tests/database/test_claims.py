@@ -1,13 +1,11 @@
 """Claims of configurations among sessions, and deletion of old trials while sessions store and claim."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -28,7 +26,6 @@ from autotile.database.runs import RunRecord
 from autotile.database.winners import CHECKS
 
 CONFIGS: list[Config] = [{"BM": number} for number in range(40)]
-Open = Callable[[], RunRecord]
 
 
 def record_of(location: str, key: TuningKey, device: DeviceProperties, *, shares: bool = True) -> RunRecord:
@@ -38,7 +35,7 @@ def record_of(location: str, key: TuningKey, device: DeviceProperties, *, shares
 
 
 @pytest.fixture
-def session(location: str, fresh_key: TuningKey, device: DeviceProperties) -> Iterator[Open]:
+def session(location, fresh_key, device):
     """Return a function that starts a session on the study."""
     opened: list[RunRecord] = []
 
@@ -53,9 +50,7 @@ def session(location: str, fresh_key: TuningKey, device: DeviceProperties) -> It
         record._database.close()
 
 
-def test_one_session_at_a_time_tries_a_configuration_unless_it_does_not_share(
-    session: Open, location: str, fresh_key: TuningKey, device: DeviceProperties
-) -> None:
+def test_one_session_at_a_time_tries_a_configuration_unless_it_does_not_share(session, location, fresh_key, device):
     first, second = session(), session()
     assert first.claim({"BM": 1}).ours[0]
     refused = second.claim({"BM": 1})
@@ -74,7 +69,7 @@ def test_one_session_at_a_time_tries_a_configuration_unless_it_does_not_share(
     alone._database.close()
 
 
-def test_several_are_claimed_and_stored_at_once(session: Open) -> None:
+def test_several_are_claimed_and_stored_at_once(session):
     first, second = session(), session()
     assert first.claim({"BM": 1}, {"BM": 2}, {"BM": 3}).ours == (True, True, True)
     first.add(measured({"BM": 1}, 10.0), measured({"BM": 3}, 12.0))
@@ -85,7 +80,7 @@ def test_several_are_claimed_and_stored_at_once(session: Open) -> None:
     assert third.claim({"BM": 4}, {"BM": 6}).ours == (False, True)
 
 
-def test_claims_made_together_share_the_room(session: Open) -> None:
+def test_claims_made_together_share_the_room(session):
     first, second = session(), session()
     assert first.claim({"BM": 1}, room=8).ours[0]
     claimed = second.claim(*CONFIGS[2:8], room=4)  # one of which is the first one's
@@ -102,7 +97,7 @@ def run_out(record: RunRecord) -> Select[tuple[int]]:
     return select(func.count()).where(of_study, CLAIMS.c.expires_at == 0.0)
 
 
-def test_a_lease_that_runs_out_is_inherited(session: Open) -> None:
+def test_a_lease_that_runs_out_is_inherited(session):
     first, second, third = session(), session(), session()
     first.claim({"BM": 1})
     first.claim({"BM": 2})
@@ -118,7 +113,7 @@ def test_a_lease_that_runs_out_is_inherited(session: Open) -> None:
     assert list(third.claim({"BM": 1}).news) == [trial]
 
 
-def test_leases_are_renewed(session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_are_renewed(session, monkeypatch):
     assert runs._RENEWALS >= 2  # so that the first may be late
     monkeypatch.setattr(runs, "_RENEWALS", 1e4)
     first, second = session(), session()
@@ -135,9 +130,7 @@ def test_leases_are_renewed(session: Open, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("location", ["postgresql"], indirect=True)
-def test_no_renewal_changes_claims_while_another_transaction_does(
-    session: Open, location: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_renewal_changes_claims_while_another_transaction_does(session, location, monkeypatch):
     monkeypatch.setattr(runs, "_RENEWALS", 1e5)  # one a millisecond
     record = session()
     waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
@@ -171,8 +164,8 @@ def claim_and_die(location: str, key: TuningKey, device: DeviceProperties, *numb
 
 
 def test_the_claims_of_a_dead_process_do_not_wait_and_a_new_session_counts_those_of_the_living(
-    session: Open, location: str, fresh_key: TuningKey, device: DeviceProperties
-) -> None:
+    session, location, fresh_key, device
+):
     first = session()
     claim_and_die(location, fresh_key, device, 1, 2)
     assert first.claim({"BM": 1}).ours[0]
@@ -182,9 +175,7 @@ def test_the_claims_of_a_dead_process_do_not_wait_and_a_new_session_counts_those
         assert runs.forget_dead(connection, database.find_study(fresh_key) or 0) == 2  # those of the first
 
 
-def test_many_sessions_try_each_configuration_once(
-    session: Open, location: str, fresh_key: TuningKey, device: DeviceProperties
-) -> None:
+def test_many_sessions_try_each_configuration_once(session, location, fresh_key, device):
     tried: list[str] = []
 
     def work(record: RunRecord) -> None:
@@ -205,7 +196,7 @@ def test_many_sessions_try_each_configuration_once(
 
 
 @pytest.mark.parametrize("owner", ["", "1 2 3", "x", "1 1 5 elsewhere"])
-def test_an_owner_elsewhere_is_not_known_to_be_gone(owner: str) -> None:
+def test_an_owner_elsewhere_is_not_known_to_be_gone(owner):
     assert not runs.is_gone(owner)
 
 
@@ -224,9 +215,7 @@ def add_study(database: Database, key: TuningKey, trials: int) -> int:
     return study
 
 
-def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(
-    shared: Database, location: str, key: TuningKey, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(shared, location, key, monkeypatch):
     monkeypatch.setattr(care, "_CHUNK", 10)
     study = add_study(shared, key, 40)
     running = start_run(shared, study, sampler="random")
@@ -256,9 +245,7 @@ def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(
     assert check_database(shared).ok
 
 
-def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
-    shared: Database, key: TuningKey, device: DeviceProperties
-) -> None:
+def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(shared, key, device):
     record = RunRecord(shared, key, device)
     record.start(sampler="random", shares=True)
     record.add(measured({"BM": 1}, 10.0))
@@ -274,9 +261,7 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
     record._release()
 
 
-def test_a_run_just_begun_keeps_its_trials_and_its_study_but_one_that_ended_none(
-    shared: Database, key: TuningKey
-) -> None:
+def test_a_run_just_begun_keeps_its_trials_and_its_study_but_one_that_ended_none(shared, key):
     study, run = begin(shared, key)
     assert clean_database(shared, None, **EVERYTHING, keep_gpus=("another",)) == []
     assert [one.run_id for one in shared.runs(study)] == [run]  # which has no trial yet
@@ -292,9 +277,7 @@ def test_a_run_just_begun_keeps_its_trials_and_its_study_but_one_that_ended_none
     assert (cleaned.deleted, cleaned.emptied) == (1, True)
 
 
-def test_interrupted_it_leaves_a_whole_database_and_is_repeated(
-    shared: Database, key: TuningKey, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_it_leaves_a_whole_database_and_is_repeated(shared, key, monkeypatch):
     study = add_study(shared, key, 40)
     with monkeypatch.context() as patch:
         patch.setattr(care, "_CHUNK", 10)

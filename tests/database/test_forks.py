@@ -73,12 +73,12 @@ def _exit_code(child: int) -> int | None:
 
 
 @pytest.fixture
-def path(tuning_db: Path) -> Path:
+def path(tuning_db):
     return tuning_db
 
 
 @pytest.mark.parametrize("work", [_read_and_write, _look_up])
-def test_children_work_that_were_forked_during_look_ups(work: Callable[[Path], bool], path: Path) -> None:
+def test_children_work_that_were_forked_during_look_ups(work, path):
     stop = threading.Event()
     done = [work(path)]
 
@@ -102,7 +102,7 @@ def test_children_work_that_were_forked_during_look_ups(work: Callable[[Path], b
     assert all(done)
 
 
-def test_a_fork_waits_for_the_database(path: Path) -> None:
+def test_a_fork_waits_for_the_database(path):
     with FORK_LOCK:  # by the thread that forks
         assert _exit_code(_fork(_read_and_write, path)) == 0
     held, forked = threading.Event(), threading.Event()
@@ -136,7 +136,7 @@ def _is_sound(path: Path) -> bool:
     return is_healthy(path) and not list(path.parent.glob("*.corrupt-*"))
 
 
-def test_a_child_inherits_no_connection(path: Path) -> None:
+def test_a_child_inherits_no_connection(path):
     with Database.open(path) as database:
         assert database.studies() == []
         assert open_connections(path) == 1
@@ -152,7 +152,7 @@ def test_a_child_inherits_no_connection(path: Path) -> None:
     assert _is_sound(path)
 
 
-def test_a_fork_waits_for_the_end_of_a_transaction(path: Path) -> None:
+def test_a_fork_waits_for_the_end_of_a_transaction(path):
     begun = threading.Event()
 
     def write() -> None:
@@ -176,9 +176,7 @@ def test_a_fork_waits_for_the_end_of_a_transaction(path: Path) -> None:
     assert _is_sound(path)
 
 
-def test_a_session_goes_on_after_forks_and_its_children_tune_and_list(
-    tmp_path: Path, scale_toml: Path, recording: Path
-) -> None:
+def test_a_session_goes_on_after_forks_and_its_children_tune_and_list(tmp_path, scale_toml, recording):
     """Threads that tune and write, a main thread that forks, and children that tune and list the same database."""
     options = TuneOptions(replay=recording, workers=1, database=str(tmp_path / "shared.db"), fresh=True)
     path, stop = tmp_path / "shared.db", threading.Event()
@@ -222,7 +220,7 @@ def test_a_session_goes_on_after_forks_and_its_children_tune_and_list(
     assert _misses(path) == set(range(next(numbers)))
 
 
-def test_a_database_is_not_renamed_if_it_is_healthy_or_another_process_uses_it(path: Path) -> None:
+def test_a_database_is_not_renamed_if_it_is_healthy_or_another_process_uses_it(path):
     _add_miss(path, 5)
     seen = file_identity(path)
     assert seen is not None

@@ -45,7 +45,7 @@ CHANGING = [  # what changes the meaning of a configuration
 @pytest.mark.parametrize(
     ("old", "new", "kept"), [*((*one, True) for one in KEEPING), *((*one, False) for one in CHANGING)]
 )
-def test_the_hash_changes_with_the_meaning_of_configurations_alone(old: str, new: str, kept: bool) -> None:
+def test_the_hash_changes_with_the_meaning_of_configurations_alone(old, new, kept):
     assert SPACE.count(old) == 1
     assert (hash_of(SPACE.replace(old, new)) == hash_of(SPACE)) == kept
 
@@ -61,7 +61,7 @@ OTHER_VALUES = {
 
 
 @pytest.mark.parametrize("name", TuningKey.__struct_fields__)
-def test_every_field_tells_keys_apart(key: TuningKey, name: str) -> None:
+def test_every_field_tells_keys_apart(key, name):
     other = structs.replace(key, **{name: OTHER_VALUES.get(name, "other")})
     assert other.digest != key.digest
     (difference,) = key_differences(key, other)
@@ -69,7 +69,7 @@ def test_every_field_tells_keys_apart(key: TuningKey, name: str) -> None:
     assert difference[1] != difference[2]
 
 
-def test_a_key_survives_json_and_neither_the_driver_nor_the_order_of_sizes_is_part_of_it(key: TuningKey) -> None:
+def test_a_key_survives_json_and_neither_the_driver_nor_the_order_of_sizes_is_part_of_it(key):
     assert convert(key.to_json(), TuningKey) == key
     turned = structs.replace(key, sizes=dict(reversed(key.sizes.items())))
     assert list(turned.sizes) != list(key.sizes)
@@ -78,7 +78,7 @@ def test_a_key_survives_json_and_neither_the_driver_nor_the_order_of_sizes_is_pa
     assert not any("driver" in name for name in TuningKey.__struct_fields__)
 
 
-def test_a_librarys_key_names_operation_library_and_version_but_no_conditions() -> None:
+def test_a_librarys_key_names_operation_library_and_version_but_no_conditions():
     operation, device = load_operation("matmul"), device_profile("h200")
 
     def key(library: str = "cublas", version: str = "13.1", **sizes: int) -> TuningKey:

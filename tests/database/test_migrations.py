@@ -1,7 +1,5 @@
 """The migrations create the declared tables, and an older database keeps its rows, also while others use it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import shutil
 import threading
@@ -17,12 +15,10 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, Inspector, create_engine, inspect, text, update
 from stored_runs import add_trial, begin, change, measured, start_run
 
-from autotile.core.device import DeviceProperties
 from autotile.database import engine
 from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.database.engine import RUNS
-from autotile.database.keys import TuningKey
 from autotile.database.learned import FamilyState, family_state, save_family_state, save_rule
 from autotile.database.migrations.versions.v0002_refused import BEST_VIEW as VIEW_BY_DATE
 from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE, VIEW_DIGESTS, view_digest
@@ -75,14 +71,14 @@ def structure_of(opened: Engine) -> dict[str, Any]:
     return {"columns": columns, "keys": keys, "views": views, "revision": revision}
 
 
-def test_a_new_database_is_what_the_migrations_leave(database: Database, tmp_path: Path) -> None:
+def test_a_new_database_is_what_the_migrations_leave(database, tmp_path):
     migrated = create_engine(f"sqlite:///{tmp_path}/migrated.db")
     with migrated.begin() as connection:
         engine._migrate(connection)
     assert structure_of(create_engine(f"sqlite:///{database.path}")) == structure_of(migrated)
 
 
-def test_the_declared_revision_and_views_are_those_of_the_migrations() -> None:
+def test_the_declared_revision_and_views_are_those_of_the_migrations():
     config = Config()
     config.set_main_option("script_location", str(engine._MIGRATIONS))
     script = ScriptDirectory.from_config(config)
@@ -106,9 +102,7 @@ def add_migration(folder: Path, patch: pytest.MonkeyPatch, text: str) -> None:
 
 
 @pytest.mark.parametrize("opening", [Database.open, Database.open_readonly])
-def test_an_older_database_is_brought_up_to_date_or_stays_as_it_was_if_that_fails(
-    study_db: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch, opening: Callable[[Path], Database | None]
-) -> None:
+def test_an_older_database_is_brought_up_to_date_or_stays_as_it_was_if_that_fails(study_db, key, monkeypatch, opening):
     before = structure_of(create_engine(f"sqlite:///{study_db}"))
     with monkeypatch.context() as patch:
         add_migration(study_db.parent / "migrations", patch, NEWER + '    raise RuntimeError("half way")\n')
@@ -153,9 +147,7 @@ def _downgrade(database: Database) -> None:
         (("2026-01-02", "2026-01-01"), (1, 1)),  # copied from elsewhere
     ],
 )
-def test_the_order_of_finals_is_upgraded(
-    tmp_path: Path, key: TuningKey, ends: tuple[str, str], served: tuple[int, int]
-) -> None:
+def test_the_order_of_finals_is_upgraded(tmp_path, key, ends, served):
     path = tmp_path / "tuning.db"
     with Database.open(path) as database:
         study = database.study(key, None)
@@ -176,7 +168,7 @@ def test_the_order_of_finals_is_upgraded(
         assert [best.trial.config["BM"] for best in database.best()] == [3]
 
 
-def test_the_order_of_rules_is_upgraded(tmp_path: Path, key: TuningKey, device: DeviceProperties) -> None:
+def test_the_order_of_rules_is_upgraded(tmp_path, key, device):
     path = tmp_path / "tuning.db"
     families = [Family({"M": Extent(((1, largest),))}) for largest in (10, 20, 30)]
     rules = [
@@ -223,9 +215,7 @@ def start(location: str) -> Connection:
     return ours
 
 
-def test_one_upgrades_another_waits_a_reader_reads_and_a_writer_goes_on(
-    location: str, key: TuningKey, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_upgrades_another_waits_a_reader_reads_and_a_writer_goes_on(location, key, monkeypatch):
     with Database.open(location) as older:
         study, run = begin(older, key)
         add_trial(older, study, run, measured({"BM": 1}, 10.0))
@@ -250,9 +240,7 @@ def test_one_upgrades_another_waits_a_reader_reads_and_a_writer_goes_on(
                 open_database(location)
 
 
-def test_a_long_upgrade_is_not_ended_and_waits_no_longer_for_locks_than_others(
-    server_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_upgrade_is_not_ended_and_waits_no_longer_for_locks_than_others(server_url, monkeypatch):
     with Database.open(server_url) as database:
         make_older(database)
     found = []
@@ -260,7 +248,7 @@ def test_a_long_upgrade_is_not_ended_and_waits_no_longer_for_locks_than_others(
     def migrate(connection: object, run: Callable[..., None] = engine._migrate) -> None:
         run(connection)
         names = ("statement_timeout", "lock_timeout")
-        found.extend(connection.execute(text(f"SHOW {name}")).scalar_one() for name in names)  # type: ignore[attr-defined]
+        found.extend(connection.execute(text(f"SHOW {name}")).scalar_one() for name in names)
 
     monkeypatch.setattr(engine, "_migrate", migrate)
     Database.open(server_url).close()

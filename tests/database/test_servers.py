@@ -1,13 +1,10 @@
 """Locations of databases, of which none shows its secrets; and what a file and a PostgreSQL server do alike."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +13,13 @@ import pytest
 from msgspec import structs
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
-from stored_runs import KEY, add_trial, add_trials, begin, end_run, failed, measured, record_miss, start_run
+from stored_runs import KEY, add_trial, add_trials, end_run, failed, measured, record_miss, start_run
 
-from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Problem
 from autotile.database import engine
 from autotile.database.care import check_database
 from autotile.database.database import Database, open_existing
 from autotile.database.engine import ServerLocation, parse_location
-from autotile.database.keys import TuningKey
 from autotile.database.paths import masked_message
 from autotile.database.winners import SERVER_TIMEOUT_S
 from autotile.errors import DatabaseError
@@ -101,7 +96,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("location", "shown"), SERVERS.items())
-def test_the_text_of_a_server_masks_its_secrets(location: str, shown: str) -> None:
+def test_the_text_of_a_server_masks_its_secrets(location, shown):
     found = parse_location(location)
     assert isinstance(found, ServerLocation)
     assert str(found) == shown
@@ -112,7 +107,7 @@ def test_the_text_of_a_server_masks_its_secrets(location: str, shown: str) -> No
 
 
 @pytest.mark.parametrize("location", REFUSED)
-def test_what_is_neither_a_path_nor_a_url_is_refused_in_one_line(location: str) -> None:
+def test_what_is_neither_a_path_nor_a_url_is_refused_in_one_line(location):
     with pytest.raises(DatabaseError, match=r"expected the path|give the whole path") as caught:
         parse_location(location)
     assert SECRET not in str(caught.value)
@@ -134,7 +129,7 @@ def test_what_is_neither_a_path_nor_a_url_is_refused_in_one_line(location: str) 
         (Path("postgresql"), "postgresql"),
     ],
 )
-def test_a_url_in_a_path_object_is_refused_and_a_path_stays_a_path(location: str | Path, path: str) -> None:
+def test_a_url_in_a_path_object_is_refused_and_a_path_stays_a_path(location, path):
     assert parse_location(location) == Path(path)
     for url in (f"postgresql:/u:{SECRET}@h", f"postgresql://u:{SECRET}@h/d"):
         with pytest.raises(DatabaseError, match=r"'postgresql:\.\.\.' \(2\d characters\) is not a database URL"):
@@ -152,7 +147,7 @@ class TestErrors:
         ],
     )
     @pytest.mark.parametrize("text", ["{}: refused", 'invalid option "{}"', "postgresql://u:{}@h/d", "SSLpassword={}"])
-    def test_of_the_driver_are_masked_also_in_a_traceback(self, location: str, text: str) -> None:
+    def test_of_the_driver_are_masked_also_in_a_traceback(self, location, text):
         found = parse_location(location)
         for error in (
             OperationalError("connect", None, ValueError(text.format(SECRET))),
@@ -171,15 +166,13 @@ class TestErrors:
             ("a", "a database", "*** database"),  # words that hold a short one stay
         ],
     )
-    def test_of_a_password_all_forms_but_no_other_words_are_masked(
-        self, password: str, reason: str, shown: str
-    ) -> None:
+    def test_of_a_password_all_forms_but_no_other_words_are_masked(self, password, reason, shown):
         location = parse_location(f"postgresql://u:{password}@h/d")
         with pytest.raises(DatabaseError) as caught, engine.translated_errors(location):
             raise OperationalError("connect", None, ValueError(reason))
         assert str(caught.value) == f"database postgresql+psycopg://u:***@h/d: {shown}"
 
-    def test_a_parameter_that_the_driver_does_not_take(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_parameter_that_the_driver_does_not_take(self, monkeypatch):
         def refuse(*_: object, **__: object) -> None:
             raise TypeError(f"no parameter PASSWORD={SECRET}")
 
@@ -210,11 +203,11 @@ class TestErrors:
         ("postgresql+psycopg://u:***@h:5432/d: refused", "postgresql+psycopg://u:***@h:5432/d: refused"),
     ],
 )
-def test_a_url_in_any_message_is_masked(message: str, shown: str) -> None:
+def test_a_url_in_any_message_is_masked(message, shown):
     assert masked_message(message) == shown
 
 
-def test_a_server_that_cannot_be_used_says_why_and_options_do_not_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_be_used_says_why_and_options_do_not_show_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
     for url, message in (
         ("mysql://", "kind 'mysql' is not supported; expected the path"),
@@ -227,9 +220,7 @@ def test_a_server_that_cannot_be_used_says_why_and_options_do_not_show_it(monkey
     assert SECRET not in repr(TuneOptions(database=f"postgresql://u:{SECRET}@h/d"))
 
 
-def test_trials_come_back_and_the_finals_decide(
-    shared: Database, location: str, fresh_key: TuningKey, device: DeviceProperties
-) -> None:
+def test_trials_come_back_and_the_finals_decide_and_none_lacks_its_study_or_run(shared, location, fresh_key, device):
     study = shared.study(fresh_key, device)
     assert shared.study(fresh_key, device) == study
     assert shared.find_study(structs.replace(fresh_key, source="replayed")) is None
@@ -248,17 +239,13 @@ def test_trials_come_back_and_the_finals_decide(
         assert reader.find_study(fresh_key) == study
         with pytest.raises(DatabaseError, match="reading only"):
             record_miss(reader, fresh_key.problem, "H200", "default")
-
-
-def test_a_trial_needs_its_study_and_run(shared: Database, fresh_key: TuningKey) -> None:
-    study, run = begin(shared, fresh_key)
-    for study_id, run_id in ((study, 2**30), (2**30, run)):
+    for study_id, run_id in ((study, 2**30), (2**30, run)):  # a trial needs both
         with pytest.raises(DatabaseError, match=r"(?i)foreign key constraint"):
             add_trial(shared, study_id, run_id, failed({"BM": 1}, Outcome.CRASHED))
     assert check_database(shared).ok
 
 
-def test_misses_are_counted_a_problem_a_gpu_and_a_tier(shared: Database) -> None:
+def test_misses_are_counted_a_problem_a_gpu_and_a_tier(shared):
     kernel = os.urandom(8).hex()
     first, second = (Problem(kernel, {"M": m, "N": 2}, "float32") for m in (1, 3))
     record_miss(shared, second, "H200", "default")
@@ -271,9 +258,7 @@ def test_misses_are_counted_a_problem_a_gpu_and_a_tier(shared: Database) -> None
 
 
 @pytest.mark.parametrize("location", ["postgresql"], indirect=True)
-def test_a_connection_that_the_server_closed_is_replaced(
-    shared: Database, location: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_the_server_closed_is_replaced(shared, location, monkeypatch):
     def end_connections() -> None:
         shared.find_study(KEY)
         with Database.open(location) as other, other.reading() as connection:
@@ -291,7 +276,7 @@ def test_a_connection_that_the_server_closed_is_replaced(
 
 
 @pytest.fixture
-def silent_server() -> Iterator[str]:
+def silent_server():
     """Location of a server that accepts connections and never answers."""
     pytest.importorskip("psycopg")
     with closing(socket.create_server(("127.0.0.1", 0), backlog=16)) as listening:
@@ -299,7 +284,7 @@ def silent_server() -> Iterator[str]:
 
 
 @pytest.fixture
-def silent_pooler() -> Iterator[str]:
+def silent_pooler():
     """Location of a pooler that lets everyone in and passes no statement on, as one whose server is down."""
     pytest.importorskip("psycopg")
 
@@ -324,9 +309,7 @@ def silent_pooler() -> Iterator[str]:
         thread.join()
 
 
-def test_a_pooler_without_a_server_and_the_words_of_a_command_that_waits_for_it(
-    silent_pooler: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_pooler_without_a_server_and_the_words_of_a_command_that_waits_for_it(silent_pooler, caplog):
     with pytest.raises(DatabaseError) as caught:
         Database.open("postgresql://user:secret@127.0.0.1:1/name")
     assert "secret" not in str(caught.value)
@@ -345,7 +328,7 @@ def test_a_pooler_without_a_server_and_the_words_of_a_command_that_waits_for_it(
     assert "secret" not in " ".join([str(caught.value), *waits])
 
 
-def test_serving_falls_back_where_a_server_never_answers_and_says_why(silent_server: str) -> None:
+def test_serving_falls_back_where_a_server_never_answers_and_says_why(silent_server):
     start_s = time.monotonic()
     kernel = Dispatcher(database=silent_server).get_best_kernel("matmul_naive", M=64, N=64, K=64, device="a100")
     assert time.monotonic() - start_s < 10
@@ -354,7 +337,7 @@ def test_serving_falls_back_where_a_server_never_answers_and_says_why(silent_ser
     assert "secret" not in kernel.explain()
 
 
-def test_a_server_waits_no_longer_than_a_file_and_what_the_url_states_precedes() -> None:
+def test_a_server_waits_no_longer_than_a_file_and_what_the_url_states_precedes():
     url = make_url("postgresql+psycopg://host/name")
     timeouts = engine._connection_timeouts(url, engine.LOCK_TIMEOUT_S)
     assert (timeouts["connect_timeout"], timeouts["tcp_user_timeout"]) == (30, 30_000)
@@ -374,7 +357,7 @@ def test_a_server_waits_no_longer_than_a_file_and_what_the_url_states_precedes()
 
 
 @pytest.mark.parametrize("query", ["SELECT pg_sleep(20)", "LOCK TABLE misses IN ACCESS EXCLUSIVE MODE"])
-def test_a_statement_that_takes_too_long_is_ended(query: str, server_url: str) -> None:
+def test_a_statement_that_takes_too_long_is_ended(query, server_url):
     with Database.open(server_url) as first, Database.open(server_url, server_timeout_s=0.5) as second:
         with first.writing() as holder:
             holder.execute(text("LOCK TABLE misses IN ACCESS EXCLUSIVE MODE"))

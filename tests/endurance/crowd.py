@@ -8,7 +8,6 @@ is one of them: it runs command after command in one process, so that time goes 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -19,13 +18,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from endurance.progress_marks import mark_progress, open_marks
+from endurance.progress_marks import environment_of, mark_progress, open_marks
 
 from autotile.core.model import config_key
 from autotile.database.care import check_database
 from autotile.database.database import Database
 
-ROLES = ("tune", "read", "tune", "exchange")
+ROLES = ("tune", "read", "exchange", "tune")
 """Roles of the processes, assigned in rotation."""
 _SIZES = ("M=2048", "N=2048", "K=2048")
 SMALL = ("matmul_tiled", *_SIZES)
@@ -66,12 +65,7 @@ class Crowd:
 
 def run_crowd(folder: Path, processes: int, seconds: float, cache: Path, *, large: bool = True) -> Crowd:
     """Run processes on one database for some seconds; if large, they tune a kernel that is slow to compile as well."""
-    environment = {
-        **os.environ,
-        "AUTOTILE_DB": str(folder / "tuning.db"),
-        "AUTOTILE_CACHE": str(cache),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
+    environment = environment_of(folder / "tuning.db", AUTOTILE_CACHE=cache)
     _prepare(folder, environment)
     start = time.monotonic()
     tuned = "large" if large else "small"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import sqlite3
@@ -18,6 +17,7 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 from random import Random
 
+from endurance.progress_marks import environment_of
 from faults.traces import descendants
 
 from autotile.core.model import config_key
@@ -138,6 +138,7 @@ class Bench:
         marks = list(_read_marks(_marks_of(location)))
         _marks_of(location).unlink(missing_ok=True)
         acknowledged.update(text for _, kind, text in marks if kind == "trial")
+        reported = Counter({"{" + text.partition("{")[2]: 1 for text in acknowledged})  # without the problem before it
         stored = _stored(location)
         repeated = sum(count - 1 for count in stored.values())
         return Kill(
@@ -146,7 +147,7 @@ class Bench:
             after_s=killed_s - started_s,
             acknowledged=len(acknowledged),
             stored=len(stored),
-            lost=sum((_configs(acknowledged) - stored).values()) + repeated,
+            lost=sum((reported - stored).values()) + repeated,
             workers=len(workers),
             gone_s=gone_s,
             damage=_damage(location),
@@ -161,14 +162,8 @@ class Bench:
     def _start(self, location: Path) -> subprocess.Popen[bytes]:
         if self._scenario.cold:
             shutil.rmtree(self._cache, ignore_errors=True)
-        environment = {
-            **os.environ,
-            "AUTOTILE_DB": str(location),
-            "AUTOTILE_TEST_OF": str(location),
-            "AUTOTILE_CACHE": str(self._cache),
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        }
         command = [sys.executable, str(_COMMAND), str(_marks_of(location)), "tune", *self._scenario.words]
+        environment = environment_of(location, AUTOTILE_CACHE=self._cache)
         with _log_of(location).open("wb") as log:
             return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
@@ -233,11 +228,6 @@ def _stored(location: Path) -> Counter[str]:
         return Counter(
             config_key(trial.config) for study in studies for trial in database.trials(study.study_id, phase="search")
         )
-
-
-def _configs(acknowledged: Counter[str]) -> Counter[str]:
-    """Return each configuration once, without the preceding problem."""
-    return Counter({"{" + text.partition("{")[2]: 1 for text in acknowledged})
 
 
 def _damage(location: Path) -> str:

@@ -13,10 +13,18 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 STAGES = ("import", "open", "starting", "searching", "finals", "end")
 
 Mark = Callable[[str, str], None]
+
+
+def environment_of(location: Path, **variables: object) -> dict[str, str]:
+    """Return the environment of a tuning process with a database of its own, which marks its workers, too."""
+    paths = os.pathsep.join(filter(None, sys.path))
+    own = {"AUTOTILE_DB": location, "AUTOTILE_TEST_OF": location, "PYTHONPATH": paths, **variables}
+    return {**os.environ, **{name: str(value) for name, value in own.items()}}
 
 
 def open_marks(path: str) -> Mark:

@@ -1,7 +1,5 @@
 """A whole session over faulty configurations, with real compile workers and a fake GPU worker; needs no GPU."""
 
-from __future__ import annotations
-
 import timeit
 from importlib import import_module
 from pathlib import Path

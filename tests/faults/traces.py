@@ -14,7 +14,7 @@ import pytest
 _SETTLED_S = 5.0
 """Time for the system to remove killed processes, in seconds."""
 
-_LASTING = (b"multiprocessing.resource_tracker", b"/postgres\0", b"/chromedriver\0")
+_LASTING = (b"multiprocessing.resource_tracker", b"/postgres\0", b"/chromedriver\0", b"\0dask\0scheduler\0")
 """Programs that live as long as the interpreter, or as long as the tests."""
 
 

@@ -3,13 +3,14 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
-from socket import AF_INET, SOCK_DGRAM
+from typing import Any
 
 import pytest
 from processes import wait_until
@@ -25,6 +26,7 @@ class ClusterKit:
         self._environment = tls or {}
         self._file = folder / "scheduler.json"
         self.cache = folder / "cache of the workers"
+        self.farm: subprocess.Popen[bytes] | None = None
         self.scheduler = f"{'tls' if tls else 'tcp'}://{host}:0"
         self.start_scheduler()
         wait_until(lambda: self._file.exists() and self._file.read_text().endswith("}"))
@@ -41,29 +43,43 @@ class ClusterKit:
         self._scheduler.kill()
         self._scheduler.wait()
 
-    def worker(self, *words: str) -> subprocess.Popen[bytes]:
+    def worker(self, *words: str, **given: Any) -> subprocess.Popen[Any]:
         """Start `autotile worker` with arguments behind the address."""
-        return self._start("autotile", ["worker", self.scheduler, *words])
+        return self._start("autotile", ["worker", self.scheduler, *words], **given)
 
-    def simulated(self, recordings: Path, number: int, seconds: float = 0.0) -> subprocess.Popen[bytes]:
+    def simulated(self, recordings: Path, number: int, seconds: float = 0.0, **given: Any) -> subprocess.Popen[Any]:
         """Start a worker with a simulated GPU."""
         words = ["--replay", str(recordings), "--devices", str(number), "--replay-seconds", str(seconds)]
-        return self.worker(*words, "--compile", "0")
+        return self.worker(*words, "--compile", "0", **given)
 
-    def end(self) -> None:
-        for one in self._started:
+    def restore(self) -> None:
+        """End the workers, and start the scheduler if a test has killed it."""
+        self.end_workers()
+        if self._scheduler.poll() is not None:
+            self.start_scheduler()
+
+    def end_workers(self) -> None:
+        self.end(but=self._scheduler)
+
+    def end(self, but: subprocess.Popen[Any] | None = None) -> None:
+        """End the processes but one."""
+        doomed = [one for one in self._started if one is not but]
+        for one in doomed:
             one.terminate()
-        for one in self._started:
+        for one in doomed:
             try:
                 one.wait(20)
             except subprocess.TimeoutExpired:
                 one.kill()
                 one.wait()
+            if one.stderr is not None:
+                one.stderr.close()
+        self._started = [one for one in self._started if one is but]
 
-    def _start(self, module: str, words: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, module: str, words: list[str], **given: Any) -> subprocess.Popen[Any]:
         environment = {**os.environ, **self._environment, "AUTOTILE_CACHE": str(self.cache)}
-        command = [sys.executable, "-m", module, *words]
-        self._started.append(subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment))
+        command, given = [sys.executable, "-m", module, *words], {"stderr": subprocess.DEVNULL, **given}
+        self._started.append(subprocess.Popen(command, env=environment, **given))
         return self._started[-1]
 
 
@@ -102,9 +118,24 @@ def listening(pid: int) -> set[tuple[str, int]]:
     for one in [pid, *children(pid)]:
         with suppress(psutil.NoSuchProcess):
             for connection in psutil.Process(one).net_connections("inet"):
-                if connection.status == psutil.CONN_LISTEN or (connection.type == SOCK_DGRAM and connection.laddr):
+                is_open = connection.type == socket.SOCK_DGRAM and connection.laddr
+                if connection.status == psutil.CONN_LISTEN or is_open:
                     found.add((connection.laddr.ip, connection.laddr.port))
     return found
+
+
+def loopback_host() -> str:
+    """Return the loopback address of IPv6, or that of IPv4 where this machine has none."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return "127.0.0.1"
+    return "[::1]"
+
+
+def not_loopback(ports: set[tuple[str, int]]) -> list[str]:
+    """Return the addresses of ports that other machines may reach."""
+    return [address for address, _ in ports if not ip_address(address).is_loopback]
 
 
 def outer_address() -> str | None:
@@ -113,6 +144,6 @@ def outer_address() -> str | None:
 
     for addresses in psutil.net_if_addrs().values():
         for one in addresses:
-            if one.family == AF_INET and not ip_address(one.address).is_loopback:
+            if one.family == socket.AF_INET and not ip_address(one.address).is_loopback:
                 return str(one.address)
     return None

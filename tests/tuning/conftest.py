@@ -150,6 +150,23 @@ def tls(tmp_path, monkeypatch):
     dask.config.refresh()
 
 
+@pytest.fixture(scope="session")
+def scheduler_for_all(tmp_path_factory):
+    pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
+    from cluster_kit import running_cluster
+
+    with running_cluster(tmp_path_factory.mktemp("cluster"), host="localhost") as kit:
+        yield kit
+
+
+@pytest.fixture(scope="module")
+def cluster(scheduler_for_all):
+    """A cluster at the loopback address, without TLS; its workers are those of the module."""
+    scheduler_for_all.restore()
+    yield scheduler_for_all
+    scheduler_for_all.end_workers()
+
+
 @pytest.fixture
 def compiled_once(monkeypatch):
     """Take the first cubin of a source for each of its configurations: for large spaces of recorded times."""

@@ -1,6 +1,5 @@
 """Observe a tuning process from outside: its trials, and the children that it leaves behind."""
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
+from endurance.progress_marks import environment_of
 from interrupts import heeded_interrupts
 
 from autotile.core.model import Trial, config_key
@@ -63,13 +63,6 @@ def workers_with(mark: str) -> list[int]:
         if b"autotile.workers." in command and mark.encode() in text:
             found.append(int(folder.name))
     return found
-
-
-def environment_of(location: Path, **variables: object) -> dict[str, str]:
-    """Return the environment of a tuning process with a database of its own, which marks its workers, too."""
-    paths = os.pathsep.join(filter(None, sys.path))
-    own = {"AUTOTILE_DB": location, "AUTOTILE_TEST_OF": location, "PYTHONPATH": paths, **variables}
-    return {**os.environ, **{name: str(value) for name, value in own.items()}}
 
 
 def check_signal(words: Sequence[str], location: Path, number: signal.Signals, **variables: object) -> None:

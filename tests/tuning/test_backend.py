@@ -55,50 +55,33 @@ def test_a_recording_stands_in_for_a_missing_gpu_or_one_that_is_not_asked_for(be
     assert choose((bench.folder,), replay="auto").notice.startswith("replay was asked for")
 
 
-@pytest.fixture
-def one_gpu(bench, monkeypatch):
-    """A machine with one GPU."""
+def test_a_gpu_is_used_where_there_is_one_and_its_worker_starts_before_the_device_is_read(bench, monkeypatch):
+    def choose():
+        return choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions())
+
     monkeypatch.setattr(backends, "has_driver", lambda: True)
     monkeypatch.setattr(backends, "device_count", lambda: 1)
     monkeypatch.setattr(backends, "live_device", lambda index: structs.replace(bench.device, source="cuda"))
-
-
-@pytest.mark.usefixtures("one_gpu")
-def test_a_gpu_is_used_where_there_is_one(bench):
-    with closing(choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions())) as chosen:
+    with closing(choose()) as chosen:
         assert (chosen.device.source, chosen.source, chosen.notice) == ("cuda", "cuda", "")
         assert chosen.available_rows(None) is None
-
-
-@pytest.mark.usefixtures("one_gpu")
-def test_the_worker_starts_before_the_device_is_read(bench, monkeypatch):
     calls = Mock()
     calls.live_device.side_effect = ToolchainError("no driver")
     monkeypatch.setattr(backends, "Gpu", calls.Gpu)
     monkeypatch.setattr(backends, "live_device", calls.live_device)
     with pytest.raises(ToolchainError, match="no driver"):
-        choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions())
+        choose()
     assert [name for name, *_ in calls.mock_calls] == ["Gpu", "live_device", "Gpu().close"]
 
 
-@pytest.fixture
-def unopened(monkeypatch):
-    """A GPU without a worker."""
+def test_a_worker_that_dies_in_the_race_gives_no_times_and_findings_need_a_sanitizer(monkeypatch):
     monkeypatch.setattr(Gpu, "_start", lambda gpu: None)
-    return Gpu(None, 1.0)
-
-
-def test_a_worker_that_dies_in_the_race_gives_no_times(unopened, monkeypatch):
-    monkeypatch.setattr(unopened, "_request", Mock(side_effect=WorkerError("the worker died")))
-    assert unopened.race(Race((Entry(Candidate(CANDIDATE, "")),), 9, 0)) is None
-
-
-def test_findings_need_a_sanitizer(unopened):
-    candidates = [Candidate(CANDIDATE, "")]
-    findings = [[Finding("memcheck", "passed", "")]]
-    assert unopened.sanitize(candidates) == [[]]
-    unopened._sanitizer = SimpleNamespace(check_all=lambda given: findings if given == candidates else None)
-    assert unopened.sanitize(candidates) == findings
+    gpu, candidates, findings = Gpu(None, 1.0), [Candidate(CANDIDATE, "")], [[Finding("memcheck", "passed", "")]]
+    monkeypatch.setattr(gpu, "_request", Mock(side_effect=WorkerError("the worker died")))
+    assert gpu.race(Race((Entry(candidates[0]),), 9, 0)) is None
+    assert gpu.sanitize(candidates) == [[]]
+    gpu._sanitizer = SimpleNamespace(check_all=lambda given: findings if given == candidates else None)
+    assert gpu.sanitize(candidates) == findings
 
 
 def test_a_driver_without_a_device_leaves_no_worker_behind(bench, tmp_path, monkeypatch):
@@ -269,15 +252,13 @@ def test_a_sample_and_where_it_is_written(measure, tmp_path, monkeypatch):
     assert (tmp_path / measure(sample=1).path).is_file()
 
 
-def test_what_a_search_dropped_early_is_measured(bench, measure, tmp_path):
-    assert bench.tune(None).outcomes[Outcome.PRUNED] > 0
-    assert read_recording(measure(output=tmp_path).path).ok.all()
-
-
-def test_failures_are_recorded(bench, measure, tmp_path, monkeypatch):
+def test_what_a_search_dropped_early_is_measured_and_failures_are_recorded(bench, measure, tmp_path, monkeypatch):
     judge = failing_if(lambda config: config["WORK"] == 2, Outcome.CRASHED, "illegal address", "verify")
     monkeypatch.setattr(session, "choose_backend", lambda *_, **__: FakeGpu(bench.record(judge), bench.device))
-    found = read_recording(measure(output=tmp_path).path).lookup({"THREADS": 64, "WORK": 2})
+    assert bench.tune(None).outcomes[Outcome.PRUNED] > 0
+    recording = read_recording(measure(output=tmp_path).path)
+    assert recording.ok.sum() == 8
+    found = recording.lookup({"THREADS": 64, "WORK": 2})
     assert (found.outcome, found.reason, found.stage) == (Outcome.CRASHED, "illegal address", "verify")
     assert found.resources is not None
 

@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from cluster_kit import children, kill_all, running_cluster
+from cluster_kit import children, kill_all, listening, loopback_host, not_loopback, running_cluster
 from judges import BEST
 from processes import PATIENCE_S, wait_until
 from rich.console import Console
@@ -39,14 +39,8 @@ SECONDS = 0.3
 
 
 @pytest.fixture
-def kit(tmp_path):
-    with running_cluster(tmp_path) as kit:
-        yield kit
-
-
-@pytest.fixture
 def secure_kit(tmp_path, tls):
-    with running_cluster(tmp_path, tls) as kit:
+    with running_cluster(tmp_path, tls, loopback_host()) as kit:
         yield kit
 
 
@@ -66,15 +60,18 @@ def check(result: TuneResult, bench: Any) -> None:
     assert {trial.outcome for trial in bench.stored()} <= {"ok", "pruned"}
 
 
-def test_machines_may_join_late_and_all_be_killed(bench, secure_kit, monkeypatch):
+def test_machines_may_join_late_and_all_be_killed_and_all_ports_are_of_the_loopback_address(
+    bench, secure_kit, monkeypatch
+):
     monkeypatch.setattr(cluster_requests, "_ABSENT_S", 1.0)
     recording, seen = bench.record(), list[str]()
-    slow = secure_kit.simulated(recording, 0, 3.0)
+    slow, own, ports = secure_kit.simulated(recording, 0, 3.0), listening(os.getpid()), set[tuple[str, int]]()
 
     def replace():
         wait_until(lambda: bool(seen))
         late = secure_kit.simulated(recording, 1, SECONDS)
         wait_until(lambda: any(trial.gpu.endswith("-1") for trial in bench.stored()))
+        ports.update(listening(slow.pid), listening(late.pid), listening(os.getpid()) - own)
         assert min(kill_all(slow), kill_all(late)) > 1
         wait_until(lambda: any(seen))
         secure_kit.simulated(recording, 2)
@@ -90,12 +87,23 @@ def test_machines_may_join_late_and_all_be_killed(bench, secure_kit, monkeypatch
     assert [bool(use.lost) for use in result.gpus] == [True, True, False]
     assert {*seen} == {"", "no GPU of the scheduler is left; one is waited for, 5 min at most"}
     assert seen[-1] == ""
+    assert len(ports) >= 6  # of two processes, their nannies, and their HTTP servers
+    assert not_loopback(ports) == []
 
 
-def test_a_process_and_a_scheduler_that_are_killed_lose_no_candidate_and_are_waited_for(bench, kit, monkeypatch):
+def test_a_process_and_a_scheduler_that_are_killed_lose_no_candidate_and_are_waited_for(bench, cluster, monkeypatch):
+    """A worker waits for its scheduler when it starts, too."""
     monkeypatch.setattr(cluster_requests, "_ABSENT_S", PATIENCE_S)
     recording, seen, threads = bench.record(), list[str](), set[int]()
-    workers = [kit.simulated(recording, number, SECONDS) for number in range(2)]
+    cluster.restore()
+    cluster.kill_scheduler()
+    worker = cluster.simulated(recording, 0, SECONDS, stderr=subprocess.PIPE, text=True)
+    lines = iter(worker.stderr.readline, "")  # Dask may report the death of its process, too
+    assert next(lines).startswith(f"no scheduler answers at {cluster.scheduler} yet; it is tried for")
+    cluster.start_scheduler()
+    offered = f"offered to {cluster.scheduler}\n"
+    assert next(lines).endswith(offered)
+    cluster.simulated(recording, 1, SECONDS)
     console = Console(file=io.StringIO(), width=400, markup=False)
     shown = TuneProgress(console)
 
@@ -106,24 +114,28 @@ def test_a_process_and_a_scheduler_that_are_killed_lose_no_candidate_and_are_wai
 
     def kill():
         wait_until(lambda: len(bench.stored()) >= 1)
-        for pid in children(workers[0].pid):
+        for pid in children(worker.pid):
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: len(bench.stored()) >= 2)
-        kit.kill_scheduler()
+        cluster.kill_scheduler()
         wait_until(lambda: any(seen))
-        kit.start_scheduler()
+        cluster.start_scheduler()
 
     with meanwhile(kill):
-        result = bench.tune(recording, observe, sampler="brute-force", scheduler=kit.scheduler)
+        result = bench.tune(recording, observe, sampler="brute-force", scheduler=cluster.scheduler)
     check(result, bench)
     assert not any(use.lost for use in result.gpus)
-    waiting = f"the scheduler {kit.scheduler} does not answer; it is waited for, 5 min at most"
+    waiting = f"the scheduler {cluster.scheduler} does not answer; it is waited for, 5 min at most"
     # A trial that ends meanwhile is reported with the same remark: what counts is that it begins and ends once.
     assert [text for text, _ in itertools.groupby(seen)] == ["", waiting, ""]
     assert threads == {threading.get_ident()}
-    lines = console.file.getvalue().splitlines()
-    (number,) = [number for number, line in enumerate(lines) if line.startswith(f"{waiting}; searching: ")]
-    assert lines[number + 1].startswith("searching: ")
+    shown_lines = console.file.getvalue().splitlines()
+    (number,) = [number for number, line in enumerate(shown_lines) if line.startswith(f"{waiting}; searching: ")]
+    assert shown_lines[number + 1].startswith("searching: ")
+    assert any(line.endswith("the scheduler is lost; it joins again when it is back\n") for line in lines)
+    assert any(line.endswith(offered) for line in lines)
+    worker.terminate()
+    assert worker.wait(PATIENCE_S) == 0
 
 
 def wait_forever(connected: Connection) -> None:
@@ -131,15 +143,16 @@ def wait_forever(connected: Connection) -> None:
         connected.await_look()
 
 
-def test_a_scheduler_without_workers_that_does_not_come_back(bench, kit, monkeypatch):
+def test_a_scheduler_without_workers_that_does_not_come_back(bench, cluster, monkeypatch):
     monkeypatch.setattr(cluster_gpus, "_FIRST_GPU_S", 1.0)
+    cluster.restore()
     with pytest.raises(InputError, match="none joined; start `autotile worker`"):
-        bench.tune(bench.record(), scheduler=kit.scheduler)
+        bench.tune(bench.record(), scheduler=cluster.scheduler)
     for name, seconds in {"_RECONNECT_S": 0.2, "_CONNECT_S": 0.5, "_LOOK_S": 0.5, "_POLL_S": 0.05}.items():
         monkeypatch.setattr(connection, name, seconds)
-    with closing(Connection(kit.scheduler, insecure=False)) as connected:
+    with closing(Connection(cluster.scheduler, insecure=False)) as connected:
         task = connected.submit(len, "ab", resource="nobody offers it")
-        kit.kill_scheduler()
+        cluster.kill_scheduler()
         with pytest.raises(WorkerError, match="all trials are stored: start `dask scheduler` again, and repeat"):
             wait_forever(connected)
         assert task.cancelled()
@@ -147,7 +160,7 @@ def test_a_scheduler_without_workers_that_does_not_come_back(bench, kit, monkeyp
         assert not logging.getLogger("distributed.client").isEnabledFor(logging.ERROR)
     assert logging.getLogger("distributed.client").isEnabledFor(logging.ERROR)
     with pytest.raises(InputError, match="no scheduler answers"):
-        bench.tune(bench.record(), scheduler=kit.scheduler)
+        bench.tune(bench.record(), scheduler=cluster.scheduler)
 
 
 def connection_of(*ends: str | Exception | None, status: str = "finished") -> Any:
@@ -177,30 +190,11 @@ def test_a_request_that_was_lost_is_sent_again(bench):
     connected = connection_of(None, OSError("the process is gone"), None, '{"is_busy": true}')
     assert asked(bench, connected).is_busy
     assert connected.submit.call_count == 4
-
-
-@pytest.mark.parametrize(("ends", "status"), [([OSError("gone")], "error"), ([OSError("gone")] * 11, "finished")])
-def test_a_request_that_fails_again_and_again_is_given_up(bench, ends, status):
-    connected = connection_of(*ends, status=status)
-    with pytest.raises(WorkerError, match="GPU-7: OSError: gone"):
-        asked(bench, connected)
-    assert connected.submit.call_count == len(ends)
-
-
-def test_a_worker_waits_for_a_scheduler_that_starts_later(bench, kit):
-    kit.kill_scheduler()
-    command = [sys.executable, "-m", "autotile", "worker", kit.scheduler, "--replay", str(bench.record())]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as worker:
-        assert worker.stderr.readline().startswith(f"no scheduler answers at {kit.scheduler} yet; it is tried for")
-        kit.start_scheduler()
-        assert worker.stderr.readline().endswith(f"offered to {kit.scheduler}\n")
-        kit.kill_scheduler()
-        lines = iter(worker.stderr.readline, "")  # Dask may report the death of its process first
-        assert any(line.endswith("the scheduler is lost; it joins again when it is back\n") for line in lines)
-        kit.start_scheduler()
-        assert any(line.endswith(f"offered to {kit.scheduler}\n") for line in lines)
-        worker.terminate()
-        assert worker.wait(PATIENCE_S) == 0
+    for ends, status in (([OSError("gone")], "error"), ([OSError("gone")] * 11, "finished")):  # until it is given up
+        connected = connection_of(*ends, status=status)
+        with pytest.raises(WorkerError, match="GPU-7: OSError: gone"):
+            asked(bench, connected)
+        assert connected.submit.call_count == len(ends)
 
 
 HOSTS = ("node7", "10.0.0.1", "[2001:db8::1]", "0.0.0.0", "[::]", "127.0.0.1.example", "[::ffff:10.1.2.3]")

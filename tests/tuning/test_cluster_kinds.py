@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from cluster_kit import kill_all, running_cluster
+from cluster_kit import kill_all
 from judges import FAMILY_SIZES as SIZES
 from judges import FEW, MANY, by_size
 from processes import wait_until
@@ -38,10 +38,9 @@ from autotile.tuning.schedule import open_lane
 
 
 @pytest.fixture(scope="module")
-def own_site(tmp_path_factory):
+def own_site(cluster, tmp_path_factory):
     """A cluster, the folder of its recordings, and its workers."""
-    with running_cluster(tmp_path_factory.mktemp("cluster")) as kit:
-        yield SimpleNamespace(kit=kit, folder=tmp_path_factory.mktemp("recordings"), workers=[])
+    return SimpleNamespace(kit=cluster, folder=tmp_path_factory.mktemp("recordings"), workers=[])
 
 
 @pytest.fixture
@@ -89,8 +88,10 @@ def test_the_kernels_of_an_operation_share_them(bench, operation, options):
     assert (result.winner.name, len(gpus_used())) == ("second", 2)
 
 
-def test_a_plan_goes_on_when_a_machine_dies(bench, site, recordings_found, options, monkeypatch):
-    """The session on its GPU goes on with another one."""
+def test_a_plan_goes_on_when_a_machine_dies_and_one_is_missed_that_dies_right_after_the_connection(
+    bench, site, recordings_found, options, monkeypatch
+):
+    """The session on its GPU goes on with another one. The other machine was offered in the first look only."""
     monkeypatch.setattr(cluster_requests, "_ABSENT_S", 1.0)
     planned = tuple(PlannedProblem("scale", bench.kernel, bench.problem(n)) for n in SIZES)
     killed = threading.Event()
@@ -105,21 +106,10 @@ def test_a_plan_goes_on_when_a_machine_dies(bench, site, recordings_found, optio
     assert [entry.state for entry in result.entries] == ["tuned"] * len(SIZES), [e.reason for e in result.entries]
     assert sum(len(bench.configs(n)) for n in SIZES) == len(bench.stored())
 
-
-def test_a_gpu_is_missed_that_dies_right_after_the_connection(site, monkeypatch):
-    """It was offered in the first look only."""
-    connect = partial(cluster_connection.Connection, site.kit.scheduler, insecure=False)
-
-    def offered():
-        with closing(connect()) as connection:
-            return {name for resources in connection.offers() for name in resources}
-
-    wait_until(lambda: bool(offered()))
     monkeypatch.setattr(cluster_connection, "_POLL_S", 3.0)
-    with closing(connect()) as connection:
+    with closing(cluster_connection.Connection(site.kit.scheduler, insecure=False)) as connection:
         names = {name for resources in connection.offers() for name in resources}
-        for worker in site.workers:
-            kill_all(worker)
+        kill_all(site.workers[1])
         assert names
         wait_until(lambda: all(connection.absent_s(name) > 0 for name in names))
 

@@ -6,14 +6,12 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from ipaddress import ip_address
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cluster_kit import listening, outer_address, running_cluster
+from cluster_kit import listening, not_loopback, outer_address, running_cluster
 from processes import wait_until
 
 import autotile
@@ -27,21 +25,13 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob(
 PAGES += sorted(ROOT.glob("examples/*/*.sh"))
 
 
-def has_ipv6() -> bool:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
-
-
-@contextmanager
-def working(
-    bench: Any, folder: Path, tls: Mapping[str, str] | None = None, host: str = "127.0.0.1"
-) -> Iterator[list[set[tuple[str, int]]]]:
-    """Run a session on a worker with a GPU and compilers, and list all ports of the cluster before and meanwhile."""
+def test_with_tls_on_the_interface_that_reaches_the_scheduler(bench, tmp_path, tls):
+    """All ports of the cluster, before a session on a worker with a GPU and compilers, and meanwhile."""
+    host = outer_address()
+    if host is None:
+        pytest.skip("this machine has the loopback address alone")
     recording, meanwhile = bench.record(), set[tuple[str, int]]()
-    with running_cluster(folder, tls, host) as kit:
+    with running_cluster(tmp_path, tls, host) as kit:
         worker = kit.worker("--replay", str(recording), "--compile", "1")
         with closing(Connection(kit.scheduler, insecure=False)) as connection:
             wait_until(lambda: len(connection.offers()) >= 2)
@@ -51,26 +41,9 @@ def working(
             meanwhile.update(listening(worker.pid), listening(os.getpid()) - own)
 
         assert bench.tune(recording, observe, sampler="brute-force", scheduler=kit.scheduler).winner is not None
-        yield [before, meanwhile]
-
-
-@pytest.mark.parametrize(("host", "with_tls"), [("localhost", False), ("[::1]", True)])
-def test_all_ports_are_of_the_loopback_address(bench, tmp_path, request, host, with_tls):
-    variables = request.getfixturevalue("tls") if with_tls else None
-    with working(bench, tmp_path, variables, host if has_ipv6() else "127.0.0.1") as found:
-        for ports in found:
-            assert len(ports) >= 6  # of two processes, their nannies, and their HTTP servers
-            assert [address for address, _ in ports if not ip_address(address).is_loopback] == []
-
-
-def test_with_tls_on_the_interface_that_reaches_the_scheduler(bench, tmp_path, tls):
-    host = outer_address()
-    if host is None:
-        pytest.skip("this machine has the loopback address alone")
-    with working(bench, tmp_path, tls, host) as found:
-        for ports in found:
+        for ports in (before, meanwhile):
             assert {address for address, _ in ports} == {host, "127.0.0.1"}
-        outer = {port for ports in found for address, port in ports if address == host}
+        outer = {port for address, port in before | meanwhile if address == host}
         assert len(outer) >= 4
         for port in outer:
             assert speaks_tls(host, port)
@@ -134,7 +107,7 @@ def test_a_scheduler_as_on_the_pages_is_open_to_nobody(tmp_path, tls, recipe):
         with closing(connected(f"{scheme}://{host}:{port}")):
             found = listening(process.pid)
             assert (host, port) in found
-            assert all(one == (host, port) or ip_address(one[0]).is_loopback for one in found)
+            assert not_loopback(found - {(host, port)}) == []
     finally:
         process.terminate()
         process.wait(60)

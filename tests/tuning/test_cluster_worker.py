@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import running_cluster
 from gpu_calls import raced
 from judges import BEST, by_threads
 from processes import wait_until
@@ -97,19 +96,9 @@ def timers() -> set[threading.Timer]:
     return {one for one in threading.enumerate() if isinstance(one, threading.Timer) and not one.finished.is_set()}
 
 
-def test_the_gpu_worker_of_an_idle_gpu_ends(idle, monkeypatch):
-    monkeypatch.setattr(cluster_worker, "_IDLE_S", 0.5)
-    idle.open("first")
-    (pid,) = idle.pids
-    assert is_running(pid)
-    idle.close("first")
-    wait_until(lambda: not is_running(pid))
-    idle.open("second")  # with a new one
-    assert idle.pids[1] != pid
-    assert is_running(idle.pids[1])
-
-
-def test_the_requests_of_a_session_share_what_was_set_up_and_the_next_takes_its_worker_over(idle, monkeypatch):
+def test_requests_of_a_session_share_what_was_set_up_the_next_takes_its_worker_over_and_an_idle_one_ends(
+    idle, monkeypatch
+):
     monkeypatch.setattr(cluster_worker, "_IDLE_S", 1000.0)
     before = timers()  # of other tests, which end at any time
     kept = []
@@ -124,21 +113,27 @@ def test_the_requests_of_a_session_share_what_was_set_up_and_the_next_takes_its_
     assert not timers() - before  # what would end it is called off
     idle.close("second")
     idle.open("third")
-    assert len({*idle.pids}) == 1
+    (pid,) = {*idle.pids}
+    assert is_running(pid)
+    monkeypatch.setattr(cluster_worker, "_IDLE_S", 0.5)
     idle.close("third")
+    wait_until(lambda: not is_running(pid))
+    idle.open("fourth")  # with a new one
+    assert idle.pids[-1] != pid
+    assert is_running(idle.pids[-1])
+    idle.close("fourth")
     idle.end()
-    wait_until(lambda: not is_running(idle.pids[0]))
+    wait_until(lambda: not is_running(idle.pids[-1]))
 
 
 @pytest.fixture(scope="module")
-def second_inputs(tmp_path_factory):
+def second_inputs(cluster, tmp_path_factory):
     """A cluster whose GPUs log the seeds of verifications, and read from a file as what error second inputs end."""
-    folder = tmp_path_factory.mktemp("cluster")
+    folder = tmp_path_factory.mktemp("second inputs")
     (folder / "preload.py").write_text(PRELOAD.format(folder=str(folder)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DASK_DISTRIBUTED__WORKER__PRELOAD", f'["{folder / "preload.py"}"]')
-        with running_cluster(folder) as kit:
-            yield kit, folder
+        yield cluster, folder
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 from cache_settings import SLOW, cache_settings
-from cluster_kit import ClusterKit, children, running_cluster
+from cluster_kit import ClusterKit, children, listening, not_loopback
 from processes import wait_until
 
 from autotile.core.model import Outcome
@@ -37,11 +37,10 @@ def slow_job(depth: int, name: str = "") -> CompileJob:
 
 
 @pytest.fixture(scope="module")
-def kit(tmp_path_factory):
+def kit(cluster):
     pytest.importorskip("cuda.bindings", reason="NVRTC is not installed")
-    with running_cluster(tmp_path_factory.mktemp("cluster")) as kit:
-        kit.farm = kit.worker("--compile", "2")
-        yield kit
+    cluster.farm = cluster.worker("--compile", "2")
+    return cluster
 
 
 @pytest.fixture
@@ -116,7 +115,7 @@ def test_failures_are_those_of_one_candidate(busy_pool, kit):
 def test_a_machine_that_dies_costs_no_candidate(busy_pool, kit, monkeypatch):
     """Its process of Dask is replaced, and compiles again."""
     monkeypatch.setattr(cluster_compilers, "_MIN_PATIENCE_S", 60.0)
-    futures = [busy_pool.submit(partial(slow_job, 12, f"killed {n}")) for n in range(2)]
+    futures = [busy_pool.submit(partial(slow_job, 11, f"killed {n}")) for n in range(2)]
     wait_until(lambda: len(compile_workers(kit)) == 2)
     for pid in children(kit.farm.pid):
         os.kill(pid, signal.SIGKILL)
@@ -128,7 +127,7 @@ def test_what_the_farm_has_not_done_is_compiled_here(farm, tmp_path, monkeypatch
     monkeypatch.setattr(cluster_compilers, "_CHECK_S", 0.05)
     monkeypatch.setattr(farm, "submit", submit := Mock(wraps=farm.submit))
     with closing(CompilePool(cache_settings(tmp_path / "cache"), 1, 60.0, farm=farm)) as pool:
-        futures = [pool.submit(partial(slow_job, 11, f"given back {n}")) for n in range(3)]
+        futures = [pool.submit(partial(slow_job, 10, f"given back {n}")) for n in range(3)]
         assert [future.result(60).outcome for future in futures] == [Outcome.OK] * 3
     assert submit.called
 
@@ -151,19 +150,25 @@ def test_another_toolchain_is_not_used(kit, monkeypatch):
     assert notice.endswith("and this session with autotile 0.0 and NVRTC 1.0: they are not used")
 
 
-def test_a_session_uses_simulated_gpus_and_the_farm(bench, kit, farm, tmp_path, monkeypatch):
+def test_a_session_uses_simulated_gpus_and_the_farm_at_the_loopback_address(bench, kit, farm, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster_compilers, "_MIN_PATIENCE_S", 60.0)
     monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))
     recording = bench.record()
-    worker = kit.simulated(recording, 0)
+    worker, own, ports = kit.simulated(recording, 0), listening(os.getpid()), set[tuple[str, int]]()
+
+    def observe(_):
+        ports.update(listening(kit.farm.pid), listening(worker.pid), listening(os.getpid()) - own)
+
     try:
         before = set(kit.cache.glob("cubins/*.cubin"))
-        result = bench.tune(recording, sampler="brute-force", scheduler=kit.scheduler)
+        result = bench.tune(recording, observe, sampler="brute-force", scheduler=kit.scheduler)
         assert len(set(kit.cache.glob("cubins/*.cubin"))) > len(before)
     finally:
         worker.terminate()
     assert result.winner.config == {"THREADS": 256, "WORK": 4}
     assert sum(result.outcomes.values()) == len(bench.configs())
+    assert len(ports) >= 6  # of two processes, their nannies, and their HTTP servers
+    assert not_loopback(ports) == []
 
 
 def test_without_a_connection_and_what_other_machines_lack_is_compiled_here(tmp_path):

@@ -143,20 +143,14 @@ class TestRace:
         assert hold(by_tile([A, B, D]), racer, incumbent=B).winner.config == A
         finals = hold(by_tile([A, D]), Racer({1: [10.0] * 9, 4: [5.0] * 9}))
         assert (finals.winner.config, finals.speedup.low, finals.speedup.high) == (D, 1.0, 1.0)
-
-    def test_a_pruned_default_that_ran_the_race_is_measured_for_good(self):
+        # a pruned one that ran the race is measured for good
         finals = hold([timed(A, 1.0), timed(D, 3.0, Outcome.PRUNED)], Racer({1: [10.0] * 9, 4: [20.0] * 9}))
         assert finals.default.outcome is Outcome.OK
 
     def test_one_finalist_needs_no_race(self):
         finals = hold([timed(A, 1.0)], racer := Racer({}))
-        assert (finals.winner.config, finals.default, finals.speedup, finals.ties, racer.rounds) == (
-            A,
-            None,
-            None,
-            (),
-            0,
-        )
+        assert (finals.winner.config, finals.default, finals.speedup) == (A, None, None)
+        assert (finals.ties, racer.rounds) == ((), 0)
 
     @pytest.mark.parametrize(
         ("time_us", "limit_s", "rounds"),

@@ -120,16 +120,10 @@ def _folders(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def in_use(earlier_study):
-    """The database holds an earlier study, in the file itself."""
-    shutil.copyfile(earlier_study, read_settings().database)
-
-
-@pytest.fixture
 def tune(request, bench, state):
-    """Tune with a database that is new, or in use."""
+    """Tune with a database that is new, or in use: it holds an earlier study, in the file itself."""
     if state == "in use":
-        request.getfixturevalue("in_use")
+        shutil.copyfile(request.getfixturevalue("earlier_study"), read_settings().database)
     return lambda loss: bench.tune(bench.record(), loss, sampler="random", discard=False)
 
 

@@ -149,28 +149,16 @@ class TestRaggedSizes:
             file.write_text(file.read_text().replace("[problem]", 'defines = { SIZE = "n" }\n\n[problem]'))
             source.write_text(source.read_text().replace("i < n;", "i < SIZE;"))
         monkeypatch.setattr(operation_family, "_SEEDS", 1)
-        run(trials=6)
+        run(ending_at(4), trials=6)
         entries = map(json.loads, log.read_text().splitlines())
         possible = [one for one in entries if one["config"] != {"THREADS": 256, "WORK": 4}]  # by the kernel's rule
         assert possible
         assert all([other["sizes"] for other in one["others"]] == [{"n": 1001}] for one in possible)
         assert all(one["others"][0]["cubin_path"] != one["cubin_path"] for one in possible)
 
-    def test_one_that_is_wrong_there_is_never_served(self, run, scale_toml, monkeypatch):
-        assert run().refused == 0
-        with Database.open(read_settings().database) as database:
-            assert RAGGED_WRONG in [best.trial.config for best in database.best("first")]  # it is fast
-        monkeypatch.setenv("AUTOTILE_DB", f"{scale_toml.parent}/other.db")
-        monkeypatch.setenv("AUTOTILE_RAGGED_WRONG", "1")
-        assert run().refused == 2  # of each kernel
-        model, trials = stored()
-        assert {t.outcome for t in trials if t.config == RAGGED_WRONG} == {Outcome.WRONG_RESULT}
-        with Database.open(read_settings().database) as database:
-            assert RAGGED_WRONG not in [best.trial.config for best in database.best()]
-        assert model.candidates
-        assert RAGGED_WRONG not in [one.config for one in model.candidates]
-
-    def test_what_earlier_versions_stored_is_measured_again_and_not_served(self, run, monkeypatch):
+    def test_what_earlier_versions_stored_is_measured_again_and_one_that_is_wrong_there_is_never_served(
+        self, run, scale_toml, monkeypatch
+    ):
         location = str(read_settings().database)
         with monkeypatch.context() as earlier:
             earlier.setattr(operation_family, "_SAMPLER", UNVERIFIED_SAMPLER)
@@ -181,11 +169,20 @@ class TestRaggedSizes:
             assert database.winners("first", "float32") == []
         assert not read_file(location, WINNERS, kernel="first", dtype="float32")
         result = run()
-        assert result.resumed == 0
-        assert result.problems == PROBLEMS
+        assert (result.resumed, result.problems, result.refused) == (0, PROBLEMS, 0)
         with Database.open(location) as database:
             assert database.winners("first", "float32")
+            assert RAGGED_WRONG in [best.trial.config for best in database.best("first")]  # it is fast
         assert run().resumed == PROBLEMS
+        monkeypatch.setenv("AUTOTILE_DB", f"{scale_toml.parent}/other.db")
+        monkeypatch.setenv("AUTOTILE_RAGGED_WRONG", "1")
+        assert run().refused == 2  # of each kernel
+        model, trials = stored()
+        assert {t.outcome for t in trials if t.config == RAGGED_WRONG} == {Outcome.WRONG_RESULT}
+        with Database.open(read_settings().database) as database:
+            assert RAGGED_WRONG not in [best.trial.config for best in database.best()]
+        assert model.candidates
+        assert RAGGED_WRONG not in [one.config for one in model.candidates]
 
 
 def test_of_a_family_flags_that_change_the_layout_take_both_values_and_a_missing_size_is_named():

@@ -164,7 +164,7 @@ def make(threads: int, work: int, time_us: float, outcome: Outcome = Outcome.OK)
     return timed({"THREADS": threads, "WORK": work}, time_us, outcome)
 
 
-def test_sums_follow_every_trial(space):
+def test_sums_follow_every_trial_and_the_newest_earlier_one(space):
     log = TrialLog(space, [])
     assert (len(log), log.best, log.resumed) == (0, None, 0)
     for trial in (
@@ -182,9 +182,7 @@ def test_sums_follow_every_trial(space):
     log.outcomes.clear()  # what it gives away is not its own
     log.trials.clear()
     assert log.outcomes.total() == len(log.trials) == 5
-
-
-def test_the_newest_earlier_trial_of_the_space_counts(space):
+    # of earlier trials, the newest of the space counts
     trials = [make(128, 1, 5.0), make(64, 1, 7.0), make(128, 1, 9.0)]
     log = TrialLog(space, [*trials, make(512, 1, 1.0), Trial({"OTHER": 1}, Outcome.OK)])
     assert (log.resumed, log.best) == (2, make(64, 1, 7.0))

@@ -10,15 +10,7 @@ import pytest
 from judges import BEST, FakeGpu, failing_if
 
 from autotile.core.documents import to_document
-from autotile.core.model import (
-    Measurement,
-    Outcome,
-    Resources,
-    Trial,
-    config_key,
-    non_dominated,
-    objective_values,
-)
+from autotile.core.model import Measurement, Outcome, Resources, Trial, config_key, non_dominated, objective_values
 from autotile.database.database import Database
 from autotile.errors import InputError, RecordingError
 from autotile.tuning.backend import workload_of
@@ -55,12 +47,11 @@ def energetic(bench, monkeypatch):
 
 
 class TestFront:
-    def test_one_objective_has_none_and_where_nothing_ran_it_is_empty(self):
+    def test_the_fastest_comes_first_and_what_others_beat_is_left_out(self):
+        """Of one objective there is none, and where nothing ran it is empty."""
         assert pareto_front([trial(1, 10.0, 40)], ["time"]) is None
         front = pareto_front([trial(1, 1.0, 1, Outcome.CRASHED)], REGISTERS)
         assert front.to_json() == {"objectives": ["time", "registers"], "front": []}
-
-    def test_the_fastest_comes_first_and_what_others_beat_is_left_out(self):
         trials = [trial(1, 30.0, 32), trial(2, 10.0, 90), trial(3, 20.0, 90), trial(4, 20.0, 40), trial(5, 1.0, 1)]
         trials[-1] = replace(trials[-1], outcome=Outcome.CRASHED, measurement=None)
         front = pareto_front(trials, REGISTERS)

@@ -336,11 +336,14 @@ class TestVerdict:
         assert found.candidate.time_us == pytest.approx(time_us, rel=0.01)
         assert log == ["wait", "race", "check with second inputs"]
 
-    def test_the_tools_that_found_nothing_are_named(self, judged):
+    def test_the_tools_that_found_nothing_are_named_and_without_a_race_a_candidate_is_right_or_wrong(self, judged):
         unchecked = Finding("racecheck", "unchecked", "too slow")
         found, _ = judged(findings=[Finding("memcheck", "passed"), unchecked])
         assert found.sanitized == ("memcheck",)
         assert found.notices == ("1 of the sanitizer's checks were not made; too slow",)
+        found, _ = judged(race_breaks=True)
+        assert (found.verdict, found.speedup) == ("right", None)
+        assert "the race broke" in found.notices[0]
 
     @pytest.mark.parametrize(
         ("candidate", "outcome", "reason"),
@@ -358,11 +361,6 @@ class TestVerdict:
         found, _ = judged(**candidate)
         assert (found.verdict, found.candidate.outcome, found.speedup) == ("wrong", outcome, None)
         assert reason in found.candidate.reason
-
-    def test_without_a_race_a_candidate_is_right_or_wrong(self, judged):
-        found, _ = judged(race_breaks=True)
-        assert (found.verdict, found.speedup) == ("right", None)
-        assert "the race broke" in found.notices[0]
 
     def test_a_winner_that_fails_is_said(self, judged):
         found, log = judged(winner_outcome=Outcome.WRONG_RESULT)

@@ -1,6 +1,5 @@
 """Modules of children for the tests, and a check of what they leave behind."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ from faults.traces import no_traces
 
 
 @pytest.fixture
-def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clean(tmp_path, monkeypatch):
     """Check that no process or file is left behind; children can import the tests' modules."""
     folder = tmp_path / "temporary"
     folder.mkdir()

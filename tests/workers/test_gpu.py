@@ -1,6 +1,5 @@
 """The GPU worker, with candidates that do not pass the gates first."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,16 +18,14 @@ from autotile.workers.jobs import Candidate, Entry, Race, Workload
 
 pytestmark = pytest.mark.gpu
 
-Make = Callable[..., Candidate]
-
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+def kernel(tmp_path_factory):
     return fault_kernel(tmp_path_factory.mktemp("faults"))
 
 
@@ -38,14 +35,14 @@ def workload(kernel: Kernel, cache: Path, **sizes: int) -> Workload:
 
 
 @pytest.fixture
-def gpu(kernel: Kernel, cache: Path) -> Iterator[Gpu]:
+def gpu(kernel, cache):
     gpu = Gpu(workload(kernel, cache), deadline_s=8.0)
     yield gpu
     gpu.close()
 
 
 @pytest.fixture
-def candidate(kernel: Kernel, cache: Path) -> Make:
+def candidate(kernel, cache):
     def make(fault: str = HEALTHY, threads: int = 128) -> Candidate:
         config: Config = {"THREADS": threads, "FAULT": fault}
         job = compile_job(kernel, config, "float32", live_device().architecture)
@@ -54,20 +51,17 @@ def candidate(kernel: Kernel, cache: Path) -> Make:
     return make
 
 
-def test_a_healthy_candidate_is_measured(gpu: Gpu, candidate: Make) -> None:
+def test_a_healthy_candidate_is_measured_and_a_slow_one_dropped_and_its_time_kept(gpu, candidate):
     good = evaluate(gpu, candidate(), None)
     assert (good.outcome, good.reason, good.stage) == (Outcome.OK, "", "measure")
     assert 0 < good.measurement.low_us <= good.measurement.time_us <= good.measurement.high_us
     assert set(good.seconds) == {"load", "verify", "measure"}
+    slow = evaluate(gpu, candidate(), 0.01)
+    assert slow.outcome is Outcome.PRUNED
+    assert slow.measurement is not None
 
 
-def test_a_slow_candidate_is_dropped_and_its_time_kept(gpu: Gpu, candidate: Make) -> None:
-    evaluation = evaluate(gpu, candidate(), 0.01)
-    assert evaluation.outcome is Outcome.PRUNED
-    assert evaluation.measurement is not None
-
-
-def test_what_is_wrong_only_sometimes_is_found_by_verifying_again(gpu: Gpu, candidate: Make) -> None:
+def test_what_is_wrong_only_sometimes_is_found_by_verifying_again(gpu, candidate):
     again = verify(gpu, candidate("wrong_sometimes"), 300)  # missed once in 10^5 times
     assert again.outcome is Outcome.WRONG_RESULT
     assert "1 of " in again.reason
@@ -76,7 +70,7 @@ def test_what_is_wrong_only_sometimes_is_found_by_verifying_again(gpu: Gpu, cand
     assert (healthy.outcome, healthy.reason) == (Outcome.OK, "")
 
 
-def test_a_kernel_that_keeps_its_result_is_wrong_as_soon_as_the_inputs_change(gpu: Gpu, candidate: Make) -> None:
+def test_a_kernel_that_keeps_its_result_is_wrong_as_soon_as_the_inputs_change(gpu, candidate):
     assert verify(gpu, candidate("keeps_result"), 75).outcome is Outcome.OK
     kept = verify(gpu, candidate("keeps_result"), 75, seed=1)
     assert kept.outcome is Outcome.WRONG_RESULT
@@ -95,14 +89,12 @@ def test_a_kernel_that_keeps_its_result_is_wrong_as_soon_as_the_inputs_change(gp
         ("skips_work", Outcome.OK),
     ],
 )
-def test_repeated_verification_finds_what_fails_at_a_later_launch(
-    gpu: Gpu, candidate: Make, fault: str, outcome: Outcome
-) -> None:
+def test_repeated_verification_finds_what_fails_at_a_later_launch(gpu, candidate, fault, outcome):
     assert verify(gpu, candidate(fault), 75).outcome is outcome
     assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
 
 
-def test_a_race_blames_the_candidates_whose_timed_launches_were_wrong(gpu: Gpu, candidate: Make) -> None:
+def test_a_race_blames_the_candidates_whose_timed_launches_were_wrong(gpu, candidate):
     assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
     raced = race(gpu, [candidate(fault) for fault in (HEALTHY, "wrong_later", "stores_once")], 9, 0)
     wrong = Outcome.WRONG_RESULT
@@ -111,26 +103,23 @@ def test_a_race_blames_the_candidates_whose_timed_launches_were_wrong(gpu: Gpu, 
     assert evaluate(gpu, candidate(threads=64), None).outcome is Outcome.OK
 
 
-def test_a_race_does_not_reward_skipped_work(gpu: Gpu, candidate: Make) -> None:
+def test_a_race_does_not_reward_skipped_work(gpu, candidate):
     healthy, idle = race(gpu, [candidate(), candidate("skips_work")], 9, 0)
     assert (healthy.outcome, idle.outcome) == (Outcome.OK, Outcome.OK)
     assert min(idle.rounds_us) > 10 * max(healthy.rounds_us)
 
 
-def test_a_race_compares_times_by_their_weights(gpu: Gpu, candidate: Make) -> None:
+def test_a_race_compares_times_by_their_weights_and_ends_when_they_are_known(gpu, candidate):
     """After the first rounds those leave that are clearly slower, by their weighted times."""
     plain = race(gpu, [candidate(), candidate("skips_work")], 30, 0)
     assert [len(row.rounds_us) for row in plain] == [30, 6]
     weighted = gpu.raced(Race((Entry(candidate(), weight=1e5), Entry(candidate("skips_work"))), 30, 0))
     assert [len(row.rounds_us) for row in weighted] == [6, 30]
-
-
-def test_a_race_ends_when_the_times_are_known(gpu: Gpu, candidate: Make) -> None:
     entries = (Entry(candidate()), Entry(candidate()))
     assert [len(row.rounds_us) for row in gpu.raced(Race(entries, 60, 0, precision=0.9))] == [6, 6]
 
 
-def test_a_race_with_a_candidate_that_hangs_ends(gpu: Gpu, candidate: Make) -> None:
+def test_a_race_with_a_candidate_that_hangs_ends(gpu, candidate):
     with pytest.raises(WorkerError, match="no answer within 10 s"):
         race(gpu, [candidate(), candidate("hangs_later")], 9, 0)
     assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
@@ -145,9 +134,7 @@ def test_a_race_with_a_candidate_that_hangs_ends(gpu: Gpu, candidate: Make) -> N
         (HEALTHY, 128, "/nowhere/gone.cubin", Outcome.CRASHED),
     ],
 )
-def test_what_the_driver_refuses_leaves_the_worker_alive(
-    gpu: Gpu, candidate: Make, *, fault: str, threads: int, cubin: str | None, outcome: Outcome
-) -> None:
+def test_what_the_driver_refuses_leaves_the_worker_alive(gpu, candidate, *, fault, threads, cubin, outcome):
     worker, made = gpu._child, candidate(fault, threads)
     refused = evaluate(gpu, replace(made, cubin_path=cubin or made.cubin_path), None)
     assert refused.outcome is outcome, refused.reason
@@ -156,7 +143,7 @@ def test_what_the_driver_refuses_leaves_the_worker_alive(
     assert gpu._child is worker
 
 
-def test_a_wrong_candidate_leaves_a_worker_that_is_known_to_be_intact(gpu: Gpu, candidate: Make) -> None:
+def test_a_wrong_candidate_leaves_a_worker_that_is_known_to_be_intact(gpu, candidate):
     assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
     worker = gpu._child
     for fault in ("wrong_element", "changed_input", "write_outside", "unwritten"):
@@ -165,13 +152,13 @@ def test_a_wrong_candidate_leaves_a_worker_that_is_known_to_be_intact(gpu: Gpu, 
 
 
 @pytest.mark.parametrize("fault", ["write_overhang", "write_astray"])
-def test_a_stray_write_leaves_no_worker_that_would_blame_others(gpu: Gpu, candidate: Make, fault: str) -> None:
+def test_a_stray_write_leaves_no_worker_that_would_blame_others(gpu, candidate, fault):
     assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
     assert evaluate(gpu, candidate(fault), None).outcome in (Outcome.OUT_OF_BOUNDS, Outcome.WRONG_RESULT)
     assert evaluate(gpu, candidate(threads=64), None).outcome is Outcome.OK
 
 
-def test_one_worker_judges_the_candidates_of_several_sessions(kernel: Kernel, cache: Path, candidate: Make) -> None:
+def test_one_worker_judges_the_candidates_of_several_sessions(kernel, cache, candidate):
     workers = set()
     with WorkerPool() as worker_pool:
         for n in (100_000, 100_000, 5000):  # the same problem, then another
@@ -183,7 +170,7 @@ def test_one_worker_judges_the_candidates_of_several_sessions(kernel: Kernel, ca
     assert len(workers) == 1
 
 
-def test_a_race_that_a_candidate_breaks_is_told_and_blamed_on_no_later_one(gpu: Gpu, candidate: Make) -> None:
+def test_a_race_that_a_candidate_breaks_is_told_and_blamed_on_no_later_one(gpu, candidate):
     with pytest.raises(WorkerError, match=r"(?i)launch.?fail|illegal.?instruction"):
         race(gpu, [candidate(), candidate("trap")], 5, 0)
     assert evaluate(gpu, candidate(), None).outcome is Outcome.OK

@@ -58,12 +58,12 @@ def by_name(C: np.ndarray, A: np.ndarray, B: np.ndarray, alpha: float, *, N: int
         lambda A, B, **others: {"C": others["alpha"] * (A @ B) + others["C"]},
     ], ids=["by name", "in order", "all in order", "a mapping"],
 )  # fmt: skip
-def test_a_function_gets_what_it_asks_for(function: Callable[..., Any]) -> None:
+def test_a_function_gets_what_it_asks_for(function):
     given = inputs()
     np.testing.assert_allclose(results(function)[0], 0.75 * (given["A"] @ given["B"]) + given["C"], rtol=1e-12)
 
 
-def test_every_set_of_inputs_has_its_results_in_double_precision() -> None:
+def test_every_set_of_inputs_has_its_results_in_double_precision():
     first, second = results(lambda A, B, C: (A @ B).astype(np.longdouble), INPUTS, INPUTS._replace(seed=1))
     given = inputs(1)
     np.testing.assert_allclose(second, given["A"] @ given["B"], rtol=1e-12)
@@ -120,7 +120,7 @@ ExitingArray = type("ExitingArray", (NotArray,), {"raised": SystemExit(3)})
 Base = type("Base", (BaseException,), {})
 
 
-class Names(dict):  # type: ignore[type-arg]
+class Names(dict):
     def __iter__(self) -> Any:
         raise UnprintableError
 
@@ -176,8 +176,8 @@ def warns(A: np.ndarray) -> None:
 
 
 def damages_warnings(A: np.ndarray) -> None:
-    json.dumps = None  # type: ignore[assignment]
-    traceback.extract_tb = None  # type: ignore[assignment]
+    json.dumps = None
+    traceback.extract_tb = None
     raise ValueError("gone")
 
 
@@ -234,9 +234,7 @@ def interrupted(A: np.ndarray) -> None:
         (interrupted, "ended its process, with status -10"),
     ],
 )
-def test_the_child_ends_and_tells_why_whatever_the_function_does(
-    function: Callable[..., Any], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_child_ends_and_tells_why_whatever_the_function_does(function, said, tmp_path, capfd):
     def handler(*_: object) -> None:
         raise KeyError("a handler of the program")
 
@@ -257,7 +255,7 @@ def test_the_child_ends_and_tells_why_whatever_the_function_does(
     assert "Traceback" not in "".join(capfd.readouterr())
 
 
-def test_signals_are_as_before_and_what_it_prints_is_seen(capfd: pytest.CaptureFixture[str]) -> None:
+def test_signals_are_as_before_and_what_it_prints_is_seen(capfd):
     def function(A: np.ndarray, B: np.ndarray) -> np.ndarray:
         os.write(1, b"from the function")
         return A @ B
@@ -268,7 +266,7 @@ def test_signals_are_as_before_and_what_it_prints_is_seen(capfd: pytest.CaptureF
     assert "from the function" in capfd.readouterr().out
 
 
-def test_a_program_that_does_not_wait_for_children() -> None:
+def test_a_program_that_does_not_wait_for_children():
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system removes them itself
     try:
         (found,) = results(lambda A, B: A @ B)
@@ -279,7 +277,7 @@ def test_a_program_that_does_not_wait_for_children() -> None:
     assert found.shape == (5, 4)
 
 
-def test_no_room_for_the_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_room_for_the_results(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(InputError, match="set TMPDIR"):
         results(lambda A, B: A @ B)

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Timer
 from types import SimpleNamespace
@@ -96,11 +96,9 @@ NOT_SUPPORTED = '========= Device not supported. Please refer to the "Supported 
 TOO_OLD = "========= Detected an unsupported driver version. Please update your CUDA installation to 13.0 or newer\n"
 NEVER_STARTED = "========= Error: Target application terminated before first instrumented API call\n"
 
-MakeSanitizer = Callable[..., Sanitizer]
-
 
 @pytest.fixture
-def stand_in(tmp_path: Path) -> MakeSanitizer:
+def stand_in(tmp_path):
     """Build a sanitizer from a few lines of Python."""
 
     def make(code: str, deadline_s: float = 20.0) -> Sanitizer:
@@ -128,7 +126,7 @@ def judged(*texts: str, tool: Tool = "memcheck", trouble: str = "") -> Finding:
         ("memcheck", ("element 7", "error: fail", AT_TUNED, "==", "", "\x00\x1b[1m", ENDED, CLEAN)),
     ],
 )
-def test_a_run_to_the_end_without_errors_passes(tool: Tool, texts: tuple[str, ...]) -> None:
+def test_a_run_to_the_end_without_errors_passes(tool, texts):
     assert judged(*texts, tool=tool) == Finding(tool, "passed")
 
 
@@ -163,18 +161,18 @@ class TestFailed:
             ),
         ],
     )
-    def test_the_first_report_is_told(self, tool: Tool, report: str, reason: str) -> None:
+    def test_the_first_report_is_told(self, tool, report, reason):
         found = judged(AT_RAGGED, report, AT_TUNED, ENDED, "========= ERROR SUMMARY: 2 errors", tool=tool)
         assert found.result == "failed"
         assert found.reason.startswith(reason)
 
-    def test_at_the_sizes_that_it_was_reported_at_whatever_became_of_the_run_then(self) -> None:
+    def test_at_the_sizes_that_it_was_reported_at_whatever_became_of_the_run_then(self):
         assert judged(AT_RAGGED, AT_TUNED, UNINITIALIZED, ENDED, CLEAN).reason.endswith(", at n=4096")
         launch_failure = "autotile: error cudaErrorLaunchFailure"
         assert judged(AT_RAGGED, INVALID_WRITE, launch_failure, AFTERMATH).result == "failed"
         assert judged(INVALID_WRITE, trouble="not finished within 1 s").result == "failed"
 
-    def test_errors_in_an_unknown_form(self) -> None:
+    def test_errors_in_an_unknown_form(self):
         found = judged(AT_TUNED, "========= Something new", ENDED, "========= ERROR SUMMARY: 3 errors")
         assert (found.result, found.reason) == ("failed", "3 errors in a form that autotile does not know")
 
@@ -200,7 +198,7 @@ class TestUnchecked:
             ((), "it ended with exit code 0"),
         ],
     )
-    def test_what_proves_nothing(self, texts: tuple[str, ...], reason: str) -> None:
+    def test_what_proves_nothing(self, texts, reason):
         assert_told(judged(*texts), reason)
 
     @pytest.mark.parametrize(
@@ -213,31 +211,29 @@ class TestUnchecked:
             (f"{SLEEPER}; os._exit(3)", 20.0, "it ended with exit code 3"),
         ],
     )
-    def test_it_and_what_it_started_die(
-        self, stand_in: MakeSanitizer, code: str, deadline_s: float, reason: str
-    ) -> None:
+    def test_it_and_what_it_started_die(self, stand_in, code, deadline_s, reason):
         assert_told(stand_in(code, deadline_s).check(CANDIDATE, "memcheck"), reason)
 
-    def test_no_such_program(self, tmp_path: Path, stand_in: MakeSanitizer) -> None:
+    def test_no_such_program(self, tmp_path, stand_in):
         checker = stand_in("")
         (tmp_path / "compute-sanitizer").unlink()
         assert_told(checker.check(CANDIDATE, "memcheck"), ".*compute-sanitizer cannot be started: No such file")
 
-    def test_a_deadline_names_the_problem(self, stand_in: MakeSanitizer) -> None:
+    def test_a_deadline_names_the_problem(self, stand_in):
         code = f"print({AT_TUNED!r}, {ENDED!r}, {CLEAN!r}, sep='\\n', flush=True); time.sleep(60)"
         found = stand_in(code, 1.0).check(CANDIDATE, "racecheck")
         assert_told(found, "not finished within 1 s at n=4096$")
         assert found.seconds < 5
 
     @pytest.mark.parametrize("stream", [1, 2])
-    def test_a_flood_is_stopped(self, stand_in: MakeSanitizer, stream: int) -> None:
+    def test_a_flood_is_stopped(self, stand_in, stream):
         found = stand_in(f"while True: os.write({stream}, b'x' * 100_000)").check(CANDIDATE, "memcheck")
         assert_told(found, "it printed more than 16 MiB")
         assert found.seconds < 10
 
 
 class TestCommand:
-    def test_the_child_runs_under_the_tool_on_the_request(self, stand_in: MakeSanitizer, tmp_path: Path) -> None:
+    def test_the_child_runs_under_the_tool_on_the_request(self, stand_in, tmp_path):
         record = tmp_path / "record"
         code = f"open({str(record)!r}, 'w').write(repr((sys.argv, open(sys.argv[-1]).read(), os.environ['TMPDIR'])))"
         stand_in(code).check(CANDIDATE, "initcheck")
@@ -246,14 +242,14 @@ class TestCommand:
         assert "'-P', '-m', 'autotile.workers.sanitizer'" in text
         assert json.dumps(to_fields(CANDIDATE)) in text
 
-    def test_the_real_child_tells_why_it_gives_up(self, stand_in: MakeSanitizer) -> None:
+    def test_the_real_child_tells_why_it_gives_up(self, stand_in):
         under = "index = sys.argv.index(sys.executable); os.execv(sys.executable, sys.argv[index:])"
         found = stand_in(under).check(CANDIDATE, "memcheck")
         assert_told(found, r"scale\.toml: .*\[kernel\]")
 
 
 class TestAll:
-    def test_a_row_a_candidate(self, stand_in: MakeSanitizer) -> None:
+    def test_a_row_a_candidate(self, stand_in):
         code = f"""
 tool, request = sys.argv[sys.argv.index("--tool") + 1], open(sys.argv[-1]).read()
 if tool == "racecheck" and '"THREADS": 64' in request:
@@ -267,46 +263,39 @@ print({ENDED!r}, {CLEAN!r}, sep="\\n")
             [("racecheck", "failed"), ("memcheck", "passed")],
         ]
 
-    def test_several_at_a_time(self, stand_in: MakeSanitizer) -> None:
+    def test_several_at_a_time(self, stand_in):
         start = time.monotonic()
         rows = stand_in(f"time.sleep(1); print({ENDED!r}, {CLEAN!r}, sep='\\n')").check_all([CANDIDATE])
         assert [found.result for found in rows[0]] == ["passed"] * 4
         assert time.monotonic() - start < 3.5
 
-    def test_an_interrupt_leaves_nothing_running(self, stand_in: MakeSanitizer) -> None:
+    def test_an_interrupt_leaves_nothing_running(self, stand_in):
         checker = stand_in("time.sleep(60)", 60.0)
         start = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            interrupted_after(1.0, lambda: checker.check_all([CANDIDATE, CANDIDATE], at_once=2))
+        timer = Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+        with heeded_interrupts(), ExitStack() as stack:
+            timer.start()
+            stack.callback(timer.join)
+            with pytest.raises(KeyboardInterrupt):
+                checker.check_all([CANDIDATE, CANDIDATE], at_once=2)
         assert time.monotonic() - start < 5
 
 
-class TestFinding:
-    """Where the program is searched for."""
-
-    @pytest.fixture(autouse=True)
-    def _nowhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PATH", str(tmp_path / "path"))
-        monkeypatch.setattr(sanitizer, "toolkit_folders", lambda: (tmp_path / "cuda",))
-        monkeypatch.setattr(sanitizer.sysconfig, "get_path", lambda _: str(tmp_path / "site"))
-
-    def test_nowhere(self) -> None:
-        with pytest.raises(ToolchainError, match="pip install nvidia-cuda-sanitizer-api"):
-            find_sanitizer()
-
-    @pytest.mark.parametrize(
-        "folder", ["path", "cuda/bin", "cuda/compute-sanitizer", "site/nvidia/cu13/compute-sanitizer"]
-    )
-    def test_each_place(self, tmp_path: Path, folder: str) -> None:
+def test_the_program_is_searched_for_on_the_path_in_toolkits_and_packages(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(sanitizer, "toolkit_folders", lambda: (tmp_path / "cuda",))
+    monkeypatch.setattr(sanitizer.sysconfig, "get_path", lambda _: str(tmp_path / "site"))
+    with pytest.raises(ToolchainError, match="pip install nvidia-cuda-sanitizer-api"):
+        find_sanitizer()
+    for folder in ("cuda/compute-sanitizer", "site/nvidia/cu13/compute-sanitizer", "cuda/bin"):
         program = installed(tmp_path / folder)
         assert find_sanitizer() == program
-
-    def test_the_path_comes_first_but_for_what_the_setting_names(self, tmp_path: Path) -> None:
-        installed(tmp_path / "cuda" / "bin")
-        first, named = installed(tmp_path / "path"), installed(tmp_path / "mine")
-        assert (find_sanitizer(), find_sanitizer(str(named))) == (first, named)
-        with pytest.raises(ToolchainError, match=r"the setting sanitizer is .*not an executable program"):
-            find_sanitizer(str(tmp_path / "others"))
+        if folder != "cuda/bin":
+            program.unlink()
+    first, named = installed(tmp_path / "path"), installed(tmp_path / "mine")
+    assert (find_sanitizer(), find_sanitizer(str(named))) == (first, named)
+    with pytest.raises(ToolchainError, match=r"the setting sanitizer is .*not an executable program"):
+        find_sanitizer(str(tmp_path / "others"))
 
 
 def assert_told(found: Finding, reason: str) -> None:
@@ -323,17 +312,6 @@ def installed(folder: Path) -> Path:
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     return program
-
-
-def interrupted_after(seconds: float, act: Callable[[], object]) -> None:
-    """Call a function, and press Ctrl-C meanwhile."""
-    timer = Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-    with heeded_interrupts():
-        timer.start()
-        try:
-            act()
-        finally:
-            timer.join()
 
 
 class RecordedArray:
@@ -353,7 +331,7 @@ launches: list[tuple[Any, ...]] = []
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> None:
+def device(monkeypatch):
     """A device that records launches without running them."""
     made.clear()
     launches.clear()
@@ -385,14 +363,14 @@ def launcher(toml: Path, config: Config, *others: int) -> SanitizedCandidate:
         ({"THREADS": 256, "WORK": 4}, (5000, 100), [(5000, True), (4096, False)]),  # the rules exclude two
     ],
 )
-def test_the_tuned_problem_comes_last(scale_toml: Path, config: Config, others: Any, expected: Any) -> None:
+def test_the_tuned_problem_comes_last(scale_toml, config, others, expected):
     found = launcher(scale_toml, config, *others).problems()
     assert [(sizes["n"], check) for sizes, check in found] == expected
 
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(("check", "factor"), [(True, -0.5), (False, 2.0)])
-def test_only_what_is_read_is_filled(scale_toml: Path, check: bool, factor: float) -> None:
+def test_only_what_is_read_is_filled(scale_toml, check, factor):
     notices: list[tuple[Notice, str]] = []
     ready = launcher(scale_toml, {"THREADS": 64, "WORK": 1})
     ready.launch({"n": 1001}, lambda notice, text: notices.append((notice, text)), check=check)
@@ -403,6 +381,6 @@ def test_only_what_is_read_is_filled(scale_toml: Path, check: bool, factor: floa
     assert notices == [("at", "n=1001")]
 
 
-def test_a_notice_is_one_line() -> None:
+def test_a_notice_is_one_line():
     line = format_notice("error", "first\nsecond\n\n third")
     assert re.fullmatch(rb"autotile: error first second third\n", line)

@@ -1,7 +1,6 @@
 """Reuse of workers by later sessions; needs no GPU."""
 
 import os
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -21,13 +20,12 @@ from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Candidate, Workload
 
 MODULE = "bad_worker"
-MakeGpu = Callable[..., Gpu]
 JOB = CompileJob("", "hash", "/nowhere/fill.cu", "compiled", "sm_90", ())
 pytestmark = pytest.mark.usefixtures("clean")
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
+def started(monkeypatch):
     """Every child that was started."""
     monkeypatch.setattr("autotile.workers.child._EXIT_GRACE_S", 0.3)
     children: list[Child] = []
@@ -41,13 +39,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
 
 
 @pytest.fixture
-def worker_pool(started: list[Child]) -> Iterator[WorkerPool]:
+def worker_pool(started):
     with WorkerPool() as worker_pool:
         yield worker_pool
 
 
 @pytest.fixture
-def gpu(worker_pool: WorkerPool, tmp_path: Path) -> MakeGpu:
+def gpu(worker_pool, tmp_path):
     def start(*openings: str) -> Gpu:
         workload = Workload("", " ".join(openings), {}, "float32", "cold", str(tmp_path), 0, 0.1)
         return Gpu(workload, 0.5, MODULE, worker_pool=worker_pool)
@@ -68,7 +66,7 @@ def compile_in(worker_pool: WorkerPool, folder: Path, *deeds: str) -> list[Outco
         return [pool.submit(partial(replace, JOB, entry=deed)).result().outcome for deed in deeds]
 
 
-def test_a_released_child_is_acquired_again_and_ended_with_the_pool(started: list[Child]) -> None:
+def test_a_released_child_is_acquired_again_and_ended_with_the_pool(started):
     with WorkerPool() as worker_pool:
         child, late = (worker_pool.acquire_idle(MODULE) or start_child(MODULE) for _ in range(2))
         worker_pool.release(child)
@@ -78,7 +76,7 @@ def test_a_released_child_is_acquired_again_and_ended_with_the_pool(started: lis
     assert (is_running(child.pid), is_running(late.pid), len(started)) == (False, False, 2)
 
 
-def test_a_child_that_was_started_early_is_the_first_that_is_asked_for(started: list[Child]) -> None:
+def test_a_child_that_was_started_early_is_the_first_that_is_asked_for(started):
     start_early(MODULE, "0")
     with closing(start_child(MODULE, "1")) as elsewhere, closing(start_child(MODULE, "0")) as early:
         assert started == [early, elsewhere]
@@ -89,14 +87,14 @@ def test_a_child_that_was_started_early_is_the_first_that_is_asked_for(started: 
     assert not is_running(started[-1].pid)
 
 
-def test_an_early_start_that_fails_is_left_to_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_early_start_that_fails_is_left_to_the_session(monkeypatch):
     monkeypatch.setattr("autotile.workers.child.sys.executable", "/nowhere/python")
     start_early(MODULE)
     with pytest.raises(WorkerError, match="cannot start bad_worker"):
         start_child(MODULE)
 
 
-def test_only_a_child_of_the_same_module_that_lives_is_acquired(worker_pool: WorkerPool) -> None:
+def test_only_a_child_of_the_same_module_that_lives_is_acquired(worker_pool):
     other = start_child("echo_worker")
     worker_pool.release(other)
     child = worker_pool.acquire_idle(MODULE) or start_child(MODULE)
@@ -109,35 +107,26 @@ def test_only_a_child_of_the_same_module_that_lives_is_acquired(worker_pool: Wor
     fresh.kill()
 
 
-def test_the_next_session_sets_up_its_problem_in_the_same_worker(
-    gpu: MakeGpu, started: list[Child], tmp_path: Path
-) -> None:
-    assert [session(gpu()) for _ in range(3)] == [Outcome.OK] * 3
-    assert (len(started), (tmp_path / "openings").stat().st_size) == (1, 3)
-
-
-def test_a_reused_worker_that_cannot_set_up_the_next_problem_is_replaced(gpu: MakeGpu, started: list[Child]) -> None:
-    assert [session(gpu(*openings)) for openings in ((), ("well", "setup_error"), ())] == [Outcome.OK] * 3
-    assert len(started) == 2
+def test_the_next_session_sets_up_its_problem_in_the_same_worker_which_is_replaced_if_it_cannot(gpu, started, tmp_path):
+    assert [session(gpu(*openings)) for openings in ((), ("well", "setup_error"), (), ())] == [Outcome.OK] * 4
+    assert (len(started), (tmp_path / "openings").stat().st_size) == (2, 5)
 
 
 @pytest.mark.parametrize("deed", ["fault_in_verify", "spent", "sleep"])
-def test_a_worker_that_a_candidate_broke_is_not_kept(gpu: MakeGpu, started: list[Child], deed: str) -> None:
+def test_a_worker_that_a_candidate_broke_is_not_kept(gpu, started, deed):
     session(gpu(), deed)
     assert session(gpu()) is Outcome.OK
     assert len(started) == 2
 
 
-def test_a_worker_that_is_still_setting_up_is_not_kept(gpu: MakeGpu, started: list[Child]) -> None:
+def test_a_worker_that_is_still_setting_up_is_not_kept(gpu, started):
     gpu("sleep").close()
     with closing(gpu()) as second:
         second.wait()
     assert len(started) == 2
 
 
-def test_compile_workers_are_kept_but_for_those_that_died(
-    worker_pool: WorkerPool, started: list[Child], tmp_path: Path
-) -> None:
+def test_compile_workers_are_kept_but_for_those_that_died(worker_pool, started, tmp_path):
     for _ in range(3):
         assert compile_in(worker_pool, tmp_path, "compiled", "compiled")[1] is Outcome.OK
     assert len(started) == 1
@@ -145,7 +134,7 @@ def test_compile_workers_are_kept_but_for_those_that_died(
     assert len(started) == 2
 
 
-def test_a_worker_that_still_compiles_is_killed(worker_pool: WorkerPool, started: list[Child], tmp_path: Path) -> None:
+def test_a_worker_that_still_compiles_is_killed(worker_pool, started, tmp_path):
     pool = CompilePool(cache_settings(tmp_path, 10**6), 1, 60.0, module=MODULE, worker_pool=worker_pool)
     future = pool.submit(lambda: replace(JOB, entry="sleep"))
     while not pool._compiling:
