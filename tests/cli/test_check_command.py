@@ -51,10 +51,10 @@ class TestExitCodes:
             assert (found.document["candidate"]["time_us"], found.document["winner"]["tier"]) == (5.0, "default")
             if speedup is not None:
                 assert found.document["speedup"] == {"ratio": speedup.value, "interval": [speedup.low, speedup.high]}
-        found, _ = answer("--json", candidate=trial(Outcome.OUT_OF_BOUNDS, "wrote 1 words outside y"))
+        found, _ = answer("--json", candidate=trial(Outcome.OUT_OF_BOUNDS, "wrote 1 word outside y"))
         assert (found.code, found.document["verdict"]) == (1, "wrong")
         candidate = found.document["candidate"]
-        assert (candidate["outcome"], candidate["reason"]) == ("out_of_bounds", "wrote 1 words outside y")
+        assert (candidate["outcome"], candidate["reason"]) == ("out_of_bounds", "wrote 1 word outside y")
 
     @pytest.mark.usefixtures("recording")
     def test_of_bad_input_and_without_a_gpu(self, answer, run, scale_toml, tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ def run(config: Mapping[str, Any], limit_us: float | None, stage: Stage) -> Read
     stage("verify")
     match config["FAULT"]:
         case "write_outside":
-            return Reading(Outcome.OUT_OF_BOUNDS, "wrote 1 words outside y at n=1001", "verify")
+            return Reading(Outcome.OUT_OF_BOUNDS, "wrote 1 word outside y at n=1001", "verify")
         case "assertion":
             os.write(2, b"first\nfaults.cu:1: Assertion `i < n / 2` failed.\n" + 99 * b"Exception ignored in: CuPy\n")
             return Reading(Outcome.CRASHED, "CUDA_ERROR_ASSERT: device-side assert triggered", "verify")

@@ -126,7 +126,7 @@ def test_large_integers_are_compared_exactly(tmp_path: Path) -> None:
     [
         ("if (i < n) y[i] = 1.0f / 0.0f;", "is not finite"),
         ("if (i < n - 1) y[i] = 1.0f;", "were not written"),
-        ("if (i < n) y[i] = 1.0f; if (i == 0) y[n] = 1.0f;", "wrote 1 words outside y"),
+        ("if (i < n) y[i] = 1.0f; if (i == 0) y[n] = 1.0f;", "wrote 1 word outside y"),
         ("if (i < n) y[i] = 1.0f; if (i == 0) ((float*)x)[0] = 1e9f;", "changed its input x"),
         ("if (i < n) y[i] = (float)(clock64() % 1000);", "differ between two launches"),
         ("if (i < n) y[i] = undeclared;", "does not compile"),
