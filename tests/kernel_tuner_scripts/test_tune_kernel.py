@@ -384,7 +384,7 @@ def test_the_direction_of_one_objective_may_be_in_a_list(cached: Path, direction
     given = {"params": SPACE, "cache": cached, "simulation_mode": True, **named}
     _, env = tuned(objective_higher_is_better=direction, **given)
     assert env["best_config"]["block_size_x"] == best
-    with pytest.raises(ValueError, match="objective has 1 names, objective_higher_is_better 2 values"):
+    with pytest.raises(ValueError, match="objective has 1 name, objective_higher_is_better 2 values"):
         tuned(objective_higher_is_better=[True, False], **given)
 
 
