@@ -709,7 +709,7 @@ def _subscript_parts(subscripts: str, operands: int) -> tuple[list[str], str]:
     inputs = left.split(",")
     letters = left.replace(",", "") + output
     if not arrow or len(inputs) != operands or not (letters.isascii() and (letters.isalpha() or not letters)):
-        raise ValueError(f"einsum takes subscripts such as 'ij,jk->ik', one group for each of {operands} arrays")
+        raise ValueError(f"einsum takes subscripts such as 'ij,jk->ik', one group an array, here {operands}")
     return inputs, output
 
 

@@ -332,8 +332,8 @@ def test_workspaces_are_verified(split_toml: Path, dtype: str, flags: dict[str, 
     for (_, _, fault), (outcome, reason) in found.items():
         wanted, said = {
             0: (Outcome.OK, ""),
-            1: (Outcome.WRONG_RESULT, "words of the workspace counters other than zero"),
-            2: (Outcome.OUT_OF_BOUNDS, " outside partials"),
+            1: (Outcome.WRONG_RESULT, "of the workspace counters other than zero"),
+            2: (Outcome.OUT_OF_BOUNDS, "outside partials"),
             3: (Outcome.WRONG_RESULT, "elements of C are wrong"),
         }[fault]
         assert (outcome, said in reason) == (wanted, True), (fault, outcome, reason)

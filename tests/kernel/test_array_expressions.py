@@ -169,7 +169,7 @@ def test_every_function_is_among_the_cases_or_alike(name: str) -> None:
         ("einsum('ijk->ijk', A)", "'ijk' for a 2-dimensional array"),
         ("einsum('ij->ii', A)", "the result 'ii' does not name axes of the operands, each once"),
         ("einsum('ij->ik', A)", "the result 'ik' does not name axes of the operands, each once"),
-        ("einsum('ij,jk->ik', A)", "one group for each of 1 arrays"),
+        ("einsum('ij,jk->ik', A)", "one group an array, here 1"),
         ("einsum('...j->j', A)", "einsum takes subscripts"),
         ("concatenate((A, v))", "do not fit along axis 0"),
         ("stack((A, v))", "arrays of different shapes"),
