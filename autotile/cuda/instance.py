@@ -70,7 +70,7 @@ class BoundArguments:
 
 
 @dataclass(slots=True)
-class _Inputs:
+class _InputSet:
     """Contents of the inputs, the outputs that are expected for them, and those that configurations must agree on."""
 
     pristine: Mapping[str, GuardedBuffer]
@@ -122,7 +122,7 @@ class ProblemInstance:
                 self._buffers[buffer.name] = self._new_buffer(buffer)
         else:
             self._buffers = twin._buffers
-        self._sets: dict[int, _Inputs] = {0: self._new_inputs(0)} if twin is None else twin._sets
+        self._sets: dict[int, _InputSet] = {0: self._new_inputs(0)} if twin is None else twin._sets
         self._input_digests: dict[int, str] = {}
         self.arrays: list[Any] = [self._buffers[buffer.name].array for buffer in spec.buffers]
         """CuPy arrays of the buffers, in the order of the kernel's arguments."""
@@ -368,7 +368,7 @@ class ProblemInstance:
             found = Tolerance(output_tolerance(self._element_type(name), inputs, reduction))
         return found
 
-    def _new_inputs(self, seed: int) -> _Inputs:
+    def _new_inputs(self, seed: int) -> _InputSet:
         pristine: dict[str, GuardedBuffer] = {}
         inputs = InputMaker(self._spec, self.sizes, self._dtype, seed=seed, check=self._check)
         for buffer in self._spec.buffers:
@@ -377,7 +377,9 @@ class ProblemInstance:
                 pristine[buffer.name].array.set(inputs.stored(buffer.name))
         operands = [scalar for scalar in self._spec.scalars if scalar.is_operand]
         scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in operands}
-        made = _Inputs(pristine, self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check))
+        made = _InputSet(
+            pristine, self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check)
+        )
         made.hashes = self._support.hashes(made.arrays)
         return made
 

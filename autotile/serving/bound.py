@@ -138,8 +138,8 @@ class BoundKernel:
         self._device_index = device_index
         """CUDA device to launch on; None if it can only be inspected."""
         self._first_use = first_use
-        """What is launched until the best few ways have been raced on the arrays of a call, and the function that has
-        the fastest adopted then (`autotile.serving.racing`); None without a race."""
+        """The kernel that is launched until the best few ways have been raced on the arrays of a call, and the function
+        that has the fastest adopted then (`autotile.serving.racing`); None without a race."""
         self._racing = threading.Lock()
         self.find_stand_in: Callable[[], BoundKernel | None] | None = None
         """Function that returns what is served while the kernel is compiled, None for nothing; None if calls wait."""

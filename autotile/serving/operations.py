@@ -287,7 +287,7 @@ class OperationShelf:
     def serve_packed(
         self, problem: Problem, find: Callable[[str, Sizes], BoundKernel], *, library: bool
     ) -> BoundKernel:
-        """Return what the bundle holds for exactly a problem, else the fastest by the model of times, else the nearest.
+        """Return the kernel or library that the bundle holds for a problem: exactly, else by its model, else the nearest.
 
         ``find`` returns the best configuration that the bundle holds of a kernel, for sizes by the kernel's own names.
         That the bundle holds nothing for the problem is an `InputError`.
