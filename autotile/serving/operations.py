@@ -287,7 +287,7 @@ class OperationShelf:
     def serve_packed(
         self, problem: Problem, find: Callable[[str, Sizes], BoundKernel], *, library: bool
     ) -> BoundKernel:
-        """Return the kernel or library that the bundle holds for a problem: exactly, else by its model, else the nearest.
+        """Return the kernel or library that the bundle holds for a problem: exactly, by its model, or the nearest.
 
         ``find`` returns the best configuration that the bundle holds of a kernel, for sizes by the kernel's own names.
         That the bundle holds nothing for the problem is an `InputError`.
