@@ -78,6 +78,10 @@ def _serve_again(request: dict[str, Any]) -> BoundKernel:
     return served
 
 
+_racing = threading.Lock()
+"""Held by the thread that races at the first call of a kernel: another race would disturb it."""
+
+
 def expect_served(kernel: object, taken_by: str) -> None:
     """Raise if something is no served kernel."""
     if not isinstance(kernel, BoundKernel):
@@ -140,7 +144,6 @@ class BoundKernel:
         self._first_use = first_use
         """The kernel that is launched until the best few ways have been raced on the arrays of a call, and the function
         that has the fastest adopted then (`autotile.serving.racing`); None without a race."""
-        self._racing = threading.Lock()
         self.find_stand_in: Callable[[], BoundKernel | None] | None = None
         """Function that returns what is served while the kernel is compiled, None for nothing; None if calls wait."""
         self._report_at = sys.maxsize
@@ -567,14 +570,14 @@ class BoundKernel:
         There is none if the arrays or the stream do not allow it, and the next call tries again.
         """
         launcher = self._load()
-        if self._first_use is None or not self._racing.acquire(blocking=False):  # another thread races
+        if self._first_use is None or not _racing.acquire(blocking=False):
             return launcher
         try:
             if self._first_use is not None:
                 _, race = self._first_use
                 race(self, arrays, stream=stream, scalars=scalars)
         finally:
-            self._racing.release()
+            _racing.release()
         return self._load()
 
     def _stand_in(self) -> None:
