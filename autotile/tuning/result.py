@@ -321,6 +321,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
         winner, default, load, drift = self.winner, self.default, self.load, self.drift
         facts: Facts = []
         label = "best so far" if self.interrupted else "winner"
+        fault = f": {default.outcome}, {default.reason}" if default is not None and not default.outcome.has_time else ""
         if self.interrupted:
             tried = plural(sum(self.outcomes.values()), "configuration")
             compared = "" if self.speedup is not None else ", before the best were timed side by side"
@@ -329,7 +330,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
         facts += [
             (label, config_text(winner.config) if winner is not None else "none: no configuration ran"),
             ("occupancy", occupancy_text(self.device, winner.occupancy) if winner and winner.occupancy else ""),
-            ("default", _default_text(default) if default is not None else ""),
+            ("default", config_text(default.config) + fault if default is not None else ""),
         ]
         if self.speedup is not None:
             ratio = self.speedup
@@ -449,11 +450,6 @@ _MIN_DRIFT_SHOWN = 0.02
 _MIN_FOREIGN_LOAD_DRIFT = 0.1
 """Clocks alone moved the reference kernel by 2.3 % at most on an H200; matrix products of another process by 22 to
 230 %."""
-
-
-def _default_text(trial: Trial) -> str:
-    """Return the default configuration, and why it does not run."""
-    return config_text(trial.config) + (f": {trial.outcome}, {trial.reason}" if not trial.outcome.has_time else "")
 
 
 def _stopped(stopped: Stopped) -> str:

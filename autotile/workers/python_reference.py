@@ -151,19 +151,17 @@ class ExpectedFolder:
     def _next_fault(self) -> str:
         """Wait for the answer to the next set, and return what is wrong with it; empty if nothing is."""
         assert self._process is not None
-        answer = self._next_line(self._process)
+        place, answer = self._place, self._next_line(self._process)
         if answer is None:
-            return f"{self._place} did not return within {self._limit_s:g} s; make it faster, or the problem smaller"
+            return f"{place} did not return within {self._limit_s:g} s; make it faster, or the problem smaller"
         if not answer:
             status = self._end()
             how = f"with status {os.waitstatus_to_exitcode(status)}" if status is not None else "or closed its files"
-            return f"{self._place} ended its process, {how}"
+            return f"{place} ended its process, {how}"
         try:
             return decode_json(answer, str)
         except DataError:
-            return (
-                f"{self._place}: its process sent a damaged answer; it must not write to files that it has not opened"
-            )
+            return f"{place}: its process sent a damaged answer; it must not write to files that it has not opened"
 
     def _next_line(self, process: int) -> bytes | None:
         """Read a line that the child writes; None if it takes too long, empty or incomplete if the child ended.
