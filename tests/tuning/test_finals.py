@@ -1,5 +1,4 @@
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -17,6 +16,27 @@ from autotile.workers.jobs import Candidate, Check, Race, Reading, finals_limit_
 from autotile.workers.sanitizer import Finding
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
+FINALS = import_module("autotile.tuning.finals")
+
+
+class Clock:
+    """The clock of the finals, which only what takes time here moves."""
+
+    now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+time = Clock()
+
+
+@pytest.fixture(autouse=True)
+def _given_clock(monkeypatch):
+    monkeypatch.setattr(FINALS, "time", time)
 
 
 @dataclass
@@ -232,7 +252,7 @@ class TestChecks:
         assert sorted(t["TILE"] for t in racer.verified) == [1, 2, 3, 4]
 
     def test_a_tie_that_could_not_be_verified_as_often_is_none(self, monkeypatch):
-        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_MIN_CHECK_S", 0.01)
+        monkeypatch.setattr(FINALS, "_MIN_CHECK_S", 0.01)
         times = {tile: [2.0] * 9 for tile in (1, 2, 3, 4)}
         finals = hold([timed(c, 2.0) for c in (A, B, C, D)], Racer(times, takes_s=0.03), limit_s=0.07)
         assert (finals.ties, len(finals.ranked)) == ((B,), 4)
@@ -240,13 +260,13 @@ class TestChecks:
         assert finals.notices == (f"{said} as ties",)
 
     def test_after_an_interrupt_the_race_takes_no_time_from_the_checks(self, monkeypatch):
-        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_HURRIED_CHECKS_S", 0.1)
+        monkeypatch.setattr(FINALS, "_HURRIED_CHECKS_S", 0.1)
         racer = Racer({tile: [2.0] * 9 for tile in (1, 2, 4)})
         monkeypatch.setattr(racer, "race", lambda job, race=racer.race: time.sleep(0.15) or race(job))
         assert hold([timed(c, 2.0) for c in (A, B, D)], racer, hurried=True).ties == (B, D)
 
     def test_a_new_winner_gets_all_repeats(self, monkeypatch):
-        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_MIN_CHECK_S", 0.01)
+        monkeypatch.setattr(FINALS, "_MIN_CHECK_S", 0.01)
         racer = Racer({1: [1.0] * 9, 2: [1.0] * 9, 4: [4.0] * 9}, wrong_when_timed=[A], takes_s=0.02)
         assert hold([timed(A, 1.0), timed(B, 1.0), timed(D, 4.0)], racer, limit_s=0.01).winner.config == B
         assert racer.limits_s[racer.verified.index(B)] is None
@@ -308,7 +328,7 @@ class TestFaultyFamily:
 
     @pytest.mark.parametrize("kind", ["faulty", "breaks_race"])
     def test_faulty_finalists_share_one_limit_of_time(self, monkeypatch, kind):
-        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_FAULTS_S", 0.1)
+        monkeypatch.setattr(FINALS, "_FAULTS_S", 0.1)
         configs = family([4] * 10 + [2, 3])
         racer = Racer(self.times_us(configs), fails_after_s=0.04, **{kind: configs[:10]})
         finals = hold(by_tile(configs), racer, default=configs[11])
@@ -320,7 +340,7 @@ class TestFaultyFamily:
         assert notice.startswith(f"{10 - len(finals.refused)} finalists were not verified, and are not ranked")
 
     def test_all_are_tried_until_one_is_right(self, monkeypatch):
-        monkeypatch.setattr(import_module("autotile.tuning.finals"), "_FAULTS_S", 0.0)
+        monkeypatch.setattr(FINALS, "_FAULTS_S", 0.0)
         configs = family([4] * 6)
         racer = Racer(self.times_us(configs), faulty=configs[:5], fails_after_s=0.001)
         finals = hold(by_tile(configs), racer)
@@ -332,8 +352,8 @@ class TestFaultyFamily:
         configs = family([4, 4, 4, 2])
         times_us, right, wrong = self.times_us(configs), list[float](), list[float]()
         hold(by_tile(configs), Racer(times_us, takes_s=0.002), observe=right.append)
-        hold(by_tile(configs), Racer(times_us, faulty=configs[:3], fails_after_s=0.1), observe=wrong.append)
-        assert wrong[0] >= 0.3  # three more like the first
+        hold(by_tile(configs), Racer(times_us, faulty=configs[:3], fails_after_s=0.125), observe=wrong.append)
+        assert wrong[0] >= 0.375  # three more like the first
         assert wrong[0] > max(right)
         assert wrong[0] > wrong[1] > wrong[2]
         assert right[-1] == wrong[-1] == 0.0
