@@ -175,7 +175,7 @@ class FamilyList(Result):
 
     def _parts(self) -> Iterator[Part]:
         if not self.families:
-            yield f"no family is tuned yet in {self.location}; `autotile tune` tunes one"
+            yield f"no family is tuned yet in {self.location}; `autotile tune KERNEL SIZE=A..B` tunes one"
         for family in self.families:
             stored, key = family.stored, family.stored.key
             hot = L2_TEXTS[key.l2_mode]
@@ -298,7 +298,10 @@ class TrialList(Result, StudyPlots):
 
         keys = {entry.key.digest: entry.key for entry in self.trials}
         if len(keys) != 1:
-            raise InputError(f"charts are of one study, these are of {len(keys)}; name sizes, or use autotile.report")
+            raise InputError(
+                f"charts are of one study, these are of {len(keys)}; name sizes, or use autotile.report if these are equal "
+                "and L2 mode, GPU or version of the kernel differ"
+            )
         if self.study is not None:
             return self.study
         (key,) = keys.values()
@@ -586,7 +589,7 @@ def best(
         Element type, one of the kernel's. None for the kernel's first.
     device
         GPU to answer for: a profile of `autotile devices`, or the index of a GPU of this machine. None for the current
-        GPU, without one that of the newest result, else an H200.
+        GPU, else that of the newest result, else an H200.
     database
         Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
     bundle
@@ -667,11 +670,11 @@ def list(
     kernel
         Name of a kernel, or path of a search-space file (path/to/mine.toml). Or a kernel from `autotile.kernel`.
     misses
-        List what programs asked for and could not be served exactly, the costliest first, instead.
+        List instead what programs asked for and could not be served exactly, the costliest first.
     families
-        List the families that were tuned, each with its rule, instead.
+        List instead the families that were tuned, each with its rule.
     recordings
-        List the recordings that a replay finds without a path instead.
+        List instead the recordings that a replay finds without a path.
     database
         Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
 

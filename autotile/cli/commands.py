@@ -276,7 +276,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
         RESULTS,
         {"output": "-o --output FILE.html", "device": "NAME", "fail_if_slower": "PERCENT"},
-        words=("[KERNEL [SIZE=N ...] | A.db B.db]", read_subject),
+        words=("KERNEL [SIZE=N]... | A.db B.db", read_subject),
         code=_compared,
         watched=_announced,
     ),
@@ -318,7 +318,7 @@ COMMANDS: Mapping[str, Command] = {
             "autotile export matmul -o tuned/models",
         ),
         RESULTS,
-        {"captured": "FOLDER"},
+        {"captured": "FOLDER", "format": "FORMAT"},
         words=("KERNEL [SIZE=N]...", lambda words: {"kernel": read_selections(words)}),
         watched=lambda given, stack: (
             _session(given, stack) if given.keys() & {"measure", "sample"} else {"announce": notice}
@@ -370,7 +370,7 @@ COMMANDS: Mapping[str, Command] = {
     "db merge": Command(
         f"{_DB}merge",
         ("autotile db merge node1.db node2.db -o team.db",),
-        forms={"sources": "DATABASE...", "output": "-o --output PATH|URL"},
+        forms={"sources": "DATABASE", "output": "-o --output PATH|URL"},
     ),
     "db diff": Command(
         f"{_DB}diff",
