@@ -298,10 +298,7 @@ class TrialList(Result, StudyPlots):
 
         keys = {entry.key.digest: entry.key for entry in self.trials}
         if len(keys) != 1:
-            raise InputError(
-                f"charts are of one study, these are of {len(keys)}; name sizes, or use autotile.report if these are equal "
-                "and L2 mode, GPU or version of the kernel differ"
-            )
+            raise InputError(f"charts are of one study, these are of {len(keys)}; name sizes, or use autotile.report")
         if self.study is not None:
             return self.study
         (key,) = keys.values()

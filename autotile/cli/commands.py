@@ -50,7 +50,6 @@ EVERYDAY, RESULTS, CARE = "Everyday", "Results", "Machines and databases"
 """Panels of commands in the help."""
 
 _FORMS = {
-    "kernel": "KERNEL",
     "sizes": "SIZE=N",
     "dtype": "DTYPE",
     "device": "NAME|INDEX",
@@ -66,6 +65,7 @@ _FORMS = {
     "architectures": "--arch SM",
     "verify_problem": "SIZE=N[,...]",
     "bundle": "FILE",
+    "captured": "FOLDER",
     "csv": "FILE|-",
     "parquet": "FILE",
     "as_json": "--json",
@@ -168,7 +168,7 @@ COMMANDS: Mapping[str, Command] = {
         "api.tunable.new",
         ("autotile new saxpy", "autotile new saxpy --in kernels"),
         EVERYDAY,
-        {"name": "NAME", "folder": "--in FOLDER"},
+        {"folder": "--in FOLDER"},
     ),
     "tune": Command(
         "api.tuning.tune",
@@ -194,7 +194,6 @@ COMMANDS: Mapping[str, Command] = {
             "objective": "NAME[,...]|EXPR",
             "replay": "[FILE.npz]",
             "scheduler": "tls://HOST:PORT",
-            "captured": "FOLDER",
             "trace": "FILE.json",
         },
         own=(_ASK_TELL,),
@@ -318,7 +317,7 @@ COMMANDS: Mapping[str, Command] = {
             "autotile export matmul -o tuned/models",
         ),
         RESULTS,
-        {"captured": "FOLDER", "format": "FORMAT"},
+        {"format": "FORMAT"},
         words=("KERNEL [SIZE=N]...", lambda words: {"kernel": read_selections(words)}),
         watched=lambda given, stack: (
             _session(given, stack) if given.keys() & {"measure", "sample"} else {"announce": notice}
@@ -328,7 +327,7 @@ COMMANDS: Mapping[str, Command] = {
         "api.exchange.import_",
         ("autotile import cache.json M=4096 N=4096 K=4096", "autotile import cache.json N=1048576 -o vector_add.npz"),
         RESULTS,
-        {"file": "FILE", "output": "-o --output FILE.npz"},
+        {"output": "-o --output FILE.npz"},
     ),
     "worker": Command(
         "api.devices.worker",
@@ -339,8 +338,6 @@ COMMANDS: Mapping[str, Command] = {
         ),
         CARE,
         {
-            "scheduler": "SCHEDULER",
-            "devices": "all|0,2,3",
             "compilers": "--compile N 0..1024",
             "replay": "FILE.npz|FOLDER",
             "replay_seconds": "S 0.0..60.0",
@@ -375,7 +372,6 @@ COMMANDS: Mapping[str, Command] = {
     "db diff": Command(
         f"{_DB}diff",
         ("autotile db diff mine.db team.db", "autotile db diff before.json after.json"),
-        forms={"a": "A", "b": "B"},
     ),
     "db clean": Command(
         f"{_DB}clean",

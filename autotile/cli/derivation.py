@@ -154,9 +154,8 @@ def parameter_of(
     default = one.default
     unsaid = in_options(one.unsaid, flags)
     settings["show_default"] = True if default not in (None, "", REQUIRED) and kind is not bool else unsaid or False
-    is_argument = one.is_positional and not any(word.startswith("-") for word in words)
-    if is_argument:
-        option: Any = typer.Argument(**settings)
+    if one.is_positional and not any(word.startswith("-") for word in words):
+        option: Any = typer.Argument(**settings | {"metavar": metavar or one.name.upper()})
     else:
         declared = flags_of(one.name, form)
         if kind is bool and default is True and not declared[0].startswith("--no-"):
