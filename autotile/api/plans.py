@@ -40,7 +40,7 @@ from autotile.core.text import (
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.paths import write_output
 from autotile.errors import AutotileError, DatabaseError, InputError
-from autotile.kernel.inputs import call_folder, kernel_of_call, read_captured_call
+from autotile.kernel.inputs import kernel_of_call, read_captured_call
 from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import Workrate, resolve_problem
@@ -184,7 +184,7 @@ class PlanResult(Result):
             yield ResultTable(headings, rows, ("reason", "problem", "GPU"))
         hidden: Facts = [("shown", f"the first {_MAX_SHOWN}; --json lists all")]
         yield [
-            ("problems", self.summary),
+            ("result", self.summary),
             *(hidden if len(self.entries) > _MAX_SHOWN else []),
             ("saved in", self.database),
         ]
@@ -498,7 +498,7 @@ def plan(
     for given in folders:
         folder = user_path(given, "a captured call")
         inner = sorted(one.parent for one in folder.glob("*/call.json")) if folder.is_dir() else []
-        for path in inner or [call_folder(folder)]:  # a folder may hold several calls
+        for path in inner or [folder]:  # a folder may hold several calls
             call = read_captured_call(path)
             named = kernel_of_call(call)
             target = load_kernel(named)

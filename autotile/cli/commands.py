@@ -504,9 +504,9 @@ def _read_words(given: dict[str, Any], *, is_extent: bool) -> None:
     from autotile.kernel.operation import find_operation
 
     if given.get("captured") and kernel is None:
-        from autotile.kernel.inputs import call_folder, kernel_of_call, read_captured_call
+        from autotile.kernel.inputs import kernel_of_call, read_captured_call
 
-        kernel = kernel_of_call(read_captured_call(call_folder(Path(given["captured"]))))
+        kernel = kernel_of_call(read_captured_call(Path(given["captured"])))
     spec = load_kernel(kernel).spec if kernel is not None and find_operation(kernel) is None else None
     if given.get("assignments"):
         words = given["assignments"]
