@@ -830,7 +830,7 @@ def report(
 
     It is one file, which opens offline in a browser. Plotly draws its charts (`pip install 'autotile[report]'`).
 
-    Of two databases, show what got slower in the second, by how much, and with which certainty; a page is then written
+    For two databases, it shows what got slower in the second, by how much and how certainly; a page is then written
     with ``output`` only.
 
     Parameters
@@ -839,7 +839,7 @@ def report(
         Kernel or operation, with sizes that select its problems; or a recording (FILE.npz); or two databases to
         compare. None for everything that is stored.
     sizes, **named_sizes
-        Problem sizes of the studies to show; sizes that are not given are not compared.
+        Problem sizes of the studies to show; a size that is left out may have any value.
     other
         Second database, to be compared with that in place of the kernel.
     output
