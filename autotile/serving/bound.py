@@ -194,7 +194,7 @@ class BoundKernel:
 
     @property
     def tier(self) -> Tier:
-        """How it was found: ``exact``, ``family``, ``nearest``, ``transferred``, ``default``, ``model`` or ``library``."""
+        """Origin: ``exact``, ``family``, ``nearest``, ``transferred``, ``default``, ``model`` or ``library``."""
         return self.choice.tier
 
     @property
