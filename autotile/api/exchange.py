@@ -275,7 +275,7 @@ def export(
     measure
         Of a recording: measure the whole space on a GPU.
     sample
-        Measure so many configurations at random. None for all.
+        Measure this many configurations, at random. None for all.
     seed
         Seed of the random sample.
     l2

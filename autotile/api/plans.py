@@ -26,7 +26,6 @@ from autotile.core.statistics import Interval
 from autotile.core.text import (
     NOTHING,
     RIGHT,
-    Facts,
     Part,
     Result,
     ResultTable,
@@ -164,7 +163,6 @@ class PlanResult(Result):
 
     def _parts(self) -> Iterator[Part]:
         """Yield what became of the first 200 problems, then facts about the plan."""
-        figures = (f"{RIGHT}time", f"{RIGHT}speed-up", f"{RIGHT}took")
         rows = [
             (
                 entry.planned.problem.kernel,
@@ -179,15 +177,13 @@ class PlanResult(Result):
             )
             for entry in self.entries[:_MAX_SHOWN]
         ]
-        headings = ("kernel", "state", *figures, "dtype", "GPU", "problem", "reason")
+        figures = f"{RIGHT}time", f"{RIGHT}speed-up", f"{RIGHT}took"
         if rows:
+            headings = "kernel", "state", *figures, "dtype", "GPU", "problem", "reason"
             yield ResultTable(headings, rows, ("reason", "problem", "GPU"))
-        hidden: Facts = [("shown", f"the first {_MAX_SHOWN}; --json lists all")]
-        yield [
-            ("result", self.summary),
-            *(hidden if len(self.entries) > _MAX_SHOWN else []),
-            ("saved in", self.database),
-        ]
+        if len(self.entries) > _MAX_SHOWN:
+            yield f"the first {_MAX_SHOWN} problems are shown; --json lists all"
+        yield [("result", self.summary), ("saved in", self.database)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --plan --json`` prints."""

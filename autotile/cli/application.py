@@ -100,7 +100,7 @@ def _prepare(parameters: Iterable[Any]) -> None:
         if "get_runtime_param" not in vars(one):
             made = SimpleNamespace(coerce=partial(plain, one, one.get_runtime_param))
             one.get_runtime_param = lambda made=made: made
-            if one.param_type_name == "argument" or one.is_flag:
+            if getattr(one, "is_flag", True):
                 one.display_type_rich = lambda ctx: None
 
 
