@@ -116,7 +116,7 @@ class StudyList(Result):
 
     def _parts(self) -> Iterator[Part]:
         if not self.studies:
-            yield f"nothing is tuned yet{self.of_kernel} in {self.location}; `autotile tune` does it"
+            yield f"nothing is tuned yet{self.of_kernel} in {self.location}; run `autotile tune`"
             return
         columns = _columns_by_study({study.study_id: study.key for study in self.studies})
         headings = (*STUDY_HEADINGS, f"{RIGHT}tried", f"{RIGHT}ok", f"{RIGHT}best", "configuration", "last trial")
@@ -327,7 +327,7 @@ class TrialList(Result, StudyPlots):
     def _parts(self) -> Iterator[Part]:
         """Yield one row for each trial, with its problem if there are several."""
         if not self.trials:
-            yield "no such trial is stored"
+            yield "no such trial is stored; `autotile list` shows what is"
             return
         columns = _columns_by_study({entry.stored.study_id: entry.key for entry in self.trials})
         several = len(columns) > 1
