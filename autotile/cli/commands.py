@@ -51,7 +51,6 @@ EVERYDAY, RESULTS, CARE = "Everyday", "Results", "Machines and databases"
 
 _FORMS = {
     "sizes": "SIZE=N",
-    "dtype": "DTYPE",
     "device": "NAME|INDEX",
     "devices": "all|INDEX,...",
     "database": "--db PATH|URL",
@@ -62,6 +61,7 @@ _FORMS = {
     "trials": "N 1..",
     "finals": "N 0..",
     "limit": "N 1..",
+    "l2": "cold|hot",
     "architectures": "--arch SM",
     "verify_problem": "SIZE=N[,...]",
     "bundle": "FILE",
@@ -263,7 +263,6 @@ COMMANDS: Mapping[str, Command] = {
             "autotile trials sgemm_2d --csv trials.csv",
         ),
         RESULTS,
-        {"outcome": "OUTCOME"},
         own=(_CSV, _PARQUET),
     ),
     "report": Command(
@@ -317,7 +316,6 @@ COMMANDS: Mapping[str, Command] = {
             "autotile export matmul -o tuned/models",
         ),
         RESULTS,
-        {"format": "FORMAT"},
         words=("KERNEL [SIZE=N]...", lambda words: {"kernel": read_selections(words)}),
         watched=lambda given, stack: (
             _session(given, stack) if given.keys() & {"measure", "sample"} else {"announce": notice}
