@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from autotile.api.targets import merge_sizes
 from autotile.core.argument_types import checked, checked_except
-from autotile.core.documents import toml_text
+from autotile.core.documents import to_document, toml_text
 from autotile.core.model import Config
 from autotile.core.text import Part, Result
 from autotile.database.paths import write_output
@@ -233,7 +233,7 @@ class TunableKernel(Result):
         self, described: PythonDocument, reference_on: ArrayLibrary = "numpy", verify: Callable[..., Any] | None = None
     ) -> None:
         self.document = described.document
-        self._described = described
+        self._arguments, self._described = (described, reference_on, verify), described
         self._folder = private_folder() if described.arrays or described.template is None else None
         for file, array in described.arrays.items():
             np.save(Path(str(self._folder)) / file, array, allow_pickle=False)
@@ -367,11 +367,19 @@ class TunableKernel(Result):
         named = {name: arguments.pop(name) for name in self._kernel.spec.sizes if name in arguments}
         return merge_sizes(sizes, named)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the description, from which it is made anew; its functions must be ones that can be pickled."""
+        return TunableKernel, self._arguments
+
     def _headline(self) -> str:
         return self._kernel.spec.headline
 
     def _parts(self) -> Iterator[Part]:
         yield [*self._kernel.spec.facts]
+
+    def to_json(self) -> Any:
+        """Return the document of the search-space file, without rules that are functions."""
+        return to_document(self.document)
 
 
 @cache

@@ -1,6 +1,7 @@
 """How results that are stored or exchanged display themselves; the commands test their values."""
 
 import json
+import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -44,8 +45,10 @@ def sides(book: Callable[[str], Book]) -> tuple[Path, Path]:
 
 
 def shows(result: Result, line: str, *cells: str) -> None:
-    """Assert what the repr of a result is, and what its HTML holds."""
+    """Assert what the repr of a result is, and what its HTML holds; and that it can be pickled."""
     assert repr(result) == line
+    copied = pickle.loads(pickle.dumps(result))
+    assert (repr(copied), copied.to_json()) == (line, result.to_json())
     assert [cell for cell in cells if cell not in result._repr_html_()] == []
 
 
