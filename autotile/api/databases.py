@@ -401,6 +401,7 @@ def db_clean(
             raise InputError(f"{before} lies in the future, so everything is older; expected a date that has been")
     opened = open_for_reading(database)
     if opened is None:
+        rows_of_kernel(lambda _: (), kernel)  # a misspelt name is an error
         return CleanResult(location_text(database), (), dry_run)
     with opened:
         kept = frozenset(stored_gpu_names(opened, keep_gpus))

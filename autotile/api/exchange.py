@@ -534,7 +534,8 @@ def _selection(entry: Any) -> _Selection:
     kernel, sizes = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None)
     is_held = isinstance(kernel, Kernel | KernelHolder)
     if not (is_held or isinstance(kernel, str | Path)) or not isinstance(sizes, Mapping | None):
-        raise InputError(f"{entry!r} is no kernel; expected a name, a path, or a pair of that and sizes")
+        shown = kernel if sizes is None else entry
+        raise InputError(f"{shown!r} is no kernel; expected a name, a path, or a pair of that and sizes")
     return (kernel if is_held else str(kernel)), dict(sizes) if sizes else None
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.api.targets import merge_sizes, named_operation, problem_document, resolve_served_device, sizes_notice
-from autotile.core.argument_types import checked
+from autotile.core.argument_types import checked, checked_except
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import attributes, to_document
 from autotile.core.dtypes import known_dtype
@@ -58,6 +58,7 @@ from autotile.database.keys import (
     L2_TEXTS,
     STUDY_HEADINGS,
     TuningKey,
+    key_differences,
     space_hash,
     study_columns,
     study_document,
@@ -292,16 +293,26 @@ class TrialList(Result, StudyPlots):
         Raises
         ------
         InputError
-            There are no trials, or trials of several problems or devices.
+            There are no trials, or trials of several problems, devices or versions of the kernel.
         """
         from autotile.report.study import StudyData
 
-        keys = {entry.key.digest: entry.key for entry in self.trials}
-        if len(keys) != 1:
-            raise InputError(f"charts are of one study, these are of {len(keys)}; name sizes, or use autotile.report")
+        if not self.trials:
+            raise InputError("there are no trials that a chart could be of; `autotile.list()` shows what is tuned")
         if self.study is not None:
             return self.study
-        (key,) = keys.values()
+        keys = {entry.key.digest: entry.key for entry in self.trials}
+        key, *others = keys.values()
+        if differ := dict.fromkeys(name for other in others for name, *_ in key_differences(key, other)):
+            from autotile.report.comparison import KEY_LABELS
+
+            names = " and ".join(KEY_LABELS.get(name, name) for name in differ)
+            chosen = [name for name in ("sizes", "dtype") if name in differ]
+            cure = f"name the {' and the '.join(chosen)}, or " if chosen else ""
+            raise InputError(
+                f"charts are of one study, and these trials are of {len(keys)}, which differ in the {names}; {cure}"
+                "let `autotile.report` draw them all on a page"
+            )
         stored = sorted((entry.stored for entry in self.trials), key=lambda one: one.trial_id)
         searched, final = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))
         return StudyData(key, None, "", (), searched, final)
@@ -811,7 +822,7 @@ class WrittenReport(Result):
         yield [("page", str(self.path)), ("title", self.title), ("shows", self.summary)]
 
 
-@checked
+@checked_except()  # its device is a name
 def report(
     kernel: KernelName | None = None,
     sizes: Mapping[str, int] | None = None,

@@ -61,7 +61,7 @@ _MIN_COMMON = 6
 """Fewest configurations whose median ratio is stated, for the same reason."""
 
 _SUBJECT = ("kernel", "dtype", "sizes", "l2_mode")
-_LABELS = {
+KEY_LABELS = {
     "gpu_name": "GPU",
     "compute_capability": "compute capability",
     "sm_count": "SMs",
@@ -519,7 +519,7 @@ def _compared(
     for name, first, second in key_differences(a.key, b.key):
         if name not in _SUBJECT:
             digits = _HASH_DIGITS if name.endswith("_hash") else None
-            differences.append((_LABELS.get(name, name), first[:digits], second[:digits]))
+            differences.append((KEY_LABELS.get(name, name), first[:digits], second[:digits]))
     for name, field in (("driver", "driver"), ("autotile", "autotile_version"), ("host", "host")):
         if (first := getattr(a.run, field)) != (second := getattr(b.run, field)):
             differences.append((name, first, second))

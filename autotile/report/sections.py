@@ -78,7 +78,7 @@ def report_page(data: ReportData) -> str:
         path = "" if of_operation else data.path
         sections = study_sections(page, study, prefix, of_operation=of_operation, path=path)
         if not alone:
-            heading = tag("summary", tag("h2", study_title(study)))
+            heading = tag("summary", tag("h2", study_title(study.key)))
             sections = [tag("details", heading, sections, class_="study", id=f"s{place}", open=place == 1)]
         page.body += sections
     return page.html()

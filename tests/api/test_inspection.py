@@ -94,6 +94,10 @@ class TestExplain:
     def test_compiled_resources_and_a_value_that_is_not_listed(self, scale_toml, monkeypatch):
         found = inspection.explain(scale_toml, device="h200", THREADS=96)
         assert (found.resources, found.not_compiled) == (None, "it would not be compiled")
+        without_value = inspection.explain("sgemm_2d", device="h200", BM=7)
+        assert without_value.fault == "BM = 7 is not among its values 32, 64, 128, 256"
+        details = {check.name: check.detail for check in without_value.checks if not check.holds}
+        assert details["whole_trips_of_A"].startswith("division by zero where BK = 8, BM = 7")
         found = inspection.explain(scale_toml, device="h200", THREADS=64)
         assert found.block == inspection.BlockResources(64, found.resources.registers, 0)
         assert found.occupancy.limited_by == ("threads", "blocks")

@@ -138,6 +138,8 @@ BUNDLE = "export --format bundle KERNEL -o OUT/x"
         ("list --families --recordings", "lists of their own"),
         ("export KERNEL n=4096 -o OUT/out.json", "nothing is tuned yet"),
         ("db clean", "give --older-than, --keep-gpu or --stale"),
+        ("db clean sgem_2d --stale", "no kernel named 'sgem_2d'"),
+        ("tune KERNEL --captured OUT/none", "none/call.json: No such file or directory; give a folder"),
         ("db clean --older-than soon", "cannot be read"),
         ("db clean --older-than EMPTY", "cannot be read"),
         ("db clean --older-than 90", "cannot be read"),
@@ -162,7 +164,8 @@ def test_bad_input_is_a_message_and_2(run: Run, written: Callable[[str], list[st
         ("export KERNEL n=7 -o x.json", "tuned are: n=1048576 on NVIDIA H200"),
         (f"{EXPORT} -o x.json --device t4", "was not tuned on Tesla T4"),
         (f"{EXPORT} -o x.json --l2 hot", "was not tuned with a hot L2; tuned are: n=1048576 on NVIDIA H200, cold L2"),
-        ("report --dtype byte -o x.html", "has no trials of int8; it has scale n=1048576 float32"),
+        ("report --dtype byte -o x.html", "has no trials of int8; it has scale n=1048576 float32 on NVIDIA H200"),
+        ("report DATABASE n=4", "is a database; `--db DATABASE` shows it, and A.db B.db compares two"),
         (f"{EXPORT} -o x.json --format xml", "--format"),
         (EXPORT, "no file is named to write to; add -o FILE"),
         (f"{EXPORT} -o no/such/folder/x.json", "cannot write"),
@@ -187,7 +190,7 @@ def test_where_a_problem_is_tuned(
     run: Run, written: Callable[[str], list[str]], tmp_path: Path, command: str, said: str
 ) -> None:
     before = {path.name for path in tmp_path.iterdir()}
-    run(*written(command)).is_refused(said)
+    run(*written(command)).is_refused(said.replace("DATABASE", str(tmp_path / "tuning.db")))
     assert {path.name for path in tmp_path.iterdir() if not path.name.startswith("tuning.db")} <= before
 
 
