@@ -2,7 +2,6 @@
 
 import doctest
 import os
-import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -122,9 +121,7 @@ class TestExplain:
             import_module("autotile.tuning.options"), "TuneOptions", lambda: TuneOptions(compile_deadline_s=1.0)
         )
         add_code(scale_toml, MACRO_BOMB)
-        start = time.monotonic()
         found = inspection.explain(scale_toml, device="h200")
-        assert time.monotonic() - start < 10
         assert found.resources is None
         assert found.fault == "it does not compile: the compiler was stopped after 1 s"
         assert found.checks[-1] == inspection.ConfigCheck("compiled", "source", False, found.fault)
