@@ -26,7 +26,6 @@ from autotile.core.model import (
     Resources,
     config_key,
     config_text,
-    timed_config,
 )
 from autotile.core.text import (
     NOTHING,
@@ -71,7 +70,7 @@ from autotile.kernel.library import KernelName, is_path, load_kernel, load_named
 from autotile.kernel.problem import Workrate
 from autotile.report.notebook import StudyPlots
 from autotile.report.study import study_without_trials
-from autotile.serving.choice import Compared, Contender, resources_document
+from autotile.serving.choice import Compared, Contender
 from autotile.serving.dispatcher import default_dispatcher, find_best_kernel
 from autotile.settings import read_settings, user_path
 from autotile.tuning.plan import AssessedMiss, assess_misses
@@ -236,9 +235,7 @@ class RecordingList(Result):
         headings = (*STUDY_HEADINGS, f"{RIGHT}valid", "recorded", "made", "file")
         rows = [
             (
-                found.header.key.kernel,
-                f"{sizes_text(found.header.key.sizes)} {found.header.key.dtype}",
-                found.header.key.gpu_name,
+                *study_columns(found.header.key),
                 f"{found.header.valid_configs:,}",
                 found.header.chosen,
                 moment_text(found.header.created_at),
@@ -314,8 +311,7 @@ class TrialList(Result, StudyPlots):
                 "let `autotile.report` draw them all on a page"
             )
         stored = sorted((entry.stored for entry in self.trials), key=lambda one: one.trial_id)
-        searched, final = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))
-        return StudyData(key, None, "", (), searched, final)
+        return StudyData(key, None, "", (), (), ()).with_trials(stored)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the trials of all problems, in this order, as a pandas table; columns as for `columns`."""
@@ -491,6 +487,8 @@ class BestResult(Result):
     would serve, or the other way round; None if there was nothing to compare."""
     unapplied: str
     """Reason why the rule of a family with the problem is not applied; empty if there is none, or it is."""
+    document: Mapping[str, Any]
+    """Everything that is known of the configuration, as JSON values."""
 
     @property
     def time_us(self) -> float | None:
@@ -547,22 +545,7 @@ class BestResult(Result):
 
     def to_json(self) -> Any:
         """Return everything that is known of the configuration."""
-        return to_document(
-            {
-                "kernel": self.kernel,
-                "problem": self.problem.sizes,
-                "dtype": self.problem.dtype,
-                "tier": self.tier,
-                **timed_config(self.config, self.measurement),
-                "device": self.device.identity,
-                **attributes(self, "source", "tuned_on", "tuned_at", "contenders", "differences", "aged", "shipped"),
-                "bundle": self.bundle or None,
-                "resources": resources_document(self.resources, self.geometry, self.occupancy),
-                "compared": self.compared,
-                "unapplied": self.unapplied or None,
-                "explain": self.explanation,
-            }
-        )
+        return dict(self.document)
 
 
 @checked
@@ -632,30 +615,18 @@ def best(
         pin.check(found)
     described = operation if operation is not None else found.definition.spec
     asked = found.operation if operation is not None and found.operation is not None else found.problem
-    choice = found.choice
+    choice, of_choice = found.choice, ("differences", "aged", "shipped", "compared", "unapplied")
+    names = ("problem", "device", "tier", "config", "measurement", "source", "tuned_on", "tuned_at", "contenders")
+    document = found.to_json()
     return BestResult(
-        problem=found.problem,
-        device=found.device,
-        tier=found.tier,
-        config=found.config,
-        measurement=found.measurement,
-        source=found.source,
-        tuned_on=found.tuned_on,
-        tuned_at=found.tuned_at,
-        differences=choice.differences,
-        aged=choice.aged,
-        shipped=choice.shipped,
+        **attributes(found, *names, "kernel", "resources", "occupancy"),
+        **attributes(choice, *of_choice),
         bundle=choice.packed,
-        contenders=found.contenders,
-        kernel=found.kernel,
         geometry=None if found.is_library else found.geometry,
-        resources=found.resources,
-        occupancy=found.occupancy,
         workrate=Workrate.of(found.definition.spec, found.problem, found.config),
-        explanation=found.explain(),
+        explanation=document["explain"],
         notices=tuple(filter(None, [sizes_notice(described, asked.sizes, given)])),
-        compared=choice.compared,
-        unapplied=choice.unapplied,
+        document={**document, "compared": to_document(choice.compared), "unapplied": choice.unapplied or None},
     )
 
 
@@ -789,8 +760,7 @@ def trials(
         if alone is not None:
             kept = {config_key(entry.stored.trial.config) for entry in found}
             stored = [one for one in opened.stored_trials(alone.study_id) if config_key(one.trial.config) in kept]
-            searched, finals = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))
-            study = replace(study_without_trials(opened, alone), trials=searched or finals, final_trials=finals)
+            study = study_without_trials(opened, alone).with_trials(stored)
     found.sort(key=lambda one: (one.stored.trial.time_us is None, one.stored.trial.time_us or 0.0, one.stored.trial_id))
     return TrialList(tuple(found[:limit]), study)
 
