@@ -108,7 +108,7 @@ class DatabaseDiff(Result):
                 for config, measured in zip(configs, (pair.a.measurement, pair.b.measurement), strict=True):
                     text = "not measured"
                     if measured is not None:
-                        text = f"{time_text(measured.time_us)} ({interval_text(measured.low_us, measured.high_us)})"
+                        text = f"{time_text(measured.time_us)} ({interval_text(measured)})"
                     sides.append(f"{config}, {text}")
                 ratio = f"{pair.ratio.value:.3f}" if pair.ratio is not None else NOTHING
                 rows.append((*study_columns(pair.a.key), *sides, ratio, pair.verdict))

@@ -342,7 +342,7 @@ class TrialList(Result, StudyPlots):
         rows = []
         for _, stored in self.trials:
             trial = stored.trial
-            own, measured, resources, occupancy = trial.scores, trial.measurement, trial.resources, trial.occupancy
+            own, resources, occupancy = trial.scores, trial.resources, trial.occupancy
             remarks = [f"finals, place {stored.rank}"] if stored.phase == "final" else []
             remarks += ["replayed"] if trial.source == "replayed" else []
             remarks += [trial.reason.splitlines()[0]] if trial.reason else []
@@ -350,7 +350,7 @@ class TrialList(Result, StudyPlots):
                 (
                     str(trial.outcome),
                     time_text(trial.time_us),
-                    interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
+                    interval_text(trial.measurement),
                     str(resources.registers) if resources is not None else NOTHING,
                     percent_text(occupancy.occupancy) if occupancy is not None else NOTHING,
                     *(f"{own[name]:.6g}" if name in own else NOTHING for name in scores),
@@ -519,7 +519,7 @@ class BestResult(Result):
             facts.append(("configuration", config_text(self.config)))
         measured, resources = self.measurement, self.resources
         if measured is not None:
-            interval = f"95 % interval {interval_text(measured.low_us, measured.high_us)}"
+            interval = f"95 % interval {interval_text(measured)}"
             if self.tier == "exact":
                 facts.append(("time", f"{time_text(measured.time_us)} ({interval})"))
                 facts.append(("rate", self.workrate.text(measured.time_us, self.device)))
@@ -861,6 +861,8 @@ def report(
         recording = user_path(str(kernel), "a recording")
         if not recording.is_file():
             raise InputError(f"there is no recording {recording}; see `autotile list --recordings`")
+    elif other is None and str(kernel).endswith(".db"):
+        raise InputError(f"{kernel} is a database; give it as --db {kernel}, or a second one to compare it with")
     if other is None or output is not None:
         check_output(path, *([recording] if recording is not None else []))
     if other is not None or recording is not None:

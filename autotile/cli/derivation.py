@@ -297,8 +297,6 @@ def read_subject(words: Sequence[str]) -> dict[str, Any]:
         raise InputError(f"one kernel, expected KERNEL SIZE=N ...; {names[1]!r} is another, or a size without a value")
     if not names and words:
         raise InputError(f"{words[0]!r} stands before any kernel; expected KERNEL SIZE=N ...")
-    if names and Path(names[0]).suffix in _DATABASE_SUFFIXES:
-        raise InputError(f"{names[0]} is a database; `--db {names[0]}` shows it, and A.db B.db compares two")
     return {"kernel": names[0] if names else None, "sizes": read_sizes(word for word in words if "=" in word)}
 
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Occupancy, Outcome, config_text
+from autotile.core.model import Measurement, Occupancy, Outcome, config_text
 
 NOTHING = "-"
 """Placeholder for a missing value."""
@@ -40,9 +40,9 @@ def time_text(time_us: float | None) -> str:
     return NOTHING if time_us is None else f"{_significant(time_us)} us"
 
 
-def interval_text(low_us: float, high_us: float) -> str:
-    """Format a 95 % confidence interval in microseconds: ``4,788 to 4,795``."""
-    return f"{_significant(low_us)} to {_significant(high_us)}"
+def interval_text(measured: Measurement | None) -> str:
+    """Format the 95 % confidence interval of a time in microseconds: ``4,788 to 4,795``."""
+    return NOTHING if measured is None else f"{_significant(measured.low_us)} to {_significant(measured.high_us)}"
 
 
 def energy_text(energy_mj: float) -> str:

@@ -146,7 +146,7 @@ def finals_chart(study: StudyData) -> Chart:
         (
             finalist_label(one),
             bare_time(one.trial),
-            interval_text(*one.times_us[1:]),
+            interval_text(one.trial.measurement),
             f"{one.ratio.value:.4f} ({one.ratio.low:.4f} to {one.ratio.high:.4f})" if one.ratio else NOTHING,
             config_text(one.trial.config),
         )
@@ -932,7 +932,7 @@ def operation_chart(operation: OperationData) -> Chart:
             one.name,
             "library" if one.is_library else "kernel",
             source_text(bare_time(one.trial), one.source),
-            interval_text(measured.low_us, measured.high_us),
+            interval_text(measured),
             f"{measured.time_us / times[0][0]:.4f}",
             config_text(one.trial.config) or NOTHING,
         )

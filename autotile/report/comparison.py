@@ -60,6 +60,7 @@ _MIN_SAMPLES = 6
 _MIN_COMMON = 6
 """Fewest configurations whose median ratio is stated, for the same reason."""
 
+_FAILS = "no configuration works in the other"
 _SUBJECT = ("kernel", "dtype", "sizes", "l2_mode")
 KEY_LABELS = {
     "gpu_name": "GPU",
@@ -180,9 +181,9 @@ class UnmatchedStudy:
     fails: bool = False
 
     @property
-    def remark(self) -> str:
-        """Remark on the other database; empty for none."""
-        return "no configuration works in the other" if self.fails else ""
+    def cells(self) -> tuple[str, ...]:
+        """Columns of `study_columns`, its time, and a remark on the other database; empty for none."""
+        return *study_columns(self.key), _best_time(self.best), _FAILS if self.fails else ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the study with its result."""
@@ -280,8 +281,7 @@ class DatabaseComparison(Result):
         for name, only in (("A", self.only_a), ("B", self.only_b)):
             if only:
                 columns = (f"only in {name}", *STUDY_HEADINGS[1:], f"{RIGHT}time", "remark")
-                rows_of_one = [(*study_columns(one.key), _best_time(one.best), one.remark or NOTHING) for one in only]
-                yield ResultTable(columns, rows_of_one, ("device",))
+                yield ResultTable(columns, [one.cells for one in only], ("device",))
 
     def to_json(self) -> dict[str, Any]:
         """Return everything."""
@@ -331,8 +331,8 @@ class DatabaseComparison(Result):
             page.add("problems", "Problems", page.data_table("comparison", (columns, rows)), link="Problems")
         for name, only in (("A", self.only_a), ("B", self.only_b)):
             if only:
-                left = [(*study_columns(one.key), with_units(_best_time(one.best)), one.remark) for one in only]
-                table = static_table(("kernel", "problem", "device", "time", "remark"), left)
+                left = [tuple(map(with_units, one.cells)) for one in only]
+                table = static_table((*STUDY_HEADINGS, "time", "remark"), left)
                 heading = f"Only in {name}"
                 page.add(f"only-{name.lower()}", heading, table, link=heading)
         return page.html()

@@ -397,12 +397,12 @@ def _race(operation: OperationData, studies: Sequence[StudyData]) -> Markup:
     places = {study.study_id: f"#s{place}" for place, study in enumerate(studies, start=1)}
     rows: list[tuple[str | Markup, ...]] = []
     for one in operation.contenders:
-        place, measured = places.get(one.study_id), one.trial.measurement
+        place = places.get(one.study_id)
         row = (
             tag("a", one.name, href=place) if place and not one.is_library else one.name,
             "library" if one.is_library else "kernel",
             with_units(one.time_text),
-            interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
+            interval_text(one.trial.measurement),
             f"{one.ratio.value:.3f}{_TIMES}" if one.ratio is not None else NOTHING,
             one.rate,
             NOTHING if one.is_library else f"{one.tried:,}",

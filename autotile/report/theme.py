@@ -240,7 +240,7 @@ def measured_text(trial: Trial) -> str:
     measured = trial.measurement
     if measured is None:
         return ""
-    text = with_units(f"{time_text(trial.time_us)} ({interval_text(measured.low_us, measured.high_us)} us)")
+    text = with_units(f"{time_text(trial.time_us)} ({interval_text(measured)} us)")
     return source_text(text, trial.source)
 
 

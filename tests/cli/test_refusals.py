@@ -166,7 +166,7 @@ def test_bad_input_is_a_message_and_2(run: Run, written: Callable[[str], list[st
         (f"{EXPORT} -o x.json --device t4", "was not tuned on Tesla T4"),
         (f"{EXPORT} -o x.json --l2 hot", "was not tuned with a hot L2; tuned are: n=1048576 on NVIDIA H200, cold L2"),
         ("report --dtype byte -o x.html", "has no trials of int8; it has scale n=1048576 float32 on NVIDIA H200"),
-        ("report DATABASE n=4", "is a database; `--db DATABASE` shows it, and A.db B.db compares two"),
+        ("report DATABASE n=4", "is a database; give it as --db DATABASE, or a second one to compare it with"),
         (f"{EXPORT} -o x.json --format xml", "--format"),
         (EXPORT, "no file is named to write to; add -o FILE"),
         (f"{EXPORT} -o no/such/folder/x.json", "cannot write"),
