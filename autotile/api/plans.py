@@ -34,7 +34,6 @@ from autotile.core.text import (
     duration_text,
     plural,
     sizes_text,
-    source_text,
     time_text,
 )
 from autotile.cuda.driver import device_count, live_device
@@ -112,9 +111,7 @@ class PlanEntry:
     @property
     def time_text(self) -> str:
         """Time of the winner, marked if it was replayed; a dash if there is none."""
-        if self.time_us is None or self.result is None:
-            return NOTHING
-        return source_text(time_text(self.time_us), self.result.device.source)
+        return time_text(self.time_us, self.result.device.source if self.result is not None else "")
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""

@@ -183,7 +183,7 @@ class FamilyList(Result):
             in_force = _IN_FORCE[family.in_force] if stored.rule.in_force else f"no: {stored.rule.verdict}"
             facts: Facts = [
                 ("family", f"{key.kernel} {stored.rule.family} {key.dtype}{hot}"),
-                ("device", source_text(key.gpu_name, key.source)),
+                ("device", key.device_label),
                 ("loss", stored.rule.loss_text()),
                 ("learned", learned),
                 ("in force", in_force),

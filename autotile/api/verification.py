@@ -106,7 +106,7 @@ class VerifyResult(Result):
                 str(one.problem),
                 one.verdict,
                 *(
-                    source_text(time_text(measured.time_us), one.source) if measured is not None else NOTHING
+                    time_text(measured.time_us if measured is not None else None, one.source)
                     for measured in (one.before_measurement, one.after_measurement)
                 ),
                 f"{one.speedup.value:.3f}" if one.speedup is not None else NOTHING,
@@ -219,6 +219,8 @@ def verify(
         return check(cast("str", kernel), like, sizes, config=config, dtype=dtype, options=options, **place, **named)
     if isinstance(kernel, str | Path) and Path(kernel).suffix == ".cu":
         raise InputError(f"{kernel} is a source; name the kernel that it replaces with --like KERNEL")
+    if aged and served:
+        raise InputError("--aged selects tuned problems and --served untuned ones; give one of them")
     if config is not None or named.get("verify_problem") or named.get("l2", "cold") != "cold":
         raise InputError("--config, --verify-problem and --l2 are of a rewritten source; add --like KERNEL")
     given, options = read_keywords(kernel, sizes, named, options)
@@ -237,8 +239,6 @@ def verify(
     location = str(database_location(database if database is not None else options.database))
     options = replace(options, database=location)
     if served:
-        if aged:
-            raise InputError("--aged selects tuned problems and --served untuned ones; give one of them")
         missed = [asked] if asked is not None else _missed(kernel, location, dtype, options)
         return VerifyResult(tuple(_verify_served(kernel, loaded, missed, options, announce)))
     live = options.replay is None

@@ -35,9 +35,9 @@ def shown_text(text: str, *, lines: bool = False) -> str:
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
-def time_text(time_us: float | None) -> str:
-    """Format microseconds with at least four significant digits: ``4,790 us``, ``12.35 us``."""
-    return NOTHING if time_us is None else f"{_significant(time_us)} us"
+def time_text(time_us: float | None, source: str = "") -> str:
+    """Format microseconds with at least four significant digits, as for `source_text`: ``4,790 us (replayed)``."""
+    return NOTHING if time_us is None else source_text(f"{_significant(time_us)} us", source)
 
 
 def interval_text(measured: Measurement | None) -> str:

@@ -14,7 +14,7 @@ from autotile.core.model import Problem, Trial
 from autotile.core.statistics import Interval, ratio_of
 from autotile.core.text import NOTHING, plural, sizes_text, source_text, time_text
 from autotile.database.database import CONTEST, Database, StoredBest, StudySummary, rows_of_kernel
-from autotile.database.keys import TuningKey, key_text
+from autotile.database.keys import TuningKey, study_columns
 from autotile.database.winners import StoredRule
 from autotile.errors import EmptySpaceError, InputError, ProblemError
 from autotile.kernel.library import KernelName
@@ -49,7 +49,7 @@ class ContenderData:
     @property
     def time_text(self) -> str:
         """Time with its unit, marked if it was replayed."""
-        return source_text(time_text(self.trial.time_us), self.source)
+        return time_text(self.trial.time_us, self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def report_of_study(study: StudyData) -> ReportData:
 
 def study_title(key: TuningKey) -> str:
     """Return the heading of a study: its problem and its device."""
-    return f"{key.kernel} {key_text(key)} on {source_text(key.gpu_name, key.source)}"
+    return "{} {} on {}".format(*study_columns(key))
 
 
 def read_report(
