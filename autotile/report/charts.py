@@ -119,9 +119,8 @@ def finals_chart(study: StudyData) -> Chart:
         for one in chosen:
             ratio = f"{one.ratio.value:.4f} x the winner's time" if one.ratio is not None and one.rank > 1 else ""
             hover = hover_text(finalist_label(one), measured_text(one.trial), ratio, config_text(one.trial.config))
-            marks.append((one.times_us[0], finalist_label(one), hover))
-        bounds = error_bars([one.times_us for one in chosen], color=color, thickness=3, width=7)
-        traces += points(marks, name=name, symbol=symbol, color=color, size=8, width=2, error_x=bounds)
+            marks.append((one.times_us, finalist_label(one), hover))
+        traces += points(marks, name=name, symbol=symbol, color=color, size=8, width=2)
     band = {"x0": low, "x1": high, "y0": 0, "y1": 1, "xref": "x", "yref": "paper", "layer": "below"}
     made = figure(
         traces,
@@ -184,10 +183,12 @@ _MEASURES = {
 
 def limits_chart(study: StudyData) -> Chart:
     """Return the limits of the best configurations: registers, shared memory, occupancy, waves, spills, roofline."""
-    trials = best_trials(study)
-    title = f"Resources of the best {len(trials)}, and how near they are to the limit"
-    measured = [_measures(study, trial) for trial in trials]
-    known = [name for name in _MEASURES if any(values[name] for values in measured)]
+    found = []  # place, trial, its measures, what limits its occupancy, and its bound
+    for place, trial in enumerate(best_trials(study), start=1):
+        limited = ", ".join(trial.occupancy.limited_by).replace("_", " ") if trial.occupancy is not None else ""
+        found.append((f"#{place}", trial, _measures(study, trial), limited, study.bound(trial)))
+    title = f"Resources of the best {len(found)}, and how near they are to the limit"
+    known = [name for name in _MEASURES if any(values[name] for _, _, values, _, _ in found)]
     if not known:
         return Chart("limits", title, None, "No resources of the best configurations are stored.")
     columns = min(3, len(known))
@@ -196,7 +197,7 @@ def limits_chart(study: StudyData) -> Chart:
         lines,
         columns,
         [_MEASURES[name] for name in known],
-        height=60 + lines * (70 + 17 * len(trials)),
+        height=60 + lines * (70 + 17 * len(found)),
         top=36,
         x={"rangemode": "tozero", "nticks": 4},
         y={"autorange": "reversed", "showgrid": False, "type": "category"},
@@ -204,35 +205,32 @@ def limits_chart(study: StudyData) -> Chart:
         vertical_spacing=0.2,
     )
     grid.update_layout(bargap=0.25)
-    limited = [", ".join(trial.occupancy.limited_by) if trial.occupancy is not None else "" for trial in trials]
-    bounds = [study.bound(trial) for trial in trials]
-    places = [f"#{place}" for place in range(1, len(trials) + 1)]
     hover = [
         hover_text(
             f"{place}  {measured_text(trial)}",
-            f"occupancy limited by {by.replace('_', ' ')}" if by else "",
+            f"occupancy limited by {by}" if by else "",
             with_units(bound.text) if bound is not None else "",
             config_text(trial.config),
         )
-        for place, trial, by, bound in zip(places, trials, limited, bounds, strict=True)
+        for place, trial, _, by, bound in found
     ]
     for index, name in enumerate(known):
         trace = load_plotly().Bar(
-            y=places,
-            x=[values[name] for values in measured],
+            y=[place for place, *_ in found],
+            x=[values[name] for _, _, values, _, _ in found],
             orientation="h",
-            marker={"color": [ACCENT, *[SOFT] * (len(trials) - 1)]},
+            marker={"color": [ACCENT, *[SOFT] * (len(found) - 1)]},
             hovertext=hover,
             hoverinfo="text",
         )
-        place = {"row": index // columns + 1, "col": index % columns + 1}
-        grid.add_trace(trace, **place)
+        panel = {"row": index // columns + 1, "col": index % columns + 1}
+        grid.add_trace(trace, **panel)
         if name in ("occupancy", "share"):
-            grid.update_xaxes(range=[0, 105], **place)
-    by = f"; its occupancy is limited by {limited[0].replace('_', ' ')}" if limited[0] else ""
-    first = bounds[0]
+            grid.update_xaxes(range=[0, 105], **panel)
+    *_, limited, first = found[0]
+    by = f"; its occupancy is limited by {limited}" if limited else ""
     summary = f"The best reaches {with_units(first.text)}{by}." if first is not None else f"Places are by time{by}."
-    if all(trial.resources is not None and not trial.resources.spill_bytes for trial in trials):
+    if all(trial.resources is not None and not trial.resources.spill_bytes for _, trial, *_ in found):
         summary += " None of them spills registers."
     rows = [
         (
@@ -242,7 +240,7 @@ def limits_chart(study: StudyData) -> Chart:
             by,
             config_text(trial.config),
         )
-        for place, trial, values, by in zip(places, trials, measured, limited, strict=True)
+        for place, trial, values, by, _ in found
     ]
     headings = ("place", f"time, {MICRO_S}", *_MEASURES.values(), "occupancy limited by", "configuration")
     return Chart("limits", title, grid, summary, ResultTable(headings, rows))
@@ -925,7 +923,7 @@ def operation_chart(operation: OperationData) -> Chart:
         x={"title": TIME_AXIS, "rangemode": "tozero"},
         color=[ACCENT, *[MUTED] * (len(timed) - 1)],
         hover=[hover_text(one.name, measured_text(one.trial), config_text(one.trial.config)) for one, _ in timed],
-        error_x=error_bars(times, color=INK, thickness=1.5),
+        error_x=error_bars(times, INK),
     )
     rows = [
         (

@@ -47,7 +47,6 @@ from autotile.report.theme import (
     MICRO_S,
     MUTED,
     Chart,
-    error_bars,
     figure,
     hover_text,
     label,
@@ -381,18 +380,16 @@ def changes_chart(found: DatabaseComparison) -> Chart:
     drawn = every if len(every) <= _MAX_DRAWN else [*every[:half], *every[-half:]]
     traces = []
     for verdict, (name, of_b, symbol, color) in _VERDICTS.items():
-        marks, changes = [], []
+        marks = []
         for text, (one, ratio) in drawn:
             if one.verdict == verdict:
                 a, b = (config_text(side.trial.config) or NOTHING for side in (one.a, one.b))
                 times = with_units(f"{_best_time(one.a)} -> {_best_time(one.b)}: {_change_text(ratio)}")
                 configs = [a] if one.same_config else [f"A: {a}", f"B: {b}"]
                 hover = hover_text(" ".join(one.columns[:2]), one.columns[2], times, *configs)
-                value, low, high = (100 * (each - 1) for each in (ratio.value, ratio.low, ratio.high))
-                marks.append((value, text, hover))
-                changes.append((value, low, high))
-        bounds = error_bars(changes, color=color, thickness=2, width=5)
-        traces += points(marks, name=name + of_b, symbol=symbol, color=color, size=9, width=1.5, error_x=bounds)
+                change = tuple(100 * (each - 1) for each in (ratio.value, ratio.low, ratio.high))
+                marks.append((change, text, hover))
+        traces += points(marks, name=name + of_b, symbol=symbol, color=color, size=9, width=1.5)
     limit = found.limit
     lines = [(0.0, FAINT, "solid"), *([(100 * limit, INK, "dash")] if limit is not None else [])]
     across = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}

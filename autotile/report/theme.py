@@ -136,13 +136,16 @@ def points(
 ) -> list[go.Scatter]:
     """Return a trace of markers, each at x and y with a text that is shown beside it; none without markers.
 
-    The ``width`` is that of their outline; where it is 0 they have none of their own. ``more`` are properties of the
-    trace.
+    An x may be a value with the bounds of its interval: value, low, high. The ``width`` is that of their outline; where
+    it is 0 they have none of their own. ``more`` are properties of the trace.
     """
     columns = [list(column) for column in zip(*marks, strict=True)]
     if not columns:
         return []
     x, y, hover = columns
+    if isinstance(x[0], tuple):
+        more["error_x"] = error_bars(x, color)
+        x = [value for value, _, _ in x]
     marker = {"symbol": symbol, "color": color, "size": size, **more.pop("marker", {})}
     if width:
         marker["line"] = {"color": color, "width": width}
@@ -183,11 +186,11 @@ def bars(
     return figure([trace], height=80 + 30 * len(labels), x=x, y=down, bargap=0.35)
 
 
-def error_bars(values: Sequence[tuple[float, float, float]], **style: Any) -> dict[str, Any]:
+def error_bars(values: Sequence[tuple[float, float, float]], color: str) -> dict[str, Any]:
     """Return the error bars of values with the bounds of their intervals: each is value, low, high."""
     above = [high - value for value, _, high in values]
     below = [value - low for value, low, _ in values]
-    return {"type": "data", "array": above, "arrayminus": below, **style}
+    return {"type": "data", "array": above, "arrayminus": below, "color": color, "thickness": 2, "width": 5}
 
 
 _AXIS: Mapping[str, Any] = {
