@@ -310,15 +310,13 @@ def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "tr
         (drawn & timed & (outcomes == str(Outcome.PRUNED)), "dropped as slow", "circle-open", FAINT, scores),
         (drawn & ~timed, "failed", "x-thin-open", MUTED, above),
     ):
-        hover = []
+        marks = []
         for index in np.flatnonzero(chosen).tolist():
             trial = study.trials[index].trial
             failed = f"{str(trial.outcome).replace('_', ' ')}: {trial.reason}" if not trial.outcome.has_time else ""
             lines = (f"trial {index + 1:,}", measured_text(trial), failed, config_text(trial.config))
-            hover.append(hover_text(*lines))
-        if hover:
-            marks = {"mode": "markers", "marker": {"symbol": symbol, "color": color, "size": 6}}
-            traces.append(go.Scatter(x=xs[chosen], y=ys[chosen], name=text, hovertext=hover, hoverinfo="text", **marks))
+            marks.append((xs[index], ys[index], hover_text(*lines)))
+        traces += points(marks, name=text, symbol=symbol, color=color, size=6)
     line = {"color": ACCENT, "width": 2.5, "shape": "hv"}
     traces.append(go.Scatter(x=xs, y=best, mode="lines", line=line, name="best so far", hoverinfo="skip"))
     expected, stopped = "", study.summary.stopped
@@ -411,6 +409,11 @@ def timed_trials(study: StudyData) -> list[Trial]:
     return sorted((trial for trial in timed if trial.config.keys() == names), key=lambda trial: trial.cost or 0.0)
 
 
+def times_of(trials: Sequence[Trial]) -> NDArray[np.float64]:
+    """Return times in microseconds, NaN for none; shape (trials,)."""
+    return np.array([trial.time_us for trial in trials], np.float64)
+
+
 def coded(trials: Sequence[Trial], name: str) -> tuple[tuple[Value, ...], NDArray[np.int64]]:
     """Return the values that a parameter had, numbers in ascending order, and the place of that of each trial."""
     typed = [(type(value), value) for value in (trial.config[name] for trial in trials)]  # True equals 1
@@ -456,7 +459,7 @@ def time_by_parameter_chart(study: StudyData, name: str) -> Chart:
         return Chart(chart, title, None, f"No trial with a time states {name}.")
     values, codes = coded(timed, name)
     values = values[:_MAX_VALUES]
-    times_us = np.array([trial.time_us or math.nan for trial in timed])
+    times_us = times_of(timed)
     times = [times_us[codes == place] for place in range(len(values))]
     quantiles = [np.quantile(each, (0.0, 0.25, 0.5, 0.75, _SLOWEST)).tolist() for each in times]
     fastest, lower, median, upper, slowest = (list(column) for column in zip(*quantiles, strict=True))
@@ -505,15 +508,13 @@ def heat_map_chart(study: StudyData, x: str | None = None, y: str | None = None)
     timed = timed_trials(study)
     if x is None or y is None:
         varied = [each for each in study.parameters if timed and len(coded(timed, each)[0]) > 1]
-        order = [each for each in ordered(varied, study_effects(study)) if each not in (x, y)]
-        x = x if x is not None else order.pop(0) if order else None
-        y = y if y is not None else order.pop(0) if order else None
+        others = (each for each in ordered(varied, study_effects(study)) if each not in (x, y))
+        x, y = (given if given is not None else next(others, None) for given in (x, y))
     if not timed or x is None or y is None or not {x, y} <= set(study.parameters):
         return Chart(name, title, None, "Fewer than two parameters were varied.")
     (columns, across), (lines, down) = coded(timed, x), coded(timed, y)
     found = np.full((len(lines), len(columns)), np.nan)
-    for trial, line, column in zip(reversed(timed), down[::-1], across[::-1], strict=True):  # the fastest last
-        found[line, column] = trial.time_us or math.nan
+    np.fmin.at(found, (down, across), times_of(timed))
     found, columns, lines = found[:_MAX_VALUES, :_MAX_VALUES], columns[:_MAX_VALUES], lines[:_MAX_VALUES]
     heat = load_plotly().Heatmap(
         x=[label(value, 14) for value in columns],
@@ -561,7 +562,7 @@ def parallel_coordinates_chart(study: StudyData) -> Chart:
     if len(timed) > _MAX_LINES:
         rest = np.linspace(_MAX_LINES // 4, len(timed) - 1, 3 * _MAX_LINES // 4).astype(np.int64)
         drawn = np.concatenate([drawn[: _MAX_LINES // 4], np.unique(rest)])
-    times = np.array([trial.time_us or math.nan for trial in timed])[drawn]
+    times = times_of(timed)[drawn]
     dimensions: list[dict[str, Any]] = []
     for parameter, (listed, codes) in varied.items():
         every = math.ceil(len(listed) / 16)
