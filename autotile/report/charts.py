@@ -434,7 +434,7 @@ def importance_chart(study: StudyData, effects: Effects | None = None) -> Chart:
     made = bars(
         [label(one.parameter, 24) for one in shown],
         [100 * one.share for one in shown],
-        x={"title": "share of the variance of the logarithm of the time, %", "range": [0, 1.25 * top]},
+        x={"title": "share of the variance of log(time), %", "range": [0, 1.25 * top]},
         color=[ACCENT if one.matters else FAINT for one in shown],
         text=[f"{100 * one.share:.0f} %" if one.matters else "no effect seen" for one in shown],
         hover=[
@@ -526,6 +526,7 @@ def heat_map_chart(study: StudyData, x: str | None = None, y: str | None = None)
         colorbar={
             "title": {"text": f"best, {MICRO_S}", "font": {"color": MUTED, "size": 12}},
             "tickfont": {"color": MUTED},
+            "separatethousands": True,
             "outlinewidth": 0,
             "thickness": 12,
         },

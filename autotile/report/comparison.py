@@ -245,8 +245,9 @@ class DatabaseComparison(Result):
             of = "" if count == total else f" ({count} of {plural(total, 'problem')})"
             yield name, f"{a} {arrow} {b}{of}"
         if (clock := self.clock_ratio) is not None:
-            change = f"{percent_text(abs(clock - 1))} {'longer' if clock > 1 else 'less'}"
-            yield "clock", f"the reference kernel, which follows it, took {change} in B"
+            change, more = percent_text(abs(clock - 1)), "longer" if clock > 1 else "less"
+            took = "as long" if change == percent_text(0.0) else f"{change} {more}"
+            yield "clock", f"the reference kernel, which follows it, took {took} in B"
 
     def _left_out(self) -> list[tuple[str, str]]:
         text = f"{plural(self.superseded, 'study', 'studies')} of older versions"
