@@ -200,7 +200,7 @@ class MergeResult(Result):
                     "decision": study.decision,
                     "served": timed_config(study.served.config, study.served.measurement),
                     "other": timed_config(study.other.config, study.other.measurement),
-                    "ratio": study.ratio.to_json("value") if study.ratio is not None else None,
+                    "ratio": study.ratio.to_json("value"),
                 }
                 for study in self.studies
             ],

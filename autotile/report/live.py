@@ -26,7 +26,7 @@ import msgspec
 from sqlalchemy import Connection, func, select
 
 from autotile.core.argument_types import checked
-from autotile.core.documents import Moment, Whole, convert, encode_json
+from autotile.core.documents import Moment, Whole, attributes, convert, encode_json
 from autotile.core.model import config_text
 from autotile.core.text import duration_text, outcomes_text, sizes_text, time_text
 from autotile.core.timeline import MIN_PACE_STEPS, Pace
@@ -349,12 +349,8 @@ class SessionDrawing:
         known, self._charts = self._charts, {}
         for chart in study_charts(study, _TIMED_PARAMETERS):
             texts = {
-                "name": chart.name,
-                "title": chart.title,
-                "summary": chart.summary,
-                "note": chart.note,
-                "headings": chart.table.headings,
-                "rows": chart.table.rows,
+                **attributes(chart, "name", "title", "summary", "note"),
+                **attributes(chart.table, "headings", "rows"),
             }
             figure = chart.figure.to_json().encode() if chart.figure is not None else b"null"
             words = msgspec.Raw(encode_json(texts).encode())
