@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle, pairwise
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ from autotile.report.theme import (
     load_plotly,
     log_axis,
     measured_text,
-    merged,
+    panels,
     points,
     with_units,
 )
@@ -191,20 +191,7 @@ def limits_chart(study: StudyData) -> Chart:
     known = [name for name in _MEASURES if any(values[name] for _, _, values, _, _ in found)]
     if not known:
         return Chart("limits", title, None, "No resources of the best configurations are stored.")
-    columns = min(3, len(known))
-    lines = math.ceil(len(known) / columns)
-    grid = _panels(
-        lines,
-        columns,
-        [_MEASURES[name] for name in known],
-        height=60 + lines * (70 + 17 * len(found)),
-        top=36,
-        x={"rangemode": "tozero", "nticks": 4},
-        y={"autorange": "reversed", "showgrid": False, "type": "category"},
-        shared_yaxes=True,
-        vertical_spacing=0.2,
-    )
-    grid.update_layout(bargap=0.25)
+    columns, parts = min(3, len(known)), []
     hover = [
         hover_text(
             f"{place}  {measured_text(trial)}",
@@ -223,10 +210,11 @@ def limits_chart(study: StudyData) -> Chart:
             hovertext=hover,
             hoverinfo="text",
         )
-        panel = {"row": index // columns + 1, "col": index % columns + 1}
-        grid.add_trace(trace, **panel)
-        if name in ("occupancy", "share"):
-            grid.update_xaxes(range=[0, 105], **panel)
+        x = {"rangemode": "tozero", "nticks": 4, "range": [0, 105] if name in ("occupancy", "share") else None}
+        y = {"autorange": "reversed", "showgrid": False, "type": "category", "showticklabels": index % columns == 0}
+        parts.append((_MEASURES[name], trace, x, y))
+    height = 60 + math.ceil(len(known) / columns) * (60 + 17 * len(found))
+    made = panels(parts, columns=columns, height=height, bargap=0.25)
     *_, limited, first = found[0]
     by = f"; its occupancy is limited by {limited}" if limited else ""
     summary = f"The best reaches {with_units(first.text)}{by}." if first is not None else f"Places are by time{by}."
@@ -243,7 +231,7 @@ def limits_chart(study: StudyData) -> Chart:
         for place, trial, values, by, _ in found
     ]
     headings = ("place", f"time, {MICRO_S}", *_MEASURES.values(), "occupancy limited by", "configuration")
-    return Chart("limits", title, grid, summary, ResultTable(headings, rows))
+    return Chart("limits", title, made, summary, ResultTable(headings, rows))
 
 
 def _measures(study: StudyData, trial: Trial) -> dict[str, float | None]:
@@ -261,30 +249,6 @@ def _measures(study: StudyData, trial: Trial) -> dict[str, float | None]:
     if (bound := study.bound(trial)) is not None:
         found["share"] = 100 * bound.share
     return found
-
-
-def _panels(
-    lines: int,
-    columns: int,
-    titles: Sequence[str],
-    *,
-    height: int,
-    top: int,
-    x: Mapping[str, Any],
-    y: Mapping[str, Any],
-    **options: Any,
-) -> Any:
-    """Return a figure of several panels with titles, in the style of all figures."""
-    load_plotly()
-    from plotly.subplots import make_subplots
-
-    grid = make_subplots(lines, columns, subplot_titles=titles, **options)
-    common = figure([], height=height, x=x, y=y, margin={"t": top}).layout.to_plotly_json()
-    placed = grid.layout.to_plotly_json()
-    notes = [merged(note, {"font": {"size": 12, "color": MUTED}}) for note in placed["annotations"]]
-    axes = {name: merged(own, common[f"{name[0]}axis"]) for name, own in placed.items() if name[1:].startswith("axis")}
-    grid.layout = {**common, **placed, **axes, "annotations": notes}
-    return grid
 
 
 def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "trials") -> Chart:
@@ -773,9 +737,7 @@ def drift_chart(study: StudyData) -> Chart:
     if not known:
         reason = "replayed from a recording" if study.key.source == "replayed" else "without telemetry"
         return Chart(name, title, None, f"The times are {reason}, so that no drift, clock or power is known.")
-    height = 80 + 120 * len(known)
-    spacing = {"shared_xaxes": True, "vertical_spacing": 0.09}
-    grid = _panels(len(known), 1, list(known), height=height, top=30, x={}, y={"nticks": 4}, **spacing)
+    parts = []
     for row, (heading, values) in enumerate(known.items(), start=1):
         drawn = np.flatnonzero(np.isfinite(values))
         drawn = drawn[np.linspace(0, len(drawn) - 1, min(len(drawn), _MAX_POINTS)).astype(np.int64)]
@@ -787,8 +749,10 @@ def drift_chart(study: StudyData) -> Chart:
             hovertext=[hover_text(f"trial {i + 1:,}", f"{heading}: {values[i]:.6g}") for i in drawn.tolist()],
             hoverinfo="text",
         )
-        grid.add_trace(trace, row=row, col=1)
-    grid.update_xaxes(title_text="seconds of tuning", row=len(known))
+        is_last = row == len(known)
+        x = {"matches": "x" if row > 1 else None, "showticklabels": is_last}
+        parts.append((heading, trace, {**x, "title": {"text": "seconds of tuning"}} if is_last else x, {"nticks": 4}))
+    made = panels(parts, columns=1, height=80 + 120 * len(known))
     rows = [
         (heading, *(f"{value:,.5g}" for value in (np.nanmin(values), np.nanmedian(values), np.nanmax(values))))
         for heading, values in known.items()
@@ -800,7 +764,7 @@ def drift_chart(study: StudyData) -> Chart:
     limited = [limits for one in study.trials if (limits := one.trial.clock_limits)]
     names = " and ".join(dict.fromkeys(name for limits in limited for name in limits))
     note = f"During {plural(len(limited), 'trial')}, {names} lowered the clock." if limited else ""
-    return Chart(name, title, grid, summary, ResultTable(("", "minimum", "median", "maximum"), rows), note)
+    return Chart(name, title, made, summary, ResultTable(("", "minimum", "median", "maximum"), rows), note)
 
 
 def family_loss_chart(stored: StoredRule) -> Chart:

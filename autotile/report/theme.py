@@ -116,6 +116,23 @@ def figure(
     return load_plotly().Figure(list(traces), merged(merged(common, axes), layout))
 
 
+def panels(
+    parts: Sequence[tuple[str, Any, Mapping[str, Any], Mapping[str, Any]]], *, columns: int, height: int, **layout: Any
+) -> go.Figure:
+    """Return a figure of panels in rows, each with a title, a trace, and the properties of its two axes."""
+    axes, notes = dict[str, Any](), []
+    for number, (title, trace, *own) in enumerate(parts, start=1):
+        suffix = str(number) if number > 1 else ""
+        for name, other, given in zip("xy", "yx", own, strict=True):
+            trace[f"{name}axis"] = name + suffix
+            axes[f"{name}axis{suffix}"] = merged(_AXIS, {**given, "anchor": other + suffix})
+        place = {"x": 0.5, "y": 1, "xref": f"x{suffix} domain", "yref": f"y{suffix} domain", "yanchor": "bottom"}
+        notes.append({**place, "text": title, "showarrow": False, "font": {"size": 12, "color": MUTED}})
+    rows = math.ceil(len(parts) / columns)
+    layout |= {"grid": {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.3}, "margin": {"t": 30}}
+    return figure([trace for _, trace, *_ in parts], height=height, annotations=notes, **axes, **layout)
+
+
 def merged(properties: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested properties with others in their place."""
     return {**properties} | {
