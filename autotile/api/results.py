@@ -334,7 +334,7 @@ class TrialList(Result, StudyPlots):
     def _parts(self) -> Iterator[Part]:
         """Yield one row for each trial, with its problem if there are several."""
         if not self.trials:
-            yield "no such trial is stored"
+            yield "no such trial is stored; `autotile list` shows what is tuned"
             return
         columns = _columns_by_study({entry.stored.study_id: entry.key for entry in self.trials})
         several = len(columns) > 1
