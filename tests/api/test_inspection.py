@@ -38,33 +38,26 @@ def add_code(search_space: Path, code: str) -> None:
     template.write_text(f"{code}\n{template.read_text()}")
 
 
-class TestDisplay:
-    def test_a_repr_is_one_short_line_and_notebooks_show_tables(self, scale_toml):
-        expected = [
-            (
-                inspection.space(scale_toml, device="h200", n=100),
-                "<SpaceSummary: scale n=100 float32 on NVIDIA H200 (profile): 3 of 12 valid>",
-                ["<th>THREADS</th><td>32 64 128 256</td>", "<td>rule enough_blocks</td><td>3</td>"],
-            ),
-            (
-                inspection.explain(scale_toml, device="h200", THREADS=64, n=1000),
-                "<Explanation: scale n=1000 float32 on NVIDIA H200 (profile): valid, occupancy 100.0 %>",
-                ["<th>verdict</th><td>valid</td>", "<td>rule</td><td>enough_blocks</td><td>yes</td>"],
-            ),
-            (
-                inspection.occupancy(1024, 32, 8192, device="rtx-3060"),
-                "<OccupancyResult: NVIDIA GeForce RTX 3060 (profile): "
-                "66.7 %: 1 block on an SM, 32 of 48 warps; limited by threads>",
-                ["<td>threads</td><td>1,024</td><td>1,536</td><td>1</td><td>binds</td>"],
-            ),
-        ]
-        for result, line, cells in expected:
-            assert repr(result) == line
-            assert [cell for cell in cells if cell not in result._repr_html_()] == []
-
-        found = inspection.explain(scale_toml, device="h200", THREADS=256, n=100)
-        assert "cannot be used" in repr(found)
-        assert "the rule &#x27;enough_blocks&#x27; is broken" in found._repr_html_()
+def test_a_repr_is_one_short_line(scale_toml):
+    for result, line in (
+        (
+            inspection.space(scale_toml, device="h200", n=100),
+            "scale n=100 float32 on NVIDIA H200 (profile): 3 of 12 valid",
+        ),
+        (
+            inspection.explain(scale_toml, device="h200", THREADS=64, n=1000),
+            "scale n=1000 float32 on NVIDIA H200 (profile): valid, occupancy 100.0 %",
+        ),
+        (
+            inspection.explain(scale_toml, device="h200", THREADS=256, n=100),
+            "scale n=100 float32 on NVIDIA H200 (profile): cannot be used, occupancy 100.0 %",
+        ),
+        (
+            inspection.occupancy(1024, 32, 8192, device="rtx-3060"),
+            "NVIDIA GeForce RTX 3060 (profile): 66.7 %: 1 block on an SM, 32 of 48 warps; limited by threads",
+        ),
+    ):
+        assert repr(result) == f"<{type(result).__name__}: {line}>"
 
 
 def test_examples_and_heuristics_which_are_distinguished_from_rules():
@@ -293,14 +286,12 @@ def test_profiles_and_stored_ceilings_are_shown(tmp_path: Path) -> None:
     assert len(found.gpus) == targets.device_count()
     assert found.ceilings == ()
     assert repr(found).endswith(f"on this machine, {len(profile_names())} profiles>")
-    assert "<td>rtx-3060</td><td>NVIDIA GeForce RTX 3060</td><td>8.6</td>" in found._repr_html_()
     with pytest.raises(DatabaseError, match="there is no database"):
         autotile.devices(database=path)
     with Database.open(path) as database:
         save_ceilings(database, CEILINGS)
     found = autotile.devices(database=path)
     assert found.ceilings == (CEILINGS,)
-    assert "<td>DRAM, read</td><td>4,200 GB/s</td>" in found._repr_html_()
 
 
 def test_a_warning_is_no_failure_and_the_display_is_the_verdict_and_a_row_for_each_check():
@@ -309,9 +300,6 @@ def test_a_warning_is_no_failure_and_the_display_is_the_verdict_and_a_row_for_ea
     assert found.works
     assert not HealthReport((*checks, HealthCheck("database", "fail", "it is damaged")), "").works
     assert repr(found) == "<HealthReport: tuning works here>"
-    html = found._repr_html_()
-    assert "<td>ok</td><td>cache</td><td>5 &lt; 6</td>" in html
-    assert "<td>warn</td><td>headers</td><td>none\ninstall them</td>" in html
 
 
 def test_a_database_is_given_as_a_path_and_one_of_the_settings_that_does_not_exist_is_said(

@@ -1,7 +1,6 @@
 """How results that are stored or exchanged display themselves; the commands test their values."""
 
 import json
-import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -44,10 +43,8 @@ def sides(book: Callable[[str], Book]) -> tuple[Path, Path]:
 
 
 def shows(result: Result, line: str, *cells: str) -> None:
-    """Assert what the repr of a result is, and what its HTML holds; and that it can be pickled."""
+    """Assert what the repr of a result is, and what its HTML holds."""
     assert repr(result) == line
-    copied = pickle.loads(pickle.dumps(result))
-    assert (repr(copied), copied.to_json()) == (line, result.to_json())
     assert [cell for cell in cells if cell not in result._repr_html_()] == []
 
 
@@ -61,7 +58,6 @@ def test_best(mine: Book, scale_toml: Path) -> None:
             mine.put(n, FAST, 10.0, source=source)
         found = results.best(scale_toml, {"n": n}, device=f"NVIDIA {device}")
         shows(found, f"<BestResult: scale n={n} float32 on NVIDIA {device}: {served}>")
-        assert found.explanation in found._repr_html_().replace("&#x27;", "'")
     with pytest.raises(InputError, match="no CUDA device 99"):
         results.best(scale_toml, device=99)
 
@@ -74,8 +70,7 @@ def test_lists(mine: Book, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) ->
     mine.rank(4096, (FAST, 10.0), (DEFAULT, 20.0), source="replayed")
     found = results.list(scale_toml)
     assert results.list("scale").studies == found.studies
-    cells = "<td>NVIDIA H200 (replayed)</td><td>2</td><td>2</td><td>10.00 us</td><td>THREADS=256 WORK=4</td>"
-    shows(found, f"<StudyList: 2 studies, 1 (replayed) in {mine.path}>", cells)
+    shows(found, f"<StudyList: 2 studies, 1 (replayed) in {mine.path}>")
     with Database.open(mine.path) as database:
         wrong = failed({"THREADS": 32, "WORK": 1}, Outcome.WRONG_RESULT, "y[3] is <0>")
         database.add_run(mine.key(4096, source="replayed"), [wrong], sampler="random")
@@ -92,15 +87,13 @@ def test_lists(mine: Book, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) ->
     with Database.open(mine.path) as database:
         for kernel, count in (("scale", 1000), ("gone", 5)):
             record_miss(database, Problem(kernel, {"n": 512}, "float32"), "NVIDIA H200", "default", count)
-    line = "<MissList: 2 misses with 1,005 calls, which may have cost 10 ms>"
-    shows(results.list(misses=True), line, "<td>scale</td><td>n=512 float32</td>")
+    shows(results.list(misses=True), "<MissList: 2 misses with 1,005 calls, which may have cost 10 ms>")
 
 
 def test_recordings_and_families() -> None:
     found = results.list("sgemm_2d", recordings=True)
     assert {one.header.key.kernel for one in found.recordings if one.header is not None} == {"sgemm_2d"}
     assert str(len(found.recordings)) in repr(found)
-    assert "<td>sgemm_2d</td>" in found._repr_html_()
     assert len(results.list(recordings=True).recordings) > len(found.recordings)
     file = data_folder("tuned") / "families" / "nvidia-h200.sgemm.json"
     rule = convert(json.loads(file.read_text())["rules"][0], StoredRuleDocument).stored_rule()
@@ -116,8 +109,7 @@ def test_diff(book: Any, sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPat
     a, b = sides
     book("a.db").put(2048, FAST, 10.0)
     counts = "0 same, 1 different, 1 only in A, 0 only in B"
-    line = f"<DatabaseDiff: A {a}, B {b}: 2 problems, 1 (replayed): {counts}>"
-    shows(databases.db_diff(a, b), line, "<td>A is faster</td>")
+    shows(databases.db_diff(a, b), f"<DatabaseDiff: A {a}, B {b}: 2 problems, 1 (replayed): {counts}>")
     monkeypatch.setattr(databases, "open_existing", lambda place: Database.open(a))
     found = databases.db_diff(a, "postgresql://me:secret@host/tuning")
     assert "secret" not in repr(found) + found.b
@@ -128,8 +120,7 @@ def test_merge_and_clean(sides: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "out.db"
     found = databases.db_merge(sides, out)
     assert [rows.trials for _, rows in found.copied] == [2, 2]
-    line = f"<MergeResult: 4 new trials in {out}, 1 study (replayed) with several winners>"
-    shows(found, line, "<td>THREADS=64 WORK=2</td><td>12.00 us</td><td>taken</td>")
+    shows(found, f"<MergeResult: 4 new trials in {out}, 1 study (replayed) with several winners>")
     path, tomorrow = sides[0], datetime.now(UTC) + timedelta(days=1)
     for dry_run, done in ((True, "would be deleted"), (False, "deleted")):
         found = databases.db_clean("scale", before=tomorrow, dry_run=dry_run, database=path)
@@ -179,8 +170,7 @@ def test_a_bundle_is_of_a_kernel_or_several_or_one_problem(scale: Path, tmp_path
         assert made.kernels == (("scale", 1, 2, ("sm_90",)),)
         kernel = autotile.get_best_kernel("scale", n=N, device="h200", bundle=made.file)
         assert kernel.config == {"THREADS": 256, "WORK": 4}
-    line = f"<WrittenBundle: {made.file} ({bytes_text(made.size_bytes)}): scale>"
-    shows(made, line, "<td>scale</td><td>1</td><td>2</td><td>sm_90</td>", made.digest)
+    shows(made, f"<WrittenBundle: {made.file} ({bytes_text(made.size_bytes)}): scale>")
     for nothing, said in (
         ([], "no kernel is named"),
         ([3], "3 is no kernel; expected a name"),
