@@ -300,6 +300,7 @@ def test_a_warning_is_no_failure_and_the_display_is_the_verdict_and_a_row_for_ea
     assert found.works
     assert not HealthReport((*checks, HealthCheck("database", "fail", "it is damaged")), "").works
     assert repr(found) == "<HealthReport: tuning works here>"
+    assert "<td>warn</td><td>headers</td><td>none\ninstall them</td>" in found._repr_html_()
 
 
 def test_a_database_is_given_as_a_path_and_one_of_the_settings_that_does_not_exist_is_said(
