@@ -314,10 +314,3 @@ def test_a_database_is_given_as_a_path_and_one_of_the_settings_that_does_not_exi
     assert details["database"].startswith(f"{tmp_path / 'none.db'}: not there yet")
     assert details["compiler"] == "sm_80"
     assert [check.detail for check in found if check.name == "settings"] == [f"{tmp_path / 'gone'} does not exist"]
-
-
-def test_options_of_a_compilation_need_one(tmp_path: Path):
-    with pytest.raises(InputError, match="--seed is of compiled configurations; add --compile"):
-        autotile.space("matmul_tiled", seed=2)
-    with pytest.raises(InputError, match="--workers is of a measurement; add --measure"):
-        autotile.export("matmul_tiled", output=tmp_path / "x.json", workers=2)

@@ -104,18 +104,6 @@ class TestModes:
         with pytest.raises(autotile.InputError, match="a family of an operation takes only"):
             autotile.tune("matmul", M="1..8", N=8, K=8, until="1%")
 
-    @pytest.mark.parametrize(
-        ("given", "said"),
-        [
-            ({}, "no kernel is named"),
-            ({"plan": "plan.toml", "misses": True}, "--plan states its kernels"),
-            ({"plan": "none.toml"}, "cannot be read"),
-        ],
-    )
-    def test_what_does_not_go_together(self, given: dict[str, Any], said: str) -> None:
-        with pytest.raises(autotile.InputError, match=said):
-            autotile.tune(**given)
-
 
 class TestKeywords:
     def test_options_stand_beside_sizes_and_take_the_place_of_those_of_the_object(

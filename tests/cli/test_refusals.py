@@ -22,7 +22,9 @@ BUNDLE = "export --format bundle KERNEL -o OUT/x"
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("tune", "KERNEL"),
+        ("tune", "no kernel is named; expected `autotile tune KERNEL"),
+        ("tune --plan none.toml", "none.toml cannot be read: No such file"),
+        ("tune --plan none.toml --misses", "--plan states its kernels"),
         ("tune sgem_2d M=1", "sgemm_2d"),
         ("tune KERNEL n=abc", "n is 'abc'"),
         ("tune KERNEL n=", "expected NAME=VALUE"),
@@ -81,6 +83,8 @@ BUNDLE = "export --format bundle KERNEL -o OUT/x"
         ("export matmul -o OUT/x --l2 hot", "give no sizes, format, GPU or L2"),
         ("import x.json -o OUT/x.npz --db OUT/x.db", "give --output or --db"),
         ("space KERNEL --device h200 --limit 3", "--limit is of compiled configurations; add --compile"),
+        ("space KERNEL --device h200 --seed 2", "--seed is of compiled configurations; add --compile"),
+        ("export KERNEL -o OUT/x --workers 2", "--workers is of a measurement; add --measure"),
         ("explain --threads 32 --dtype float32", "leave them out with --threads"),
         ("explain KERNEL --db OUT/x.db", "is a kernel, which nothing stored changes"),
         ("best KERNEL --bundle OUT/x --db OUT/x.db", "give --bundle or --db"),
@@ -170,6 +174,8 @@ def test_bad_input_is_a_message_and_2(run: Run, written: Callable[[str], list[st
         (f"{EXPORT} -o x.json --format xml", "--format"),
         (EXPORT, "no file is named to write to; add -o FILE"),
         (f"{EXPORT} -o no/such/folder/x.json", "cannot write"),
+        (f"{EXPORT} -o /", "it names a folder"),
+        (f"{EXPORT} -o EMPTY --format c-header", "is not the path of an output file"),
         (f"{EXPORT} --format recording -o OUT/x.npz", "replayed from a recording"),
         (f"{EXPORT} -o OUT/x.json --arch sm_90", "--arch is for --format c-header and bundle"),
         ("export KERNEL n=4 --format c-header -o OUT/x.hpp", "n=4 is not tuned"),
