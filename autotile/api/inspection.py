@@ -586,24 +586,14 @@ def space(
     for name, option in (("--output", output), ("--workers", workers), ("--seed", seed or None), ("--limit", limit)):
         if option is not None:
             raise InputError(f"{name} is of compiled configurations; add --compile")
-    return summarize(kernel, given, dtype, device)
-
-
-def summarize(
-    kernel: KernelName, given: Mapping[str, int], dtype: str | None = None, device: int | str | None = None
-) -> SpaceSummary:
-    """Count the configurations that each rule and limit leaves; parameters and errors as for `space`."""
-    _, problem, target, found, notices = _open_space(kernel, given, dtype, device)
+    _, problem, target, opened, notices = _open_space(kernel, given, dtype, device)
     return SpaceSummary(
         problem=problem,
         device=target,
-        parameters={parameter.name: parameter.values for parameter in found.parameters},
-        combinations=found.combinations,
-        rules=found.rules,
-        limits=found.limits,
-        valid=len(found),
-        seconds=found.seconds,
+        parameters={parameter.name: parameter.values for parameter in opened.parameters},
+        valid=len(opened),
         notices=notices,
+        **attributes(opened, "combinations", "rules", "limits", "seconds"),
     )
 
 

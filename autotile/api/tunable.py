@@ -37,6 +37,7 @@ from autotile.settings import user_path
 
 if TYPE_CHECKING:
     from autotile.api.inspection import Explanation, SpaceSummary
+    from autotile.report.survey import Survey
     from autotile.serving.bound import BoundKernel
     from autotile.tuning.result import TuneResult
 
@@ -278,12 +279,11 @@ class TunableKernel(Result):
 
         return cast("TuneResult", tune(self, self._given(sizes, arguments), **arguments))  # of one problem
 
-    def space(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> SpaceSummary:
-        """Count the configurations that each rule and limit leaves; arguments are those of `autotile.space`."""
-        from autotile.api.inspection import summarize
+    def space(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> SpaceSummary | Survey:
+        """Count the configurations that each rule and limit leaves, or compile them, as `autotile.space` does."""
+        from autotile.api.inspection import space
 
-        named = {name: arguments.pop(name) for name in ("dtype", "device") if name in arguments}
-        return summarize(self, merge_sizes(sizes, arguments), **named)
+        return space(self, sizes, **arguments)
 
     def explain(self, assignments: Mapping[str, Any] | None = None, /, **arguments: Any) -> Explanation:
         """Explain one configuration; arguments are those of `autotile.explain`."""

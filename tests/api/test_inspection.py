@@ -3,6 +3,7 @@
 import doctest
 import os
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -39,23 +40,13 @@ def add_code(search_space: Path, code: str) -> None:
 
 
 def test_a_repr_is_one_short_line(scale_toml):
+    of, explained = "float32 on NVIDIA H200 (profile)", partial(inspection.explain, scale_toml, device="h200")
+    occupied = "66.7 %: 1 block on an SM, 32 of 48 warps; limited by threads"
     for result, line in (
-        (
-            inspection.space(scale_toml, device="h200", n=100),
-            "scale n=100 float32 on NVIDIA H200 (profile): 3 of 12 valid",
-        ),
-        (
-            inspection.explain(scale_toml, device="h200", THREADS=64, n=1000),
-            "scale n=1000 float32 on NVIDIA H200 (profile): valid, occupancy 100.0 %",
-        ),
-        (
-            inspection.explain(scale_toml, device="h200", THREADS=256, n=100),
-            "scale n=100 float32 on NVIDIA H200 (profile): cannot be used, occupancy 100.0 %",
-        ),
-        (
-            inspection.occupancy(1024, 32, 8192, device="rtx-3060"),
-            "NVIDIA GeForce RTX 3060 (profile): 66.7 %: 1 block on an SM, 32 of 48 warps; limited by threads",
-        ),
+        (inspection.space(scale_toml, device="h200", n=100), f"scale n=100 {of}: 3 of 12 valid"),
+        (explained(THREADS=64, n=1000), f"scale n=1000 {of}: valid, occupancy 100.0 %"),
+        (explained(THREADS=256, n=100), f"scale n=100 {of}: cannot be used, occupancy 100.0 %"),
+        (inspection.occupancy(1024, 32, 8192, device="rtx-3060"), f"NVIDIA GeForce RTX 3060 (profile): {occupied}"),
     ):
         assert repr(result) == f"<{type(result).__name__}: {line}>"
 

@@ -257,6 +257,8 @@ class TestArrays:
         assert x.content.read("x", (1000,), DTYPES["float32"]).tolist() == X.tolist()
         assert y.content is None
         assert kernel.space(device="h200").valid == 12
+        with pytest.raises(InputError, match="--limit is of compiled configurations"):
+            kernel.space(limit=3)
         assert str(kernel.best().problem) == "scale float32"
 
     def test_the_content_is_part_of_the_key(self):
