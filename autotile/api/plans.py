@@ -40,7 +40,7 @@ from autotile.cuda.driver import device_count, live_device
 from autotile.database.paths import write_output
 from autotile.errors import AutotileError, DatabaseError, InputError
 from autotile.kernel.inputs import call_folder, kernel_of_call, read_captured_call
-from autotile.kernel.library import KernelName, load_kernel
+from autotile.kernel.library import KernelName, held_kernel, load_kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import Workrate, resolve_problem
 from autotile.settings import absolute_path, read_settings, user_path
@@ -491,6 +491,8 @@ def plan(
     folders = [*captured]
     if folders and kernel is not None:
         raise InputError("captured calls state their kernels; leave the kernel out")
+    if output is not None and kernel is not None and held_kernel(kernel):
+        raise InputError("a file of a plan names its kernels; save this one as a search-space file, and give its path")
     problems = []
     for given in folders:
         folder = user_path(given, "a captured call")

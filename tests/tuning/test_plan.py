@@ -104,6 +104,8 @@ class TestFile:
         assert [one.problem.sizes["n"] for one in plan.problems] == [700, 512]
         assert pickle.loads(pickle.dumps(plan)) == plan
         assert {one.asked_as for one in autotile.plan(load_kernel(scale_toml)).problems} == {"scale"}
+        with pytest.raises(InputError, match="save this one as a search-space file"):
+            autotile.plan(load_kernel(scale_toml), output=tmp_path / "misses.toml")
         assert [sorted(sizes_of(write_plan(plan, tmp_path / "misses.toml"))) for _ in "12"] == 2 * [[512, 700]]
         for other in (scale_toml, read_settings().database):
             with pytest.raises(InputError, match="it exists and is no plan"):
