@@ -80,7 +80,7 @@ class PlannedProblem:
     asked_as: str
     """Name of the kernel or operation, or absolute path of its file."""
     held: Kernel | Operation | None = field(compare=False)
-    """What it is of; None where it is loaded by its name, as of a plan that was pickled."""
+    """Kernel or operation; None where it is loaded by its name, as of a plan that was pickled."""
     problem: Problem
     gpus: tuple[str | int, ...] = ()
     """Names or CUDA indices of the GPUs to tune it on; empty for all models of the command."""
