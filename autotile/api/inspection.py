@@ -326,14 +326,17 @@ def _checks(
         if value not in parameter.values:
             values = ", ".join(map(str, parameter.values))
             yield ConfigCheck("value", parameter.name, False, f"{value} is not among its values {values}")
-    for rule in spec.rules:
-        yield ConfigCheck("rule", rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)
-    for rule in spec.heuristics:
-        yield ConfigCheck("heuristic", rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)
-    demand = demand_of(spec, names, problem.sizes, problem.dtype)
-    for limit in limits_of(spec):
-        fits = bool(limit.fits(demand, device))
-        yield ConfigCheck("limit", limit.name, fits, "" if fits else limit.explain(demand, device))
+    for rule in (*spec.rules, *spec.heuristics):
+        try:
+            holds, detail = bool(rule.expression.evaluate(names)), rule.expression.text
+        except SpecError as error:  # of a value that the file does not list
+            holds, detail = False, error.problem
+        yield ConfigCheck("heuristic" if rule.is_heuristic else "rule", rule.name, holds, detail)
+    with suppress(SpecError):
+        demand = demand_of(spec, names, problem.sizes, problem.dtype)
+        for limit in limits_of(spec):
+            fits = bool(limit.fits(demand, device))
+            yield ConfigCheck("limit", limit.name, fits, "" if fits else limit.explain(demand, device))
 
 
 def _compiled(
@@ -583,24 +586,14 @@ def space(
     for name, option in (("--output", output), ("--workers", workers), ("--seed", seed or None), ("--limit", limit)):
         if option is not None:
             raise InputError(f"{name} is of compiled configurations; add --compile")
-    return summarize(kernel, given, dtype, device)
-
-
-def summarize(
-    kernel: KernelName, given: Mapping[str, int], dtype: str | None = None, device: int | str | None = None
-) -> SpaceSummary:
-    """Count the configurations that each rule and limit leaves; parameters and errors as for `space`."""
-    _, problem, target, found, notices = _open_space(kernel, given, dtype, device)
+    _, problem, target, opened, notices = _open_space(kernel, given, dtype, device)
     return SpaceSummary(
         problem=problem,
         device=target,
-        parameters={parameter.name: parameter.values for parameter in found.parameters},
-        combinations=found.combinations,
-        rules=found.rules,
-        limits=found.limits,
-        valid=len(found),
-        seconds=found.seconds,
+        parameters={parameter.name: parameter.values for parameter in opened.parameters},
+        valid=len(opened),
         notices=notices,
+        **attributes(opened, "combinations", "rules", "limits", "seconds"),
     )
 
 

@@ -3,6 +3,7 @@
 import doctest
 import gc
 import math
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,11 @@ class TestSameModel:
             assert space_hash(written.spec) == space_hash(read.spec)
             assert (written.spec.work, written.spec.default) == (read.spec.work, read.spec.default)
         assert autotile.space(tmp_path / "mine.toml", device="h200").valid == kernel.space(device="h200").valid
+        copied = pickle.loads(pickle.dumps(kernel))
+        assert (repr(copied), copied.to_json()) == (repr(kernel), kernel.to_json())
+        assert copied.definition.source_hash == written.source_hash
+        with pytest.raises((pickle.PicklingError, AttributeError), match="<lambda>"):
+            pickle.dumps(scale(rules=[lambda WORK: WORK < 4]))
 
     def test_what_cannot_be_saved(self, tmp_path):
         (tmp_path / "scale.cu").write_text("mine")
@@ -251,6 +257,8 @@ class TestArrays:
         assert x.content.read("x", (1000,), DTYPES["float32"]).tolist() == X.tolist()
         assert y.content is None
         assert kernel.space(device="h200").valid == 12
+        with pytest.raises(InputError, match="--limit is of compiled configurations"):
+            kernel.space(limit=3)
         assert str(kernel.best().problem) == "scale float32"
 
     def test_the_content_is_part_of_the_key(self):
