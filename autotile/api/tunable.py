@@ -178,11 +178,6 @@ def kernel(
     <TuneResult: scale n=1048576 float32 on NVIDIA H200: ...>
     """
     comparison = function_name(verify) if verify is not None else None
-    reference_keys: dict[str, Any] = {"tolerance": tolerance, "reduction": reduction, "comparison": comparison}
-    reference_keys = {key: value for key, value in reference_keys.items() if value is not None}
-    further: Any = sections or {}
-    if reference_keys:
-        further = {**further, "reference": {**further.get("reference", {}), **reference_keys}}
     described = build_document(
         source,
         entry,
@@ -207,7 +202,8 @@ def kernel(
         },
         problem={"flags": flags, "ragged": ragged, "dtypes": _strings(dtypes)},
         work={"flops": flops, "bytes": bytes},
-        sections=further,
+        checks={"tolerance": tolerance, "reduction": reduction, "comparison": comparison},
+        sections=sections,
     )
     return TunableKernel(described, reference_on, verify)
 

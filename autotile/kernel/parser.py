@@ -11,7 +11,7 @@ from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
 from autotile.errors import SpecError, listing, nearest
-from autotile.kernel.arguments import ArgumentScope, TensorMapArgument, TextureArgument, parse_arguments
+from autotile.kernel.arguments import ArgumentScope, TensorMapArgument, TextureArgument, parse_arguments, type_hint
 from autotile.kernel.functions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
@@ -309,8 +309,7 @@ def parse_dtypes(table: Table) -> tuple[str, ...]:
             hint = "use the type of its components here, and declare buffers of vectors with their type"
             raise table.error("dtypes", f"{name!r} is a vector; {hint}")
         if name not in scalars:
-            hint = f"{nearest(name, scalars)} (known: {listing(scalars)})"
-            raise table.error("dtypes", f"{name[:60]!r} is not accepted{hint}")
+            raise table.error("dtypes", f"{name[:60]!r} is not accepted{type_hint(name, scalars)}")
         if chosen.count(name) > 1:
             raise table.error("dtypes", f"{name!r} is listed twice; remove one")
     return chosen or ("float32",)

@@ -775,7 +775,10 @@ def check_source(spec: KernelSpec, source: str) -> None:
     for buffer in spec.buffers:
         name = buffer.constant.rpartition("::")[2]
         if name and not re.search(rf"\b{name}\b", source) and not re.search(r'#\s*include\s*"', source):
-            hint = f"declare it as in __constant__ {buffer.dtype} {name}[...];"
+            from autotile.core.dtypes import DTYPES  # imports NumPy, which compile workers do without
+
+            dtype = DTYPES.get(buffer.dtype.chosen)
+            hint = f"declare it as in __constant__ {dtype.c_type if dtype else 'DTYPE'} {name}[...];"
             raise InputError(f"{spec.source}: {buffer.name}: the template has no variable {buffer.constant}; {hint}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -93,6 +94,7 @@ _ATTACHED = r"-[IDULl](?!ineinfo\b)"
 _OPTION = r"(?as)-{1,2}([A-Za-z][\w-]*)(?:=(.*))?"
 _SAFE_VALUE = r"(?a)[\w.,+:%-]*"
 _FILE_NAME = r"(?a)\w[\w.-]*"
+_CPP_LITERAL = r"(['\"])(\\.|(?!\1)[^\\])*\1"
 _PLACEHOLDER = r"\{([^{}]*)\}"
 _MAX_TEXT = 1000
 _MISSPELLED = 0.9
@@ -176,10 +178,10 @@ def parse_build(kernel: Table, kinds: Mapping[str, Kind], macros: Sequence[str])
         if not isinstance(value, str) or len(value) > _MAX_TEXT or (value and not value.isprintable()):
             expected = "expected one line of text, such as 'N', '1e-5f' or 'float4'"
             raise table.error(name, f"{expected}; got {describe(value)}")
-        try:
-            defines[name] = parse_expression(value, kinds, table.location(name))
-        except SpecError:
-            defines[name] = value
+        defines[name] = value
+        if re.fullmatch(_CPP_LITERAL, value) is None:
+            with suppress(SpecError):
+                defines[name] = parse_expression(value, kinds, table.location(name))
     return Build(options, defines, compiler)
 
 

@@ -282,6 +282,10 @@ MISTAKES = {
     "[flops]: ": {"flops": "n +"},
     "[reference": {"reference": "factor * xx"},
     "[reference['tolerance']]: expected a finite number, got the number nan": {"tolerance": math.nan},
+    "[reference['outputs']]: expected a mapping, got 5": {"reference": {"outputs": 5}},
+    "[reference]: expected a mapping, got 6": {"sections": {"reference": 6}, "tolerance": 1.0},
+    "[arguments['x']['buffer']]: the string 'None'": {"arguments": {"x": Buffer(None, "n")}},
+    "[arguments['x']['buffer']]: the string 'clongdouble'": {"arguments": {"x": Buffer(np.clongdouble, "n")}},
     "[dtypes]": {"dtypes": ["float33"]},
     "[sizes]: expected a mapping, got 5": {"sizes": 5},
     "[default]: expected a mapping": {"default": [1]},
@@ -303,10 +307,21 @@ class TestMessages:
         assert message in str(raised.value)
         assert str(raised.value).startswith("<kernel scale>: [")
 
-    @pytest.mark.parametrize("source", ["no/such.cu", "x" * 5000, 5, "a\0b", "~nobody_of_this_name/x.cu"])
-    def test_a_source_that_does_not_exist(self, source):
-        with pytest.raises(InputError, match=r"is neither a file that exists nor CUDA C\+\+ code"):
-            scale(source=source)
+    @pytest.mark.parametrize(
+        ("changed", "said"),
+        [
+            *(
+                ({"source": source}, r"is neither a file that exists nor CUDA C\+\+ code")
+                for source in ("no/such.cu", "x" * 5000, 5, "a\0b", "~nobody_of_this_name/x.cu")
+            ),
+            ({"arguments": {"x": np.array([None])}}, "the array x holds elements of type object; expected one of"),
+            ({"arguments": {"x": np.zeros(2, ">f4")}}, "elements of type >f4; .* in the byte order of this machine"),
+            ({"arguments": [Buffer("float32", "n", options=3)]}, "options is 3, expected further keys"),
+        ],
+    )
+    def test_a_source_that_does_not_exist_and_values_of_a_wrong_type(self, changed, said):
+        with pytest.raises(InputError, match=said):
+            scale(**changed)
 
 
 class TestEveryFunction:

@@ -154,6 +154,8 @@ def test_headers_of_the_author_with_host_code(tmp_path: Path) -> None:
         ("#include <curand_none.h>\n__global__ void k() {}", "pip install nvidia-curand"),
         ("__global__ void k(float* x) { x[0] = TILE; }", r"defines = \{ TILE ="),
         ("static const int BLOCK = 128;\n__global__ void k(float* x) { x[0] = BLOCK; }", "BLOCK is a parameter here"),
+        ("struct P { int BLOCK; };\n__global__ void k(P p) {}", "the compiler reads '64' for it"),
+        ("__global__ void k(float* x) { float* BLOCK::y = x; }", "BLOCK is a parameter here"),
         ("__global__ void k(float* x) { std::vector<int> v; }", "__CUDACC_RTC__"),
     ],
 )

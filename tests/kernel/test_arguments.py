@@ -108,11 +108,12 @@ class TestElementTypes:
             'origin = { scalar = "float3", value = [1, 2.5, -3] }',
             'factor = { scalar = "complex64", value = [0.5, -1] }',
             'bright = { scalar = "bool", value = true }',
+            f'odd = {{ scalar = "int64", value = {2**53 + 1} }}',
         )
-        origin, factor, bright = problem_scalars(spec, spec.sizes, "float32", check=False).values()
+        origin, factor, bright, odd = problem_scalars(spec, spec.sizes, "float32", check=False).values()
         np.testing.assert_array_equal(origin, np.array([1, 2.5, -3], np.float32))
         assert (by_value(origin).dtype.itemsize, by_value(origin).shape) == (12, (1,))
-        assert (factor, bright) == (np.complex64(0.5 - 1j), np.bool_(True))
+        assert (factor, bright, odd) == (np.complex64(0.5 - 1j), np.bool_(True), 2**53 + 1)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,10 @@ class TestElementTypes:
         ('v = { scalar = "float3", value = 1 }', "a list of 3 numbers"),
         ('v = { scalar = "int2", value = [1, 2.5] }', "a whole number"),
         ('v = { scalar = "float2", value = "N" }', "a list of 2 numbers"),
+        ('v = { scalar = "int8", value = 1, check = 300 }', "the number 300 does not fit in int8"),
+        ('v = { scalar = "uint2", value = [1, -1] }', "the number -1 does not fit in uint32"),
+        ('v = { scalar = "float16", value = 1e5 }', "the number 100000.0 does not fit in float16"),
+        ('v = { scalar = "complex64", value = [0, 1e39] }', "more than 30 digits does not fit in complex64"),
         ('v = { scalar = "float5", value = 1 }', "is not accepted; did you mean"),
         ('m = { tensor_map = "x", box = [8] }', "a tensor map cannot describe x of type float4"),
         ("p = { struct = {} }", "has no members"),
@@ -256,7 +261,7 @@ class TestConstantMemory:
         assert space_hash(spec) != space_hash(copy_spec(self.FILTER.replace("d_filter", "e_filter")))
         check_source(spec, "__constant__ float d_filter[9];")
         check_source(copy_spec(self.FILTER.replace("d_f", "ns::d_f")), "namespace ns { int d_filter[1]; }")
-        with pytest.raises(InputError, match="the template has no variable d_filter; declare it"):
+        with pytest.raises(InputError, match="no variable d_filter; declare it as in __constant__ float d_filter"):
             check_source(spec, "__constant__ float d_filters[9];")
 
     def test_a_reference_kernel_takes_a_listed_buffer_as_a_pointer(self) -> None:
