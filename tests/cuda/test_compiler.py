@@ -456,7 +456,7 @@ struct Three { float a; double b; char c; };
 template <class T> __global__ void k(T* x, int n, char c, Three s, const __grid_constant__ Map m, T d) {
     x[n] = c + s.a + m.bytes[3] + d;
 }
-extern "C" __global__ void none() {}
+extern "C" __global__ void __launch_bounds__(96) none() {}
 """
 
 
@@ -473,6 +473,7 @@ class TestParameters:
         assert functions["k<double>"].parameter_bytes == (8, 4, 1, 24, 128, 8)
         assert functions["k<int>"].parameter_bytes == (8, 4, 1, 24, 128, 4)
         assert functions["none"].parameter_bytes == ()
+        assert [functions[name].max_threads for name in ("none", "k<int>")] == [96, None]
 
     @given(at=st.integers(0, 4000), byte=st.integers(0, 255), length=st.integers(0, 9000))
     def test_a_damaged_file_has_unknown_or_few_parameters(self, cubin: bytes, at: int, byte: int, length: int) -> None:
