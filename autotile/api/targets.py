@@ -382,7 +382,7 @@ def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> T
 
     It is an `InputError` if an option does not fit the kernel, or there is no such GPU.
     """
-    objectives, expression = split_objectives(options.objectives, [metric.name for metric in kernel.spec.metrics])
+    objectives, expression = split_objectives(options.objectives, [*kernel.spec.metrics])
     if options.maximize and expression is None and options.objective is None:
         raise InputError("only an expression is maximised; give one, as in --objective '1e3 * N / time_us'")
     if not all(options.verify_sizes):

@@ -772,7 +772,8 @@ class KernelSpec:
     work: Work
     objective: Objective | None
     """Quantity that a search minimises or maximises; None for the time."""
-    metrics: tuple[Metric, ...]
+    metrics: Mapping[str, ArrayExpression]
+    """Values that are computed for each trial; one may use those before it."""
     score_kinds: Mapping[str, Kind]
     """Kind of each size, flag, and parameter that objectives and metrics may use."""
     source: str
@@ -864,13 +865,6 @@ class KernelSpec:
     tensor_maps = cached_property(lambda self: arguments_of_kind(self.arguments, TensorMapArgument))
 
 
-class Metric(NamedTuple):
-    """A named value that is computed for each trial."""
-
-    name: str
-    expression: ArrayExpression
-
-
 class Objective(NamedTuple):
     """Quantity that a search minimises or maximises instead of the time."""
 
@@ -878,27 +872,25 @@ class Objective(NamedTuple):
     maximize: bool = False
 
 
-def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, str]) -> tuple[Metric, ...]:
+def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, str]) -> dict[str, ArrayExpression]:
     """Parse ``[metrics]``; a metric may use those before it."""
     check_names(table, what="a metric", taken={**taken, **dict.fromkeys(MEASURED, "a measured value")})
-    names = list(table.data)
-    return tuple(
-        Metric(name, parse_score(table.text(name, multiline=True), names[:number], kinds, table.location(name)))
-        for number, name in enumerate(names)
-    )
+    found: dict[str, ArrayExpression] = {}
+    for name in table.data:
+        found[name] = parse_score(table.text(name, multiline=True), found, kinds, table.location(name))
+    return found
 
 
-def parse_objective(table: Table, metrics: Sequence[Metric], kinds: Mapping[str, Kind]) -> Objective | None:
+def parse_objective(table: Table, metrics: Iterable[str], kinds: Mapping[str, Kind]) -> Objective | None:
     """Parse ``[objective]``; None if the section is empty."""
     table.allow(("value", "maximize"))
     if not table.data:
         return None
-    names = [metric.name for metric in metrics]
-    expression = parse_score(table.text("value", multiline=True), names, kinds, table.location("value"))
+    expression = parse_score(table.text("value", multiline=True), metrics, kinds, table.location("value"))
     return Objective(expression, table.boolean("maximize", default=False))
 
 
-def parse_score(text: str, metrics: Sequence[str], kinds: Mapping[str, Kind], location: Location) -> ArrayExpression:
+def parse_score(text: str, metrics: Iterable[str], kinds: Mapping[str, Kind], location: Location) -> ArrayExpression:
     """Parse an expression over measured values, metrics, and the names in ``kinds``."""
     return parse_array_expression(text, (*MEASURED, *metrics, *kinds), kinds, location)
 
