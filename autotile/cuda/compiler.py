@@ -230,7 +230,7 @@ def compiled_functions(cubin: bytes, log: str, symbols: Mapping[str, str]) -> di
             spill_load_bytes=int(frame[3]),
             static_smem_bytes=int(static_smem[1]) if static_smem else 0,
         )
-        functions[entry] = CompiledFunction(symbol, resources, *_attributes(cubin, symbol))
+        functions[entry] = CompiledFunction(symbol, resources, *function_attributes(cubin, symbol))
     return functions
 
 
@@ -256,13 +256,8 @@ _SIZE_SHIFT = 18
 """The size is in the upper bits of the last word."""
 
 
-def parameter_bytes(cubin: bytes, symbol: str) -> tuple[int, ...] | None:
-    """Return the size in bytes of each parameter of a function, in order; None if the cubin does not tell."""
-    return _attributes(cubin, symbol)[0]
-
-
-def _attributes(cubin: bytes, symbol: str) -> tuple[tuple[int, ...] | None, int | None]:
-    """Return the sizes of a function's parameters, and its greatest block in threads; None if the cubin tells none."""
+def function_attributes(cubin: bytes, symbol: str) -> tuple[tuple[int, ...] | None, int | None]:
+    """Return `CompiledFunction.parameter_bytes` and ``max_threads`` of a function of a cubin."""
     sizes: dict[int, int] = {}
     max_threads = None
     try:

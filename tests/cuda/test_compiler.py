@@ -37,7 +37,7 @@ from autotile.cuda.compiler import (
     compile_cubin,
     compile_job,
     compiled_functions,
-    parameter_bytes,
+    function_attributes,
 )
 from autotile.cuda.headers import compile_error
 from autotile.cuda.toolchain import installed_nvcc, load_cupy, load_nvrtc, nvrtc_version
@@ -479,7 +479,7 @@ class TestParameters:
     def test_a_damaged_file_has_unknown_or_few_parameters(self, cubin: bytes, at: int, byte: int, length: int) -> None:
         damaged = bytearray(cubin)
         damaged[min(at, len(cubin) - 1)] = byte
-        found = parameter_bytes(bytes(damaged[:length]), "_Z1kIiEvPT_ic5Three3MapS0_")
+        found, _ = function_attributes(bytes(damaged[:length]), "_Z1kIiEvPT_ic5Three3MapS0_")
         assert found is None or len(found) < 1000
 
 
