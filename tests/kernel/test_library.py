@@ -97,14 +97,6 @@ class TestFormsOfIncludes:
     def folder(self, scale_toml: Path) -> Path:
         return scale_toml.parent
 
-    @pytest.mark.parametrize("lines", ['#include "a.cuh"\n', "#include <cuda_fp16.h>\n#include <cuda/std/array>\n"])
-    def test_circles_end_and_the_toolkits_are_not_read(self, scale_toml: Path, folder: Path, lines: str) -> None:
-        for name, other in ("ab", "ba"):
-            (folder / f"{name}.cuh").write_text(f'#pragma once\n#include "{other}.cuh"\n')
-        template = scale_toml.with_suffix(".cu")
-        template.write_text(lines + template.read_text())
-        assert len(source_hash(scale_toml)) == 64
-
     def test_a_link_includes_what_is_beside_it(self, scale_toml: Path, folder: Path) -> None:
         for name in ("links", "deep"):
             (folder / name).mkdir()
@@ -200,11 +192,25 @@ class TestFormsOfIncludes:
             yield
 
     @pytest.mark.parametrize(
-        "line", ['#define HEADER "x.h"\n#include HEADER', '#define HEADER "/dev/zero"\n#include HEADER']
+        "text",
+        [
+            '#include "a.cuh"',  # which includes b.cuh, which includes a.cuh
+            "#include <cuda_fp16.h>\n#include <cuda/std/array>",
+            *(f'#define HEADER "{name}"\n#include HEADER' for name in ("x.h", "/dev/zero")),
+            *(
+                f'#include "{n}"\n#if __has_include(<{n}>)\n#endif'
+                for n in ("a\0b", 5000 * "a", "", ".", "..", "self.h")
+            ),
+        ],
     )
     @pytest.mark.usefixtures("special_files")
-    def test_only_regular_files_are_opened(self, scale_toml: Path, line: str) -> None:
-        scale_toml.with_suffix(".cu").write_text(f"{line}\n")
+    def test_circles_end_and_no_special_file_or_name_of_none_is_opened(
+        self, scale_toml: Path, folder: Path, text: str
+    ) -> None:
+        (folder / "self.h").symlink_to("self.h")
+        for name, other in ("ab", "ba"):
+            (folder / f"{name}.cuh").write_text(f'#pragma once\n#include "{other}.cuh"\n')
+        scale_toml.with_suffix(".cu").write_text(f"{text}\n")
         assert len(source_hash(scale_toml)) == 64
 
     @pytest.mark.parametrize(
@@ -231,12 +237,6 @@ class TestFormsOfIncludes:
         scale_toml.with_suffix(".cu").write_text(f'#include "../{name}"\n')
         with pytest.raises(InputError, match=r"scale\.cu:1: .* is outside of the kernel's folder"):
             source_hash(scale_toml)
-
-    @pytest.mark.parametrize("name", ["a\0b", "a" * 5000, "", ".", "..", "self.h"])
-    def test_names_that_no_file_has(self, scale_toml: Path, folder: Path, name: str) -> None:
-        (folder / "self.h").symlink_to("self.h")
-        scale_toml.with_suffix(".cu").write_text(f'#include "{name}"\n#if __has_include(<{name}>)\n#endif\n')
-        assert len(source_hash(scale_toml)) == 64
 
     @staticmethod
     def _expect_change(toml: Path, header: Path, text: str) -> None:
