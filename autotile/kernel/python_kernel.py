@@ -509,11 +509,11 @@ def parameter_names(source: str, entry: str) -> tuple[str, ...]:
     return tuple(name for name, _ in next(found, ()))
 
 
-def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:
+def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]], key: str, kernel: str) -> str:
     """Add an array, and return the name of its file, which tells its content apart from others."""
     if dtype_name(array.dtype) not in DTYPES:
-        expected = f"expected one of {listing(DTYPES)}, in the byte order of this machine; convert it with astype()"
-        raise InputError(f"the array {name} holds elements of type {array.dtype}; {expected}")
+        cure = f"convert it with astype() to one of {listing(DTYPES)}, in the byte order of this machine"
+        raise SpecError(f"an array of the type {array.dtype}; {cure}", source=python_source(kernel), key=key)
     digest = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
     digest.update(np.ascontiguousarray(array).data)
     file = f"{name}-{digest.hexdigest()[:16]}.npy"
@@ -525,12 +525,13 @@ def _argument(name: str, value: Any, kernel: str, arrays: dict[str, NDArray[Any]
     """Return the table of an argument; the content of an array is added to ``arrays``."""
     if isinstance(value, Mapping):
         return dict(value)
+    key = f"arguments[{name!r}]"
     if as_array(value) is not None:
         value = Buffer(value)
     if isinstance(value, Buffer):
         table, array = value.to_table(), value.array
         if array is not None and value.access != "out":
-            table |= {"file": _file_of(name, array, arrays), "whole": True}
+            table |= {"file": _file_of(name, array, arrays, key, kernel), "whole": True}
         return table
     if isinstance(value, Scalar | Scratch):
         return value.to_table()
@@ -540,7 +541,7 @@ def _argument(name: str, value: Any, kernel: str, arrays: dict[str, NDArray[Any]
         f"expected a Buffer, a Scalar, a Scratch, a NumPy array or number, or a table as in a search-space file; got "
         f"a {type(value).__name__}",
         source=python_source(kernel),
-        key=f"arguments[{name!r}]",
+        key=key,
     )
 
 
@@ -599,9 +600,11 @@ def _reference(
     elif not reference.keys() & {"outputs", "kernel", "function", "verify"} or reference.keys() & set(written):
         reference = {"outputs": reference}
     outputs: dict[str, Any] = {}
-    for name, value in _mapping(reference.get("outputs"), "reference['outputs']", kernel).items():
-        array = as_array(value)
-        outputs[name] = value if array is None else {"file": _file_of(f"expected-{name}", array, arrays)}
+    key = "reference['outputs']"
+    for name, value in _mapping(reference.get("outputs"), key, kernel).items():
+        if (array := as_array(value)) is not None:
+            value = {"file": _file_of(f"expected-{name}", array, arrays, f"{key}[{name!r}]", kernel)}  # noqa: PLW2901
+        outputs[name] = value
     return {**reference, "outputs": outputs} if outputs else dict(reference)
 
 

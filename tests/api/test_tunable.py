@@ -138,6 +138,8 @@ plans.write_plan(plans.read_plan(plans.Path("plan.toml")), "again.toml")
         assert Buffer("float32", 8, constant="w").to_table()["constant"] == "w"
         assert Buffer("float32", 8, "inout", restore=True).to_table()["restore"] is True
         assert Buffer("float32", 8).to_table().keys() == {"buffer", "shape", "access"}
+        with pytest.raises(InputError, match="options is 3, expected further keys"):
+            Buffer("float32", 8, options=3).to_table()
 
     def test_a_workspace_plain_tables_and_sections(self):
         arguments = {
@@ -286,6 +288,8 @@ MISTAKES = {
     "[reference]: expected a mapping, got 6": {"sections": {"reference": 6}, "tolerance": 1.0},
     "[arguments['x']['buffer']]: the string 'None'": {"arguments": {"x": Buffer(None, "n")}},
     "[arguments['x']['buffer']]: the string 'clongdouble'": {"arguments": {"x": Buffer(np.clongdouble, "n")}},
+    "[arguments['x']]: an array of the type object; convert": {"arguments": {"x": np.array([None])}},
+    "[arguments['x']]: an array of the type >f4; convert": {"arguments": {"x": np.zeros(2, ">f4")}},
     "[dtypes]": {"dtypes": ["float33"]},
     "[sizes]: expected a mapping, got 5": {"sizes": 5},
     "[default]: expected a mapping": {"default": [1]},
@@ -307,21 +311,10 @@ class TestMessages:
         assert message in str(raised.value)
         assert str(raised.value).startswith("<kernel scale>: [")
 
-    @pytest.mark.parametrize(
-        ("changed", "said"),
-        [
-            *(
-                ({"source": source}, r"is neither a file that exists nor CUDA C\+\+ code")
-                for source in ("no/such.cu", "x" * 5000, 5, "a\0b", "~nobody_of_this_name/x.cu")
-            ),
-            ({"arguments": {"x": np.array([None])}}, "the array x holds elements of type object; expected one of"),
-            ({"arguments": {"x": np.zeros(2, ">f4")}}, "elements of type >f4; .* in the byte order of this machine"),
-            ({"arguments": [Buffer("float32", "n", options=3)]}, "options is 3, expected further keys"),
-        ],
-    )
-    def test_a_source_that_does_not_exist_and_values_of_a_wrong_type(self, changed, said):
-        with pytest.raises(InputError, match=said):
-            scale(**changed)
+    @pytest.mark.parametrize("source", ["no/such.cu", "x" * 5000, 5, "a\0b", "~nobody_of_this_name/x.cu"])
+    def test_a_source_that_does_not_exist(self, source):
+        with pytest.raises(InputError, match=r"is neither a file that exists nor CUDA C\+\+ code"):
+            scale(source=source)
 
 
 class TestEveryFunction:
