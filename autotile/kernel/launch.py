@@ -13,7 +13,7 @@ import msgspec
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Value
 from autotile.core.text import plural
-from autotile.errors import ConfigError, ProblemError, listing, nearest
+from autotile.errors import ConfigError, ProblemError
 from autotile.kernel.arguments import (
     Argument,
     BufferArgument,
@@ -297,9 +297,7 @@ def _swap(table: Table, passed: Mapping[str, Argument]) -> tuple[str, ...]:
     known = {n: a for n, a in passed.items() if isinstance(a, BufferArgument | WorkspaceArgument) and a.is_written}
     names = table.texts("swap")
     for name in names:
-        if name not in known:
-            hint = f"{nearest(name, known)} (known: {listing(known)})"
-            raise table.error("swap", f"{name[:60]!r} is not a workspace or an array that the kernel writes{hint}")
+        table.check_known("swap", name, known, "is not a workspace or an array that the kernel writes")
     if len(names) != 2:
         raise table.error("swap", f"expected the names of two arrays, got {len(names)}")
     layouts = {(str(known[n].dtype), *(extent.canonical for extent in known[n].shape)) for n in names}

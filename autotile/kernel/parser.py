@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
-from autotile.errors import SpecError, listing, nearest
+from autotile.errors import SpecError
 from autotile.kernel.arguments import ArgumentScope, TensorMapArgument, TextureArgument, parse_arguments, type_hint
 from autotile.kernel.functions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps
@@ -329,8 +329,6 @@ def _work(table: Table, problem: ProblemSection) -> Work:
     if unit is not None:
         from autotile.core.ceilings import ARITHMETIC, UNITS
 
-        if unit not in (known := (*UNITS, *ARITHMETIC)):
-            hint = f"{nearest(unit, known)} ({listing(known)})"
-            raise table.error("unit", f"{unit[:60]!r} is not an arithmetic unit{hint}")
+        table.check_known("unit", unit, (*UNITS, *ARITHMETIC), "is not an arithmetic unit")
     passes = table.whole_number("passes", minimum=1, maximum=1024) if "passes" in table.data else 1
     return Work(amounts.get("flops"), amounts.get("bytes"), unit, passes)
