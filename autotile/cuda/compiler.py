@@ -110,7 +110,7 @@ def compile_job(
     """
     from autotile.core.dtypes import DTYPES  # imports NumPy, which a compile worker does without
     from autotile.kernel.sources import read_bytes, sources_with_options
-    from autotile.kernel.spec import controls_file, with_values
+    from autotile.kernel.spec import controls_file, macro_text, with_values
 
     spec, build = kernel.spec, kernel.spec.build
     shared: dict[str, Any] = {
@@ -131,8 +131,7 @@ def compile_job(
     names = {**sizes, **config}
     arguments = build.arguments(names)
     flags = {name: sizes[name] for name in spec.flags}
-    given = {**config, **flags}.items()
-    texts = {name: f"{int(value) if isinstance(value, bool) else value}" for name, value in given}
+    texts = {name: macro_text(value) for name, value in {**config, **flags}.items()}
     texts |= {"DTYPE": DTYPES[dtype].c_type, **build.macros(names)}
     # A macro of a template parameter's name would replace the name in the declaration of the template, too; the value
     # goes into the expressions that name the entries instead.
