@@ -97,17 +97,6 @@ class TestFormsOfIncludes:
     def folder(self, scale_toml: Path) -> Path:
         return scale_toml.parent
 
-    def test_a_link_includes_what_is_beside_it(self, scale_toml: Path, folder: Path) -> None:
-        for name in ("links", "deep"):
-            (folder / name).mkdir()
-        (folder / "deep" / "a.h").write_text('#include "x.h"\n')
-        (folder / "links" / "a.h").symlink_to(folder / "deep" / "a.h")
-        self._expect_change(scale_toml, folder / "links" / "x.h", '#include "links/a.h"\n')
-
-    @pytest.mark.parametrize("prefix", ["??=include", "#inc??/\nlude", "// a comment ??/\n*/\n#include"])
-    def test_trigraphs_of_cxx14(self, scale_toml: Path, folder: Path, prefix: str) -> None:
-        self._expect_change(scale_toml, folder / "x.h", f'{prefix} "x.h"\n')
-
     @pytest.mark.parametrize(
         ("line", "counts"),
         [
@@ -129,23 +118,36 @@ class TestFormsOfIncludes:
         (folder / "x.h").write_text("")
         assert (source_hash(scale_toml) != before) == counts
 
+    MACRO = "#define HEADER {}\n#include HEADER\n"
+
     @pytest.mark.parametrize(
-        ("operand", "changed"),
+        ("text", "changed"),
         [
-            ('"../common/x.h"', "common/x.h"),
-            ("STR(../common/x_##N.h)", "common/x_8.h"),
-            ('".hidden/x.h"', "kernels/.hidden/x.h"),
-            ('"deep/x.h"', "common/below.h"),  # which it includes in turn
-            ('"latin.h"', "kernels/latin.h"),
+            (MACRO.format('"../common/x.h"'), "common/x.h"),
+            (MACRO.format("STR(../common/x_##N.h)"), "common/x_8.h"),
+            (MACRO.format('".hidden/x.h"'), "kernels/.hidden/x.h"),
+            (MACRO.format('"deep/x.h"'), "common/below.h"),  # which it includes in turn
+            (MACRO.format('"latin.h"'), "kernels/latin.h"),
+            ('#include "links/a.h"\n', "kernels/links/x.h"),  # a link includes what is beside it
+            *(  # trigraphs of C++14
+                (f'{begin} "x.h"\n', "kernels/x.h")
+                for begin in ("??=include", "#inc??/\nlude", "// a comment ??/\n*/\n#include")
+            ),
         ],
     )
-    def test_what_a_macro_may_name(self, scale_toml: Path, tmp_path: Path, operand: str, changed: str) -> None:
-        for name in ("common", "kernels/.hidden", "kernels/deep"):
+    def test_a_header_counts(self, scale_toml: Path, tmp_path: Path, folder: Path, text: str, changed: str) -> None:
+        for name in ("common", "kernels/.hidden", "kernels/deep", "kernels/links"):
             (tmp_path / name).mkdir()
-        (tmp_path / "kernels" / "deep" / "x.h").write_text('#include "../../common/below.h"\n')
-        (tmp_path / "kernels" / "latin.h").write_bytes(b"// \xe9t\xe9\n")
-        text = f"#define HEADER {operand}\n#include HEADER\n"
-        self._expect_change(scale_toml, tmp_path / changed, text)
+        (folder / "deep" / "x.h").write_text('#include "../../common/below.h"\n')
+        (folder / "deep" / "a.h").write_text('#include "x.h"\n')
+        (folder / "links" / "a.h").symlink_to(folder / "deep" / "a.h")
+        (folder / "latin.h").write_bytes(b"// \xe9t\xe9\n")
+        scale_toml.with_suffix(".cu").write_text(text)
+        hashes = {source_hash(scale_toml)}
+        for content in ("#define VALUE 1\n", "#define VALUE 2\n"):
+            (tmp_path / changed).write_text(content)
+            hashes.add(source_hash(scale_toml))
+        assert len(hashes) == 3
 
     def test_what_a_macro_cannot_name(self, scale_toml: Path, folder: Path) -> None:
         """Lists of values, databases and the files of version control may change."""
@@ -237,15 +239,6 @@ class TestFormsOfIncludes:
         scale_toml.with_suffix(".cu").write_text(f'#include "../{name}"\n')
         with pytest.raises(InputError, match=r"scale\.cu:1: .* is outside of the kernel's folder"):
             source_hash(scale_toml)
-
-    @staticmethod
-    def _expect_change(toml: Path, header: Path, text: str) -> None:
-        toml.with_suffix(".cu").write_text(text)
-        hashes = {source_hash(toml)}
-        for content in ("#define VALUE 1\n", "#define VALUE 2\n"):
-            header.write_text(content)
-            hashes.add(source_hash(toml))
-        assert len(hashes) == 3
 
 
 class TestNormalizing:

@@ -171,12 +171,9 @@ class TestSignatures:
 
     def test_the_error_names_the_file(self) -> None:
         taken = {self.SPEC.entry: CompiledFunction("scale", Resources(8, 0, 0, 0, 0), (8,))}
+        kernel = Kernel(self.SPEC, self.SOURCE, Path("sample.cu"), "")
         with pytest.raises(SpecError, match=r"sample\.toml.*arguments"):
-            check_signatures(
-                Kernel(self.SPEC, self.SOURCE, Path("sample.cu"), ""),
-                "float32",
-                CachedCubin(Path("x.cubin"), "", taken),
-            )
+            check_signatures(kernel, "float32", CachedCubin(Path("x.cubin"), "", taken))
 
 
 OVERRIDING = (

@@ -140,7 +140,9 @@ def test_rows_can_be_added() -> None:
     assert len(found) == 2
 
 
-def test_select_keeps_rows_and_look_ups() -> None:
+def test_select_keeps_rows_and_look_ups_and_codes_take_the_smallest_type() -> None:
+    assert enumerate_space(make_spec({"A": list(range(256))}), SIZES, H200).codes.dtype == np.uint8
+    assert enumerate_space(make_spec({"A": list(range(257)), "B": [1]}), SIZES, H200).codes.dtype == np.uint16
     found = enumerate_space(make_spec({"A": [1, 2, 3], "B": [4, 8]}), SIZES, H200)
     stage = enumeration.SpaceStage("mine", 3)
     part = found.select(found.column("B") == 8, (stage,))
@@ -151,11 +153,6 @@ def test_select_keeps_rows_and_look_ups() -> None:
     nothing = found.select(np.zeros(6, bool))
     assert len(nothing) == 0
     assert nothing.row_of({"A": 1, "B": 4}) is None
-
-
-def test_codes_take_the_smallest_type() -> None:
-    assert enumerate_space(make_spec({"A": list(range(256))}), SIZES, H200).codes.dtype == np.uint8
-    assert enumerate_space(make_spec({"A": list(range(257)), "B": [1]}), SIZES, H200).codes.dtype == np.uint16
 
 
 def test_the_order_of_rules_and_parameters_changes_no_row() -> None:
