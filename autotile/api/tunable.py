@@ -286,7 +286,7 @@ class TunableKernel(Result):
         from autotile.api.inspection import explain_kernel
 
         named = {name: arguments.pop(name) for name in ("dtype", "device") if name in arguments}
-        return explain_kernel(self, {**(assignments or {}), **arguments}, **named)
+        return explain_kernel(self, merge_sizes(assignments, arguments), **named)
 
     def best(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> BoundKernel:
         """Return the best known configuration, ready to launch, as `autotile.get_best_kernel` does.
