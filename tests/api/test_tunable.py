@@ -348,8 +348,9 @@ class TestEveryFunction:
 
         assert scale().best().problem.sizes == {"n": 4096}
         assert scale().best({"n": 512}).problem.sizes == {"n": 512}
-        with pytest.raises(InputError, match="n is given twice"):
-            scale().best({"n": 512}, n=9)
+        for sizes, said in (({"n": 512}, "n is given twice"), ([512], r"the sizes are \[512\], expected a mapping")):
+            with pytest.raises(InputError, match=said):
+                scale().best(sizes, n=9)
 
     def test_two_kernels_of_one_name_are_served_apart_and_neither_by_its_name(self):
         first, second = scale(), scale(default={"THREADS": 64, "WORK": 2})
