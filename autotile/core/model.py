@@ -162,6 +162,8 @@ class CompiledFunction:
     """Size of each parameter; None if the cubin does not tell."""
     max_threads: Count | None = None
     """Most threads of a block by its ``__launch_bounds__``; None if it has none."""
+    cluster: tuple[Count, Count, Count] | None = None
+    """Blocks of a cluster by its ``__cluster_dims__``; None if it has none."""
 
 
 class Occupancy(msgspec.Struct, frozen=True):

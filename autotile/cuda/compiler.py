@@ -251,18 +251,24 @@ _PARAMETER = 0x17
 """EIATTR_KPARAM_INFO: ordinal, offset and size of a parameter."""
 _MAX_THREADS = 0x05
 """EIATTR_MAX_THREADS: greatest block of a function with ``__launch_bounds__``."""
+_CLUSTER = 0x3D
+"""EIATTR_CTA_PER_CLUSTER: extents of ``__cluster_dims__``."""
 _SIZE_SHIFT = 18
 """The size is in the upper bits of the last word."""
 
 
-def function_attributes(cubin: bytes, symbol: str) -> tuple[tuple[int, ...] | None, int | None]:
-    """Return `CompiledFunction.parameter_bytes` and ``max_threads`` of a function of a cubin."""
+Cluster = tuple[int, int, int]
+
+
+def function_attributes(cubin: bytes, symbol: str) -> tuple[tuple[int, ...] | None, int | None, Cluster | None]:
+    """Return `CompiledFunction.parameter_bytes`, ``max_threads`` and ``cluster`` of a function of a cubin."""
     sizes: dict[int, int] = {}
-    max_threads = None
+    max_threads: int | None = None
+    cluster: Cluster | None = None
     try:
         attributes = _elf_section(cubin, f".nv.info.{symbol}".encode())
         if attributes is None:
-            return None, None
+            return None, None, None
         position = 0
         while position < len(attributes):
             kind, attribute, value = _ATTRIBUTE.unpack_from(attributes, position)
@@ -273,11 +279,13 @@ def function_attributes(cubin: bytes, symbol: str) -> tuple[tuple[int, ...] | No
                     sizes[ordinal] = word >> _SIZE_SHIFT
                 elif attribute == _MAX_THREADS:
                     max_threads = math.prod(struct.unpack_from("<III", attributes, position))
+                elif attribute == _CLUSTER:
+                    cluster = struct.unpack_from("<III", attributes, position)
                 position += value
     except (struct.error, ValueError, OverflowError):  # an offset may be any number of 64 bits
-        return None, None
+        return None, None, None
     is_complete = sorted(sizes) == list(range(len(sizes)))
-    return tuple(sizes[ordinal] for ordinal in sorted(sizes)) if is_complete else None, max_threads
+    return tuple(sizes[ordinal] for ordinal in sorted(sizes)) if is_complete else None, max_threads, cluster
 
 
 def _elf_section(data: bytes, name: bytes) -> bytes | None:

@@ -565,11 +565,16 @@ def compiled_steps(
     found = []
     for step in sorted(launches, key=lambda step: step != plan.main.step):
         entry, geometry = spec.steps[step].entry, launches[step].geometry
-        used, max_threads = functions[entry].resources, functions[entry].max_threads
+        function, declared = functions[entry], launches[step].cluster
+        used, cluster = function.resources, function.cluster
         occupancy = compiled_occupancy(geometry, used, device)
         fault = resource_violation(spec, geometry, used, device)
-        if not fault and max_threads is not None and geometry.threads > max_threads:
-            fault = f"a block of {geometry.threads} threads, but its __launch_bounds__ are {max_threads}"
+        if not fault and function.max_threads is not None and geometry.threads > function.max_threads:
+            fault = f"a block of {geometry.threads} threads, but its __launch_bounds__ are {function.max_threads}"
+        if not fault and cluster is not None and declared not in (None, cluster):
+            fault = f"clusters of {declared} blocks are declared, but its __cluster_dims__ are {cluster}"
+        elif not fault and cluster is not None and any(map(operator.mod, geometry.grid, cluster)):
+            fault = f"a grid of {geometry.grid} blocks, which its __cluster_dims__ of {cluster} do not divide"
         resident = occupancy.blocks_per_sm * device.sm_count
         if not fault and launches[step].is_cooperative and geometry.blocks > resident:
             fault = _too_many_blocks(geometry.blocks, resident, device)

@@ -474,12 +474,15 @@ class TestParameters:
         assert functions["k<int>"].parameter_bytes == (8, 4, 1, 24, 128, 4)
         assert functions["none"].parameter_bytes == ()
         assert [functions[name].max_threads for name in ("none", "k<int>")] == [96, None]
+        fixed = SMALL_JOB.source.replace("void k", "void __cluster_dims__(4, 2, 1) k")
+        (function,) = compile_cubin(replace(SMALL_JOB, source=fixed)).functions.values()
+        assert (function.cluster, functions["none"].cluster) == ((4, 2, 1), None)
 
     @given(at=st.integers(0, 4000), byte=st.integers(0, 255), length=st.integers(0, 9000))
     def test_a_damaged_file_has_unknown_or_few_parameters(self, cubin: bytes, at: int, byte: int, length: int) -> None:
         damaged = bytearray(cubin)
         damaged[min(at, len(cubin) - 1)] = byte
-        found, _ = function_attributes(bytes(damaged[:length]), "_Z1kIiEvPT_ic5Three3MapS0_")
+        found, *_ = function_attributes(bytes(damaged[:length]), "_Z1kIiEvPT_ic5Three3MapS0_")
         assert found is None or len(found) < 1000
 
 

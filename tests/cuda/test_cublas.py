@@ -100,7 +100,7 @@ def test_the_rounding_kernel_compiles(tmp_path: Path, dtype: str) -> None:
     job = CompileJob(source, source, "rounding.cu", "round_sums", "sm_90", options)
     cubin = CubinCache(tmp_path, 1 << 20).get_or_compile(job)
     assert cubin.resources.spill_store_bytes == 0
-    assert function_attributes(cubin.path.read_bytes(), "round_sums") == ((8, 8, 8), 256)
+    assert function_attributes(cubin.path.read_bytes(), "round_sums") == ((8, 8, 8), 256, None)
 
 
 @pytest.mark.parametrize(

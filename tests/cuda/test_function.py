@@ -75,7 +75,11 @@ class TestSteps:
         assert {step.entry for step in steps} == {spec.steps[launch.step].entry for launch in plan.launches}
         last = spec.steps[plan.launches[-1].step].entry
         large = msgspec.structs.replace(functions[last].resources, static_smem_bytes=10**6)
-        for fault, changed in (("no block fits on an SM", {"resources": large}), ("a block of", {"max_threads": 0})):
+        for fault, changed in (
+            ("no block fits on an SM", {"resources": large}),
+            ("a block of", {"max_threads": 0}),
+            ("a grid of", {"cluster": (1, 1, 7)}),
+        ):
             changed_functions = functions | {last: replace(functions[last], **changed)}
             faults = {step.entry: step.fault for step in compiled_steps(spec, plan, changed_functions, H200)}
             assert faults[last].startswith((f"{last}: " if len(spec.steps) > 1 else "") + fault)

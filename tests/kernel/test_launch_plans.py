@@ -260,6 +260,9 @@ def test_more_cooperative_blocks_than_are_resident_are_refused() -> None:
     for registers, fault in ((32, False), (128, True)):  # those of the compiled kernel count
         (step,) = compiled_steps(spec, plan(spec), {"k": CompiledFunction("k", Resources(registers, 0, 0, 0, 0))}, H200)
         assert ("a cooperative launch" in step.fault) == bool(step.fault) == fault
+    spec, function = launched("cluster = [2]"), CompiledFunction("k", Resources(32, 0, 0, 0, 0), cluster=(4, 1, 1))
+    (step,) = compiled_steps(spec, plan(spec), {"k": function}, H200)
+    assert step.fault == "clusters of (2, 1, 1) blocks are declared, but its __cluster_dims__ are (4, 1, 1)"
 
 
 def replace_driver(monkeypatch: pytest.MonkeyPatch, launch_kernel: Any) -> None:
