@@ -436,15 +436,14 @@ END""",
         assert "-I/some where" in arguments
         assert "-arch=sm_90" in arguments
 
-    def test_what_nvcc_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_nvcc_says_and_that_there_is_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.place(tmp_path, monkeypatch, "echo 'x.cu(3): error: no such thing' >&2; exit 2")
         with pytest.raises(CompileError, match=r"x\.cu\(3\): error: no such thing"):
             compile_cubin(NVCC_JOB)
         with pytest.raises(ToolchainError, match="--version fails"):
             toolchain.nvcc_version()
-
-    def test_without_nvcc(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(toolchain, "toolkit_folders", lambda: (tmp_path,))
+        toolchain.find_nvcc.cache_clear()
+        monkeypatch.setattr(toolchain, "toolkit_folders", lambda: (tmp_path / "none",))
         monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(ToolchainError, match="no nvcc on this machine; install the CUDA toolkit"):
             compile_cubin(NVCC_JOB)
@@ -645,9 +644,8 @@ class TestCubinCache:
     def test_a_cubin_is_hashed_once_to_be_checked(self, cache: CubinCache, monkeypatch: pytest.MonkeyPatch) -> None:
         cache.put("key", compilation(1, 100_000))
         hashed: list[int] = []
-        monkeypatch.setattr(
-            compiler, "hashlib", SimpleNamespace(sha256=lambda data: hashed.append(len(data)) or hashlib.sha256(data))
-        )
+        counting = SimpleNamespace(sha256=lambda data: hashed.append(len(data)) or hashlib.sha256(data))
+        monkeypatch.setattr(compiler, "hashlib", counting)
         assert cache.get("key") is not None
         assert 100_000 <= sum(hashed) < 101_000
 

@@ -337,8 +337,6 @@ class TestClusters:
             for whole in (False, True)
             if whole or int(np.ceil(n / threads)) % cluster == 0
         ]
-
-    def test_an_invalid_cluster_is_explained(self) -> None:
         reason = check_config(self.SPEC, {"THREADS": 64, "CLUSTER": 8, "WHOLE": False}, {"n": 65}, H200)
         assert reason.startswith("cluster: clusters of 8 blocks in a grid of 2 blocks, expected 1 to 8 that divide")
 

@@ -91,6 +91,11 @@ class TestFlags:
         assert [a.extents({**sizes, "TRANS_A": flag}) for flag in (0, 1)] == [(2, 33, 70), (2, 70, 33)]
         types = [c.element_type("float16", {**sizes, "OUT_FP32": flag}) for flag in (0, 1)]
         assert types == ["float16", "float32"]
+        turned = 'turned = { scalar = "int32", value = "TRANS_A" }\nM = { scalar'
+        spec = parse_spec(SPLIT_SPACE.replace("M = { scalar", turned), "split.toml")  # one is passed on as a number
+        (binding,) = (scalar.binding for scalar in spec.scalars if scalar.name == "turned")
+        assert binding is not None
+        assert [binding.evaluate({**spec.sizes, "TRANS_A": flag}) for flag in (0, 1)] == [0, 1]
 
     @pytest.mark.parametrize(
         "text", ["TRANS_A", "not TRANS_B", "TRANS_A == 1", "TRANS_A + 1 > 1", "SPLIT_K > 1 and TRANS_A"]
@@ -104,13 +109,6 @@ class TestFlags:
         configs = map(whole.config, range(len(whole)))
         expected = [config for config in configs if not check_config(spec, config, sizes, H200)]
         assert [found.config(row) for row in range(len(found))] == expected
-
-    def test_one_may_be_passed_on_as_a_number(self) -> None:
-        turned = 'turned = { scalar = "int32", value = "TRANS_A" }\nM = { scalar'
-        spec = parse_spec(SPLIT_SPACE.replace("M = { scalar", turned), "split.toml")
-        (binding,) = (scalar.binding for scalar in spec.scalars if scalar.name == "turned")
-        assert binding is not None
-        assert [binding.evaluate({**spec.sizes, "TRANS_A": flag}) for flag in (0, 1)] == [0, 1]
 
 
 class TestDistance:
@@ -153,11 +151,8 @@ class TestMemory:
         said = r"needs 0\.1 GiB of device memory to tune, but NVIDIA H200 has 0\.1 GiB"
         with pytest.raises(ProblemError, match=said):
             check_memory(spec, problem, replace(H200, memory_bytes=needed - 1))
-
-    def test_absurd_sizes_do_not_overflow(self) -> None:
-        huge = resolve_problem(SPEC, dict.fromkeys("MNK", 2**31 - 1))
-        with pytest.raises(ProblemError, match=r"choose smaller sizes"):
-            check_memory(SPEC, huge, H200)
+        with pytest.raises(ProblemError, match=r"choose smaller sizes"):  # absurd ones do not overflow
+            check_memory(spec, resolve_problem(spec, dict.fromkeys("MNK", 2**31 - 1)), H200)
 
 
 class TestCapabilities:
