@@ -97,7 +97,11 @@ def parse_spec(
     problem = ProblemSection({**sizes, **flags}, ragged, tuple(flags), dtypes)
     own_kinds = {**{parameter.name: _kind(parameter.values[0]) for parameter in parameters}, **problem.kinds}
     all_kinds: dict[str, Kind] = {**own_kinds, **{f"device.{name}": "number" for name in EXPRESSION_NAMES}}
-    computed = _computed(document.table("computed", optional=True), functions or {})
+    values, computed = document.table("computed", optional=True), []
+    for name in values.data:
+        values.check_identifier(name)
+        kind, function = values.choice(name, ("number", "string")), (functions or {}).get(name)
+        computed.append(Computed(PREFIX + name, kind, function, values.location(name)))
     names = [parameter.name for parameter in parameters]
     rules = _rules(document.table("rules", optional=True), all_kinds, predicates or {}, names)
     heuristics_table = document.table("heuristics", optional=True)
@@ -159,7 +163,7 @@ def parse_spec(
         score_kinds=scored,
         source=source,
         text=text,
-        computed=computed,
+        computed=tuple(computed),
         folder=folder,
     )
     for argument in arguments:
@@ -234,18 +238,6 @@ def _shaped(problem: ProblemSection, default: Table, parameters: Sequence[Parame
     kinds = {name: _kind(value) for name, value in values.items()}
     sizes, ragged = {**problem.sizes, **values}, {**problem.ragged, **values}
     return ProblemSection(sizes, ragged, problem.flags, problem.dtypes, kinds)
-
-
-def _computed(table: Table, functions: Mapping[str, ConfigFunction]) -> tuple[Computed, ...]:
-    kinds: Mapping[str, Kind] = {"number": "number", "string": "string"}
-    found = []
-    for name in table.data:
-        table.check_identifier(name)
-        kind = table.text(name)
-        if kind not in kinds:
-            raise table.error(name, f"expected 'number' or 'string', got {describe(kind)}")
-        found.append(Computed(PREFIX + name, kinds[kind], functions.get(name), table.location(name)))
-    return tuple(found)
 
 
 def _rules(
