@@ -278,14 +278,9 @@ class TestNormalizing:
     @pytest.mark.parametrize(
         "unit",
         [
-            *(
-                "/*", "/", '"', "'", "\\", "\\\n", "/\\\n", '"\\\n', "1\\\n", "1'", "1.", "'1", 'R"x(', 'R"',
-                'u8R"(', "*\\\n",
-            ),
-            *(
-                "#include <", "#include", "%:", "__has_include(<", "__has_include", "defined ", "include <a//",
-                "??/", "\r",
-            ),
+            "/*", "/", '"', "'", "\\", "\\\n", "/\\\n", '"\\\n', "1\\\n", "1'", "1.", "'1", 'R"x(', 'R"', 'u8R"(',
+            "*\\\n", "#include <", "#include", "%:", "__has_include(<", "__has_include", "defined ", "include <a//",
+            "??/", "\r",
         ],
     )  # fmt: skip
     def test_time_is_linear(self, unit: str) -> None:
