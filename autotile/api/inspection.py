@@ -28,7 +28,16 @@ from autotile.api.targets import (
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import attributes, to_document
-from autotile.core.model import Config, LaunchGeometry, Occupancy, Problem, Resources, Value, config_text
+from autotile.core.model import (
+    CompiledFunction,
+    Config,
+    LaunchGeometry,
+    Occupancy,
+    Problem,
+    Resources,
+    Value,
+    config_text,
+)
 from autotile.core.text import (
     NOTHING,
     RIGHT,
@@ -45,13 +54,12 @@ from autotile.core.text import (
     source_text,
     time_text,
 )
-from autotile.cuda.compiler import compile_job
+from autotile.cuda.compiler import check_signatures, compile_job
 from autotile.database.paths import check_output
 from autotile.errors import ConfigError, InputError, SpecError, ToolchainError, WorkerError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem, unsupported_reason
-from autotile.kernel.sources import signature_fault
 from autotile.kernel.spec import STEP, KernelSpec
 from autotile.serving.choice import Contender
 from autotile.serving.dispatcher import find_best_kernel
@@ -341,11 +349,11 @@ def _checks(
 
 def _compiled(
     kernel: Kernel, config: Config, problem: Problem, device: DeviceProperties
-) -> tuple[dict[str, Resources], str, str]:
+) -> tuple[Mapping[str, CompiledFunction], str, str]:
     """Compile through the cubin cache, in a process of its own: the compiler may hang or run out of memory.
 
-    Returns the resources of each function, the compiler's error or how its process ended, and the reason why there are
-    no resources; each is empty if there is none.
+    Returns the functions, the compiler's error or how its process ended, and the reason why there are none; each is
+    empty if there is none.
     """
     from autotile.tuning.options import TuneOptions
     from autotile.workers.compile_pool import compile_in_worker
@@ -357,14 +365,12 @@ def _compiled(
         return {}, "", str(error)
     if compiled.cubin is None:
         return {}, f"it does not compile: {compiled.reason}", "the compiler refuses it"
-    functions = compiled.cubin.functions
-    taken = {entry: function.parameter_bytes for entry, function in functions.items()}
-    faults = (
-        signature_fault(kernel.spec, step, problem.dtype, taken.get(step.entry), kernel.source)
-        for step in kernel.spec.steps
-    )
-    resources = {entry: function.resources for entry, function in functions.items()}
-    return resources, next(filter(None, faults), ""), ""
+    fault = ""
+    try:
+        check_signatures(kernel, problem.dtype, compiled.cubin)
+    except SpecError as error:
+        fault = error.problem
+    return compiled.cubin.functions, fault, ""
 
 
 def _shape_text(dimensions: tuple[int, ...]) -> str:

@@ -179,11 +179,6 @@ def kernel(
     <TuneResult: scale n=1048576 float32 on NVIDIA H200: ...>
     """
     comparison = function_name(verify) if verify is not None else None
-    reference_keys: dict[str, Any] = {"tolerance": tolerance, "reduction": reduction, "comparison": comparison}
-    reference_keys = {key: value for key, value in reference_keys.items() if value is not None}
-    further: Any = sections or {}
-    if reference_keys:
-        further = {**further, "reference": {**further.get("reference", {}), **reference_keys}}
     described = build_document(
         source,
         entry,
@@ -208,7 +203,8 @@ def kernel(
         },
         problem={"flags": flags, "ragged": ragged, "dtypes": _strings(dtypes)},
         work={"flops": flops, "bytes": bytes},
-        sections=further,
+        checks={"tolerance": tolerance, "reduction": reduction, "comparison": comparison},
+        sections=sections,
     )
     return TunableKernel(described, reference_on, verify)
 
@@ -290,7 +286,7 @@ class TunableKernel(Result):
         from autotile.api.inspection import explain_kernel
 
         named = {name: arguments.pop(name) for name in ("dtype", "device") if name in arguments}
-        return explain_kernel(self, {**(assignments or {}), **arguments}, **named)
+        return explain_kernel(self, merge_sizes(assignments, arguments), **named)
 
     def best(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> BoundKernel:
         """Return the best known configuration, ready to launch, as `autotile.get_best_kernel` does.

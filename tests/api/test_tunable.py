@@ -144,6 +144,8 @@ plans.write_plan(plans.read_plan(plans.Path("plan.toml")), "again.toml")
         assert Buffer("float32", 8, constant="w").to_table()["constant"] == "w"
         assert Buffer("float32", 8, "inout", restore=True).to_table()["restore"] is True
         assert Buffer("float32", 8).to_table().keys() == {"buffer", "shape", "access"}
+        with pytest.raises(InputError, match="options is 3, expected further keys"):
+            Buffer("float32", 8, options=3).to_table()
 
     def test_a_workspace_plain_tables_and_sections(self):
         arguments = {
@@ -290,6 +292,12 @@ MISTAKES = {
     "[flops]: ": {"flops": "n +"},
     "[reference": {"reference": "factor * xx"},
     "[reference['tolerance']]: expected a finite number, got the number nan": {"tolerance": math.nan},
+    "[reference['outputs']]: expected a mapping, got 5": {"reference": {"outputs": 5}},
+    "[reference]: expected a mapping, got 6": {"sections": {"reference": 6}, "tolerance": 1.0},
+    "[arguments['x']['buffer']]: the string 'None'": {"arguments": {"x": Buffer(None, "n")}},
+    "[arguments['x']['buffer']]: the string 'clongdouble'": {"arguments": {"x": Buffer(np.clongdouble, "n")}},
+    "[arguments['x']]: an array of the type object; convert": {"arguments": {"x": np.array([None])}},
+    "[arguments['x']]: an array of the type >f4; convert": {"arguments": {"x": np.zeros(2, ">f4")}},
     "[dtypes]": {"dtypes": ["float33"]},
     "[sizes]: expected a mapping, got 5": {"sizes": 5},
     "[default]: expected a mapping": {"default": [1]},
@@ -348,8 +356,9 @@ class TestEveryFunction:
 
         assert scale().best().problem.sizes == {"n": 4096}
         assert scale().best({"n": 512}).problem.sizes == {"n": 512}
-        with pytest.raises(InputError, match="n is given twice"):
-            scale().best({"n": 512}, n=9)
+        for sizes, said in (({"n": 512}, "n is given twice"), ([512], r"the sizes are \[512\], expected a mapping")):
+            with pytest.raises(InputError, match=said):
+                scale().best(sizes, n=9)
 
     def test_two_kernels_of_one_name_are_served_apart_and_neither_by_its_name(self):
         first, second = scale(), scale(default={"THREADS": 64, "WORK": 2})
