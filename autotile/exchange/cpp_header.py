@@ -34,7 +34,7 @@ from autotile.kernel.arguments import (
     TextureArgument,
     WorkspaceArgument,
 )
-from autotile.kernel.expressions import Expression, Node, compiled
+from autotile.kernel.expressions import Expression, Node, evaluate
 from autotile.kernel.problem import MAX_SIZE, capability_of, runs_on
 from autotile.kernel.spec import KernelSpec
 from autotile.version import __version__
@@ -191,7 +191,7 @@ def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
                 condition, chosen, otherwise = map(part, operands)
                 return f"{condition} ? {chosen} : {otherwise}"
         if all(map(_is_constant, operands)):
-            return literal(compiled(node)({}, True))  # C++ literals are ints, and products of them may need 64 bits
+            return literal(evaluate(node, {}, True))  # C++ literals are ints, and products of them may need 64 bits
         if node.operation == "float" or (node.operation in _ROUNDING and operands[0].kind == "number"):
             return write(operands[0])
         if node.operation == "~":
