@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 
 import autotile
-from autotile.errors import InputError
+from autotile.errors import ArgumentError, InputError
+from autotile.serving.arrays import torch_library
 from autotile.serving.dispatcher import default_dispatcher
 
 torch = pytest.importorskip("torch")
@@ -71,6 +72,48 @@ def test_a_traced_product_has_the_shape_that_pytorch_gives_it(shapes: Any) -> No
     with torch._subclasses.FakeTensorMode():
         a, b = (torch.empty(shape, device="cuda") for shape in shapes)
         assert autotile.torch.matmul(a, b).shape == torch.matmul(a, b).shape
+
+
+TRANSFORMS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "jvp": lambda multiply, a, b: torch.func.jvp(multiply, (a, b), (b.sum() * a, a.sum() * b)),
+    "grad": lambda multiply, a, b: torch.func.grad(lambda *both: multiply(*both).square().sum(), (0, 1))(a, b),
+    "hessian": lambda multiply, a, b: torch.func.hessian(lambda x: multiply(x, b).square().sum())(a),
+    "vmap": lambda multiply, a, b: torch.func.vmap(multiply, (0, None))(torch.stack([a, -a]), b),
+}
+
+
+@pytest.mark.parametrize("shapes", [((5, 6), (6, 4)), ((2, 5, 6), (6, 4)), ((6,), (2, 6, 4))])
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transformed_products_are_pytorchs(transform: Callable[..., Any], shapes: Any) -> None:
+    a, b = map(torch.randn, shapes)
+    compiled = torch.compile(partial(transform, autotile.torch.matmul), backend="eager")
+    for transformed in (partial(transform, autotile.torch.matmul), compiled):
+        torch.testing.assert_close(transformed(a, b), transform(torch.matmul, a, b))
+
+
+def test_a_product_has_a_forward_derivative() -> None:
+    forward, a, b = torch.autograd.forward_ad, torch.randn(5, 6), torch.randn(6, 4)
+    with forward.dual_level():
+        tangent = forward.unpack_dual(autotile.torch.matmul(forward.make_dual(a, -a), b)).tangent
+    torch.testing.assert_close(tangent, -a @ b)
+
+
+@pytest.mark.parametrize(
+    ("setting", "allow", "forbid"), [("allow_tf32", True, False), ("fp32_precision", "tf32", "ieee")]
+)
+def test_tf32_is_allowed_by_either_setting(setting: str, allow: object, forbid: object) -> None:
+    """PyTorch raises where one is asked for after the other was set."""
+    if setting == "fp32_precision" and not hasattr(torch._C, "_get_fp32_precision_getter"):
+        pytest.skip("this PyTorch has no such setting")
+    factors = torch.ones(2, 2), torch.ones(2, 2)
+    for value in (allow, forbid):
+        setattr(torch.backends.cuda.matmul, setting, value)
+        try:
+            assert torch_library(torch).allows_tf32() == (value == allow)
+            with pytest.raises(ArgumentError, match="a: this Tensor cannot be used on the GPU"):
+                autotile.torch.matmul(*factors)
+        finally:
+            setattr(torch.backends.cuda.matmul, setting, forbid)
 
 
 def test_factors_that_cannot_be_multiplied_are_an_error_of_pytorch() -> None:
@@ -285,7 +328,7 @@ class TestLeftToPytorch:
         assert calls_of(layer) == (1, 0)
         assert calls_of(copy.deepcopy(layer)) == (0, 1)
         assert "_left" not in pickle.loads(pickle.dumps(layer)).__dict__
-        fresh.adopt(autotile.get_best_kernel("matmul", M=4, N=16, K=64, dtype="float32", device="h200"))
+        fresh.adopt(autotile.get_best_kernel("matmul", M=4, N=32, K=64, dtype="float32", device="h200", library=False))
         assert calls_of(layer) == (0, 1)
         layer.leave(products.EPOCH.now)
         assert calls_of(layer) == (0, 0)
