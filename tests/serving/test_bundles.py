@@ -349,6 +349,8 @@ class TestOperations:
         measured = self.ask(path, **{name: winner.key.sizes.get(name, size) for name, size in self.SIZES.items()})
         assert (measured.tier, measured.operation.kernel) == ("exact", "matmul")
         assert self.ask(path, TRANS_A=1).is_library  # it holds nothing for transposed factors
+        with pytest.raises(NotTunedError, match="nothing is tuned for matmul; run"):
+            self.ask(path, TRANS_A=1, strict=True)
         with pytest.raises(InputError, match=r"no kernel computes .* compiled for float32 TRANS_A=0"):
             self.ask(path, TRANS_A=1, library=False)
 

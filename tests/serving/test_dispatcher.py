@@ -117,9 +117,10 @@ class TestInput:
             ({"n": 1, "name": "sgemm_3d"}, r"did you mean .*sgemm_2d"),
             ({"n": 1, "device": "voodoo"}, "no GPU profile is named 'voodoo'"),
             *(({"n": 1, "device": device}, "expected a CUDA index") for device in ([0], 0.5, {})),
+            *(({"n": 4096, name: 1}, f"{name} is 1, expected") for name in ("strict", "library", "race", "wait")),
             *(
                 ({"n": size}, r"size n is .*, expected a whole number")
-                for size in (4096.5, float("nan"), float("inf"), [4096], {}, None, "4096", np.zeros(3))
+                for size in (4096.5, float("nan"), float("inf"), [4096], {}, None, "4096", np.zeros(3), np.zeros(()))
             ),
             *(
                 ({"n": 1, "dtype": dtype}, "does not support dtype")
@@ -451,7 +452,8 @@ class TestWorkingDirectory:
 
 class TestKindsOfValues:
     @pytest.mark.parametrize(
-        "size", [4096, 4096.0, np.int32(4096), np.float32(4096), Decimal(4096), Fraction(4096), 4096 + 0j]
+        "size",
+        [4096, 4096.0, np.int32(4096), np.float32(4096), np.array(4096), Decimal(4096), Fraction(4096), 4096 + 0j],
     )
     def test_whole_numbers_of_every_kind_are_one_size(self, store: Any, size: Any) -> None:
         default_dispatcher.clear()
