@@ -36,7 +36,7 @@ from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, 
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.launch import StepLaunch
 from autotile.kernel.library import Kernel, KernelName
-from autotile.serving.aside import compilations
+from autotile.serving.aside import compilations, wait_for_compilations
 from autotile.serving.choice import EPOCH, Choice, Code, Contender, KernelCode, Tier, resources_document
 from autotile.serving.choice import explain as explain_choice
 from autotile.settings import Numerics, absolute_path, read_settings
@@ -448,7 +448,7 @@ class BoundKernel:
         ArgumentError, ToolchainError, CompileError, InputError
             As for a call.
         """
-        self.find_stand_in = None  # what is returned keeps its configuration, so that it waits for the compiler
+        self._wait_for_choice()  # what is returned keeps its configuration
         launcher = self._launcher or self._load_for(arrays, None, scalars)
         launch_bound = launcher.bind(arrays, scalars)
         if self.tier == "exact":
@@ -495,12 +495,25 @@ class BoundKernel:
         Unless it ``waits``, something that needs no compiler is loaded, and gives way once the kernel is.
         """
         if waits:
-            self.find_stand_in = None
+            self._wait_for_choice()
         self._load()
+
+    def _wait_for_choice(self) -> None:
+        """Let nothing stand in for the choice, and wait for it to take over where something does."""
+        self.find_stand_in = None
+        if self.choice.awaited:
+            wait_for_compilations()
 
     def has_shapes_of(self, other: BoundKernel) -> bool:
         """Return True if another kernel takes arrays of the same shapes."""
         return list(self.shapes.values()) == list(other.shapes.values())
+
+    @property
+    def _takes(self) -> tuple[object, ...]:
+        """Device, shapes and element types of the arrays of a call."""
+        problem, buffers = self._code.problem, self.definition.spec.buffers
+        types = [buffer.element_type(problem.dtype, problem.sizes) for buffer in buffers]
+        return self._device_index, list(self.shapes.values()), types
 
     def adopt(self, other: BoundKernel) -> bool:
         """Serve the choice of another kernel from the next call on; return whether it was taken over.
@@ -517,11 +530,13 @@ class BoundKernel:
         Raises
         ------
         InputError
-            It is no served kernel.
+            It is no served kernel, or one for other arrays or another device.
         """
         expect_served(other, "adopt")
         if other is self:
             return True
+        if other.lookup is not None and self._takes != other._takes:  # what a program was served
+            raise InputError(f"{self!r} cannot adopt {other!r}: expected one for the same arrays and device")
         first, second = sorted((self, other), key=id)  # in one order, whoever adopts whom
         with first._lock, second._lock:
             ours, theirs = (

@@ -342,7 +342,7 @@ class TestGain:
         served, raced = (served_for(512, 4096, 4096, "float32") for _ in range(2))
         chosen, other = Gain.of(served), served_for(4096, 4096, 4096, "bfloat16")
         other.choice = structs.replace(other.choice, awaited="the kernel, which is being compiled")
-        raced.find_ways = other.find_ways = None
+        raced.find_ways = other.find_ways = other.lookup = None
         assert served.adopt(raced)
         assert replace(Gain.of(served), choice=chosen.choice) == chosen
         assert served.adopt(other)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ from autotile.errors import CompileError, InputError
 from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import Library, load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.serving import aside, launching
+from autotile.serving import aside, bound, launching
 from autotile.serving import refresh as refreshing
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Choice, KernelCode, explain
@@ -734,6 +734,16 @@ class TestStandIns:
         assert "stands in" not in explain(PROBLEM, DEVICE, kernel.choice)
         kernel("A", "B", "C")
         assert reports == [2]
+
+    @pytest.mark.parametrize("way", ["load", "bind"])
+    def test_what_must_be_the_choice_is_waited_for_where_something_stands_in_for_it(
+        self, chosen: Code, kernel: BoundKernel, way: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kernel("A", "B", "C")
+        monkeypatch.setattr(bound, "wait_for_compilations", partial(end_compilation, chosen))
+        with nullcontext() if way == "load" else pytest.raises(AttributeError, match="bind"):
+            getattr(kernel, way)(*["A", "B", "C"][: 3 * (way == "bind")])
+        assert kernel.config["TILE"] == 32
 
     @pytest.mark.parametrize("way", ["nothing else", "is compiled", "load", "bind"])
     def test_a_call_waits_where_it_must_or_may(self, chosen: Code, kernel: BoundKernel, way: str) -> None:
