@@ -455,10 +455,8 @@ class BoundKernel:
             return launch_bound  # calls are only counted of fallbacks
 
         def launch() -> None:
-            self.calls = calls = self.calls + 1
             launch_bound()
-            if calls >= self._report_at:
-                self._report_calls()
+            self.count_call()
 
         return launch
 

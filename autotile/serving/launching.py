@@ -48,7 +48,6 @@ from autotile.kernel.inputs import DOCUMENT, InputMaker, document_of
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import (
-    ArrayLibrary,
     ArraySpec,
     CallArrays,
     CheckedArrays,
@@ -532,6 +531,9 @@ class ArrayLauncher:
         with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
             checked = self._checked(arrays, scalars, folder or self.folder)
             self._launch_checked(checked, scalars)
+        kind, library = type(checked.arrays[0]), library_of(checked.arrays[0])
+        if library is not None and self.folder is None and kind not in self._libraries:
+            self._libraries[kind] = library.stream, library.signature, self._arrays.array_specs(library)
         return checked.arrays
 
     def _checked(
@@ -546,14 +548,8 @@ class ArrayLauncher:
         return checked
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
-        """Launch on CuPy's current stream, and prepare the fast path for such arrays."""
+        """Launch on CuPy's current stream."""
         raise NotImplementedError
-
-    def _know(self, library: ArrayLibrary, array: Any) -> None:
-        """Take calls with arrays like the first one of a call by the fast path, unless they are written first."""
-        if self.folder is None:
-            specs = self._arrays.array_specs(library)
-            self._libraries.setdefault(type(array), (library.stream, library.signature, specs))
 
 
 _loaded: RecentCache[tuple[object, ...], StepFunctions] = RecentCache(MAX_CUBINS)
@@ -671,11 +667,8 @@ class KernelLauncher(ArrayLauncher):
         return launch if self._one_device else launch_on_device
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
-        library = library_of(checked.arrays[0])
-        keeps = library is not None and not scalars and self.folder is None
+        keeps = not scalars and self.folder is None
         self._launch_first(self._cupy.stream(self._device_index), checked.pointers, scalars, keeps=keeps)
-        if library is not None and keeps:
-            self._know(library, checked.arrays[0])
 
     def _launch_first(
         self, stream: int, pointers: Mapping[str, int], scalars: Mapping[str, float], *, keeps: bool
@@ -772,9 +765,6 @@ class LibraryLauncher(ArrayLauncher):
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
         pointers = [int(checked.views[buffer.name].data.ptr) for buffer in self._spec.buffers]
         self._launch(checked.arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
-        library = library_of(checked.arrays[0])
-        if library is not None:
-            self._know(library, checked.arrays[0])
 
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         """Check arrays, and return a function that computes on them."""

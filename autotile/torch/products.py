@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from autotile.serving.arrays import VECTOR_BYTES, torch_library
-from autotile.serving.aside import choices
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import EPOCH
 from autotile.serving.dispatcher import default_dispatcher
@@ -394,25 +393,22 @@ def _chosen(
     keep = _products.keeper(*factors, options, shape)
     if keep is None:
         return None
-    may_defer, asked = default_dispatcher.may_defer(MatmulOptions(emulate=problem["emulate"])), ("asked", key)
-    if may_defer and asked in _notes:
-        return None
-    _products.note(asked, True)
     always = options in _OPTIONS.values()  # of `matmul`, whose kernels are launched in any case
 
-    def choose() -> KnownProduct | None:  # holds no tensor
+    def serve() -> BoundKernel | None:  # holds no tensor
         kernel = find_product(**problem)
         if kernel is None:
             _products.note(key, (_UNSERVED, None))
-            return None
-        if may_defer and not kernel.is_library and (always or Gain.of(kernel, final=True).is_worthwhile()):
-            kernel.load(waits=False)
-        return keep(kernel) if asked in _notes else None  # the products may be forgotten meanwhile
+        return kernel
 
-    if not may_defer:
-        return choose()
-    choices.add(choose)
-    return None
+    def loads(kernel: BoundKernel) -> bool:
+        return not kernel.is_library and (always or Gain.of(kernel, final=True).is_worthwhile())
+
+    if default_dispatcher.may_defer(MatmulOptions(emulate=problem["emulate"])):
+        _products.choose_aside((options, key), serve, keep, loads)
+        return None
+    kernel = serve()
+    return keep(kernel) if kernel is not None else None
 
 
 class _RecordedLinear(torch.autograd.Function):  # type: ignore[misc]

@@ -13,6 +13,7 @@ import pytest
 import autotile
 from autotile.errors import ArgumentError, InputError
 from autotile.serving.arrays import torch_library
+from autotile.serving.aside import wait_for_compilations
 from autotile.serving.dispatcher import default_dispatcher
 
 torch = pytest.importorskip("torch")
@@ -301,6 +302,15 @@ class TestLeftToPytorch:
         assert served.calls == calls + 1
         default_dispatcher.clear()
         assert key not in products._notes
+
+    def test_each_layout_of_a_product_is_chosen(self) -> None:
+        products, a = autotile.torch.products, torch.ones(512, 512, dtype=torch.bfloat16)
+        asked = {"m": 512, "n": 512, "k": 512, "dtype": "bfloat16", "emulate": True, "device": "h200"}
+        for b in (a, a.t()):
+            assert products._products.find(a, b, "options") is None
+            assert products._chosen((a, b), "options", (a.shape, b.shape), asked, (512, 512)) is None
+            assert wait_for_compilations(60)
+            assert products._products.find(a, b, "options").kernel.is_library
 
     def test_a_layer_remembers_what_is_left_as_long_as_all_choices_stay(self, monkeypatch: pytest.MonkeyPatch) -> None:
         products, asked = autotile.torch.products, []
