@@ -41,7 +41,7 @@ Mask = NDArray[np.bool_]
 Indices = NDArray[np.int64]
 
 _MAX_SIZE = 2**31 - 1
-_PART = r"(?a)(\d{1,10})(?:\.\.(\d{1,10}))?"
+_PART = r"(?a)(\d{1,99})(?:\.\.(\d{1,99}))?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -574,10 +574,10 @@ class FamilyRule:
         """Return the relative losses at the points, and at points that were left out of learning, as text."""
         worst = f"{percent_text(self.worst.loss)} ({sizes_text(self.worst.sizes)})"
         at_points = f"{percent_text(self.mean_loss)} on average at the points, {worst} at worst"
-        losses = self.held_out_losses
-        if not losses:
+        mean = self.mean_held_out
+        if mean is None:
             return at_points
-        left_out = f"{percent_text(sum(losses) / len(losses))} on average and {percent_text(max(losses))} at worst"
+        left_out = f"{percent_text(mean)} on average and {percent_text(max(self.held_out_losses))} at worst"
         return f"{at_points}; {left_out} where the point was left out of learning"
 
     def to_json(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from threading import local
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -76,21 +76,12 @@ class WorkspaceSet(msgspec.Struct, frozen=True, eq=False):
     pointers: Mapping[str, int]
 
 
-@lru_cache
-def _without_memory(names: tuple[str, ...]) -> WorkspaceSet:
-    return WorkspaceSet(None, (), dict.fromkeys(names, 0))
-
-
 class StreamWorkspaces:
     """Workspaces of a kernel, allocated at its first launch on each stream and kept."""
 
-    __slots__ = ("_captured", "_fixed", "_lock", "_sets", "_workspaces")
-
     def __init__(self, workspaces: tuple[Workspace, ...]) -> None:
-        self._fixed: WorkspaceSet | None = None
-        if not any(one.size_bytes for one in workspaces):
-            self._fixed = _without_memory(tuple([one.name for one in workspaces]))
-            return
+        empty = WorkspaceSet(None, (), {one.name: 0 for one in workspaces})
+        self._fixed = empty if not any(one.size_bytes for one in workspaces) else None
         self._workspaces = workspaces
         self._sets: OrderedDict[tuple[int, int], WorkspaceSet] = OrderedDict()
         self._captured: list[WorkspaceSet] = []
@@ -580,8 +571,7 @@ class KernelLauncher(ArrayLauncher):
         super().__init__(code, device_index)
         self.arguments = self._arrays = CallArguments(code, device_index)
         self._with_graphs = read_settings().graphs
-        preparation = Preparation(code, load)
-        self._preparation = preparation if preparation.is_needed else None
+        self._preparation = Preparation(code, load)
         self._launch = functions.driver_launch(self.arguments.plan)
         self._cupy = cupy_library()
         self._states: ByStream[StreamState] = ByStream()
@@ -692,7 +682,7 @@ class KernelLauncher(ArrayLauncher):
         values = self.arguments.pack(pointers, scalars, workspaces.pointers)
         block = ParameterBlock(values, spare_words=len(pointers))
         launch, own = self._launch, None
-        if self._preparation is not None:
+        if self._preparation.is_needed:
             words = self.arguments.place(block, pointers)
             launch, own = self._preparation.launch(launch, block, words, stream, is_bound=is_bound)
         return StreamState(launch, block, ParameterLayout((), (), ()), (self._functions, workspaces, own))
