@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
@@ -60,28 +59,28 @@ def flushed() -> dict[int, int]:
 
 
 class Loaded:
-    """A launcher that only records the launches of its configuration."""
+    """A launcher that only counts the launches of its configuration."""
 
-    def __init__(self, kernel: BoundKernel) -> None:
-        self.config = kernel.config
-        self.launches = 0
+    def __init__(self, of: BoundKernel | KernelCode) -> None:
+        self.config, self.launches = of.config, 0
 
-    def launch_fast(self, arrays: Any) -> Any:
+    def launch(self, arrays: Any, *_: Any) -> Any:
         self.launches += 1
         return arrays
+
+    launch_fast = launch
 
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replace the loading of kernels; the list is of the threads that loaded."""
-    threads = []
+    threads: list[str] = []
 
-    def load(self: BoundKernel) -> Any:
+    def load(code: KernelCode, _: int) -> Loaded:
         threads.append(threading.current_thread().name)
-        self._launcher = Loaded(self)
-        return self._launcher
+        return Loaded(code)
 
-    monkeypatch.setattr(BoundKernel, "_load", load)
+    monkeypatch.setattr(launching, "KernelLauncher", load)
     return threads
 
 
@@ -192,11 +191,12 @@ class TestLoading:
         monkeypatch.setattr(BoundKernel, "load", fail)
         assert (poll(), kernel.config, loads) == (0, BEST, ["MainThread"])
 
-    def test_a_kernel_that_was_loaded_meanwhile_stays(self, store: Any, loads: list[str]) -> None:
-        kernel = store.ask(4096)
+    @pytest.mark.usefixtures("live_gpu", "loads")
+    def test_a_kernel_that_was_loaded_meanwhile_stays(self, store: Any) -> None:
+        kernel = store.ask(4096, device=None)
         store.put(4096, BEST)
-        fresh = store.ask(4096)
-        kernel._load()
+        fresh = store.ask(4096, device=None)
+        kernel.load()
         assert not kernel.adopt(fresh)
         assert kernel.tier == "default"
 
@@ -333,10 +333,11 @@ class TestThread:
     def test_a_long_refresh_ends_with_the_process(self, store: Any) -> None:
         thread = refreshing._RefreshThread()
         refresher = refreshing.Refresher(default_dispatcher.misses, lambda kernel: kernel)
-        refresher.poll = lambda pause: pause(1000.0)  # type: ignore[method-assign]
+        began = threading.Event()
+        refresher.poll = lambda pause: began.set() or pause(1000.0)  # type: ignore[method-assign]
         thread._refreshers.add(refresher)
         thread.add(partial(thread._poll, 0.001))
-        time.sleep(0.05)
+        assert began.wait(60)
         thread.stop()
         assert not thread._threads[0].is_alive()
 
@@ -440,7 +441,7 @@ if __name__ == "__main__":
 
 def call(kernel: BoundKernel, times: int = 1) -> None:
     """Call a kernel as a launch on the fast path does, without a GPU."""
-    kernel._launcher = SimpleNamespace(launch_fast=lambda arrays: arrays)  # type: ignore[assignment]
+    kernel._launcher = Loaded(kernel)  # type: ignore[assignment]
     for _ in range(times):
         kernel(None, None)
 
@@ -567,17 +568,19 @@ class TestDatabases:
         assert kernel.calls == 10
         assert flushed() == {8192: 10}
 
-    @pytest.mark.usefixtures("of_another_size")
-    def test_a_locked_one_delays_one_call_for_a_moment(self, store: Any) -> None:
-        kernels = [store.ask(n, device=None) for n in (8192, 500, 700)]
-        with closing(sqlite3.connect(read_settings().database, isolation_level=None)) as other:
+    @pytest.mark.usefixtures("of_another_size", "slow_writes")
+    def test_a_locked_one_delays_one_call_for_a_moment(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        kernels, waits_s = [store.ask(n, device=None) for n in (8192, 500, 700)], list[float]()
+        connect: Callable[..., sqlite3.Connection] = sqlite3.connect
+        with closing(connect(read_settings().database, isolation_level=None)) as other, monkeypatch.context() as patch:
             other.execute("BEGIN IMMEDIATE")
-            start_s = time.monotonic()
+            patch.setattr(
+                sqlite3, "connect", lambda *given, **named: waits_s.append(named["timeout"]) or connect(*given, **named)
+            )
             for kernel in kernels:
                 call(kernel, 1000)
-            assert time.monotonic() - start_s < 2.0
             other.execute("ROLLBACK")
-        assert counted() == {}
+        assert (waits_s, counted()) == ([0.05], {})
         assert flushed() == {8192: 1000, 500: 1000, 700: 1000}
 
     @pytest.mark.usefixtures("of_another_size")
@@ -652,7 +655,7 @@ class Code(KernelCode):
             assert self.may_end.wait(10)
         if self.fault is not None:
             raise self.fault
-        return SimpleNamespace(launch=lambda arrays, stream, scalars: arrays, launch_fast=lambda arrays: None)
+        return Loaded(self)
 
 
 @pytest.fixture(autouse=True)
