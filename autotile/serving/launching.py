@@ -280,7 +280,9 @@ class Preparation:
             return self._prepared(plain, block, words, ()), None
         loaded = None if is_bound else self._own.by_stream.get(stream)
         if loaded is None:
-            loaded = self._new_module()
+            with outside_of_captures():
+                own, problem = self._load(), self._problem
+                loaded = own, constant_copies(self._spec, own.module, problem.sizes, problem.dtype)
         functions, copies = loaded
         if is_bound:
             addresses = dict(zip(self._names, (block.words[word] for word in words), strict=True))
@@ -324,11 +326,6 @@ class Preparation:
                     self._contents[name] = load_cupy().asarray(stored)
                     side_stream.synchronize()
             return int(self._contents[name].data.ptr)
-
-    def _new_module(self) -> _Loaded:
-        with outside_of_captures():
-            functions, problem = self._load(), self._problem
-            return functions, constant_copies(self._spec, functions.module, problem.sizes, problem.dtype)
 
 
 @contextmanager
