@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     Stored = Shelf | DatabaseShelf | BundledKernel
 
 _DEFAULTS = {
-    **{"dtype": None, "database": None, "bundle": None, "library": True},
-    **{"numerics": None, "race": False, "wait": False},
+    **dict.fromkeys(("dtype", "database", "bundle", "numerics")),
+    **{"library": True, "race": False, "wait": False},
 }
 """Options of `get_best_kernel` that mean the same as none."""
 

@@ -596,10 +596,11 @@ class KernelLauncher(ArrayLauncher):
             return arrays
         if len(arrays) != len(specs):
             return self.launch_fast(self.arguments.complete(arrays))
-        found = accepted_pointers(signature, specs, self._device_index) if signature else None
-        if found is not None:
-            state.launch(stream, found, signature if self._with_graphs and not is_captured else None)
-        return arrays if found is not None else None
+        pointers = accepted_pointers(signature, specs, self._device_index) if signature else None
+        if pointers is None:
+            return None
+        state.launch(stream, pointers, signature if self._with_graphs and not is_captured else None)
+        return arrays
 
     def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
         """Launch on arrays at these addresses, see `autotile.serving.bound.BoundKernel.launch_at`."""

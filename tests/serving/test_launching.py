@@ -52,7 +52,7 @@ class Cuda:
     """
 
     ndarray = cupy.ndarray
-    CUDADriverError = CUDARuntimeError = RuntimeError
+    CUDADriverError = RuntimeError
 
     def __init__(self) -> None:
         self.current, self.devices, self.stream = 0, 2, 7
@@ -63,7 +63,7 @@ class Cuda:
         self.launches: list[tuple[int, list[int]]] = []
         self.blocks: dict[int, ParameterBlock] = {}
         self.new_arrays = 0
-        self.cuda = self.runtime = self.driver = self
+        self.cuda = self.runtime = self
 
     def getDevice(self) -> int:  # noqa: N802 - CuPy's name
         return self.current
@@ -71,9 +71,6 @@ class Cuda:
     def setDevice(self, index: int) -> None:  # noqa: N802 - CuPy's name
         self.current = index
         self.contexts.add(threading.get_ident())
-
-    def ctxGetCurrent(self) -> int:  # noqa: N802 - CuPy's name
-        return threading.get_ident() in self.contexts
 
     @contextmanager
     def Device(self, index: int) -> Iterator[None]:  # noqa: N802 - CuPy's name

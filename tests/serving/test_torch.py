@@ -75,7 +75,14 @@ def test_a_traced_product_has_the_shape_that_pytorch_gives_it(shapes: Any) -> No
         assert autotile.torch.matmul(a, b).shape == torch.matmul(a, b).shape
 
 
+def of_dual_numbers(multiply: Any, a: Any, b: Any) -> Any:
+    forward = torch.autograd.forward_ad
+    with forward.dual_level():
+        return forward.unpack_dual(multiply(forward.make_dual(a, -a), b)).tangent
+
+
 TRANSFORMS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "dual": of_dual_numbers,
     "jvp": lambda multiply, a, b: torch.func.jvp(multiply, (a, b), (b.sum() * a, a.sum() * b)),
     "grad": lambda multiply, a, b: torch.func.grad(lambda *both: multiply(*both).square().sum(), (0, 1))(a, b),
     "hessian": lambda multiply, a, b: torch.func.hessian(lambda x: multiply(x, b).square().sum())(a),
@@ -92,29 +99,15 @@ def test_transformed_products_are_pytorchs(transform: Callable[..., Any], shapes
         torch.testing.assert_close(transformed(a, b), transform(torch.matmul, a, b))
 
 
-def test_a_product_has_a_forward_derivative() -> None:
-    forward, a, b = torch.autograd.forward_ad, torch.randn(5, 6), torch.randn(6, 4)
-    with forward.dual_level():
-        tangent = forward.unpack_dual(autotile.torch.matmul(forward.make_dual(a, -a), b)).tangent
-    torch.testing.assert_close(tangent, -a @ b)
-
-
-@pytest.mark.parametrize(
-    ("setting", "allow", "forbid"), [("allow_tf32", True, False), ("fp32_precision", "tf32", "ieee")]
-)
-def test_tf32_is_allowed_by_either_setting(setting: str, allow: object, forbid: object) -> None:
+@pytest.mark.parametrize("values", [{"allow_tf32": (True, False)}, {"fp32_precision": ("tf32", "ieee")}])
+def test_tf32_is_allowed_by_either_setting(values: dict[str, tuple[object, object]]) -> None:
     """PyTorch raises where one is asked for after the other was set."""
-    if setting == "fp32_precision" and not hasattr(torch._C, "_get_fp32_precision_getter"):
-        pytest.skip("this PyTorch has no such setting")
-    factors = torch.ones(2, 2), torch.ones(2, 2)
-    for value in (allow, forbid):
-        setattr(torch.backends.cuda.matmul, setting, value)
-        try:
-            assert torch_library(torch).allows_tf32() == (value == allow)
-            with pytest.raises(ArgumentError, match="a: this Tensor cannot be used on the GPU"):
-                autotile.torch.matmul(*factors)
-        finally:
-            setattr(torch.backends.cuda.matmul, setting, forbid)
+    ((name, (allow, forbid)),) = values.items()
+    for value in (allow, forbid) if hasattr(torch.backends.cuda.matmul, name) else ():
+        setattr(torch.backends.cuda.matmul, name, value)
+        assert torch_library(torch).allows_tf32() == (value == allow)
+        with pytest.raises(ArgumentError, match="a: this Tensor cannot be used on the GPU"):
+            autotile.torch.matmul(torch.ones(2, 2), torch.ones(2, 2))
 
 
 def test_factors_that_cannot_be_multiplied_are_an_error_of_pytorch() -> None:
