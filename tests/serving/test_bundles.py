@@ -138,16 +138,16 @@ class TestServing:
         other = {"THREADS": 32, "WORK": 1}
         family = Family({"n": Extent(((1, 100_000),))})
         rule = rule_of(family, (FAST, other), Split(Feature("size", "n"), 5000.0, Leaf((1, 0)), Leaf((0, 1))))
-        with Database.open(read_settings().database) as database:
-            device = database.best("scale")[0].winner.device
-            if not came_along:
-                save_family_state(database, structs.replace(key, sizes={}), family, device, FamilyState({}))
-                save_rule(database, structs.replace(key, sizes={}), device, rule)
+        of_family, device = structs.replace(key, sizes={}), structs.replace(device_profile("h200"), source="cuda")
         if came_along:
             (tmp_path / "families").mkdir()
-            stored = StoredRule(structs.replace(key, sizes={}), device, rule, datetime(2026, 1, 1, tzinfo=UTC))
+            stored = StoredRule(of_family, device, rule, datetime(2026, 1, 1, tzinfo=UTC))
             write_rules(tmp_path / "families" / "h200.scale.json", [stored])
             monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
+        else:
+            with Database.open(read_settings().database) as database:
+                save_family_state(database, of_family, family, device, FamilyState({}))
+                save_rule(database, of_family, device, rule)
         exchange.bundle(store.path, output=tmp_path / "x")
         served = {n: ask(tmp_path / "x", n) for n in (4096, 4000, 8000, 200_000)}
         tiers = {n: kernel.tier for n, kernel in served.items()}

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from child_python import python
-from made_models import ON_AN_H200
+from made_models import ON_AN_H200, written_misses
 from msgspec import structs
 from stored_runs import add_trial, start_run, store_default
 
@@ -49,8 +49,7 @@ def poll() -> int:
 
 def counted() -> dict[int, int]:
     """Return the counts that were written, by size."""
-    with Database.open(read_settings().database) as database:
-        return {miss.problem.sizes["n"]: miss.count for miss in database.misses()}
+    return {n: count for n, *_, count in written_misses()}
 
 
 def flushed() -> dict[int, int]:
@@ -353,21 +352,6 @@ class TestThread:
         assert thread._threads == []
 
 
-class Pauses(threading.Event):
-    """An event that notes how long it is waited for, and lets nobody wait; it is set after a number of waits."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.times_s: list[float | None] = []
-        self._count = count
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.times_s.append(timeout)
-        if len(self.times_s) > self._count:
-            self.set()
-        return self.is_set()
-
-
 class TestPause:
     @pytest.mark.parametrize(
         ("setting", "pause_s", "expected", "polls"),
@@ -377,14 +361,21 @@ class TestPause:
         self, setting: str, pause_s: float | None, expected: Any, polls: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("AUTOTILE_REFRESH", setting)
-        thread, polled = refreshing._RefreshThread(), []
-        thread._stop = pauses = Pauses(3)
+        thread, polled, waits_s = refreshing._RefreshThread(), [], list[float]()
+
+        def wait(time_s: float) -> bool:  # for no time; the fourth time is the end
+            waits_s.append(time_s)
+            if len(waits_s) > 3:
+                thread._stop.set()
+            return thread._stop.is_set()
+
+        monkeypatch.setattr(thread._stop, "wait", wait)
         refresher = refreshing.Refresher(default_dispatcher.misses, lambda kernel: kernel)
         monkeypatch.setattr(refresher, "poll", lambda pause: polled.append(pause_s and pause(pause_s)))
         thread.watch(refresher)
         thread._threads[0].join(60)
         assert not thread._threads[0].is_alive()
-        assert pauses.times_s[:4] == expected
+        assert waits_s[:4] == expected
         assert len(polled) == polls
 
     def test_after_a_choice_it_is_nine_times_what_that_took(self, store: Any, clock: Any, monkeypatch: Any) -> None:
