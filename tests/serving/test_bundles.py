@@ -319,9 +319,8 @@ class TestOperations:
 
     def ask(self, bundle: Path, **named: Any) -> Any:
         serving.forget_served()
-        sizes = {**self.SIZES, **{name: value for name, value in named.items() if name.isupper()}}
-        options = {name: value for name, value in named.items() if not name.isupper()}
-        return get_best_kernel("matmul", **sizes, dtype="float32", device="h200", bundle=bundle, **options)
+        asked = {**self.SIZES, "dtype": "float32", "device": "h200", **named}
+        return get_best_kernel("matmul", bundle=bundle, **asked)
 
     def test_it_serves_what_the_model_expects_among_what_it_holds(self, tmp_path: Path, monkeypatch: Any) -> None:
         device = device_profile("h200")

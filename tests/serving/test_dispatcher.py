@@ -114,6 +114,7 @@ class TestInput:
             ({"n": 1, "m": 2}, "has no size 'm'"),
             ({"n": 1, "dtype": "float64"}, "does not support dtype 'float64'"),
             ({"n": 1, "name": "sgemm_3d"}, r"did you mean .*sgemm_2d"),
+            *(({"n": 1, "numerics": word}, "numerics is .*, expected 'any' or 'same'") for word in ("exact", ["any"])),
             ({"n": 1, "device": "voodoo"}, "no GPU profile is named 'voodoo'"),
             *(({"n": 1, "device": device}, "expected a CUDA index") for device in ([0], 0.5, {})),
             *(({"n": 4096, name: 1}, f"{name} is 1, expected") for name in ("strict", "library", "race", "wait")),

@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,9 +64,9 @@ class Cuda:
         self.blocks: dict[int, ParameterBlock] = {}
         self.new_arrays = 0
         self.cuda = self.runtime = self
-
-    def getDevice(self) -> int:  # noqa: N802 - CuPy's name
-        return self.current
+        self.getDevice = lambda: self.current
+        self.streamIsCapturing = lambda stream: stream in self.captured
+        self.get_current_stream = lambda _=None: SimpleNamespace(ptr=self.stream)
 
     def setDevice(self, index: int) -> None:  # noqa: N802 - CuPy's name
         self.current = index
@@ -83,17 +83,11 @@ class Cuda:
         self.launched.append((graph, stream))
         self.launches.append((stream, [graph]))
 
-    def streamIsCapturing(self, stream: int) -> bool:  # noqa: N802 - CuPy's name
-        return stream in self.captured
-
     def launch(self, stream: int, address: int, _: int) -> None:
         if threading.get_ident() not in self.contexts:
             raise self.CUDADriverError("CUDA_ERROR_INVALID_CONTEXT")
         self.launched.append((self.current, stream))
         self.launches.append((stream, list(self.blocks[address].words)))
-
-    def get_current_stream(self, _: int | None = None) -> Any:
-        return SimpleNamespace(ptr=self.stream)
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         self.new_arrays += 1
@@ -510,18 +504,21 @@ class Tensor:
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch with the current stream 5; the streams that are made current are recorded."""
-
-    def stream(chosen: str) -> AbstractContextManager[None]:
-        entered.append(chosen)
-        return nullcontext()
-
     cuda = SimpleNamespace(
-        stream=stream,
+        stream=lambda chosen: entered.append(chosen) or nullcontext(),
         current_stream=lambda _: SimpleNamespace(cuda_stream=5),
         default_stream=lambda device: f"default of {device}",
         ExternalStream=lambda pointer, device: f"{pointer} of {device}",
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=cuda))
+
+
+STREAMS = {
+    "cupy": Stream(8),
+    "external": ExternalStream(8),
+    "pytorch": SimpleNamespace(cuda_stream=8),
+    "protocol": SimpleNamespace(__cuda_stream__=lambda: (0, 8)),
+}
 
 
 class TestStreams:
@@ -531,16 +528,7 @@ class TestStreams:
         cuda = SimpleNamespace(Stream=Stream, ExternalStream=ExternalStream)
         monkeypatch.setattr(array_module, "load_cupy", lambda: SimpleNamespace(cuda=cuda))
 
-    @pytest.mark.parametrize(
-        "stream",
-        [
-            Stream(8),
-            ExternalStream(8),
-            SimpleNamespace(cuda_stream=8),
-            SimpleNamespace(__cuda_stream__=lambda: (0, 8)),
-        ],
-        ids=["cupy", "external", "pytorch", "protocol"],
-    )
+    @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
     def test_it_is_current_meanwhile(self, stream: Any) -> None:
         with array_module.on_stream([], stream):
             assert entered == [8]

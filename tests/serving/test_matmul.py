@@ -65,16 +65,13 @@ class TestChoice:
         assert ieee == {name: sizes for name, sizes in anything.items() if name not in emulating}
 
     def test_a_path_names_a_database(self, tmp_path: Path) -> None:
-        def served(path: Path) -> tuple[str, str]:
-            kernel = best_matmul(PRODUCT, device="NVIDIA H200", database=path)
-            return kernel.kernel, kernel.tier
-
         slow, fast = tmp_path / "slow.db", tmp_path / "fast.db"
         store_product("sgemm", PRODUCT, 3.0, slow)
         store_product("sgemm", PRODUCT, 3.0, fast)
         store_product("sgemm_ws", PRODUCT, 2.0, fast)
-        assert served(slow) == ("sgemm", "exact")
-        assert served(fast) == ("sgemm_ws", "exact")
+        for path, name in ((slow, "sgemm"), (fast, "sgemm_ws")):
+            kernel = best_matmul(PRODUCT, device="NVIDIA H200", database=path)
+            assert (kernel.kernel, kernel.tier) == (name, "exact")
 
 
 def _assert_right(result: Any, a: Any, b: Any, dtype: str, terms: int) -> None:

@@ -418,13 +418,6 @@ class TestNumerics:
         assert (kernel.config, kernel.choice.pinned) == (ALIKE, str(file))
         assert f"same bits as the configuration that {file} pins" in kernel.explain()
 
-    def test_other_words_are_refused(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(InputError, match="numerics is 'exact', expected 'any' or 'same'"):
-            ask(store, 4096, numerics="exact")
-        monkeypatch.setenv("AUTOTILE_NUMERICS", "exact")
-        with pytest.raises(InputError, match="AUTOTILE_NUMERICS"):
-            read_settings()
-
 
 SYNCHRONIZING = """
 import os, sys

@@ -37,7 +37,7 @@ from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.serving import selection
-from autotile.serving.choice import Choice, Estimated, explain
+from autotile.serving.choice import Choice, explain
 from autotile.serving.dispatcher import Dispatcher
 from autotile.serving.selection import KernelRequest, Shelf, choose, untuned_config
 from autotile.settings import read_settings
@@ -356,9 +356,7 @@ def test_the_age_is_told(age: timedelta, said: str) -> None:
 
 
 class TestUntuned:
-    def serve(
-        self, name: str, wrong: Any = (), estimates: bool = True, **sizes: int
-    ) -> tuple[Config, Estimated | None]:
+    def serve(self, name: str, wrong: Any = (), estimates: bool = True, **sizes: int) -> tuple[Config, Any]:
         kernel, shelf = load_kernel(name), Shelf(bundled=not estimates)
         request = KernelRequest(kernel, resolve_problem(kernel.spec, sizes, None), PROFILE, "13.0", shelf)
         vars(request)["wrong"] = wrong

@@ -85,7 +85,6 @@ TRANSFORMS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "dual": of_dual_numbers,
     "jvp": lambda multiply, a, b: torch.func.jvp(multiply, (a, b), (b.sum() * a, a.sum() * b)),
     "grad": lambda multiply, a, b: torch.func.grad(lambda *both: multiply(*both).square().sum(), (0, 1))(a, b),
-    "hessian": lambda multiply, a, b: torch.func.hessian(lambda x: multiply(x, b).square().sum())(a),
     "vmap": lambda multiply, a, b: torch.func.vmap(multiply, (0, None))(torch.stack([a, -a]), b),
 }
 
@@ -224,7 +223,6 @@ class TestAccelerate:
         assert made.to_json()["left"] == made.left
 
     def test_wrong_arguments(self, model: Any) -> None:
-        asked: Any
         for asked, said in (({"model": "mine"}, "model"), ({"rows": [0]}, "positive"), ({"device": "h2000"}, "h2000")):
             with pytest.raises(InputError, match=said):
                 autotile.torch.accelerate(**{"model": model, **asked})
