@@ -597,15 +597,15 @@ class BoundKernel:
         """Serve something that needs no compiler if the choice does, until that is compiled aside and takes over."""
         with self._lock:
             find, self.find_stand_in = self.find_stand_in, None
-            code = self._code
-        if find is None or self._first_use or self.choice.pinned:
+            code, choice = self._code, self.choice
+        if find is None or self._first_use or choice.pinned:
             return
         if not isinstance(code, KernelCode) or not code.needs_compiler():
             return
         other = find()
         if other is None or not self.has_shapes_of(other):
             return
-        chosen = BoundKernel(code, self.choice, self.device, self._device_index)
+        chosen = BoundKernel(code, choice, self.device, self._device_index)
         report = self._report
         named = f"{chosen.kernel} {config_text(chosen.config)}"
         awaited = f"{named}, which is being compiled and takes over when it is ready"

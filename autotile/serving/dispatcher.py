@@ -708,8 +708,6 @@ def _bundle_path(bundle: str | Path | None) -> str | None:
 
 def _whole_size(size: Any) -> Any:
     """Return a number that equals a whole number as that, since both are one key of a dictionary: 2048.0 as 2048."""
-    if type(size) is int:
-        return size
     try:  # also an array or tensor of one number, which is no key
         whole = int(size.real) if isinstance(size, Number | np.bool_) else operator.index(size)  # type: ignore[union-attr]
     except (OverflowError, TypeError, ValueError):

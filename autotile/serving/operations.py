@@ -707,10 +707,11 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
             try:
                 kernel = serve()
                 time.sleep(0)  # lets a thread that waits for the interpreter's lock go on
-                if kernel is not None and loads(kernel):
-                    kernel.load(waits=False)
-                if kernel is not None and self._deferred is deferred:  # the products were not forgotten meanwhile
-                    keep(kernel)
+                if kernel is not None:
+                    if loads(kernel):
+                        kernel.load(waits=False)
+                    if self._deferred is deferred:  # the products were not forgotten meanwhile
+                        keep(kernel)
                 del deferred[key]
             except BaseException:
                 deferred[key] = False  # the next call of `multiply` chooses itself, and raises

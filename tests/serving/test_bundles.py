@@ -319,8 +319,7 @@ class TestOperations:
 
     def ask(self, bundle: Path, **named: Any) -> Any:
         serving.forget_served()
-        asked = {**self.SIZES, "dtype": "float32", "device": "h200", **named}
-        return get_best_kernel("matmul", bundle=bundle, **asked)
+        return get_best_kernel("matmul", bundle=bundle, **{**self.SIZES, "dtype": "float32", "device": "h200", **named})
 
     def test_it_serves_what_the_model_expects_among_what_it_holds(self, tmp_path: Path, monkeypatch: Any) -> None:
         device = device_profile("h200")
