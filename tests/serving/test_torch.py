@@ -331,6 +331,7 @@ class TestLeftToPytorch:
         assert calls_of(layer.to(torch.float32)) == (0, 1)
         layer.leave(products.EPOCH.now)
         default_dispatcher.note_requests()  # as `autotile.tuning` does
+        default_dispatcher.asked = None
         assert calls_of(layer) == (0, 1)
 
     def test_a_layer_that_gains_in_graphs_alone_costs_the_host_nothing(self) -> None:
@@ -392,7 +393,6 @@ class TestCompiled:
 
     def test_a_graph_with_a_layer_joins_inductor_unless_that_is_refused(self, model: Any) -> None:
         inductor = autotile.torch.inductor
-
         config = pytest.importorskip("torch._inductor.config")
         config.inductor_choices_class = None
         inductor._asked.clear()
