@@ -136,6 +136,7 @@ from unittest.mock import MagicMock
 sys.modules["torch"] = torch = MagicMock()
 torch.Tensor = torch.nn.Linear = torch.autograd.Function = object
 torch.ops.autotile.matmul = lambda a, b, emulate: (a, b, emulate)
+torch._C._are_functorch_transforms_active, torch.autograd.forward_ad._current_level = bool, -1
 """
     """A stand-in for PyTorch, whose operator returns its arguments."""
 

@@ -41,7 +41,7 @@ Mask = NDArray[np.bool_]
 Indices = NDArray[np.int64]
 
 _MAX_SIZE = 2**31 - 1
-_PART = r"(?a)(\d{1,10})(?:\.\.(\d{1,10}))?"
+_PART = r"(?a)(\d{1,99})(?:\.\.(\d{1,99}))?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,9 +288,15 @@ def _even_sizes(
 ) -> Iterator[tuple[list[float], tuple[int, ...]]]:
     """Yield fractions of the extents that cover them evenly, and the sizes there.
 
-    The kinds take turns by the order of a problem's number and a size's place.
+    The kinds take turns by the order of a problem's number and a size's place. The fractions are multiples, modulo 1,
+    of the inverse powers of the root of ``x ** (d + 1) = x + 1``: M. Roberts, "The unreasonable effectiveness of
+    quasirandom sequences" (2018).
     """
-    for number, row in enumerate(_even_fractions(count, len(family.extents)).tolist()):
+    dimensions, root = len(family.extents), 2.0
+    for _ in range(64):
+        root = (1.0 + root) ** (1.0 / (dimensions + 1))
+    steps = root ** -np.arange(1.0, dimensions + 1)
+    for number, row in enumerate(((0.5 + np.arange(count)[:, None] * steps) % 1.0).tolist()):
         pairs = enumerate(zip(family.extents.values(), row, strict=True))
         yield row, tuple(_value(extent, at, kinds[order(number, place) % len(kinds)]) for place, (extent, at) in pairs)
 
@@ -320,19 +326,6 @@ def _spread_candidates(family: Family, count: int) -> dict[tuple[int, ...], int]
             )
             found[tuple(corner)] += 0
     return found
-
-
-def _even_fractions(count: int, dimensions: int) -> Matrix:
-    """Return points that cover the unit cube evenly, shape (count, dimensions).
-
-    They are multiples, modulo 1, of the inverse powers of the root of ``x ** (d + 1) = x + 1``: M. Roberts, "The
-    unreasonable effectiveness of quasirandom sequences" (2018).
-    """
-    root = 2.0
-    for _ in range(64):
-        root = (1.0 + root) ** (1.0 / (dimensions + 1))
-    steps = root ** -np.arange(1.0, dimensions + 1)
-    return np.asarray((0.5 + np.arange(count)[:, None] * steps) % 1.0)
 
 
 def _value(extent: Extent, fraction: float, kind: str) -> int:
@@ -574,10 +567,10 @@ class FamilyRule:
         """Return the relative losses at the points, and at points that were left out of learning, as text."""
         worst = f"{percent_text(self.worst.loss)} ({sizes_text(self.worst.sizes)})"
         at_points = f"{percent_text(self.mean_loss)} on average at the points, {worst} at worst"
-        losses = self.held_out_losses
-        if not losses:
+        mean = self.mean_held_out
+        if mean is None:
             return at_points
-        left_out = f"{percent_text(sum(losses) / len(losses))} on average and {percent_text(max(losses))} at worst"
+        left_out = f"{percent_text(mean)} on average and {percent_text(max(self.held_out_losses))} at worst"
         return f"{at_points}; {left_out} where the point was left out of learning"
 
     def to_json(self) -> dict[str, Any]:

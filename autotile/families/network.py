@@ -147,18 +147,19 @@ class Ensemble:
 
 
 _Width = Annotated[int, Meta(ge=0, le=_MAX_WIDTH)]
+_Count = Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
 
 
 class _EnsembleDocument(msgspec.Struct):
     """JSON of an ensemble."""
 
     members: Annotated[int, Meta(ge=1, le=16)]
-    items: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
+    items: _Count
     problem: _Width
     item: _Width
     pair: _Width
-    first: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
-    second: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
+    first: _Count
+    second: _Count
     arrays: Annotated[dict[str, Annotated[str, Meta(max_length=2**23)]], Meta(max_length=64)]
 
 

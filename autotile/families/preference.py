@@ -195,10 +195,10 @@ def _expected(
     """
     (here, row), (there, row_there) = asked, measured_at
     is_estimated = here.log_us is not None and there.log_us is not None
-    known = (here.log_us, there.log_us) if is_estimated else (here.idle, there.idle)
-    is_counted = known[0] is not None and known[1] is not None
-    now = known[0] if known[0] is not None and is_counted else np.zeros(row + 1)
-    then = known[1] if known[1] is not None and is_counted else np.zeros(row_there + 1)
+    now, then = (here.log_us, there.log_us) if is_estimated else (here.idle, there.idle)
+    is_counted = now is not None and then is not None
+    if now is None or then is None:
+        now, then = np.zeros(row + 1), np.zeros(row_there + 1)
 
     default_key = config_key(spec.default)
     time_us, base_us, default_us = (tuned.times_us.get(name) for name in (key, base_key, default_key))

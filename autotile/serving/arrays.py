@@ -55,7 +55,7 @@ def library_of(array: Any) -> ArrayLibrary | None:
     if type(array) is load_cupy().ndarray:
         return cupy_library()
     torch = sys.modules.get("torch")
-    return _torch_library(torch) if torch is not None and isinstance(array, torch.Tensor) else None
+    return torch_library(torch) if torch is not None and isinstance(array, torch.Tensor) else None
 
 
 def cupy_library() -> CupyLibrary:
@@ -132,6 +132,7 @@ class TorchLibrary:
         self._torch = torch
         # The function that PyTorch's own compiler uses; it takes a fortieth of the time of torch.cuda.current_stream.
         self._raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        self._allows_tf32: Callable[[], bool] = torch._C._get_cublas_allow_tf32
 
     def spec(self, shapes: tuple[tuple[int, ...], ...], element_type: str) -> ArraySpec:
         """Return the spec of a tensor of one of these shapes."""
@@ -162,10 +163,17 @@ class TorchLibrary:
         except (AttributeError, RuntimeError):
             return ()
 
+    def allows_tf32(self) -> bool:
+        """Return True if PyTorch may round the factors of float32 products to TF32."""
+        try:
+            return self._allows_tf32()
+        except RuntimeError:  # since PyTorch 2.9, where its newer setting contradicts the older one, and counts
+            return bool(self._torch.backends.cuda.matmul.fp32_precision == "tf32")
+
     def multiply(self, a: Any, b: Any, out: Any) -> bool:
         """Compute a product by PyTorch; return False, and do nothing, where it would round float32 to TF32."""
         torch = self._torch
-        if a.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
+        if a.dtype == torch.float32 and self.allows_tf32():
             return False
         torch.matmul(a.detach(), b.detach(), out=out.detach())
         return True
@@ -184,7 +192,7 @@ class TorchLibrary:
 ArrayLibrary = CupyLibrary | TorchLibrary
 
 _cupy_library = lru_cache(CupyLibrary)
-_torch_library = lru_cache(TorchLibrary)
+torch_library = lru_cache(TorchLibrary)
 
 
 def as_cupy(array: Any, name: str) -> Any:

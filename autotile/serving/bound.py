@@ -36,7 +36,7 @@ from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, 
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.launch import StepLaunch
 from autotile.kernel.library import Kernel, KernelName
-from autotile.serving.aside import compilations
+from autotile.serving.aside import compilations, wait_for_compilations
 from autotile.serving.choice import EPOCH, Choice, Code, Contender, KernelCode, Tier, resources_document
 from autotile.serving.choice import explain as explain_choice
 from autotile.settings import Numerics, absolute_path, read_settings
@@ -448,17 +448,15 @@ class BoundKernel:
         ArgumentError, ToolchainError, CompileError, InputError
             As for a call.
         """
-        self.find_stand_in = None  # what is returned keeps its configuration, so that it waits for the compiler
+        self._wait_for_choice()  # what is returned keeps its configuration
         launcher = self._launcher or self._load_for(arrays, None, scalars)
         launch_bound = launcher.bind(arrays, scalars)
         if self.tier == "exact":
             return launch_bound  # calls are only counted of fallbacks
 
         def launch() -> None:
-            self.calls = calls = self.calls + 1
             launch_bound()
-            if calls >= self._report_at:
-                self._report_calls()
+            self.count_call()
 
         return launch
 
@@ -495,12 +493,25 @@ class BoundKernel:
         Unless it ``waits``, something that needs no compiler is loaded, and gives way once the kernel is.
         """
         if waits:
-            self.find_stand_in = None
+            self._wait_for_choice()
         self._load()
+
+    def _wait_for_choice(self) -> None:
+        """Let nothing stand in for the choice, and wait for it to take over where something does."""
+        self.find_stand_in = None
+        if self.choice.awaited:
+            wait_for_compilations()
 
     def has_shapes_of(self, other: BoundKernel) -> bool:
         """Return True if another kernel takes arrays of the same shapes."""
         return list(self.shapes.values()) == list(other.shapes.values())
+
+    @property
+    def _takes(self) -> tuple[object, ...]:
+        """Device, shapes and element types of the arrays of a call."""
+        problem, buffers = self._code.problem, self.definition.spec.buffers
+        types = [buffer.element_type(problem.dtype, problem.sizes) for buffer in buffers]
+        return self._device_index, list(self.shapes.values()), types
 
     def adopt(self, other: BoundKernel) -> bool:
         """Serve the choice of another kernel from the next call on; return whether it was taken over.
@@ -517,11 +528,13 @@ class BoundKernel:
         Raises
         ------
         InputError
-            It is no served kernel.
+            It is no served kernel, or one for other arrays or another device.
         """
         expect_served(other, "adopt")
         if other is self:
             return True
+        if other.lookup is not None and self._takes != other._takes:  # what a program was served
+            raise InputError(f"{self!r} cannot adopt {other!r}: expected one for the same arrays and device")
         first, second = sorted((self, other), key=id)  # in one order, whoever adopts whom
         with first._lock, second._lock:
             ours, theirs = (
@@ -584,15 +597,15 @@ class BoundKernel:
         """Serve something that needs no compiler if the choice does, until that is compiled aside and takes over."""
         with self._lock:
             find, self.find_stand_in = self.find_stand_in, None
-            code = self._code
-        if find is None or self._first_use or self.choice.pinned:
+            code, choice = self._code, self.choice
+        if find is None or self._first_use or choice.pinned:
             return
         if not isinstance(code, KernelCode) or not code.needs_compiler():
             return
         other = find()
         if other is None or not self.has_shapes_of(other):
             return
-        chosen = BoundKernel(code, self.choice, self.device, self._device_index)
+        chosen = BoundKernel(code, choice, self.device, self._device_index)
         report = self._report
         named = f"{chosen.kernel} {config_text(chosen.config)}"
         awaited = f"{named}, which is being compiled and takes over when it is ready"

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     Stored = Shelf | DatabaseShelf | BundledKernel
 
 _DEFAULTS = {
-    **{"dtype": None, "database": None, "bundle": None, "library": True},
-    **{"numerics": None, "race": False, "wait": False},
+    **dict.fromkeys(("dtype", "database", "bundle", "numerics")),
+    **{"library": True, "race": False, "wait": False},
 }
 """Options of `get_best_kernel` that mean the same as none."""
 
@@ -293,6 +293,8 @@ class Dispatcher:
                     f"the device is {device!r:.80}, expected a CUDA index such as 0, or a name such as 'h200'"
                 )
             device = index
+        _check_numerics(numerics)
+        _check_types(bool, strict=strict, library=library, race=race, wait=wait)
         place = self.current_device() if device is None else device
         chosen = {"dtype": dtype, "database": location, "bundle": source, "library": library, "numerics": numerics}
         chosen |= {"race": race, "wait": wait}
@@ -303,8 +305,6 @@ class Dispatcher:
         except TypeError:
             served = None  # the size that is no number is refused below
         if served is None:
-            _check_numerics(numerics)
-            _check_types(bool, library=library, race=race, wait=wait)
             is_operation = isinstance(kept, str) and self._operation(kept) is not None
             origin, where = source or self._bundle, self.location(location)
             lookup = Lookup(kept, whole, dtype, place, where, origin, library, numerics, race, wait, is_operation)
@@ -652,7 +652,7 @@ class Dispatcher:
     def _refusal(self, served: BoundKernel, location: str, bundle: str | None) -> NotTunedError:
         """Return the error that strict serving raises instead of serving a fallback."""
         stored: Sequence[Winner]
-        if bundle is not None:
+        if bundle is not None and not served.is_library:
             bundled = self._bundles[bundle].kernel(served.kernel)
             stored, version = bundled.winners, bundled.nvrtc_version
         else:  # those of other versions of the kernel, too
@@ -665,7 +665,7 @@ class Dispatcher:
         problem = f"{served.problem} on {served.device.name} is not tuned, and strict=True allows no fallback"
         cure = "run `autotile tune`, or call without strict"
         if not stored:
-            return NotTunedError(f"{problem}: nothing is tuned for {served.kernel}; {cure}")
+            return NotTunedError(f"{problem}: nothing is tuned for {served.problem.kernel}; {cure}")
         if not differences:
             return NotTunedError(
                 f"{problem} ({served.tier}): what was tuned for it breaks a rule or a limit here; {cure}", differences
@@ -708,13 +708,11 @@ def _bundle_path(bundle: str | Path | None) -> str | None:
 
 def _whole_size(size: Any) -> Any:
     """Return a number that equals a whole number as that, since both are one key of a dictionary: 2048.0 as 2048."""
-    if type(size) is not int and isinstance(size, Number | np.bool_):
-        try:
-            whole = int(size.real)  # type: ignore[union-attr]
-        except (OverflowError, ValueError):
-            return size
-        return whole if whole == size else size
-    return size
+    try:  # also an array or tensor of one number, which is no key
+        whole = int(size.real) if isinstance(size, Number | np.bool_) else operator.index(size)  # type: ignore[union-attr]
+    except (OverflowError, TypeError, ValueError):
+        return size
+    return whole if whole == size else size
 
 
 _NO_DATABASE = "/dev/null/none"

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from threading import local
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -48,7 +48,6 @@ from autotile.kernel.inputs import DOCUMENT, document_of, input_maker
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import (
-    ArrayLibrary,
     ArraySpec,
     CallArrays,
     CheckedArrays,
@@ -77,21 +76,12 @@ class WorkspaceSet(msgspec.Struct, frozen=True, eq=False):
     pointers: Mapping[str, int]
 
 
-@lru_cache
-def _without_memory(names: tuple[str, ...]) -> WorkspaceSet:
-    return WorkspaceSet(None, (), dict.fromkeys(names, 0))
-
-
 class StreamWorkspaces:
     """Workspaces of a kernel, allocated at its first launch on each stream and kept."""
 
-    __slots__ = ("_captured", "_fixed", "_lock", "_sets", "_workspaces")
-
     def __init__(self, workspaces: tuple[Workspace, ...]) -> None:
-        self._fixed: WorkspaceSet | None = None
-        if not any(one.size_bytes for one in workspaces):
-            self._fixed = _without_memory(tuple([one.name for one in workspaces]))
-            return
+        empty = WorkspaceSet(None, (), {one.name: 0 for one in workspaces})
+        self._fixed = empty if not any(one.size_bytes for one in workspaces) else None
         self._workspaces = workspaces
         self._sets: OrderedDict[tuple[int, int], WorkspaceSet] = OrderedDict()
         self._captured: list[WorkspaceSet] = []
@@ -290,7 +280,9 @@ class Preparation:
             return self._prepared(plain, block, words, ()), None
         loaded = None if is_bound else self._own.by_stream.get(stream)
         if loaded is None:
-            loaded = self._new_module()
+            with outside_of_captures():
+                own, problem = self._load(), self._problem
+                loaded = own, constant_copies(self._spec, own.module, problem.sizes, problem.dtype)
         functions, copies = loaded
         if is_bound:
             addresses = dict(zip(self._names, (block.words[word] for word in words), strict=True))
@@ -334,11 +326,6 @@ class Preparation:
                     self._contents[name] = load_cupy().asarray(stored)
                     side_stream.synchronize()
             return int(self._contents[name].data.ptr)
-
-    def _new_module(self) -> _Loaded:
-        with outside_of_captures():
-            functions, problem = self._load(), self._problem
-            return functions, constant_copies(self._spec, functions.module, problem.sizes, problem.dtype)
 
 
 @contextmanager
@@ -532,6 +519,9 @@ class ArrayLauncher:
         with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
             checked = self._checked(arrays, scalars, folder or self.folder)
             self._launch_checked(checked, scalars)
+        kind, library = type(checked.arrays[0]), library_of(checked.arrays[0])
+        if library is not None and self.folder is None and kind not in self._libraries:
+            self._libraries[kind] = library.stream, library.signature, self._arrays.array_specs(library)
         return checked.arrays
 
     def _checked(
@@ -546,14 +536,8 @@ class ArrayLauncher:
         return checked
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
-        """Launch on CuPy's current stream, and prepare the fast path for such arrays."""
+        """Launch on CuPy's current stream."""
         raise NotImplementedError
-
-    def _know(self, library: ArrayLibrary, array: Any) -> None:
-        """Take calls with arrays like the first one of a call by the fast path, unless they are written first."""
-        if self.folder is None:
-            specs = self._arrays.array_specs(library)
-            self._libraries.setdefault(type(array), (library.stream, library.signature, specs))
 
 
 _loaded: RecentCache[tuple[object, ...], StepFunctions] = RecentCache(MAX_CUBINS)
@@ -584,8 +568,7 @@ class KernelLauncher(ArrayLauncher):
         super().__init__(code, device_index)
         self.arguments = self._arrays = CallArguments(code, device_index)
         self._with_graphs = read_settings().graphs
-        preparation = Preparation(code, load)
-        self._preparation = preparation if preparation.is_needed else None
+        self._preparation = Preparation(code, load)
         self._launch = functions.driver_launch(self.arguments.plan)
         self._cupy = cupy_library()
         self._states: ByStream[StreamState] = ByStream()
@@ -613,10 +596,11 @@ class KernelLauncher(ArrayLauncher):
             return arrays
         if len(arrays) != len(specs):
             return self.launch_fast(self.arguments.complete(arrays))
-        found = accepted_pointers(signature, specs, self._device_index) if signature else None
-        if found is not None:
-            state.launch(stream, found, signature if self._with_graphs and not is_captured else None)
-        return arrays if found is not None else None
+        pointers = accepted_pointers(signature, specs, self._device_index) if signature else None
+        if pointers is None:
+            return None
+        state.launch(stream, pointers, signature if self._with_graphs and not is_captured else None)
+        return arrays
 
     def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
         """Launch on arrays at these addresses, see `autotile.serving.bound.BoundKernel.launch_at`."""
@@ -671,11 +655,8 @@ class KernelLauncher(ArrayLauncher):
         return launch if self._one_device else launch_on_device
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
-        library = library_of(checked.arrays[0])
-        keeps = library is not None and not scalars and self.folder is None
+        keeps = not scalars and self.folder is None
         self._launch_first(self._cupy.stream(self._device_index), checked.pointers, scalars, keeps=keeps)
-        if library is not None and keeps:
-            self._know(library, checked.arrays[0])
 
     def _launch_first(
         self, stream: int, pointers: Mapping[str, int], scalars: Mapping[str, float], *, keeps: bool
@@ -699,7 +680,7 @@ class KernelLauncher(ArrayLauncher):
         values = self.arguments.pack(pointers, scalars, workspaces.pointers)
         block = ParameterBlock(values, spare_words=len(pointers))
         launch, own = self._launch, None
-        if self._preparation is not None:
+        if self._preparation.is_needed:
             words = self.arguments.place(block, pointers)
             launch, own = self._preparation.launch(launch, block, words, stream, is_bound=is_bound)
         return StreamState(launch, block, ParameterLayout((), (), ()), (self._functions, workspaces, own))
@@ -772,9 +753,6 @@ class LibraryLauncher(ArrayLauncher):
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
         pointers = [int(checked.views[buffer.name].data.ptr) for buffer in self._spec.buffers]
         self._launch(checked.arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
-        library = library_of(checked.arrays[0])
-        if library is not None:
-            self._know(library, checked.arrays[0])
 
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         """Check arrays, and return a function that computes on them."""

@@ -576,7 +576,7 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
     ) -> None:
         super().__init__(limit)
         self._may_defer = may_defer
-        self._deferred: dict[tuple[object, ...], bool] = {}
+        self._deferred: dict[object, bool] = {}
         """Whether the choice for a product is under way, rather than failed."""
         self._libraries: dict[type, ArrayLibrary] = {}
         self._serve, self._is_current = serve, is_current
@@ -676,7 +676,8 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
             serve = partial(self._serve, "matmul", whole, dtype, device=_device_index(stored[0]), **asked)
             may_defer = self._may_defer(options) and self._deferred.get(key, True)
             if made is not None and may_defer and made.multiply(left, right, out):
-                self._defer(key, serve)  # afterwards, as the other thread takes the interpreter's lock
+                # Afterwards, as the other thread takes the interpreter's lock.
+                self.choose_aside(key, serve, partial(self.kernels.keep, _untracked(key)))
                 return out
             kernel = self.kernels.keep(_untracked(key), serve())
         is_plain = not scalars and result == dtype and _device_index(right) == device
@@ -692,25 +693,33 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
             keep(kernel)
         return out
 
-    def _defer(self, key: tuple[object, ...], serve: Callable[[], BoundKernel]) -> None:
-        """Choose aside what computes a product from its next call on, unless that is under way."""
-        kernels, deferred = self.kernels, self._deferred
+    def choose_aside(
+        self,
+        key: object,
+        serve: Callable[[], BoundKernel | None],
+        keep: Callable[[BoundKernel], object],
+        loads: Callable[[BoundKernel], bool] = lambda kernel: True,
+    ) -> None:
+        """Choose aside what computes a product from its next call on, unless that is under way or has failed."""
+        deferred = self._deferred
 
-        def choose_and_load() -> None:
+        def choose_and_keep() -> None:
             try:
                 kernel = serve()
                 time.sleep(0)  # lets a thread that waits for the interpreter's lock go on
-                kernel.load(waits=False)
-                if self._deferred is deferred:  # the products were not forgotten meanwhile
-                    kernels.keep(_untracked(key), kernel)
+                if kernel is not None:
+                    if loads(kernel):
+                        kernel.load(waits=False)
+                    if self._deferred is deferred:  # the products were not forgotten meanwhile
+                        keep(kernel)
                 del deferred[key]
             except BaseException:
-                deferred[key] = False  # the next call chooses itself, and raises
+                deferred[key] = False  # the next call of `multiply` chooses itself, and raises
                 raise
 
         if key not in deferred:
             deferred[key] = True
-            choices.add(choose_and_load)
+            choices.add(choose_and_keep)
 
 
 def _untracked(key: Any) -> Any:

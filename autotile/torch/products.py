@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotile.serving.arrays import VECTOR_BYTES
-from autotile.serving.aside import choices
+from autotile.serving.arrays import VECTOR_BYTES, torch_library
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import EPOCH
 from autotile.serving.dispatcher import default_dispatcher
@@ -86,8 +85,8 @@ def _asked(path: str) -> Callable[..., Any]:
 
 PLAIN = (Tensor, torch.nn.Parameter)
 _has_dispatch_mode, _has_function_mode = _asked("_len_torch_dispatch_stack"), _asked("_len_torch_function_stack")
-_has_transform, _is_traced = _asked("_functorch.peek_interpreter_stack"), _asked("_get_tracing_state")
-allows_tf32 = _asked("_get_cublas_allow_tf32")
+_has_transform, _is_traced = _asked("_are_functorch_transforms_active"), _asked("_get_tracing_state")
+allows_tf32 = torch_library(torch).allows_tf32
 _hooks_of_saved = _asked("_autograd._top_saved_tensors_default_hooks")
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _is_autocast, _forward_mode = torch.is_autocast_enabled, torch.autograd.forward_ad
@@ -159,7 +158,8 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
     """Compute ``a @ b`` on PyTorch's current stream, with the kernel that was measured to be the fastest.
 
     Where cuBLAS is served, PyTorch calls it, unless PyTorch's settings would round float32 to TF32. Under
-    ``torch.compile`` and where calls are intercepted, it is the operator ``torch.ops.autotile.matmul``.
+    ``torch.compile`` and where calls are intercepted, it is the operator ``torch.ops.autotile.matmul``. In transforms
+    of ``torch.func`` and in forward-mode differentiation it is PyTorch's own product, by PyTorch's settings.
 
     Parameters
     ----------
@@ -184,6 +184,8 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
         By PyTorch: leading axes cannot be broadcast, or a factor has no axis.
     """
     if _is_compiling() or not _is_eager(a, b):
+        if _has_transform() or _forward_mode._current_level >= 0:  # where an operator would lose a derivative
+            return _torch_matmul(a, b)
         if _is_stacked(a, b):
             return _of_stacks(a, b, emulate)
         result: Tensor = torch.ops.autotile.matmul(a, b, emulate)
@@ -391,25 +393,22 @@ def _chosen(
     keep = _products.keeper(*factors, options, shape)
     if keep is None:
         return None
-    may_defer, asked = default_dispatcher.may_defer(MatmulOptions(emulate=problem["emulate"])), ("asked", key)
-    if may_defer and asked in _notes:
-        return None
-    _products.note(asked, True)
     always = options in _OPTIONS.values()  # of `matmul`, whose kernels are launched in any case
 
-    def choose() -> KnownProduct | None:  # holds no tensor
+    def serve() -> BoundKernel | None:  # holds no tensor
         kernel = find_product(**problem)
         if kernel is None:
             _products.note(key, (_UNSERVED, None))
-            return None
-        if may_defer and not kernel.is_library and (always or Gain.of(kernel, final=True).is_worthwhile()):
-            kernel.load(waits=False)
-        return keep(kernel) if asked in _notes else None  # the products may be forgotten meanwhile
+        return kernel
 
-    if not may_defer:
-        return choose()
-    choices.add(choose)
-    return None
+    def loads(kernel: BoundKernel) -> bool:
+        return not kernel.is_library and (always or Gain.of(kernel, final=True).is_worthwhile())
+
+    if default_dispatcher.may_defer(MatmulOptions(emulate=problem["emulate"])):
+        _products.choose_aside((options, key), serve, keep, loads)
+        return None
+    kernel = serve()
+    return keep(kernel) if kernel is not None else None
 
 
 class _RecordedLinear(torch.autograd.Function):  # type: ignore[misc]

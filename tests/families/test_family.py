@@ -58,7 +58,7 @@ class TestParsing:
             (["M=", "N=1", "K=1"], "cannot be read"),
             (["M=1", "M=2", "N=1", "K=1"], "M is given twice, as 1 and as 2; join values by commas"),
             (["Q=1", "N=1", "K=1"], "has no size 'Q'"),
-            (["M=1..9999999999", "N=1", "K=1"], "out of bounds"),
+            (["M=1..99999999999", "N=1", "K=1"], "out of bounds"),
         ],
     )
     def test_what_cannot_be_read_is_said(self, words: list[str], said: str) -> None:

@@ -69,10 +69,9 @@ def _problem(random: np.random.Generator) -> MeasuredProblem:
     return MeasuredProblem(sizes, _kernels(sizes), _times_us(sizes))
 
 
-def _fit(problems: list[MeasuredProblem], candidates: Any = CANDIDATES, **options: Any) -> Fitted:
-    flags = ("TRANS_A", "TRANS_B")
-    measured = {"candidates": candidates, "problems": problems}
-    return fit_model("product", "float32", DEVICE, SPECS, **measured, flags=flags, **options)
+def _fit(problems: list[MeasuredProblem], candidates: Any = CANDIDATES, specs: Any = SPECS, **options: Any) -> Fitted:
+    measured = {"candidates": candidates, "problems": problems, "flags": ("TRANS_A", "TRANS_B")}
+    return fit_model("product", "float32", DEVICE, specs, **measured, **options)
 
 
 @pytest.fixture(scope="module")
@@ -211,8 +210,7 @@ class TestSelection:
             named = {name: {**spec.sizes, **sizes} for name, spec in specs.items()}
             measured_us = zip([one.key for one in candidates], times_us(number), strict=True)
             problems.append(MeasuredProblem(sizes, named, dict(measured_us)))
-        measured = {"candidates": candidates, "problems": problems}
-        return fit_model("product", "float32", DEVICE, specs, **measured, max_candidates=count, epochs=1)[0]
+        return _fit(problems, candidates, specs, max_candidates=count, epochs=1)[0]
 
     @pytest.mark.parametrize(
         ("kernels", "times_us", "expected"),

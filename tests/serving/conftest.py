@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from stored_runs import add_trial, start_run
+from stored_runs import add_trial, start_run, timed
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial
+from autotile.core.model import Config, Problem, Resources
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
@@ -55,15 +55,13 @@ class ResultStore:
         key = structs.replace(
             key_of(self.kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold"), **changes
         )
-        measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
-        trial = Trial(config, Outcome.OK, "", "finals", resources=resources, measurement=measurement)
         location = Path(read_settings().database)
         if not location.exists():
             shutil.copy(self.empty_database, location)
-        trials = [trial]
-        if default_ratio is not None and config != self.kernel.spec.default:
-            slower = replace(measurement, time_us=default_ratio * time_us, high_us=1.01 * default_ratio * time_us)
-            trials.append(replace(trial, config=self.kernel.spec.default, measurement=slower))
+        default, ranked = self.kernel.spec.default, [timed(config, time_us)]
+        if default_ratio is not None and config != default:
+            ranked.append(timed(default, default_ratio * time_us))
+        trials = [replace(one, resources=resources) for one in ranked]
         columns = {"sampler": "random", "driver": driver}
         with Database.open(location) as database:
             if finished:
@@ -71,7 +69,7 @@ class ResultStore:
             else:
                 study = database.study(key, device)
                 run = start_run(database, study, **columns)
-                add_trial(database, study, run, trial, phase="final", rank=1)
+                add_trial(database, study, run, trials[0], phase="final", rank=1)
         return key
 
     def ask(self, n: int, device: int | str | None = "h200", **named: Any) -> BoundKernel:

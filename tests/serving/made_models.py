@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from autotile.core.model import Config, Resources
+from autotile.database.database import Database
 from autotile.families.family import Family, FamilyRule, RuleConfig, RulePoint, Tree
 from autotile.kernel.library import load_kernel
+from autotile.settings import read_settings
 
 ON_AN_H200 = """
 import os, signal, sys, threading, time
@@ -21,6 +23,12 @@ serving.default_dispatcher.current_device = lambda: 0
 serving.live_device = lambda _: replace(device_profile("h200"), source="cuda")
 """
 """The beginning of a program that serves as on such a machine; nothing can be launched."""
+
+
+def written_misses() -> list[tuple[int, str, str, int]]:
+    """Return size, GPU, tier and count of the misses in the user's database."""
+    with Database.open(read_settings().database) as database:
+        return [(one.problem.sizes["n"], one.gpu_name, one.tier, one.count) for one in database.misses()]
 
 
 class Model:

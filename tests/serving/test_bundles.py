@@ -138,16 +138,16 @@ class TestServing:
         other = {"THREADS": 32, "WORK": 1}
         family = Family({"n": Extent(((1, 100_000),))})
         rule = rule_of(family, (FAST, other), Split(Feature("size", "n"), 5000.0, Leaf((1, 0)), Leaf((0, 1))))
-        with Database.open(read_settings().database) as database:
-            device = database.best("scale")[0].winner.device
-            if not came_along:
-                save_family_state(database, structs.replace(key, sizes={}), family, device, FamilyState({}))
-                save_rule(database, structs.replace(key, sizes={}), device, rule)
+        of_family, device = structs.replace(key, sizes={}), structs.replace(device_profile("h200"), source="cuda")
         if came_along:
             (tmp_path / "families").mkdir()
-            stored = StoredRule(structs.replace(key, sizes={}), device, rule, datetime(2026, 1, 1, tzinfo=UTC))
+            stored = StoredRule(of_family, device, rule, datetime(2026, 1, 1, tzinfo=UTC))
             write_rules(tmp_path / "families" / "h200.scale.json", [stored])
             monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
+        else:
+            with Database.open(read_settings().database) as database:
+                save_family_state(database, of_family, family, device, FamilyState({}))
+                save_rule(database, of_family, device, rule)
         exchange.bundle(store.path, output=tmp_path / "x")
         served = {n: ask(tmp_path / "x", n) for n in (4096, 4000, 8000, 200_000)}
         tiers = {n: kernel.tier for n, kernel in served.items()}
@@ -319,9 +319,7 @@ class TestOperations:
 
     def ask(self, bundle: Path, **named: Any) -> Any:
         serving.forget_served()
-        sizes = {**self.SIZES, **{name: value for name, value in named.items() if name.isupper()}}
-        options = {name: value for name, value in named.items() if not name.isupper()}
-        return get_best_kernel("matmul", **sizes, dtype="float32", device="h200", bundle=bundle, **options)
+        return get_best_kernel("matmul", bundle=bundle, **{**self.SIZES, "dtype": "float32", "device": "h200", **named})
 
     def test_it_serves_what_the_model_expects_among_what_it_holds(self, tmp_path: Path, monkeypatch: Any) -> None:
         device = device_profile("h200")
@@ -349,6 +347,8 @@ class TestOperations:
         measured = self.ask(path, **{name: winner.key.sizes.get(name, size) for name, size in self.SIZES.items()})
         assert (measured.tier, measured.operation.kernel) == ("exact", "matmul")
         assert self.ask(path, TRANS_A=1).is_library  # it holds nothing for transposed factors
+        with pytest.raises(NotTunedError, match="nothing is tuned for matmul; run"):
+            self.ask(path, TRANS_A=1, strict=True)
         with pytest.raises(InputError, match=r"no kernel computes .* compiled for float32 TRANS_A=0"):
             self.ask(path, TRANS_A=1, library=False)
 

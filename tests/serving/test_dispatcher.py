@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from child_python import python
-from made_models import ON_AN_H200
+from made_models import ON_AN_H200, written_misses
 from msgspec import structs
 
 from autotile.core.device import device_profile
@@ -40,8 +40,7 @@ GPU_FIELDS = {"gpu_name", "compute_capability", "sm_count", "smem_per_block_opti
 
 def misses() -> list[tuple[int, str, str, int]]:
     default_dispatcher.misses.flush()
-    with Database.open(read_settings().database) as database:
-        return [(m.problem.sizes["n"], m.gpu_name, m.tier, m.count) for m in database.misses()]
+    return written_misses()
 
 
 class TestLookUp:
@@ -115,11 +114,13 @@ class TestInput:
             ({"n": 1, "m": 2}, "has no size 'm'"),
             ({"n": 1, "dtype": "float64"}, "does not support dtype 'float64'"),
             ({"n": 1, "name": "sgemm_3d"}, r"did you mean .*sgemm_2d"),
+            *(({"n": 1, "numerics": word}, "numerics is .*, expected 'any' or 'same'") for word in ("exact", ["any"])),
             ({"n": 1, "device": "voodoo"}, "no GPU profile is named 'voodoo'"),
             *(({"n": 1, "device": device}, "expected a CUDA index") for device in ([0], 0.5, {})),
+            *(({"n": 4096, name: 1}, f"{name} is 1, expected") for name in ("strict", "library", "race", "wait")),
             *(
                 ({"n": size}, r"size n is .*, expected a whole number")
-                for size in (4096.5, float("nan"), float("inf"), [4096], {}, None, "4096", np.zeros(3))
+                for size in (4096.5, float("nan"), float("inf"), [4096], {}, None, "4096", np.zeros(3), np.zeros(()))
             ),
             *(
                 ({"n": 1, "dtype": dtype}, "does not support dtype")
@@ -452,7 +453,8 @@ class TestWorkingDirectory:
 
 class TestKindsOfValues:
     @pytest.mark.parametrize(
-        "size", [4096, 4096.0, np.int32(4096), np.float32(4096), Decimal(4096), Fraction(4096), 4096 + 0j]
+        "size",
+        [4096.0, 4096 + 0j, *(kind(4096) for kind in (int, np.int32, np.float32, np.array, Decimal, Fraction))],
     )
     def test_whole_numbers_of_every_kind_are_one_size(self, store: Any, size: Any) -> None:
         default_dispatcher.clear()

@@ -5,10 +5,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import cupy
 import numpy as np
@@ -51,7 +52,7 @@ class Cuda:
     """
 
     ndarray = cupy.ndarray
-    CUDADriverError = CUDARuntimeError = RuntimeError
+    CUDADriverError = RuntimeError
 
     def __init__(self) -> None:
         self.current, self.devices, self.stream = 0, 2, 7
@@ -62,17 +63,14 @@ class Cuda:
         self.launches: list[tuple[int, list[int]]] = []
         self.blocks: dict[int, ParameterBlock] = {}
         self.new_arrays = 0
-        self.cuda = self.runtime = self.driver = self
-
-    def getDevice(self) -> int:  # noqa: N802 - CuPy's name
-        return self.current
+        self.cuda = self.runtime = self
+        self.getDevice = lambda: self.current
+        self.streamIsCapturing = lambda stream: stream in self.captured
+        self.get_current_stream = lambda _=None: SimpleNamespace(ptr=self.stream)
 
     def setDevice(self, index: int) -> None:  # noqa: N802 - CuPy's name
         self.current = index
         self.contexts.add(threading.get_ident())
-
-    def ctxGetCurrent(self) -> int:  # noqa: N802 - CuPy's name
-        return threading.get_ident() in self.contexts
 
     @contextmanager
     def Device(self, index: int) -> Iterator[None]:  # noqa: N802 - CuPy's name
@@ -85,17 +83,11 @@ class Cuda:
         self.launched.append((graph, stream))
         self.launches.append((stream, [graph]))
 
-    def streamIsCapturing(self, stream: int) -> bool:  # noqa: N802 - CuPy's name
-        return stream in self.captured
-
     def launch(self, stream: int, address: int, _: int) -> None:
         if threading.get_ident() not in self.contexts:
             raise self.CUDADriverError("CUDA_ERROR_INVALID_CONTEXT")
         self.launched.append((self.current, stream))
         self.launches.append((stream, list(self.blocks[address].words)))
-
-    def get_current_stream(self, _: int | None = None) -> Any:
-        return SimpleNamespace(ptr=self.stream)
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         self.new_arrays += 1
@@ -467,22 +459,36 @@ class TestSignatures:
         assert library.signature([array_at(0, (8, 4), np.float32)]) == keys[0]
 
 
-class CupyStream:
-    def __init__(self, pointer: int) -> None:
-        self.ptr = pointer
+class Stream:
+    """A stream of CuPy that records the operations on it, and is the current one within its block."""
+
+    current: ClassVar[list["Stream"]] = []
+
+    def __init__(self, pointer: int, *, captured: bool = False) -> None:
+        self.ptr, self.captured = pointer, captured
+        self.done: list[str] = []
 
     @classmethod
-    def from_external(cls, stream: Any) -> "CupyStream":
+    def from_external(cls, stream: Any) -> "Stream":
         return cls(stream.__cuda_stream__()[1])
 
-    def __enter__(self) -> None:
+    def is_capturing(self) -> bool:
+        return self.captured
+
+    def synchronize(self) -> None:
+        self.done.append("synchronize")
+
+    def __enter__(self) -> "Stream":
         entered.append(self.ptr)
+        self.current.append(self)
+        return self
 
     def __exit__(self, *_: object) -> None:
         entered.append(-self.ptr)
+        self.current.pop()
 
 
-class ExternalStream(CupyStream):
+class ExternalStream(Stream):
     """CuPy's class of a stream of another library."""
 
 
@@ -498,13 +504,8 @@ class Tensor:
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch with the current stream 5; the streams that are made current are recorded."""
-
-    def stream(chosen: str) -> AbstractContextManager[None]:
-        entered.append(chosen)
-        return nullcontext()
-
     cuda = SimpleNamespace(
-        stream=stream,
+        stream=lambda chosen: entered.append(chosen) or nullcontext(),
         current_stream=lambda _: SimpleNamespace(cuda_stream=5),
         default_stream=lambda device: f"default of {device}",
         ExternalStream=lambda pointer, device: f"{pointer} of {device}",
@@ -512,23 +513,22 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=cuda))
 
 
+STREAMS = {
+    "cupy": Stream(8),
+    "external": ExternalStream(8),
+    "pytorch": SimpleNamespace(cuda_stream=8),
+    "protocol": SimpleNamespace(__cuda_stream__=lambda: (0, 8)),
+}
+
+
 class TestStreams:
     @pytest.fixture(autouse=True)
     def cupy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         entered.clear()
-        cuda = SimpleNamespace(Stream=CupyStream, ExternalStream=ExternalStream)
+        cuda = SimpleNamespace(Stream=Stream, ExternalStream=ExternalStream)
         monkeypatch.setattr(array_module, "load_cupy", lambda: SimpleNamespace(cuda=cuda))
 
-    @pytest.mark.parametrize(
-        "stream",
-        [
-            CupyStream(8),
-            ExternalStream(8),
-            SimpleNamespace(cuda_stream=8),
-            SimpleNamespace(__cuda_stream__=lambda: (0, 8)),
-        ],
-        ids=["cupy", "external", "pytorch", "protocol"],
-    )
+    @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
     def test_it_is_current_meanwhile(self, stream: Any) -> None:
         with array_module.on_stream([], stream):
             assert entered == [8]
@@ -547,7 +547,7 @@ class TestStreams:
     @pytest.mark.usefixtures("torch")
     @pytest.mark.parametrize(
         ("stream", "expected"),
-        [(None, [5]), (CupyStream(8), ["8 of cuda:1", 8]), (CupyStream(0), ["default of cuda:1", 0])],
+        [(None, [5]), (Stream(8), ["8 of cuda:1", 8]), (Stream(0), ["default of cuda:1", 0])],
         ids=["none", "named", "null"],
     )
     def test_tensors_are_worked_on_by_both_libraries(self, stream: Any, expected: list[object]) -> None:
@@ -560,61 +560,29 @@ COUNTER = Workspace("counter", "uint32", (1,), zeroed=True)
 EMPTY = Workspace("empty", "float32", (0, 4), zeroed=False)
 
 
-class Stream:
-    """A stream that records the operations on it."""
-
-    def __init__(self, cuda: "Streams", pointer: int, *, captured: bool = False) -> None:
-        self.cuda, self.ptr, self.captured = cuda, pointer, captured
-        self.done: list[str] = []
-
-    def is_capturing(self) -> bool:
-        return self.captured
-
-    def synchronize(self) -> None:
-        self.done.append("synchronize")
-
-    def __enter__(self) -> "Stream":
-        self.before, self.cuda.stream = self.cuda.stream, self
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cuda.stream = self.before
-
-
-class Streams:
-    """The part of CuPy that workspaces use."""
-
-    def __init__(self) -> None:
-        self.cuda = self
-        self.streams: list[Stream] = []
-        self.allocated = 0
-        self.stream = self.Stream()
-
-    def Stream(self, non_blocking: bool = False, captured: bool = False) -> Stream:  # noqa: N802 - CuPy's name
-        self.streams.append(Stream(self, 16 * len(self.streams), captured=captured))
-        return self.streams[-1]
-
-    def get_current_stream(self) -> Stream:
-        return self.stream
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        self.stream.done.append("zeros")
-        self.allocated += 256
-        return SimpleNamespace(data=SimpleNamespace(ptr=self.allocated))
-
-
 @pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    cuda = Streams()
-    monkeypatch.setattr(launching, "load_cupy", lambda: cuda)
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
+    """The streams that workspaces make with CuPy."""
+    made, addresses = list[Stream](), count(256, 256)
+
+    def stream(*, non_blocking: bool) -> Stream:
+        made.append(Stream(-1))
+        return made[-1]
+
+    def zeros(*_: Any) -> Any:
+        Stream.current[-1].done.append("zeros")
+        return SimpleNamespace(data=SimpleNamespace(ptr=next(addresses)))
+
+    cuda = SimpleNamespace(Stream=stream, get_current_stream=lambda: Stream.current[-1])
+    monkeypatch.setattr(launching, "load_cupy", lambda: SimpleNamespace(cuda=cuda, zeros=zeros))
     monkeypatch.setattr(launching, "outside_of_captures", nullcontext)
-    return cuda
+    return made
 
 
 class TestWorkspaces:
-    def test_each_stream_has_its_own_and_keeps_it(self, streams: Streams) -> None:
+    def test_each_stream_has_its_own_and_keeps_it(self, streams: list[Stream]) -> None:
         workspaces = StreamWorkspaces((COUNTER, EMPTY))
-        first, second = streams.Stream(), streams.Stream()
+        first, second, captured = Stream(16), Stream(32), Stream(48, captured=True)
         found = []
         for stream in (first, second, first):
             with stream:
@@ -622,18 +590,18 @@ class TestWorkspaces:
         assert found[0] is found[2]
         assert [one.pointers for one in found[:2]] == [{"counter": 256, "empty": 0}, {"counter": 512, "empty": 0}]
         assert first.done == second.done == ["zeros"]
-        stream = streams.Stream(captured=True)
-        with stream:
+        with captured:
             kept = StreamWorkspaces((COUNTER,)).current()
-        assert stream.done == []  # what is filled for a captured stream is no part of its graph
-        assert streams.streams[-1].done == ["zeros", "synchronize"]
-        assert kept.stream is stream
+        assert captured.done == []  # what is filled for a captured stream is no part of its graph
+        assert [one.done for one in streams] == [["zeros", "synchronize"]]
+        assert kept.stream is captured
 
     @pytest.mark.parametrize("captured", [False, True])
-    def test_what_a_graph_may_use_is_never_given_back(self, streams: Streams, captured: bool) -> None:
+    @pytest.mark.usefixtures("streams")
+    def test_what_a_graph_may_use_is_never_given_back(self, captured: bool) -> None:
         workspaces = StreamWorkspaces((COUNTER,))
-        for _ in range(launching._MAX_WORKSPACE_SETS + 8):
-            with streams.Stream(captured=captured):
+        for number in range(launching._MAX_WORKSPACE_SETS + 8):
+            with Stream(16 * number, captured=captured):
                 workspaces.current()
         assert len(workspaces._sets) == launching._MAX_WORKSPACE_SETS
         assert len(workspaces._captured) == captured * (launching._MAX_WORKSPACE_SETS + 8)

@@ -7,14 +7,16 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from child_python import python
+from stored_runs import timed
 
 import autotile
-from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Measurement, Outcome, Trial
+from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Outcome, Trial
 from autotile.database.database import Database
 from autotile.database.winners import DIGESTED, read_file
 from autotile.errors import InputError, PinError, PinWarning
@@ -360,11 +362,10 @@ class TestNumerics:
     def finals(self, store: Any, times: list[tuple[dict[str, int], float, str]], *, refuse: Any = None) -> None:
         """Store the finals of a session: configurations with their times and the digests of their outputs."""
         key = store.put(4096, times[0][0], time_us=times[0][1])
-        trials = []
-        for config, time_us, digest in times:
-            measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
-            telemetry = {OUTPUT_DIGEST: digest} if digest else {}
-            trials.append(Trial(config, Outcome.OK, "", "finals", measurement=measurement, telemetry=telemetry))
+        trials = [
+            replace(timed(config, time_us), telemetry={OUTPUT_DIGEST: digest} if digest else {})
+            for config, time_us, digest in times
+        ]
         refused = [Trial(refuse, Outcome.WRONG_RESULT, "wrong", "finals")] if refuse is not None else []
         with Database.open(read_settings().database) as database:
             database.add_run(key, trials, sampler="random", phase="final", is_ranked=True)
@@ -416,13 +417,6 @@ class TestNumerics:
         kernel = ask(store, 4096)
         assert (kernel.config, kernel.choice.pinned) == (ALIKE, str(file))
         assert f"same bits as the configuration that {file} pins" in kernel.explain()
-
-    def test_other_words_are_refused(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(InputError, match="numerics is 'exact', expected 'any' or 'same'"):
-            ask(store, 4096, numerics="exact")
-        monkeypatch.setenv("AUTOTILE_NUMERICS", "exact")
-        with pytest.raises(InputError, match="AUTOTILE_NUMERICS"):
-            read_settings()
 
 
 SYNCHRONIZING = """

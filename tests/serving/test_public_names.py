@@ -152,6 +152,15 @@ class TestAdopting:
         assert first.explain()
         assert repr(first)
 
+    @pytest.mark.usefixtures("live_gpu")
+    def test_one_for_other_arrays_or_another_device_is_refused(self) -> None:
+        asked = {**SIZES, "dtype": "float16", "device": 0}
+        kernel = autotile.get_best_kernel("matmul", **asked)
+        for other in ({"M": 1024}, {"dtype": "bfloat16"}, {"OUT_FP32": 1}, {"device": 1}, {"device": "h200"}):
+            with pytest.raises(InputError, match="expected one for the same arrays and device"):
+                kernel.adopt(autotile.get_best_kernel("matmul", **{**asked, **other}))
+        assert (kernel.problem.sizes["M"], kernel.problem.dtype) == (2048, "float16")
+
     def test_each_other(self) -> None:
         """Two threads that do so wait for each other in no case."""
         first, second = serve("plain", "h200"), serve("plain", "h200", numerics="same")

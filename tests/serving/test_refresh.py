@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 from child_python import python
-from made_models import ON_AN_H200
+from made_models import ON_AN_H200, written_misses
 from msgspec import structs
 from stored_runs import add_trial, start_run, store_default
 
@@ -33,7 +32,7 @@ from autotile.errors import CompileError, InputError
 from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import Library, load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.serving import aside, launching
+from autotile.serving import aside, bound, launching
 from autotile.serving import refresh as refreshing
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Choice, KernelCode, explain
@@ -50,8 +49,7 @@ def poll() -> int:
 
 def counted() -> dict[int, int]:
     """Return the counts that were written, by size."""
-    with Database.open(read_settings().database) as database:
-        return {miss.problem.sizes["n"]: miss.count for miss in database.misses()}
+    return {n: count for n, *_, count in written_misses()}
 
 
 def flushed() -> dict[int, int]:
@@ -60,28 +58,28 @@ def flushed() -> dict[int, int]:
 
 
 class Loaded:
-    """A launcher that only records the launches of its configuration."""
+    """A launcher that only counts the launches of its configuration."""
 
-    def __init__(self, kernel: BoundKernel) -> None:
-        self.config = kernel.config
-        self.launches = 0
+    def __init__(self, of: BoundKernel | KernelCode) -> None:
+        self.config, self.launches = of.config, 0
 
-    def launch_fast(self, arrays: Any) -> Any:
+    def launch(self, arrays: Any, *_: Any) -> Any:
         self.launches += 1
         return arrays
+
+    launch_fast = launch
 
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replace the loading of kernels; the list is of the threads that loaded."""
-    threads = []
+    threads: list[str] = []
 
-    def load(self: BoundKernel) -> Any:
+    def load(code: KernelCode, _: int) -> Loaded:
         threads.append(threading.current_thread().name)
-        self._launcher = Loaded(self)
-        return self._launcher
+        return Loaded(code)
 
-    monkeypatch.setattr(BoundKernel, "_load", load)
+    monkeypatch.setattr(launching, "KernelLauncher", load)
     return threads
 
 
@@ -192,11 +190,12 @@ class TestLoading:
         monkeypatch.setattr(BoundKernel, "load", fail)
         assert (poll(), kernel.config, loads) == (0, BEST, ["MainThread"])
 
-    def test_a_kernel_that_was_loaded_meanwhile_stays(self, store: Any, loads: list[str]) -> None:
-        kernel = store.ask(4096)
+    @pytest.mark.usefixtures("live_gpu", "loads")
+    def test_a_kernel_that_was_loaded_meanwhile_stays(self, store: Any) -> None:
+        kernel = store.ask(4096, device=None)
         store.put(4096, BEST)
-        fresh = store.ask(4096)
-        kernel._load()
+        fresh = store.ask(4096, device=None)
+        kernel.load()
         assert not kernel.adopt(fresh)
         assert kernel.tier == "default"
 
@@ -333,10 +332,11 @@ class TestThread:
     def test_a_long_refresh_ends_with_the_process(self, store: Any) -> None:
         thread = refreshing._RefreshThread()
         refresher = refreshing.Refresher(default_dispatcher.misses, lambda kernel: kernel)
-        refresher.poll = lambda pause: pause(1000.0)  # type: ignore[method-assign]
+        began = threading.Event()
+        refresher.poll = lambda pause: began.set() or pause(1000.0)  # type: ignore[method-assign]
         thread._refreshers.add(refresher)
         thread.add(partial(thread._poll, 0.001))
-        time.sleep(0.05)
+        assert began.wait(60)
         thread.stop()
         assert not thread._threads[0].is_alive()
 
@@ -352,21 +352,6 @@ class TestThread:
         assert thread._threads == []
 
 
-class Pauses(threading.Event):
-    """An event that notes how long it is waited for, and lets nobody wait; it is set after a number of waits."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.times_s: list[float | None] = []
-        self._count = count
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.times_s.append(timeout)
-        if len(self.times_s) > self._count:
-            self.set()
-        return self.is_set()
-
-
 class TestPause:
     @pytest.mark.parametrize(
         ("setting", "pause_s", "expected", "polls"),
@@ -376,14 +361,21 @@ class TestPause:
         self, setting: str, pause_s: float | None, expected: Any, polls: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("AUTOTILE_REFRESH", setting)
-        thread, polled = refreshing._RefreshThread(), []
-        thread._stop = pauses = Pauses(3)
+        thread, polled, waits_s = refreshing._RefreshThread(), [], list[float]()
+
+        def wait(time_s: float) -> bool:  # for no time; the fourth time is the end
+            waits_s.append(time_s)
+            if len(waits_s) > 3:
+                thread._stop.set()
+            return thread._stop.is_set()
+
+        monkeypatch.setattr(thread._stop, "wait", wait)
         refresher = refreshing.Refresher(default_dispatcher.misses, lambda kernel: kernel)
         monkeypatch.setattr(refresher, "poll", lambda pause: polled.append(pause_s and pause(pause_s)))
         thread.watch(refresher)
         thread._threads[0].join(60)
         assert not thread._threads[0].is_alive()
-        assert pauses.times_s[:4] == expected
+        assert waits_s[:4] == expected
         assert len(polled) == polls
 
     def test_after_a_choice_it_is_nine_times_what_that_took(self, store: Any, clock: Any, monkeypatch: Any) -> None:
@@ -440,7 +432,7 @@ if __name__ == "__main__":
 
 def call(kernel: BoundKernel, times: int = 1) -> None:
     """Call a kernel as a launch on the fast path does, without a GPU."""
-    kernel._launcher = SimpleNamespace(launch_fast=lambda arrays: arrays)  # type: ignore[assignment]
+    kernel._launcher = Loaded(kernel)  # type: ignore[assignment]
     for _ in range(times):
         kernel(None, None)
 
@@ -567,17 +559,19 @@ class TestDatabases:
         assert kernel.calls == 10
         assert flushed() == {8192: 10}
 
-    @pytest.mark.usefixtures("of_another_size")
-    def test_a_locked_one_delays_one_call_for_a_moment(self, store: Any) -> None:
-        kernels = [store.ask(n, device=None) for n in (8192, 500, 700)]
-        with closing(sqlite3.connect(read_settings().database, isolation_level=None)) as other:
+    @pytest.mark.usefixtures("of_another_size", "slow_writes")
+    def test_a_locked_one_delays_one_call_for_a_moment(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        kernels, waits_s = [store.ask(n, device=None) for n in (8192, 500, 700)], list[float]()
+        connect: Callable[..., sqlite3.Connection] = sqlite3.connect
+        with closing(connect(read_settings().database, isolation_level=None)) as other, monkeypatch.context() as patch:
             other.execute("BEGIN IMMEDIATE")
-            start_s = time.monotonic()
+            patch.setattr(
+                sqlite3, "connect", lambda *given, **named: waits_s.append(named["timeout"]) or connect(*given, **named)
+            )
             for kernel in kernels:
                 call(kernel, 1000)
-            assert time.monotonic() - start_s < 2.0
             other.execute("ROLLBACK")
-        assert counted() == {}
+        assert (waits_s, counted()) == ([0.05], {})
         assert flushed() == {8192: 1000, 500: 1000, 700: 1000}
 
     @pytest.mark.usefixtures("of_another_size")
@@ -652,7 +646,7 @@ class Code(KernelCode):
             assert self.may_end.wait(10)
         if self.fault is not None:
             raise self.fault
-        return SimpleNamespace(launch=lambda arrays, stream, scalars: arrays, launch_fast=lambda arrays: None)
+        return Loaded(self)
 
 
 @pytest.fixture(autouse=True)
@@ -710,13 +704,13 @@ class TestAside:
 
         products = Products(10, serve, lambda device: True)
         for _ in range(3):
-            products._defer(("a product",), serve)
+            products.choose_aside("a product", serve, partial(products.kernels.keep, ("a product",)))
         may_choose.set()
         assert aside.wait_for_compilations(10)
         assert asked == [1]
         kernel = products.kernels.get(("a product",))
         assert (kernel is not None and kernel.is_loaded) == (fault is None)
-        assert fault is None or products._deferred == {("a product",): False}
+        assert products._deferred == ({} if fault is None else {"a product": False})
 
 
 class TestStandIns:
@@ -735,15 +729,21 @@ class TestStandIns:
         kernel("A", "B", "C")
         assert reports == [2]
 
-    @pytest.mark.parametrize("way", ["nothing else", "is compiled", "load", "bind"])
-    def test_a_call_waits_where_it_must_or_may(self, chosen: Code, kernel: BoundKernel, way: str) -> None:
+    @pytest.mark.parametrize("way", ["nothing else", "is compiled", "load", "bind", "load later", "bind later"])
+    def test_a_call_waits_where_it_must_or_may(
+        self, chosen: Code, kernel: BoundKernel, way: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         chosen.is_compiled = way == "is compiled"
         if way == "nothing else":
             kernel.find_stand_in = lambda: None
-        chosen.may_end.set()
-        if way == "load":
+        if "later" in way:  # something stands in for the choice already
+            kernel("A", "B", "C")
+            monkeypatch.setattr(bound, "wait_for_compilations", partial(end_compilation, chosen))
+        else:
+            chosen.may_end.set()
+        if "load" in way:
             kernel.load()
-        elif way == "bind":
+        elif "bind" in way:
             with pytest.raises(AttributeError, match="bind"):  # of the launcher of this test, which has none
                 kernel.bind("A", "B", "C")
         else:

@@ -37,7 +37,7 @@ from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.serving import selection
-from autotile.serving.choice import Choice, Estimated, explain
+from autotile.serving.choice import Choice, explain
 from autotile.serving.dispatcher import Dispatcher
 from autotile.serving.selection import KernelRequest, Shelf, choose, untuned_config
 from autotile.settings import read_settings
@@ -356,9 +356,7 @@ def test_the_age_is_told(age: timedelta, said: str) -> None:
 
 
 class TestUntuned:
-    def serve(
-        self, name: str, wrong: Any = (), estimates: bool = True, **sizes: int
-    ) -> tuple[Config, Estimated | None]:
+    def serve(self, name: str, wrong: Any = (), estimates: bool = True, **sizes: int) -> tuple[Config, Any]:
         kernel, shelf = load_kernel(name), Shelf(bundled=not estimates)
         request = KernelRequest(kernel, resolve_problem(kernel.spec, sizes, None), PROFILE, "13.0", shelf)
         vars(request)["wrong"] = wrong
@@ -463,14 +461,14 @@ class TestFarAway:
         problem = resolve_problem(kernel.spec, dict.fromkeys("MNK", size), "float32")
         small = [best for best in self.SHIPPED if all(best.key.sizes[name] <= 256 for name in "MNK")]
         assert small
-        choice = choose(KernelRequest(kernel, problem, properties, small[0].key.nvrtc_version, Shelf(small)))
+        choice = chosen(kernel, problem, properties, winners=small)
         assert meets_heuristics(kernel.spec, choice.config, problem.sizes, properties)
 
     def test_a_winner_nearby_is_served_though_a_search_would_not_try_it(self) -> None:
         best = next(best for best in self.SHIPPED if best.key.sizes["M"] == best.key.sizes["N"] == 256)
         problem = Problem("sgemm", {**best.key.sizes, "M": 400}, "float32")
-        request = KernelRequest(load_kernel("sgemm"), problem, PROFILE, best.key.nvrtc_version, Shelf([best]))
-        assert (choose(request).tier, choose(request).config) == ("nearest", best.config)
+        choice = chosen(load_kernel("sgemm"), problem, winners=[best])
+        assert (choice.tier, choice.config) == ("nearest", best.config)
 
     def test_a_size_beyond_what_was_checked_gets_the_default(self, tmp_path: Path) -> None:
         tune(tmp_path / "far.db", "4096x4096x4096", seed=11)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 
 import autotile
-from autotile.errors import InputError
+from autotile.errors import ArgumentError, InputError
+from autotile.serving.arrays import torch_library
+from autotile.serving.aside import wait_for_compilations
 from autotile.serving.dispatcher import default_dispatcher
 
 torch = pytest.importorskip("torch")
@@ -71,6 +73,40 @@ def test_a_traced_product_has_the_shape_that_pytorch_gives_it(shapes: Any) -> No
     with torch._subclasses.FakeTensorMode():
         a, b = (torch.empty(shape, device="cuda") for shape in shapes)
         assert autotile.torch.matmul(a, b).shape == torch.matmul(a, b).shape
+
+
+def of_dual_numbers(multiply: Any, a: Any, b: Any) -> Any:
+    forward = torch.autograd.forward_ad
+    with forward.dual_level():
+        return forward.unpack_dual(multiply(forward.make_dual(a, -a), b)).tangent
+
+
+TRANSFORMS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "dual": of_dual_numbers,
+    "jvp": lambda multiply, a, b: torch.func.jvp(multiply, (a, b), (b.sum() * a, a.sum() * b)),
+    "grad": lambda multiply, a, b: torch.func.grad(lambda *both: multiply(*both).square().sum(), (0, 1))(a, b),
+    "vmap": lambda multiply, a, b: torch.func.vmap(multiply, (0, None))(torch.stack([a, -a]), b),
+}
+
+
+@pytest.mark.parametrize("shapes", [((5, 6), (6, 4)), ((2, 5, 6), (6, 4)), ((6,), (2, 6, 4))])
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transformed_products_are_pytorchs(transform: Callable[..., Any], shapes: Any) -> None:
+    a, b = map(torch.randn, shapes)
+    compiled = torch.compile(partial(transform, autotile.torch.matmul), backend="eager")
+    for transformed in (partial(transform, autotile.torch.matmul), compiled):
+        torch.testing.assert_close(transformed(a, b), transform(torch.matmul, a, b))
+
+
+@pytest.mark.parametrize("values", [{"allow_tf32": (True, False)}, {"fp32_precision": ("tf32", "ieee")}])
+def test_tf32_is_allowed_by_either_setting(values: dict[str, tuple[object, object]]) -> None:
+    """PyTorch raises where one is asked for after the other was set."""
+    ((name, (allow, forbid)),) = values.items()
+    for value in (allow, forbid) if hasattr(torch.backends.cuda.matmul, name) else ():
+        setattr(torch.backends.cuda.matmul, name, value)
+        assert torch_library(torch).allows_tf32() == (value == allow)
+        with pytest.raises(ArgumentError, match="a: this Tensor cannot be used on the GPU"):
+            autotile.torch.matmul(torch.ones(2, 2), torch.ones(2, 2))
 
 
 def test_factors_that_cannot_be_multiplied_are_an_error_of_pytorch() -> None:
@@ -164,12 +200,9 @@ class TestAccelerate:
         )
         model.subclass.weight = nn.Parameter(torch.ones(256, 64).as_subclass(Packed))
         left = autotile.torch.accelerate(model, device="h200").left
-        assert "computes in its own way" in left["own"]
-        assert "forward was replaced" in left["patched"]
-        assert "another dtype" in left["mixed"]
-        assert "ParametrizedLinear" in left["parametrized"]
-        assert "as fast" in left["aligned"]
-        assert "Packed" in left["subclass"]
+        said = ["computes in its own way", "forward was replaced", "another dtype"]
+        said += ["ParametrizedLinear", "as fast", "Packed"]
+        assert [name for name, text in zip(model, said, strict=True) if text not in left[name]] == []
         assert type(model.own) is Own
 
     @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -190,12 +223,9 @@ class TestAccelerate:
         assert made.to_json()["left"] == made.left
 
     def test_wrong_arguments(self, model: Any) -> None:
-        with pytest.raises(InputError, match="model"):
-            autotile.torch.accelerate("model")  # type: ignore[arg-type]
-        with pytest.raises(InputError, match="positive"):
-            autotile.torch.accelerate(model, rows=[0])
-        with pytest.raises(InputError, match="h2000"):
-            autotile.torch.accelerate(model, device="h2000")
+        for asked, said in (({"model": "mine"}, "model"), ({"rows": [0]}, "positive"), ({"device": "h2000"}, "h2000")):
+            with pytest.raises(InputError, match=said):
+                autotile.torch.accelerate(**{"model": model, **asked})
 
 
 class TestLeftToPytorch:
@@ -259,6 +289,15 @@ class TestLeftToPytorch:
         default_dispatcher.clear()
         assert key not in products._notes
 
+    def test_each_layout_of_a_product_is_chosen(self) -> None:
+        products, a = autotile.torch.products, torch.ones(512, 512, dtype=torch.bfloat16)
+        asked = {"m": 512, "n": 512, "k": 512, "dtype": "bfloat16", "emulate": True, "device": "h200"}
+        for b in (a, a.t()):
+            assert products._products.find(a, b, "options") is None
+            assert products._chosen((a, b), "options", (a.shape, b.shape), asked, (512, 512)) is None
+            assert wait_for_compilations(60)
+            assert products._products.find(a, b, "options").kernel.is_library
+
     def test_a_layer_remembers_what_is_left_as_long_as_all_choices_stay(self, monkeypatch: pytest.MonkeyPatch) -> None:
         products, asked = autotile.torch.products, []
         monkeypatch.setattr(
@@ -285,13 +324,14 @@ class TestLeftToPytorch:
         assert calls_of(layer) == (1, 0)
         assert calls_of(copy.deepcopy(layer)) == (0, 1)
         assert "_left" not in pickle.loads(pickle.dumps(layer)).__dict__
-        fresh.adopt(autotile.get_best_kernel("matmul", M=4, N=16, K=64, dtype="float32", device="h200"))
+        fresh.adopt(autotile.get_best_kernel("matmul", M=4, N=32, K=64, dtype="float32", device="h200", library=False))
         assert calls_of(layer) == (0, 1)
         layer.leave(products.EPOCH.now)
         assert calls_of(layer) == (0, 0)
         assert calls_of(layer.to(torch.float32)) == (0, 1)
         layer.leave(products.EPOCH.now)
         default_dispatcher.note_requests()  # as `autotile.tuning` does
+        default_dispatcher.asked = None
         assert calls_of(layer) == (0, 1)
 
     def test_a_layer_that_gains_in_graphs_alone_costs_the_host_nothing(self) -> None:
@@ -311,11 +351,7 @@ class TestRecorded:
         products = autotile.torch.products
         problem = {"m": 4, "n": 48, "k": 64, "dtype": "float32", "trans_b": True, "device": "h200"}
         served, decided = products.find_product(**problem), []
-
-        def decision() -> bool:
-            made: bool = products._decision("a kind", lambda: problem, lambda kernel: not decided.append(kernel))
-            return made
-
+        decision = partial(products._decision, "a kind", lambda: problem, lambda kernel: not decided.append(kernel))
         default_dispatcher.products.notes.clear()
         assert decision()
         assert decision()
@@ -347,13 +383,9 @@ class TestCompiled:
     @pytest.mark.parametrize("dynamic", [False, True])
     def test_a_layer_is_one_graph_of_pytorchs_operators(self, model: Any, dynamic: bool) -> None:
         autotile.torch.accelerate(model, device="h200")
-        graphs: list[Any] = []
-
-        def keep(graph: Any, _: Any) -> Any:
-            graphs.append(graph)
-            return graph.forward
-
-        compiled, x = torch.compile(model, backend=keep, fullgraph=True, dynamic=dynamic), torch.randn(4, 64)
+        graphs, x = list[Any](), torch.randn(4, 64)
+        keep = lambda graph, _: graphs.append(graph) or graph.forward  # noqa: E731 - of two expressions
+        compiled = torch.compile(model, backend=keep, fullgraph=True, dynamic=dynamic)
         assert torch.equal(compiled(x), model(x))
         assert len(graphs) == 1
         assert "autotile" not in graphs[0].code
@@ -361,7 +393,6 @@ class TestCompiled:
 
     def test_a_graph_with_a_layer_joins_inductor_unless_that_is_refused(self, model: Any) -> None:
         inductor = autotile.torch.inductor
-
         config = pytest.importorskip("torch._inductor.config")
         config.inductor_choices_class = None
         inductor._asked.clear()
