@@ -214,8 +214,8 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             if dead:
                 mine = {"owner": self._owner, "expires_at": now + LEASE_S}
                 connection.execute(update(CLAIMS).where(CLAIMS.c.id.in_([row[0] for row in dead])).values(**mine))
-            self._look(connection)
             left = connection.execute(select(func.count()).where(*of_others)).scalar_one()
+            self._look(connection)  # after the count: of a claim that has ended, the trial is seen
             return [row[1] for row in dead], Claimed((), list(self._undelivered), int(left))
 
         found = self._write(take_over)
