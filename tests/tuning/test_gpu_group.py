@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -119,9 +118,16 @@ class TestSimulated:
             assert found.low < found.value < found.high
 
     def test_a_slower_one_takes_fewer(self, bench, group):
-        several = group({"seconds": 0.005}, {"seconds": 0.1})
-        run(several, candidates(bench) * 3)
-        assert uses(several)["GPU-0"].trials > 2 * uses(several)["GPU-1"].trials
+        """While it runs its first one, the other runs all that are left."""
+        ended = threading.Event()
+        several, given = group({}, {"hangs": lambda gpu: not ended.wait(60)}), candidates(bench) * 3
+        several.wait()
+        for candidate in given:
+            several.submit(candidate)
+        most = [several.result() for _ in given[1:]]
+        ended.set()
+        assert {one.gpu for _, one in most} == {"GPU-0"}
+        assert several.result()[1].outcome is Outcome.OK
 
     @pytest.mark.usefixtures("impatient")
     @pytest.mark.parametrize("fault", [{"fails_after": 0}, {"fails_after": 4}, {"hangs": lambda gpu: gpu.begun > 4}])
@@ -137,10 +143,12 @@ class TestSimulated:
 
     @pytest.mark.usefixtures("impatient")
     def test_one_that_answers_after_it_was_given_up_is_released_and_its_result_dropped(self, bench, group):
-        several = group({}, {"seconds": 1.5}, deadline_s=0.2)
+        given_up = threading.Event()
+        several = group({}, {"hangs": lambda gpu: not given_up.wait(60)}, deadline_s=0.2)
         late: Any = several._members[1].backend
         given = candidates(bench)
         found = run(several, given)
+        given_up.set()
         assert "no sign" in uses(several)["GPU-1"].lost
         assert [one.gpu for one in found.values()] == ["GPU-0"] * len(given)
         assert late._closed.wait(10.0)
@@ -187,9 +195,7 @@ class TestSimulated:
     def test_a_hung_one_does_not_hold_up_the_end(self, bench, group):
         several = group({"hangs": lambda gpu: True}, {})
         several.submit(candidates(bench)[0])
-        began = time.monotonic()
         several.close()
-        assert time.monotonic() - began < 5
         assert not any(thread.name.startswith("GPU ") and thread.is_alive() for thread in threading.enumerate())
 
     @pytest.mark.usefixtures("impatient")
