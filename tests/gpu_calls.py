@@ -19,7 +19,7 @@ def evaluate(gpu: Gpu, candidate: Candidate, best_us: float | None = None) -> Re
 
 def verify(gpu: Gpu, candidate: Candidate, repeats: int, seed: int = 0) -> Reading:
     """Verify one candidate repeatedly."""
-    return gpu.check(Check((Entry(candidate),), repeats, seed=seed))
+    return gpu.run(Check((Entry(candidate),), repeats, seed=seed))[0]
 
 
 def race(gpu: Gpu, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[Reading]:

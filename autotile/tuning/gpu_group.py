@@ -21,7 +21,7 @@ from autotile.core.model import Outcome
 from autotile.errors import AutotileError, WorkerError
 from autotile.space.search_space import SearchSpace
 from autotile.workers.gpu import Backend, GpuUse
-from autotile.workers.jobs import Candidate, Check, Race, Reading
+from autotile.workers.jobs import Candidate, Job, Reading
 
 if TYPE_CHECKING:
     from autotile.workers.sanitizer import Finding
@@ -199,24 +199,21 @@ class GpuGroup(Backend):
             self._queue.clear()
             self._finished.clear()
 
-    def race(self, job: Race) -> list[Reading] | None:
-        """Race on one GPU; None if its worker died."""
-        return self._on_one(lambda backend: backend.race(job))
-
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         """Run candidates under the sanitizer of the GPU that holds races."""
         return self._racing_member().backend.sanitize(candidates)
 
-    def check(self, job: Check) -> Reading:
-        """Verify on one GPU; if its worker dies and the reference fails there, too, on another one."""
+    def run(self, job: Job) -> list[Reading]:
+        """Run a job on one GPU; if its worker dies and the reference fails there, too, on another one."""
         while True:
             member = self._racing_member()
-            reading = self._on_one(lambda backend: backend.check(job))
-            if not reading.died or self._reference is None or self._racing_member() is not member:
-                return reading
+            readings = self._on_one(lambda backend: backend.run(job))
+            has_died = any(one.died for one in readings)
+            if not has_died or self._reference is None or self._racing_member() is not member:
+                return readings
             try:
                 self._check_sound(member, self._reference)
-                return reading
+                return readings
             except AutotileError as error:
                 if len(self._left()) == 1:
                     raise

@@ -12,7 +12,7 @@ from judges import failed, timed
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial
 from autotile.errors import InputError
 from autotile.tuning.finals import FinalRules, Finals, choose_finalists, run_finals
-from autotile.workers.jobs import Candidate, Check, Race, Reading, finals_limit_s
+from autotile.workers.jobs import Candidate, Check, Job, Race, Reading, finals_limit_s
 from autotile.workers.sanitizer import Finding
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
@@ -61,6 +61,9 @@ class Racer:
         self.limits_s: list[float | None] = []
         self.digests: dict[object, str] = {}
 
+    def run(self, job: Job) -> list[Reading]:
+        return [self.check(job)] if isinstance(job, Check) else self.race(job)
+
     def check(self, job: Check) -> Reading:
         (entry,) = job.entries
         candidate, repeats, limit_s = entry.candidate, job.repeats, job.limit_s
@@ -84,12 +87,12 @@ class Racer:
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         return [list(self.findings) if candidate.config == A else [] for candidate in candidates]
 
-    def race(self, job: Race) -> list[Reading] | None:
+    def race(self, job: Race) -> list[Reading]:
         self.rounds, self.precision = job.rounds, job.precision
         self.races += 1
         candidates = [one.candidate for one in job.entries if one.candidate is not None]
         if self.times_us is None or any(c.config in self.breaks_race for c in candidates):
-            return None
+            return []
         wrong = [Outcome.WRONG_RESULT if c.config in self.wrong_when_timed else Outcome.OK for c in candidates]
         return [
             raced(self.times_us[int(c.config["TILE"])], outcome) for c, outcome in zip(candidates, wrong, strict=True)

@@ -109,7 +109,7 @@ class TestSimulated:
 
     def test_a_race_has_the_intervals_of_the_recording(self, bench, group):
         entries = [Entry(candidate) for candidate in candidates(bench)[:2]]
-        for entry, reading in zip(entries, group({}).race(Race(tuple(entries), 50, 0)), strict=True):
+        for entry, reading in zip(entries, group({}).run(Race(tuple(entries), 50, 0)), strict=True):
             recorded = by_threads(entry.candidate.config).measurement
             found = median_interval(reading.rounds_us)
             assert (found.value, found.low, found.high) == pytest.approx(
@@ -220,8 +220,8 @@ class TestSimulated:
         several = group({}, {})
         run(several, candidates(bench))
         home: Any = next(one.backend for one in several._members if one.backend.uuid == several.uuid)
-        home.check = Mock(side_effect=WorkerError("it has fallen off the bus"))
-        assert several.check(Check((Entry(Candidate(BEST, "")),), 3)).outcome is Outcome.OK
+        home.run = Mock(side_effect=WorkerError("it has fallen off the bus"))
+        assert several.run(Check((Entry(Candidate(BEST, "")),), 3))[0].outcome is Outcome.OK
         assert several.uuid != home.uuid
         assert several.spare() is None
 
@@ -261,13 +261,14 @@ class TestSessions:
         assert result.confirmation.speedup.value == pytest.approx(result.speedup.value, rel=1e-3)
 
     def test_a_winner_that_is_wrong_on_the_second_gpu_is_refused(self, bench, monkeypatch, database):
-        def check(gpu, job):
-            (entry,) = job.entries
-            if job.limit_s == 1.0 and entry.candidate.config == BEST:  # of the confirmation
-                return Reading(Outcome.WRONG_RESULT, "y[0] is 1, expected 2", "verify")
-            return Reading(Outcome.OK, stage="verify")
+        run = SimulatedGpu.run
 
-        monkeypatch.setattr(SimulatedGpu, "check", check)
+        def confirm(gpu, job):
+            if isinstance(job, Check) and job.limit_s == 1.0 and job.entries[0].candidate.config == BEST:
+                return [Reading(Outcome.WRONG_RESULT, "y[0] is 1, expected 2", "verify")]
+            return run(gpu, job)
+
+        monkeypatch.setattr(SimulatedGpu, "run", confirm)
         result = bench.tune(bench.record(), devices=(0, 1))
         assert result.winner.config != BEST
         (refused,) = (trial for trial in result.refused if trial.config == BEST)

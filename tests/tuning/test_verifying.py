@@ -34,7 +34,7 @@ from autotile.tuning.session import Pipeline
 from autotile.tuning.start import find_served
 from autotile.tuning.verifying import confirm_agreement, judge_on
 from autotile.workers.compile_pool import Compiled
-from autotile.workers.jobs import Candidate, Check, Race, Reading
+from autotile.workers.jobs import Candidate, Check, Job, Race, Reading
 from autotile.workers.sanitizer import Finding
 
 SIZE, ASKED = 4096, 8192
@@ -275,12 +275,15 @@ class Device:
         evaluation = Reading(outcome, "" if time else "y[3] is 0", "measure" if time else "verify", time)
         return candidate, evaluation
 
-    def race(self, job: Race) -> list[Reading] | None:
+    def run(self, job: Job) -> list[Reading]:
+        return [self.check(job)] if isinstance(job, Check) else self.race(job)
+
+    def race(self, job: Race) -> list[Reading]:
         self.log.append("race")
         names = [Path(one.candidate.cubin_path).stem for one in job.entries if one.candidate is not None]
         assert names == ["candidate", "winner"]
         if self.candidate.get("race_breaks"):
-            return None
+            return []
         outcome = self.candidate.get("timed", Outcome.OK)
         rounds = job.rounds if outcome is not Outcome.CRASHED else 0  # it cannot be loaded
         times_us = [self.candidate.get("time_us", 5.0) + index / 1000 for index in range(rounds)]
