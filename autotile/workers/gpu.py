@@ -242,7 +242,12 @@ class Gpu(Backend):
         job = self._queue[0]
         candidate = job.entries[0].candidate
         assert candidate is not None
-        return candidate, self._read(job)
+        try:
+            return candidate, self._read(job)
+        except KeyboardInterrupt:  # a session of the caller's own may go on
+            if not self._queue or self._queue[0] is not job:
+                self._queue.appendleft(job)
+            raise
 
     def withdraw(self) -> None:
         """Forget the entries without a result; a worker that runs one is ended."""

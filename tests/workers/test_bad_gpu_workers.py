@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from gpu_calls import evaluate, race, raced, verify
@@ -110,6 +111,17 @@ def test_an_uncertain_result_is_repeated_in_a_new_worker(start, tmp_path):
     assert "no result of a candidate that ran alone" in reason
     assert openings(tmp_path) == 2
     assert run(gpu, "ok").outcome is Outcome.OK
+
+
+def test_ctrl_c_during_a_wait_leaves_the_candidate_to_the_next_one(start):
+    gpu = start(deadline_s=60.0)
+    gpu.wait()
+    gpu.submit(doing("ok"))
+    gpu.submit(doing("wrong"))
+    gpu._child.receive = Mock(side_effect=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.result()
+    assert [gpu.result()[1].outcome for _ in range(2)] == [Outcome.OK, Outcome.WRONG_RESULT]
 
 
 def test_five_deaths_in_a_row_with_none_before_that_ran_stop_the_run(start):
