@@ -1,14 +1,14 @@
 """Calls of a GPU with single candidates, and a GPU worker made of functions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome
 from autotile.cuda.support import SupportKernels, compared
 from autotile.workers.child import Handler, Stage
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
+from autotile.workers.jobs import Candidate, Check, Entry, Job, Race, Reading
 
 
 def evaluate(gpu: Gpu, candidate: Candidate, best_us: float | None = None) -> Reading:
@@ -35,6 +35,34 @@ def raced(times_us: Sequence[float], outcome: Outcome = Outcome.OK, reason: str 
 def compare(support: SupportKernels, *output: Any, **criterion: Any) -> tuple[int, int, float]:
     """Compare an output with its expected values, as `SupportKernels.comparison` does."""
     return compared(support.results([support.comparison(*output, **criterion)])[0])
+
+
+class GivenGpu:
+    """A backend without a GPU; what derives from it says what `time`, `check` and `race` find."""
+
+    source: Literal["cuda", "replayed"] = "cuda"
+    gpu_count = 1
+    has_result = False
+    time: Callable[[Candidate, float | None], Reading]
+    check: Callable[[Check], Reading]
+    race: Callable[[Race], list[Reading]]
+
+    def __init__(self, device: Any = None) -> None:
+        self.device = device
+        self.given: list[tuple[Candidate, float | None]] = []
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+    def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
+        self.given.append((candidate, limit_us))
+
+    def result(self) -> tuple[Candidate, Reading]:
+        candidate, limit_us = self.given.pop(0)
+        return candidate, self.time(candidate, limit_us)
+
+    def run(self, job: Job) -> list[Reading]:
+        return self.race(job) if isinstance(job, Race) else [self.check(job)]
 
 
 Run = Callable[[Mapping[str, Any], float | None, Stage], Reading]

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_calls import raced
+from gpu_calls import GivenGpu, raced
 from judges import failed, timed
 
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial
 from autotile.errors import InputError
 from autotile.tuning.finals import FinalRules, Finals, choose_finalists, run_finals
-from autotile.workers.jobs import Candidate, Check, Job, Race, Reading, finals_limit_s
+from autotile.workers.jobs import Candidate, Check, Race, Reading, finals_limit_s
 from autotile.workers.sanitizer import Finding
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
@@ -40,7 +40,7 @@ def _given_clock(monkeypatch):
 
 
 @dataclass
-class Racer:
+class Racer(GivenGpu):
     """Backend with given times for the race; None where no race is possible."""
 
     times_us: dict[int, Sequence[float]] | None
@@ -51,7 +51,6 @@ class Racer:
     takes_s: float = 0.0
     fails_after_s: float = 0.0
 
-    source = "cuda"
     refused_seed = None
 
     def __post_init__(self) -> None:
@@ -60,9 +59,6 @@ class Racer:
         self.verified: list[Config] = []
         self.limits_s: list[float | None] = []
         self.digests: dict[object, str] = {}
-
-    def run(self, job: Job) -> list[Reading]:
-        return [self.check(job)] if isinstance(job, Check) else self.race(job)
 
     def check(self, job: Check) -> Reading:
         (entry,) = job.entries

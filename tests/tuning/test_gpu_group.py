@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -277,42 +278,36 @@ class TestSessions:
 
 
 WORKER = """
-import os, pathlib, time
-from autotile.core.device import device_profile
+import os, pathlib, sys, time
 from autotile.core.model import Measurement, Outcome
-from autotile.workers.jobs import Reading
 from autotile.workers.child import serve
+from autotile.workers.jobs import Reading
 
-FOLDER = pathlib.Path(__file__).parent
-PLACE = ""
+sys.path.append({tests!r})
 
-def handle(message, stage):
-    global PLACE
-    if message["op"] == "open":
-        PLACE = str(message["workload"]["device_index"])
-        (FOLDER / f"pid-{PLACE}").write_text(str(os.getpid()))
-        time.sleep(0.1)
-        if (FOLDER / f"dead-{PLACE}").exists():
-            os._exit(3)
-        return device_profile("h200").to_json()
-    if message["op"] == "race":
-        rows = [Reading(Outcome.OK, rounds_us=(5.0 + n,) * message["rounds"]) for n in range(len(message["entries"]))]
-        return {"readings": rows}
+from gpu_calls import worker
+
+FOLDER, DEAD, PID = pathlib.Path(__file__).parent, "dead-" + sys.argv[1], "pid-" + sys.argv[1]
+
+def opened(workload):
+    (FOLDER / PID).write_text(str(os.getpid()))
+    time.sleep(0.1)
+    if (FOLDER / DEAD).exists():
+        os._exit(3)
+
+def run(config, limit_us, stage):
     stage("measure")
-    (entry,) = message["entries"]
-    config = entry["candidate"]["config"]
-    (FOLDER / f"pid-{PLACE}").write_text(str(os.getpid()))
-    if (FOLDER / f"dead-{PLACE}").exists() or config["THREADS"] == 32 and config["WORK"] == 4:
+    if (FOLDER / DEAD).exists() or config["THREADS"] == 32 and config["WORK"] == 4:
         os._exit(4)
     if config["THREADS"] == 64 and config["WORK"] == 4:
         time.sleep(600)
     time.sleep(0.03)
-    time_us = (1000.0 / config["THREADS"] + 2 / config["WORK"]) * (1.0 + 0.03 * int(PLACE))
+    time_us = (1000.0 / config["THREADS"] + 2 / config["WORK"]) * (1.0 + 0.03 * int(sys.argv[1]))
     done = Measurement(time_us, 0.99 * time_us, 1.01 * time_us, (time_us,))
-    return {"readings": [Reading(Outcome.OK, "", "measure", done, {"measure": 0.03})]}
+    return Reading(Outcome.OK, "", "measure", done, {{"measure": 0.03}})
 
 if __name__ == "__main__":
-    serve(handle)
+    serve(worker(run, opened=opened))
 """
 
 
@@ -323,7 +318,7 @@ class TestProcesses:
     def folder(self, tmp_path, monkeypatch):
         folder = tmp_path / "worker"
         folder.mkdir()
-        (folder / "group_gpu_worker.py").write_text(WORKER)
+        (folder / "group_gpu_worker.py").write_text(WORKER.format(tests=str(Path(__file__).parents[1])))
         monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         return folder
 

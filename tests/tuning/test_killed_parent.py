@@ -4,7 +4,6 @@ ends with the result of an undisturbed session. ``benchmarks/durability.py`` rep
 import os
 import signal
 from contextlib import nullcontext
-from importlib import import_module
 from unittest.mock import Mock
 
 import pytest
@@ -46,7 +45,8 @@ class TestCtrlC:
     @pytest.mark.parametrize(
         ("phase", "done"), [("GPU worker", 0), ("starting", 0), ("searching", 1), ("searching", 7), ("finals", 12)]
     )
-    def test_the_same_command_goes_on(self, bench, monkeypatch, phase, done):
+    def test_the_same_command_goes_on(self, bench, monkeypatch, database, phase, done):
+        """Until then, the best trial of the search is served: an unfinished final crowns nobody."""
         recording = bench.record()
         with monkeypatch.context() as patch:
             if phase == "GPU worker":  # while it starts
@@ -55,18 +55,10 @@ class TestCtrlC:
         assert result.interrupted
         assert (result.speedup, bench.stored("final")) == (None, [])
         assert sum(result.outcomes.values()) == len(bench.stored()) == done
+        assert [(best.confirmed, best.trial) for best in database.best()] == [(False, result.winner)] * bool(done)
         again = bench.tune(recording)
         assert (again.interrupted, again.resumed, again.winner.config) == (False, done, BEST)
         assert set(count_configs(bench.stored()).values()) == {1}
-
-    def test_an_unfinished_final_crowns_nobody(self, bench, monkeypatch, database):
-        """The best trial of the search is served until finals have ended."""
-        interrupt = Mock(side_effect=KeyboardInterrupt)
-        monkeypatch.setattr(import_module("autotile.tuning.finals"), "run_finals", interrupt)
-        result = bench.tune(bench.record())
-        assert (result.interrupted, result.winner.config) == (True, BEST)
-        (best,) = database.best("scale")
-        assert not best.confirmed
 
     @pytest.mark.parametrize("error", [None, WorkerError, InputError])
     def test_a_run_ends_without_a_result_after_a_second_one_and_after_an_error(self, bench, database, error):

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -149,12 +148,6 @@ def test_a_module_that_does_not_exist_is_told():
     child = Child("no_such_module")
     with pytest.raises(WorkerCrashError, match=r"exit code 1: .*No module named no_such_module"):
         child.request({}, 10.0)
-
-
-def test_a_process_that_cannot_be_started_is_told(monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(WorkerError, match="cannot start bad_worker: No such file"):
-        Child("bad_worker")
 
 
 def test_more_than_a_thousand_open_files_are_no_obstacle():
