@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -277,90 +276,54 @@ class TestSessions:
         assert [best.trial.config for best in database.best()] == [result.winner.config]
 
 
-WORKER = """
-import os, pathlib, sys, time
-from autotile.core.model import Measurement, Outcome
-from autotile.workers.child import serve
-from autotile.workers.jobs import Reading
-
-sys.path.append({tests!r})
-
-from gpu_calls import worker
-
-FOLDER, DEAD, PID = pathlib.Path(__file__).parent, "dead-" + sys.argv[1], "pid-" + sys.argv[1]
-
-def opened(workload):
-    (FOLDER / PID).write_text(str(os.getpid()))
-    time.sleep(0.1)
-    if (FOLDER / DEAD).exists():
-        os._exit(3)
-
-def run(config, limit_us, stage):
-    stage("measure")
-    if (FOLDER / DEAD).exists() or config["THREADS"] == 32 and config["WORK"] == 4:
-        os._exit(4)
-    if config["THREADS"] == 64 and config["WORK"] == 4:
-        time.sleep(600)
-    time.sleep(0.03)
-    time_us = (1000.0 / config["THREADS"] + 2 / config["WORK"]) * (1.0 + 0.03 * int(sys.argv[1]))
-    done = Measurement(time_us, 0.99 * time_us, 1.01 * time_us, (time_us,))
-    return Reading(Outcome.OK, "", "measure", done, {{"measure": 0.03}})
-
-if __name__ == "__main__":
-    serve(worker(run, opened=opened))
-"""
+def doing(*deeds: str) -> list[Candidate]:
+    return [Candidate({"DO": deed, "N": number}, "") for number, deed in enumerate(deeds)]
 
 
 class TestProcesses:
-    """Groups whose GPU workers are real child processes of a fake worker."""
+    """Groups whose GPU workers are real child processes, which do what their candidates say."""
 
     @pytest.fixture
-    def folder(self, tmp_path, monkeypatch):
-        folder = tmp_path / "worker"
-        folder.mkdir()
-        (folder / "group_gpu_worker.py").write_text(WORKER.format(tests=str(Path(__file__).parents[1])))
-        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        return folder
-
-    @pytest.fixture
-    def group(self, folder):
+    def group(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "workers"), prepend=os.pathsep)
+        monkeypatch.setattr("autotile.workers.gpu._OPEN_RETRY_S", 0.01)
         device = device_profile("h200")
-        workload = Workload("", "", {"n": 4096}, "float32", "cold", str(folder), 10**8, 0.1)
 
-        def backend(index):
-            placed = replace(workload, device_index=index)
-            return Gpu(placed, 2.0, "group_gpu_worker", uuid=f"GPU-{index}", device=device)
+        def backend(index, openings):
+            (cache := tmp_path / f"{index}").mkdir()
+            workload = Workload("", openings, {}, "float32", "cold", str(cache), 0, 0.1, device_index=index)
+            return Gpu(workload, 2.0, "bad_worker", uuid=f"GPU-{index}", device=device)
 
         with ExitStack() as stack:
-            yield lambda count: stack.enter_context(closing(GpuGroup([backend(index) for index in range(count)], 2.0)))
+            yield lambda *gpus: stack.enter_context(closing(GpuGroup([backend(*one) for one in enumerate(gpus)], 2.0)))
 
-    def test_candidates_that_kill_or_hang_are_blamed_and_the_gpus_stay(self, bench, group):
-        several = group(2)
-        found = run(several, candidates(bench))
-        assert {key: one.outcome for key, one in found.items() if not one.outcome.has_time} == {
-            config_key({"THREADS": 32, "WORK": 4}): Outcome.CRASHED,
-            config_key({"THREADS": 64, "WORK": 4}): Outcome.TIMED_OUT,
+    def test_candidates_that_kill_or_hang_are_blamed_and_the_gpus_stay(self, group):
+        several, given = group("", ""), doing(*["ok"] * 5, "exit", *["ok"] * 5, "sleep")
+        expected = {"ok": Outcome.OK, "exit": Outcome.CRASHED, "sleep": Outcome.TIMED_OUT}
+        found = run(several, given)
+        assert {key: one.outcome for key, one in found.items()} == {
+            config_key(one.config): expected[one.config["DO"]] for one in given
         }
         assert several.gpu_count == 2
 
-    def test_workers_that_are_killed_again_and_again_cost_nothing(self, bench, group, folder):
-        several = group(2)
+    def test_workers_that_are_killed_again_and_again_cost_nothing(self, group):
+        several = group("", "")
         several.wait()
-        given = [one for one in candidates(bench) if one.config["WORK"] != 4] * 6
+        gpus: list[Any] = [member.backend for member in several._members]
         stop, kills = threading.Event(), list[int]()
 
         def kill():
             """Kill each worker as soon as it sets up the problem, runs the reference or a candidate, six of each."""
             while not stop.wait(0.02) and len(kills) < 12:
-                with suppress(OSError, ValueError):
-                    pid = int((folder / f"pid-{len(kills) % 2}").read_text())
+                with suppress(OSError, AttributeError):
+                    pid = gpus[len(kills) % 2]._child.pid
                     os.kill(pid, signal.SIGKILL)
                     kills.append(pid)
 
         with ThreadPoolExecutor(1) as killer:
             killing = killer.submit(kill)
             try:
-                found = run(several, given)
+                found = run(several, doing(*["ok_slowly"] * 50))
             finally:
                 stop.set()
             killing.result()
@@ -368,21 +331,22 @@ class TestProcesses:
         assert several.gpu_count == 2
         assert all(one.outcome is Outcome.OK for one in found.values())
 
-    def test_one_that_cannot_start_and_one_on_which_nothing_runs_any_more_are_given_up(self, bench, group, folder):
-        (folder / "dead-0").touch()
-        several = group(3)
+    def test_one_that_cannot_start_and_one_that_cannot_start_again_are_given_up(self, group):
+        several, given = group("exit " * 9, "", ""), doing(*["ok_slowly"] * 70)
         several.wait()
-        given = [one for one in candidates(bench) if one.config["WORK"] != 4] * 8
         for candidate in given:
             several.submit(candidate)
         finished = [several.result() for _ in range(20)]
-        (folder / "dead-1").touch()
+        doomed: Any = several._members[1].backend
+        doomed._module = "no_such_module"
+        doomed._child.kill()
         finished += [several.result() for _ in given[20:]]
         assert all(one.outcome is Outcome.OK for _, one in finished)
         assert {one.gpu for _, one in finished} == {"GPU-1", "GPU-2"}
-        assert several.gpu_count == 1
-        assert {uuid for uuid, use in uses(several).items() if use.lost} == {"GPU-0", "GPU-1"}
-        assert "cannot start" in uses(several)["GPU-0"].lost
+        assert {uuid: "cannot start" in use.lost for uuid, use in uses(several).items() if use.lost} == {
+            "GPU-0": True,
+            "GPU-1": True,
+        }
 
 
 def test_times_of_finals_are_those_of_their_gpu():
