@@ -79,7 +79,7 @@ def worker(
     """Return the handler of a GPU worker without a GPU.
 
     ``run`` measures a configuration, and verifies it repeatedly unless ``check`` does; ``race_us`` returns its time in
-    a round; ``opened`` is called with each problem.
+    a round; ``opened`` is called with each problem. It ends with a crash, which leaves no context.
     """
 
     def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
@@ -94,6 +94,6 @@ def worker(
         else:
             limits = [one["limit_us"] for one in message["entries"]]
             readings = [run(config, limit, stage) for config, limit in zip(configs, limits, strict=True)]
-        return {"readings": readings}
+        return {"readings": readings, "last": any(one.outcome is Outcome.CRASHED for one in readings)}
 
     return handle

@@ -118,25 +118,25 @@ def test_a_trial_that_another_session_stores_during_a_look_is_news_or_still_trie
     """Else a session that waits for the others would end without it."""
     first, second = session(), session()
     first.claim({"BM": 1})
-    insert, begun, looked = runs.insert_trials, threading.Event(), threading.Event()
+    insert, trial, together = runs.insert_trials, measured({"BM": 1}, 10.0), threading.Barrier(2, timeout=60)
 
-    def insert_late(connection: Connection, rows: Any) -> None:
-        insert(connection, rows)
-        begun.set()
-        assert looked.wait(60)
+    def insert_late(*given: Any) -> None:
+        insert(*given)
+        together.wait()  # for the second one's claims
+        together.wait()  # for its look
 
     def look(connection: Connection) -> None:
         RunRecord._look(second, connection)
-        looked.set()
+        together.wait()
         storing.join()
 
     monkeypatch.setattr(runs, "insert_trials", insert_late)
-    monkeypatch.setattr(second, "_look", look)
-    trial = measured({"BM": 1}, 10.0)
     storing = threading.Thread(target=first.add, args=(trial,))
     storing.start()
-    assert begun.wait(60)
-    assert second.inherit()[1].others == 1
+    together.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(second, "_look", look)
+        assert second.inherit()[1].others == 1
     assert list(second.inherit()[1].news) == [trial]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_calls import raced
+from gpu_calls import GivenGpu, raced
 from judges import BEST, by_threads
 from processes import wait_until
 
@@ -35,7 +35,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.schedule import Schedule
 from autotile.workers.child import is_running
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, Race, Reading, SizedCubin, Time, Workload
+from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, Race, Reading, SizedCubin, Time
 
 PRELOAD = """
 from pathlib import Path
@@ -182,18 +182,15 @@ def test_an_error_that_dask_cannot_send_ends_the_session(tune_on_cluster):
         tune_on_cluster("(lambda f: f(f))(lambda f: f(f)) or InputError")
 
 
-class FakeGpu:
+class FakeGpu(GivenGpu):
     """A GPU worker that notes what it is to race."""
 
     seen: list[Any]
 
-    def __init__(self, workload: Workload | None, deadline_s: float, **named: Any) -> None:
-        self.workload = workload
+    def __init__(self, *of: Any, **named: Any) -> None:
+        """The problem does not matter."""
 
-    def wait(self) -> None:
-        """The problem is laid out."""
-
-    def run(self, job: Race) -> list[Reading]:
+    def race(self, job: Race) -> list[Reading]:
         for entry in job.entries:
             if entry.candidate is not None:
                 assert entry.problem is not None
