@@ -60,37 +60,14 @@ if ReplayBackend.run.__name__ == "run":
 """Program that each process of Dask runs first, twice in the same module: Dask imports and then reloads it."""
 
 
-class Idle:
-    """A GPU of a cluster whose worker process needs no GPU; `pids` has the processes that have set up a problem."""
-
-    def __init__(self, bench: Any) -> None:
-        self._bench = bench
-        self._plugin = GpuPlugin(OfferedGpu("GPU-a", bench.device))
-        self.pids: list[int] = []
-
-    def open(self, session: str) -> None:
-        bench = self._bench
-        workload = workload_of(bench.kernel, bench.problem(), read_settings(), TuneOptions())
-        workload = replace(workload, spec_source="")  # in which this worker reads what goes wrong
-        self._plugin.handle(GpuRequest(bench.kernel.name, workload, 5.0, session, "open"), {})
-        backend: Any = self._plugin._backend
-        self.pids.append(backend._child.pid)
-
-    def close(self, session: str) -> None:
-        self._plugin.handle(GpuRequest(session=session, op="close"), {})
-
-    def end(self) -> None:
-        """End the process of Dask."""
-        self._plugin.teardown(None)
-
-
 @pytest.fixture
-def idle(bench, monkeypatch):
+def plugin(bench, monkeypatch):
+    """A GPU of a cluster whose worker process needs no GPU."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "workers"), prepend=":")
     monkeypatch.setattr(cluster_worker, "Gpu", partial(Gpu, module="bad_worker"))
-    made = Idle(bench)
+    made = GpuPlugin(OfferedGpu("GPU-a", bench.device))
     yield made
-    made.end()
+    made.teardown(None)
 
 
 def timers() -> set[threading.Timer]:
@@ -99,33 +76,39 @@ def timers() -> set[threading.Timer]:
 
 
 def test_requests_of_a_session_share_what_was_set_up_the_next_takes_its_worker_over_and_an_idle_one_ends(
-    idle, monkeypatch
+    bench, plugin, monkeypatch
 ):
+    workload = workload_of(bench.kernel, bench.problem(), read_settings(), TuneOptions())
+    workload = replace(workload, spec_source="")  # in which this worker reads what goes wrong
+
+    def opened(session):
+        plugin.handle(GpuRequest(bench.kernel.name, workload, 5.0, session, "open"), {})
+        return plugin._backend, plugin._backend._child.pid
+
+    def close(session):
+        plugin.handle(GpuRequest(session=session, op="close"), {})
+
     monkeypatch.setattr(cluster_worker, "_IDLE_S", 1000.0)
     before = timers()  # of other tests, which end at any time
-    kept = []
-    for _ in range(3):
-        idle.open("first")
-        kept.append(idle._plugin._backend)
-    assert kept[0] is kept[1] is kept[2]
-    idle.close("first")
+    (first, pid), *others = [opened("first") for _ in range(3)]
+    assert others == [(first, pid)] * 2
+    close("first")
     assert len(timers() - before) == 1
-    idle.open("second")
-    assert idle._plugin._backend is not kept[0]
+    second, same = opened("second")
+    assert (second is first, same) == (False, pid)
     assert not timers() - before  # what would end it is called off
-    idle.close("second")
-    idle.open("third")
-    (pid,) = {*idle.pids}
+    close("second")
+    assert opened("third")[1] == pid
     assert is_running(pid)
     monkeypatch.setattr(cluster_worker, "_IDLE_S", 0.5)
-    idle.close("third")
+    close("third")
     wait_until(lambda: not is_running(pid))
-    idle.open("fourth")  # with a new one
-    assert idle.pids[-1] != pid
-    assert is_running(idle.pids[-1])
-    idle.close("fourth")
-    idle.end()
-    wait_until(lambda: not is_running(idle.pids[-1]))
+    _, other = opened("fourth")
+    assert other != pid
+    assert is_running(other)
+    close("fourth")
+    plugin.teardown(None)
+    wait_until(lambda: not is_running(other))
 
 
 @pytest.fixture(scope="module")

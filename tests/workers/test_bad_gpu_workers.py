@@ -3,9 +3,8 @@
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -89,20 +88,18 @@ def test_a_bad_end_is_an_outcome_and_the_next_candidate_finds_a_fresh_worker(
     assert openings(tmp_path) == (4 if "SIGKILL" in bad.reason else 2)  # what another process kills is tried again
 
 
-def test_a_worker_that_is_killed_once_costs_no_candidate(start, monkeypatch):
-    gpu = start()
-    request, calls = gpu._request, []
-
-    def killed_once(*given: Any) -> Any:
-        calls.append(given)
-        if len(calls) == 1:
-            gpu._drop_child()
-            raise WorkerCrashError("the worker died with signal SIGKILL", "measure", killed=True)
-        return request(*given)
-
-    monkeypatch.setattr(gpu, "_request", killed_once)
-    assert run(gpu, "ok").outcome is Outcome.OK
-    assert len(calls) == 2
+@pytest.mark.parametrize("error", [KeyboardInterrupt, WorkerCrashError("SIGKILL", "measure", killed=True)], ids=str)
+def test_ctrl_c_during_a_wait_and_a_worker_that_is_killed_once_cost_no_candidate(start, error):
+    """After Ctrl-C, the next wait is for the same one."""
+    gpu = start(deadline_s=60.0)
+    gpu.wait()
+    for deed in ("ok", "wrong"):
+        gpu.submit(doing(deed))
+    gpu._child.receive = Mock(side_effect=error)
+    with pytest.raises(error) if error is KeyboardInterrupt else nullcontext():
+        assert gpu.result()[1].outcome is Outcome.OK
+        gpu.submit(doing("ok"))
+    assert {gpu.result()[1].outcome for _ in range(2)} == {Outcome.OK, Outcome.WRONG_RESULT}
 
 
 def test_an_uncertain_result_is_repeated_in_a_new_worker(start, tmp_path):
@@ -111,17 +108,6 @@ def test_an_uncertain_result_is_repeated_in_a_new_worker(start, tmp_path):
     assert "no result of a candidate that ran alone" in reason
     assert openings(tmp_path) == 2
     assert run(gpu, "ok").outcome is Outcome.OK
-
-
-def test_ctrl_c_during_a_wait_leaves_the_candidate_to_the_next_one(start):
-    gpu = start(deadline_s=60.0)
-    gpu.wait()
-    gpu.submit(doing("ok"))
-    gpu.submit(doing("wrong"))
-    gpu._child.receive = Mock(side_effect=KeyboardInterrupt)
-    with pytest.raises(KeyboardInterrupt):
-        gpu.result()
-    assert [gpu.result()[1].outcome for _ in range(2)] == [Outcome.OK, Outcome.WRONG_RESULT]
 
 
 def test_five_deaths_in_a_row_with_none_before_that_ran_stop_the_run(start):
