@@ -216,11 +216,14 @@ class TestSimulated:
         assert (best.outcome, "no sign" in best.reason) == (outcome, outcome is Outcome.CRASHED)
         assert all(one.outcome is Outcome.OK for one in found.values())
 
-    def test_finals_move_to_another_one_if_the_first_fails(self, bench, group):
+    @pytest.mark.parametrize("dies", [False, True], ids=["it fails", "it dies, and with the reference, too"])
+    def test_finals_move_to_another_one_if_the_first_fails(self, bench, group, dies):
         several = group({}, {})
         run(several, candidates(bench))
         home: Any = next(one.backend for one in several._members if one.backend.uuid == several.uuid)
-        home.run = Mock(side_effect=WorkerError("it has fallen off the bus"))
+        died = Reading(Outcome.CRASHED, "broken", died=True)
+        home.run = Mock(side_effect=[[died] if dies else WorkerError("it has fallen off the bus")])
+        home.result = lambda: (None, died)
         assert several.run(Check((Entry(Candidate(BEST, "")),), 3))[0].outcome is Outcome.OK
         assert several.uuid != home.uuid
         assert several.spare() is None
