@@ -199,10 +199,7 @@ class TestResuming:
 
 
 def test_a_budget_is_shared_and_kept(run, recorded, monkeypatch):
-    """An equal part of four fifths of what is left for each point, less what the last session took beside its search.
-
-    That is 6 s before the first one has ended. Here, each takes 30 s in all.
-    """
+    """An equal part of four fifths for each point, less what the last session took beside its search, 6 s at first."""
     tune, given = schedule.tune, list[float]()
 
     def tune_for_30_s(*arguments, **options):

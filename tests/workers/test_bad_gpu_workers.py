@@ -90,10 +90,9 @@ def test_a_bad_end_is_an_outcome_and_the_next_candidate_finds_a_fresh_worker(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, WorkerCrashError("SIGKILL", "measure", killed=True)], ids=str)
 def test_ctrl_c_during_a_wait_and_a_worker_that_is_killed_once_cost_no_candidate(start, error):
-    """After Ctrl-C, the next wait is for the same one."""
     gpu = start(deadline_s=60.0)
     gpu.wait()
-    for deed in ("ok", "wrong"):
+    for deed in ("ok", "wrong"):  # after Ctrl-C, the next wait is for the same one
         gpu.submit(doing(deed))
     gpu._child.receive = Mock(side_effect=error)
     with pytest.raises(error) if error is KeyboardInterrupt else nullcontext():
