@@ -16,7 +16,7 @@ from autotile.core.model import Outcome
 from autotile.exchange.recording import read_recording
 from autotile.tuning.replay import ReplayBackend
 from autotile.workers.child import Stage, serve
-from autotile.workers.jobs import Check, Entry, Race, Reading, read_job
+from autotile.workers.jobs import Race, Reading, Time, read_job
 
 _NOISE = 1e-3
 
@@ -35,26 +35,21 @@ class ReplayingWorker:
         job = read_job(message)
         if isinstance(job, Race):
             return {"readings": self._race(job)}
-        if isinstance(job, Check):
-            return {"readings": [self._backend.check(job)]}
-        stage("measure")
-        time.sleep(self._seconds)
-        return {"readings": [*map(self._reading, job.entries)]}
+        if isinstance(job, Time):
+            stage("measure")
+            time.sleep(self._seconds)
+        return {"readings": self._backend.run(job)}
 
     def _race(self, job: Race) -> list[Reading]:
         rng = Random(job.seed)
         readings = []
         for entry in job.entries:
-            measured = self._reading(entry).measurement
+            (found,) = self._backend.run(Time((entry,)))
+            measured = found.measurement
             assert measured is not None
             noises = (1.0 + _NOISE * rng.random() for _ in range(job.rounds))
             readings.append(Reading(Outcome.OK, rounds_us=tuple(measured.time_us * noise for noise in noises)))
         return readings
-
-    def _reading(self, entry: Entry) -> Reading:
-        assert entry.candidate is not None
-        self._backend.submit(entry.candidate, entry.limit_us)
-        return self._backend.result()[1]
 
 
 if __name__ == "__main__":

@@ -201,7 +201,7 @@ class Bench:
 
         with closing(Gpu(workload, self.options.run_deadline_s, worker_pool=self.worker_pool)) as gpu:
             candidates = [candidate(config) for config in configs]
-            right = [one for one in candidates if gpu.time(Time((Entry(one),)))[0].outcome is Outcome.OK]
+            right = [one for one in candidates if gpu.run(Time((Entry(one),)))[0].outcome is Outcome.OK]
             rows = gpu.raced(Race(tuple(map(Entry, right)), _ROUNDS, self.arguments.seed))
         return {config_key(one.config): statistics.median(row.rounds_us) for one, row in zip(right, rows, strict=True)}
 

@@ -1,14 +1,14 @@
 """Calls of a GPU with single candidates, and a GPU worker made of functions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome
 from autotile.cuda.support import SupportKernels, compared
 from autotile.workers.child import Handler, Stage
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
+from autotile.workers.jobs import Candidate, Check, Entry, Job, Race, Reading
 
 
 def evaluate(gpu: Gpu, candidate: Candidate, best_us: float | None = None) -> Reading:
@@ -19,7 +19,7 @@ def evaluate(gpu: Gpu, candidate: Candidate, best_us: float | None = None) -> Re
 
 def verify(gpu: Gpu, candidate: Candidate, repeats: int, seed: int = 0) -> Reading:
     """Verify one candidate repeatedly."""
-    return gpu.check(Check((Entry(candidate),), repeats, seed=seed))
+    return gpu.run(Check((Entry(candidate),), repeats, seed=seed))[0]
 
 
 def race(gpu: Gpu, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[Reading]:
@@ -37,6 +37,33 @@ def compare(support: SupportKernels, *output: Any, **criterion: Any) -> tuple[in
     return compared(support.results([support.comparison(*output, **criterion)])[0])
 
 
+class GivenGpu:
+    """A backend without a GPU; what derives from it says what `time`, `check` and `race` find."""
+
+    source: Literal["cuda", "replayed"] = "cuda"
+    gpu_count, has_result = 1, False
+    time: Any
+    check: Any
+    race: Any
+
+    def __init__(self, device: Any = None) -> None:
+        self.device = device
+        self.given: list[tuple[Candidate, float | None]] = []
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+    def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
+        self.given.append((candidate, limit_us))
+
+    def result(self) -> tuple[Candidate, Reading]:
+        candidate, limit_us = self.given.pop(0)
+        return candidate, self.time(candidate, limit_us)
+
+    def run(self, job: Job) -> list[Reading]:
+        return self.race(job) if isinstance(job, Race) else [self.check(job)]
+
+
 Run = Callable[[Mapping[str, Any], float | None, Stage], Reading]
 """Returns the reading of a configuration, given its limit."""
 
@@ -51,7 +78,7 @@ def worker(
     """Return the handler of a GPU worker without a GPU.
 
     ``run`` measures a configuration, and verifies it repeatedly unless ``check`` does; ``race_us`` returns its time in
-    a round; ``opened`` is called with each problem.
+    a round; ``opened`` is called with each problem. It ends with a crash, which leaves no context.
     """
 
     def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
@@ -66,6 +93,6 @@ def worker(
         else:
             limits = [one["limit_us"] for one in message["entries"]]
             readings = [run(config, limit, stage) for config, limit in zip(configs, limits, strict=True)]
-        return {"readings": readings}
+        return {"readings": readings, "last": any(one.outcome is Outcome.CRASHED for one in readings)}
 
     return handle

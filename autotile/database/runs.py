@@ -132,8 +132,8 @@ class RunRecord(AbstractContextManager["RunRecord"]):
     database lost the run, or cannot store a trial, the run is written to a new database beside it, or in the folder
     for temporary files, and `RescuedRunError` is raised.
 
-    Use it in a ``with`` block after `start`: leaving the block reads back. The study is created if it does not exist;
-    ``run_id`` is 0 before `start`.
+    Use it in a ``with`` block after `start`: leaving the block ends the run, without a summary unless `end` gave one,
+    and reads it back. The study is created if it does not exist; ``run_id`` is 0 before `start`.
     """
 
     def __init__(self, database: Database, key: TuningKey, device: DeviceProperties) -> None:
@@ -148,6 +148,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         self._unsure = 0
         """Number of the last of these that may not be stored, as Ctrl-C came meanwhile."""
         self._summary: Mapping[str, Any] | None = None
+        self._is_rescued = False
         with database.reading() as connection:
             self._first_id = self._newest_id = int(run_text(connection, _NEWEST, {})[0][0])
         self._generation = fork_guard.generation
@@ -213,8 +214,8 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             if dead:
                 mine = {"owner": self._owner, "expires_at": now + LEASE_S}
                 connection.execute(update(CLAIMS).where(CLAIMS.c.id.in_([row[0] for row in dead])).values(**mine))
-            self._look(connection)
             left = connection.execute(select(func.count()).where(*of_others)).scalar_one()
+            self._look(connection)  # after the count: of a claim that has ended, the trial is seen
             return [row[1] for row in dead], Claimed((), list(self._undelivered), int(left))
 
         found = self._write(take_over)
@@ -263,28 +264,33 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         """Record the end of the run; the winner of its finals becomes the study's best. Errors as for `add`."""
         self._summary = summary
         self._release()
+        with self._rescuing():
+            across_restarts(self._finish)
 
-        def store() -> None:
-            with self._database.writing() as connection:
-                found = finish_run(connection, self.run_id, summary)
-            if not found:
+    def _finish(self) -> None:
+        with self._database.writing() as connection:
+            if not finish_run(connection, self.run_id, self._summary or {}):
                 raise DatabaseError(
                     f"{self._database.location} has no run {self.run_id} any more; it was deleted meanwhile"
                 )
 
-        with self._rescuing():
-            across_restarts(store)
-
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._end_claims()
         self._release()
-        if isinstance(error, RescuedRunError):
+        if self._is_rescued:
             return
+
+        def complete() -> None:
+            self._database.check_in_place()
+            if self._summary is None:
+                self._finish()
+            self._read_back()
+
         try:
             if isinstance(error, LostServerError):  # it was waited for already
-                self._read_back()
+                complete()
             else:
-                across_restarts(self._read_back)
+                across_restarts(complete)
         except DatabaseError as fault:
             raise self._rescued(fault, error) from fault
 
@@ -414,7 +420,6 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 
     def _read_back(self) -> None:
         """Raise `DatabaseError` unless the file at the path holds the run."""
-        self._database.check_in_place()
         self._database.check_integrity()
         with self._database.reading() as connection:
             columns = (TRIALS.c[name] for name in TRIAL_IDENTITY)
@@ -422,10 +427,9 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             stored = [tuple(row) for row in connection.execute(query)]
             run = connection.execute(select(RUNS.c.started_at, RUNS.c.ended_at).where(RUNS.c.id == self.run_id))
             started_at, ended_at = run.one_or_none() or (None, None)
-        ended = self._summary is None or ended_at is not None
         expected = [tuple(row[name] for name in TRIAL_IDENTITY) for row in self._rows]
         whole = expected, expected[: len(expected) - self._unsure]
-        if started_at != self._run["started_at"] or not ended or stored not in whole:
+        if started_at != self._run["started_at"] or ended_at is None or stored not in whole:
             raise DatabaseError(
                 f"the database {self._database.location} does not hold what was stored in it: another program "
                 "overwrote it or its log during the run"
@@ -442,6 +446,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 
     def _rescued(self, fault: DatabaseError, error: BaseException | None = None) -> RescuedRunError:
         """Write the rescue file, and return the error that names it, with the message of what ended the run before."""
+        self._is_rescued = True
         self._release()
         reason = f"{error}; and {fault}" if isinstance(error, AutotileError) else str(fault)
         if not self._rows:
@@ -496,8 +501,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         ids = {"study_id": ensure_study(connection, self._key, self._device)}
         ids["run_id"] = insert_run(connection, {**self._run, **ids})
         insert_trials(connection, [row | ids for row in self._rows])
-        if self._summary is not None:
-            finish_run(connection, ids["run_id"], self._summary)
+        finish_run(connection, ids["run_id"], self._summary or {})
 
 
 def forget_dead(connection: Connection, study_id: int) -> int:

@@ -547,7 +547,7 @@ def run_once(described: ScriptKernel, device_index: int) -> list[Any]:
         candidate = Candidate(config, str(compiled.cubin.path), compiled.cubin.symbols, computed)
         gpu = Gpu(workload, _RUN_DEADLINE_S)
         try:
-            (evaluation,) = gpu.time(Time((Entry(candidate),)))
+            (evaluation,) = gpu.run(Time((Entry(candidate),)))
         finally:
             gpu.close()
         if evaluation.outcome is not Outcome.OK or not evaluation.captured:

@@ -188,8 +188,8 @@ def hold_race(
     most = MIN_ROUNDS if rules.hurried else MAX_ROUNDS
     limit_s = min(RACE_S, _RACE_SHARE * rules.limit_s)
     job = Race.lasting(entries, round_us, rules.seed, limit_s=limit_s, most=most, precision=rules.precision)
-    raced = backend.race(job)
-    return None if raced is None else dict(zip(left, raced, strict=True))
+    raced = backend.run(job)
+    return dict(zip(left, raced, strict=True)) if raced else None
 
 
 _HURRIED_REPEATS = 10
@@ -351,7 +351,7 @@ class FinalistChecks:
         entries = (Entry(candidate),)
         if self._second_seed:
             try:
-                reading = self._backend.check(Check(entries, repeats, limit_s, self._second_seed))
+                (reading,) = self._backend.run(Check(entries, repeats, limit_s, self._second_seed))
                 if reading.outcome is Outcome.OK or reading.stage != INPUTS_STAGE:
                     return reading
                 reason = reading.reason
@@ -359,7 +359,7 @@ class FinalistChecks:
                 reason = str(error)
             self._second_seed = 0
             self.notices.append(f"the finalists were verified with one set of inputs, not two: {reason}")
-        return self._backend.check(Check(entries, repeats, limit_s))
+        return self._backend.run(Check(entries, repeats, limit_s))[0]
 
 
 def _repeats(reading: Reading) -> float:
@@ -446,7 +446,7 @@ def confirm_finals(
             fault: Reading | None = None
             for trial in finals.ranked:
                 entries = (Entry(candidates[config_key(trial.config)]),)
-                reading = spare.check(Check(entries, _CONFIRMING_REPEATS, _CONFIRMING_CHECK_S))
+                (reading,) = spare.run(Check(entries, _CONFIRMING_REPEATS, _CONFIRMING_CHECK_S))
                 if fault is None and reading.outcome is Outcome.OK:
                     return finals, _confirmation(spare, finals, candidates, rules.seed, backend.uuid)
                 if fault is None:
@@ -474,8 +474,8 @@ def _confirmation(
         racing.append(default)
     round_us = sum(trial.time_us or 0.0 for trial in racing)
     entries = [Entry(candidates[config_key(trial.config)]) for trial in racing]
-    raced = spare.race(Race.lasting(entries, round_us, seed, limit_s=_CONFIRMING_RACE_S, most=_CONFIRMING_ROUNDS))
-    if raced is None or not winner.time_us:
+    raced = spare.run(Race.lasting(entries, round_us, seed, limit_s=_CONFIRMING_RACE_S, most=_CONFIRMING_ROUNDS))
+    if not raced or not winner.time_us:
         return None
     fault = next((row for row in raced if row.outcome is not Outcome.OK), None)
     if fault is not None:

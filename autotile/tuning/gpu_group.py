@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,10 @@ from autotile.core.model import Outcome
 from autotile.errors import AutotileError, WorkerError
 from autotile.space.search_space import SearchSpace
 from autotile.workers.gpu import Backend, GpuUse
-from autotile.workers.jobs import Candidate, Check, Race, Reading
+from autotile.workers.jobs import Candidate, Job, Reading
 
 if TYPE_CHECKING:
     from autotile.workers.sanitizer import Finding
-
-_T = TypeVar("_T")
 
 _DEPTH = 2
 """Candidates that a GPU holds: one runs, the other waits in the pipe of its worker."""
@@ -199,28 +197,33 @@ class GpuGroup(Backend):
             self._queue.clear()
             self._finished.clear()
 
-    def race(self, job: Race) -> list[Reading] | None:
-        """Race on one GPU; None if its worker died."""
-        return self._on_one(lambda backend: backend.race(job))
-
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         """Run candidates under the sanitizer of the GPU that holds races."""
         return self._racing_member().backend.sanitize(candidates)
 
-    def check(self, job: Check) -> Reading:
-        """Verify on one GPU; if its worker dies and the reference fails there, too, on another one."""
+    def run(self, job: Job) -> list[Reading]:
+        """Run a job on one GPU; on another one if its worker fails, or dies and the reference fails there, too."""
         while True:
-            member = self._racing_member()
-            reading = self._on_one(lambda backend: backend.check(job))
-            if not reading.died or self._reference is None or self._racing_member() is not member:
-                return reading
+            with self._changed:
+                member = self._racing_member()
+                is_last = len(self._left()) <= 1
+            fault: AutotileError
             try:
-                self._check_sound(member, self._reference)
-                return reading
-            except AutotileError as error:
-                if len(self._left()) == 1:
-                    raise
-                self._lose(member, error)
+                readings = member.backend.run(job)
+            except WorkerError as error:
+                fault = error
+            else:
+                if self._reference is None or not any(one.died for one in readings):
+                    return readings
+                try:
+                    self._check_sound(member, self._reference)
+                    return readings
+                except AutotileError as error:
+                    fault = error
+            if is_last and not isinstance(fault, self._passing):
+                raise fault
+            self._lose(member, fault)
+            self.wait()
 
     def spare(self) -> Backend | None:
         """Return a second GPU that works."""
@@ -439,17 +442,3 @@ class GpuGroup(Backend):
         home = [member for member in working if member is self._home]
         known = [member for member in working if member.scale is not None]
         return [*home, *known, *working, *self._members][0]
-
-    def _on_one(self, call: Callable[[Backend], _T]) -> _T:
-        """Call a method of the GPU that holds races; where it fails, of the next one."""
-        while True:
-            with self._changed:
-                member = self._racing_member()
-                is_last = len(self._left()) <= 1
-            try:
-                return call(member.backend)
-            except WorkerError as error:
-                if is_last and not isinstance(error, self._passing):
-                    raise
-                self._lose(member, error)
-                self.wait()

@@ -276,7 +276,7 @@ class Sweep:
             else:
                 trials[one.key] = trial
         try:
-            readings = self.gpu.time(Time(tuple(entries), grid=True, workloads=tuple(workloads.values())))
+            readings = self.gpu.run(Time(tuple(entries), grid=True, workloads=tuple(workloads.values())))
         except InputError:  # it does not fit in memory
             return None
         timed = dict(zip(self.libraries, readings, strict=False))

@@ -24,7 +24,7 @@ from autotile.settings import user_path
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.options import TuneOptions
 from autotile.workers.gpu import Backend
-from autotile.workers.jobs import Candidate, Check, Race, Reading
+from autotile.workers.jobs import Candidate, Check, Job, Race, Reading
 
 
 class ReplayBackend(Backend):
@@ -67,13 +67,16 @@ class ReplayBackend(Backend):
         """Forget the results that were not returned."""
         self._finished.clear()
 
-    def race(self, job: Race) -> list[Reading] | None:
-        """Return None: nothing can be timed again."""
-        return None
-
-    def check(self, job: Check) -> Reading:
-        """Return success: nothing can be run again, and the recorded outcome remains."""
-        return Reading(Outcome.OK, stage="replay")
+    def run(self, job: Job) -> list[Reading]:
+        """Look up what is to be timed; a check succeeds, as the recorded outcome remains, and no race is possible."""
+        if isinstance(job, Race):
+            return []
+        if isinstance(job, Check):
+            return [Reading(Outcome.OK, stage="replay") for _ in job.entries]
+        for candidate, limit_us in ((one.candidate, one.limit_us) for one in job.entries):
+            assert candidate is not None
+            self.submit(candidate, limit_us)
+        return [self.result()[1] for _ in job.entries]
 
     close = withdraw
     """No resource is held."""
@@ -122,11 +125,13 @@ class SimulatedGpu(ReplayBackend):
             raise WorkerError("the backend is closed")
         return super().result()
 
-    def race(self, job: Race) -> list[Reading] | None:
-        """Return times with the recorded median and interval of each candidate, as this GPU takes them."""
+    def run(self, job: Job) -> list[Reading]:
+        """Return times with the recorded median and interval of each candidate in a race, as this GPU takes them."""
+        if not isinstance(job, Race):
+            return super().run(job)
         times = [self._reading(one.candidate).measurement for one in job.entries if one.candidate]
         if any(one is None for one in times) or len(times) < len(job.entries):
-            return None
+            return []
         rest, readings = (job.rounds - 1) // 2, []
         for number, one in enumerate(filter(None, times)):
             rounds = np.repeat([one.low_us, one.time_us, one.high_us], [rest, job.rounds - 2 * rest, rest])

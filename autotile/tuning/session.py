@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -235,7 +235,6 @@ class Session:
         self._stopped: Stopped | None = None
         self._effects: ParameterEffects | None = None
         self._finals: Finals | None = None
-        self._has_result = False
         self._confirmation: Confirmation | None = None
         self._receives_stop = stop is None
         self._stop = stop or StopRequest()
@@ -319,45 +318,45 @@ class Session:
         ended is stored in either case. A `RescuedRunError` is raised if the database lost the run, or cannot store a
         trial.
         """
-        self._start_run()
-        with self._resources:  # leaves the record, which reads the run back
-            aborted = False
-            with ExitStack() as searching:
-                if self._receives_stop:
-                    searching.enter_context(self._stop)
+        aborted = False
+        with self._stop if self._receives_stop else nullcontext():
+            self._start_run()
+            with self._resources:  # leaves the record, which ends the run in any case, and reads it back
                 try:
-                    self._report("starting")
-                    with self._clock.phase("start"):
-                        with fork_guard.use():  # a fork waits for the imports, which are most of what a session needs
-                            from autotile.search.search import Shortlist
+                    with ExitStack() as searching:
+                        self._report("starting")
+                        with self._clock.phase("start"):
+                            with fork_guard.use():  # a fork waits for the imports, most of what a session needs
+                                from autotile.search.search import Shortlist
 
-                            search, trials = self._plan.make_search(self._log), self._log.trials
-                            searching.callback(search.close)
-                            lookahead = self._plan.lookahead
-                            self._shortlist = Shortlist(search, lookahead, self.device.sm_count, earlier=trials)
-                            is_timed = self._options.budget_s is not None  # which slow compilations would use up
-                            self._compile_pool.longest_first = not (sampler_entry(search.sampler).learns or is_timed)
-                            gaussian_process = import_module("autotile.search.gaussian_process")
-                            searching.enter_context(gaussian_process.one_blas_thread())
-                            untried = sum(self._log.find(config) is None for config in self._options.tries)
-                            self._compile_ahead(untried)  # while the GPU worker starts
-                            # what the first model needs, while the session waits for its first candidates
-                            loading = Thread(target=fork_guard.use()(gaussian_process.load_scipy))
-                            loading.start()
-                            searching.callback(loading.join)
-                        self._backend.wait()
-                        self._align_scale()
-                    with self._clock.phase("search"):
-                        self._search()
-                    self._hold_finals()
+                                search, trials = self._plan.make_search(self._log), self._log.trials
+                                searching.callback(search.close)
+                                lookahead = self._plan.lookahead
+                                self._shortlist = Shortlist(search, lookahead, self.device.sm_count, earlier=trials)
+                                is_timed = self._options.budget_s is not None  # which slow compilations would use up
+                                learns = sampler_entry(search.sampler).learns
+                                self._compile_pool.longest_first = not (learns or is_timed)
+                                gaussian_process = import_module("autotile.search.gaussian_process")
+                                searching.enter_context(gaussian_process.one_blas_thread())
+                                untried = sum(self._log.find(config) is None for config in self._options.tries)
+                                self._compile_ahead(untried)  # while the GPU worker starts
+                                # what the first model needs, while the session waits for its first candidates
+                                loading = Thread(target=fork_guard.use()(gaussian_process.load_scipy))
+                                loading.start()
+                                searching.callback(loading.join)
+                            self._backend.wait()
+                            self._align_scale()
+                        with self._clock.phase("search"):
+                            self._search()
+                        self._hold_finals()
                 except KeyboardInterrupt:
                     aborted = True
                 finally:
                     self._close_workers()
-            result = self._result(interrupted=aborted or self._stop.requested)
-            if not aborted:
-                self._record.end(result.to_json())
-            return result
+                result = self._result(interrupted=aborted or self._stop.requested)
+                if not aborted:
+                    self._record.end(result.to_json())
+                return result
 
     def begin(self) -> None:
         """Record the start of the run, and wait until candidates can be run; `finish` or `abort` comes last."""
@@ -426,17 +425,14 @@ class Session:
             self._hold_finals()
             result = self._result(interrupted=False)
             self._record.end(result.to_json())
-            self._has_result = True
         finally:
             self.abort()
         return result
 
     def abort(self) -> None:
-        """Close the session, which ends as interrupted without a result; its trials are stored."""
+        """Close the session, without a result unless `finish` has stored one; its trials are stored."""
         with self._resources:
             self._close_workers()
-            if not self._has_result and self._finals is None:
-                self._record.end(self._result(interrupted=True).to_json())
 
     def _close_workers(self) -> None:
         self._compile_pool.close()
@@ -711,10 +707,10 @@ class Session:
                 if compiled := self._pipeline.recompile(finalists):
                     finals, self._confirmation = confirm_finals(compiled, self._backend, rules)
                     self._notices += finals.notices
+                    for trial in finals.refused:  # before the winner, with which what is served changes
+                        self._record.add(trial, phase="final")
                     for rank, trial in enumerate(finals.ranked, start=1):
                         self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
-                    for trial in finals.refused:
-                        self._record.add(trial, phase="final")
                     self._finals = finals
         from autotile.search.importance import find_parameter_effects  # imports SciPy
 

@@ -116,15 +116,11 @@ class Backend(ABC):
         """Forget the candidates that were submitted and have no result; their readings are never returned."""
 
     @abstractmethod
-    def race(self, job: Race) -> list[Reading] | None:
-        """Race entries on one GPU; None where no race is possible, or it broke the worker."""
+    def run(self, job: Job) -> list[Reading]:
+        """Run a job on one GPU, and return the readings of its entries; a crash or hang is an outcome.
 
-    @abstractmethod
-    def check(self, job: Check) -> Reading:
-        """Verify the candidate of a job repeatedly; a crash or hang is an outcome.
-
-        Raise `InputError` if a second set of inputs does not fit in memory, or its reference cannot be computed; else
-        as for `result`.
+        There are none of a race that is not possible, or that broke the worker. Raise `InputError` if a problem or a
+        second set of inputs does not fit in memory, or its reference cannot be computed; else as for `result`.
         """
 
     def spare(self) -> Backend | None:
@@ -244,25 +240,35 @@ class Gpu(Backend):
     def result(self) -> tuple[Candidate, Reading]:
         """Wait for the oldest entry that was submitted, and return its reading."""
         job = self._queue[0]
-        (entry,) = job.entries
-        reading = self._read(job)
-        if reading.outcome.has_time:
-            self._known_good = Time((replace(entry, limit_us=0.0),))
-        if (seconds := reading.seconds.get("verify")) is not None:
-            self._verification_s = max(seconds, self._verification_s or 0.0)
-        assert entry.candidate is not None
-        return entry.candidate, reading
+        candidate = job.entries[0].candidate
+        assert candidate is not None
+        try:
+            return candidate, self._read(job)
+        except KeyboardInterrupt:  # a session of the caller's own may go on
+            if not self._queue or self._queue[0] is not job:
+                self._queue.appendleft(job)
+            raise
 
     def withdraw(self) -> None:
         """Forget the entries without a result; a worker that runs one is ended."""
         self._queue.clear()
         self._drop_child()
 
-    def time(self, job: Time) -> list[Reading]:
-        """Verify and measure one entry, or those of a grid; a crash or hang is the outcome of the entry that caused it.
+    def run(self, job: Job) -> list[Reading]:
+        """Run a job; checks and jobs of one entry that are no grid have a single one.
 
-        A problem that cannot be laid out is an `InputError` or a `ToolchainError`; other errors are those of `result`.
+        A check that hangs is given up after a few verifications, long before its deadline.
         """
+        if isinstance(job, Race):
+            try:
+                return self.raced(job)
+            except WorkerError:
+                return []
+        if isinstance(job, Check):
+            limit_s = min(self._deadline_s / 2, job.limit_s if job.limit_s is not None else self._deadline_s)
+            if job.seed and self._expected is not None:
+                self._expected.wait()
+            return [self._read(replace(job, limit_s=limit_s))]
         if not job.grid:
             return [self._read(job)]
         readings: list[Reading] = []
@@ -273,24 +279,6 @@ class Gpu(Backend):
                 left = (replace(left[0], limit_us=min(times_us)), *left[1:])
             readings += self._part(replace(job, entries=left))
         return readings
-
-    def check(self, job: Check) -> Reading:
-        """Verify a candidate; one that hangs is given up after a few verifications, long before its deadline."""
-        (entry,) = job.entries
-        limit_s = min(self._deadline_s / 2, job.limit_s if job.limit_s is not None else self._deadline_s)
-        if job.seed and self._expected is not None:
-            self._expected.wait()
-        reading = self._read(replace(job, limit_s=limit_s))
-        if reading.outcome is Outcome.OK:
-            self._known_good = Time((replace(entry, limit_us=0.0),))
-        return reading
-
-    def race(self, job: Race) -> list[Reading] | None:
-        """Race entries; None if one broke the worker: see `raced`."""
-        try:
-            return self.raced(job)
-        except WorkerError:
-            return None
 
     def raced(self, job: Race) -> list[Reading]:
         """Race entries of any problems.
@@ -360,6 +348,11 @@ class Gpu(Backend):
         died = self._child is None and reading.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
         self._consecutive_deaths = self._consecutive_deaths + 1 if died else 0
         self._last_reason = reading.reason
+        if reading.outcome.has_time:
+            (entry,) = job.entries
+            self._known_good = Time((replace(entry, limit_us=0.0),), workloads=job.workloads)
+        if isinstance(job, Time) and (seconds := reading.seconds.get("verify")) is not None:
+            self._verification_s = max(seconds, self._verification_s or 0.0)
         return replace(reading, gpu=self.uuid, died=died)
 
     def _run(self, job: Time | Check) -> Reading:

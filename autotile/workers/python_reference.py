@@ -168,10 +168,12 @@ class ExpectedFolder:
 
         Processes that the child has started may keep the pipe open, so its end is not waited for.
         """
+        poll = select.poll()  # not select: a program that embeds the tuner may have more than 1,024 files open
+        poll.register(self._reader, select.POLLIN)
         while b"\n" not in self._unread and len(self._unread) < _MAX_ANSWER:
             left_s = self._deadline_s - time.monotonic()
             has_ended = not is_running(process)
-            ready, _, _ = select.select([self._reader], [], [], 0.0 if has_ended else min(_POLL_S, max(left_s, 0.0)))
+            ready = poll.poll(0.0 if has_ended else 1e3 * min(_POLL_S, max(left_s, 0.0)))
             part = os.read(self._reader, _MAX_ANSWER) if ready else b""
             if (ready or has_ended) and not part:
                 break

@@ -113,6 +113,33 @@ def test_a_lease_that_runs_out_is_inherited(session):
     assert list(third.claim({"BM": 1}).news) == [trial]
 
 
+@pytest.mark.parametrize("location", ["postgresql"], indirect=True)
+def test_a_trial_that_another_session_stores_during_a_look_is_news_or_still_tried(session, monkeypatch):
+    """Else a session that waits for the others would end without it."""
+    first, second = session(), session()
+    first.claim({"BM": 1})
+    insert, trial, together = runs.insert_trials, measured({"BM": 1}, 10.0), threading.Barrier(2, timeout=60)
+
+    def insert_late(*given: Any) -> None:
+        insert(*given)
+        together.wait()  # for the second one's claims
+        together.wait()  # for its look
+
+    def look(connection: Connection) -> None:
+        RunRecord._look(second, connection)
+        together.wait()
+        storing.join()
+
+    monkeypatch.setattr(runs, "insert_trials", insert_late)
+    storing = threading.Thread(target=first.add, args=(trial,))
+    storing.start()
+    together.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(second, "_look", look)
+        assert second.inherit()[1].others == 1
+    assert list(second.inherit()[1].news) == [trial]
+
+
 def test_leases_are_renewed(session, monkeypatch):
     assert runs._RENEWALS >= 2  # so that the first may be late
     monkeypatch.setattr(runs, "_RENEWALS", 1e4)

@@ -30,6 +30,7 @@ def answer(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
     assert message["op"] == "time"
     assert message["grid"]
     faulty = os.environ.get("AUTOTILE_FAULTY_SWEEP")
+    wrong = [WRONG] * bool(faulty) + [RAGGED_WRONG] * bool(os.environ.get("AUTOTILE_RAGGED_WRONG"))
     readings: list[Any] = []
     for number, entry in enumerate(message["entries"]):
         stage(f"load {number}" if len(message["entries"]) > 1 else "load")
@@ -38,9 +39,6 @@ def answer(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         if log := os.environ.get("AUTOTILE_SWEEP_LOG"):
             with Path(log).open("a") as file:
                 file.write(json.dumps(candidate) + "\n")
-        if os.environ.get("AUTOTILE_RAGGED_WRONG") and config == RAGGED_WRONG:
-            readings.append({"outcome": "wrong_result", "reason": "y[0] is 1, expected 2 at n=1001"})
-            continue
         if faulty and config == CRASHES:
             os._exit(3)
         if faulty and config == HANGS:
@@ -48,7 +46,7 @@ def answer(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         if faulty and config == BREAKS:
             readings.append({"outcome": "crashed", "reason": "an illegal address in stage verify", "stage": "verify"})
             return {"readings": readings, "last": True}
-        if faulty and config == WRONG:
+        if config in wrong:
             readings.append({"outcome": "wrong_result", "reason": "y[0] is 1, expected 2"})
             continue
         kernel = 'name = "second"' in workload["spec_text"]

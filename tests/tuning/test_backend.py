@@ -78,7 +78,7 @@ def test_a_worker_that_dies_in_the_race_gives_no_times_and_findings_need_a_sanit
     monkeypatch.setattr(Gpu, "_start", lambda gpu: None)
     gpu, candidates, findings = Gpu(None, 1.0), [Candidate(CANDIDATE, "")], [[Finding("memcheck", "passed", "")]]
     monkeypatch.setattr(gpu, "_request", Mock(side_effect=WorkerError("the worker died")))
-    assert gpu.race(Race((Entry(candidates[0]),), 9, 0)) is None
+    assert gpu.run(Race((Entry(candidates[0]),), 9, 0)) == []
     assert gpu.sanitize(candidates) == [[]]
     gpu._sanitizer = SimpleNamespace(check_all=lambda given: findings if given == candidates else None)
     assert gpu.sanitize(candidates) == findings
@@ -165,8 +165,8 @@ class TestReplay:
 
     def test_nothing_runs_again(self, backend):
         candidate = Candidate(CANDIDATE, "")
-        assert backend.race(Race((Entry(candidate),), 9, 0)) is None
-        assert backend.check(Check((Entry(candidate),), 75, seed=1)).outcome is Outcome.OK
+        assert backend.run(Race((Entry(candidate),), 9, 0)) == []
+        assert [one.outcome for one in backend.run(Check((Entry(candidate),), 75, seed=1))] == [Outcome.OK]
         assert backend.sanitize([candidate, candidate]) == [[], []]
 
 

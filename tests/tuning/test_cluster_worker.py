@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_calls import raced
+from gpu_calls import GivenGpu, raced
 from judges import BEST, by_threads
 from processes import wait_until
 
@@ -35,60 +35,39 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.schedule import Schedule
 from autotile.workers.child import is_running
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, Race, Reading, SizedCubin, Time, Workload
+from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, Race, Reading, SizedCubin, Time
 
 PRELOAD = """
 from pathlib import Path
 
 from autotile.errors import InputError, ToolchainError, WorkerError
 from autotile.tuning.replay import ReplayBackend
+from autotile.workers.jobs import Check
 
 FOLDER = Path({folder!r})
 
-def checked(backend, job, check=ReplayBackend.check):
-    with (FOLDER / "seeds").open("a") as file:
-        file.write(f"{{job.seed}}\\n")
-    if job.seed and (error := (FOLDER / "error").read_text()):
-        raise eval(error)("the second inputs are too large")
-    return check(backend, job)
+def checked(backend, job, run=ReplayBackend.run):
+    if isinstance(job, Check):
+        with (FOLDER / "seeds").open("a") as file:
+            file.write(f"{{job.seed}}\\n")
+        if job.seed and (error := (FOLDER / "error").read_text()):
+            raise eval(error)("the second inputs are too large")
+    return run(backend, job)
 
-if ReplayBackend.check.__name__ == "check":
-    ReplayBackend.check = checked
+if ReplayBackend.run.__name__ == "run":
+    ReplayBackend.run = checked
 """
 """Program that each process of Dask runs first, twice in the same module: Dask imports and then reloads it."""
 
 
-class Idle:
-    """A GPU of a cluster whose worker process needs no GPU; `pids` has the processes that have set up a problem."""
-
-    def __init__(self, bench: Any) -> None:
-        self._bench = bench
-        self._plugin = GpuPlugin(OfferedGpu("GPU-a", bench.device))
-        self.pids: list[int] = []
-
-    def open(self, session: str) -> None:
-        bench = self._bench
-        workload = workload_of(bench.kernel, bench.problem(), read_settings(), TuneOptions())
-        workload = replace(workload, spec_source="")  # in which this worker reads what goes wrong
-        self._plugin.handle(GpuRequest(bench.kernel.name, workload, 5.0, session, "open"), {})
-        backend: Any = self._plugin._backend
-        self.pids.append(backend._child.pid)
-
-    def close(self, session: str) -> None:
-        self._plugin.handle(GpuRequest(session=session, op="close"), {})
-
-    def end(self) -> None:
-        """End the process of Dask."""
-        self._plugin.teardown(None)
-
-
 @pytest.fixture
-def idle(bench, monkeypatch):
+def plugin(bench, monkeypatch):
+    """A GPU of a cluster whose worker process needs no GPU."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "workers"), prepend=":")
     monkeypatch.setattr(cluster_worker, "Gpu", partial(Gpu, module="bad_worker"))
-    made = Idle(bench)
+    made = GpuPlugin(OfferedGpu("GPU-a", bench.device))
     yield made
-    made.end()
+    made.teardown(None)
 
 
 def timers() -> set[threading.Timer]:
@@ -97,33 +76,39 @@ def timers() -> set[threading.Timer]:
 
 
 def test_requests_of_a_session_share_what_was_set_up_the_next_takes_its_worker_over_and_an_idle_one_ends(
-    idle, monkeypatch
+    bench, plugin, monkeypatch
 ):
+    workload = workload_of(bench.kernel, bench.problem(), read_settings(), TuneOptions())
+    workload = replace(workload, spec_source="")  # in which this worker reads what goes wrong
+
+    def opened(session):
+        plugin.handle(GpuRequest(bench.kernel.name, workload, 5.0, session, "open"), {})
+        return plugin._backend, plugin._backend._child.pid
+
+    def close(session):
+        plugin.handle(GpuRequest(session=session, op="close"), {})
+
     monkeypatch.setattr(cluster_worker, "_IDLE_S", 1000.0)
     before = timers()  # of other tests, which end at any time
-    kept = []
-    for _ in range(3):
-        idle.open("first")
-        kept.append(idle._plugin._backend)
-    assert kept[0] is kept[1] is kept[2]
-    idle.close("first")
+    (first, pid), *others = [opened("first") for _ in range(3)]
+    assert others == [(first, pid)] * 2
+    close("first")
     assert len(timers() - before) == 1
-    idle.open("second")
-    assert idle._plugin._backend is not kept[0]
+    second, same = opened("second")
+    assert (second is first, same) == (False, pid)
     assert not timers() - before  # what would end it is called off
-    idle.close("second")
-    idle.open("third")
-    (pid,) = {*idle.pids}
+    close("second")
+    assert opened("third")[1] == pid
     assert is_running(pid)
     monkeypatch.setattr(cluster_worker, "_IDLE_S", 0.5)
-    idle.close("third")
+    close("third")
     wait_until(lambda: not is_running(pid))
-    idle.open("fourth")  # with a new one
-    assert idle.pids[-1] != pid
-    assert is_running(idle.pids[-1])
-    idle.close("fourth")
-    idle.end()
-    wait_until(lambda: not is_running(idle.pids[-1]))
+    _, other = opened("fourth")
+    assert other != pid
+    assert is_running(other)
+    close("fourth")
+    plugin.teardown(None)
+    wait_until(lambda: not is_running(other))
 
 
 @pytest.fixture(scope="module")
@@ -180,16 +165,13 @@ def test_an_error_that_dask_cannot_send_ends_the_session(tune_on_cluster):
         tune_on_cluster("(lambda f: f(f))(lambda f: f(f)) or InputError")
 
 
-class FakeGpu:
+class FakeGpu(GivenGpu):
     """A GPU worker that notes what it is to race."""
 
     seen: list[Any]
 
-    def __init__(self, workload: Workload | None, deadline_s: float, **named: Any) -> None:
-        self.workload = workload
-
-    def wait(self) -> None:
-        """The problem is laid out."""
+    def __init__(self, *of: Any, **named: Any) -> None:
+        """The problem does not matter."""
 
     def race(self, job: Race) -> list[Reading]:
         for entry in job.entries:
@@ -282,7 +264,7 @@ class TestGrid:
         other.write_bytes(b"for 1001 elements")
         job = self.job(bench, GOOD)
         candidate = replace(job.entries[0].candidate, others=(SizedCubin({"n": 1001}, str(other), {}),))
-        (reading,) = gpu.time(replace(job, entries=(Entry(candidate, problem=0),)))
+        (reading,) = gpu.run(replace(job, entries=(Entry(candidate, problem=0),)))
         assert reading.outcome is Outcome.OK
         (logged,) = map(json.loads, (tmp_path / "entries.jsonl").read_text().splitlines())
         (sent,) = logged["others"]
@@ -292,7 +274,7 @@ class TestGrid:
 
     def test_a_death_is_blamed_on_its_entry_and_the_gpu_is_busy_until_it_is_closed(self, near, gpu, bench, monkeypatch):
         monkeypatch.setenv("AUTOTILE_FAULTY_SWEEP", "1")
-        readings = gpu.time(self.job(bench, GOOD, {"THREADS": 64, "WORK": 4}, GOOD))
+        readings = gpu.run(self.job(bench, GOOD, {"THREADS": 64, "WORK": 4}, GOOD))
         assert [one.outcome for one in readings] == [Outcome.OK, Outcome.CRASHED, Outcome.OK]
         assert "exit code 3" in readings[1].reason
         assert near.plugin.handle(GpuRequest(session="other"), {}).is_busy
@@ -304,4 +286,4 @@ class TestGrid:
         looks = iter([["GPU-b"], ["GPU-a"]])
         monkeypatch.setattr(near, "look", lambda: next(looks))
         with closing(FreeGpu(Lane(("GPU-a", "GPU-b"), None, near, bench.device), 10.0)) as gpu:
-            assert len(gpu.time(self.job(bench, GOOD))) == 1
+            assert len(gpu.run(self.job(bench, GOOD))) == 1

@@ -132,11 +132,13 @@ def test_what_the_farm_has_not_done_is_compiled_here(farm, tmp_path, monkeypatch
     assert submit.called
 
 
-def test_a_session_that_ends_waits_for_nothing(busy_pool):
+def test_a_session_that_ends_waits_for_nothing(busy_pool, kit):
     futures = [busy_pool.submit(partial(slow_job, 16, f"left {n}"), 5.0) for n in range(4)]
     busy_pool.close()
     assert all(future.done() for future in futures)
     assert {future.result().outcome for future in futures if not future.cancelled()} == {Outcome.NOT_COMPILED}
+    for pid in compile_workers(kit):
+        os.kill(pid, signal.SIGSEGV)  # which would compile on until their deadline
 
 
 def test_another_toolchain_is_not_used(kit, monkeypatch):

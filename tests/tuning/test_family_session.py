@@ -2,9 +2,9 @@
 
 import signal
 import threading
+from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from autotile.serving.dispatcher import get_best_kernel
 from autotile.tuning import schedule
 from autotile.tuning.family_session import tune_family
 from autotile.tuning.options import FamilyPlan, TuneOptions
-from autotile.tuning.progress_state import Progress
+from autotile.tuning.progress_state import Clock, Progress
 
 
 @pytest.fixture
@@ -199,12 +199,21 @@ class TestResuming:
 
 
 def test_a_budget_is_shared_and_kept(run, recorded, monkeypatch):
-    monkeypatch.setattr(schedule, "tune", tune := Mock(wraps=schedule.tune))
+    """An equal part of four fifths for each point, less what the last session took beside its search, 6 s at first."""
+    tune, given = schedule.tune, list[float]()
+
+    def tune_for_30_s(*arguments, **options):
+        result = tune(*arguments, **options)
+        given.append(arguments[3].budget_s)
+        return replace(result, phases={"start": 1.0, "search": 21.0, "finals": 5.0})
+
+    monkeypatch.setattr(Clock, "elapsed_s", 0.0)
+    monkeypatch.setattr(schedule.Schedule, "elapsed_s", property(lambda _: 30.0 * len(given)))
+    monkeypatch.setattr(schedule, "tune", tune_for_30_s)
     assert run(budget_s=600.0).rule is not None
-    given = [call.args[3].budget_s for call in tune.call_args_list]
-    assert all(0 < share <= 600 for share in given)
-    assert min(given[:6]) > 0.8 * 600 / 6 - 10  # an equal part of four fifths, less the overhead of a session
-    assert max(given[:6]) < 0.8 * 600
+    shares = [(480 - 30 * number) / (6 - number) - (8 if number else 6) for number in range(6)]
+    assert given[:6] == shares
+    assert given[6:] == [(600 - 30 * (6 + number)) / (6 - number) for number in range(len(given) - 6)]
 
 
 def test_what_cannot_be_replayed_or_does_not_run_is_refused(bench, run):

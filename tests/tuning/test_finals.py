@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_calls import raced
+from gpu_calls import GivenGpu, raced
 from judges import failed, timed
 
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial
@@ -40,7 +40,7 @@ def _given_clock(monkeypatch):
 
 
 @dataclass
-class Racer:
+class Racer(GivenGpu):
     """Backend with given times for the race; None where no race is possible."""
 
     times_us: dict[int, Sequence[float]] | None
@@ -51,7 +51,6 @@ class Racer:
     takes_s: float = 0.0
     fails_after_s: float = 0.0
 
-    source = "cuda"
     refused_seed = None
 
     def __post_init__(self) -> None:
@@ -84,12 +83,12 @@ class Racer:
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         return [list(self.findings) if candidate.config == A else [] for candidate in candidates]
 
-    def race(self, job: Race) -> list[Reading] | None:
+    def race(self, job: Race) -> list[Reading]:
         self.rounds, self.precision = job.rounds, job.precision
         self.races += 1
         candidates = [one.candidate for one in job.entries if one.candidate is not None]
         if self.times_us is None or any(c.config in self.breaks_race for c in candidates):
-            return None
+            return []
         wrong = [Outcome.WRONG_RESULT if c.config in self.wrong_when_timed else Outcome.OK for c in candidates]
         return [
             raced(self.times_us[int(c.config["TILE"])], outcome) for c, outcome in zip(candidates, wrong, strict=True)

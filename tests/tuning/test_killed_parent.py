@@ -3,16 +3,17 @@ ends with the result of an undisturbed session. ``benchmarks/durability.py`` rep
 
 import os
 import signal
-from importlib import import_module
+from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
 from endurance.crowd import run_crowd
 from endurance.kills import Scenario, kill_and_resume
+from interrupts import heeded_interrupts
 from judges import BEST, ending_at
 from processes import check_signal, count_configs, workers_with
 
-from autotile.database.database import Database
+from autotile.errors import InputError, WorkerError
 from autotile.tuning.replay import ReplayBackend
 
 TUNE = ("matmul_tiled", "M=2048", "N=2048", "K=2048", "--replay", "--workers", "2", "--sampler", "tpe")
@@ -44,7 +45,8 @@ class TestCtrlC:
     @pytest.mark.parametrize(
         ("phase", "done"), [("GPU worker", 0), ("starting", 0), ("searching", 1), ("searching", 7), ("finals", 12)]
     )
-    def test_the_same_command_goes_on(self, bench, monkeypatch, phase, done):
+    def test_the_same_command_goes_on(self, bench, monkeypatch, database, phase, done):
+        """Until then, the best trial of the search is served: an unfinished final crowns nobody."""
         recording = bench.record()
         with monkeypatch.context() as patch:
             if phase == "GPU worker":  # while it starts
@@ -53,20 +55,23 @@ class TestCtrlC:
         assert result.interrupted
         assert (result.speedup, bench.stored("final")) == (None, [])
         assert sum(result.outcomes.values()) == len(bench.stored()) == done
+        assert [(best.confirmed, best.trial) for best in database.best()] == [(False, result.winner)] * bool(done)
         again = bench.tune(recording)
         assert (again.interrupted, again.resumed, again.winner.config) == (False, done, BEST)
         assert set(count_configs(bench.stored()).values()) == {1}
 
-    def test_an_unfinished_final_crowns_nobody(self, bench, monkeypatch):
-        """The best trial of the search is served until finals have ended."""
-        interrupt = Mock(side_effect=KeyboardInterrupt)
-        monkeypatch.setattr(import_module("autotile.tuning.finals"), "run_finals", interrupt)
-        result = bench.tune(bench.record())
-        assert (result.interrupted, result.winner.config) == (True, BEST)
-        with Database.open(os.environ["AUTOTILE_DB"]) as database:
-            (best,) = database.best("scale")
-            assert not best.confirmed
-            assert [run.ended_at for run in database.runs(best.study_id)] == [None]
+    @pytest.mark.parametrize("error", [None, WorkerError, InputError])
+    def test_a_run_ends_without_a_result_after_a_second_one_and_after_an_error(self, bench, database, error):
+        def observe(progress):
+            if progress.done == 3 or progress.phase == "finals":
+                if error is not None:
+                    raise error("ended by the test")
+                signal.raise_signal(signal.SIGINT)
+
+        with heeded_interrupts(), nullcontext() if error is None else pytest.raises(error):
+            assert bench.tune(bench.record(), observe).interrupted
+        (run,) = database.runs(1)
+        assert (run.ended_at is None, run.summary, bench.stored("final")) == (False, {}, [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

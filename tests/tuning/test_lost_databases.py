@@ -26,7 +26,9 @@ from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.errors import DatabaseError, InputError, RescuedRunError
 from autotile.settings import read_settings
+from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
+from autotile.tuning.session import open_session
 
 TRIALS = 12
 """Number of trials; after the last one only the finals are left."""
@@ -226,6 +228,19 @@ class TestRescueFile:
         with pytest.raises(RescuedRunError, match=f"no device; and the database .* {then}") as raised:
             bench.tune(bench.record(), fail)
         assert len(searched(raised.value.rescued)) == done if done else raised.value.rescued == ""
+
+    def test_a_session_of_the_callers_own_writes_one(self, bench):
+        options = TuneOptions(replay=bench.record(), workers=1)
+        with open_session(bench.kernel, bench.problem(), read_settings(), options) as session:
+            session.begin()
+            tried = session.evaluate(bench.configs())
+            with pytest.raises(RescuedRunError) as raised:
+                [Path(read_settings().database).unlink(missing_ok=True) for _ in tried]
+            session.abort()
+        folder = Path(raised.value.rescued).parent
+        assert [str(file) for file in folder.glob("*rescued*")] == [raised.value.rescued]
+        with Database.open(raised.value.rescued) as rescued:
+            assert [run.ended_at is None for run in rescued.runs(1)] == [False]
 
     def test_an_undisturbed_run_leaves_none(self, bench, tmp_path):
         bench.tune(bench.record())

@@ -21,7 +21,8 @@ from autotile.tuning import operation_session
 from autotile.tuning.finals import with_times
 from autotile.tuning.operation_session import tune_operation
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.progress_state import Progress
+from autotile.tuning.progress_state import Clock, Progress
+from autotile.tuning.schedule import Schedule
 
 NAMES = ("first", "second", "third")
 
@@ -94,8 +95,15 @@ class TestHalving:
         assert (result.winner.name, result.interrupted) == ("second", False)
         assert sum(one.trials for one in result.contenders) >= 29
 
-    def test_a_short_budget_tries_what_is_proposed_and_goes_on_with_the_fastest(self, recorded, run, monkeypatch):
+    @pytest.fixture
+    def _at_rest(self, monkeypatch):
+        """A GPU, and clocks that stand still: sessions end where nothing is left to try."""
         monkeypatch.setattr(operation_session, "device_of", lambda *_: device_profile("h200"))
+        for clock in (Schedule, Clock):
+            monkeypatch.setattr(clock, "elapsed_s", 0.0)
+
+    @pytest.mark.usefixtures("_at_rest")
+    def test_a_short_budget_tries_what_is_proposed_and_goes_on_with_the_fastest(self, recorded, run):
         seen: dict[tuple[int, str], None] = {}
         result = run(
             lambda step: seen.update({(step.path[0].number, step.problem.kernel): None}),
@@ -104,11 +112,10 @@ class TestHalving:
         )
         assert list(seen) == [*((1, name) for name in NAMES), (2, "second")]
         by_name = {one.name: one for one in result.contenders}
-        assert [by_name[name].trials for name in ("first", "third")] == [2, 2]
-        assert by_name["second"].trials > 2
+        assert [by_name[name].trials for name in NAMES] == [2, 12, 2]
 
+    @pytest.mark.usefixtures("_at_rest")
     def test_where_nothing_that_is_proposed_runs_all_kernels_are_searched(self, recorded, run, monkeypatch):
-        monkeypatch.setattr(operation_session, "device_of", lambda *_: device_profile("h200"))
         tune, turns = operation_session._Halving._tune, list[tuple[int, str]]()
 
         def fails_first(halving, coming, place, lane):
@@ -119,7 +126,7 @@ class TestHalving:
         monkeypatch.setattr(operation_session._Halving, "_tune", fails_first)
         result = run(proposed=lambda *_: [("first", {"THREADS": 64, "WORK": 1})], budget_s=2.5)
         assert turns == [(number, name) for number in (1, 2) for name in NAMES]
-        assert result.winner.name == "second"
+        assert (result.winner.name, [one.trials for one in result.contenders]) == ("second", [12] * 3)
 
     def test_what_a_kernel_tries_first_is_compiled_before_its_turn(self, operation):
         """The compilation of each begins once: of what is proposed, or else of the default."""

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
+from gpu_calls import GivenGpu
 from judges import by_threads
 from msgspec import structs
 
@@ -49,30 +50,20 @@ class Pool:
         self.waiting.clear()
 
 
-class Device:
+class Device(GivenGpu):
     """Backend that runs every candidate in 10 us."""
 
-    source: Literal["cuda", "replayed"] = "cuda"
-    gpu_count = 1
-    has_result = False
+    began_at = 0.0
 
     def __init__(self, device: DeviceProperties) -> None:
-        self.device = device
+        super().__init__(device)
         self.ran: list[tuple[Config, float | None]] = []
-        self.given: list[Candidate] = []
-        self.ended = 0
-        self.began_at = 0.0
 
-    def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
+    def time(self, candidate: Candidate, limit_us: float | None) -> Reading:
         self.ran.append((candidate.config, limit_us))
-        self.given.append(candidate)
-
-    def result(self) -> tuple[Candidate, Reading]:
-        assert self.ended < len(self.ran)
-        self.ended += 1
         seconds, telemetry = {"load": 0.1, "measure": 0.2}, {"power_w": 500.0}
         found = Reading(Outcome.OK, "", "measure", Measurement(10.0, 9.0, 11.0), seconds, telemetry)
-        return self.given[self.ended - 1], replace(found, began_at=self.began_at, gpu="GPU-1")
+        return replace(found, began_at=self.began_at, gpu="GPU-1")
 
 
 @pytest.fixture
@@ -240,7 +231,7 @@ def test_the_device_is_given_candidates_before_the_first_has_ended(pipeline, dev
         candidate = pipeline.next_candidate(compiled)
         compiled.proposed.remove(candidate.row)
         assert pipeline.begin(candidate, None) is None
-    assert (pipeline.running, len(device.ran), device.ended) == (2, 2, 0)
+    assert (pipeline.running, len(device.given), device.ran) == (2, 2, [])
     assert [pipeline.end_next()[0].row for _ in range(2)] == [0, 1]
     assert pipeline.running == 0
 

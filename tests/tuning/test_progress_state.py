@@ -102,10 +102,6 @@ def rules_of(options: TuneOptions, log: Any = ()) -> StoppingRules:
     return StoppingRules(options, log, Clock(), StopRequest())
 
 
-def rule_of(rules: StoppingRules) -> str | None:
-    return rules.stopped.rule if rules.stopped is not None else None
-
-
 class TestRule:
     @pytest.mark.parametrize(
         ("options", "gain", "rule"),
@@ -124,7 +120,7 @@ class TestRule:
     def test_less_is_expected_than_is_asked_for(self, options, gain, rule):
         rules = rules_of(TuneOptions(**options))
         rules.expected_gain = gain
-        assert rule_of(rules) == rule
+        assert getattr(rules.stopped, "rule", None) == rule
         assert (rules.room == 0) is (rule is not None)
 
     @pytest.mark.parametrize(
@@ -149,7 +145,7 @@ def test_trials_that_run_take_up_room(space):
     rules = rules_of(TuneOptions(trials=10), log)
     for running, room, rule in ((0, 7, None), (5, 2, None), (7, 0, "trials")):
         rules.running = running
-        assert (rules.room, rule_of(rules)) == (room, rule)
+        assert (rules.room, getattr(rules.stopped, "rule", None)) == (room, rule)
 
 
 BAD, WRONG, DEAD = Outcome.COMPILE_FAILED, Outcome.WRONG_RESULT, Outcome.CRASHED

@@ -6,11 +6,11 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from gpu_calls import raced
+from gpu_calls import GivenGpu, raced
 from judges import BEST as WINNER
 from judges import DEFAULT, by_threads, failed, failing_if, timed
 from msgspec.structs import replace
@@ -246,41 +246,31 @@ def compiled(folder: Path, make_job: Any) -> Future[Compiled]:
     return future
 
 
-class Device:
+class Device(GivenGpu):
     """Backend in which the candidate does as the test says, and the winner runs in 10 us."""
 
-    source: Literal["cuda", "replayed"] = "cuda"
-    race_breaks = False
-    gpu_count = 1
-
     def __init__(self, device: Any, **candidate: Any) -> None:
-        self.device = device
+        super().__init__(device)
         self.candidate = candidate
-        self.queue: list[Candidate] = []
         self.confirmed = 0
         self.log: list[str] = []
 
     def wait(self) -> None:
         self.log.append("wait")
 
-    def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
+    def time(self, candidate: Candidate, limit_us: float | None) -> Reading:
         assert limit_us is None, "neither is pruned"
-        self.queue.append(candidate)
-
-    def result(self) -> tuple[Candidate, Reading]:
-        candidate = self.queue.pop(0)
         name = Path(candidate.cubin_path).stem
         outcome = self.candidate.get(f"{name}_outcome", Outcome.OK)
         time = Measurement(10.0, 9.9, 10.1) if outcome is Outcome.OK else None
-        evaluation = Reading(outcome, "" if time else "y[3] is 0", "measure" if time else "verify", time)
-        return candidate, evaluation
+        return Reading(outcome, "" if time else "y[3] is 0", "measure" if time else "verify", time)
 
-    def race(self, job: Race) -> list[Reading] | None:
+    def race(self, job: Race) -> list[Reading]:
         self.log.append("race")
         names = [Path(one.candidate.cubin_path).stem for one in job.entries if one.candidate is not None]
         assert names == ["candidate", "winner"]
         if self.candidate.get("race_breaks"):
-            return None
+            return []
         outcome = self.candidate.get("timed", Outcome.OK)
         rounds = job.rounds if outcome is not Outcome.CRASHED else 0  # it cannot be loaded
         times_us = [self.candidate.get("time_us", 5.0) + index / 1000 for index in range(rounds)]

@@ -146,6 +146,7 @@ DEEDS: dict[str, Deed] = {
     "fault_in_verify": (partial(die, "verify", signal.SIGSEGV),),
     # replies of a GPU worker, valid and malformed
     "ok": reading(EVALUATION),
+    "ok_slowly": (partial(time.sleep, 0.03), *reading(EVALUATION)),
     "verified": reading({**EVALUATION, "seconds": {"verify": 0.05}}),
     "wrong": reading({**FAILED, "outcome": "wrong_result", "reason": "y[0] is 1"}),
     "refused": reading({**FAILED, "outcome": "crashed", "reason": "INVALID_IMAGE"}),

@@ -3,9 +3,9 @@
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from gpu_calls import evaluate, race, raced, verify
@@ -17,6 +17,8 @@ from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Candidate, Entry, Race, Reading, Workload
 
 DEADLINE_S = 0.5
+LATE = ("sleep", "endless_stages", "be_late")
+"""Deeds that take longer; all others have a minute, as the machine may be busy."""
 pytestmark = pytest.mark.usefixtures("clean")
 
 
@@ -43,6 +45,7 @@ def doing(deed: str) -> Candidate:
 
 
 def run(gpu: Gpu, deed: str) -> Reading:
+    gpu._deadline_s = DEADLINE_S if deed in LATE else 60.0
     return evaluate(gpu, doing(deed), None)
 
 
@@ -85,20 +88,17 @@ def test_a_bad_end_is_an_outcome_and_the_next_candidate_finds_a_fresh_worker(
     assert openings(tmp_path) == (4 if "SIGKILL" in bad.reason else 2)  # what another process kills is tried again
 
 
-def test_a_worker_that_is_killed_once_costs_no_candidate(start, monkeypatch):
-    gpu = start()
-    request, calls = gpu._request, []
-
-    def killed_once(*given: Any) -> Any:
-        calls.append(given)
-        if len(calls) == 1:
-            gpu._drop_child()
-            raise WorkerCrashError("the worker died with signal SIGKILL", "measure", killed=True)
-        return request(*given)
-
-    monkeypatch.setattr(gpu, "_request", killed_once)
-    assert run(gpu, "ok").outcome is Outcome.OK
-    assert len(calls) == 2
+@pytest.mark.parametrize("error", [KeyboardInterrupt, WorkerCrashError("SIGKILL", "measure", killed=True)], ids=str)
+def test_ctrl_c_during_a_wait_and_a_worker_that_is_killed_once_cost_no_candidate(start, error):
+    gpu = start(deadline_s=60.0)
+    gpu.wait()
+    for deed in ("ok", "wrong"):  # after Ctrl-C, the next wait is for the same one
+        gpu.submit(doing(deed))
+    gpu._child.receive = Mock(side_effect=error)
+    with pytest.raises(error) if error is KeyboardInterrupt else nullcontext():
+        assert gpu.result()[1].outcome is Outcome.OK
+        gpu.submit(doing("ok"))
+    assert {gpu.result()[1].outcome for _ in range(2)} == {Outcome.OK, Outcome.WRONG_RESULT}
 
 
 def test_an_uncertain_result_is_repeated_in_a_new_worker(start, tmp_path):

@@ -255,16 +255,6 @@ def test_at_most_two_workers_a_core():
     assert [worker_count(number) for number in (None, 1, 2 * cores, 400 * cores)] == [cores, 1, 2 * cores, 2 * cores]
 
 
-def test_closing_ends_what_runs_and_what_waits(bad):
-    pool = bad(2, 60)
-    futures = [pool.submit(lambda: entry("sleep")) for _ in range(6)]
-    time.sleep(0.3)
-    start = time.monotonic()
-    pool.close()
-    assert time.monotonic() - start < 3
-    assert all(future.done() for future in futures)
-
-
 def test_a_share_of_the_memory_is_generous_and_never_all_of_it(tmp_path, monkeypatch):
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     container = tmp_path / "memory.max"

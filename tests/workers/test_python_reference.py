@@ -3,6 +3,7 @@
 import atexit
 import json
 import os
+import resource
 import signal
 import stat
 import sys
@@ -12,7 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,16 @@ def test_every_set_of_inputs_has_its_results_in_double_precision():
     np.testing.assert_allclose(second, given["A"] @ given["B"], rtol=1e-12)
     assert first.dtype == second.dtype == np.float64
     assert (first != second).any()
+
+
+def test_more_than_a_thousand_open_files_are_no_obstacle():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2000, limits[1]))
+        for _ in range(1100):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        assert len(results(lambda A, B: A @ B)) == 1
 
 
 def test_sets_of_inputs_are_waited_for_by_their_seed_and_the_rest_is_given_up() -> None:

@@ -219,17 +219,18 @@ class TestUnchecked:
         (tmp_path / "compute-sanitizer").unlink()
         assert_told(checker.check(CANDIDATE, "memcheck"), ".*compute-sanitizer cannot be started: No such file")
 
-    def test_a_deadline_names_the_problem(self, stand_in):
-        code = f"print({AT_TUNED!r}, {ENDED!r}, {CLEAN!r}, sep='\\n', flush=True); time.sleep(60)"
-        found = stand_in(code, 1.0).check(CANDIDATE, "racecheck")
-        assert_told(found, "not finished within 1 s at n=4096$")
-        assert found.seconds < 5
+    def test_a_deadline_names_the_problem(self, stand_in, tmp_path, monkeypatch):
+        told = tmp_path / "told"
+        clock = SimpleNamespace(monotonic=lambda: 2.0 * told.exists(), perf_counter=time.perf_counter)
+        monkeypatch.setattr(sanitizer, "time", clock)
+        said = f"print({AT_TUNED!r}, {ENDED!r}, {CLEAN!r}, sep='\\n', flush=True)"
+        checker = stand_in(f"{said}; open({str(told)!r}, 'w'); time.sleep(60)", 1.0)
+        assert_told(checker.check(CANDIDATE, "racecheck"), "not finished within 1 s at n=4096$")
 
     @pytest.mark.parametrize("stream", [1, 2])
     def test_a_flood_is_stopped(self, stand_in, stream):
         found = stand_in(f"while True: os.write({stream}, b'x' * 100_000)").check(CANDIDATE, "memcheck")
         assert_told(found, "it printed more than 16 MiB")
-        assert found.seconds < 10
 
 
 class TestCommand:
@@ -263,22 +264,22 @@ print({ENDED!r}, {CLEAN!r}, sep="\\n")
             [("racecheck", "failed"), ("memcheck", "passed")],
         ]
 
-    def test_several_at_a_time(self, stand_in):
-        start = time.monotonic()
-        rows = stand_in(f"time.sleep(1); print({ENDED!r}, {CLEAN!r}, sep='\\n')").check_all([CANDIDATE])
+    def test_several_at_a_time(self, stand_in, tmp_path):
+        """Each waits until all of them run."""
+        (begun := tmp_path / "begun").mkdir()
+        waits = "while len(os.listdir(begun)) < 4: time.sleep(0.01)"
+        code = f"begun = {str(begun)!r}\nos.mkdir(os.path.join(begun, str(os.getpid())))\n{waits}\n"
+        rows = stand_in(f"{code}print({ENDED!r}, {CLEAN!r}, sep='\\n')", 100.0).check_all([CANDIDATE])
         assert [found.result for found in rows[0]] == ["passed"] * 4
-        assert time.monotonic() - start < 3.5
 
     def test_an_interrupt_leaves_nothing_running(self, stand_in):
-        checker = stand_in("time.sleep(60)", 60.0)
-        start = time.monotonic()
+        checker = stand_in("time.sleep(1000)", 1000.0)
         timer = Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
         with heeded_interrupts(), ExitStack() as stack:
             timer.start()
             stack.callback(timer.join)
             with pytest.raises(KeyboardInterrupt):
                 checker.check_all([CANDIDATE, CANDIDATE], at_once=2)
-        assert time.monotonic() - start < 5
 
 
 def test_the_program_is_searched_for_on_the_path_in_toolkits_and_packages(tmp_path, monkeypatch):

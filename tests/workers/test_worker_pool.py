@@ -90,7 +90,7 @@ def test_a_child_that_was_started_early_is_the_first_that_is_asked_for(started):
 def test_an_early_start_that_fails_is_left_to_the_session(monkeypatch):
     monkeypatch.setattr("autotile.workers.child.sys.executable", "/nowhere/python")
     start_early(MODULE)
-    with pytest.raises(WorkerError, match="cannot start bad_worker"):
+    with pytest.raises(WorkerError, match="cannot start bad_worker: No such file"):
         start_child(MODULE)
 
 
@@ -134,13 +134,14 @@ def test_compile_workers_are_kept_but_for_those_that_died(worker_pool, started, 
     assert len(started) == 2
 
 
-def test_a_worker_that_still_compiles_is_killed(worker_pool, started, tmp_path):
-    pool = CompilePool(cache_settings(tmp_path, 10**6), 1, 60.0, module=MODULE, worker_pool=worker_pool)
-    future = pool.submit(lambda: replace(JOB, entry="sleep"))
-    while not pool._compiling:
-        assert not future.done()
+def test_workers_that_still_compile_are_killed_and_what_waits_is_cancelled(worker_pool, started, tmp_path):
+    pool = CompilePool(cache_settings(tmp_path, 10**6), 2, 60.0, module=MODULE, worker_pool=worker_pool)
+    *running, waiting = (pool.submit(lambda: replace(JOB, entry="sleep")) for _ in range(3))
+    while len(pool._compiling) < 2:
+        assert not any(future.done() for future in running)
     pool.close()
-    assert future.result().outcome is Outcome.NOT_COMPILED
-    assert not is_running(started[0].pid)
+    assert waiting.cancelled()
+    assert [future.result(0).outcome for future in running] == [Outcome.NOT_COMPILED] * 2
+    assert not any(is_running(child.pid) for child in started)
     assert compile_in(worker_pool, tmp_path, "compiled") == [Outcome.OK]
-    assert len(started) == 2
+    assert len(started) == 3

@@ -16,13 +16,13 @@ from autotile.core.device import DeviceProperties, is_name_of
 from autotile.errors import AutotileError, InputError, WorkerError
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.cluster.requests import AbsentGpuError, Cluster, SentRequest
-from autotile.tuning.cluster.worker import SIMULATED, GpuReply, GpuRequest, Operation
+from autotile.tuning.cluster.worker import SIMULATED, GpuReply, GpuRequest
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.lanes import GpuName, Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.replay import ReplayBackend
 from autotile.workers.gpu import Backend
-from autotile.workers.jobs import Candidate, Check, Entry, Job, Race, Reading, Time
+from autotile.workers.jobs import Candidate, Entry, Job, Reading, Time
 
 _POLL_S = 1.0
 """Interval at which a session looks for GPUs that join or leave."""
@@ -80,7 +80,8 @@ class RemoteGpu(Backend):
 
     def wait(self) -> DeviceProperties:
         """Wait until the worker has set up the problem."""
-        self._request("open")
+        self._running = self._cluster.send(self.uuid, "open", self._work)
+        self._reply(self._running)
         return self.device
 
     def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
@@ -91,7 +92,7 @@ class RemoteGpu(Backend):
     def result(self) -> tuple[Candidate, Reading]:
         """Wait for the oldest candidate; a crash or a hang of the GPU's worker process is an outcome."""
         candidate, sent = self._submitted[0]
-        (reading,) = self._readings(self._reply(sent))
+        (reading,) = self._reply(sent).readings
         self._submitted.popleft()
         return candidate, reading
 
@@ -101,18 +102,10 @@ class RemoteGpu(Backend):
         for _, sent in submitted:
             sent.withdraw()
 
-    def race(self, job: Race) -> list[Reading] | None:
-        """Race entries; None if the worker process of the GPU died."""
-        return self._request("run", job).readings
-
-    def check(self, job: Check) -> Reading:
-        """Verify the candidate repeatedly; a crash or a hang is an outcome."""
-        (reading,) = self._readings(self._request("run", job))
-        return reading
-
-    def time(self, job: Time) -> list[Reading]:
-        """Verify and measure entries; as for `autotile.workers.gpu.Gpu.time`."""
-        return self._request("run", job).readings or []
+    def run(self, job: Job) -> list[Reading]:
+        """Run a job in the process of the GPU."""
+        self._running = self._cluster.send(self.uuid, "run", self._work, job)
+        return self._reply(self._running).readings
 
     def close(self) -> None:
         """Release the GPU to other sessions, and end what another thread waits for."""
@@ -123,15 +116,6 @@ class RemoteGpu(Backend):
         if self._running is not None:
             self._running.withdraw()
         self._cluster.send(self.uuid, "close", self._work).forget()
-
-    def _readings(self, reply: GpuReply) -> list[Reading]:
-        if not reply.readings:
-            raise WorkerError(f"the reply of {self.uuid} holds no result")
-        return reply.readings
-
-    def _request(self, op: Operation, job: Job | None = None) -> GpuReply:
-        self._running = self._cluster.send(self.uuid, op, self._work, job)
-        return self._reply(self._running)
 
     def _reply(self, sent: SentRequest) -> GpuReply:
         try:
@@ -286,12 +270,12 @@ class FreeGpu:
         self._work = GpuRequest(deadline_s=deadline_s)
         self._gpu: RemoteGpu | None = None
 
-    def time(self, job: Time) -> list[Reading]:
-        """Verify and measure entries; as for `autotile.workers.gpu.Gpu.time`."""
+    def run(self, job: Job) -> list[Reading]:
+        """Run a job; as for `autotile.workers.gpu.Gpu.run`."""
         while True:
             self._gpu = self._gpu or free_gpu(self._lane, self._work)
             try:
-                return self._gpu.time(job)
+                return self._gpu.run(job)
             except AbsentGpuError:
                 self._gpu = None
 

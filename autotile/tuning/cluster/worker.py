@@ -29,7 +29,7 @@ from autotile.tuning.replay import SimulatedGpu
 from autotile.version import __version__
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Backend, Gpu
-from autotile.workers.jobs import Check, Race, Reading, Time, Workload, read_job, with_files
+from autotile.workers.jobs import Reading, Workload, read_job, with_files
 
 _PLUGIN = "autotile-gpu"
 _LEASE_S = 120.0
@@ -81,7 +81,7 @@ class GpuReply:
     kind: str = ""
     is_busy: bool = False
     device: DeviceProperties | None = None
-    readings: list[Reading] | None = None
+    readings: list[Reading] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,24 +174,10 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
     def _run(self, request: GpuRequest, cubins: Mapping[str, bytes]) -> GpuReply:
         """Run a job with the folders of this machine, and its cubins as files."""
         job = with_files(read_job(request.job), lambda name: self._file(name, cubins), self._on_this_machine)
-        if request.workload is None:  # the entries have problems of their own
-            gpu = cast("Gpu", self._backend or Gpu(None, request.deadline_s, device_index=self._gpu.index))
-            self._backend = gpu
-            if isinstance(job, Race):
-                return GpuReply(readings=gpu.raced(job))
-            return GpuReply(readings=gpu.time(job) if isinstance(job, Time) else [gpu.check(job)])
-        backend = self._backend
-        assert backend is not None
-        if isinstance(job, Race):
-            return GpuReply(readings=backend.race(job))
-        if isinstance(job, Check):
-            reading = backend.check(job)
-        else:
-            (entry,) = job.entries
-            assert entry.candidate is not None
-            backend.submit(entry.candidate, entry.limit_us)
-            _, reading = backend.result()
-        return GpuReply(readings=[replace(reading, began_at=0.0)])  # by the clock of this machine
+        if self._backend is None:  # the entries have problems of their own
+            self._backend = Gpu(None, request.deadline_s, device_index=self._gpu.index)
+        readings = self._backend.run(job)
+        return GpuReply(readings=[replace(one, began_at=0.0) for one in readings])  # by the clock of this machine
 
     def _on_this_machine(self, workload: Workload) -> Workload:
         settings, index = read_settings(), self._gpu.index
