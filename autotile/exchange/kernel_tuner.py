@@ -1,4 +1,4 @@
-"""Kernel Tuner's files: cache files, exported and imported, and results in the T4 format.
+"""Kernel Tuner's files, exported and imported: cache files, and results in the T4 format.
 
 Kernel Tuner omits the last two braces until a session ends, so files of killed sessions are readable too. Nothing in a
 file is executed.
@@ -7,13 +7,14 @@ file is executed.
 from __future__ import annotations
 
 import json
+import math
 import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import msgspec
 from msgspec.structs import replace
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import Count, Name, NonNegative, Text, convert, decode_json, encode_json, read_regular
 from autotile.core.dtypes import known_dtype
-from autotile.core.model import Outcome, Trial, Value, config_key
+from autotile.core.model import L2Mode, Outcome, Trial, Value, config_key
 from autotile.database.database import Database, StoredTrial
 from autotile.database.keys import TuningKey
 from autotile.database.paths import write_output
@@ -74,6 +75,8 @@ def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], tri
         "tune_params_keys": names,
         "tune_params": {parameter.name: list(parameter.values) for parameter in parameters},
         "objective": "time",
+        "dtype": key.dtype,
+        "l2_mode": key.l2_mode,
     }
     entries = []
     for one in trials:
@@ -114,9 +117,23 @@ _FAILURES: Mapping[str, tuple[Outcome, str, str]] = {
 }
 """Meaning of Kernel Tuner's error marks: its core.py continues after these failures only."""
 
+_INVALID: Mapping[str, tuple[Outcome, str, str]] = {
+    "constraints": _FAILURES["InvalidConfig"],
+    "compile": _FAILURES["CompilationFailedConfig"],
+    "runtime": _FAILURES["RuntimeFailedConfig"],
+    "correctness": (Outcome.WRONG_RESULT, "verify", "a wrong result"),
+    "timeout": (Outcome.TIMED_OUT, "measure", "it did not end in time"),
+}
+"""Meaning of each term of the T4 schema but ``correct``, as Kernel Tuner uses them."""
+
 _OWN_ENTRIES = frozenset({"time", "times", "timestamp", "__error__", *STAGES.values()})
 
-_EXPECTED = "expected a file that tune_kernel(..., cache=...) wrote"
+ImportFormat = Literal["kernel-tuner", "t4"]
+_KINDS: Mapping[ImportFormat, tuple[str, str]] = {
+    "kernel-tuner": ("a cache file of Kernel Tuner", "a file that tune_kernel(..., cache=...) wrote"),
+    "t4": ("T4 results", "a file that store_output_file or `autotile export` wrote"),
+}
+"""What a file of each format is, and what writes one, for messages."""
 
 _MAX_BYTES = 2**30
 CACHE_END = "}\n}"
@@ -124,14 +141,25 @@ CACHE_END = "}\n}"
 
 
 class CacheDocument(msgspec.Struct):
-    """Schema of a cache file."""
+    """Schema of a cache file; the last two fields are autotile's own."""
 
     device_name: Name
     kernel_name: Name
     tune_params_keys: tuple[Name, ...]
     tune_params: dict[Name, tuple[Value, ...]]
     cache: dict[Text, dict[Name, Any]]
-    problem_size: Count | Text | tuple[Count | Text, ...] = "callable"
+    problem_size: Count | Text | tuple[Count | Text, ...] | dict[Name, Count] = "callable"
+    dtype: Name = "float32"
+    l2_mode: L2Mode = "hot"  # Kernel Tuner repeats a launch without flushing the cache
+
+
+class T4Result(msgspec.Struct):
+    """Schema of a result in the T4 format; times are in milliseconds."""
+
+    configuration: dict[Name, Value]
+    times: dict[Name, Any]
+    invalidity: Literal["correct", "constraints", "compile", "runtime", "correctness", "timeout"]
+    measurements: tuple[dict[Name, Any], ...] = ()
 
 
 class MeasuredEntry(msgspec.Struct):
@@ -142,117 +170,160 @@ class MeasuredEntry(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class KernelTunerCache:
-    """Content of a cache file."""
+class ImportedResults:
+    """Content of a cache file or a file of T4 results."""
 
     path: Path
+    format: ImportFormat
     kernel: str
     gpu_name: str
     device: DeviceProperties | None
     """Properties from the profile of that GPU; None if there is none."""
     problem_size: tuple[int, ...]
-    """Empty if Kernel Tuner computed it with a function or an expression."""
+    """Empty if the file does not state it, or Kernel Tuner computed it with a function or an expression."""
+    size_names: tuple[str, ...]
+    """Names of the extents; empty if the file has none."""
+    dtype: str
+    l2_mode: L2Mode
     parameters: tuple[Parameter, ...]
     trials: tuple[Trial, ...]
     """One trial for each entry, with the source ``"replayed"``."""
 
-    def key(self, sizes: Mapping[str, int] | None = None, dtype: str = "float32") -> TuningKey:
+    def key(self, sizes: Mapping[str, int] | None = None, dtype: str | None = None) -> TuningKey:
         """Return the key of these results, which equals no key of autotile's own since the template hash is unknown.
 
-        Without sizes, flags of 0 among them if the file has any, those of the file are named x, y and z. It is an
-        `InputError` if the file does not state them, or a size or the dtype is invalid.
+        Without sizes, flags of 0 among them if the file has any, those of the file are taken, named x, y and z if it
+        does not name them; without a dtype, the file's. It is an `InputError` if the file does not state them, the
+        sizes contradict it, or a size or the dtype is invalid.
         """
-        if sizes is None and not 1 <= len(self.problem_size) <= 3:
+        if sizes is None and not (self.size_names or 1 <= len(self.problem_size) <= 3):
             what = "its problem size in one to three numbers"
             raise InputError(f"{self.path} does not state {what}; give the sizes, such as N=1024")
-        named = dict(zip("xyz", self.problem_size, strict=False) if sizes is None else sizes)
-        least = int(sizes is None or 0 not in self.problem_size)
+        stated = dict(zip(self.size_names or "xyz", self.problem_size, strict=False))
+        named = dict(stated if sizes is None else sizes)
+        least = int((sizes is None and not self.size_names) or 0 not in self.problem_size)
         for name, value in named.items():
             if not least <= value <= MAX_SIZE:
                 raise InputError(f"size {name} is {value}, expected {least} to {MAX_SIZE}")
+        # Kernel Tuner's problem size is that of the grid: sizes, such as those of a matrix, or products of some.
+        extents = tuple(stated.values())
+        if any(named.get(name) != stated[name] for name in self.size_names) or not (
+            all(_is_product(extent, named.values()) for extent in extents)
+            or _is_product(math.prod(extents), named.values())
+        ):
+            given = ", ".join(f"{name}={value}" for name, value in named.items())
+            raise InputError(
+                f"{self.path} has results of the problem size {' x '.join(map(str, self.problem_size))}, which {given} "
+                "contradicts, as no product of sizes gives it; give the sizes of the file, or none to take its own"
+            )
         device = self.device
         return TuningKey(
             kernel=self.kernel,
             template_hash="",
             space_hash="",
             options=(),
-            dtype=known_dtype(dtype),
+            dtype=known_dtype(dtype or self.dtype),
             sizes=named,
             gpu_name=self.gpu_name,
             compute_capability=device.compute_capability if device else "",
             sm_count=device.sm_count if device else 0,
             smem_per_block_optin_bytes=device.smem_per_block_optin_bytes if device else 0,
             nvrtc_version="",
-            l2_mode="hot",  # Kernel Tuner repeats a launch without flushing the cache
+            l2_mode=self.l2_mode,
             source="replayed",
         )
 
 
-def read_cache(path: Path) -> KernelTunerCache:
-    """Read a cache file without executing anything in it.
+def _is_product(extent: int, sizes: Iterable[int]) -> bool:
+    """Test whether an extent is a product of some of the sizes; 0 and 1 are."""
+    reached = {1}
+    for size in filter(None, sizes if extent > 1 else ()):
+        reached |= {size * product for product in reached if extent % (size * product) == 0}
+    return extent == 0 or extent in reached
 
-    Raise `InputError` if the file cannot be read, or is not a cache file; the message names the entry.
+
+def read_results(
+    path: Path, file_format: ImportFormat | None = None, *, kernel: str | None = None, gpu_name: str | None = None
+) -> ImportedResults:
+    """Read a cache file or a file of T4 results without executing anything in it.
+
+    The format, the kernel and the GPU are those of the file for None; T4 results that do not name a kernel are of the
+    one that the file is named after. Raise `InputError` if the file cannot be read, is of another format or does not
+    name the GPU; the message names the entry.
     """
-    document = _load(path)
-    listed = {name: document.tune_params.get(name, ()) for name in document.tune_params_keys}
-    if (lacking := next((name for name, values in listed.items() if not values), None)) is not None:
-        raise _malformed(path, f"'tune_params' lacks values for {lacking!r:.80}")
-    parameters = tuple(Parameter(name, tuple(dict.fromkeys(values))) for name, values in listed.items())
+    kind = file_format or "kernel-tuner"
+    try:
+        # Observers may have measured NaN, which is read as null.
+        read = read_open_json(path, lambda _: None)
+        if file_format is None and "results" in read and "cache" not in read:
+            kind = "t4"
+        if kind == "t4":
+            if "results" not in read:
+                raise DataError("it has no results")
+            read = _cache_of_t4(read, path.stem)
+        stated = {"kernel_name": kernel, "device_name": gpu_name}
+        given = {name: value for name, value in stated.items() if value is not None}
+        document = decode_json(json.dumps({**read, **given}), CacheDocument)
+        if lacking := [name for name in stated if not getattr(document, name)]:
+            raise DataError(f"{lacking[0]} is empty; give the name of the {lacking[0].removesuffix('_name')}")
+        listed = {name: document.tune_params.get(name, ()) for name in document.tune_params_keys}
+        if (empty := next((name for name, values in listed.items() if not values), None)) is not None:
+            raise DataError(f"'tune_params' lacks values for {empty!r:.80}")
+        parameters = tuple(Parameter(name, tuple(dict.fromkeys(values))) for name, values in listed.items())
+        trials = tuple(_trial(label, entry, parameters, document.l2_mode) for label, entry in document.cache.items())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; expected {_KINDS[kind][1]}") from None
+    except (UnicodeDecodeError, DataError) as error:
+        problem = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        what, writer = _KINDS[kind]
+        raise DataError(f"{path} cannot be read as {what}: {problem}; expected {writer}") from None
     try:
         device = device_profile(document.device_name)
     except InputError:
         device = None
-    size = document.problem_size if isinstance(document.problem_size, tuple) else (document.problem_size,)
-    numbers = tuple(one for one in size if isinstance(one, int))
-    return KernelTunerCache(
+    size = document.problem_size
+    named = size if isinstance(size, dict) else {}
+    extents = tuple(named.values()) if isinstance(size, dict) else size if isinstance(size, tuple) else (size,)
+    numbers = tuple(one for one in extents if isinstance(one, int))
+    return ImportedResults(
         path=path,
+        format=kind,
         kernel=document.kernel_name,
         gpu_name=document.device_name,
         device=device,
-        problem_size=numbers if len(numbers) == len(size) else (),
+        problem_size=numbers if len(numbers) == len(extents) else (),
+        size_names=tuple(named),
+        dtype=document.dtype,
+        l2_mode=document.l2_mode,
         parameters=parameters,
-        trials=tuple(_trial(path, label, entry, parameters) for label, entry in document.cache.items()),
+        trials=trials,
     )
 
 
-def import_into_database(database: Database, cache: KernelTunerCache, key: TuningKey) -> tuple[int, int]:
-    """Store the results of a cache file as one finished run; return the id of its study, and the number of results.
+def import_into_database(database: Database, results: ImportedResults, key: TuningKey) -> tuple[int, int]:
+    """Store the results of a file as one finished run; return the id of its study, and the number of results.
 
     Those that the study has already, of the same file or a shorter one, are not stored again.
     """
-    study = database.study(key, cache.device)
+    study = database.study(key, results.device)
     known = database.tried(study)
-    added = [trial for trial in cache.trials if known.get(config_key(trial.config)) != trial]
+    added = [trial for trial in results.trials if known.get(config_key(trial.config)) != trial]
     if added:
-        origin = {"imported_from": cache.path.name}
+        origin = {"imported_from": results.path.name}
         database.add_run(study, added, sampler="kernel_tuner", settings=origin, summary={"trials": len(added)})
     return study, len(added)
 
 
-def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -> None:
-    """Write the results of a cache file as a recording, for replay."""
+def import_into_recording(path: Path, results: ImportedResults, key: TuningKey) -> None:
+    """Write the results of a file as a recording, for replay."""
     header = RecordingHeader(
         key=replace(key, source="cuda"),
-        parameters=cache.parameters,
-        device=cache.device,
-        settings={"imported_from": cache.path.name, "measured_with": "Kernel Tuner"},
-        chosen="the entries of a Kernel Tuner cache file",
+        parameters=results.parameters,
+        device=results.device,
+        settings={"imported_from": results.path.name, "measured_with": "Kernel Tuner"},
+        chosen=f"the entries of {_KINDS[results.format][0]}",
     )
-    write_recording(path, header, cache.trials)
-
-
-def _load(path: Path) -> CacheDocument:
-    try:
-        document = decode_json(json.dumps(read_open_json(path, lambda _: None)), CacheDocument)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; {_EXPECTED}") from None
-    except UnicodeDecodeError:
-        raise _malformed(path, "it is not UTF-8 text") from None
-    except DataError as error:
-        raise _malformed(path, str(error)) from None
-    if not document.kernel_name:
-        raise _malformed(path, "kernel_name is empty")
-    return document
+    write_recording(path, header, results.trials)
 
 
 def read_open_json(path: Path, parse_constant: Callable[[str], Any] | None = None) -> dict[str, Any]:
@@ -269,19 +340,37 @@ def read_open_json(path: Path, parse_constant: Callable[[str], Any] | None = Non
     raise DataError("it is not a JSON object")
 
 
-def _malformed(path: Path, problem: str) -> DataError:
-    return DataError(f"{path} cannot be read as a cache file of Kernel Tuner: {problem}; {_EXPECTED}")
+def _cache_of_t4(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return T4 results as the content of a cache file; ``name`` is the kernel's if they do not state it."""
+    head = {"kernel_name": name, "device_name": "", "timeunit": "milliseconds"}
+    head |= convert(document.get("metadata", {}), dict[Name, Any])
+    if (unit := head.pop("timeunit")) != "milliseconds":
+        raise DataError(f"its times are in {unit!r:.80}, expected 'milliseconds'")
+    values: dict[str, list[Value]] = {}
+    cache = {}
+    for number, result in enumerate(convert(document["results"], tuple[T4Result, ...]), start=1):
+        for parameter, value in result.configuration.items():
+            values.setdefault(parameter, []).append(value)
+        times = {STAGES[stage]: result.times.get(theirs) for stage, theirs in _TIMES.items()}
+        measured = {str(one.get("name")): one.get("value") for one in result.measurements}
+        mark = {} if result.invalidity == "correct" else {"__error__": result.invalidity}
+        entry = {**measured, "times": result.times.get("runtimes") or (), **times, **mark, **result.configuration}
+        cache[f"result {number}"] = entry
+    return {**head, "tune_params_keys": list(values), "tune_params": values, "cache": cache}
 
 
-def _trial(path: Path, label: str, entry: Mapping[str, Any], parameters: tuple[Parameter, ...]) -> Trial:
+def _trial(label: str, entry: Mapping[str, Any], parameters: tuple[Parameter, ...], l2: L2Mode) -> Trial:
     for parameter in parameters:
         value = entry.get(parameter.name)
         if not any(value == listed and type(value) is type(listed) for listed in parameter.values):
-            raise _malformed(path, f"the entry {label!r:.80} lacks a listed value of {parameter.name!r}")
+            raise DataError(f"the entry {label!r:.80} lacks a listed value of {parameter.name!r}")
     config = {parameter.name: entry[parameter.name] for parameter in parameters}
     extra = {name: value for name, value in entry.items() if name not in config and name not in _OWN_ENTRIES}
-    mark = next((value for value in entry.values() if isinstance(value, str) and value in _FAILURES), None)
-    outcome, stage, reason = _FAILURES[mark] if mark else (Outcome.OK, "measure", "")
+    # Old files have the mark in place of a time.
+    failure = _INVALID.get(str(entry.get("__error__"))) or next(
+        (_FAILURES[value] for value in entry.values() if isinstance(value, str) and value in _FAILURES), None
+    )
+    outcome, stage, reason = failure or (Outcome.OK, "measure", "")
     trial: dict[str, Any] = {
         "config": config,
         "outcome": outcome,
@@ -292,7 +381,7 @@ def _trial(path: Path, label: str, entry: Mapping[str, Any], parameters: tuple[P
         "telemetry": {name: value for name, value in extra.items() if _is_number(value) or isinstance(value, str)},
     }
     try:
-        if mark is None:
+        if failure is None:
             found = convert(entry, MeasuredEntry)
             # The range of the runs, which for 6 or more holds the median with over 95 %.
             trial["measurement"] = {
@@ -300,11 +389,11 @@ def _trial(path: Path, label: str, entry: Mapping[str, Any], parameters: tuple[P
                 "low_us": 1e3 * min(found.times, default=found.time),
                 "high_us": 1e3 * max(found.times, default=found.time),
                 "samples_us": [1e3 * run_ms for run_ms in found.times],
-                "l2": "hot",
+                "l2": l2,
             }
         return convert(trial, Trial)
     except DataError as error:
-        raise _malformed(path, f"the entry {label!r:.80}: {error}") from None
+        raise DataError(f"the entry {label!r:.80}: {error}") from None
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
@@ -313,16 +402,32 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 SCHEMA_VERSION = "1.0.0"
 
-_TIMES = {"compile": "compilation", "verify": "validation", "measure": "benchmark", "search": "search_algorithm"}
-"""Names under which Kernel Tuner 1.5.0 writes the time of each stage; it calls all others ``framework``."""
+_TIMES: Mapping[str, str] = {
+    "compile": "compilation",
+    "verify": "validation",
+    "measure": "benchmark",
+    "search": "search_algorithm",
+    "framework": "framework",
+}
+"""Names under which Kernel Tuner 1.5.0 writes the time of each stage; those that it lacks count as framework time."""
 
 
-def t4_results(trials: Iterable[StoredTrial]) -> dict[str, Any]:
-    """Return trials as a T4 results document; times are in milliseconds, as in Kernel Tuner."""
+def t4_results(key: TuningKey, trials: Iterable[StoredTrial]) -> dict[str, Any]:
+    """Return trials as a T4 results document; times are in milliseconds, as in Kernel Tuner.
+
+    The format has no place for what they are of: the names of a cache file state it in the free part.
+    """
     return {
         "results": [_result(stored) for stored in trials if stored.trial.outcome in _WORDS],
         "schema_version": SCHEMA_VERSION,
-        "metadata": {"timeunit": "milliseconds"},
+        "metadata": {
+            "timeunit": "milliseconds",
+            "device_name": key.gpu_name,
+            "kernel_name": key.kernel,
+            "problem_size": dict(key.sizes),
+            "dtype": key.dtype,
+            "l2_mode": key.l2_mode,
+        },
     }
 
 
@@ -340,7 +445,7 @@ def t4_metadata(device: DeviceProperties | None) -> dict[str, Any]:
     }
 
 
-def write_t4(path: Path, trials: Iterable[StoredTrial], device: DeviceProperties | None) -> Path | None:
+def write_t4(path: Path, key: TuningKey, trials: Iterable[StoredTrial], device: DeviceProperties | None) -> Path | None:
     """Write the results to a path and the metadata beside it, with ``-metadata`` before the suffix; return its path.
 
     Beside a special file, such as ``/dev/stdout``, there is none. It is an `InputError` if a file cannot be written, or
@@ -349,7 +454,7 @@ def write_t4(path: Path, trials: Iterable[StoredTrial], device: DeviceProperties
     metadata = path.with_name(f"{path.stem}-metadata{path.suffix}")
     if metadata.exists() and not path.exists():
         raise InputError(f"the metadata of {path} would replace {metadata}; name another file, or move that one away")
-    write_output(path, encode_json(t4_results(trials), indent=1) + "\n")
+    write_output(path, encode_json(t4_results(key, trials), indent=1) + "\n")
     if not path.is_file():
         return None
     write_output(metadata, encode_json(t4_metadata(device), indent=1) + "\n")
