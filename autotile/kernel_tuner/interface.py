@@ -130,6 +130,8 @@ def tune_kernel(
     started = time.perf_counter()
     _start_log(log, kernel_name)
     codec = ParameterCodec(tune_params)
+    if isinstance(verify, str) and verify != "agreement":
+        raise InputError(f"verify is {verify!r}, expected a function, 'agreement' or None")
     kernel = ScriptKernel(
         kernel_name,
         kernel_source,
@@ -321,7 +323,7 @@ def _objectives(
     """Return the objectives and whether greater values of each are better."""
     if objectives:
         return list(objectives), [bool(value) for value in objectives.values()]
-    names = [objective] if objective is None or isinstance(objective, str) else objective
+    names: Sequence[str | None] = [objective] if isinstance(objective, str) else objective or [None]
     given = higher_is_better if isinstance(higher_is_better, Sequence) else [higher_is_better] * len(names)
     if len(given) != len(names):
         raise InputError(

@@ -231,7 +231,14 @@ def _instance(observer: Any) -> Any:
             raise InputError(
                 f"an observer is {observer!r:.80}, expected a BenchmarkObserver, or a function that returns one"
             )
-        return _instance(observer({"device": 0, "platform": 0, "compiler": None, "lang": "CUDA"}))
+        try:
+            made = observer({"device": 0, "platform": 0, "compiler": None, "lang": "CUDA"})
+        except TypeError as error:
+            if not isinstance(observer, type):
+                raise
+            name = observer.__name__
+            raise InputError(f"an observer is the class {name} ({error}), expected an object of it: {name}()") from None
+        return _instance(made)
     if (name := type(observer).__name__) in _UNSUPPORTED:  # Kernel Tuner's own class
         raise InputError(f"{name} {_UNSUPPORTED[name]}")
     return observer

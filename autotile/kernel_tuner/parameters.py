@@ -366,6 +366,10 @@ def _restriction(given: Any, values: Mapping[str, Sequence[Any]]) -> Restriction
         )
     if isinstance(given, tuple) and len(given) in (2, 3) and isinstance(given[1], list | tuple):
         names = tuple(given[1])
+        if unknown := [name for name in names if name not in values]:
+            raise InputError(
+                f"a restriction names {unknown[0]!r}, which is no parameter; known are {', '.join(values)}"
+            )
         inner = _restriction(given[0], {name: values[name] for name in names})
         return Restriction(lambda params: inner.holds({name: params[name] for name in names}), names)
     bases = ((each.__name__, each.__module__.partition(".")[0]) for each in type(given).__mro__)

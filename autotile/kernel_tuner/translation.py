@@ -7,7 +7,8 @@ import io
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from numbers import Integral
@@ -146,31 +147,34 @@ class ScriptKernel:
     def block(self, params: Params) -> tuple[int, ...]:
         """Return the threads of a block along each axis."""
         extents = zip(self.block_names, _DEFAULT_BLOCK, strict=True)
-        return tuple(int(params.get(name, default)) for name, default in extents)
+        with _numbers_of("block", params):
+            return tuple(int(params.get(name, default)) for name, default in extents)
 
     def grid(self, params: Params) -> tuple[int, ...]:
         """Return the blocks of the grid along each axis: the problem size over the divisors, rounded up."""
-        size = self.problem_size(params) if callable(self.problem_size) else self.problem_size
-        if isinstance(size, str | Integral):
-            size = (size,)
-        if not isinstance(size, Iterable):
-            raise InputError(f"problem_size is {size!r}, expected a number, text, or up to three of them")
-        extents = []
-        for each in size:
-            if not isinstance(each, str | Integral):
-                raise InputError(f"problem_size contains {each!r}, expected whole numbers and texts")
-            extents.append(int(evaluate(each, params) if isinstance(each, str) else each))
-        if not 1 <= len(extents) <= 3:
-            raise InputError(f"problem_size has {plural(len(extents), 'extent')}, expected 1 to 3")
-        axes = zip((*extents, 1, 1)[:3], self.grid_div, self.block_names, strict=True)
-        return tuple(math.ceil(float(extent) / _divisor(given, name, params)) for extent, given, name in axes)
+        with _numbers_of("grid", params):
+            size = self.problem_size(params) if callable(self.problem_size) else self.problem_size
+            if isinstance(size, str | Integral):
+                size = (size,)
+            if not isinstance(size, Iterable):
+                raise InputError(f"problem_size is {size!r}, expected a number, text, or up to three of them")
+            extents = []
+            for each in size:
+                if not isinstance(each, str | Integral):
+                    raise InputError(f"problem_size contains {each!r}, expected whole numbers and texts")
+                extents.append(int(evaluate(each, params) if isinstance(each, str) else each))
+            if not 1 <= len(extents) <= 3:
+                raise InputError(f"problem_size has {plural(len(extents), 'extent')}, expected 1 to 3")
+            axes = zip((*extents, 1, 1)[:3], self.grid_div, self.block_names, strict=True)
+            return tuple(math.ceil(float(extent) / _divisor(given, name, params)) for extent, given, name in axes)
 
     def dynamic_smem_bytes(self, params: Params) -> int:
         """Return the dynamic shared memory of a block."""
         size = (self.smem_args or {}).get("size", 0)
-        if callable(size):
-            size = size(params)
-        return int(evaluate(size, params) if isinstance(size, str) else size)
+        with _numbers_of("shared memory", params):
+            if callable(size):
+                size = size(params)
+            return int(evaluate(size, params) if isinstance(size, str) else size)
 
     def macros(self, params: Params) -> dict[str, str]:
         """Return the text of each macro of a configuration."""
@@ -205,12 +209,18 @@ class ScriptKernel:
     def arrays(self) -> dict[int, NDArray[Any]]:
         """The arguments that are arrays, by position."""
         found = enumerate(map(host_array, self.arguments))
-        return {index: array for index, array in found if array is not None}
+        return {index: _with_elements(array, f"argument {index}") for index, array in found if array is not None}
 
     def build(self) -> Kernel:
         """Return the kernel for autotile; an `InputError` for an argument that cannot be used."""
-        arrays, codec = self.arrays, self.codec
-        source, _ = self.variant(codec.draw(Random(0)))
+        arrays, codec, random = self.arrays, self.codec, Random(0)
+        for left in reversed(range(_SAMPLES)):
+            try:
+                source, _ = self.variant(codec.draw(random))
+                break
+            except Exception:  # a configuration that the restrictions may exclude
+                if not left:
+                    raise
         words = re.findall(r"[A-Za-z]\w*", self.name.partition("<")[0])
         plain_name = str(words[-1]) if words else "kernel"
         answered = [index for index in arrays if self.answer is not None and self.answer[index] is not None]
@@ -243,7 +253,7 @@ class ScriptKernel:
         }
         for symbol, value in (self.constants or {}).items():
             array = host_array(value)
-            table = _buffer_table(np.asarray(value) if array is None else array, access="in")
+            table = _buffer_table(_with_elements(value if array is None else array, symbol), access="in")
             arguments[f"constant_{symbol}"] = {**table, "constant": symbol}
         document = {
             "kernel": {"name": plain_name, "template": f"{plain_name}.cu", "entry": self.name},
@@ -352,6 +362,20 @@ class ScriptKernel:
         return digest.hexdigest()
 
 
+@contextmanager
+def _numbers_of(what: str, params: Params) -> Iterator[None]:
+    """Turn the failure of an expression, a function or a conversion to a number into an `InputError`."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the {what} of the configuration {config_text(params)} cannot be computed: {error}; expected numbers, and "
+            "texts and functions that give a number for every configuration that the restrictions allow"
+        ) from error
+
+
 def block_names(given: Sequence[str] | None, parameters: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the block's extents: those of ``block_size_names``, else the default ones, in any case."""
     if given is not None:
@@ -393,7 +417,7 @@ _WITH_VALUE = ("-Xcompiler", "--compiler-options", "-ccbin", "-gencode", "-arch"
 
 def nvrtc_options(options: Sequence[str]) -> tuple[str, ...]:
     """Return the options of a compiler that NVRTC has, too; the target and those for the host compiler are left out."""
-    if isinstance(options, str) or not all(isinstance(option, str) for option in options):
+    if not isinstance(options, Sequence) or isinstance(options, str) or any(not isinstance(o, str) for o in options):
         raise InputError(f"compiler_options is {options!r:.80}, expected a list of texts")
     kept: list[str] = []
     words = iter(options)
@@ -418,6 +442,14 @@ def host_array(value: Any) -> NDArray[Any] | None:
     if _library(value) == "torch":
         return np.asarray(value.detach().cpu())
     return np.asarray(value.get()) if _library(value) == "cupy" and hasattr(value, "get") else None
+
+
+def _with_elements(value: Any, name: str) -> NDArray[Any]:
+    """Return a value as an array that has a content for a GPU; an `InputError` for one of Python objects or text."""
+    array = np.asarray(value)
+    if array.dtype.kind in "OU":
+        raise InputError(f"{name} is {value!r:.80}, of the element type {array.dtype}; expected numbers")
+    return array
 
 
 def _library(value: Any) -> str:

@@ -249,6 +249,8 @@ def test_one_run_returns_the_arguments_and_a_kernel_is_a_function() -> None:
     assert a is not given[1]
     np.testing.assert_array_equal(b, given[2])
     assert n == N
+    with pytest.raises(InputError, match=r"the grid of the configuration block_size_x=\[1, 2\] cannot be computed: "):
+        run_kernel("add", ADD, N, given, {"block_size_x": [1, 2]})
     with pytest.raises(InputError, match="does not compile"):
         run_kernel("add", ADD.replace("c[i]", "d[i]"), N, given, {"block_size_x": 64})
     given = arguments()
@@ -383,6 +385,14 @@ def test_a_simulation_takes_the_times_of_the_cache(cached: Path, strategy: Any) 
         ({"strategy_options": {"time_limit": float("nan")}}, "expected a positive number"),
         ({"strategy": "random_sample", "strategy_options": {"fraction": "x"}}, "expected a positive number"),
         ({"restrictions": ["blok > 1"], "simulation_mode": True}, "known are block_size_x, unused$"),
+        ({"restrictions": ("unused > 1", ["blok"])}, "'blok', which is no parameter; known are block_size_x, unused$"),
+        ({"grid_div_x": ["block_size_x", "unused - unused"]}, r"the grid of .* cannot be computed: .*division by zero"),
+        ({"grid_div_y": "unused / 'a'"}, r"the grid of .* cannot be computed: unsupported operand"),
+        ({"verify": "agreed"}, "verify is 'agreed', expected a function, 'agreement' or None"),
+        ({"objective": "tiem"}, "whether a higher tiem is better is not known"),
+        ({"observers": [Counter.__base__]}, "an observer is the class BenchmarkObserver .*expected an object of it"),
+        ({"compiler_options": lambda p: 5}, "compiler_options is 5, expected a list of texts"),
+        ({"cmem_args": {"table": None}}, "table is None, of the element type object; expected numbers"),
     ],
 )
 def test_an_argument_that_cannot_be(cached: Path, given: dict[str, Any], said: str) -> None:
