@@ -80,29 +80,27 @@ def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], tri
     }
     entries = []
     for one in trials:
-        trial = one.trial
-        if trial.outcome not in _WORDS:
-            continue
-        entry: dict[str, Any] = dict(trial.config)
-        if mark := _WORDS[trial.outcome][1]:
-            entry["__error__"] = mark
-        elif trial.measurement is not None:
-            entry["time"] = trial.measurement.time_us / 1e3
-            entry["times"] = [time_us / 1e3 for time_us in trial.measurement.samples_us]
-        entry |= {**_stage_times(trial, STAGES, "framework_time"), "timestamp": str(one.created_at)}
-        label = ",".join(str(trial.config[name]) for name in names)
-        entries.append(f"{encode_json(label)}: {encode_json(entry)}")
+        if one.trial.outcome in _WORDS:
+            label = ",".join(str(one.trial.config[name]) for name in names)
+            entries.append(f"{encode_json(label)}: {encode_json(_result(one))}")
     # Kernel Tuner's own layout, since it recognizes a finished file by the last three characters.
     text = encode_json(head, indent="")[:-2] + ',\n"cache": {\n' + ",\n".join(entries) + "}\n}"
     write_output(path, text)
 
 
-def _stage_times(trial: Trial, names: Mapping[str, str], other: str) -> dict[str, float]:
-    """Return the time of each stage in milliseconds, under another tool's names; what it has no name for is added."""
-    times = {**dict.fromkeys(names.values(), 0.0), other: 0.0}
+def _result(stored: StoredTrial) -> dict[str, Any]:
+    """Return a trial as a result of `tune_kernel`: parameters, times in milliseconds, the mark of a failure."""
+    trial = stored.trial
+    result: dict[str, Any] = dict(trial.config)
+    if mark := _WORDS[trial.outcome][1]:
+        result["__error__"] = mark
+    elif trial.measurement is not None:
+        result["time"] = trial.measurement.time_us / 1e3
+        result["times"] = [time_us / 1e3 for time_us in trial.measurement.samples_us]
+    result |= dict.fromkeys(STAGES.values(), 0.0)
     for stage, seconds in trial.seconds.items():
-        times[names.get(stage, other)] += 1e3 * seconds
-    return times
+        result[STAGES.get(stage, "framework_time")] += 1e3 * seconds
+    return {**result, "timestamp": str(stored.created_at)}
 
 
 _FAILURES: Mapping[str, tuple[Outcome, str, str]] = {
@@ -133,7 +131,7 @@ _KINDS: Mapping[ImportFormat, tuple[str, str]] = {
     "kernel-tuner": ("a cache file of Kernel Tuner", "a file that tune_kernel(..., cache=...) wrote"),
     "t4": ("T4 results", "a file that store_output_file or `autotile export` wrote"),
 }
-"""What a file of each format is, and what writes one, for messages."""
+"""Name of each format and of what writes it, for messages."""
 
 _MAX_BYTES = 2**30
 CACHE_END = "}\n}"
@@ -410,25 +408,40 @@ _TIMES: Mapping[str, str] = {
     "framework": "framework",
 }
 """Names under which Kernel Tuner 1.5.0 writes the time of each stage; those that it lacks count as framework time."""
+_TERMS = {"InvalidConfig": "constraints", "CompilationFailedConfig": "compile"}
+"""Terms of the T4 schema for Kernel Tuner's error marks, ``runtime`` for all others."""
+_UNITS = {"spill_bytes": "B", "static_smem_bytes": "B"}
 
 
-def t4_results(key: TuningKey, trials: Iterable[StoredTrial]) -> dict[str, Any]:
-    """Return trials as a T4 results document; times are in milliseconds, as in Kernel Tuner.
+def t4_results(
+    results: Iterable[Mapping[str, Any]], parameters: Iterable[str], objective: str = "time", **stated: Any
+) -> dict[str, Any]:
+    """Return results, as `tune_kernel` returns them, as a T4 document with further metadata.
 
-    The format has no place for what they are of: the names of a cache file state it in the free part.
+    The mark of a failure may be a term of the schema.
     """
-    return {
-        "results": [_result(stored) for stored in trials if stored.trial.outcome in _WORDS],
-        "schema_version": SCHEMA_VERSION,
-        "metadata": {
-            "timeunit": "milliseconds",
-            "device_name": key.gpu_name,
-            "kernel_name": key.kernel,
-            "problem_size": dict(key.sizes),
-            "dtype": key.dtype,
-            "l2_mode": key.l2_mode,
-        },
-    }
+    names, entries = list(parameters), []
+    for result in results:
+        mark = result.get("__error__", "correct")
+        invalidity = mark if mark in ("correct", *_INVALID) else _TERMS.get(mark, "runtime")
+        times = {name: result.get(STAGES[stage], 0.0) for stage, name in _TIMES.items()}
+        measured = {name: value for name, value in result.items() if name not in {*names, *_OWN_ENTRIES} - {"time"}}
+        entry = {
+            "timestamp": result.get("timestamp", ""),
+            "configuration": {name: result[name] for name in names if name in result},
+            # The schema names it compilation_time, Kernel Tuner compilation; both are written for readers of either.
+            "times": {**times, "compilation_time": times["compilation"], "runtimes": result.get("times", [])},
+            "invalidity": invalidity,
+            "correctness": 0 if invalidity == "correctness" else 1,
+            "measurements": [
+                {"name": name, "value": value, "unit": "ms" if name.startswith("time") else _UNITS.get(name, "")}
+                for name, value in measured.items()
+            ],
+            "objectives": [objective],
+        }
+        entries.append(entry)
+    metadata = {"timeunit": "milliseconds", **stated}
+    return {"results": entries, "schema_version": SCHEMA_VERSION, "metadata": metadata}
 
 
 def t4_metadata(device: DeviceProperties | None) -> dict[str, Any]:
@@ -454,38 +467,29 @@ def write_t4(path: Path, key: TuningKey, trials: Iterable[StoredTrial], device: 
     metadata = path.with_name(f"{path.stem}-metadata{path.suffix}")
     if metadata.exists() and not path.exists():
         raise InputError(f"the metadata of {path} would replace {metadata}; name another file, or move that one away")
-    write_output(path, encode_json(t4_results(key, trials), indent=1) + "\n")
+    results: list[dict[str, Any]] = []
+    names: dict[str, None] = {}
+    for stored in trials:
+        trial, found = stored.trial, dict[str, Any]()
+        if trial.outcome not in _WORDS:
+            continue
+        if trial.measurement:
+            found |= {"time_low": trial.measurement.low_us / 1e3, "time_high": trial.measurement.high_us / 1e3}
+        if trial.resources:
+            found |= {name: getattr(trial.resources, name) for name in ("registers", *_UNITS)}
+        if trial.occupancy:
+            found["occupancy"] = trial.occupancy.occupancy
+        if trial.reason:
+            found["reason"] = trial.reason
+        if _WORDS[trial.outcome][0] != "correct":
+            found["__error__"] = _WORDS[trial.outcome][0]
+        names |= dict.fromkeys(trial.config)
+        results.append({**trial.telemetry, **_result(stored), **found, **trial.config})
+    # The format has no place for what results are of: it is stated in the free part, by the names of a cache file.
+    stated: dict[str, Any] = {"device_name": key.gpu_name, "kernel_name": key.kernel, "problem_size": dict(key.sizes)}
+    document = t4_results(results, names, **stated, dtype=key.dtype, l2_mode=key.l2_mode)
+    write_output(path, encode_json(document, indent=1) + "\n")
     if not path.is_file():
         return None
     write_output(metadata, encode_json(t4_metadata(device), indent=1) + "\n")
     return metadata
-
-
-def _result(stored: StoredTrial) -> dict[str, Any]:
-    trial = stored.trial
-    invalidity, _ = _WORDS[trial.outcome]
-    times = _stage_times(trial, _TIMES, "framework")
-    samples_us = trial.measurement.samples_us if trial.measurement else ()
-    found: list[tuple[str, float | int | str, str]] = []
-    if trial.measurement:
-        measured = {"time": "time_us", "time_low": "low_us", "time_high": "high_us"}
-        found += [(name, getattr(trial.measurement, own) / 1e3, "ms") for name, own in measured.items()]
-    if trial.resources:
-        units = {"registers": "", "spill_bytes": "B", "static_smem_bytes": "B"}
-        found += [(name, getattr(trial.resources, name), unit) for name, unit in units.items()]
-    if trial.occupancy:
-        found.append(("occupancy", trial.occupancy.occupancy, ""))
-    found += [(name, value, "") for name, value in trial.telemetry.items()]
-    if trial.reason:
-        found.append(("reason", trial.reason, ""))
-    # The schema names it compilation_time, Kernel Tuner compilation; both are written for readers of either.
-    more = {"compilation_time": times["compilation"], "runtimes": [time_us / 1e3 for time_us in samples_us]}
-    return {
-        "timestamp": str(stored.created_at),
-        "configuration": dict(trial.config),
-        "times": {**times, **more},
-        "invalidity": invalidity,
-        "correctness": 0 if invalidity == "correctness" else 1,
-        "measurements": [{"name": name, "value": value, "unit": unit} for name, value, unit in found],
-        "objectives": ["time"],
-    }

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotile.database.paths import check_output, write_output
 from autotile.errors import DataError, InputError
-from autotile.exchange.kernel_tuner import CACHE_END, read_open_json, t4_metadata
+from autotile.exchange.kernel_tuner import CACHE_END, read_open_json, t4_metadata, t4_results
 from autotile.kernel_tuner.parameters import ParameterCodec, Params
 from autotile.kernel_tuner.util import (
     CompilationFailedConfig,
@@ -18,16 +18,6 @@ from autotile.kernel_tuner.util import (
     NpEncoder,
     RuntimeFailedConfig,
 )
-
-_TIMES = {
-    "compile_time": "compilation",
-    "benchmark_time": "benchmark",
-    "framework_time": "framework",
-    "strategy_time": "search_algorithm",
-    "verification_time": "validation",
-}
-_INVALIDITY = {"CompilationFailedConfig": "compile", "RuntimeFailedConfig": "runtime", "InvalidConfig": "constraints"}
-_SCHEMA = "1.0.0"
 
 
 def _json_path(name: str | Path) -> Path:
@@ -38,27 +28,7 @@ def get_t4_results(
     results: Iterable[Params], tune_params: Mapping[str, Any], objective: str = "time"
 ) -> dict[str, Any]:
     """Return the results of `tune_kernel` as a T4 document."""
-    unmeasured = tune_params.keys() | _TIMES.keys() | {"timestamp", "times", "__error__"}
-    entries = []
-    for result in results:
-        error = result.get("__error__")
-        times = {t4: result.get(name, 0) for name, t4 in _TIMES.items()}
-        entries.append(
-            {
-                "timestamp": result.get("timestamp", ""),
-                "configuration": {name: result[name] for name in tune_params if name in result},
-                "times": {**times, "runtimes": result.get("times", [])},
-                "invalidity": "correct" if error is None else _INVALIDITY.get(error, "runtime"),
-                "correctness": 1,
-                "measurements": [
-                    {"name": name, "value": value, "unit": "ms" if name.startswith("time") else ""}
-                    for name, value in result.items()
-                    if name not in unmeasured
-                ],
-                "objectives": [objective],
-            }
-        )
-    return {"results": entries, "schema_version": _SCHEMA, "metadata": {"timeunit": "milliseconds"}}
+    return t4_results(results, tune_params, objective)
 
 
 def store_output_file(

@@ -59,7 +59,8 @@ from autotile.workers import child, compile_pool, jobs
 SCHEMAS = [
     DeviceProperties, TuningKey, StoredRun, StoredStudy, StoredTrial, StoredMiss, FamilyState, ResultDocument,
     StoredRuleDocument, WinnerDocument, CompileJob, family.TreeDocument, family.RuleConfig, family.RulePoint,
-    recording.RecordingHeader, recording.LabeledHeader, kernel_tuner.CacheDocument, kernel_tuner.MeasuredEntry,
+    recording.RecordingHeader, recording.RecordingLabels, kernel_tuner.CacheDocument, kernel_tuner.T4Result,
+    kernel_tuner.MeasuredEntry,
     bundle.BundleManifest, bundle.BundledDocument, shipped.WinnersFile, shipped.RulesFile,
     jobs.Reading, jobs.Workload, jobs.Candidate, jobs.Race, child.Message,
     compile_pool.CompiledCubin, child.ErrorReply,

@@ -20,7 +20,6 @@ from autotile.exchange.kernel_tuner import (
     import_into_database,
     import_into_recording,
     read_results,
-    t4_results,
     write_cache,
     write_t4,
 )
@@ -48,6 +47,12 @@ def simulate(path: Path, **options: Any) -> tuple[list[dict[str, Any]], dict[str
     return results, environment
 
 
+def written(path: Path, key: TuningKey, trials: Sequence[StoredTrial]) -> list[dict[str, Any]]:
+    write_t4(path, key, trials, None)
+    results: list[dict[str, Any]] = json.loads(path.read_text())["results"]
+    return results
+
+
 class TestT4:
     def test_documents_meet_kernel_tuners_schema(
         self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial], device: DeviceProperties
@@ -69,9 +74,9 @@ class TestT4:
             jsonschema.validate(document, schema)
 
     def test_each_failure_has_the_schemas_word_and_its_reason(
-        self, key: TuningKey, stored: Sequence[StoredTrial]
+        self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]
     ) -> None:
-        results = t4_results(key, stored)["results"]
+        results = written(tmp_path / "t4.json", key, stored)
         expected = ["constraints", "compile", "constraints", "correctness", "correctness", "runtime", "timeout"]
         words = [result["invalidity"] for result in results]
         assert words == ["correct"] * 3 + expected + ["correct"], "what was never tried is left out"
@@ -79,15 +84,14 @@ class TestT4:
         assert reasons == [[]] * 3 + [[{"name": "reason", "value": "why", "unit": ""}]] * 7 + [[]]
 
     def test_everything_that_was_measured_is_there_with_its_unit(
-        self, key: TuningKey, stored: Sequence[StoredTrial]
+        self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]
     ) -> None:
         measurement = Measurement(50.0, 49.0, 51.0, (50.0, 50.5))
-        (result,) = t4_results(key, [replace(stored[0], trial=replace(stored[0].trial, measurement=measurement))])[
-            "results"
-        ]
+        one = replace(stored[0], trial=replace(stored[0].trial, measurement=measurement))
+        (result,) = written(tmp_path / "t4.json", key, [one])
         found = {entry["name"]: (entry["value"], entry["unit"]) for entry in result["measurements"]}
         expected = {"time": (0.05, "ms"), "time_low": (0.049, "ms"), "time_high": (0.051, "ms")}
-        expected |= {"registers": (96, ""), "occupancy": (0.25, ""), "power_w": (512.5, "")}
+        expected |= {"registers": (96, ""), "occupancy": (0.25, ""), "power_w": (512.5, ""), "spill_bytes": (0, "B")}
         assert {name: found[name] for name in expected} == expected
         assert result["configuration"] == SPACE[0]
         assert result["times"]["runtimes"] == [0.05, 0.0505]
