@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import time
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -374,12 +373,15 @@ def test_every_other_case_is_left_to_the_database(tuning_db, spoil):
     assert before is None or tuning_db.read_bytes() == before
 
 
-def test_a_locked_database_is_given_up_fast(tuning_db):
-    with closing(sqlite3.connect(tuning_db, isolation_level=None)) as other:
+def test_a_locked_database_is_given_up_after_the_given_time(tuning_db, monkeypatch):
+    connect, timeouts = sqlite3.connect, []
+    with closing(connect(tuning_db, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        start_s = time.monotonic()
+        monkeypatch.setattr(
+            sqlite3, "connect", lambda *to, **how: timeouts.append(how["timeout"]) or connect(*to, **how)
+        )
         assert not add(tuning_db)
-        assert time.monotonic() - start_s < 1.0
+        assert timeouts == [0.05]
         other.execute("ROLLBACK")
     assert add(tuning_db)
 
