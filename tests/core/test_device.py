@@ -16,7 +16,15 @@ from autotile.core.ceilings import (
     imprecise,
     unit_ceiling,
 )
-from autotile.core.device import capability_limits, device_profile, limits_for, parse_profile, profile_names
+from autotile.core.device import (
+    _CAPABILITIES,
+    CapabilityLimits,
+    _files,
+    device_profile,
+    limits_for,
+    parse_profile,
+    profile_names,
+)
 from autotile.core.documents import convert, decode_json, encode_json
 from autotile.errors import DataError, InputError
 
@@ -114,22 +122,14 @@ class TestProfiles:
         ("old", "new", "message"),
         [
             ("sm_count = {", "sm_count = [", "example.toml: not TOML"),
-            ("value = 132, ", "", "sm_count: object missing required field value"),
+            ("value = 132, ", "", "example.toml: sm_count: expected int, got null"),
             ("value = 132", "value = 132.5", "sm_count: expected int"),
             ("value = 132", "value = -1", "sm_count: expected int"),
             ("value = 132", "value = true", "sm_count: expected int"),
             ("value = 4.8e12", 'value = "fast"', "memory_bandwidth_bytes_per_s: expected float, got str"),
-            ('value = 132, source = "sheet"', 'value = 132, source = "rumour"', "source 'rumour' is not in [sources]"),
-            ("[sources]", "[documents]", "there is no [sources] table"),
-            ("sm_count", "sms", "does not belong here: sms"),
-            ("l2_bytes", "warp_size", "does not belong here: warp_size"),
-            (
-                "\n[sources]",
-                'warp_unit = { value = 4, source = "sheet" }\n[sources]',
-                "does not belong here: warp_unit",
-            ),
+            ("sm_count", "sms", "object missing required field sm_count"),
             ('name = "NVIDIA Example"', "name = 5", "name: expected str, got int"),
-            ('compute_capability = "9.0"', "", "object missing required field compute_capability"),
+            ('compute_capability = "9.0"', "", "compute capability 'None': expected major and minor version"),
         ],
     )
     def test_a_malformed_profile_says_what_is_wrong(self, old, new, message):
@@ -140,19 +140,20 @@ class TestProfiles:
         with pytest.raises(InputError, match=re.escape(message)):
             parse_profile(PROFILE.replace(old, new), "example.toml")
 
-    @pytest.mark.parametrize(
-        ("row", "message"),
-        [
-            ('["9.9"]\nlike = { value = "9.8", source = "s" }', "like: '9.8' is not a row above"),
-            ('["9.9"]\nlike = { value = "9.9", source = "s" }', "like: '9.9' is not a row above"),
-            ('["9.9"]\nwarp_size = { value = 32, source = "s" }', "object missing required field"),
-            ('["9.9"]\nmax_block_dim = { value = [1, 2], source = "s" }', "max_block_dim: expected array of length 3"),
-            ('"9.9" = 3', "expected a table of figures"),
-        ],
-    )
-    def test_a_malformed_table_of_capabilities_says_what_is_wrong(self, row, message):
-        with pytest.raises(InputError, match=re.escape(message)):
-            capability_limits(tomllib.loads(f'{row}\n[sources]\ns = "a document"\n'), "9.9", "table.toml")
+    @pytest.mark.parametrize("path", [_CAPABILITIES, *_files().values()], ids=lambda path: path.stem)
+    def test_every_figure_that_ships_is_a_known_one_and_names_a_source_of_its_file(self, path):
+        document = tomllib.loads(path.read_text())
+        sources = document.pop("sources")
+        chip = {"sm_count", "clock_mhz", "memory_bytes", "memory_bandwidth_bytes_per_s", "l2_bytes"}
+        rows = document if path is _CAPABILITIES else {"": document}
+        for number, (capability, row) in enumerate(rows.items()):
+            names = {"name", "compute_capability"} if path is not _CAPABILITIES else set()
+            figures = {name: figure for name, figure in row.items() if name not in names}
+            assert figures.keys() <= ({*CapabilityLimits.__struct_fields__, "like"} if capability else chip)
+            assert all(figure.keys() == {"value", "source"} for figure in figures.values())
+            assert {figure["source"] for figure in figures.values()} <= sources.keys()
+            assert row.get("like", {"value": None})["value"] in [None, *list(rows)[:number]]  # a row above
+            assert not capability or limits_for(capability)
 
 
 def named(name: str, value: float, half: float = 0.0) -> DeviceCeilings:
