@@ -173,16 +173,12 @@ class ImportedResults:
 
     path: Path
     format: ImportFormat
-    kernel: str
-    gpu_name: str
+    document: CacheDocument
+    """The content as that of a cache file."""
     device: DeviceProperties | None
-    """Properties from the profile of that GPU; None if there is none."""
+    """Properties from the profile of its GPU; None if there is none."""
     problem_size: tuple[int, ...]
     """Empty if the file does not state it, or Kernel Tuner computed it with a function or an expression."""
-    size_names: tuple[str, ...]
-    """Names of the extents; empty if the file has none."""
-    dtype: str
-    l2_mode: L2Mode
     parameters: tuple[Parameter, ...]
     trials: tuple[Trial, ...]
     """One trial for each entry, with the source ``"replayed"``."""
@@ -194,18 +190,20 @@ class ImportedResults:
         does not name them; without a dtype, the file's. It is an `InputError` if the file does not state them, the
         sizes contradict it, or a size or the dtype is invalid.
         """
-        if sizes is None and not (self.size_names or 1 <= len(self.problem_size) <= 3):
+        document, device = self.document, self.device
+        names = tuple(document.problem_size) if isinstance(document.problem_size, dict) else ()
+        if sizes is None and not (names or 1 <= len(self.problem_size) <= 3):
             what = "its problem size in one to three numbers"
             raise InputError(f"{self.path} does not state {what}; give the sizes, such as N=1024")
-        stated = dict(zip(self.size_names or "xyz", self.problem_size, strict=False))
+        stated = dict(zip(names or "xyz", self.problem_size, strict=False))
         named = dict(stated if sizes is None else sizes)
-        least = int((sizes is None and not self.size_names) or 0 not in self.problem_size)
+        least = int((sizes is None and not names) or 0 not in self.problem_size)
         for name, value in named.items():
             if not least <= value <= MAX_SIZE:
                 raise InputError(f"size {name} is {value}, expected {least} to {MAX_SIZE}")
         # Kernel Tuner's problem size is that of the grid: sizes, such as those of a matrix, or products of some.
         extents = tuple(stated.values())
-        if any(named.get(name) != stated[name] for name in self.size_names) or not (
+        if any(named.get(name) != stated[name] for name in names) or not (
             all(_is_product(extent, named.values()) for extent in extents)
             or _is_product(math.prod(extents), named.values())
         ):
@@ -214,20 +212,19 @@ class ImportedResults:
                 f"{self.path} has results of the problem size {' x '.join(map(str, self.problem_size))}, which {given} "
                 "contradicts, as no product of sizes gives it; give the sizes of the file, or none to take its own"
             )
-        device = self.device
         return TuningKey(
-            kernel=self.kernel,
+            kernel=document.kernel_name,
             template_hash="",
             space_hash="",
             options=(),
-            dtype=known_dtype(dtype or self.dtype),
+            dtype=known_dtype(dtype or document.dtype),
             sizes=named,
-            gpu_name=self.gpu_name,
+            gpu_name=document.device_name,
             compute_capability=device.compute_capability if device else "",
             sm_count=device.sm_count if device else 0,
             smem_per_block_optin_bytes=device.smem_per_block_optin_bytes if device else 0,
             nvrtc_version="",
-            l2_mode=self.l2_mode,
+            l2_mode=document.l2_mode,
             source="replayed",
         )
 
@@ -280,22 +277,10 @@ def read_results(
     except InputError:
         device = None
     size = document.problem_size
-    named = size if isinstance(size, dict) else {}
-    extents = tuple(named.values()) if isinstance(size, dict) else size if isinstance(size, tuple) else (size,)
+    extents = tuple(size.values()) if isinstance(size, dict) else size if isinstance(size, tuple) else (size,)
     numbers = tuple(one for one in extents if isinstance(one, int))
-    return ImportedResults(
-        path=path,
-        format=kind,
-        kernel=document.kernel_name,
-        gpu_name=document.device_name,
-        device=device,
-        problem_size=numbers if len(numbers) == len(extents) else (),
-        size_names=tuple(named),
-        dtype=document.dtype,
-        l2_mode=document.l2_mode,
-        parameters=parameters,
-        trials=trials,
-    )
+    known = numbers if len(numbers) == len(extents) else ()
+    return ImportedResults(path, kind, document, device, known, parameters, trials)
 
 
 def import_into_database(database: Database, results: ImportedResults, key: TuningKey) -> tuple[int, int]:

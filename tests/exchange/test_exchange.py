@@ -150,7 +150,11 @@ def theirs(tmp_path: Path) -> Path:
 class TestImport:
     def test_every_entry_becomes_a_trial(self, theirs: Path) -> None:
         cache = read_results(theirs)
-        assert (cache.kernel, cache.gpu_name, cache.problem_size) == ("add", "NVIDIA GeForce RTX 3060", (4096, 2))
+        assert (cache.key().kernel, cache.key().gpu_name, cache.problem_size) == (
+            "add",
+            "NVIDIA GeForce RTX 3060",
+            (4096, 2),
+        )
         assert [parameter.name for parameter in cache.parameters] == ["block_size_x", "vector", "kind"]
         first, *failures, last = cache.trials
         assert first.config == {"block_size_x": 32, "vector": True, "kind": "a"}
@@ -234,8 +238,9 @@ class TestImport:
         with pytest.raises(InputError, match=r"as T4 results: device_name is empty; give the name of the device"):
             read_results(path)
         found = read_results(path, gpu_name="NVIDIA H200")
-        assert (found.kernel, found.key({"N": 7}).sm_count, found.key({"N": 7}).l2_mode) == ("add", 132, "hot")
-        assert read_results(path, kernel="sum", gpu_name="Unheard-of 9").kernel == "sum"
+        key = found.key({"N": 7})
+        assert (key.kernel, key.sm_count, key.l2_mode) == ("add", 132, "hot")
+        assert read_results(path, kernel="sum", gpu_name="Unheard-of 9").key({"N": 7}).kernel == "sum"
         first, failed = found.trials
         assert first.measurement == Measurement(500.0, 400.0, 600.0, (400.0, 600.0), "hot")
         assert (first.telemetry, first.seconds["compile"]) == ({"GFLOP/s": 12.5}, 0.25)
