@@ -128,7 +128,7 @@ def tune_kernel(
         As for `autotile.tune`.
     """
     started = time.perf_counter()
-    _start_log(log, kernel_name)
+    _begin(kernel_name, log, texmem_args)
     codec = ParameterCodec(tune_params)
     if isinstance(verify, str) and verify != "agreement":
         raise InputError(f"verify is {verify!r}, expected a function, 'agreement' or None")
@@ -150,7 +150,6 @@ def tune_kernel(
     )
     if not simulation_mode:
         kernel.check_language(lang)
-    _refuse_textures(texmem_args)
     names, directions = _objectives(objective, objective_higher_is_better, objectives)
     for name in codec.values:
         if name.startswith(_DEVICE_PARAMETERS):
@@ -281,7 +280,7 @@ def run_kernel(
     InputError
         An argument cannot be used, there is no GPU, or the kernel does not compile or fails.
     """
-    _start_log(log, kernel_name)
+    _begin(kernel_name, log, texmem_args)
     codec = ParameterCodec({name: [value] for name, value in params.items()} or {"block_size_x": [256]})
     kernel = ScriptKernel(
         kernel_name,
@@ -297,17 +296,14 @@ def run_kernel(
         constants=cmem_args,
     )
     kernel.check_language(lang)
-    _refuse_textures(texmem_args)
     return run_once(kernel, device)
 
 
-def _start_log(log: int | None, kernel_name: str) -> None:
+def _begin(kernel_name: str, log: int | None, texmem_args: Mapping[str, Any] | None) -> None:
+    """Start the log; an `InputError` for textures."""
     if log:
         stamp = datetime.now().strftime("%Y%m%d-%H:%M:%S")
         logging.basicConfig(filename=f"{kernel_name.partition('<')[0]}{stamp}.log", level=log)
-
-
-def _refuse_textures(texmem_args: Mapping[str, Any] | None) -> None:
     if texmem_args:
         raise InputError(
             f"texmem_args ({', '.join(texmem_args)}): CUDA 12 removed texture references, so that such code "

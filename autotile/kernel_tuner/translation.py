@@ -209,7 +209,7 @@ class ScriptKernel:
     def arrays(self) -> dict[int, NDArray[Any]]:
         """The arguments that are arrays, by position."""
         found = enumerate(map(host_array, self.arguments))
-        return {index: _with_elements(array, f"argument {index}") for index, array in found if array is not None}
+        return {index: array for index, array in found if array is not None}
 
     def build(self) -> Kernel:
         """Return the kernel for autotile; an `InputError` for an argument that cannot be used."""
@@ -253,7 +253,7 @@ class ScriptKernel:
         }
         for symbol, value in (self.constants or {}).items():
             array = host_array(value)
-            table = _buffer_table(_with_elements(value if array is None else array, symbol), access="in")
+            table = _buffer_table(np.asarray(value) if array is None else array, access="in")
             arguments[f"constant_{symbol}"] = {**table, "constant": symbol}
         document = {
             "kernel": {"name": plain_name, "template": f"{plain_name}.cu", "entry": self.name},
@@ -444,14 +444,6 @@ def host_array(value: Any) -> NDArray[Any] | None:
     return np.asarray(value.get()) if _library(value) == "cupy" and hasattr(value, "get") else None
 
 
-def _with_elements(value: Any, name: str) -> NDArray[Any]:
-    """Return a value as an array that has a content for a GPU; an `InputError` for one of Python objects or text."""
-    array = np.asarray(value)
-    if array.dtype.kind in "OU":
-        raise InputError(f"{name} is {value!r:.80}, of the element type {array.dtype}; expected numbers")
-    return array
-
-
 def _library(value: Any) -> str:
     """Return the name of the package that the type of a value is from."""
     return type(value).__module__.partition(".")[0]
@@ -483,6 +475,8 @@ def restored_form(stored: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
 
 def _element_type(array: NDArray[Any]) -> str:
     """Return the name of the element type that a buffer of an array has; bytes for types that autotile lacks."""
+    if array.dtype.kind in "OU":
+        raise InputError(f"{array!r:.80} has the element type {array.dtype}; expected numbers")
     name = dtype_name(array.dtype)
     return name if name in DTYPES else "uint8"
 

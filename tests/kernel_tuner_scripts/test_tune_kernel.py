@@ -392,7 +392,7 @@ def test_a_simulation_takes_the_times_of_the_cache(cached: Path, strategy: Any) 
         ({"objective": "tiem"}, "whether a higher tiem is better is not known"),
         ({"observers": [Counter.__base__]}, "an observer is the class BenchmarkObserver .*expected an object of it"),
         ({"compiler_options": lambda p: 5}, "compiler_options is 5, expected a list of texts"),
-        ({"cmem_args": {"table": None}}, "table is None, of the element type object; expected numbers"),
+        ({"cmem_args": {"table": None}}, "has the element type object; expected numbers"),
     ],
 )
 def test_an_argument_that_cannot_be(cached: Path, given: dict[str, Any], said: str) -> None:
