@@ -200,31 +200,30 @@ class TestImport:
             assert result.outcome is trial.outcome
         assert recording.lookup({"block_size_x": 32, "vector": True, "kind": "b"}) is None
 
-    def test_what_we_wrote_comes_back(self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]) -> None:
-        write_cache(tmp_path / "ours.json", key, PARAMETERS, standing_trials(stored))
-        cache = read_results(tmp_path / "ours.json")
-        assert cache.parameters == PARAMETERS
-        assert cache.key(key.sizes).problem == key.problem
-        newest = {config_key(one.trial.config): one.trial for one in stored}
-        for trial in cache.trials:
-            ours = newest[config_key(trial.config)]
-            assert trial.time_us == pytest.approx(ours.time_us)
-            assert trial.outcome.has_time == ours.outcome.has_time
-
-    def test_t4_results_of_ours_come_back_with_what_they_are_of(
-        self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]
+    @pytest.mark.parametrize("is_t4", [False, True])
+    def test_what_we_wrote_comes_back(
+        self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial], is_t4: bool
     ) -> None:
-        write_t4(tmp_path / "ours.json", key, standing_trials(stored), None)
-        found = read_results(tmp_path / "ours.json")
-        assert (found.format, found.key().problem, found.key().gpu_name) == ("t4", key.problem, key.gpu_name)
-        assert {parameter.name for parameter in found.parameters} == SPACE[0].keys()
-        newest = {config_key(one.trial.config): one.trial for one in stored}
+        ours, path = standing_trials(stored), tmp_path / "ours.json"
+        if is_t4:  # which states the sizes, but not all values
+            write_t4(path, key, ours, None)
+        else:
+            write_cache(path, key, PARAMETERS, ours)
+        found = read_results(path)
+        assert is_t4 or found.parameters == PARAMETERS
+        unknown = {**dict.fromkeys(("template_hash", "space_hash", "nvrtc_version"), ""), "options": []}
+        expected = key.to_json() | unknown | {"source": "replayed"}
+        assert found.key(None if is_t4 else key.sizes).to_json() == expected
+        newest = {config_key(one.trial.config): one.trial for one in ours}
+        failed = [Outcome.INFEASIBLE, Outcome.COMPILE_FAILED, *[Outcome.RESOURCE_EXCEEDED] * 5]
+        if is_t4:
+            failed = [Outcome.INFEASIBLE, Outcome.COMPILE_FAILED, Outcome.INFEASIBLE]
+            failed += [*[Outcome.WRONG_RESULT] * 2, Outcome.RESOURCE_EXCEEDED, Outcome.TIMED_OUT]
+        assert [trial.outcome for trial in found.trials] == [Outcome.OK] * 3 + failed
         for trial in found.trials:
-            ours = newest[config_key(trial.config)]
-            assert trial.time_us == pytest.approx(ours.time_us)
-            assert {stage: trial.seconds[stage] for stage in ours.seconds} == pytest.approx(ours.seconds)
-        same = {Outcome.OK, Outcome.INFEASIBLE, Outcome.COMPILE_FAILED, Outcome.WRONG_RESULT, Outcome.TIMED_OUT}
-        assert {trial.outcome for trial in found.trials} == same | {Outcome.RESOURCE_EXCEEDED}
+            mine = newest[config_key(trial.config)]
+            assert trial.time_us == pytest.approx(mine.time_us)
+            assert {stage: trial.seconds[stage] for stage in mine.seconds} == pytest.approx(mine.seconds)
 
     def test_t4_results_of_theirs_lack_a_gpu_and_are_of_the_kernel_in_the_name(self, tmp_path: Path) -> None:
         file_utils, util = (pytest.importorskip(f"kernel_tuner.{name}") for name in ("file_utils", "util"))
