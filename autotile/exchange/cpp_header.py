@@ -583,6 +583,21 @@ def write_header(
     def dimensions(expressions: Sequence[Expression]) -> str:
         return ", ".join([*map(cpp, expressions), "1", "1"][:3])
 
+    tuned, compiled = [], []
+    for winner in known:
+        key, time_us = winner.key, winner.measurement.time_us if winner.measurement else 0.0
+        capability = key.compute_capability.replace(".", "")
+        place = f"{_aggregate(key.sizes[name] for name in spec.sizes)}, {numbers[config_key(winner.config)]}"
+        gpu = literal(source_text(key.gpu_name, key.source))  # a replayed result is of no GPU: transferred
+        tuned.append(f"    {{{place}, {time_us:.6g}, {gpu}, {capability}}},".replace("e+", "e"))
+    for cubin in cubins:
+        capability, used = capability_of(cubin.target), cubin.resources
+        this_capability_only = literal(not runs_on(cubin.target, f"{capability.partition('.')[0]}.9"))
+        symbol = literal(cubin.symbols.get(spec.entry, spec.entry))
+        flags = "".join(f"{cubin.flags[name]}, " for name in spec.compiled_names)
+        head = f"{numbers[config_key(cubin.config)]}, {capability.replace('.', '')}, {this_capability_only}"
+        figures = f"{used.registers}, {used.static_smem_bytes}"
+        compiled.append(f"    {{{head}, {figures}, {flags}{literal(cubin.member)}, {symbol}}},")
     filled = {
         "title": f"{spec.name}: {spec.summary or 'a tuned kernel'}".replace("\\", "/"),
         "version": __version__,
@@ -597,9 +612,9 @@ def write_header(
             f"    {_aggregate(c[p.name] for p in spec.parameters)},  // {n}" for n, c in enumerate(configs.values())
         ),
         "default_config": str(numbers[config_key(spec.default)]),
-        "tuned": _lines(_tuned(spec, winner, numbers) for winner in known) or '    {{}, 0, 0.0, "", 0},  // nothing',
+        "tuned": _lines(tuned) or '    {{}, 0, 0.0, "", 0},  // nothing',
         "tuned_count": str(len(known)),
-        "cubins": _lines(_cubin(spec, cubin, numbers) for cubin in cubins),
+        "cubins": _lines(compiled),
         "grid": dimensions(launch.grid),
         "block": dimensions(launch.block),
         "dynamic_smem_bytes": cpp(launch.dynamic_smem_bytes) if launch.dynamic_smem_bytes else "0",
@@ -624,24 +639,6 @@ def namespace_of(spec: KernelSpec, dtype: str) -> str:
 
 def _aggregate(values: Iterable[Value]) -> str:
     return "{" + ", ".join(map(literal, values)) + "}"
-
-
-def _tuned(spec: KernelSpec, winner: Winner, numbers: Mapping[str, int]) -> str:
-    key, time_us = winner.key, winner.measurement.time_us if winner.measurement else 0.0
-    capability = key.compute_capability.replace(".", "")
-    number = numbers[config_key(winner.config)]
-    sizes = _aggregate(key.sizes[name] for name in spec.sizes)
-    gpu = literal(source_text(key.gpu_name, key.source))  # a replayed result is of no GPU: transferred
-    return f"    {{{sizes}, {number}, {time_us:.6g}, {gpu}, {capability}}},".replace("e+", "e")
-
-
-def _cubin(spec: KernelSpec, cubin: BundledCubin, numbers: Mapping[str, int]) -> str:
-    capability, used = capability_of(cubin.target), cubin.resources
-    this_capability_only = literal(not runs_on(cubin.target, f"{capability.partition('.')[0]}.9"))
-    symbol = literal(cubin.symbols.get(spec.entry, spec.entry))
-    flags = "".join(f"{cubin.flags[name]}, " for name in spec.compiled_names)
-    head = f"{numbers[config_key(cubin.config)]}, {capability.replace('.', '')}, {this_capability_only}"
-    return f"    {{{head}, {used.registers}, {used.static_smem_bytes}, {flags}{literal(cubin.member)}, {symbol}}},"
 
 
 def _device(spec: KernelSpec, targets: Sequence[str]) -> dict[str, str]:

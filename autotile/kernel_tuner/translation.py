@@ -274,12 +274,21 @@ class ScriptKernel:
             predicates=restriction_rules(self.restrictions, codec),
             functions=functions,
         )
+        inspection, check, shown = None, self.check, answered if self.answer is not None else list(arrays)
+        if check is not None:
+            inspection = Inspection(
+                tuple(names[index] for index in shown),
+                lambda config, contents: check(
+                    codec.decode(dict(config)), {index: contents[names[index]] for index in shown}
+                ),
+                str(session_folder()),
+            )
         kernel = make_kernel(spec, self.path or Path.cwd() / f"{plain_name}.cu", source)
         return structs.replace(
             kernel,
             source_hash=self._fingerprint(kernel),
             variant=lambda config: self.variant(codec.decode(dict(config))),
-            inspection=self._inspection(names, answered if self.answer is not None else list(arrays)),
+            inspection=inspection,
         )
 
     def _signature(self, source: str) -> tuple[list[str], set[int]]:
@@ -317,17 +326,6 @@ class ScriptKernel:
             "tolerance": dict.fromkeys(outputs, tolerance),
             **({"unchecked": unchecked} if unchecked else {}),
         }
-
-    def _inspection(self, names: Sequence[str], positions: Sequence[int]) -> Inspection | None:
-        if (check := self.check) is None:
-            return None
-        return Inspection(
-            tuple(names[index] for index in positions),
-            lambda config, contents: check(
-                self.codec.decode(dict(config)), {index: contents[names[index]] for index in positions}
-            ),
-            str(session_folder()),
-        )
 
     def _fingerprint(self, kernel: Kernel) -> str:
         """Return a hash of the source and the launch of sampled configurations.
