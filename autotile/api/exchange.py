@@ -405,7 +405,7 @@ def export_models(
     models = []
     if opened is not None:
         with opened:
-            models = read_models(opened, operation.name, dtype and dtype_name(dtype))
+            models = read_models(opened, operation.name, dtype)
     if not models:
         name = operation.name
         raise InputError(f"the database holds no model of {name}; tune a range of sizes on a GPU, such as SIZE=1..8192")
@@ -467,10 +467,9 @@ def import_(
     if output is not None and database is not None:
         raise InputError("results go into a recording or into a database; give --output or --db")
     path = user_path(file, "a file of results")
-    gpu_name = device
     with suppress(InputError):  # no profile: the name of a GPU
-        gpu_name = device_profile(device).name if device else None
-    results = read_results(path, format, kernel=kernel, gpu_name=gpu_name)
+        device = device and device_profile(device).name
+    results = read_results(path, format, kernel=kernel, gpu_name=device)
     key = results.key(merge_sizes(sizes, named_sizes) or None, dtype)
     details: dict[str, object] = {"recording": str(output)}
     added = count = len(results.trials)

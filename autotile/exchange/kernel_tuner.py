@@ -202,11 +202,9 @@ class ImportedResults:
             if not least <= value <= MAX_SIZE:
                 raise InputError(f"size {name} is {value}, expected {least} to {MAX_SIZE}")
         # Kernel Tuner's problem size is that of the grid: sizes, such as those of a matrix, or products of some.
-        extents = tuple(stated.values())
-        if any(named.get(name) != stated[name] for name in names) or not (
-            all(_is_product(extent, named.values()) for extent in extents)
-            or _is_product(math.prod(extents), named.values())
-        ):
+        is_all = _is_product(math.prod(stated.values()), named.values())
+        is_each = all(_is_product(extent, named.values()) for extent in stated.values())
+        if any(named.get(name) != stated[name] for name in names) or not (is_all or is_each):
             given = ", ".join(f"{name}={value}" for name, value in named.items())
             raise InputError(
                 f"{self.path} has results of the problem size {' x '.join(map(str, self.problem_size))}, which {given} "
@@ -242,7 +240,7 @@ def read_results(
 ) -> ImportedResults:
     """Read a cache file or a file of T4 results without executing anything in it.
 
-    The format, the kernel and the GPU are those of the file for None; T4 results that do not name a kernel are of the
+    The format, the kernel and the GPU are those of the file unless they are given; T4 results that do not name a kernel are of the
     one that the file is named after. Raise `InputError` if the file cannot be read, is of another format or does not
     name the GPU; the message names the entry.
     """
@@ -257,8 +255,8 @@ def read_results(
                 raise DataError("it has no results")
             read = _cache_of_t4(read, path.stem)
         stated = {"kernel_name": kernel, "device_name": gpu_name}
-        given = {name: value for name, value in stated.items() if value is not None}
-        document = decode_json(json.dumps({**read, **given}), CacheDocument)
+        read |= {name: value for name, value in stated.items() if value}
+        document = decode_json(json.dumps(read), CacheDocument)
         if lacking := [name for name in stated if not getattr(document, name)]:
             raise DataError(f"{lacking[0]} is empty; give the name of the {lacking[0].removesuffix('_name')}")
         listed = {name: document.tune_params.get(name, ()) for name in document.tune_params_keys}
@@ -279,8 +277,8 @@ def read_results(
     size = document.problem_size
     extents = tuple(size.values()) if isinstance(size, dict) else size if isinstance(size, tuple) else (size,)
     numbers = tuple(one for one in extents if isinstance(one, int))
-    known = numbers if len(numbers) == len(extents) else ()
-    return ImportedResults(path, kind, document, device, known, parameters, trials)
+    size = numbers if len(numbers) == len(extents) else ()
+    return ImportedResults(path, kind, document, device, size, parameters, trials)
 
 
 def import_into_database(database: Database, results: ImportedResults, key: TuningKey) -> tuple[int, int]:
@@ -406,27 +404,27 @@ def t4_results(
     The mark of a failure may be a term of the schema.
     """
     names, entries = list(parameters), []
+    hidden = {*names, *_OWN_ENTRIES} - {"time"}
     for result in results:
         mark = result.get("__error__", "correct")
         invalidity = mark if mark in ("correct", *_INVALID) else _TERMS.get(mark, "runtime")
         times = {name: result.get(STAGES[stage], 0.0) for stage, name in _TIMES.items()}
-        measured = {name: value for name, value in result.items() if name not in {*names, *_OWN_ENTRIES} - {"time"}}
         entry = {
             "timestamp": result.get("timestamp", ""),
             "configuration": {name: result[name] for name in names if name in result},
             # The schema names it compilation_time, Kernel Tuner compilation; both are written for readers of either.
             "times": {**times, "compilation_time": times["compilation"], "runtimes": result.get("times", [])},
             "invalidity": invalidity,
-            "correctness": 0 if invalidity == "correctness" else 1,
+            "correctness": int(invalidity != "correctness"),
             "measurements": [
                 {"name": name, "value": value, "unit": "ms" if name.startswith("time") else _UNITS.get(name, "")}
-                for name, value in measured.items()
+                for name, value in result.items()
+                if name not in hidden
             ],
             "objectives": [objective],
         }
         entries.append(entry)
-    metadata = {"timeunit": "milliseconds", **stated}
-    return {"results": entries, "schema_version": SCHEMA_VERSION, "metadata": metadata}
+    return {"results": entries, "schema_version": SCHEMA_VERSION, "metadata": {"timeunit": "milliseconds", **stated}}
 
 
 def t4_metadata(device: DeviceProperties | None) -> dict[str, Any]:

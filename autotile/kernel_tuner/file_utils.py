@@ -9,7 +9,8 @@ from typing import Any
 
 from autotile.database.paths import check_output, write_output
 from autotile.errors import DataError, InputError
-from autotile.exchange.kernel_tuner import CACHE_END, read_open_json, t4_metadata, t4_results
+from autotile.exchange.kernel_tuner import CACHE_END, read_open_json, t4_metadata
+from autotile.exchange.kernel_tuner import t4_results as get_t4_results
 from autotile.kernel_tuner.parameters import ParameterCodec, Params
 from autotile.kernel_tuner.util import (
     CompilationFailedConfig,
@@ -22,13 +23,6 @@ from autotile.kernel_tuner.util import (
 
 def _json_path(name: str | Path) -> Path:
     return Path(f"{str(name).removesuffix('.json')}.json")
-
-
-def get_t4_results(
-    results: Iterable[Params], tune_params: Mapping[str, Any], objective: str = "time"
-) -> dict[str, Any]:
-    """Return the results of `tune_kernel` as a T4 document."""
-    return t4_results(results, tune_params, objective)
 
 
 def store_output_file(

@@ -423,25 +423,27 @@ class _TuneCall:
         Results in the cache are not measured again. Errors are those of `tune_kernel`.
         """
         codec, kernel = self.codec, described.build()
-        hint = "and only the results of an earlier call can be searched: pass cache and simulation_mode=True"
-        device = checked_device(self.device, hint)
+        device = checked_device(
+            self.device, "and only the results of an earlier call can be searched: pass cache and simulation_mode=True"
+        )
         problem = resolve_problem(kernel.spec, {}, None, defaults=True)
         if not self.quiet:
             print(f"Using: {device.name}")
         self.observation.register_device(device, self.device)
-        left: list[Config] | None = None  # configurations that the cache lacks, None for no restriction
+        left: tuple[Config, ...] | None = None  # configurations that the cache lacks, None for no restriction
         entries = self.file.entries if self.file is not None else {}
         space = feasible_space(kernel.spec, problem.sizes, device, problem.dtype) if entries else None
         if space is not None and len(space) <= _MAX_LISTED:
-            left = []
+            lacking = []
             for config in map(space.config, range(len(space))):
                 params = codec.decode(config)
                 if (entry := entries.get(codec.key(params))) is None:
-                    left.append(config)
+                    lacking.append(config)
                 else:
                     self._add_cached({**entry, **params, **dict.fromkeys(_STAGES, 0)})
-            if not left:
+            if not lacking:
                 return device, {}
+            left = tuple(lacking) if len(lacking) < len(space) else None
         is_verified = described.answer is not None or described.check is not None or described.is_agreement
         if not is_verified and not self.quiet:
             print(
@@ -457,7 +459,7 @@ class _TuneCall:
             objectives=(TIME, ENERGY) if self.observation.needs_energy else (TIME,),
             seed=self.seed or 0,
             l2="hot",
-            only=tuple(left) if left is not None and space is not None and len(left) < len(space) else None,
+            only=left,
             device_index=self.device,
         )
 

@@ -146,13 +146,8 @@ class Observation:
         self._called = [each for kind, each in given if kind not in ("NVMLObserver", "RegisterObserver")]
         self.of_output = [each for each in self._called if callable(getattr(each, "process_output", None))]
         for each in self._called:
-            methods = {name: getattr(type(each), name, None) for name in _LAUNCH_METHODS}
-            own = [
-                name
-                for name, method in methods.items()
-                if method is not None and ".observers" not in getattr(method, "__module__", "")
-            ]
-            if own:
+            methods = ((name, getattr(type(each), name, None)) for name in _LAUNCH_METHODS)
+            if own := [name for name, method in methods if method and ".observers" not in method.__module__]:
                 warnings.warn(
                     f"the observer {type(each).__name__}: {', '.join(own)} are not called, as autotile times launches "
                     "in another process without a stop between them; its get_results is",

@@ -452,20 +452,6 @@ def is_on_gpu(value: Any) -> bool:
     return bool(value.is_cuda) if _library(value) == "torch" else _library(value) == "cupy" and hasattr(value, "get")
 
 
-def _write_to_gpu(target: Any, content: NDArray[Any]) -> None:
-    """Copy a content to an array for which `is_on_gpu` is true, of the same shape and type."""
-    if _library(target) == "torch":
-        import torch
-
-        target.copy_(torch.from_numpy(content))
-        return
-    import cupy
-
-    with target.device:
-        target[...] = cupy.asarray(content)
-        cupy.cuda.get_current_stream().synchronize()  # whatever stream reads it
-
-
 def restored_form(stored: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
     """Return the content of a buffer in the type and the shape of the argument that it was made from."""
     return stored.reshape(-1).view(like.dtype)[: like.size].reshape(like.shape)
@@ -581,6 +567,17 @@ def run_once(described: ScriptKernel, device_index: int) -> list[Any]:
     for index, array in described.arrays.items():
         stored = contents.get(kernel.spec.arguments[index].name)
         returned[index] = array.copy() if stored is None else restored_form(stored, array)
-        if is_on_gpu(described.arguments[index]) and returned[index].tobytes() != array.tobytes():
-            _write_to_gpu(described.arguments[index], returned[index])  # unchanged, it may be another argument, too
+        target = described.arguments[index]
+        if not is_on_gpu(target) or returned[index].tobytes() == array.tobytes():
+            continue  # unchanged, it may be another argument, too
+        if _library(target) == "torch":
+            import torch
+
+            target.copy_(torch.from_numpy(returned[index]))
+        else:
+            import cupy
+
+            with target.device:
+                target[...] = cupy.asarray(returned[index])
+                cupy.cuda.get_current_stream().synchronize()  # whatever stream reads it
     return returned
