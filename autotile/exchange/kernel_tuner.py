@@ -240,9 +240,9 @@ def read_results(
 ) -> ImportedResults:
     """Read a cache file or a file of T4 results without executing anything in it.
 
-    The format, the kernel and the GPU are those of the file unless they are given; T4 results that do not name a kernel are of the
-    one that the file is named after. Raise `InputError` if the file cannot be read, is of another format or does not
-    name the GPU; the message names the entry.
+    The format, the kernel and the GPU are those of the file unless they are given; T4 results without a kernel are of
+    the one that the file is named after. Raise `InputError` if the file cannot be read, is of another format or does
+    not name the GPU; the message names the entry.
     """
     kind = file_format or "kernel-tuner"
     try:
