@@ -336,13 +336,16 @@ class TestTimeline:
     def test_a_span_has_its_track_start_duration_and_arguments_and_a_counter_its_values(self) -> None:
         timeline = Timeline()
         timeline.add("compiler 1", "compile", 10.0, 10.25, options="-DBM=64")
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda n: timeline.add(f"compiler {n}", "compile", n, n + 1), range(2, 5)))
         timeline.count("candidates", waiting=3, compiling=2)
         document = json.loads(json.dumps(timeline.to_json()))
-        (name, order, span, count) = document["traceEvents"]
+        name, order, *_, span, second, third, fourth, count = document["traceEvents"]
         assert (name["ph"], name["name"], name["args"]) == ("M", "thread_name", {"name": "compiler 1"})
         assert (order["name"], order["args"]) == ("thread_sort_index", {"sort_index": 0})
         assert (span["ph"], span["name"], span["tid"], span["dur"]) == ("X", "compile", name["tid"], 250_000.0)
         assert span["args"] == {"options": "-DBM=64"}
+        assert len({each["tid"] for each in (span, second, third, fourth)}) == 4
         assert (count["ph"], count["name"], count["args"]) == ("C", "candidates", {"waiting": 3, "compiling": 2})
         assert document["displayTimeUnit"] == "ms"
 
@@ -354,13 +357,6 @@ class TestTimeline:
         assert (inner["name"], outer["name"]) == ("propose", "search")
         assert outer["ts"] <= inner["ts"]
         assert inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 0.2
-
-    def test_tracks_of_threads_are_kept_apart(self) -> None:
-        timeline = Timeline()
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(lambda n: timeline.add(f"compiler {n}", "compile", n, n + 1), range(4)))
-        spans = [event for event in timeline.to_json()["traceEvents"] if event["ph"] == "X"]
-        assert len({span["tid"] for span in spans}) == 4
 
     def test_nothing_is_recorded_where_it_is_not_wanted(self) -> None:
         timeline = Timeline(is_recording=False)

@@ -351,22 +351,20 @@ def test_no_file_is_made_and_a_server_is_left_to_the_engine(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        pytest.param(lambda path: change_file(path, f"UPDATE {VERSION_TABLE} SET version_num = '0002'"), id="older"),
-        pytest.param(lambda path: change_file(path, f"UPDATE {VERSION_TABLE} SET version_num = '9999'"), id="newer"),
-        pytest.param(lambda path: change_file(path, f"DELETE FROM {VERSION_TABLE}"), id="no revision"),
-        pytest.param(
-            lambda path: (path.unlink(), change_file(path, "CREATE TABLE misses (count)")), id="another program's"
-        ),
-        pytest.param(lambda path: path.write_bytes(b"SQLite format 3\0" + bytes(5000)), id="damaged"),
-        pytest.param(lambda path: path.write_text("not a database, but with room for a header" * 4), id="text"),
-        pytest.param(lambda path: (path.unlink(), path.mkdir()), id="folder"),
-    ],
-)
+SPOILS: dict[str, Any] = {
+    "older": lambda path: change_file(path, f"UPDATE {VERSION_TABLE} SET version_num = '0002'"),
+    "newer": lambda path: change_file(path, f"UPDATE {VERSION_TABLE} SET version_num = '9999'"),
+    "no revision": lambda path: change_file(path, f"DELETE FROM {VERSION_TABLE}"),
+    "another program's": lambda path: (path.unlink(), change_file(path, "CREATE TABLE misses (count)")),
+    "damaged": lambda path: path.write_bytes(b"SQLite format 3\0" + bytes(5000)),
+    "text": lambda path: path.write_text("not a database, but with room for a header" * 4),
+    "folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
 def test_every_other_case_is_left_to_the_database(tuning_db, spoil):
-    spoil(tuning_db)
+    SPOILS[spoil](tuning_db)
     before = tuning_db.read_bytes() if tuning_db.is_file() else None
     assert read_file(str(tuning_db), WINNERS, kernel="sgemm", dtype="float32") is None
     assert not add(tuning_db)
