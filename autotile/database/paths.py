@@ -253,6 +253,8 @@ def check_is_database(path: Path) -> None:
     """Raise if a file that SQLite cannot read is of another kind, rather than a damaged database."""
     try:
         start = _start_of(path)
+    except FileNotFoundError:  # another process has just set it aside
+        return
     except OSError as error:
         raise DatabaseError(f"cannot read the database {path}: {error.strerror}; check its permissions") from None
     if start and start != DATABASE_MAGIC:

@@ -69,7 +69,8 @@ class TestDisplay:
 
 
 def test_examples_and_heuristics_which_are_distinguished_from_rules():
-    assert doctest.testmod(inspection) == (0, 3)
+    examples = doctest.testmod(inspection)  # of which one is skipped; Python 3.13 counts it as attempted
+    assert (examples.failed, examples.attempted - getattr(examples, "skipped", 0)) == (0, 3)
     funnel = inspection.space("gemm_mma", device="a100").funnel()
     assert {stage.split()[0] for stage, _ in funnel} == {"all", "rule", "heuristic", "limit"}
     assert "are ignored" in inspection.space("sgemm_ws", device="h200", M=8, N=8, K=8).notices[-1]

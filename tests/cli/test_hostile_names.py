@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 import unicodedata
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,7 @@ def test_what_is_escaped() -> None:
 
 
 def test_bad_rows_are_remarked_once_and_listed_and_an_argument_may_be_no_text(run: Run, odd: Path) -> None:
-    with sqlite3.connect(odd) as connection:
+    with closing(sqlite3.connect(odd)) as connection, connection:
         connection.execute("UPDATE trials SET config = '[' WHERE id = 1")
     answer = run("trials", ODD, "--json")
     assert [trial["trial"] for trial in answer.document] == [2]

@@ -8,6 +8,7 @@ import re
 import shlex
 import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +126,9 @@ class TestWithResults:
         answer = run("db", "check", "--json")
         assert (answer.code, answer.document["ok"], answer.document["rows"]["studies"]) == (0, True, 1)
         assert "whole" in run("db", "check").out
-        with sqlite3.connect(tmp_path / "tuning.db") as connection:
+        with closing(sqlite3.connect(tmp_path / "tuning.db")) as connection, connection:
             connection.execute("PRAGMA foreign_keys=OFF")
             connection.execute("DELETE FROM studies")
-        connection.close()
         answer = run("db", "check", "--json")
         assert answer.code == 1
         assert answer.document["problems"]

@@ -506,7 +506,7 @@ class TestRules:
     )
     def test_a_damaged_one_is_passed_over(self, database, family_key, damage):
         store_rule(database, family_key)
-        with sqlite3.connect(str(database.path)) as connection:
+        with closing(sqlite3.connect(database.path)) as connection, connection:
             connection.execute("UPDATE families SET rule = ?", (json.dumps({**a_rule().to_json(), **damage}),))
         with pytest.warns(DataWarning, match="families 1: rule"):
             assert database.rules() == []

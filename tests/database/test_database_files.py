@@ -316,6 +316,19 @@ def test_processes_that_begin_together_share_one_database(tmp_path, key, damaged
         assert (study.runs, study.trials) == (3, 150)
 
 
+def test_a_damaged_one_that_another_process_sets_aside_meanwhile_is_replaced(tmp_path, key, monkeypatch):
+    path = tmp_path / "tuning.db"
+    _damaged(path, key, "cut")
+
+    def set_aside_by_another(found: Path) -> list[object]:
+        found.replace(tmp_path / "aside.db")
+        return []
+
+    monkeypatch.setattr("autotile.database.database.open_connections", set_aside_by_another)
+    with Database.open(path) as database:
+        assert (database.notices, database.studies()) == ((), [])
+
+
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
     return make_database(tmp_path_factory.mktemp("stored") / "template.db")

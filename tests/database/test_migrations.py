@@ -58,7 +58,6 @@ def structure_of(opened: Engine) -> dict[str, Any]:
             for table in found.get_table_names()
         }
         revision = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").all()
-    opened.dispose()
     keys = {
         table: [found.get_pk_constraint(table), found.get_foreign_keys(table)]
         + [
@@ -68,6 +67,7 @@ def structure_of(opened: Engine) -> dict[str, Any]:
         for table in columns
     }
     views = {view: view_digest(found.get_view_definition(view)) for view in found.get_view_names()}
+    opened.dispose()
     return {"columns": columns, "keys": keys, "views": views, "revision": revision}
 
 
