@@ -30,7 +30,6 @@ from autotile.errors import InputError
 from autotile.exchange.bundle import Shipment, prepare_shipments, write_bundle
 from autotile.exchange.cpp_header import namespace_of, write_shipped_header
 from autotile.exchange.kernel_tuner import (
-    ImportFormat,
     import_into_database,
     import_into_recording,
     read_results,
@@ -417,7 +416,7 @@ def export_models(
     return write_models(path, models)
 
 
-@checked_except("format")
+@checked_except()
 def import_(
     file: str | Path,
     sizes: Mapping[str, int] | None = None,
@@ -462,8 +461,6 @@ def import_(
         The file cannot be read, does not state what is not given or contradicts the sizes, or the database or the
         recording cannot be written.
     """
-    if format not in (None, *get_args(ImportFormat)):
-        raise InputError(f"there is no format {format!r}; expected {', '.join(get_args(ImportFormat))}")
     if output is not None and database is not None:
         raise InputError("results go into a recording or into a database; give --output or --db")
     path = user_path(file, "a file of results")

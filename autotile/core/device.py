@@ -168,9 +168,7 @@ def parse_profile(text: str, source: str) -> DeviceProperties:
         figures = _values(tomllib.loads(text))
         limits = msgspec.structs.asdict(limits_for(str(figures.get("compute_capability"))))
         return convert({**limits, **figures, "source": "profile"}, DeviceProperties)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{source}: not TOML: {error}") from None
-    except InputError as error:
+    except ValueError as error:  # it is not TOML, or has other figures
         raise InputError(f"{source}: {error}") from None
 
 

@@ -7,7 +7,6 @@ file is executed.
 from __future__ import annotations
 
 import json
-import math
 import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -202,9 +201,8 @@ class ImportedResults:
             if not least <= value <= MAX_SIZE:
                 raise InputError(f"size {name} is {value}, expected {least} to {MAX_SIZE}")
         # Kernel Tuner's problem size is that of the grid: sizes, such as those of a matrix, or products of some.
-        is_all = _is_product(math.prod(stated.values()), named.values())
-        is_each = all(_is_product(extent, named.values()) for extent in stated.values())
-        if any(named.get(name) != stated[name] for name in names) or not (is_all or is_each):
+        is_given = all(_is_product(extent, named.values()) for extent in stated.values())
+        if any(named.get(name) != stated[name] for name in names) or not is_given:
             given = ", ".join(f"{name}={value}" for name, value in named.items())
             raise InputError(
                 f"{self.path} has results of the problem size {' x '.join(map(str, self.problem_size))}, which {given} "
@@ -441,21 +439,20 @@ def t4_metadata(device: DeviceProperties | None) -> dict[str, Any]:
     }
 
 
-def write_t4(path: Path, key: TuningKey, trials: Iterable[StoredTrial], device: DeviceProperties | None) -> Path | None:
+def write_t4(path: Path, key: TuningKey, trials: Sequence[StoredTrial], device: DeviceProperties | None) -> Path | None:
     """Write the results to a path and the metadata beside it, with ``-metadata`` before the suffix; return its path.
 
-    Beside a special file, such as ``/dev/stdout``, there is none. It is an `InputError` if a file cannot be written, or
-    the metadata would replace a file beside which no results are.
+    All trials have the same parameters. Beside a special file, such as ``/dev/stdout``, there is none. It is an
+    `InputError` if a file cannot be written, or the metadata would replace a file beside which no results are.
     """
     metadata = path.with_name(f"{path.stem}-metadata{path.suffix}")
     if metadata.exists() and not path.exists():
         raise InputError(f"the metadata of {path} would replace {metadata}; name another file, or move that one away")
-    results: list[dict[str, Any]] = []
-    names: dict[str, None] = {}
+    results: list[Mapping[str, Any]] = []
     for stored in trials:
-        trial, found = stored.trial, dict[str, Any]()
-        if trial.outcome not in _WORDS:
+        if (trial := stored.trial).outcome not in _WORDS:
             continue
+        found: dict[str, Any] = {}
         if trial.measurement:
             found |= {"time_low": trial.measurement.low_us / 1e3, "time_high": trial.measurement.high_us / 1e3}
         if trial.resources:
@@ -466,11 +463,12 @@ def write_t4(path: Path, key: TuningKey, trials: Iterable[StoredTrial], device: 
             found["reason"] = trial.reason
         if _WORDS[trial.outcome][0] != "correct":
             found["__error__"] = _WORDS[trial.outcome][0]
-        names |= dict.fromkeys(trial.config)
         results.append({**trial.telemetry, **_result(stored), **found, **trial.config})
     # The format has no place for what results are of: it is stated in the free part, by the names of a cache file.
     stated: dict[str, Any] = {"device_name": key.gpu_name, "kernel_name": key.kernel, "problem_size": dict(key.sizes)}
-    document = t4_results(results, names, **stated, dtype=key.dtype, l2_mode=key.l2_mode)
+    document = t4_results(
+        results, trials[0].trial.config if trials else (), **stated, dtype=key.dtype, l2_mode=key.l2_mode
+    )
     write_output(path, encode_json(document, indent=1) + "\n")
     if not path.is_file():
         return None

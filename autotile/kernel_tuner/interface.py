@@ -672,7 +672,7 @@ _OWN_TELEMETRY = frozenset(
 
 def _simulated_ms(result: Mapping[str, Any]) -> float:
     """Return the time that a result of a cache took."""
-    return sum(float(result.get(name) or 0) for name in _STAGES)
+    return sum(time_ms for time_ms in map(result.get, _STAGES) if isinstance(time_ms, int | float))
 
 
 def _number(value: Any) -> Any:

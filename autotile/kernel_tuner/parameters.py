@@ -13,6 +13,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from numbers import Integral
 from random import Random
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.model import Config, Value
+from autotile.core.model import Config, Value, config_text
 from autotile.errors import InputError, SpecError
 from autotile.kernel.expressions import is_c_identifier, parse_expression
 from autotile.kernel.python_kernel import map_rows, names_read
@@ -256,6 +257,20 @@ def evaluate(text: str, values: Params) -> Any:
         raise refusal(tree, f"is not carried out; {hint}")
 
     return value(_parsed(text), values)
+
+
+@contextmanager
+def computed(what: str, params: Params) -> Iterator[None]:
+    """Turn the failure of an expression, a function or a conversion to a number into an `InputError`."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the {what} of the configuration {config_text(params)} cannot be computed: {error}; expected numbers, and "
+            "texts and functions that give a number for every configuration that the restrictions allow"
+        ) from error
 
 
 def replace_param_occurrences(string: str, params: Params) -> str:

@@ -7,8 +7,7 @@ import io
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from numbers import Integral
@@ -38,6 +37,7 @@ from autotile.kernel.spec import ConfigFunction, computed_values
 from autotile.kernel_tuner.parameters import (
     ParameterCodec,
     Params,
+    computed,
     evaluate,
     replace_param_occurrences,
     restriction_rules,
@@ -147,12 +147,12 @@ class ScriptKernel:
     def block(self, params: Params) -> tuple[int, ...]:
         """Return the threads of a block along each axis."""
         extents = zip(self.block_names, _DEFAULT_BLOCK, strict=True)
-        with _numbers_of("block", params):
+        with computed("block", params):
             return tuple(int(params.get(name, default)) for name, default in extents)
 
     def grid(self, params: Params) -> tuple[int, ...]:
         """Return the blocks of the grid along each axis: the problem size over the divisors, rounded up."""
-        with _numbers_of("grid", params):
+        with computed("grid", params):
             size = self.problem_size(params) if callable(self.problem_size) else self.problem_size
             if isinstance(size, str | Integral):
                 size = (size,)
@@ -171,7 +171,7 @@ class ScriptKernel:
     def dynamic_smem_bytes(self, params: Params) -> int:
         """Return the dynamic shared memory of a block."""
         size = (self.smem_args or {}).get("size", 0)
-        with _numbers_of("shared memory", params):
+        with computed("shared memory", params):
             if callable(size):
                 size = size(params)
             return int(evaluate(size, params) if isinstance(size, str) else size)
@@ -358,20 +358,6 @@ class ScriptKernel:
         for header in sorted(further):
             digest.update(header.name.encode(errors="surrogateescape") + read_bytes(header, "included file"))
         return digest.hexdigest()
-
-
-@contextmanager
-def _numbers_of(what: str, params: Params) -> Iterator[None]:
-    """Turn the failure of an expression, a function or a conversion to a number into an `InputError`."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (ArithmeticError, TypeError, ValueError) as error:
-        raise InputError(
-            f"the {what} of the configuration {config_text(params)} cannot be computed: {error}; expected numbers, and "
-            "texts and functions that give a number for every configuration that the restrictions allow"
-        ) from error
 
 
 def block_names(given: Sequence[str] | None, parameters: Iterable[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autotile.errors import InputError
-from autotile.kernel_tuner.parameters import evaluate
+from autotile.kernel_tuner.parameters import computed, evaluate
 from autotile.kernel_tuner.parameters import replace_param_occurrences as replace_param_occurrences
 
 default_block_size_names = ["block_size_x", "block_size_y", "block_size_z"]
@@ -116,5 +116,6 @@ def process_metrics(params: dict[str, Any], metrics: Mapping[str, Any] | None) -
     for name, metric in (metrics or {}).items():
         if not isinstance(metric, str) and not callable(metric):
             raise InputError(f"the metric {name} is {metric!r}, expected a string or a function")
-        params[name] = evaluate(metric, params) if isinstance(metric, str) else metric(params)
+        with computed(f"metric {name}", params):
+            params[name] = evaluate(metric, params) if isinstance(metric, str) else metric(params)
     return params

@@ -108,7 +108,7 @@ class TestProfiles:
     @pytest.mark.parametrize(
         ("old", "new", "message"),
         [
-            ("sm_count = {", "sm_count = [", "x.toml: not TOML"),
+            ("sm_count = {", "sm_count = [", "x.toml: Invalid value (at line"),
             ("value = 132, ", "", "x.toml: sm_count: expected int, got null"),
             ("value = 132", "value = 132.5", "sm_count: expected int"),
             ("value = 132", "value = -1", "sm_count: expected int"),

@@ -105,8 +105,7 @@ def test_a_function_verifies_each_configuration() -> None:
 
 
 def test_an_answer_may_hold_nans() -> None:
-    given = arguments()
-    given[1][3] = np.nan
+    (given := arguments())[1][3] = np.nan
     results, _ = tuned(given, {"block_size_x": [64], "wrong": [0, 1]}, answer=[given[1] + given[2], None, None, None])
     assert {result["wrong"]: "__error__" in result for result in results} == {0: False, 1: True}
 
@@ -171,6 +170,9 @@ def test_a_cache_is_continued_simulated_and_written_as_t4(tmp_path: Path, cut: b
     assert {result["block_size_x"] for result in searched} == {64}  # of the values that the file states
     with pytest.raises(InputError, match="there is no folder"):
         tuned(cache="none/cache")
+    (tmp_path / "bad.json").write_text(file.read_text().replace('"time": 99.0', '"time": "soon"'))
+    with pytest.raises(InputError, match=r"bad\.json: the entry '32': time: expected float, got str"):
+        tune_cache(tmp_path / "bad", quiet=True)
     with pytest.raises(InputError, match="has the kernel_name 'add'"):
         tune_kernel("other", ADD, N, arguments(), SIZES, cache=file, simulation_mode=True)
 
@@ -379,6 +381,7 @@ def test_a_simulation_takes_the_times_of_the_cache(cached: Path, strategy: Any) 
         ({"restrictions": ("unused > 1", ["blok"])}, "'blok', which is no parameter; known are block_size_x, unused$"),
         ({"grid_div_x": ["block_size_x", "unused - unused"]}, r"the grid of .* cannot be computed: .*division by zero"),
         ({"grid_div_y": "unused / 'a'"}, r"the grid of .* cannot be computed: unsupported operand"),
+        ({"metrics": {"g": "1 / (time - time)"}, "simulation_mode": True}, "the metric g of .*: .*division by zero"),
         ({"verify": "agreed"}, "verify is 'agreed', expected a function, 'agreement' or None"),
         ({"objective": "tiem"}, "whether a higher tiem is better is not known"),
         ({"observers": [Counter.__base__]}, "an observer is the class BenchmarkObserver .*expected an object of it"),
