@@ -253,9 +253,9 @@ def export(
 
     A C++ header holds all problems that are tuned of the kernel where no sizes are given. A bundle holds the
     search-space files, what was tuned, and cubins of the winners and the defaults, each with its SHA-256;
-    `get_best_kernel(..., bundle=FILE)` serves from it. A recording with ``measure``: a second run goes on where an
-    interrupted one stopped. Of an operation, such as matmul, a bundle holds all configurations that its models of time
-    choose among; else these models are written, as tuning a family has learned them, to a folder.
+    `get_best_kernel(..., bundle=FILE)` serves from it. A recording with ``measure`` goes on where an interrupted one
+    stopped. For an operation, such as matmul, a bundle holds all configurations that its models of time choose among;
+    without a format, the models themselves, as tuning a family has learned them, are written to a folder.
 
     Parameters
     ----------
@@ -275,7 +275,7 @@ def export(
     measure
         Of a recording: measure the whole space on a GPU.
     sample
-        Measure so many configurations at random. None for all.
+        Measure this many configurations, at random. None for all.
     seed
         Seed of the random sample.
     l2

@@ -26,7 +26,6 @@ from autotile.core.statistics import Interval
 from autotile.core.text import (
     NOTHING,
     RIGHT,
-    Facts,
     Part,
     Result,
     ResultTable,
@@ -40,7 +39,7 @@ from autotile.core.text import (
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.paths import write_output
 from autotile.errors import AutotileError, DatabaseError, InputError
-from autotile.kernel.inputs import call_folder, kernel_of_call, read_captured_call
+from autotile.kernel.inputs import kernel_of_call, read_captured_call
 from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import Workrate, resolve_problem
@@ -164,7 +163,6 @@ class PlanResult(Result):
 
     def _parts(self) -> Iterator[Part]:
         """Yield what became of the first 200 problems, then facts about the plan."""
-        figures = (f"{RIGHT}time", f"{RIGHT}speed-up", f"{RIGHT}took")
         rows = [
             (
                 entry.planned.problem.kernel,
@@ -179,15 +177,13 @@ class PlanResult(Result):
             )
             for entry in self.entries[:_MAX_SHOWN]
         ]
-        headings = ("kernel", "state", *figures, "dtype", "GPU", "problem", "reason")
+        figures = f"{RIGHT}time", f"{RIGHT}speed-up", f"{RIGHT}took"
         if rows:
+            headings = "kernel", "state", *figures, "dtype", "GPU", "problem", "reason"
             yield ResultTable(headings, rows, ("reason", "problem", "GPU"))
-        hidden: Facts = [("shown", f"the first {_MAX_SHOWN}; --json lists all")]
-        yield [
-            ("problems", self.summary),
-            *(hidden if len(self.entries) > _MAX_SHOWN else []),
-            ("saved in", self.database),
-        ]
+        if len(self.entries) > _MAX_SHOWN:
+            yield f"the first {_MAX_SHOWN} problems are shown; --json lists all"
+        yield [("result", self.summary), ("saved in", self.database)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --plan --json`` prints."""
@@ -498,7 +494,7 @@ def plan(
     for given in folders:
         folder = user_path(given, "a captured call")
         inner = sorted(one.parent for one in folder.glob("*/call.json")) if folder.is_dir() else []
-        for path in inner or [call_folder(folder)]:  # a folder may hold several calls
+        for path in inner or [folder]:  # a folder may hold several calls
             call = read_captured_call(path)
             named = kernel_of_call(call)
             target = load_kernel(named)

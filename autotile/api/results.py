@@ -116,7 +116,7 @@ class StudyList(Result):
 
     def _parts(self) -> Iterator[Part]:
         if not self.studies:
-            yield f"nothing is tuned yet{self.of_kernel} in {self.location}; `autotile tune` does it"
+            yield f"nothing is tuned yet{self.of_kernel} in {self.location}; run `autotile tune`"
             return
         columns = _columns_by_study({study.study_id: study.key for study in self.studies})
         headings = (*STUDY_HEADINGS, f"{RIGHT}tried", f"{RIGHT}ok", f"{RIGHT}best", "configuration", "last trial")
@@ -175,7 +175,7 @@ class FamilyList(Result):
 
     def _parts(self) -> Iterator[Part]:
         if not self.families:
-            yield f"no family is tuned yet in {self.location}; `autotile tune` tunes one"
+            yield f"no family is tuned yet in {self.location}; `autotile tune KERNEL SIZE=A..B` tunes one"
         for family in self.families:
             stored, key = family.stored, family.stored.key
             hot = L2_TEXTS[key.l2_mode]
@@ -327,7 +327,7 @@ class TrialList(Result, StudyPlots):
     def _parts(self) -> Iterator[Part]:
         """Yield one row for each trial, with its problem if there are several."""
         if not self.trials:
-            yield "no such trial is stored"
+            yield "no such trial is stored; `autotile list` shows what is"
             return
         columns = _columns_by_study({entry.stored.study_id: entry.key for entry in self.trials})
         several = len(columns) > 1
@@ -586,7 +586,7 @@ def best(
         Element type, one of the kernel's. None for the kernel's first.
     device
         GPU to answer for: a profile of `autotile devices`, or the index of a GPU of this machine. None for the current
-        GPU, without one that of the newest result, else an H200.
+        GPU, else that of the newest result, else an H200.
     database
         Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
     bundle
@@ -667,11 +667,11 @@ def list(
     kernel
         Name of a kernel, or path of a search-space file (path/to/mine.toml). Or a kernel from `autotile.kernel`.
     misses
-        List what programs asked for and could not be served exactly, the costliest first, instead.
+        List instead what programs asked for and could not be served exactly, the costliest first.
     families
-        List the families that were tuned, each with its rule, instead.
+        List instead the families that were tuned, each with its rule.
     recordings
-        List the recordings that a replay finds without a path instead.
+        List instead the recordings that a replay finds without a path.
     database
         Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
 
@@ -830,7 +830,7 @@ def report(
 
     It is one file, which opens offline in a browser. Plotly draws its charts (`pip install 'autotile[report]'`).
 
-    Of two databases, show what got slower in the second, by how much, and with which certainty; a page is then written
+    For two databases, it shows what got slower in the second, by how much and how certainly; a page is then written
     with ``output`` only.
 
     Parameters
@@ -839,7 +839,7 @@ def report(
         Kernel or operation, with sizes that select its problems; or a recording (FILE.npz); or two databases to
         compare. None for everything that is stored.
     sizes, **named_sizes
-        Problem sizes of the studies to show; sizes that are not given are not compared.
+        Problem sizes of the studies to show; a size that is left out may have any value.
     other
         Second database, to be compared with that in place of the kernel.
     output

@@ -444,6 +444,7 @@ class NewKernel(Result):
             ("source", str(self.source)),
             ("search space", str(self.space)),
             ("test", f"{self.test}, for pytest"),
+            ("inspect it", f"autotile space {self.space}"),
             ("tune it", f"autotile tune {self.space} N=16777216"),
         ]
 

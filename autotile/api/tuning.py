@@ -131,7 +131,7 @@ def tune(
         A configuration to try first and race in the finals; parameters left out have their defaults. May be given
         again.
     trials : int
-        Trials that are to be stored in the end, those of earlier sessions included. None for 200, or as many as
+        Stop when the study holds this many trials, those of earlier sessions included. None for 200, or as many as
         ``budget`` or ``until`` allows.
     budget : str or float
         Wall time of the search, such as 90s, 5m or 1h. None for none.

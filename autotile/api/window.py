@@ -434,7 +434,7 @@ def tuning(
         are as for `tune`; a range such as ``"1..64"`` stands for its ends and the powers of two between them. Of
         several sizes, all combinations.
     mode
-        ``"replay"``: nothing is measured, neither within the block nor at its end.
+        ``"tune"``; or ``"replay"``: nothing is measured, neither within the block nor at its end.
     strict
         Raise at the end if anything that was asked for, or is named by ``sizes``, is not served in tier ``exact``.
     l2

@@ -73,8 +73,11 @@ def made_command(name: str) -> TyperCommand | TyperGroup:
 _DIGITS = re.compile(r"0|[1-9]\d{0,17}", re.ASCII)
 
 
-def _convert_plainly(parameters: Iterable[Any]) -> None:
-    """Convert plain words without Pydantic, which takes longer to load than Python; Typer does so with all others."""
+def _prepare(parameters: Iterable[Any]) -> None:
+    """Convert plain words without Pydantic, which takes longer to load than Python; Typer does so with all others.
+
+    The help shows no type of flags and arguments: ``<bool>`` would read as if a flag took a value.
+    """
 
     def plain(parameter: Any, by_pydantic: Callable[[], Any], value: Any, **context: Any) -> Any:
         if value is None:
@@ -97,6 +100,8 @@ def _convert_plainly(parameters: Iterable[Any]) -> None:
         if "get_runtime_param" not in vars(one):
             made = SimpleNamespace(coerce=partial(plain, one, one.get_runtime_param))
             one.get_runtime_param = lambda made=made: made
+            if getattr(one, "is_flag", True):
+                one.display_type_rich = lambda ctx: None
 
 
 class CommandLine(TyperGroup):
@@ -116,12 +121,12 @@ class CommandLine(TyperGroup):
             found = made_command(cmd_name)
         if ctx is not None and found is not None:
             for each in (found, *getattr(found, "commands", {}).values()):
-                _convert_plainly(each.get_params(ctx))
+                _prepare(each.get_params(ctx))
         return found
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words before the command."""
-        _convert_plainly(self.get_params(ctx))
+        _prepare(self.get_params(ctx))
         return super().parse_args(ctx, args)
 
     def make_context(self, *given: Any, **named: Any) -> Any:
@@ -245,7 +250,7 @@ def lay_out_help(command: TyperCommand | TyperGroup) -> None:
     paragraphs = (command.help or "").split("\n\n")
     command.help = "\n\n".join(escape(" ".join(paragraph.split())) for paragraph in paragraphs)
     command.epilog = escape(command.epilog or "").replace("\n ", "\n\b ")
-    hidden = [max(one.opts, key=len) for one in command.params if getattr(one, "hidden", False)]
+    hidden = [(one.secondary_opts or one.opts)[-1] for one in command.params if getattr(one, "hidden", False)]
     if hidden:
         command.epilog += "\n\n" + escape(f"Further options, which the guide describes: {', '.join(hidden)}.")
     for parameter in command.params:

@@ -50,9 +50,7 @@ EVERYDAY, RESULTS, CARE = "Everyday", "Results", "Machines and databases"
 """Panels of commands in the help."""
 
 _FORMS = {
-    "kernel": "KERNEL",
     "sizes": "SIZE=N",
-    "dtype": "DTYPE",
     "device": "NAME|INDEX",
     "devices": "all|INDEX,...",
     "database": "--db PATH|URL",
@@ -63,9 +61,11 @@ _FORMS = {
     "trials": "N 1..",
     "finals": "N 0..",
     "limit": "N 1..",
+    "l2": "cold|hot",
     "architectures": "--arch SM",
     "verify_problem": "SIZE=N[,...]",
     "bundle": "FILE",
+    "captured": "FOLDER",
     "csv": "FILE|-",
     "parquet": "FILE",
     "as_json": "--json",
@@ -168,7 +168,7 @@ COMMANDS: Mapping[str, Command] = {
         "api.tunable.new",
         ("autotile new saxpy", "autotile new saxpy --in kernels"),
         EVERYDAY,
-        {"name": "NAME", "folder": "--in FOLDER"},
+        {"folder": "--in FOLDER"},
     ),
     "tune": Command(
         "api.tuning.tune",
@@ -194,7 +194,6 @@ COMMANDS: Mapping[str, Command] = {
             "objective": "NAME[,...]|EXPR",
             "replay": "[FILE.npz]",
             "scheduler": "tls://HOST:PORT",
-            "captured": "FOLDER",
             "trace": "FILE.json",
         },
         own=(_ASK_TELL,),
@@ -264,7 +263,6 @@ COMMANDS: Mapping[str, Command] = {
             "autotile trials sgemm_2d --csv trials.csv",
         ),
         RESULTS,
-        {"outcome": "OUTCOME"},
         own=(_CSV, _PARQUET),
     ),
     "report": Command(
@@ -276,7 +274,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
         RESULTS,
         {"output": "-o --output FILE.html", "device": "NAME", "fail_if_slower": "PERCENT"},
-        words=("[KERNEL [SIZE=N ...] | A.db B.db]", read_subject),
+        words=("KERNEL [SIZE=N]... | A.db B.db", read_subject),
         code=_compared,
         watched=_announced,
     ),
@@ -318,7 +316,6 @@ COMMANDS: Mapping[str, Command] = {
             "autotile export matmul -o tuned/models",
         ),
         RESULTS,
-        {"captured": "FOLDER"},
         words=("KERNEL [SIZE=N]...", lambda words: {"kernel": read_selections(words)}),
         watched=lambda given, stack: (
             _session(given, stack) if given.keys() & {"measure", "sample"} else {"announce": notice}
@@ -332,7 +329,7 @@ COMMANDS: Mapping[str, Command] = {
             "autotile import vector_add.json N=1048576 --device h200",
         ),
         RESULTS,
-        {"file": "FILE", "output": "-o --output FILE.npz", "device": "NAME"},
+        {"output": "-o --output FILE.npz", "device": "NAME"},
     ),
     "worker": Command(
         "api.devices.worker",
@@ -343,8 +340,6 @@ COMMANDS: Mapping[str, Command] = {
         ),
         CARE,
         {
-            "scheduler": "SCHEDULER",
-            "devices": "all|0,2,3",
             "compilers": "--compile N 0..1024",
             "replay": "FILE.npz|FOLDER",
             "replay_seconds": "S 0.0..60.0",
@@ -374,12 +369,11 @@ COMMANDS: Mapping[str, Command] = {
     "db merge": Command(
         f"{_DB}merge",
         ("autotile db merge node1.db node2.db -o team.db",),
-        forms={"sources": "DATABASE...", "output": "-o --output PATH|URL"},
+        forms={"sources": "DATABASE", "output": "-o --output PATH|URL"},
     ),
     "db diff": Command(
         f"{_DB}diff",
         ("autotile db diff mine.db team.db", "autotile db diff before.json after.json"),
-        forms={"a": "A", "b": "B"},
     ),
     "db clean": Command(
         f"{_DB}clean",
@@ -512,9 +506,9 @@ def _read_words(given: dict[str, Any], *, is_extent: bool) -> None:
     from autotile.kernel.operation import find_operation
 
     if given.get("captured") and kernel is None:
-        from autotile.kernel.inputs import call_folder, kernel_of_call, read_captured_call
+        from autotile.kernel.inputs import kernel_of_call, read_captured_call
 
-        kernel = kernel_of_call(read_captured_call(call_folder(Path(given["captured"]))))
+        kernel = kernel_of_call(read_captured_call(Path(given["captured"])))
     spec = load_kernel(kernel).spec if kernel is not None and find_operation(kernel) is None else None
     if given.get("assignments"):
         words = given["assignments"]

@@ -143,7 +143,7 @@ def parameter_of(
 
     settings: dict[str, Any] = {
         "help": in_options(one.help, flags),
-        "metavar": metavar or None,
+        "metavar": metavar or one.name.upper(),
         "min": least,
         "max": most,
         "autocompletion": completion,
@@ -154,8 +154,7 @@ def parameter_of(
     default = one.default
     unsaid = in_options(one.unsaid, flags)
     settings["show_default"] = True if default not in (None, "", REQUIRED) and kind is not bool else unsaid or False
-    is_argument = one.is_positional and not any(word.startswith("-") for word in words)
-    if is_argument:
+    if one.is_positional and not any(word.startswith("-") for word in words):
         option: Any = typer.Argument(**settings)
     else:
         declared = flags_of(one.name, form)

@@ -54,7 +54,7 @@ def bytes_text(count: float) -> str:
     """Format bytes in the largest binary unit that does not exceed the count: ``228 KiB``, ``141 GiB``."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
-            return f"{count / size:,.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} {unit}"
+            return _amount(count / size, unit)
     return f"{count:,.0f} B"
 
 
@@ -64,14 +64,17 @@ def percent_text(fraction: float) -> str:
 
 
 def flops_text(flops_per_s: float) -> str:
-    """Format a compute rate: ``28.7 TFLOP/s``, ``812 GFLOP/s``."""
-    return f"{flops_per_s / 1e12:.3g} TFLOP/s" if flops_per_s >= 1e12 else f"{flops_per_s / 1e9:.3g} GFLOP/s"
+    """Format a compute rate: ``1,979 TFLOP/s``, ``28.7 TFLOP/s``, ``812 GFLOP/s``."""
+    return _amount(flops_per_s / 1e12, "TFLOP/s") if flops_per_s >= 1e12 else _amount(flops_per_s / 1e9, "GFLOP/s")
 
 
 def bandwidth_text(bytes_per_s: float) -> str:
     """Format a memory bandwidth: ``4,276 GB/s``."""
-    gigabytes = bytes_per_s / 1e9
-    return f"{gigabytes:,.0f} GB/s" if gigabytes >= 100 else f"{gigabytes:.3g} GB/s"
+    return _amount(bytes_per_s / 1e9, "GB/s")
+
+
+def _amount(value: float, unit: str) -> str:
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def duration_text(seconds: float) -> str:

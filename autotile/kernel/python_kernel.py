@@ -55,7 +55,7 @@ class Buffer:
     constant
         Name of the ``__constant__`` array that the buffer is copied to; None if the kernel takes its address.
     restore
-        Whether a buffer that is written gets its content back before each launch, as all do; stated for the reader.
+        No effect: a buffer that is written always gets its content back before each launch. It is for the reader.
     options
         Further keys of the argument in a search-space file, such as ``{"pass": False}``.
 

@@ -433,7 +433,7 @@ def importance_chart(study: StudyData, effects: Effects | None = None) -> Chart:
     made = bars(
         [label(one.parameter, 24) for one in shown],
         [100 * one.share for one in shown],
-        x={"title": "share of the variance of the logarithm of the time, %", "range": [0, 1.25 * top]},
+        x={"title": "share of the variance of log time, %", "range": [0, 1.25 * top]},
         color=[ACCENT if one.matters else FAINT for one in shown],
         text=[f"{100 * one.share:.0f} %" if one.matters else "no effect seen" for one in shown],
         hover=[
@@ -615,7 +615,7 @@ def funnel_chart(study: StudyData) -> Chart:
     summary = f"{counts[0]:,} {gates[0][0]}; {counts[-1]:,} {gates[-1][0]}."
     name, most = max(lost, key=lambda pair: pair[1], default=("", 0))
     if most > 0:
-        summary += f" Most were left out before '{name}': {most:,}."
+        summary += f" The most, {most:,}, were left out at '{name}'."
     table = ResultTable(("gate", "configurations left", "left out"), rows)
     return Chart("funnel", "From all combinations to the finals", made, summary, table)
 

@@ -311,7 +311,7 @@ class DatabaseComparison(Result):
         result += [*self._changes("\N{RIGHTWARDS ARROW}"), *self._left_out()]
         page.add("answer", "Result", static_table(("", ""), result), link="Result")
         if self.problems:
-            page.add("changes", "Changes", page.chart(changes_chart(self)), link="Changes")
+            page.add("changes", "Changes", page.chart(changes_chart(self), wide=True), link="Changes")
             columns = [
                 *words("kernel", "problem", "device"),
                 *(number(name, MICRO_S) for name in ("A", "B")),

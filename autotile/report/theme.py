@@ -180,7 +180,7 @@ def bars(
         **more,
     )
     down = {"autorange": "reversed", "showgrid": False, "type": "category", **(y or {})}
-    return figure([trace], height=80 + 30 * len(labels), x=x, y=down, bargap=0.35)
+    return figure([trace], height=110 + 27 * len(labels), x=x, y=down, bargap=0.35)
 
 
 def error_bars(values: Sequence[tuple[float, float, float]], **style: Any) -> dict[str, Any]:

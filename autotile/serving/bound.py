@@ -194,7 +194,7 @@ class BoundKernel:
 
     @property
     def tier(self) -> Tier:
-        """How the configuration was found: ``exact``, ``family``, ``nearest``, ``transferred`` or ``default``."""
+        """Origin: ``exact``, ``family``, ``nearest``, ``transferred``, ``default``, ``model`` or ``library``."""
         return self.choice.tier
 
     @property

@@ -165,7 +165,7 @@ def test_misses_have_sizes_in_the_kernels_own_order_and_there_may_be_none(run):
     assert run("tune", "--misses", "--json").document == run("list", "--misses", "--json").document == []
     result = run("tune", "--misses")
     assert "no missed problem is left to tune" in result.err
-    assert "problems  0 problems, in " in result.out
+    assert "result    0 problems, in " in result.out
     assert "speed-up" not in result.out
     assert "no misses are stored" in run("list", "--misses").out
     sizes = {"M": 512, "N": 256, "K": 128}
